@@ -1,0 +1,1 @@
+"""spmdkit: a distributed SPMD training runtime for JAX."""

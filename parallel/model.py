@@ -1,0 +1,92 @@
+"""What the runtime asks of a model: a pair of pure functions, or the same loss cut into embed, block and head.
+
+Any `init` / `loss` pair trains (`Model`). A model written as embed / block / head (`BlockModel`) also lets the
+runtime work one block at a time: gather a block's parameters just before its use, recompute it in backward, and
+place blocks on pipeline stages. The functions hold no collectives and know nothing of a mesh: they see whole
+parameters, already cast to the compute dtype, and the rows of the batch that live on one device.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+Params: TypeAlias = Any
+"""A pytree of arrays."""
+Batch: TypeAlias = Mapping[str, Array]
+"""Arrays with the rows of the batch on dim 0."""
+Activations: TypeAlias = Any
+"""A pytree of arrays that flows from block to block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Any model: two pure functions over a pytree of parameters.
+
+    Attributes:
+        init: `init(key) -> params`, traced under `jit` only, so no array is ever whole on one device.
+        loss: `loss(params, batch, key) -> (sum, weight)`, two float scalars over the rows it is given: the weighted
+            sum of the loss and the sum of the weights. The runtime divides once, by the weight of the whole global
+            batch. `key` is the same on every device and None in evaluation; randomness that must not depend on the
+            mesh folds in `batch["example"]`, the global index of each row.
+        predict: `predict(params, batch) -> array`, optional.
+        name: what reports call it.
+        flops_per_row: floating-point operations of forward and backward for one row of the batch, for model FLOP/s.
+    """
+
+    init: Callable[[Array], Params]
+    loss: Callable[[Params, Batch, Array | None], tuple[Array, Array]]
+    predict: Callable[[Params, Batch], Array] | None = None
+    name: str = "model"
+    flops_per_row: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockModel:
+    """A model as embed / block / head, its equal blocks stacked on dim 0 of every leaf of `params["blocks"]`.
+
+    Attributes:
+        init: `init(key) -> {"embed": tree, "blocks": tree, "head": tree}`; every leaf of "blocks" has `num_blocks`
+            as its first dim.
+        embed: `embed(groups, batch, key) -> x`; `groups` holds the groups of parameters named in `embed_reads`.
+        block: `block(block_params, x, key) -> x` for one block; leaves come without their first dim.
+        head: `head(groups, x, batch, key) -> (sum, weight)`, as a `Model`'s loss; `groups` as in `head_reads`.
+        num_blocks: how many blocks are stacked.
+        embed_reads: groups that `embed` reads, of "embed" and "head".
+        head_reads: groups that `head` reads; `("embed", "head")` where they share a table.
+        scan_unroll: how many blocks one turn of the loop over blocks holds.
+        predict: as in `Model`.
+        name: what reports call it.
+        flops_per_row: as in `Model`.
+    """
+
+    init: Callable[[Array], dict[str, Params]]
+    embed: Callable[[dict[str, Params], Batch, Array | None], Activations]
+    block: Callable[[Params, Activations, Array | None], Activations]
+    head: Callable[[dict[str, Params], Activations, Batch, Array | None], tuple[Array, Array]]
+    num_blocks: int
+    embed_reads: tuple[str, ...] = ("embed",)
+    head_reads: tuple[str, ...] = ("head",)
+    scan_unroll: int = 1
+    predict: Callable[[Params, Batch], Array] | None = None
+    name: str = "block model"
+    flops_per_row: float | None = None
+
+    def loss(self, params: dict[str, Params], batch: Batch, key: Array | None) -> tuple[Array, Array]:
+        """The whole loss on one device, with nothing gathered or recomputed: the oracle of every strategy."""
+        x = self.embed({name: params[name] for name in self.embed_reads}, batch, key)
+
+        def body(x: Activations, layer: tuple[Params, Array]) -> tuple[Activations, None]:
+            block_params, index = layer
+            return self.block(block_params, x, fold_block(key, index)), None
+
+        x, _ = lax.scan(body, x, (params["blocks"], jnp.arange(self.num_blocks)), unroll=self.scan_unroll)
+        return self.head({name: params[name] for name in self.head_reads}, x, batch, key)
+
+
+def fold_block(key: Array | None, index: Array) -> Array | None:
+    """The key of block `index` (a scalar), or None where there is no randomness."""
+    return None if key is None else jax.random.fold_in(key, index)

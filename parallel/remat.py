@@ -1,0 +1,56 @@
+"""What a block keeps between forward and backward, by name.
+
+`none` keeps every result of arithmetic, `dots` the products of matrices, `full` only the block's input. Under FSDP
+none of them keeps a gathered parameter: backward gathers it again.
+
+Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; the policies are `jax.checkpoint`'s.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+REMAT_POLICIES = ("none", "dots", "full")
+
+# Moving or casting a value costs little and would keep a gathered parameter alive under another shape.
+_MOVEMENT = frozenset(
+    "all_gather all_gather_invariant reshape transpose squeeze expand_dims slice dynamic_slice concatenate "
+    "convert_element_type broadcast_in_dim pvary pcast copy split".split()
+)
+
+
+def save_arithmetic(primitive: Any, *avals: Any, **params: Any) -> bool:
+    """A `jax.checkpoint` policy: keep results of arithmetic, make again what was only gathered, moved or cast."""
+    return primitive.name not in _MOVEMENT and not _holds_all_gather(params.get("call_jaxpr"))
+
+
+def _holds_all_gather(jaxpr: Any) -> bool:
+    """Whether a call (the custom gradient of a gather) gathers at its top level."""
+    equations = getattr(jaxpr, "eqns", ())
+    return any(equation.primitive.name.startswith("all_gather") for equation in equations)
+
+
+def remat_block(block: Callable[..., Any], remat: str, *, gathers: bool, in_loop: bool) -> Callable[..., Any]:
+    """Wraps a block so that backward recomputes what the policy does not keep.
+
+    Args:
+        block: The function of one block, its gathers inside.
+        remat: One of `REMAT_POLICIES`.
+        gathers: Whether the block gathers parameters; if not, `none` leaves it as it is.
+        in_loop: Whether forward and backward are separate loops, so that XLA cannot merge the two computations and
+            needs no barrier between them.
+
+    Raises:
+        ValueError: The policy's name is unknown.
+    """
+    if remat not in REMAT_POLICIES:
+        raise ValueError(f"train.remat={remat!r} is not a policy. Choose one of {', '.join(REMAT_POLICIES)}.")
+    if remat == "none" and not gathers:
+        return block
+    policies = {
+        "none": save_arithmetic,
+        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        "full": jax.checkpoint_policies.nothing_saveable,
+    }
+    return jax.checkpoint(block, policy=policies[remat], prevent_cse=not in_loop)

@@ -1,0 +1,74 @@
+# spmdkit: `make` alone lists the targets. Needs make and Python 3.11 or newer; everything else goes into $(VENV).
+PYTHON ?= $(PYTHONS)
+PYTHONS := python3.13 python3.12 python3.11 python3 python
+VENV ?= .venv
+CONFIG ?= quickstart
+ARGS ?=
+WORKERS ?= 2
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help train test test-quick lint format bench clean
+
+help:  ## list the targets
+	@echo "make TARGET [PYTHON=python3.12] [ARGS=\"...\"]"
+	@sed -n 's/^\([a-z-]*\):.*##\(.*\)$$/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '|' '{ printf "%-14s%s\n", $$1, $$2 }'
+
+train: $(VENV)/.spmdkit  ## train the quickstart on 8 simulated devices; CONFIG= another config, ARGS="train.steps=50" overrides
+	$(BIN)/spmdkit train $(CONFIG) $(ARGS)
+
+test: $(VENV)/.test  ## run the whole test suite; ARGS= goes to pytest, WORKERS=2 processes
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: under 2 minutes
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not multiprocess" $(ARGS)
+
+lint: $(VENV)/.dev  ## check style (ruff) and types (pyright)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.dev  ## put the code into the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.spmdkit  ## compare our step with hand-written JAX in one run; ARGS= goes to the benchmark
+	$(BIN)/python benchmarks/compare.py $(ARGS)
+
+clean:  ## remove the virtual environment, caches and build outputs; runs/ stays
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is renewed when the pins or the project's metadata change, so nothing is installed twice.
+$(VENV)/.spmdkit: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing spmdkit into $(VENV) ..."
+	@$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing spmdkit and its test tools into $(VENV) ..."
+	@$(INSTALL) --editable '.[test]'
+	@touch $@ $(VENV)/.spmdkit
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing spmdkit and its development tools into $(VENV) ..."
+	@$(INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.test $(VENV)/.spmdkit
+
+# The first interpreter that runs, is new enough, and can make a virtual environment with pip in it.
+CAN_BUILD := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+
+$(BIN)/python:
+	@for python in $(PYTHON); do \
+		"$$python" -c '$(CAN_BUILD)' >/dev/null 2>&1 || continue; \
+		echo "Making $(VENV) with $$python ($$("$$python" -c 'import platform; print(platform.python_version())')) ..."; \
+		"$$python" -m venv $(VENV) && exit 0; \
+		rm -rf $(VENV); exit 1; \
+	done; \
+	echo "spmdkit needs Python 3.11 or newer, with the venv and ensurepip modules. Tried: $(PYTHON)." >&2; \
+	echo "Here is: $$(command -v python3 || echo 'no python3') ($$(python3 --version 2>&1))." >&2; \
+	echo "Install one (Debian, Ubuntu: apt-get install python3 python3-venv; macOS: brew install python)," >&2; \
+	echo "or name one: make PYTHON=/path/to/python3.12 ..." >&2; \
+	exit 1

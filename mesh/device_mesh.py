@@ -167,4 +167,4 @@ class DeviceMesh:
 
 
 def _name(device: str | jax.Device) -> str:
-    return device if isinstance(device, str) else device_name(device)
+    return str(device) if isinstance(device, str) else device_name(device)

@@ -28,11 +28,11 @@ def check_shape(shape: Sequence[int], axis_names: Sequence[str]) -> None:
     repeated = sorted({name for name in axis_names if list(axis_names).count(name) > 1})
     if repeated:
         raise ValueError(f"axis_names={axis_names} repeats {repeated}; each axis needs its own name.")
-    wrong = [
-        f"{name}={size}" for name, size in zip(axis_names, shape, strict=True) if not _is_size(size)
-    ]
+    wrong = [f"{name}={size}" for name, size in zip(axis_names, shape, strict=True) if not _is_size(size)]
     if wrong:
-        raise ValueError(f"Mesh sizes must be whole numbers of at least 1 (or one -1 for the rest): {', '.join(wrong)}.")
+        raise ValueError(
+            f"Mesh sizes must be whole numbers, at least 1 or one -1 for the rest. Received: {', '.join(wrong)}."
+        )
     if list(shape).count(-1) > 1:
         raise ValueError(f"Only one mesh size may be -1 (the rest). Received: {sizes_text(shape, axis_names)}.")
 
@@ -112,14 +112,16 @@ def _remedy(shape: Sequence[int], axis_names: Sequence[str], num_devices: int) -
     if not proposals:
         proposals.append(_closest(shape, num_devices))
     texts = list(dict.fromkeys(sizes_text(proposal, axis_names) for proposal in proposals))
-    return f"Sizes that fit {num_devices} device(s): {'; or '.join(texts)}. Or name the devices to use with devices=[...]."
+    return f"Sizes that fit {num_devices} device(s): {'; or '.join(texts)}. Or name the devices to use: devices=[...]."
 
 
 def _closest(shape: Sequence[int], num_devices: int) -> list[int]:
-    """Keeps each size as large as the devices allow, from the last (fastest) axis on; the first axis takes the rest."""
+    """Keeps each size as large as the devices allow, the last (fastest) axes first; one axis takes the rest."""
+    taker = list(shape).index(-1) if -1 in shape else next((axis for axis, size in enumerate(shape) if size > 1), 0)
     sizes, rest = list(shape), num_devices
-    for axis in reversed(range(1, len(sizes))):
-        wanted = max(sizes[axis], 1)
-        sizes[axis] = max(size for size in range(1, wanted + 1) if rest % size == 0)
-        rest //= sizes[axis]
-    return [rest, *sizes[1:]]
+    for axis in reversed(range(len(sizes))):
+        if axis != taker:
+            sizes[axis] = max(size for size in range(1, sizes[axis] + 1) if rest % size == 0)
+            rest //= sizes[axis]
+    sizes[taker] = rest
+    return sizes

@@ -1,0 +1,208 @@
+"""LayoutMap: from regular expressions over parameter paths to layouts."""
+
+import re
+from collections.abc import Iterator, MutableMapping
+from typing import Any, Literal
+
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.shapes import near_miss
+from .tensor_layout import TensorLayout
+
+MatchMode = Literal["fullmatch", "search", "first"]
+MATCH_MODES: tuple[MatchMode, ...] = ("fullmatch", "search", "first")
+
+
+class LayoutMap(MutableMapping[str, Any]):
+    """Rules, in the order they were added: a regular expression over paths, and the layout of the paths it matches.
+
+    Looking a path up takes the rule whose key is the path itself, and otherwise the one rule whose expression matches;
+    two matches are an error, and none gives None. Everything else (`in`, `len`, iteration, `del`, `pop`, `setdefault`)
+    speaks of the keys as they were written; `get` is a look-up with a default.
+
+    Example:
+        rules = LayoutMap(mesh)
+        rules[".*dense.*kernel"] = (None, "model")
+        rules[".*dense.*bias"] = ("model",)
+        rules["model/dense_1/kernel"].axes          # (None, "model")
+    """
+
+    def __init__(self, device_mesh: DeviceMesh, match: MatchMode = "fullmatch") -> None:
+        r"""Makes an empty map.
+
+        Args:
+            device_mesh: The mesh of every layout in the map.
+            match: "fullmatch": an expression must match the whole path. "search": it may match any part of it.
+                "first": as "fullmatch", but of several matches the rule added first wins.
+
+        Raises:
+            ValueError: If `device_mesh` is not a DeviceMesh or `match` is not one of these.
+        """
+        if not isinstance(device_mesh, DeviceMesh):
+            raise ValueError(f"LayoutMap needs a DeviceMesh, not {device_mesh!r} ({type(device_mesh).__name__}).")
+        if match not in MATCH_MODES:
+            raise ValueError(near_miss("layouts.match", match, MATCH_MODES))
+        self._device_mesh = device_mesh
+        self._match: MatchMode = match
+        self._layouts: dict[str, TensorLayout] = {}
+        self._patterns: dict[str, re.Pattern[str]] = {}
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh of every layout in the map."""
+        return self._device_mesh
+
+    @property
+    def match(self) -> MatchMode:
+        """How expressions are matched."""
+        return self._match
+
+    def __setitem__(self, key: str, layout: TensorLayout | tuple) -> None:
+        """Adds a rule; a tuple of axis names stands for a TensorLayout, and the map's mesh is put into it."""
+        if key in self._layouts:
+            raise ValueError(
+                f"{key} already exist in the LayoutMap with value {self._layouts[key]}. Delete it first, or change "
+                "the new key."
+            )
+        if isinstance(layout, tuple):
+            layout = TensorLayout(layout)
+        if not isinstance(layout, TensorLayout):
+            raise ValueError(
+                f"The value of rule {key!r} should be a TensorLayout type (or a tuple of axis names), got {layout!r} "
+                f"of type {type(layout).__name__}." + (f" Write {tuple(layout)}." if isinstance(layout, list) else "")
+            )
+        self._patterns[key] = _compiled(key)
+        self._layouts[key] = self._on_this_mesh(key, layout)
+
+    def __getitem__(self, path: str) -> TensorLayout | None:
+        """Looks a path up: the layout of its rule, or None; ValueError if several rules match."""
+        keys = self.deciding_keys(path)
+        if len(keys) > 1:
+            raise ValueError(
+                f"Path '{path}' matches multiple layout specification keys: {list(keys)}. Please make the keys more "
+                'specific, so that one matches, or use match="first" (layouts.match: first).'
+            )
+        return self._layouts[keys[0]] if keys else None
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """Looks a path up.
+
+        Args:
+            path: A parameter's path.
+            default: What to return if no rule matches.
+
+        Returns:
+            The layout, or `default`.
+        """
+        layout = self[path]
+        return default if layout is None else layout
+
+    def deciding_keys(self, path: str) -> tuple[str, ...]:
+        """Finds the rule that decides a path, or all that contend for it.
+
+        Args:
+            path: A parameter's path.
+
+        Returns:
+            One key; none if no rule matches; several if the rules are ambiguous for this path.
+        """
+        if path in self._layouts:
+            return (path,)
+        keys = self.keys_matching(path)
+        return keys[:1] if self._match == "first" else keys
+
+    def keys_matching(self, path: str) -> tuple[str, ...]:
+        """Finds every rule that matches a path, whether or not it decides.
+
+        Args:
+            path: A parameter's path.
+
+        Returns:
+            The keys, in the order they were added.
+        """
+        test = re.Pattern.search if self._match == "search" else re.Pattern.fullmatch
+        return tuple(key for key, pattern in self._patterns.items() if key == path or test(pattern, path))
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self._layouts:
+            raise KeyError(key)
+        del self._layouts[key], self._patterns[key]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Removes a rule.
+
+        Args:
+            key: The key as it was written; not a path.
+            *default: What to return if there is no such key.
+
+        Returns:
+            The rule's layout, or the default.
+
+        Raises:
+            KeyError: If there is no such key and no default.
+        """
+        self._patterns.pop(key, None)
+        return self._layouts.pop(key, *default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Adds a rule unless its key exists.
+
+        Args:
+            key: The key as it is written; not a path.
+            default: The layout to add.
+
+        Returns:
+            The layout of the rule with that key.
+        """
+        if key not in self._layouts:
+            self[key] = default
+        return self._layouts[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._layouts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layouts)
+
+    def __len__(self) -> int:
+        return len(self._layouts)
+
+    def items(self) -> Any:
+        """Gives the rules as they were written.
+
+        Returns:
+            A view of (key, layout) pairs, in the order they were added.
+        """
+        return self._layouts.items()
+
+    def values(self) -> Any:
+        """Gives the layouts of the rules.
+
+        Returns:
+            A view of them, in the order the rules were added.
+        """
+        return self._layouts.values()
+
+    def __repr__(self) -> str:
+        rules = ", ".join(f"{key!r}: {layout}" for key, layout in self._layouts.items())
+        return f"LayoutMap({{{rules}}}, match={self._match!r})"
+
+    def _on_this_mesh(self, key: str, layout: TensorLayout) -> TensorLayout:
+        if layout.device_mesh is None:
+            layout.device_mesh = self._device_mesh
+        if layout.device_mesh != self._device_mesh:
+            raise ValueError(
+                f"The layout {layout} of rule {key!r} belongs to another mesh, {layout.device_mesh!r}; this LayoutMap "
+                f"is for {self._device_mesh!r}. Leave the layout's mesh out, or give the map's."
+            )
+        return layout
+
+
+def _compiled(key: str) -> re.Pattern[str]:
+    try:
+        return re.compile(key)
+    except re.error as error:
+        place = "" if error.pos is None else f" at position {error.pos}"
+        raise ValueError(
+            f"Rule {key!r} is not a valid regular expression: {error.msg}{place}. Escape special characters with a "
+            "backslash, and write '.*' where any text may stand."
+        ) from error

@@ -1,0 +1,73 @@
+"""Paths of the leaves of a pytree: names joined by `/`, as rules and checkpoints write them."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import KeyPath, keystr
+
+NUMBER = re.compile(r"(?<![^/])\d+(?![^/])")
+
+
+def leaves_with_paths(tree: Any) -> list[tuple[str, Any]]:
+    """Lists the leaves of a pytree with their paths.
+
+    Args:
+        tree: Any pytree: dicts, lists, tuples, NamedTuples, registered dataclasses.
+
+    Returns:
+        (path, leaf) pairs in the order of `jax.tree.leaves`; dict keys, list indices and field names joined by "/",
+        for example "blocks/0/attention/query". A tree that is itself a leaf has the path "".
+    """
+    return [(_join(keys), leaf) for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """Maps `function(path, leaf, *leaves)` over one or more trees.
+
+    Args:
+        function: Called with the path and the leaf of each tree.
+        tree: The tree whose structure and paths are used.
+        *rest: Trees whose structure begins with that of `tree`.
+
+    Returns:
+        A tree of the results, structured like `tree`.
+    """
+    return jax.tree_util.tree_map_with_path(lambda keys, *leaves: function(_join(keys), *leaves), tree, *rest)
+
+
+def numberless(path: str) -> str:
+    """Replaces the numbers of a path, so that the same array of every layer has one name.
+
+    Args:
+        path: For example "blocks/3/query".
+
+    Returns:
+        For example "blocks/*/query".
+    """
+    return NUMBER.sub("*", path)
+
+
+def joined_path(paths: Sequence[str]) -> str:
+    """Writes paths that differ only in their numbers as one.
+
+    Args:
+        paths: At least one; all with the same `numberless` form.
+
+    Returns:
+        For example "blocks/{0..11}/query".
+    """
+    parts = zip(*(path.split("/") for path in paths), strict=True)
+    return "/".join(part[0] if len(set(part)) == 1 else _numbers(part) for part in parts)
+
+
+def _numbers(names: Sequence[str]) -> str:
+    numbers = sorted({int(name) for name in names})
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{{{numbers[0]}..{numbers[-1]}}}"
+    return f"{{{','.join(map(str, numbers))}}}"
+
+
+def _join(keys: KeyPath) -> str:
+    return keystr(keys, simple=True, separator="/")

@@ -1,0 +1,40 @@
+"""Bytes of arrays, and how to write them."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def array_bytes(shape: Sequence[int], dtype: Any) -> int:
+    """Counts the bytes of an array.
+
+    Args:
+        shape: Its shape; a shard's shape gives the shard's bytes.
+        dtype: Its dtype.
+
+    Returns:
+        Number of elements times bytes per element.
+    """
+    return prod(shape) * dtype.itemsize
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Writes a number of bytes for people.
+
+    Args:
+        num_bytes: Bytes, at least 0.
+
+    Returns:
+        For example "512 B", "1.5 KiB", "2 GiB".
+    """
+    for unit in UNITS[:-1]:
+        if num_bytes < 1024:
+            return _short(num_bytes, unit)
+        num_bytes /= 1024
+    return _short(num_bytes, UNITS[-1])
+
+
+def _short(number: float, unit: str) -> str:
+    return f"{number:.1f}".removesuffix(".0") + f" {unit}"

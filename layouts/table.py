@@ -1,0 +1,194 @@
+"""The layout table: for every array of a tree its path, shape, rule, layout and bytes per device."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+from jax.tree_util import PyTreeDef
+
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.shapes import near_miss
+from .paths import joined_path, numberless
+from .sizes import array_bytes, format_bytes
+from .tensor_layout import TensorLayout
+
+HEADINGS = ("path", "shape", "dtype", "rule", "layout", "per device")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutRow:
+    """One array."""
+
+    path: str
+    """Names joined by "/"."""
+    shape: tuple[int, ...]
+    """The global shape."""
+    dtype: Any
+    """The array's dtype."""
+    rule: str
+    """Why it has this layout: the rule's key, or the default's or the policy's reason."""
+    layout: TensorLayout
+    """Its layout, on the table's mesh."""
+    bytes_per_device: int
+    """Bytes each device holds."""
+
+    @property
+    def bytes_global(self) -> int:
+        """Bytes of the whole array."""
+        return array_bytes(self.shape, self.dtype)
+
+
+def make_row(path: str, leaf: Any, rule: str, layout: TensorLayout) -> LayoutRow:
+    """Builds the row of one array.
+
+    Args:
+        path: Its path.
+        leaf: Anything with a global `shape` and a `dtype`.
+        rule: Why it has this layout.
+        layout: A layout that divides it.
+
+    Returns:
+        The row.
+
+    Raises:
+        ValueError: If the layout does not divide the array.
+    """
+    shape = tuple(leaf.shape)
+    shard_bytes = array_bytes(layout.shard_shape(shape), leaf.dtype)
+    return LayoutRow(path=path, shape=shape, dtype=leaf.dtype, rule=rule, layout=layout, bytes_per_device=shard_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutTable:
+    """The layouts of all arrays of one pytree on one mesh."""
+
+    rows: tuple[LayoutRow, ...]
+    """One row per leaf, in the order of `jax.tree.leaves`."""
+    treedef: PyTreeDef
+    """The structure of the tree."""
+    mesh: DeviceMesh
+    """The mesh of every layout."""
+
+    @property
+    def layouts(self) -> Any:
+        """The TensorLayouts, as a pytree like the arrays."""
+        return self._tree(row.layout for row in self.rows)
+
+    @property
+    def specs(self) -> Any:
+        """The PartitionSpecs, as a pytree like the arrays."""
+        return self._tree(row.layout.spec for row in self.rows)
+
+    def shardings(self, abstract: bool = False) -> Any:
+        """Gives the NamedShardings, as a pytree like the arrays.
+
+        Args:
+            abstract: True for shardings over the mesh without devices, for lowering only.
+
+        Returns:
+            The pytree of NamedShardings.
+
+        Raises:
+            ValueError: If not abstract and the mesh has devices that are not on this machine.
+        """
+        mesh = self.mesh.abstract_mesh if abstract else self.mesh.backend_mesh
+        return self._tree(NamedSharding(mesh, row.layout.spec) for row in self.rows)
+
+    @property
+    def abstract_arrays(self) -> Any:
+        """ShapeDtypeStructs without shardings, as a pytree like the arrays."""
+        return self._tree(jax.ShapeDtypeStruct(row.shape, row.dtype) for row in self.rows)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes of all arrays together that each device holds."""
+        return sum(row.bytes_per_device for row in self.rows)
+
+    @property
+    def bytes_global(self) -> int:
+        """Bytes of all arrays together."""
+        return sum(row.bytes_global for row in self.rows)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all arrays together."""
+        return sum(prod(row.shape) for row in self.rows)
+
+    def row(self, path: str) -> LayoutRow:
+        """Finds the row of a path.
+
+        Args:
+            path: Names joined by "/".
+
+        Returns:
+            The row.
+
+        Raises:
+            ValueError: If there is no such path; names the nearest.
+        """
+        if path not in self._by_path:
+            raise ValueError(near_miss("path", path, self._by_path))
+        return self._by_path[path]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Gives the rows as plain data.
+
+        Returns:
+            One dict per row: path, shape, dtype, rule, layout (a list per dim of axis names), bytes_per_device, bytes.
+        """
+        return [
+            {
+                "path": row.path,
+                "shape": list(row.shape),
+                "dtype": str(row.dtype),
+                "rule": row.rule,
+                "layout": [list(row.layout.axes_of_dim(dim)) for dim in range(len(row.shape))],
+                "bytes_per_device": row.bytes_per_device,
+                "bytes": row.bytes_global,
+            }
+            for row in self.rows
+        ]
+
+    def __str__(self) -> str:
+        lines = [HEADINGS, *(_cells(rows) for rows in _stacks(self.rows))]
+        totals = (
+            f"{len(self.rows)} arrays, {self.num_elements:,} elements, {format_bytes(self.bytes_global)} in all, "
+            f"{format_bytes(self.bytes_per_device)} per device ({self.mesh.size} devices)"
+        )
+        return "\n".join([*_aligned(lines), totals])
+
+    @cached_property
+    def _by_path(self) -> dict[str, LayoutRow]:
+        return {row.path: row for row in self.rows}
+
+    def _tree(self, leaves: Iterable[Any]) -> Any:
+        return jax.tree.unflatten(self.treedef, list(leaves))
+
+
+def _cells(rows: list[LayoutRow]) -> tuple[str, ...]:
+    first = rows[0]
+    shape = "x".join(map(str, first.shape)) or "scalar"
+    path = joined_path([row.path for row in rows])
+    size = format_bytes(sum(row.bytes_per_device for row in rows))
+    return path, shape, str(first.dtype), first.rule, str(first.layout), size
+
+
+def _stacks(rows: Iterable[LayoutRow]) -> list[list[LayoutRow]]:
+    """Puts rows together that differ only in the numbers of their paths (the layers of a list of blocks)."""
+    stacks: dict[Any, list[LayoutRow]] = {}
+    for row in rows:
+        stacks.setdefault((numberless(row.path), row.shape, row.dtype, row.rule, row.layout), []).append(row)
+    return list(stacks.values())
+
+
+def _aligned(lines: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = []
+    for cells in lines:
+        *texts, size = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        aligned.append("  ".join([*texts, size.strip().rjust(widths[-1])]))
+    return aligned

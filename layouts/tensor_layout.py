@@ -1,0 +1,221 @@
+"""TensorLayout: for each dim of an array, the mesh axes it is split over."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import prod
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.shapes import near_miss
+
+AxisEntry = str | tuple[str, ...] | None
+
+
+class TensorLayout:
+    """How one array lies on a mesh.
+
+    `TensorLayout((None, "fsdp"))` keeps dim 0 whole and splits dim 1 over the axis fsdp;
+    `TensorLayout((("data", "fsdp"), None))` splits dim 0 over both, the axis named first being the slower one.
+
+    Dims beyond the last entry are whole, so `TensorLayout(())` is an array of any rank that every device holds whole.
+    """
+
+    def __init__(self, axes: Sequence[str | Sequence[str] | None], device_mesh: DeviceMesh | None = None) -> None:
+        """Describes a layout, on a mesh or to be put on one later.
+
+        Args:
+            axes: One entry per dim: None, an axis name, or a tuple of axis names.
+            device_mesh: The mesh; may be set once later.
+
+        Raises:
+            ValueError: If an entry is none of these, or names an axis that the mesh does not have.
+        """
+        self._axes = tuple(_entry(entry, axes) for entry in axes)
+        self._device_mesh = None
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
+
+    @property
+    def axes(self) -> tuple[AxisEntry, ...]:
+        """One entry per dim: None, an axis name, or a tuple of at least two axis names."""
+        return self._axes
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The mesh; can be set once."""
+        return self._device_mesh
+
+    @device_mesh.setter
+    def device_mesh(self, device_mesh: DeviceMesh) -> None:
+        if self._device_mesh is not None:
+            raise ValueError(
+                f"Cannot override device mesh value. Existing value is {self._device_mesh!r}, new value is "
+                f"{device_mesh!r}. Make another TensorLayout({self._axes}) for the other mesh."
+            )
+        valid = tuple(device_mesh.axis_names)
+        unknown = [name for entry in self._axes for name in _names(entry) if name not in valid]
+        if unknown:
+            raise ValueError(
+                f"Invalid axis names for Layout. Valid axis names: {valid}, Got {self._axes}. "
+                + " ".join(near_miss("mesh axis", name, valid) for name in unknown)
+            )
+        self._device_mesh = device_mesh
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh; ValueError while there is none."""
+        if self._device_mesh is None:
+            raise ValueError(
+                "Cannot create sharding when device mesh is not set for TensorLayout. "
+                f"Give it: TensorLayout({self._axes}, device_mesh)."
+            )
+        return self._device_mesh
+
+    @cached_property
+    def spec(self) -> PartitionSpec:
+        """The PartitionSpec, without axes of size 1 and without trailing None; ValueError if an axis is used twice
+        or there is no mesh."""
+        repeated = self.repeated_axes
+        if repeated:
+            raise ValueError(
+                f"Layout {self} uses mesh axis {repeated[0]!r} more than once; an axis can split one dim only. "
+                "Keep it in one place."
+            )
+        self.mesh  # noqa: B018  # says what is missing
+        entries = [self.axes_of_dim(dim) for dim in range(len(self._axes))]
+        while entries and not entries[-1]:
+            entries.pop()
+        return PartitionSpec(*(names[0] if len(names) == 1 else names or None for names in entries))
+
+    @cached_property
+    def backend_layout(self) -> NamedSharding:
+        """The sharding on the mesh's real devices; ValueError without a mesh."""
+        return NamedSharding(self.mesh.backend_mesh, self.spec)
+
+    @cached_property
+    def abstract_layout(self) -> NamedSharding:
+        """The sharding on the mesh without devices, for lowering; ValueError without a mesh."""
+        return NamedSharding(self.mesh.abstract_mesh, self.spec)
+
+    @property
+    def used_axes(self) -> tuple[str, ...]:
+        """The axes of size over 1 that split some dim, in the order of the dims."""
+        return tuple(name for dim in range(len(self._axes)) for name in self.axes_of_dim(dim))
+
+    @property
+    def repeated_axes(self) -> tuple[str, ...]:
+        """The axes named more than once; () in a valid layout."""
+        names = [name for entry in self._axes for name in _names(entry)]
+        return tuple(name for name in dict.fromkeys(names) if names.count(name) > 1)
+
+    def axes_of_dim(self, dim: int) -> tuple[str, ...]:
+        """Gives the axes of size over 1 that split a dim.
+
+        Args:
+            dim: The array's dim, from 0; beyond the last entry it is whole.
+
+        Returns:
+            Axis names, slowest first; () for a whole dim. Without a mesh, all names given.
+        """
+        names = _names(self._axes[dim]) if dim < len(self._axes) else ()
+        mesh = self._device_mesh
+        return names if mesh is None else tuple(name for name in names if mesh.axis_size(name) > 1)
+
+    def parts_of_dim(self, dim: int) -> int:
+        """Gives the number of parts a dim is split into.
+
+        Args:
+            dim: The array's dim, from 0.
+
+        Returns:
+            The product of the sizes of its axes; 1 for a whole dim.
+        """
+        return prod(self.mesh.axis_size(name) for name in self.axes_of_dim(dim))
+
+    def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Gives the shape of the part each device holds.
+
+        Args:
+            shape: The global shape.
+
+        Returns:
+            The per-device shape.
+
+        Raises:
+            ValueError: If the layout has more entries than the array has dims, or a dim cannot be split evenly.
+        """
+        if len(self._axes) > len(shape):
+            raise ValueError(
+                f"Layout {self} has {len(self._axes)} entries, but the array of shape {tuple(shape)} has "
+                f"{len(shape)} dims. Give one entry per dim."
+            )
+        problems = [problem for dim, size in enumerate(shape) if (problem := self.indivisible(dim, size))]
+        if problems:
+            raise ValueError(f"Layout {self} cannot split shape {tuple(shape)}: {'; '.join(problems)}.")
+        return tuple(size // self.parts_of_dim(dim) for dim, size in enumerate(shape))
+
+    def indivisible(self, dim: int, size: int) -> str | None:
+        """Explains why a dim cannot be split evenly.
+
+        Args:
+            dim: The array's dim, from 0.
+            size: Its global size.
+
+        Returns:
+            The arithmetic and the nearest sizes that work; None if it can be split.
+        """
+        parts = self.parts_of_dim(dim)
+        if size % parts == 0:
+            return None
+        names = self.axes_of_dim(dim)
+        sizes = " x ".join(str(self.mesh.axis_size(name)) for name in names)
+        product = f"{sizes} = {parts}" if len(names) > 1 else sizes
+        below, above = size // parts * parts, (size // parts + 1) * parts
+        nearest = f"{below} or {above}" if below else f"{above}"
+        fits = [number for number in range(1, size + 1) if size % number == 0]
+        fewer, more = [n for n in fits if n < parts][-1:], [n for n in fits if n > parts][:1]
+        return (
+            f"dim {dim} of size {size} does not divide over {_text(names)} (size {product}): "
+            f"{size} % {parts} = {size % parts}; nearest dim sizes that work: {nearest}; "
+            f"numbers of parts that work: {' or '.join(map(str, fewer + more))}"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorLayout):
+            return NotImplemented
+        return self._axes == other._axes and self._device_mesh == other._device_mesh
+
+    def __hash__(self) -> int:
+        return hash(self._axes)  # not the mesh, which may be set later
+
+    def __repr__(self) -> str:
+        return f"TensorLayout({self})"
+
+    def __str__(self) -> str:
+        entries = [_text(_names(entry)) for entry in self._axes]
+        return f"({', '.join(entries)}{',' if len(entries) == 1 else ''})"
+
+
+def _entry(entry: str | Sequence[str] | None, axes: Sequence) -> AxisEntry:
+    if entry is None or isinstance(entry, str):
+        return entry
+    if isinstance(entry, (tuple, list)) and all(isinstance(name, str) for name in entry):
+        names = tuple(entry)
+        return names if len(names) > 1 else (names[0] if names else None)
+    raise ValueError(
+        f"Invalid entry {entry!r} in layout {axes!r}. Each entry is None (the dim is whole), the name of a mesh axis, "
+        "or a tuple of names."
+    )
+
+
+def _names(entry: AxisEntry) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else entry
+
+
+def _text(names: tuple[str, ...]) -> str:
+    if len(names) == 1:
+        return names[0]
+    return f"({', '.join(names)})" if names else "None"

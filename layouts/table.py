@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
-from jax.tree_util import PyTreeDef
 
+from ..mesh.compat import PyTreeDef
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.shapes import near_miss
 from .paths import joined_path, numberless

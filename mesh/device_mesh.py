@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from .axes import AXES
-from .compat import make_abstract_mesh
+from .compat import Device, make_abstract_mesh
 from .devices import device_name, find_devices, list_devices
 from .drawing import draw
 from .ordering import physical_order
@@ -31,7 +31,7 @@ class DeviceMesh:
         self,
         shape: Sequence[int],
         axis_names: Sequence[str],
-        devices: Sequence[str | jax.Device] | np.ndarray | None = None,
+        devices: Sequence[str | Device] | np.ndarray | None = None,
     ) -> None:
         """Lays devices out row by row.
 
@@ -54,7 +54,7 @@ class DeviceMesh:
         self._devices.flags.writeable = False
 
     @classmethod
-    def of(cls, devices: Iterable[str | jax.Device] | None = None, **axis_sizes: int) -> "DeviceMesh":
+    def of(cls, devices: Iterable[str | Device] | None = None, **axis_sizes: int) -> "DeviceMesh":
         """Builds a mesh with all six canonical axes, those not named having size 1.
 
         Args:
@@ -166,5 +166,5 @@ class DeviceMesh:
         return draw(self)
 
 
-def _name(device: str | jax.Device) -> str:
+def _name(device: str | Device) -> str:
     return str(device) if isinstance(device, str) else device_name(device)

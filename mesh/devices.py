@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 import jax
 
+from .compat import Device
+
 PLATFORM_ALIASES = {"cuda": "gpu", "rocm": "gpu"}
 
 
@@ -37,7 +39,7 @@ def get_device_count(device_type: str | None = None) -> int:
     return len(_devices(device_type))
 
 
-def device_name(device: jax.Device) -> str:
+def device_name(device: Device) -> str:
     """Names a device as `list_devices` does.
 
     Args:
@@ -49,7 +51,7 @@ def device_name(device: jax.Device) -> str:
     return f"{device.platform}:{device.id}"
 
 
-def find_devices(names: Iterable[str]) -> list[jax.Device]:
+def find_devices(names: Iterable[str]) -> list[Device]:
     """Looks devices up by name. Opens JAX's devices.
 
     Args:
@@ -74,7 +76,7 @@ def find_devices(names: Iterable[str]) -> list[jax.Device]:
     return [present[_normal(name)] for name in names]
 
 
-def _devices(device_type: str | None) -> list[jax.Device]:
+def _devices(device_type: str | None) -> list[Device]:
     platform = device_type.lower() if device_type else None
     try:
         return jax.devices(platform)
@@ -91,7 +93,7 @@ def _platforms(names: list[str]) -> list[str]:
     return sorted({_normal(name).split(":")[0] for name in names})
 
 
-def _by_name(platform: str) -> dict[str, jax.Device]:
+def _by_name(platform: str) -> dict[str, Device]:
     try:
         return {device_name(device): device for device in jax.devices(platform)}
     except RuntimeError:  # no such platform here

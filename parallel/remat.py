@@ -22,13 +22,14 @@ _MOVEMENT = frozenset(
 
 def save_arithmetic(primitive: Any, *avals: Any, **params: Any) -> bool:
     """A `jax.checkpoint` policy: keep results of arithmetic, make again what was only gathered, moved or cast."""
-    return primitive.name not in _MOVEMENT and not _holds_all_gather(params.get("call_jaxpr"))
+    return not _only_moves(primitive.name, params.get("call_jaxpr"))
 
 
-def _holds_all_gather(jaxpr: Any) -> bool:
-    """Whether a call (the custom gradient of a gather) gathers at its top level."""
-    equations = getattr(jaxpr, "eqns", ())
-    return any(equation.primitive.name.startswith("all_gather") for equation in equations)
+def _only_moves(name: str, called: Any) -> bool:
+    """Whether an operation only moves values; a call (a custom gradient) does if nothing in it computes."""
+    if called is None:
+        return name in _MOVEMENT
+    return all(_only_moves(equation.primitive.name, None) for equation in called.eqns)
 
 
 def remat_block(block: Callable[..., Any], remat: str, *, gathers: bool, in_loop: bool) -> Callable[..., Any]:

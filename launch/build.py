@@ -1,0 +1,90 @@
+"""From a config to everything a run is made of, each line a whole idea: data, model, layouts, optimizer, step."""
+
+import os
+import sys
+from dataclasses import asdict
+from typing import NamedTuple
+
+import jax
+
+from ..configs.schema import Config
+from ..data.batches import abstract_batch
+from ..data.splits import Splits, open_splits
+from ..mesh.simulate import simulate
+from ..models.catalog import load_model
+from ..parallel.lay_out import Layouts, abstract_parameters, lay_out
+from ..parallel.model import BlockModel, Model
+from ..parallel.step import Step, build_step
+from ..training.optimizers import make_optimizer
+from ..training.worker import simulated_by_job
+
+
+class Built(NamedTuple):
+    """A run that is ready to start: nothing has been computed, no array exists.
+
+    Attributes:
+        config: what it was built from.
+        splits: training and evaluation examples.
+        model: the model.
+        layouts: where its parameters live.
+        step: the training step.
+        batch: shapes and dtypes of a global batch.
+    """
+
+    config: Config
+    splits: Splits
+    model: Model | BlockModel
+    layouts: Layouts
+    step: Step
+    batch: dict[str, jax.ShapeDtypeStruct]
+
+
+def prepare_devices(config: Config) -> None:
+    """Settles what JAX decides only once, before anything touches a device: simulated devices and 64-bit types."""
+    if config.precision.needs_x64:
+        jax.config.update("jax_enable_x64", True)
+    devices = simulated_by_job() or config.run.simulate
+    if devices:
+        simulate(devices)
+
+
+def build(config: Config) -> Built:
+    """Builds a run from its config.
+
+    Raises:
+        ValueError: Something does not fit (LayoutError where it is the layouts); nothing was started.
+    """
+    search_path = (os.getcwd(), *((str(config.source.parent),) if config.source else ()))
+    sys.path.extend(path for path in search_path if path not in sys.path)
+    splits = open_splits(config.data)
+    model = load_model(config.model, vocabulary=splits.vocabulary, length=config.data.length)
+    layouts = lay_out(
+        model,
+        config.strategy,
+        rules=config.layouts.rules or None,
+        match=config.layouts.match,
+        unmatched=config.layouts.unmatched,
+        unmatched_floor_bytes=config.layouts.unmatched_floor,
+        indivisible=config.layouts.indivisible,
+        precision=config.precision,
+    )
+    layouts.check_rows(config.train.global_batch, config.train.accumulate)
+    optimizer = make_optimizer(config.optimizer, config.train.steps, abstract_parameters(model, config.precision))
+    step = build_step(
+        model,
+        optimizer,
+        layouts,
+        accumulate=config.train.accumulate,
+        clip_norm=config.train.clip_norm,
+        remat=config.train.remat,
+        precision=config.precision,
+    )
+    batch = abstract_batch(splits.train, config.train.global_batch, layouts.batch_sharding())
+    return Built(config, splits, model, layouts, step, batch)
+
+
+def jsonable(config: Config) -> dict:
+    """The resolved config as plain values."""
+    values = asdict(config)
+    values.pop("source", None)
+    return values

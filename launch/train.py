@@ -1,0 +1,160 @@
+"""`spmdkit train`: config -> build -> restore -> steps -> evaluation, sample and report. The whole run reads here."""
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+from jax import Array
+
+from ..configs.schema import Config
+from ..data.batches import eval_batches, train_batches
+from ..mesh.processes import is_main_process
+from ..parallel.state import TrainState
+from ..training.checkpoints import Checkpoints
+from ..training.display import Display, make_display
+from ..training.loop import Progress, evaluate, run_steps
+from ..training.metrics import MetricsLog
+from ..training.optimizers import make_schedule
+from ..training.worker import multi_process
+from .build import Built, build, prepare_devices
+from .finish import finish
+from .resume import adopt_folder
+
+
+def train(config: Config) -> int:
+    """Trains as a config says, or goes on where its folder left off.
+
+    Returns:
+        0, the exit code of a finished run.
+
+    Raises:
+        ValueError: A mistake in the config or in the files it names; nothing was lost.
+        Diverged: The loss is no longer finite.
+    """
+    prepare_devices(config)
+    with multi_process(config.timeouts), ExitStack() as stack:
+        built = build(config)
+        folder = adopt_folder(config)
+        checkpoints = stack.enter_context(
+            Checkpoints(
+                folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=built.step.abstract_state()
+            )
+        )
+        start = checkpoints.latest() or 0
+        display = stack.enter_context(make_display(config.train.steps, start, title(built)))
+        _Run(built, folder, checkpoints, display, start).go()
+    return 0
+
+
+def title(built: Built) -> str:
+    """One line: which model, on which data, on which mesh."""
+    mesh = built.layouts.mesh
+    axes = " x ".join(f"{name} {mesh.axis_size(name)}" for name in mesh.axis_names if mesh.axis_size(name) > 1)
+    parameters = built.layouts.table.num_elements
+    return f"{built.model.name}, {parameters:,} parameters, {built.splits.description}; mesh {axes or '1 device'}"
+
+
+class _Run:
+    """A run under way: what happens at each logged step and in each pause."""
+
+    def __init__(self, built: Built, folder: Path, checkpoints: Checkpoints, display: Display, start: int) -> None:
+        self.built = built
+        self.config = built.config
+        self.folder = folder
+        self.checkpoints = checkpoints
+        self.display = display
+        self.start = start
+        self.metrics = MetricsLog(folder / "metrics.jsonl", resume_at=start) if is_main_process() else None
+        self.rates = learning_rates(self.config)
+
+    def go(self) -> None:
+        """Restores or initialises, trains what is left, and finishes."""
+        steps = self.config.train.steps
+        if self.start >= steps:
+            self.display.message(
+                f"{self.folder} is finished: it holds step {self.start} of {steps}. Raise train.steps to go on, or choose "
+                "another run.dir to start anew."
+            )
+            return
+        state = self.first_state()
+        with closing(self.batches()) as batches:
+            state = run_steps(
+                self.built.step,
+                state,
+                batches,
+                start=self.start,
+                log_every=self.config.run.log_every,
+                on_progress=self.record,
+                pause_at=lambda number: self.evaluates_at(number) or self.saves_at(number),
+                on_pause=self.pause,
+            )
+        self.checkpoints.wait()
+        finish(self.built, state, self.folder, self.display)
+
+    def first_state(self) -> TrainState:
+        if self.start == 0:
+            return self.built.step.init(self.config.run.seed)
+        self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")
+        return self.checkpoints.restore(self.start)
+
+    def batches(self):
+        data, train = self.config.data, self.config.train
+        return train_batches(
+            self.built.splits.train,
+            self.built.layouts.batch_sharding(),
+            global_batch=train.global_batch,
+            seed=self.config.run.seed,
+            start_step=self.start,
+            num_steps=train.steps - self.start,
+            shuffle=data.shuffle,
+            prefetch=data.prefetch,
+        )
+
+    def evaluates_at(self, number: int) -> bool:
+        if self.built.splits.evaluation is None:
+            return False
+        return _due(number, self.config.eval.every, self.config.train.steps)
+
+    def saves_at(self, number: int) -> bool:
+        return _due(number, self.config.checkpoint.every, self.config.train.steps)
+
+    def pause(self, number: int, state: TrainState) -> dict[str, float]:
+        """Between two steps: an asynchronous save, an evaluation, or both."""
+        self.checkpoints.check()
+        if self.saves_at(number):
+            self.checkpoints.save(number, state)
+        return {"eval_loss": self.evaluate(state.params)} if self.evaluates_at(number) else {}
+
+    def evaluate(self, params: object) -> float:
+        source = self.built.splits.evaluation
+        assert source is not None
+        batches = eval_batches(
+            source,
+            self.built.layouts.batch_sharding(),
+            global_batch=self.config.train.global_batch,
+            max_batches=self.config.eval.batches or None,
+        )
+        with closing(batches):
+            return evaluate(self.built.step, params, batches)
+
+    def record(self, progress: Progress) -> None:
+        """One line of metrics.jsonl and of the display."""
+        record = {**progress._asdict(), **progress.extra, "learning_rate": float(self.rates[progress.step - 1])}
+        del record["extra"]
+        if self.built.model.flops_per_row is not None:
+            flops = self.built.model.flops_per_row * self.config.train.global_batch
+            record["model_flops_per_second"] = flops / progress.seconds
+        if self.metrics is not None:
+            self.metrics.append(record)
+        self.display.update(record)
+
+
+def learning_rates(config: Config) -> np.ndarray:
+    """The learning rate of every step of the run, worked out once so that no step waits for it."""
+    schedule = make_schedule(config.optimizer, config.train.steps)
+    rates: Array | float = schedule(np.arange(config.train.steps))  # pyright: ignore[reportArgumentType]
+    return np.broadcast_to(np.asarray(rates), (config.train.steps,))
+
+
+def _due(number: int, every: int, last: int) -> bool:
+    return number == last or (every > 0 and number % every == 0)

@@ -1,0 +1,120 @@
+"""Counts the collectives of a compiled step by kind and mesh axis, with bytes, from XLA's own text.
+
+A collective inside a loop counts once a turn (XLA writes the trip counts of loops it knows), and an asynchronous pair
+(`-start`, `-done`) counts once.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ..mesh.device_mesh import DeviceMesh
+from .collectives import Collective, merge
+
+_KINDS = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all|ragged-all-to-all|collective-broadcast"
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(-start)?\(")
+_CALLED = re.compile(r"(body|to_apply|calls|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+_GROUP_LIST = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
+_GROUP_IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+
+
+class _Call(NamedTuple):
+    name: str
+    times: int
+
+
+def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
+    """Reads the collectives of one run of a compiled program.
+
+    Args:
+        compiled_text: `compiled.as_text()` of a program over all devices of the mesh.
+        mesh: The mesh it was compiled for; partition i of the program is its i-th device in row-major order.
+
+    Returns:
+        One line for each kind and set of axes. Axes are those along which the members of a group differ.
+    """
+    computations, entry = _computations(compiled_text)
+    lines: list[Collective] = []
+    pending = [_Call(entry, 1)]
+    while pending:
+        name, times = pending.pop()
+        for instruction in computations.get(name, ()):
+            found = _COLLECTIVE.search(instruction)
+            if found:
+                lines.extend(_collective(found, instruction, mesh, times))
+            else:
+                pending.extend(_Call(call.name, call.times * times) for call in _calls(instruction))
+    return merge(lines)
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """The instructions of each computation, and the name of the entry."""
+    computations: dict[str, list[str]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header:
+            name = header.group(2)
+            computations[name] = []
+            entry = name if header.group(1) else entry
+        elif name:
+            computations[name].append(line)
+    return computations, entry
+
+
+def _calls(instruction: str) -> Iterator[_Call]:
+    trips = _TRIPS.search(instruction)
+    for role, names in _CALLED.findall(instruction):
+        times = int(trips.group(1)) if trips and role == "body" else 1
+        for name in re.findall(r"[\w.\-]+", names):
+            yield _Call(name, times)
+
+
+def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh, times: int) -> Iterator[Collective]:
+    result, kind, start = found.groups()
+    groups = _groups(instruction, mesh.size)
+    if max(map(len, groups)) < 2:
+        return
+    sizes = [math.prod(int(n) for n in dims.split(",") if n) * _bytes(dtype) for dtype, dims in _SHAPE.findall(result)]
+    if start and kind in ("all-gather", "collective-permute"):
+        sizes = sizes[len(sizes) // 2 :]  # an asynchronous start returns (operands, results, ...)
+    total = sum(sizes) * (len(groups[0]) if kind == "reduce-scatter" else 1)
+    yield Collective(kind, _axes(groups, mesh), times, total * times)
+
+
+def _bytes(dtype: str) -> int:
+    bits = 8 if dtype == "pred" else int(re.findall(r"\d+", dtype)[0])
+    return max(1, bits // 8)
+
+
+def _groups(instruction: str, num_devices: int) -> list[list[int]]:
+    """The groups of partitions that communicate, from any of XLA's ways to write them; none written means all."""
+    if pairs := _PAIRS.search(instruction):
+        return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs.group(1)) if a != b] or [[0]]
+    if iota := _GROUP_IOTA.search(instruction):
+        rows, columns, dims, order = iota.groups()
+        ids = np.arange(int(rows) * int(columns)).reshape([int(n) for n in dims.split(",")])
+        ids = ids.transpose([int(n) for n in order.split(",")]) if order else ids
+        return ids.reshape(int(rows), int(columns)).tolist()
+    if listed := _GROUP_LIST.search(instruction):
+        groups = [[int(n) for n in group.split(",") if n] for group in re.findall(r"\{([\d,]*)\}", listed.group(1))]
+        if any(groups):
+            return groups
+    return [list(range(num_devices))]
+
+
+def _axes(groups: list[list[int]], mesh: DeviceMesh) -> tuple[str, ...]:
+    """The mesh axes along which members of one group differ, over all groups."""
+    shape = tuple(mesh.shape)
+    differs = np.zeros(len(shape), bool)
+    for group in groups:
+        coordinates = np.stack(np.unravel_index(group, shape), axis=-1)
+        differs |= (coordinates != coordinates[0]).any(axis=0)
+    return tuple(name for name, used in zip(mesh.axis_names, differs, strict=True) if used)

@@ -1,0 +1,127 @@
+"""Data parallel: every device holds the whole model and its own rows of the batch; gradients are summed.
+
+Syntax, for a product `x W` with the batch B split over the axis `data` of size N:
+
+    forward    Out[B_data, F] = In[B_data, D] . W[D, F]                           no communication
+    backward   dW[D, F] {U_data} = In[B_data, D] . dOut[B_data, F]                a partial sum on each device
+    update     dW[D, F] = all-reduce over data of dW[D, F] {U_data}               off the critical path but for the last
+
+1. Parameters are made varying over the axes of the batch before they are differentiated, so that autodiff leaves every
+   gradient local and nothing in the backward pass communicates.
+2. Microbatches, if there are several, are summed locally first: one reduction a step however many there are.
+3. One all-reduce per bucket. A bucket is the set of gradients that lack a sum over the same axes: under data
+   parallelism alone, all of them, together with the sum of the loss and its weight. Under FSDP the sharded gradients,
+   already summed over `fsdp` inside backward, make a second bucket that is summed over `data` alone.
+4. The sums are divided once, by the weight of the whole global batch.
+
+Bytes: the size of the parameters in the reduce dtype, 8 more for loss and weight; a ring moves 2 (N - 1) / N of that
+in and out of each device. Compute-bound while the tokens of one device B / N > C / W, with C the FLOP/s of a device and
+W its bytes/s into the network (float32 gradients, 2-byte compute; overlap with backward assumed).
+
+Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", sections 3 and 4.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..layouts.table import LayoutRow, LayoutTable
+from ..layouts.tensor_layout import TensorLayout
+from .collectives import Collective, wire_bytes
+
+SCALARS = 2
+"""The sum of the loss and its weight travel with the gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallelConfig:
+    """Options of the strategy `data`."""
+
+    size: int = 1
+    """Devices over which the rows of a batch are split, each group of them holding a whole copy of the state; -1 = the
+    rest."""
+
+
+def make_varying(params: Any, layouts: Any, batch_axes: tuple[str, ...]) -> Any:
+    """Marks parameters as different on each device of the batch axes, so that their gradients stay local.
+
+    Args:
+        params: Per-device parameters inside `shard_map`.
+        layouts: Their `TensorLayout`s, a pytree of the same structure.
+        batch_axes: Mesh axes over which rows are split.
+    """
+
+    def vary(leaf: Array, layout: TensorLayout) -> Array:
+        missing = axes_to_sum(layout, batch_axes)
+        return lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return jax.tree.map(vary, params, layouts)
+
+
+def axes_to_sum(layout: TensorLayout, batch_axes: Sequence[str]) -> tuple[str, ...]:
+    """The batch axes over which a gradient of this layout is still a partial sum after backward."""
+    return tuple(axis for axis in batch_axes if axis not in layout.used_axes)
+
+
+def reduce_gradients(
+    gradients: Any, sums: tuple[Array, Array], layouts: Any, batch_axes: tuple[str, ...], reduce_dtype: str
+) -> tuple[Any, tuple[Array, Array]]:
+    """Sums gradients, loss and weight over the batch axes: one `psum` per bucket.
+
+    Args:
+        gradients: Local gradients, laid out as their parameters; sharded ones already summed over their own axes.
+        sums: The local sum of the loss and the local weight, scalars.
+        layouts: The parameters' `TensorLayout`s, a pytree of the gradients' structure.
+        batch_axes: Mesh axes over which rows are split.
+        reduce_dtype: The dtype of the sums.
+
+    Returns:
+        Gradients in their own dtype, and the two scalars, summed over all devices.
+    """
+    leaves, treedef = jax.tree.flatten(gradients)
+    missing = [axes_to_sum(layout, batch_axes) for layout in treedef.flatten_up_to(layouts)]
+    reduced = list(leaves)
+    for bucket in _buckets(missing, batch_axes):
+        members = [index for index, axes in enumerate(missing) if axes == bucket]
+        operands = [leaves[index].astype(reduce_dtype) for index in members]
+        scalars = list(sums) if bucket == batch_axes else []
+        summed = lax.psum([*operands, *scalars], bucket)
+        for index, value in zip(members, summed, strict=False):
+            reduced[index] = value.astype(leaves[index].dtype)
+        if scalars:
+            sums = (summed[-2], summed[-1])
+    return jax.tree.unflatten(treedef, reduced), sums
+
+
+def _buckets(missing: Sequence[tuple[str, ...]], batch_axes: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The sets of axes to sum over: all batch axes always (the loss needs them), then the others as they come."""
+    others = dict.fromkeys(axes for axes in missing if axes and axes != batch_axes)
+    return [batch_axes, *others] if batch_axes else []
+
+
+def cost(
+    table: LayoutTable, batch_axes: tuple[str, ...], reduce_dtype: str, *, platform: str
+) -> list[Collective]:
+    """The all-reduces of one step: one a bucket, with the bytes of its gradients (and of the loss and its weight)."""
+    width = wire_bytes(reduce_dtype, platform)
+    missing = [axes_to_sum(row.layout, batch_axes) for row in table.rows]
+    lines = []
+    for bucket in _buckets(missing, batch_axes):
+        members = [row for row, axes in zip(table.rows, missing, strict=True) if axes == bucket]
+        scalars = SCALARS * scalar_width(reduce_dtype) if bucket == batch_axes else 0
+        lines.append(Collective("all-reduce", bucket, 1, scalars + width * sum(map(_shard_elements, members))))
+    return lines
+
+
+def scalar_width(reduce_dtype: str) -> int:
+    """Bytes of a loss or a weight: float32, or float64 where gradients are."""
+    return max(4, jnp.dtype(reduce_dtype).itemsize)
+
+
+def _shard_elements(row: LayoutRow) -> int:
+    return prod(row.layout.shard_shape(row.shape))

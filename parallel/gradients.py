@@ -1,0 +1,104 @@
+"""Gradients of the loss: summed over microbatches on each device, and measured once over the mesh."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..layouts.tensor_layout import TensorLayout
+from ..mesh.compat import varying_axes
+from .collectives import Collective
+from .data import scalar_width
+from .forward import LocalLoss
+from .model import Batch, Params
+
+
+def accumulate_gradients(
+    local: LocalLoss, params: Params, batch: Batch, key: Array | None, *, microbatches: int, batch_axes: tuple[str, ...]
+) -> tuple[Params, tuple[Array, Array]]:
+    """Sums the gradients of one device's rows over its microbatches.
+
+    Since the loss is a sum, not a mean, gradients add up whatever the weights of the microbatches: one microbatch or
+    many give the same.
+
+    Args:
+        local: The local loss.
+        params: Per-device parameters, varying over the batch axes.
+        batch: Per-device rows; their number is a multiple of `microbatches`.
+        key: Randomness of this step, the same on all devices and in all microbatches.
+        microbatches: How many pieces the rows are cut into, one after the other in memory.
+        batch_axes: Mesh axes over which rows are split.
+
+    Returns:
+        Gradients in the parameters' dtype and layout, and the sums (loss, weight), all local to the device.
+    """
+    kept = local.keep(params)
+    differentiate = jax.value_and_grad(local.loss, has_aux=True)
+    if microbatches == 1:
+        (total, weight), gradients = differentiate(params, kept, batch, key)
+        return gradients, (_varying(total, batch_axes), _varying(weight, batch_axes))
+
+    def body(sums: Any, microbatch: Batch) -> tuple[Any, None]:
+        (total, weight), gradients = differentiate(params, kept, microbatch, key)
+        return jax.tree.map(lambda a, b: a + b, sums, (gradients, total, weight)), None
+
+    pieces = {name: _split(rows, microbatches) for name, rows in batch.items()}
+    first = {name: rows[0] for name, rows in pieces.items()}
+    shapes = jax.eval_shape(lambda batch: local.loss(params, kept, batch, key), first)
+    zeros = jax.tree.map(jnp.zeros_like, params), *(
+        _varying(jnp.zeros(shape.shape, shape.dtype), batch_axes) for shape in shapes
+    )
+    (gradients, total, weight), _ = lax.scan(body, zeros, pieces)
+    return gradients, (total, weight)
+
+
+def _split(rows: Array, microbatches: int) -> Array:
+    return rows.reshape(microbatches, rows.shape[0] // microbatches, *rows.shape[1:])
+
+
+def _varying(scalar: Array, axes: tuple[str, ...]) -> Array:
+    """A scalar typed as different on each device of the axes (a weight may be a constant, the same everywhere)."""
+    missing = tuple(axis for axis in axes if axis not in varying_axes(scalar))
+    return lax.pcast(scalar, missing, to="varying") if missing else scalar
+
+
+def global_norm(gradients: Params, layouts: Any, batch_axes: tuple[str, ...]) -> Array:
+    """The Euclidean norm over all elements of all gradients, each element counted once.
+
+    Squares of a gradient split over batch axes are summed over just those axes; a gradient that every device holds
+    whole is not summed over any.
+
+    Args:
+        gradients: Per-device gradients, already reduced, laid out as their parameters.
+        layouts: The parameters' `TensorLayout`s.
+        batch_axes: Mesh axes over which rows are split.
+
+    Returns:
+        A scalar of at least float32, the same on every device.
+    """
+    leaves, treedef = jax.tree.flatten(gradients)
+    groups: dict[tuple[str, ...], list[Array]] = {}
+    for leaf, layout in zip(leaves, treedef.flatten_up_to(layouts), strict=True):
+        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        groups.setdefault(_split_axes(layout, batch_axes), []).append(jnp.sum(wide * wide))
+    totals = [lax.psum(sum(squares), axes) if axes else sum(squares) for axes, squares in sorted(groups.items())]
+    return jnp.sqrt(jnp.asarray(sum(totals)))
+
+
+def norm_cost(layouts: Sequence[TensorLayout], batch_axes: tuple[str, ...], reduce_dtype: str) -> list[Collective]:
+    """One all-reduce of one scalar for each set of batch axes that parameters are split over."""
+    splits = {_split_axes(layout, batch_axes) for layout in layouts} - {()}
+    return [Collective("all-reduce", axes, 1, scalar_width(reduce_dtype)) for axes in sorted(splits)]
+
+
+def _split_axes(layout: TensorLayout, batch_axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in batch_axes if axis in layout.used_axes)
+
+
+def clip_factor(norm: Array, clip_norm: float) -> Array:
+    """The factor that brings gradients of this global norm down to `clip_norm`, or 1 below it (0 = never clip)."""
+    if clip_norm == 0:
+        return jnp.ones_like(norm)
+    return jnp.minimum(1.0, clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))

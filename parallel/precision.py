@@ -1,0 +1,50 @@
+"""The dtypes of a step: what parameters are stored in, computed in, and what their gradients are summed in."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Dtypes by name; the defaults are plain float32.
+
+    The usual mixed precision is `compute: bfloat16` alone: master weights and the sums of gradients over devices and
+    microbatches stay float32.
+    """
+
+    params: str = "float32"
+    """Dtype of the stored parameters and of the optimizer's moments."""
+    compute: str = "float32"
+    """Dtype that parameters are cast to before the model sees them (before they are gathered, under FSDP)."""
+    reduce: str = "float32"
+    """Dtype in which gradients are summed over devices."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"precision.{role}={getattr(self, role)!r} is not one of {', '.join(DTYPES)}."
+            for role in ("params", "compute", "reduce")
+            if getattr(self, role) not in DTYPES
+        ]
+        if problems:
+            raise ValueError("\n".join(problems))
+
+    @property
+    def needs_x64(self) -> bool:
+        """Whether JAX's 64-bit types have to be switched on."""
+        return "float64" in (self.params, self.compute, self.reduce)
+
+
+def cast_floats(tree: Any, dtype: str) -> Any:
+    """Casts the floating-point leaves of a tree; integers, booleans and keys stay as they are."""
+    return jax.tree.map(lambda leaf: cast_float(leaf, dtype), tree)
+
+
+def cast_float(leaf: Array, dtype: str) -> Array:
+    """Casts one array if it is of a floating-point dtype."""
+    return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf

@@ -1,0 +1,291 @@
+"""The step: one compiled, donated program (state, batch) -> (state, metrics) that strategies compose into.
+
+    shard_map over the batch axes, check_vma=True         every line here is per device
+        params    = make_varying(params)                  gradients stay local until we reduce them
+        gradients = accumulate_gradients(local loss)      FSDP's gathers and reduce-scatters happen inside
+        gradients = reduce_gradients(gradients) / weight  data parallel's all-reduce; the one division
+        gradients = gradients * clip_factor(global_norm)
+    under the same jit, on global arrays in the same layouts
+        params    = optimizer.update(gradients)           elementwise optimizers move nothing; XLA adds what others need
+
+The optimizer runs outside `shard_map` on purpose: an optax transformation sees whole (sharded) arrays there, so one
+that looks across elements of a parameter (adafactor's factored moments, muon's orthogonalisation, a per-tensor trust
+ratio) is right on every mesh without knowing it, and an elementwise one compiles to no communication at all.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..layouts.optimizer_state import resolve_optimizer_state
+from ..layouts.table import LayoutTable
+from . import data, fsdp
+from .collectives import Collective, merge
+from .data import make_varying, reduce_gradients
+from .forward import local_loss
+from .gradients import accumulate_gradients, clip_factor, global_norm, norm_cost
+from .lay_out import Layouts, abstract_parameters
+from .model import Batch, BlockModel, Model, Params
+from .precision import Precision, cast_floats
+from .recompilation import RecompilationWatch
+from .state import TrainState
+
+
+class StepMetrics(NamedTuple):
+    """What one step reports; scalars, the same on every device.
+
+    Attributes:
+        loss: weighted mean of the loss over the global batch, before the update.
+        grad_norm: global norm of the gradients, before clipping.
+        weight: the weight of the global batch (for a language model, its tokens).
+    """
+
+    loss: Array
+    grad_norm: Array
+    weight: Array
+
+
+class Step:
+    """One training step, built from abstract values alone; see `build_step`."""
+
+    def __init__(
+        self,
+        model: Model | BlockModel,
+        optimizer: optax.GradientTransformation,
+        layouts: Layouts,
+        *,
+        accumulate: int,
+        clip_norm: float,
+        remat: str,
+        precision: Precision,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.layouts = layouts
+        self.accumulate = accumulate
+        self.clip_norm = clip_norm
+        self.precision = precision
+        self._loss = local_loss(
+            model, layouts.table.layouts, layouts.batch_axes, remat=remat, precision=precision
+        )
+        self._watch = RecompilationWatch("the training step")
+
+    def init(self, seed: int) -> TrainState:
+        """Makes the first state, every array born in its own layout.
+
+        Args:
+            seed: The run's seed; parameters depend on it alone, never on the mesh.
+        """
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
+        return jax.jit(self._init, out_shardings=shardings)(jax.random.key_data(jax.random.key(seed)))
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        """Runs one step; the state given is donated and must not be used again.
+
+        Args:
+            state: As `init` or a checkpoint gives it.
+            batch: Global arrays, rows on dim 0, laid out by `layouts.batch_sharding()` (host arrays are placed so).
+
+        Returns:
+            The next state and this step's metrics, still being computed: read them late.
+        """
+        with self._watch.watch(state, batch):
+            return self._run(state, batch)
+
+    def evaluate(self, params: Params, batch: Batch) -> tuple[Array, Array]:
+        """The sums (loss, weight) over one global batch, without randomness and without an update."""
+        return self._evaluate(params, batch)
+
+    def lower(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct], platform: str | None = None) -> jax.stages.Lowered:
+        """Lowers the step from shapes alone: no array, and with `platform` no device either.
+
+        Args:
+            abstract_batch: Global shapes and dtypes of a batch.
+            platform: Lower for this platform ("cpu", "cuda", "tpu") over the abstract mesh, whose devices need not
+                exist; None lowers for the devices of the mesh, so that the result can be compiled and run here.
+        """
+        abstract = platform is not None
+        rows = next(iter(abstract_batch.values())).shape[0]
+        self.layouts.check_rows(rows, self.accumulate)
+        sharding = self.layouts.batch_sharding(abstract=abstract)
+        batch = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            for name, leaf in abstract_batch.items()
+        }
+        state = self.abstract_state(abstract=abstract)
+        if not abstract:
+            return self._run.lower(state, batch)
+        return self._jit_step(abstract=True).trace(state, batch).lower(lowering_platforms=(platform,))
+
+    def abstract_state(self, *, abstract: bool = False) -> TrainState:
+        """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
+        params = abstract_parameters(self.model, self.precision)
+        opt_state = jax.eval_shape(self.optimizer.init, params)
+        replicated = self.layouts.replicated(abstract=abstract)
+        return TrainState(
+            step=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated),  # pyright: ignore[reportArgumentType]
+            params=_with_shardings(params, self.layouts.table, abstract),
+            opt_state=_with_shardings(opt_state, self.optimizer_table, abstract),
+            key=jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=replicated),  # pyright: ignore[reportArgumentType]
+        )
+
+    @cached_property
+    def optimizer_table(self) -> LayoutTable:
+        """The layout of every array of the optimizer's state."""
+        params = abstract_parameters(self.model, self.precision)
+        return resolve_optimizer_state(jax.eval_shape(self.optimizer.init, params), self.layouts.table)
+
+    def cost(self, platform: str | None = None) -> tuple[Collective, ...]:
+        """The collectives of one step that the strategies predict from the layouts alone, over the batch axes.
+
+        Args:
+            platform: Where the step runs ("cpu", "cuda", ...); by default that of the mesh's devices.
+        """
+        table, axes, precision = self.layouts.table, self.layouts.batch_axes, self.precision
+        platform = platform or self.layouts.mesh.devices.flat[0].split(":")[0]
+        num_blocks = self.model.num_blocks if isinstance(self.model, BlockModel) else 0
+        gathers = fsdp.cost(
+            table, axes, precision, num_blocks=num_blocks, microbatches=self.accumulate, platform=platform
+        )
+        reductions = data.cost(table, axes, precision.reduce, platform=platform)
+        norms = norm_cost([row.layout for row in table.rows], axes, precision.reduce)
+        return merge([*gathers, *reductions, *norms])
+
+    # The program, from the outside in.
+
+    def _init(self, key_data: Array) -> TrainState:
+        params = cast_floats(self.model.init(jax.random.wrap_key_data(key_data)), self.precision.params)
+        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), key_data)
+
+    def _step(self, gradients: Callable[..., Any], state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        grads, metrics = gradients(state.params, batch, state.key, state.step)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, opt_state, state.key), metrics
+
+    def _local_gradients(self, params: Params, batch: Batch, key_data: Array, step: Array) -> tuple[Params, StepMetrics]:
+        """Per device: from its shards and its rows to the reduced, averaged and clipped gradients of its shards."""
+        layouts, axes = self.layouts.table.layouts, self.layouts.batch_axes
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
+        varying = make_varying(params, layouts, axes)
+        gradients, sums = accumulate_gradients(
+            self._loss, varying, batch, key, microbatches=self.accumulate, batch_axes=axes
+        )
+        gradients, (total, weight) = reduce_gradients(gradients, sums, layouts, axes, self.precision.reduce)
+        divisor = jnp.where(weight == 0, 1, weight)
+        gradients = jax.tree.map(lambda leaf: leaf / divisor.astype(leaf.dtype), gradients)
+        norm = global_norm(gradients, layouts, axes)
+        factor = clip_factor(norm, self.clip_norm)
+        gradients = jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), gradients)
+        return gradients, StepMetrics(total / divisor, norm, weight)
+
+    def _local_sums(self, params: Params, batch: Batch) -> tuple[Array, Array]:
+        """Per device: the sums over the global batch, for evaluation."""
+        layouts, axes = self.layouts.table.layouts, self.layouts.batch_axes
+        varying = make_varying(params, layouts, axes)
+        sums = self._loss.loss(varying, self._loss.keep(varying), batch, None)
+        return reduce_gradients((), sums, (), axes, self.precision.reduce)[1]
+
+    def _shard_map(self, local: Callable[..., Any], in_specs: Any, out_specs: Any, abstract: bool) -> Callable[..., Any]:
+        """`shard_map` over the batch axes; other axes of the mesh stay with XLA."""
+        axes = self.layouts.batch_axes
+        if not axes:
+            return local
+        mesh = self.layouts.mesh.abstract_mesh if abstract else self.layouts.mesh.backend_mesh
+        return jax.shard_map(
+            local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=True
+        )
+
+    def _jit_step(self, *, abstract: bool) -> Any:
+        batch, whole = self.layouts.batch_spec, PartitionSpec()
+        specs = manual_specs(self.layouts)
+        metric_specs = StepMetrics(whole, whole, whole)
+        gradients = self._shard_map(
+            self._local_gradients, (specs, batch, whole, whole), (specs, metric_specs), abstract
+        )
+        state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(abstract=abstract))
+        replicated = self.layouts.replicated(abstract=abstract)
+
+        def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+            return self._step(gradients, state, batch)
+
+        return jax.jit(
+            step,
+            in_shardings=(state_shardings, self.layouts.batch_sharding(abstract=abstract)),
+            out_shardings=(state_shardings, replicated),
+            donate_argnums=0,
+        )
+
+    @cached_property
+    def _run(self) -> Any:
+        return self._jit_step(abstract=False)
+
+    @cached_property
+    def _evaluate(self) -> Any:
+        batch, whole = self.layouts.batch_spec, PartitionSpec()
+        sums = self._shard_map(self._local_sums, (manual_specs(self.layouts), batch), (whole, whole), abstract=False)
+        shardings: Any = (self.layouts.table.shardings(), self.layouts.batch_sharding())
+        return jax.jit(sums, in_shardings=shardings)
+
+
+def build_step(
+    model: Model | BlockModel,
+    optimizer: optax.GradientTransformation,
+    layouts: Layouts,
+    *,
+    accumulate: int = 1,
+    clip_norm: float = 0.0,
+    remat: str = "none",
+    precision: Precision = Precision(),
+) -> Step:
+    """Builds the training step. Nothing is computed and no device is touched until it runs.
+
+    Args:
+        model: The model.
+        optimizer: Any optax transformation; it must not clip by global norm (the step does).
+        layouts: From `lay_out`, with the same precision.
+        accumulate: Microbatches a step, one after the other; their gradients are summed.
+        clip_norm: Largest global norm of the gradients; 0 leaves them as they are.
+        remat: What blocks keep for backward: `none` drops only gathered parameters, `dots` keeps products of matrices,
+            `full` only the input of each block.
+        precision: The dtypes.
+
+    Raises:
+        ValueError: A number is out of its range, or the policy is unknown.
+    """
+    if accumulate < 1:
+        raise ValueError(f"train.accumulate={accumulate}: a step has at least 1 microbatch.")
+    if clip_norm < 0:
+        raise ValueError(f"train.clip_norm={clip_norm}: a norm is positive; 0 turns clipping off.")
+    return Step(
+        model,
+        optimizer,
+        layouts,
+        accumulate=accumulate,
+        clip_norm=clip_norm,
+        remat=remat,
+        precision=precision,
+    )
+
+
+def manual_specs(layouts: Layouts) -> Any:
+    """The parameters' specs with only the batch axes in them: what `shard_map` is manual over."""
+
+    def manual(layout: Any) -> PartitionSpec:
+        kept = [tuple(a for a in layout.axes_of_dim(dim) if a in layouts.batch_axes) for dim in range(len(layout.axes))]
+        return PartitionSpec(*(axes or None for axes in kept))
+
+    return jax.tree.map(manual, layouts.table.layouts)
+
+
+def _with_shardings(tree: Any, table: LayoutTable, abstract: bool) -> Any:
+    def attach(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # pyright: ignore[reportArgumentType]
+
+    return jax.tree.map(attach, tree, table.shardings(abstract=abstract))

@@ -1,0 +1,41 @@
+"""Eight simulated CPU devices for every test, strict numerics, one compilation cache."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from spmdkit.mesh.simulate import simulate
+
+NUM_DEVICES = 8
+CACHE = Path(__file__).resolve().parent.parent / ".cache" / "jax"
+
+
+def pytest_configure() -> None:
+    """Configures JAX before any test touches a device."""
+    import jax
+
+    simulate(NUM_DEVICES)
+    jax.config.update("jax_compilation_cache_dir", str(CACHE))
+    jax.config.update("jax_persistent_compilation_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def eight_devices() -> None:
+    """Missing devices fail; they never skip."""
+    import jax
+
+    assert jax.device_count() == NUM_DEVICES, f"{jax.device_count()} devices instead of {NUM_DEVICES}"
+
+
+@pytest.fixture
+def float64():
+    """64-bit types for one test."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)

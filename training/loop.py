@@ -1,0 +1,181 @@
+"""The training loop: steps back to back on the devices, everything else behind them.
+
+The host never waits for the step it has just started. Metrics are read a few steps late, when they are long done, which
+also bounds how far the host may run ahead; batches arrive from a background thread, and checkpoints are written by one.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ..parallel.model import Batch
+from ..parallel.state import TrainState
+from ..parallel.step import Step, StepMetrics
+from .exits import DIVERGED
+
+RUN_AHEAD = 2
+"""Steps that may be under way or waiting on the devices before the host waits for the oldest."""
+
+
+class Diverged(RuntimeError):
+    """The loss or the norm of the gradients is no longer a finite number."""
+
+    exit_code = DIVERGED
+
+
+class Progress(NamedTuple):
+    """The metrics of one logged step, as numbers on the host.
+
+    Attributes:
+        step: optimizer steps done.
+        loss: weighted mean of the loss over that step's batch.
+        grad_norm: global norm of its gradients before clipping.
+        tokens_per_second: weight (tokens, for a language model) per second since the last logged step.
+        seconds: seconds per step since the last logged step.
+        extra: what was measured in the pause after this step (an evaluation's loss, say).
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    tokens_per_second: float
+    seconds: float
+    extra: dict[str, float]
+
+
+def run_steps(
+    step: Step,
+    state: TrainState,
+    batches: Iterable[Batch],
+    *,
+    start: int = 0,
+    log_every: int = 10,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    pause_at: Callable[[int], bool] = lambda number: False,
+    on_pause: Callable[[int, TrainState], dict[str, float]] = lambda number, state: {},
+) -> TrainState:
+    """Trains on every batch given.
+
+    Args:
+        step: From `build_step`.
+        state: The state before the first batch; it is consumed.
+        batches: Global batches, in order.
+        start: Steps done before the first batch.
+        log_every: Report each step whose number is a multiple of this, each step paused at, and the last one.
+        on_progress: Called with the metrics of a logged step, a few steps after it was started.
+        pause_at: After which steps to wait until the devices are done and found finite, for `on_pause`.
+        on_pause: Called with the number of the step and the state, which it must not keep (the next step consumes it).
+            What it returns is reported with the step; its time does not count as training.
+
+    Returns:
+        The state after the last batch.
+
+    Raises:
+        Diverged: A loss or a norm is not finite; the message names the step. A pause is never reached with such a state.
+    """
+    log = _LateLog(start, log_every, on_progress)
+    for number, batch in enumerate(batches, start + 1):
+        state, metrics = step(state, batch)
+        log.push(number, metrics)
+        if pause_at(number):
+            log.pause(partial(on_pause, number, state))
+    log.finish()
+    return state
+
+
+class _LateLog:
+    """Reads metrics of steps that are done, checks them, and reports some."""
+
+    def __init__(self, start: int, every: int, on_progress: Callable[[Progress], None]) -> None:
+        self._pending: deque[tuple[int, StepMetrics]] = deque()
+        self._every = every
+        self._on_progress = on_progress
+        self._reported = start
+        self._since = time.perf_counter()
+        self._weight = 0.0
+        self._latest: Progress | None = None
+
+    def push(self, number: int, metrics: StepMetrics) -> None:
+        """Takes the metrics of a step just started; waits for the oldest where too many are under way."""
+        self._pending.append((number, metrics))
+        while len(self._pending) > RUN_AHEAD:
+            self._read_oldest()
+            self._report_if_due()
+
+    def pause(self, action: Callable[[], dict[str, float]]) -> None:
+        """Waits for every step, runs the action, and reports the last step with what the action returned."""
+        self._drain()
+        extra = action()
+        self._report(extra)
+        self._since = time.perf_counter()
+
+    def finish(self) -> None:
+        """Waits for every step and reports the last one, if it was not."""
+        self._drain()
+        self._report({})
+
+    def _drain(self) -> None:
+        while self._pending:
+            self._read_oldest()
+            if self._pending:
+                self._report_if_due()
+
+    def _read_oldest(self) -> None:
+        number, metrics = self._pending.popleft()
+        loss, grad_norm, weight = (float(value) for value in jax.device_get(tuple(map(_local, metrics))))
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise Diverged(
+                f"Step {number}: the loss is {loss} and the norm of the gradients {grad_norm}. Lower "
+                "optimizer.learning_rate, set train.clip_norm, or look at the data of this step. Checkpoints on disk are "
+                "from before it."
+            )
+        self._weight += weight
+        elapsed = max(time.perf_counter() - self._since, 1e-9)
+        seconds = elapsed / max(1, number - self._reported)
+        self._latest = Progress(number, loss, grad_norm, self._weight / elapsed, seconds, {})
+
+    def _report_if_due(self) -> None:
+        if self._latest is not None and self._latest.step % self._every == 0:
+            self._report({})
+
+    def _report(self, extra: dict[str, float]) -> None:
+        if self._latest is None or self._latest.step == self._reported:
+            return
+        progress = self._latest._replace(extra=extra)
+        self._reported, self._since, self._weight = progress.step, time.perf_counter(), 0.0
+        self._on_progress(progress)
+
+
+def _local(value: Any) -> Any:
+    """This process's copy of a replicated scalar; reading it involves no other process."""
+    return value.addressable_data(0) if isinstance(value, jax.Array) else value
+
+
+def evaluate(step: Step, params: Any, batches: Iterable[Batch]) -> float:
+    """The weighted mean of the loss over whole batches; rows of weight zero do not count.
+
+    Args:
+        step: From `build_step`; its `evaluate` runs without randomness.
+        params: The parameters of a state.
+        batches: Global batches of one shape.
+
+    Raises:
+        ValueError: There was nothing to evaluate.
+    """
+    totals: list[tuple[Any, Any]] = []
+    for batch in batches:
+        totals.append(step.evaluate(params, batch))
+        if len(totals) > RUN_AHEAD:
+            totals[-1 - RUN_AHEAD][0].block_until_ready()
+    sums = np.asarray(jax.device_get([tuple(map(_local, pair)) for pair in totals]), np.float64)
+    if not totals or sums[:, 1].sum() == 0:
+        raise ValueError("There is nothing to evaluate: every row has weight zero. Raise data.eval_fraction.")
+    return float(sums[:, 0].sum() / sums[:, 1].sum())
+
+

@@ -23,6 +23,7 @@ Unmatched = Literal["error", "warn", "replicate"]
 Indivisible = Literal["error", "replicate", "next_dim"]
 UNMATCHED: tuple[Unmatched, ...] = ("error", "warn", "replicate")
 INDIVISIBLE: tuple[Indivisible, ...] = ("error", "replicate", "next_dim")
+OUTPUT = "/output"  # rules ending so are for intermediate values, not for parameters
 NO_RULE = "replicated: no rule"
 
 
@@ -42,7 +43,7 @@ def resolve(
     Args:
         abstract_params: Pytree of ShapeDtypeStructs (or arrays) with global shapes.
         mesh: The mesh of all layouts.
-        rules: Rules on that mesh.
+        rules: Rules on that mesh. Keys that end in "/output" are for intermediate values and need not match.
         default: Called as `default(path, leaf)` for parameters no rule matches; returns the layout and, for the
             table, the reason.
         unmatched: Without a default, what to do with unmatched parameters of at least `unmatched_floor_bytes`:
@@ -170,7 +171,8 @@ def _problems_of(leaves: Sequence[tuple[str, Any]], choices: Sequence[_Choice]) 
 
 def _unused_rules(rules: LayoutMap, paths: Sequence[str]) -> list[str]:
     matching = {key for path in paths for key in rules.keys_matching(path)}
-    return [problems.unused_rule(key, paths) for key in rules if key not in matching]
+    unused = [key for key in rules if key not in matching and not key.endswith(OUTPUT)]
+    return [problems.unused_rule(key, paths) for key in unused]
 
 
 def _unused_axes(mesh: DeviceMesh, required_axes: Sequence[str], layouts: Sequence[TensorLayout]) -> list[str]:
@@ -190,7 +192,8 @@ def _warn(
             "Add rules to layouts.rules, or set layouts.unmatched to replicate.",
             stacklevel=3,
         )
-    shadowed = [key for key in rules or () if key not in {choice.key for choice in choices}]
+    deciding = {choice.key for choice in choices}
+    shadowed = [key for key in rules or () if key not in deciding and not key.endswith(OUTPUT)]
     if shadowed:
         warnings.warn(
             f"Rule(s) {', '.join(map(repr, shadowed))} decide nothing: every path they match has a rule that comes "

@@ -11,7 +11,7 @@ from .axes import AXES
 from .compat import Device, make_abstract_mesh
 from .devices import device_name, find_devices, list_devices
 from .drawing import draw
-from .ordering import physical_order
+from .ordering import axes_across, physical_order
 from .shapes import check_shape, near_miss, resolve_shape, sizes_text
 from .simulate import simulate
 
@@ -124,6 +124,12 @@ class DeviceMesh:
     def abstract_mesh(self) -> AbstractMesh:
         """The JAX mesh without devices, all axes Auto: what a program is lowered for."""
         return make_abstract_mesh(self.shape, tuple(self._axis_names))
+
+    @cached_property
+    def axes_across_processes(self) -> tuple[str, ...]:
+        """The axes whose collectives cross processes, so hosts; ValueError if a device is not on this machine."""
+        processes = [device.process_index for device in self.backend_mesh.devices.flat]
+        return axes_across(np.array(processes).reshape(self.shape), self._axis_names)
 
     def axis_size(self, name: str) -> int:
         """Gives the size of an axis.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
+from .compat import backend_started
 from .shapes import sizes_text
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ def draw(mesh: "DeviceMesh") -> str:
         mesh: Any mesh; no device is opened.
 
     Returns:
-        A heading and a table of device names, of at most 8 columns and 16 rows.
+        A heading and a table of device names, of at most 8 columns and 16 rows; once JAX's devices are open, also which
+        axes cross processes.
     """
     platforms = sorted({name.partition(":")[0] for name in mesh.devices.flat})
     heading = f"{sizes_text(mesh.shape, mesh.axis_names)}: {mesh.size} device(s), {', '.join(platforms)}"
@@ -34,7 +36,17 @@ def draw(mesh: "DeviceMesh") -> str:
     for row in rows:
         cells = [GAP if None in (row, column) else str(grid[(*row, column)]) for column in columns]
         table.append([_label(names[:-1], row), *cells])
-    return "\n".join([heading, *_aligned(table)])
+    return "\n".join([heading, *_aligned(table), *_crossing(mesh)])
+
+
+def _crossing(mesh: "DeviceMesh") -> list[str]:
+    if not backend_started():
+        return []
+    try:
+        across = mesh.axes_across_processes
+    except ValueError:  # a mesh of devices that are elsewhere
+        return []
+    return [f"  crosses processes: {', '.join(across)}"] if across else []
 
 
 def _shortened(places: Sequence, limit: int) -> list:

@@ -1,0 +1,146 @@
+"""DeviceMesh: shapes, names, devices, equality, JAX meshes."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from spmdkit.mesh import AXES, DeviceMesh, list_devices
+
+TARGETS = [f"cuda:{number}" for number in range(16)]
+
+
+def test_keeps_what_it_is_given():
+    mesh = DeviceMesh((4, 2), ["batch", "model"], [f"CPU:{number}" for number in range(8)])
+    assert mesh.shape == (4, 2)
+    assert mesh.axis_names == ["batch", "model"]  # a list stays a list
+    assert mesh.size == 8
+    assert isinstance(mesh.devices, np.ndarray)
+    assert mesh.devices[1, 0] == "CPU:2"  # row by row
+
+
+def test_takes_all_devices_by_default():
+    assert DeviceMesh((2, 4), ("data", "model")).devices.flatten().tolist() == list_devices()
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "message"),
+    [
+        ((), ("data",), "Shape and axis_names cannot be empty. Received: shape=()"),
+        ((8,), [], "Shape and axis_names cannot be empty"),
+        ((2, 4), ("data",), r"should have same size. Received: shape=\(2, 4\) \(2 sizes\)"),
+        ((2, 2), ("data", "model"), "Shape does not match the number of devices. .*2 x 2 = 4, not 8"),
+        ((3, -1), ("data", "model"), "8 % 3 = 2, so -1 has no whole size"),
+        ((-1, -1), ("data", "model"), "Only one mesh size may be -1"),
+        ((0, 8), ("data", "model"), "whole numbers, at least 1 or one -1 for the rest. Received: data=0"),
+        ((2.0, 4), ("data", "model"), "whole numbers.*data=2.0"),
+        ((True, 8), ("data", "model"), "whole numbers.*data=True"),
+        ((2, 4), ("data", "data"), r"repeats \['data'\]"),
+    ],
+)
+def test_rejects_shapes_and_names(shape, names, message):
+    with pytest.raises(ValueError, match=message):
+        DeviceMesh(shape, names)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "proposals"),
+    [
+        ({"data": 3, "fsdp": 4}, 8, "Sizes that fit 8 device(s): data=2, fsdp=4"),
+        ({"data": 2, "fsdp": 8}, 8, "fit 8 device(s): fsdp=8; or data=2, fsdp=4"),
+        ({"data": 2, "fsdp": 2}, 8, "fit 8 device(s): data=4, fsdp=2; or data=2, fsdp=4"),
+        ({"data": 4, "tensor": 3}, 8, "fit 8 device(s): data=4, tensor=2"),
+        ({"data": 3, "tensor": 5}, 8, "fit 8 device(s): data=2, tensor=4"),  # nothing given fits
+        ({"data": -1, "fsdp": 3}, 8, "fit 8 device(s): data=4, fsdp=2"),
+        ({"data": 16}, 8, "fit 8 device(s): data=8"),
+        ({}, 8, "1 = 1, not 8"),
+    ],
+)
+def test_proposes_sizes_that_fit(sizes, count, proposals):
+    with pytest.raises(ValueError) as error:
+        DeviceMesh.of(TARGETS[:count], **sizes)
+    assert proposals in str(error.value)
+
+
+def test_rejects_a_device_twice():
+    with pytest.raises(ValueError, match=r"\['cpu:0'\] more than once"):
+        DeviceMesh((2,), ("data",), ["cpu:0", "cpu:0"])
+
+
+def test_one_size_may_be_the_rest():
+    assert DeviceMesh((2, -1), ("data", "model")).shape == (2, 4)
+    assert DeviceMesh.of(fsdp=-1, tensor=2).axis_size("fsdp") == 4
+    assert DeviceMesh.of(data=-1, fsdp=8).axis_size("data") == 1
+
+
+def test_of_has_all_axes_slowest_first():
+    mesh = DeviceMesh.of(tensor=2, data=4)
+    assert mesh.axis_names == AXES
+    assert mesh.shape == (1, 4, 1, 1, 1, 2)
+    assert mesh.devices[0, 1, 0, 0, 0].tolist() == ["cpu:2", "cpu:3"]
+
+
+def test_of_names_the_nearest_axis():
+    with pytest.raises(ValueError, match=r"Unknown mesh axis 'fdsp'.*Did you mean 'fsdp'"):
+        DeviceMesh.of(fdsp=8)
+
+
+def test_of_takes_jax_devices_in_their_order():
+    mesh = DeviceMesh.of(jax.devices()[3::-1], data=2, fsdp=2)
+    assert mesh.devices.flatten().tolist() == ["cpu:3", "cpu:2", "cpu:1", "cpu:0"]
+
+
+def test_axis_size():
+    mesh = DeviceMesh((2, 4), ("replica", "model"))
+    assert (mesh.axis_size("model"), mesh.axis_size("tensor")) == (4, 1)  # canonical axes always exist
+    with pytest.raises(ValueError, match="Unknown mesh axis 'modle'.*Did you mean 'model'"):
+        mesh.axis_size("modle")
+
+
+def test_equal_meshes_are_one_key():
+    one, same = DeviceMesh((2, 4), ["data", "model"]), DeviceMesh((2, -1), ("data", "model"), list_devices())
+    assert one == same
+    assert len({one, same}) == 1
+    others = [
+        DeviceMesh((4, 2), ("data", "model")),
+        DeviceMesh((2, 4), ("data", "fsdp")),
+        DeviceMesh((2, 4), ("data", "model"), list_devices()[::-1]),
+    ]
+    assert all(one != other for other in others)
+    assert one != "mesh"
+
+
+def test_backend_mesh_is_auto_and_cached():
+    mesh = DeviceMesh.of(data=2, fsdp=4)
+    assert mesh.backend_mesh is mesh.backend_mesh
+    assert mesh.backend_mesh.axis_names == AXES
+    assert set(mesh.backend_mesh.axis_types) == set(mesh.abstract_mesh.axis_types) == {AxisType.Auto}
+    assert [device.id for device in mesh.backend_mesh.devices.flat] == list(range(8))
+    assert dict(mesh.abstract_mesh.shape) == dict(mesh.backend_mesh.shape)
+
+
+def test_a_subset_of_the_devices_computes():
+    mesh = DeviceMesh.simulated(2)
+    array = jax.device_put(np.arange(4.0), NamedSharding(mesh.backend_mesh, PartitionSpec("data")))
+    assert {device.id for device in array.sharding.device_set} == {0, 1}
+    np.testing.assert_array_equal(jax.jit(lambda x: x + 1)(array), [1, 2, 3, 4])
+
+
+def test_devices_may_be_elsewhere():
+    mesh = DeviceMesh.of(TARGETS, data=-1, tensor=8)
+    assert mesh.axis_size("data") == 2
+    assert mesh.abstract_mesh.size == 16
+    assert "16 device(s), cuda" in str(mesh)
+    assert hash(mesh) == hash(DeviceMesh.of(TARGETS, data=2, tensor=8))
+    with pytest.raises(ValueError, match=r"16 of the mesh's 16 devices are not on this machine: cuda:0.*JAX sees 8"):
+        _ = mesh.backend_mesh
+
+
+def test_names_which_devices_are_missing():
+    with pytest.raises(ValueError, match="1 of the mesh's 2 devices are not on this machine: cpu:99. .*simulated"):
+        _ = DeviceMesh((2,), ("data",), ["cpu:0", "cpu:99"]).backend_mesh
+
+
+def test_devices_are_read_only():
+    with pytest.raises(ValueError, match="read-only"):
+        DeviceMesh((8,), ("data",)).devices[0] = "cpu:1"

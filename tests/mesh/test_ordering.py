@@ -1,0 +1,59 @@
+"""Physical order: fast axes inside a host, the first axes across hosts."""
+
+import random
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from spmdkit.mesh import DeviceMesh
+from spmdkit.mesh.ordering import axes_across, physical_order
+
+
+def hosts(num_hosts: int, per_host: int, stride: int = 2048) -> list:
+    """Devices of several hosts in a random order; ids as JAX gives them on CPU."""
+    found = [
+        SimpleNamespace(process_index=host, id=stride * host + local, platform="cpu")
+        for host in range(num_hosts)
+        for local in range(per_host)
+    ]
+    random.Random(0).shuffle(found)
+    return found
+
+
+def test_orders_by_process_then_id():
+    assert [device.id for device in physical_order(hosts(2, 3))] == [0, 1, 2, 2048, 2049, 2050]
+
+
+def test_orders_slices_first():
+    devices = [SimpleNamespace(process_index=p, id=p, slice_index=s) for p, s in [(0, 1), (1, 0), (2, 1), (3, 0)]]
+    assert [device.id for device in physical_order(devices)] == [1, 3, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "per_host", "sizes", "across"),
+    [
+        (2, 4, {"data": 2, "fsdp": 4}, ("data",)),
+        (2, 4, {"data": 4, "tensor": 2}, ("data",)),
+        (4, 2, {"pipe": 2, "data": 2, "tensor": 2}, ("pipe", "data")),
+        (2, 8, {"data": 2, "fsdp": 2, "context": 2, "tensor": 2}, ("data",)),
+        (2, 4, {"fsdp": 8}, ("fsdp",)),  # no way around it
+        (1, 8, {"data": 2, "fsdp": 4}, ()),
+    ],
+)
+def test_fast_axes_stay_inside_a_host(monkeypatch, num_hosts, per_host, sizes, across):
+    devices = hosts(num_hosts, per_host)
+    monkeypatch.setattr(jax, "devices", lambda platform=None: devices)
+    mesh = DeviceMesh.of(**sizes)
+    process_of = {f"cpu:{device.id}": device.process_index for device in devices}
+    processes = np.vectorize(process_of.get)(mesh.devices)
+    assert axes_across(processes, mesh.axis_names) == across
+
+
+def test_a_group_that_changes_anywhere_is_across():
+    assert axes_across(np.array([[0, 0], [0, 1]]), ("data", "tensor")) == ("data", "tensor")
+
+
+def test_this_process_is_one_host():
+    assert DeviceMesh.of(data=8).axes_across_processes == ()

@@ -1,0 +1,147 @@
+"""Joining processes: arguments, environment, errors; and two real processes."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import spmdkit.mesh.processes as processes
+from spmdkit.mesh import initialize, is_main_process
+
+NAMES = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What `jax.distributed.initialize` is called with, in a process that has opened no devices."""
+    recorded = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: recorded.append(arguments))
+    monkeypatch.setattr(processes, "backend_started", lambda: False)
+    for name in NAMES:
+        for prefix in processes.ENVIRONMENTS:
+            monkeypatch.delenv(prefix + name, raising=False)
+    return recorded
+
+
+def basics(call: dict) -> tuple:
+    return call["coordinator_address"], call["num_processes"], call["process_id"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passed", "detection"),
+    [
+        (("10.0.0.1:1234,10.0.0.2:2345", 2, 0), ("10.0.0.1:1234", 2, 0), "deactivate"),  # a list: the first leads
+        (("10.0.0.1:1234, 10.0.0.2:2345", None, 1), ("10.0.0.1:1234", 2, 1), "deactivate"),  # its length counts
+        (("10.0.0.1:1234", 2, 1), ("10.0.0.1:1234", 2, 1), "deactivate"),  # the coordinator alone
+        (("10.0.0.1:1234", None, None), ("10.0.0.1:1234", None, None), None),  # JAX detects the rest
+        ((None, None, None), (None, None, None), None),  # Cloud TPU
+    ],
+)
+def test_passes_arguments_on(calls, arguments, passed, detection):
+    initialize(*arguments)
+    assert basics(calls[0]) == passed
+    assert calls[0]["cluster_detection_method"] == detection
+
+
+@pytest.mark.parametrize("prefix", processes.ENVIRONMENTS)
+def test_reads_the_environment(calls, monkeypatch, prefix):
+    for name, value in zip(NAMES, ("10.0.0.1:1234,10.0.0.2:2345", "2", "1"), strict=True):
+        monkeypatch.setenv(prefix + name, value)
+    initialize()
+    assert basics(calls[0]) == ("10.0.0.1:1234", 2, 1)
+
+
+def test_arguments_win_then_our_environment(calls, monkeypatch):
+    monkeypatch.setenv("KERAS_DISTRIBUTION_PROCESS_ID", "1")
+    monkeypatch.setenv("SPMDKIT_PROCESS_ID", "2")
+    initialize("10.0.0.1:1234", 4)
+    initialize("10.0.0.1:1234", 4, 0)
+    assert [call["process_id"] for call in calls] == [2, 0]
+
+
+def test_passes_timeouts_on(calls):
+    initialize("a:1", 1, 0, initialization_timeout=7, heartbeat_timeout_seconds=8, shutdown_timeout_seconds=9)
+    timeouts = ("initialization_timeout", "heartbeat_timeout_seconds", "shutdown_timeout_seconds")
+    assert [calls[0][name] for name in timeouts] == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("10.0.0.1:1234,10.0.0.2:2345", 3, 0), "has 2 jobs, but num_processes is 3. Give one address per process"),
+        (("a:1", 2, 2), r"process_id=2 must be in 0 \.\. num_processes - 1 = 1"),
+        (("a:1", 2, -1), "process_id=-1 must be in"),
+        (("a:1", 0, 0), "num_processes=0 must be at least 1"),
+    ],
+)
+def test_rejects_arguments(calls, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        initialize(*arguments)
+    assert calls == []
+
+
+def test_rejects_a_word_for_a_number(calls, monkeypatch):
+    monkeypatch.setenv("KERAS_DISTRIBUTION_NUM_PROCESSES", "two")
+    with pytest.raises(ValueError, match="KERAS_DISTRIBUTION_NUM_PROCESSES='two' must be a whole number"):
+        initialize()
+
+
+def test_says_when_it_is_too_late():
+    with pytest.raises(RuntimeError, match="too late: JAX has already opened its devices.*would train alone"):
+        initialize("127.0.0.1:1", 2, 0)
+
+
+def test_a_second_call_does_nothing(calls, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    initialize("127.0.0.1:1", 2, 0)
+    assert calls == []
+
+
+def test_one_process_is_the_main_process():
+    assert is_main_process()
+
+
+WORKER = """
+import sys
+from spmdkit.mesh import DeviceMesh, get_device_count, initialize, is_main_process, list_devices, simulate
+simulate(2)
+initialize()
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+mesh = DeviceMesh.of(data=2, fsdp=2)
+assert list_devices() == ["cpu:0", "cpu:1", "cpu:2048", "cpu:2049"] and get_device_count() == 4
+assert mesh.axes_across_processes == ("data",) and "crosses processes: data" in str(mesh)
+assert is_main_process() == (jax.process_index() == 0)
+rows = jax.device_put(np.arange(4.0), NamedSharding(mesh.backend_mesh, PartitionSpec(("data", "fsdp"))))
+print(float(jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh.backend_mesh, PartitionSpec()))(rows)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_processes_make_one_mesh():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
+    common = {**clean, "SPMDKIT_JOB_ADDRESSES": address, "SPMDKIT_NUM_PROCESSES": "2"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER],
+            env={**common, "SPMDKIT_PROCESS_ID": str(number)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        results = [worker.communicate(timeout=120) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    assert [output.splitlines()[-1:] for output, _ in results] == [["6.0"], ["6.0"]], results

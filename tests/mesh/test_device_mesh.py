@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-
 from spmdkit.mesh import AXES, DeviceMesh, list_devices
 
 TARGETS = [f"cuda:{number}" for number in range(16)]
@@ -93,7 +92,7 @@ def test_of_takes_jax_devices_in_their_order():
 def test_axis_size():
     mesh = DeviceMesh((2, 4), ("replica", "model"))
     assert (mesh.axis_size("model"), mesh.axis_size("tensor")) == (4, 1)  # canonical axes always exist
-    with pytest.raises(ValueError, match="Unknown mesh axis 'modle'.*Did you mean 'model'"):
+    with pytest.raises(ValueError, match=r"Unknown mesh axis 'modle'.*Did you mean 'model'"):
         mesh.axis_size("modle")
 
 
@@ -137,7 +136,7 @@ def test_devices_may_be_elsewhere():
 
 
 def test_names_which_devices_are_missing():
-    with pytest.raises(ValueError, match="1 of the mesh's 2 devices are not on this machine: cpu:99. .*simulated"):
+    with pytest.raises(ValueError, match=r"1 of the mesh's 2 devices are not on this machine: cpu:99. .*simulated"):
         _ = DeviceMesh((2,), ("data",), ["cpu:0", "cpu:99"]).backend_mesh
 
 

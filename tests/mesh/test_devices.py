@@ -2,7 +2,6 @@
 
 import jax
 import pytest
-
 import spmdkit.mesh.devices as devices
 from spmdkit.mesh import get_device_count, list_devices
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-
 from spmdkit.mesh import DeviceMesh
 from spmdkit.mesh.ordering import axes_across, physical_order
 

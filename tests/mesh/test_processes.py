@@ -7,7 +7,6 @@ import sys
 
 import jax
 import pytest
-
 import spmdkit.mesh.processes as processes
 from spmdkit.mesh import initialize, is_main_process
 
@@ -90,7 +89,7 @@ def test_rejects_a_word_for_a_number(calls, monkeypatch):
 
 
 def test_says_when_it_is_too_late():
-    with pytest.raises(RuntimeError, match="too late: JAX has already opened its devices.*would train alone"):
+    with pytest.raises(RuntimeError, match=r"too late: JAX has already opened its devices.*would train alone"):
         initialize("127.0.0.1:1", 2, 0)
 
 

@@ -2,7 +2,6 @@
 
 import jax
 import pytest
-
 from spmdkit.mesh import DeviceMesh, backend_started, simulate
 
 BEFORE = """

@@ -1,0 +1,20 @@
+"""Bytes of arrays, and how they are written."""
+
+import jax
+import numpy as np
+import pytest
+from spmdkit.layouts.sizes import array_bytes, format_bytes
+
+
+def test_counts_bytes():
+    assert array_bytes((3, 4), np.dtype("float32")) == 48
+    assert array_bytes((), jax.numpy.dtype("bfloat16")) == 2
+    assert array_bytes((2,), jax.random.key(0).dtype) == 16
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 20, "1 MiB"), (5 << 30, "5 GiB"), (3 << 50, "3072 TiB")],
+)
+def test_writes_bytes(num_bytes, text):
+    assert format_bytes(num_bytes) == text

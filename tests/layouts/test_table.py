@@ -1,0 +1,87 @@
+"""The layout table: trees, totals, text, plain data."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from spmdkit.layouts import LayoutMap, LayoutTable, resolve
+from spmdkit.mesh import DeviceMesh
+
+TEXT = """\
+path                 shape   dtype     rule                              layout        per device
+blocks/{0..11}/norm  64      float32   replicated: no rule, under 1 MiB  (None,)            3 KiB
+blocks/{0..11}/q     64x64   float32   .*/q                              (None, fsdp)      48 KiB
+embed                100x64  bfloat16  embed                             (fsdp, None)     3.1 KiB
+scale                scalar  float32   replicated: no rule, under 1 MiB  ()                   4 B
+26 arrays, 56,321 elements, 207.5 KiB in all, 54.1 KiB per device (8 devices)"""
+
+
+def make_table(mesh: DeviceMesh) -> LayoutTable:
+    params = {
+        "embed": jax.ShapeDtypeStruct((100, 64), jnp.bfloat16),
+        "blocks": [{"q": jax.ShapeDtypeStruct((64, 64), "float32"), "norm": np.ones(64, "float32")} for _ in range(12)],
+        "scale": jax.ShapeDtypeStruct((), "float32"),
+    }
+    rules = LayoutMap(mesh)
+    rules["embed"], rules[".*/q"] = ("fsdp", None), (None, "fsdp")
+    return resolve(params, mesh, rules=rules)
+
+
+def test_text(canonical):
+    assert str(make_table(canonical)) == TEXT
+
+
+def test_totals(canonical):
+    table = make_table(canonical)
+    assert table.num_elements == 12 * (64 * 64 + 64) + 6400 + 1
+    assert table.bytes_global == sum(row.bytes_global for row in table.rows) == 12 * 4 * (64 * 64 + 64) + 12804
+    assert table.bytes_per_device == 12 * 4 * (64 * 16 + 64) + 3200 + 4
+
+
+def test_trees(canonical):
+    table = make_table(canonical)
+    assert table.specs["embed"] == PartitionSpec("fsdp")
+    assert table.layouts["blocks"][3]["q"].axes == (None, "fsdp")
+    assert table.shardings()["blocks"][0]["q"] == NamedSharding(canonical.backend_mesh, PartitionSpec(None, "fsdp"))
+    assert table.shardings(abstract=True)["embed"].mesh == canonical.abstract_mesh
+    assert table.abstract_arrays["embed"] == jax.ShapeDtypeStruct((100, 64), jnp.bfloat16)
+
+
+def test_rows_by_path(canonical):
+    table = make_table(canonical)
+    assert table.row("blocks/7/q").shape == (64, 64)
+    with pytest.raises(ValueError, match=r"Unknown path 'blocks/7/k'.*Did you mean 'blocks/7/q'"):
+        table.row("blocks/7/k")
+
+
+def test_plain_data(canonical):
+    rows = json.loads(json.dumps(make_table(canonical).to_json()))
+    assert rows[-2] == {
+        "path": "embed",
+        "shape": [100, 64],
+        "dtype": "bfloat16",
+        "rule": "embed",
+        "layout": [["fsdp"], []],
+        "bytes_per_device": 3200,
+        "bytes": 12800,
+    }
+
+
+def test_an_empty_tree(canonical):
+    table = resolve({"a": {}, "b": None}, canonical)
+    assert (table.specs, table.bytes_per_device) == ({"a": {}, "b": None}, 0)
+    assert str(table).endswith("0 arrays, 0 elements, 0 B in all, 0 B per device (8 devices)")
+
+
+def test_a_mesh_elsewhere_has_a_table():
+    mesh = DeviceMesh.of([f"cuda:{number}" for number in range(1024)], data=128, fsdp=8)
+    rules = LayoutMap(mesh)
+    rules["w"] = ("fsdp", None)
+    table = resolve({"w": jax.ShapeDtypeStruct((1 << 20, 4096), "float32")}, mesh, rules=rules)
+    assert "2 GiB per device (1024 devices)" in str(table)
+    assert table.shardings(abstract=True)["w"].shard_shape((1 << 20, 4096)) == (1 << 17, 4096)
+    with pytest.raises(ValueError, match="not on this machine"):
+        table.shardings()

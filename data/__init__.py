@@ -1,1 +1,32 @@
-"""TODO-contract."""
+"""Data through Grain: sources, the global order of examples, and batches placed on the mesh.
+
+`open_splits(config)` gives training and evaluation examples with random access. `train_batches` and `eval_batches` turn
+them into global arrays: the order of examples is a function of (seed, sample index), the same for any number of
+processes, and each process reads just the rows that its devices hold.
+"""
+
+from .arrays import from_arrays as from_arrays
+from .batches import abstract_batch as abstract_batch
+from .batches import eval_batches as eval_batches
+from .batches import train_batches as train_batches
+from .bigram import bigram_loss as bigram_loss
+from .config import DataConfig as DataConfig
+from .order import sample_order as sample_order
+from .source import BadDataError as BadDataError
+from .source import Source as Source
+from .source import Splits as Splits
+from .splits import open_splits as open_splits
+
+__all__ = [
+    "BadDataError",
+    "DataConfig",
+    "Source",
+    "Splits",
+    "abstract_batch",
+    "bigram_loss",
+    "eval_batches",
+    "from_arrays",
+    "open_splits",
+    "sample_order",
+    "train_batches",
+]

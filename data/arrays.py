@@ -1,0 +1,127 @@
+"""Examples that are in memory: NumPy arrays with one row per example, given directly or read from .npz files."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from .config import DataConfig
+from .documents import hash_fraction
+from .files import find_files
+from .source import Splits, fingerprint
+
+
+class ArraySource:
+    """Examples that are the rows of arrays in memory.
+
+    Args:
+        arrays: Name -> array with examples on dim 0. "weights" of 1 (float32, one for each target) are added if absent.
+
+    Raises:
+        ValueError: no arrays, or not all have the same number of rows.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
+        if len(set(rows.values())) != 1 or "no dim" in rows.values():
+            raise ValueError(f"the arrays of a source have one row per example on dim 0; these have {rows}.")
+        self._length = len(next(iter(arrays.values())))
+        shape = arrays["targets"].shape if "targets" in arrays else (self._length,)
+        self._arrays = {"weights": np.ones(shape, np.float32)} | arrays
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """Row `index` of each array."""
+        return {name: np.asarray(array[index]) for name, array in self._arrays.items()}
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows at `indices` (int64, (N,)) of each array."""
+        return {name: array[indices] for name, array in self._arrays.items()}
+
+
+def from_arrays(
+    train: Mapping[str, np.ndarray],
+    evaluation: Mapping[str, np.ndarray] | None = None,
+    *,
+    vocabulary: int | None = None,
+) -> Splits:
+    """Makes splits of NumPy arrays.
+
+    Args:
+        train: Name -> array with examples on dim 0, such as {"inputs": float32 (N, F), "targets": int32 (N,)}.
+            "weights" of 1 are added if absent.
+        evaluation: The same names for held-out examples; None for no evaluation split.
+        vocabulary: Number of token ids, where the arrays hold tokens.
+
+    Returns:
+        The splits. Arrays are not copied.
+
+    Raises:
+        ValueError: rows do not match, or the two splits have different names, dtypes or row shapes.
+    """
+    splits = [ArraySource(arrays) for arrays in (train, evaluation) if arrays is not None]
+    if evaluation is not None:
+        _check_alike(train, evaluation)
+    sizes = " and ".join(f"{len(split):,}" for split in splits)
+    all_arrays = [np.asarray(array) for arrays in (train, evaluation or {}) for _, array in sorted(arrays.items())]
+    return Splits(
+        train=splits[0],
+        evaluation=splits[1] if evaluation is not None else None,
+        vocabulary=vocabulary,
+        description=f"arrays {', '.join(train)} in memory: {sizes} examples",
+        fingerprint=fingerprint(all_arrays, sorted(train)),
+    )
+
+
+def read_arrays(config: DataConfig) -> Splits:
+    """Reads .npz files of arrays; rows of several files follow each other.
+
+    Args:
+        config: `files`, and `eval_files` or `eval_fraction` (rows are held out by the hash of their number).
+
+    Raises:
+        ValueError: a pattern matches nothing, or the files' arrays do not fit together.
+    """
+    arrays = _load(config.files, "data.files")
+    if config.eval_files:
+        return from_arrays(arrays, _load(config.eval_files, "data.eval_files"))
+    return held_out_rows(arrays, config.eval_fraction)
+
+
+def held_out_rows(arrays: Mapping[str, np.ndarray], eval_fraction: float) -> Splits:
+    """Splits arrays by row: a row is held out when the hash of its number falls below `eval_fraction`.
+
+    Args:
+        arrays: Name -> array with examples on dim 0.
+        eval_fraction: Share of rows to hold out, in [0, 1); 0 for no evaluation split.
+    """
+    rows = len(next(iter(arrays.values())))
+    held_out = np.array([hash_fraction(b"%d" % row) < eval_fraction for row in range(rows)], bool)
+    evaluation = {name: array[held_out] for name, array in arrays.items()} if eval_fraction else None
+    return from_arrays({name: array[~held_out] for name, array in arrays.items()}, evaluation)
+
+
+def _load(patterns: tuple[str, ...], key: str) -> dict[str, np.ndarray]:
+    """The arrays of all files, concatenated by name."""
+    parts = []
+    for file in find_files(patterns, key=key, suffixes=(".npz",)):
+        with np.load(file.path) as archive:
+            parts.append((file.path, {name: archive[name] for name in archive.files}))
+    first_path, first = parts[0]
+    for path, arrays in parts[1:]:
+        if arrays.keys() != first.keys():
+            raise ValueError(f"{key}: {path} holds the arrays {[*arrays]}, but {first_path} holds {[*first]}.")
+    return {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in first}
+
+
+def _check_alike(train: Mapping[str, np.ndarray], evaluation: Mapping[str, np.ndarray]) -> None:
+    """Raises where the splits' examples differ in form."""
+    forms = [
+        {name: (str(np.asarray(array).dtype), np.shape(array)[1:]) for name, array in arrays.items()}
+        for arrays in (train, evaluation)
+    ]
+    if forms[0] != forms[1]:
+        raise ValueError(f"training examples are {forms[0]}, evaluation examples are {forms[1]}; they must be alike.")

@@ -1,0 +1,159 @@
+"""Batches on the mesh: Grain reads the rows of each step, a background thread places them on the devices.
+
+    train:  step s holds samples [s * B, (s + 1) * B) of the order; starting at step s is a seek, not a replay.
+    eval:   step s holds examples [s * B, (s + 1) * B); the last batch is filled up with rows of weight zero.
+
+Each process makes the batches it is asked for, always the same number on every process: no iterator ends on one
+process before it ends on another.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from functools import partial
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from .order import sample_order
+from .placement import check_divisible, place_rows, rows_of_devices
+from .prefetch import run_ahead
+from .source import Source, take
+
+Batch = dict[str, jax.Array]
+LocalBatch = dict[str, np.ndarray]
+EXAMPLE_MODULUS = 2**31
+
+
+def train_batches(
+    source: Source,
+    sharding: NamedSharding,
+    *,
+    global_batch: int,
+    seed: int,
+    start_step: int,
+    num_steps: int,
+    shuffle: bool = True,
+    prefetch: int = 2,
+    threads: int = 0,
+) -> Generator[Batch, None, None]:
+    """The batches of training steps start_step, start_step + 1, ..., start_step + num_steps - 1.
+
+    Args:
+        source: Training examples.
+        sharding: How rows are split over the mesh, such as P(("data", "fsdp")); further dims are not split.
+        global_batch: Rows of a batch, over all processes.
+        seed: Chooses the order, >= 0.
+        start_step: First step; the batches are those a run from step 0 has from there on.
+        num_steps: Number of batches.
+        shuffle: False for the source's own order in every epoch.
+        prefetch: Batches kept ready on the devices ahead of the step, by a background thread; 0 reads on demand.
+        threads: Further threads that read examples, for slow storage.
+
+    Returns:
+        A generator of name -> global array (global_batch, ...), plus "example": int32 (global_batch,), the global
+        sample index (mod 2**31). Closing it stops its threads; an error while reading is raised at the step it hits.
+
+    Raises:
+        ValueError: the batch does not divide over the mesh or is larger than the split, or a number is negative.
+    """
+    if global_batch > len(source):
+        raise ValueError(
+            f"train.global_batch={global_batch} rows, but the training split holds {len(source)} examples. "
+            f"Set train.global_batch to at most {len(source)}, lower data.length, or give more data."
+        )
+    if min(seed, start_step, num_steps) < 0:
+        raise ValueError(f"seed={seed}, start_step={start_step} and num_steps={num_steps} must be 0 or more.")
+    rows = rows_of_devices(sharding, global_batch, sharding.addressable_devices)
+
+    def read(step: int) -> LocalBatch:
+        samples = step * global_batch + rows
+        local = take(source, sample_order(samples, num_examples=len(source), seed=seed, shuffle=shuffle))
+        return {**local, "example": (samples % EXAMPLE_MODULUS).astype(np.int32)}
+
+    place = partial(place_rows, rows=rows, sharding=sharding, global_batch=global_batch)
+    return _batches(read, place, range(start_step, start_step + num_steps), prefetch=prefetch, threads=threads)
+
+
+def eval_batches(
+    source: Source,
+    sharding: NamedSharding,
+    *,
+    global_batch: int,
+    max_batches: int | None = None,
+    prefetch: int = 2,
+    threads: int = 0,
+) -> Generator[Batch, None, None]:
+    """All examples of a source in order, each once.
+
+    Args:
+        source: Evaluation examples.
+        sharding: How rows are split over the mesh; further dims are not split.
+        global_batch: Rows of a batch, over all processes.
+        max_batches: Stop after so many batches; None for the whole split.
+        prefetch: Batches kept ready on the devices ahead, by a background thread; 0 reads on demand.
+        threads: Further threads that read examples, for slow storage.
+
+    Returns:
+        A generator like that of `train_batches`, where "example" is the index into the source. Rows past its end
+        repeat the last example with weights of zero.
+
+    Raises:
+        ValueError: the batch does not divide over the mesh.
+    """
+    rows = rows_of_devices(sharding, global_batch, sharding.addressable_devices)
+    num_batches = -(-len(source) // global_batch)
+    if max_batches is not None:
+        num_batches = min(num_batches, max_batches)
+
+    def read(step: int) -> LocalBatch:
+        indices = step * global_batch + rows
+        local = take(source, np.minimum(indices, len(source) - 1))
+        local["weights"][indices >= len(source)] = 0
+        return {**local, "example": (indices % EXAMPLE_MODULUS).astype(np.int32)}
+
+    place = partial(place_rows, rows=rows, sharding=sharding, global_batch=global_batch)
+    return _batches(read, place, range(num_batches), prefetch=prefetch, threads=threads)
+
+
+def abstract_batch(source: Source, global_batch: int, sharding: NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, dtypes and shardings of the batches that `train_batches` and `eval_batches` make.
+
+    Args:
+        source: Any split of the data; its first example is read.
+        global_batch: Rows of a batch, over all processes.
+        sharding: How rows are split over the mesh; its devices need not exist.
+
+    Raises:
+        ValueError: the batch does not divide over the mesh.
+    """
+    check_divisible(sharding, global_batch)
+    example = {**source[0], "example": np.int32(0)}
+    return {
+        name: jax.ShapeDtypeStruct(
+            (global_batch, *np.shape(value)), jax.dtypes.canonicalize_dtype(value.dtype), sharding=sharding
+        )
+        for name, value in example.items()
+    }
+
+
+def _batches(
+    read: Callable[[int], LocalBatch],
+    place: Callable[[LocalBatch], Batch],
+    steps: range,
+    *,
+    prefetch: int,
+    threads: int,
+) -> Generator[Batch, None, None]:
+    """`place(read(step))` for each step: Grain reads in its threads, another places, `prefetch` batches ahead."""
+
+    def placed() -> Generator[Batch, None, None]:
+        if not steps:
+            return
+        import grain  # here, as importing it takes a second
+
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
+        with closing(iter(grain.MapDataset.range(steps.start, steps.stop).map(read).to_iter_dataset(options))) as local:
+            yield from map(place, local)
+
+    return run_ahead(placed(), prefetch)

@@ -1,0 +1,96 @@
+"""The `data:` section of a config: what to read, how to cut it into examples, how to order them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+EMBEDDED_SOURCES = ("stdlib", "synthetic")
+FILE_SOURCES = ("text", "tokens", "jsonl", "parquet", "arrays")
+TOKEN_DTYPES = ("uint8", "uint16", "uint32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is read, how it is cut into examples and split, and in which order it is served.
+
+    Raises:
+        ValueError: a value is out of its range, or values contradict each other; all problems at once.
+    """
+
+    source: str = "stdlib"
+    """Where examples come from: stdlib (the Python sources on this machine, as bytes), text (files as bytes), tokens
+    (.npy or raw arrays of token ids), jsonl or parquet (one column of texts or token ids), arrays (.npz with inputs and
+    targets), synthetic (noisy images of digits, 64 features), or your own "module:function" (DataConfig -> Splits)."""
+
+    files: tuple[str, ...] = ()
+    """Files or globs ("corpus/**/*.txt") of the sources text, tokens, jsonl, parquet and arrays."""
+
+    eval_files: tuple[str, ...] = ()
+    """Files or globs of the evaluation split. None: eval_fraction of `files` is held out instead."""
+
+    column: str = "text"
+    """Column (jsonl: key) with the texts, or with lists of token ids."""
+
+    length: int = 256
+    """Tokens (text: bytes) per example."""
+
+    dtype: str = ""
+    """Type of token ids: uint8, uint16 or uint32. Raw token files need it; .npy files are checked against it."""
+
+    vocabulary: int = 0
+    """Number of token ids. 0: 256 for text, the largest id + 1 for tokens (found by reading every token once)."""
+
+    eval_fraction: float = 0.05
+    """Share of the data held out for evaluation, from 0 (no evaluation split) to below 1."""
+
+    shuffle: bool = True
+    """Whether each epoch visits the training examples in a new random order."""
+
+    prefetch: int = 2
+    """Batches read and placed on the mesh ahead of the step, by a background thread. 0: read on demand."""
+
+    threads: int = 0
+    """Further threads that read examples, for slow storage."""
+
+    def __post_init__(self) -> None:
+        problems = [*_problems(self)]
+        if problems:
+            raise ValueError("\n".join(problems))
+
+
+def _problems(config: DataConfig) -> Iterator[str]:
+    """Everything wrong with the values, each message with its config key."""
+    yield from _source_problems(config)
+    if config.length < 1:
+        yield f"data.length={config.length}: an example needs at least 1 token."
+    if config.dtype not in ("", *TOKEN_DTYPES):
+        yield f"data.dtype={config.dtype!r}: token ids are {', '.join(TOKEN_DTYPES)}."
+    if not 0 <= config.vocabulary <= 2**31 - 1:
+        yield f"data.vocabulary={config.vocabulary}: it is from 1 to 2**31 - 1 (ids are int32), or 0 for automatic."
+    if not 0 <= config.eval_fraction < 1:
+        yield f"data.eval_fraction={config.eval_fraction}: it is a share of the data, from 0 to below 1."
+    if config.prefetch < 0:
+        yield f"data.prefetch={config.prefetch}: it is a number of batches, 0 or more."
+    if config.threads < 0:
+        yield f"data.threads={config.threads}: it is a number of threads, 0 or more."
+
+
+def _source_problems(config: DataConfig) -> Iterator[str]:
+    """Is the source known, and does it have the files it needs?"""
+    for key in ("files", "eval_files"):
+        if isinstance(getattr(config, key), str):
+            yield f"data.{key}={getattr(config, key)!r}: it is a list of files or globs; put the one into brackets."
+    if ":" in config.source:  # the user's own function may use `files` or not
+        return
+    known = (*EMBEDDED_SOURCES, *FILE_SOURCES)
+    if config.source not in known:
+        near = get_close_matches(config.source, known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        yield f"data.source={config.source!r}: the sources are {', '.join(known)}, or module:function.{hint}"
+    elif config.source in FILE_SOURCES and not config.files:
+        yield f"data.source={config.source}: it reads files, and data.files is empty; give files or globs."
+    elif config.source in EMBEDDED_SOURCES and (config.files or config.eval_files):
+        yield (
+            f"data.source={config.source}: it reads no files, but data.files or data.eval_files is set; "
+            "remove them, or set data.source: text."
+        )

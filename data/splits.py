@@ -1,0 +1,131 @@
+"""From a `data:` section to training and evaluation examples."""
+
+import importlib
+
+from .arrays import read_arrays
+from .columns import read_jsonl, read_parquet
+from .config import DataConfig
+from .documents import Corpus, Stream, join, split_documents
+from .source import Source as Source
+from .source import Splits as Splits
+from .source import fingerprint
+from .stdlib import read_stdlib
+from .synthetic import synthetic_digits
+from .text import read_text
+from .tokens import read_tokens
+from .windows import WindowSource
+
+READERS = {
+    "stdlib": read_stdlib,
+    "text": read_text,
+    "tokens": read_tokens,
+    "jsonl": read_jsonl,
+    "parquet": read_parquet,
+}
+
+
+def open_splits(config: DataConfig) -> Splits:
+    """Opens the data that a config names.
+
+    Args:
+        config: The `data:` section.
+
+    Returns:
+        Training and evaluation examples; every process that calls this with the same files gets the same ones.
+
+    Raises:
+        ValueError: files, columns or a package are missing, files are unreadable, a split holds no example, or ids do
+            not fit.
+    """
+    if ":" in config.source:
+        return _user_splits(config)
+    if config.source == "synthetic":
+        return synthetic_digits(config.eval_fraction)
+    if config.source == "arrays":
+        return read_arrays(config)
+    return _language_splits(config)
+
+
+def _user_splits(config: DataConfig) -> Splits:
+    """The splits that the user's own function returns."""
+    module, _, function = config.source.partition(":")
+    try:
+        make_splits = getattr(importlib.import_module(module), function)
+    except (ModuleNotFoundError, AttributeError) as error:
+        given = f"data.source={config.source!r}: {error}."
+        raise ValueError(f"{given} It names a function of an importable module.") from error
+    splits = make_splits(config)
+    if not isinstance(splits, Splits):
+        raise ValueError(
+            f"data.source={config.source!r} returned a {type(splits).__name__}; it returns spmdkit.data.Splits, "
+            "for example spmdkit.data.from_arrays(...)."
+        )
+    return splits
+
+
+def _language_splits(config: DataConfig) -> Splits:
+    """Windows over streams of token ids (bytes, for text)."""
+    read = READERS[config.source]
+    corpus = read(config.files, config, "data.files")
+    if config.eval_files:
+        held_out = read(config.eval_files, config, "data.eval_files")
+        train_documents, eval_documents = corpus.documents, held_out.documents
+    else:
+        train_documents, eval_documents = split_documents(corpus.documents, config.eval_fraction)
+    train, evaluation = join(train_documents, corpus.separator), join(eval_documents, corpus.separator)
+    vocabulary = _vocabulary(corpus, train + evaluation, config)
+    checked = vocabulary if corpus.vocabulary is None and config.vocabulary else None
+    sources = [WindowSource(streams, config.length, checked) for streams in (train, evaluation)]
+    has_evaluation = bool(config.eval_files) or config.eval_fraction > 0
+    _check_not_empty(sources, [train, evaluation], config, has_evaluation)
+    return Splits(
+        train=sources[0],
+        evaluation=sources[1] if has_evaluation else None,
+        vocabulary=vocabulary,
+        description=(
+            f"{config.source}: {corpus.description}; {len(sources[0]):,} training and {len(sources[1]):,} evaluation "
+            f"examples of {config.length:,} tokens, vocabulary {vocabulary:,}"
+        ),
+        fingerprint=fingerprint([stream.ids for stream in train + evaluation], config.length, len(train), vocabulary),
+    )
+
+
+def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> int:
+    """The number of token ids: the config's, the reader's, or the largest id + 1."""
+    if corpus.vocabulary is not None and 0 < config.vocabulary < corpus.vocabulary:
+        raise ValueError(
+            f"data.vocabulary={config.vocabulary}: text is bytes, and they need {corpus.vocabulary} ids. "
+            "Leave data.vocabulary out, or make it larger."
+        )
+    vocabulary = config.vocabulary or corpus.vocabulary
+    if vocabulary:
+        return vocabulary
+    extremes = [(int(stream.ids.min()), int(stream.ids.max()), stream.name) for stream in streams]
+    for lowest, highest, name in extremes:
+        if lowest < 0 or highest >= 2**31 - 1:
+            raise ValueError(
+                f"{name} holds values from {lowest} to {highest}; token ids are at least 0 and below 2**31 - 1. "
+                "Check that the file holds token ids and, for a raw file, data.dtype."
+            )
+    return max((highest for _, highest, _ in extremes), default=0) + 1
+
+
+def _check_not_empty(
+    sources: list[WindowSource], streams: list[list[Stream]], config: DataConfig, has_evaluation: bool
+) -> None:
+    """Raises where a split holds no whole example."""
+    sizes = [sum(len(stream.ids) for stream in split) for split in streams]
+    needed = f"one example needs data.length + 1 = {config.length + 1:,} in one piece"
+    problems = []
+    if not len(sources[0]):
+        problems.append(
+            f"data: the training split holds {sizes[0]:,} tokens; {needed}. Give more data or lower data.length."
+        )
+    if has_evaluation and not len(sources[1]):
+        origin = "data.eval_files" if config.eval_files else f"data.eval_fraction={config.eval_fraction}"
+        problems.append(
+            f"data: the evaluation split ({origin}) holds {sizes[1]:,} tokens; {needed}. Give it more data, lower "
+            "data.length, or set data.eval_fraction: 0 to go without evaluation."
+        )
+    if problems:
+        raise ValueError("\n".join(problems))

@@ -1,0 +1,75 @@
+"""Language-model examples: windows of length + 1 tokens, cut one after the other from streams of token ids.
+
+    stream    t0 t1 t2 t3 t4 t5 t6 ...        length 3
+    example 0 inputs t0 t1 t2  targets t1 t2 t3
+    example 1 inputs t3 t4 t5  targets t4 t5 t6
+
+Each token but a stream's first is a target exactly once; the incomplete window at a stream's end is left out.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from .documents import Stream
+from .source import BadDataError
+
+
+class WindowSource:
+    """Examples {"inputs": int32 (L,), "targets": int32 (L,), "weights": float32 (L,)} from streams of token ids.
+
+    Windows are views: reading examples copies just their tokens, from memory or from a memory map.
+
+    Args:
+        streams: Where windows are cut from; none spans two streams.
+        length: Tokens per example, L.
+        vocabulary: Every id read is checked to be below it; None where that is known to hold.
+    """
+
+    def __init__(self, streams: Sequence[Stream], length: int, vocabulary: int | None = None) -> None:
+        streams = [stream for stream in streams if len(stream.ids) > length]
+        self._names = [stream.name for stream in streams]
+        self._windows = [sliding_window_view(stream.ids, length + 1)[::length] for stream in streams]
+        self._starts = np.cumsum([0, *(len(windows) for windows in self._windows)])
+        self._length = length
+        self._vocabulary = vocabulary
+
+    def __len__(self) -> int:
+        """Number of whole windows in all streams."""
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """Example `index`, in [0, len)."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The examples at `indices` (int64, (N,)), stacked: arrays of shape (N, L).
+
+        Raises:
+            BadDataError: a token id does not fit the vocabulary.
+        """
+        ids = np.empty((len(indices), self._length + 1), np.int32)
+        of_stream = np.searchsorted(self._starts, indices, side="right") - 1
+        for stream in np.unique(of_stream):
+            chosen = of_stream == stream
+            windows = self._windows[stream][indices[chosen] - self._starts[stream]]
+            self._check(windows, self._names[stream])
+            ids[chosen] = windows
+        return {
+            "inputs": np.ascontiguousarray(ids[:, :-1]),
+            "targets": np.ascontiguousarray(ids[:, 1:]),
+            "weights": np.ones((len(indices), self._length), np.float32),
+        }
+
+    def _check(self, ids: np.ndarray, name: str) -> None:
+        """Raises where an id does not fit the vocabulary."""
+        if self._vocabulary is None or (ids.max() < self._vocabulary and ids.min() >= 0):
+            return
+        wrong = ids.max() if ids.max() >= self._vocabulary else ids.min()
+        raise BadDataError(
+            f"{name} holds token id {wrong}, but data.vocabulary={self._vocabulary} allows 0 .. {self._vocabulary - 1}. "
+            "Raise data.vocabulary (0 finds it), or check data.dtype: the wrong one reads noise."
+        )

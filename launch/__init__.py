@@ -1,1 +1,1 @@
-"""TODO-contract."""
+"""The command line and the launcher. Read `cli` first, then `train`, `local` and `processes`."""

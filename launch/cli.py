@@ -1,0 +1,202 @@
+"""The command line: `spmdkit train`, `spmdkit launch`, `spmdkit explain`.
+
+Each command is one line of COMMANDS. What a command needs is imported when it runs, so that help is instant.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+CONFIG_HELP = """
+CONFIG is a YAML file, or the name of a preset that comes with spmdkit (quickstart). key=value arguments lay single
+values over it; the value is YAML:
+
+  train.steps=20  strategy.fsdp=2  'strategy={fsdp: 4, data: 2}'  'data.files=["corpus/**/*.txt"]'
+"""
+
+EXIT_CODES = """
+exit codes: 0 finished, 1 an unforeseen error, 2 a mistake to correct, 3 diverged or bad data, 75 stopped: try again.
+SPMDKIT_TRACEBACK=1 shows the traceback of a mistake as well.
+"""
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of every command that reads a config."""
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file or the name of a preset")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="values laid over those of the file")
+
+
+def add_train(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `train`."""
+    add_config(parser)
+    parser.add_argument("--help-config", action=HelpConfig, help="list every key with its default, and exit")
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Trains in this process, which may be one of several."""
+    from ..configs import load_config
+    from ..training.worker import processes_in_job, simulated_by_job
+    from .train import train as run
+
+    processes, simulate = processes_in_job(), simulated_by_job()
+    return run(load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate))
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `launch`."""
+    add_config(parser)
+    parser.add_argument("--on", required=True, metavar="local:PxD", help="P processes with D simulated devices each")
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """Trains in several processes."""
+    from .local import launch as run
+    from .target import parse_target
+
+    return run(arguments.config, arguments.overrides, parse_target(arguments.on))
+
+
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `explain`."""
+    add_config(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Prints what a run will hold and move."""
+    import json
+
+    from ..configs import load_config
+    from .explain import explain as run
+
+    explanation = run(load_config(arguments.config, arguments.overrides))
+    print(json.dumps(explanation.to_json(), indent=2) if arguments.json else explanation)
+    return 0
+
+
+class Command(NamedTuple):
+    """One subcommand.
+
+    Attributes:
+        name: What is typed.
+        summary: One line for the list of commands.
+        text: What it does and what for, with examples.
+        add_arguments: Adds its arguments to its parser.
+        run: Does it; returns the exit code.
+    """
+
+    name: str
+    summary: str
+    text: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+COMMANDS = (
+    Command(
+        "train",
+        "train a model; the same command again resumes",
+        """
+Trains the model of a config on its mesh, in this process. Checkpoints, metrics and report.html go to run.dir; where
+that folder holds an unfinished run, training goes on from its last checkpoint.
+
+  spmdkit train quickstart                       a language model on 8 simulated devices
+  spmdkit train my.yaml train.steps=20           a file of yours, one value changed
+  spmdkit train my.yaml strategy.fsdp=-1         all devices hold one copy of the state between them
+  spmdkit train --help-config                    every key, its default and what it does
+""",
+        add_train,
+        train,
+    ),
+    Command(
+        "launch",
+        "train in several processes, stopped together when one fails",
+        """
+Starts processes that train together over real collectives, and gives the losses of one process with as many devices.
+Lines are printed after their rank and kept in run.dir/logs. When a process fails, the others are stopped and the last
+lines are its own.
+
+  spmdkit launch quickstart --on local:2x4       2 processes here, 4 simulated devices each
+""",
+        add_launch,
+        launch,
+    ),
+    Command(
+        "explain",
+        "show the mesh, the layouts, bytes and collectives, without training",
+        """
+Lays out and compiles the run of a config and shows the mesh, where each parameter lives, the bytes on each device by
+kind, the memory of the compiled step, and its collectives by kind and mesh axis. Nothing is trained.
+
+  spmdkit explain quickstart                     as tables
+  spmdkit explain quickstart --json              for a program to read
+""",
+        add_explain,
+        explain,
+    ),
+)
+
+
+class HelpConfig(argparse.Action):
+    """Prints the reference of all keys and exits."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: object) -> None:
+        super().__init__(option_strings, dest, nargs=0, **options)  # pyright: ignore[reportArgumentType]
+
+    def __call__(self, parser: argparse.ArgumentParser, *ignored: object) -> None:
+        """Called by argparse where the option is given."""
+        from ..configs import describe_config
+
+        parser.exit(message=describe_config())
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Builds the parser of the first word: which command."""
+    names = "".join(f"  {command.name:<10}{command.summary}\n" for command in COMMANDS)
+    parser = argparse.ArgumentParser(
+        prog="spmdkit",
+        usage="spmdkit COMMAND CONFIG [key=value ...] [options]",
+        description=f"Distributed SPMD training for JAX.\n\ncommands:\n{names}",
+        epilog="start here: spmdkit train quickstart; more: spmdkit COMMAND --help\n" + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=[command.name for command in COMMANDS], help=argparse.SUPPRESS)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def make_command_parser(command: Command) -> argparse.ArgumentParser:
+    """Builds the parser of the arguments of one command."""
+    parser = argparse.ArgumentParser(
+        prog=f"spmdkit {command.name}",
+        description=command.text,
+        epilog=CONFIG_HELP + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        argv: Arguments without the program's name; None = the process's own.
+
+    Returns:
+        The exit code: see training/exits.py.
+    """
+    first = make_parser().parse_args(argv)
+    command = next(command for command in COMMANDS if command.name == first.command)
+    arguments = make_command_parser(command).parse_intermixed_args(first.rest)
+    try:
+        return command.run(arguments)
+    except (Exception, KeyboardInterrupt) as error:
+        from ..training.exits import report_error
+
+        return report_error(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""One process of a run of several: what the launcher tells it, how it joins the others and how it leaves them.
+
+JAX alone ends badly here: a process that raises first waits for the others in an exit barrier while they wait for it in
+a collective, until a timeout aborts all of them and buries the first error. So a process that fails says why and leaves
+at once, and the launcher stops the others; a process that succeeds waits until all have, and the coordinator goes last.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..mesh.processes import ENVIRONMENTS, initialize
+from .exits import report_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """How long the processes of a run wait for each other, in seconds."""
+
+    rendezvous: int = 300
+    """For all processes to join at the start."""
+    heartbeat: int = 30
+    """Without a sign of life from a process before it counts as dead."""
+    shutdown: int = 20
+    """For all processes to finish once the first has."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"timeouts.{name}={getattr(self, name)} must be at least 1 second."
+            for name in ("rendezvous", "heartbeat", "shutdown")
+            if getattr(self, name) < 1
+        ]
+        if problems:
+            raise ValueError("\n".join(problems))
+
+
+class Job(NamedTuple):
+    """What the launcher tells a process about the run.
+
+    Attributes:
+        address: "host:port" of the coordinator, process 0.
+        num_processes: Processes in the run.
+        process_id: This one, 0 <= process_id < num_processes.
+        simulate: CPU devices to simulate in this process; None = what the config says.
+    """
+
+    address: str
+    num_processes: int
+    process_id: int
+    simulate: int | None
+
+
+def job_environment(job: Job) -> dict[str, str]:
+    """Returns the environment variables that hand `job` to a process."""
+    environment = {
+        "SPMDKIT_JOB_ADDRESSES": job.address,
+        "SPMDKIT_NUM_PROCESSES": str(job.num_processes),
+        "SPMDKIT_PROCESS_ID": str(job.process_id),
+    }
+    return environment if job.simulate is None else environment | {"SPMDKIT_SIMULATE": str(job.simulate)}
+
+
+def one_of_several() -> bool:
+    """Tells whether the environment says that this process is part of a run of several."""
+    return any(os.environ.get(prefix + "JOB_ADDRESSES") for prefix in ENVIRONMENTS)
+
+
+def processes_in_job() -> int:
+    """Returns how many processes the environment says the run has; 1 where it says nothing."""
+    given = [prefix + "NUM_PROCESSES" for prefix in ENVIRONMENTS if os.environ.get(prefix + "NUM_PROCESSES")]
+    return _number(given[0]) if given else 1
+
+
+def simulated_by_job() -> int | None:
+    """Returns how many CPU devices the launcher wants this process to simulate; None where it says nothing."""
+    return _number("SPMDKIT_SIMULATE") if os.environ.get("SPMDKIT_SIMULATE") else None
+
+
+def _number(variable: str) -> int:
+    text = os.environ[variable]
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"Environment variable {variable}={text!r} must be a whole number of at least 1.")
+    return int(text)
+
+
+@contextmanager
+def multi_process(timeouts: Timeouts) -> Iterator[None]:
+    """Joins the other processes of the run for the duration of a `with` block; does nothing in a run of one.
+
+    Leaving the block normally waits, at most `timeouts.shutdown`, until every process has. An exception is printed and
+    ends this process at once, without cleaning up: the others can no longer answer. Enter the block before anything
+    touches a device, and do nothing that others wait for after it.
+
+    Args:
+        timeouts: How long to wait for the others.
+    """
+    if not one_of_several():
+        yield
+        return
+    import jax
+
+    # With JAX's service for preemption notices on, a process ignores SIGTERM until something asks for the notice.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        initialize(
+            initialization_timeout=timeouts.rendezvous,
+            heartbeat_timeout_seconds=timeouts.heartbeat,
+            shutdown_timeout_seconds=timeouts.shutdown,
+        )
+        yield
+        jax.distributed.shutdown()
+    except BaseException as error:
+        code = report_error(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

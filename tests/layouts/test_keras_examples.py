@@ -1,0 +1,215 @@
+"""The examples of Keras's documentation, with `spmdkit` in the place of `keras.distribution`.
+
+A Keras model becomes a pytree of arrays whose paths are those of the variables, and `fit` some jitted steps of SGD.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from spmdkit.layouts.paths import map_with_path
+
+import spmdkit
+
+STEPS = 5
+
+
+@pytest.fixture(autouse=True)
+def clear_distribution():
+    """Each example starts and ends without a distribution."""
+    yield
+    spmdkit.set_distribution(None)
+
+
+def init(key) -> dict:
+    """Two dense layers, d1 and d2."""
+    first, second = jax.random.split(key)
+    return {
+        "d1": {"kernel": jax.random.normal(first, (8, 16)), "bias": jnp.zeros(16)},
+        "d2": {"kernel": jax.random.normal(second, (16, 4)), "bias": jnp.zeros(4)},
+    }
+
+
+def dense(params: dict, x, name: str):
+    """A layer that asks the distribution for the layout of its output, as Keras layers do."""
+    y = x @ params[name]["kernel"] + params[name]["bias"][None]
+    current = spmdkit.distribution()
+    layout = None if current is None else current.get_tensor_layout(f"{name}/output")
+    return y if layout is None else spmdkit.distribute_tensor(y, layout)
+
+
+def loss(params: dict, x):
+    return jnp.mean(dense(params, jax.nn.relu(dense(params, x, "d1")), "d2") ** 2)
+
+
+def sgd(params: dict, x):
+    value, gradients = jax.value_and_grad(loss)(params, x)
+    return jax.tree.map(lambda param, gradient: param - 0.01 * gradient, params, gradients), value
+
+
+def fit() -> tuple[dict, list[float]]:
+    """Trains under the process's distribution; gives the parameters and the losses."""
+    current = spmdkit.distribution()
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    params = init(jax.random.key(0))
+    if current is not None:
+        x = spmdkit.distribute_tensor(x, current.get_data_layout(x.shape))
+        layouts = map_with_path(lambda path, leaf: current.get_variable_layout(leaf, path), params)
+        params = jax.tree.map(spmdkit.distribute_tensor, params, layouts)
+    state_shardings = jax.tree.map(lambda leaf: leaf.sharding, params)  # state stays as it lies, as in Keras's trainer
+    step = jax.jit(sgd, out_shardings=(state_shardings, None))
+    losses = []
+    for _ in range(STEPS):
+        params, value = step(params, x)
+        losses.append(float(value))
+    return params, losses
+
+
+@pytest.fixture(scope="module")
+def one_device() -> list[float]:
+    """The losses without a distribution."""
+    spmdkit.set_distribution(None)
+    return fit()[1]
+
+
+def shard_shapes(array) -> set[tuple[int, ...]]:
+    return {shard.data.shape for shard in array.addressable_shards}
+
+
+# The guide "Distributed training": meshes and layouts
+
+
+def test_guide_mesh_and_layouts():
+    devices = spmdkit.list_devices()
+    mesh = spmdkit.DeviceMesh(shape=(2, 4), axis_names=["data", "model"], devices=devices)
+    layout_2d = spmdkit.TensorLayout(axes=("model", "data"), device_mesh=mesh)
+    layout_4d = spmdkit.TensorLayout(axes=("data", None, None, "model"), device_mesh=mesh)
+    replicated_4d = spmdkit.TensorLayout(axes=("data", None, None, None), device_mesh=mesh)
+    assert layout_2d.shard_shape((8, 8)) == (2, 4)
+    assert layout_4d.shard_shape((8, 3, 3, 8)) == (4, 3, 3, 2)
+    assert replicated_4d.shard_shape((8, 3, 3, 8)) == (4, 3, 3, 8)
+
+
+def test_guide_data_parallel_from_devices(one_device):
+    devices = spmdkit.list_devices("cpu")
+    data_parallel = spmdkit.DataParallel(devices=devices)
+    spmdkit.set_distribution(data_parallel)
+    params, losses = fit()
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(params))
+    assert all(len(leaf.sharding.device_set) == 8 for leaf in jax.tree.leaves(params))
+    np.testing.assert_allclose(losses, one_device, rtol=1e-5)
+
+
+def test_guide_data_parallel_on_a_mesh(one_device):
+    mesh_1d = spmdkit.DeviceMesh(shape=(8,), axis_names=["data"], devices=spmdkit.list_devices())
+    data_parallel = spmdkit.DataParallel(device_mesh=mesh_1d)
+    with data_parallel.scope():
+        _, losses = fit()
+    assert spmdkit.distribution() is None
+    np.testing.assert_allclose(losses, one_device, rtol=1e-5)
+
+
+def test_guide_model_parallel(one_device):
+    mesh_2d = spmdkit.DeviceMesh(shape=(2, 4), axis_names=["data", "model"], devices=spmdkit.list_devices())
+    layout_map = spmdkit.LayoutMap(mesh_2d)
+    layout_map["d1/kernel"] = (None, "model")
+    layout_map["d1/bias"] = ("model",)
+    layout_map["d2/output"] = ("data", None)
+    model_parallel = spmdkit.ModelParallel(layout_map=layout_map, batch_dim_name="data")
+    spmdkit.set_distribution(model_parallel)
+    params, losses = fit()
+    assert shard_shapes(params["d1"]["kernel"]) == {(8, 4)}
+    assert shard_shapes(params["d1"]["bias"]) == {(4,)}
+    assert shard_shapes(params["d2"]["kernel"]) == {(16, 4)}  # no rule
+    np.testing.assert_allclose(losses, one_device, rtol=1e-5)
+    assert model_parallel.layout_table(params).row("d1/kernel").bytes_per_device == 8 * 4 * 4
+
+
+def test_the_output_rule_holds_during_training():
+    mesh = spmdkit.DeviceMesh((2, 4), ("data", "model"))
+    layout_map = spmdkit.LayoutMap(mesh)
+    layout_map["d1/output"] = ("data", "model")
+    seen = []
+    with spmdkit.ModelParallel(layout_map=layout_map).scope():
+
+        def forward(params, x):
+            y = dense(params, x, "d1")
+            jax.debug.inspect_array_sharding(y, callback=seen.append)
+            return y
+
+        jax.jit(forward)(init(jax.random.key(0)), jnp.ones((16, 8)))
+    assert seen[0].is_equivalent_to(layout_map["d1/output"].backend_layout, 2)
+
+
+# The docstring of LayoutMap: expressions over paths
+
+
+@pytest.fixture
+def documented_map():
+    mesh = spmdkit.DeviceMesh(shape=(2, 4), axis_names=("batch", "model"))
+    layout_map = spmdkit.LayoutMap(mesh)
+    layout_map["dense.*kernel"] = (None, "model")
+    layout_map["dense.*bias"] = ("model",)
+    layout_map["conv2d.*kernel"] = (None, None, None, "model")
+    layout_map["conv2d.*bias"] = ("model",)
+    return layout_map
+
+
+@pytest.mark.parametrize(
+    ("path", "axes"),
+    [
+        ("dense_1/kernel", (None, "model")),
+        ("dense_1/bias", ("model",)),
+        ("conv2d_2/kernel", (None, None, None, "model")),
+        ("conv2d_2/bias", ("model",)),
+    ],
+)
+def test_docstring_of_layout_map(documented_map, path, axes):
+    assert documented_map[path] == spmdkit.TensorLayout(axes, documented_map.device_mesh)
+
+
+def test_docstring_of_layout_map_without_a_match(documented_map):
+    assert documented_map["batch_norm/gamma"] is None
+    assert documented_map["model/dense_1/kernel"] is None  # the whole path must match: lead with ".*"
+
+
+# The docstring of ModelParallel: only the mesh's shape decides how far variables are split
+
+
+@pytest.mark.parametrize(("shape", "shard"), [((2, 4), (8, 4)), ((1, 8), (8, 2)), ((8, 1), (8, 16))])
+def test_docstring_of_model_parallel(one_device, shape, shard):
+    device_mesh = spmdkit.DeviceMesh(shape=shape, axis_names=("batch", "model"), devices=spmdkit.list_devices())
+    layout_map = spmdkit.LayoutMap(device_mesh)
+    layout_map["d.*kernel"] = (None, "model")
+    layout_map["d.*bias"] = ("model",)
+    if shape[1] == 8:  # d2 has 4 outputs
+        layout_map["d2/kernel"], layout_map["d2/bias"] = ("model", None), (None,)
+    distribution = spmdkit.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+    with distribution.scope():
+        params, losses = fit()
+    assert shard_shapes(params["d1"]["kernel"]) == {shard}
+    np.testing.assert_allclose(losses, one_device, rtol=1e-5)
+
+
+# Behaviour of the JAX backend
+
+
+def test_a_variable_keeps_its_layout_outside_the_scope():
+    layout_map = spmdkit.LayoutMap(spmdkit.DeviceMesh((2, 4), ("data", "model")))
+    layout_map[".*kernel"] = (None, "model")
+    table = spmdkit.ModelParallel(layout_map=layout_map).layout_table({"d1": {"kernel": jnp.zeros((8, 16))}})
+    assigned = spmdkit.distribute_tensor(np.ones((8, 16)), table.row("d1/kernel").layout)
+    assert assigned.sharding.is_equivalent_to(layout_map["d1/kernel"].backend_layout, 2)
+
+
+def test_a_batch_lies_in_rows():
+    mesh = spmdkit.DeviceMesh((4, 2), ("data", "model"))
+    layout = spmdkit.ModelParallel(layout_map=spmdkit.LayoutMap(mesh)).get_data_layout((12, 5))
+    batch = jax.make_array_from_process_local_data(layout.backend_layout, np.ones((12, 5)))
+    assert (batch.shape, shard_shapes(batch)) == ((12, 5), {(3, 5)})
+
+
+def test_a_batch_that_does_not_divide_is_explained():
+    layout = spmdkit.DataParallel().get_data_layout((None, 5))
+    with pytest.raises(ValueError, match=r"dim 0 of size 12 does not divide over batch \(size 8\): 12 % 8 = 4"):
+        spmdkit.distribute_tensor(np.ones((12, 5)), layout)

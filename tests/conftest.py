@@ -19,7 +19,7 @@ def pytest_configure() -> None:
 
     simulate(NUM_DEVICES)
     jax.config.update("jax_compilation_cache_dir", str(CACHE))
-    jax.config.update("jax_persistent_compilation_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     jax.config.update("jax_numpy_rank_promotion", "raise")
 
 

@@ -79,6 +79,8 @@ class DeviceMesh:
     def simulated(cls, num_devices: int, **axis_sizes: int) -> "DeviceMesh":
         """Builds a mesh of simulated CPU devices, configuring them if JAX has not opened its devices yet.
 
+        For one process; where several share a mesh, each calls `simulate` for its own devices, and then `of`.
+
         Args:
             num_devices: CPU devices of the mesh, at least 1.
             **axis_sizes: As in `of`; none for `data=num_devices`.

@@ -22,6 +22,9 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _GROUP_LIST = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _GROUP_IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_GROUP_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
+_MESH_AXIS = re.compile(r"'([^']*)'=(\d+)")
+_GROUP_AXIS = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
@@ -98,6 +101,8 @@ def _groups(instruction: str, num_devices: int) -> list[list[int]]:
     """The groups of partitions that communicate, from any of XLA's ways to write them; none written means all."""
     if pairs := _PAIRS.search(instruction):
         return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs.group(1)) if a != b] or [[0]]
+    if named := _GROUP_MESH.search(instruction):
+        return _mesh_groups(*named.groups())
     if iota := _GROUP_IOTA.search(instruction):
         rows, columns, dims, order = iota.groups()
         ids = np.arange(int(rows) * int(columns)).reshape([int(n) for n in dims.split(",")])
@@ -108,6 +113,23 @@ def _groups(instruction: str, num_devices: int) -> list[list[int]]:
         if any(groups):
             return groups
     return [list(range(num_devices))]
+
+
+def _mesh_groups(axes: str, taken: str) -> list[list[int]]:
+    """Groups written as axes of a mesh, `['data'=2,'fsdp'=4] {'fsdp'}`; `'fsdp':(2)2` is a part of an axis: the factor
+    of size 2 that comes after a factor of size 2."""
+    sizes = {name: int(size) for name, size in _MESH_AXIS.findall(axes)}
+    dims: list[int] = []
+    members: list[int] = []
+    parts = {name: (int(before or 1), int(size or sizes[name])) for name, before, size in _GROUP_AXIS.findall(taken)}
+    for name, size in sizes.items():
+        before, width = parts.get(name, (1, 1))
+        members.append(len(dims) + 1)
+        dims += [before, width, size // (before * width)]
+    ids = np.arange(int(np.prod(dims, dtype=np.int64))).reshape(dims)
+    others = [dim for dim in range(len(dims)) if dim not in members]
+    count = int(np.prod([dims[dim] for dim in members], dtype=np.int64))
+    return ids.transpose(others + members).reshape(-1, count).tolist()
 
 
 def _axes(groups: list[list[int]], mesh: DeviceMesh) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ that looks across elements of a parameter (adafactor's factored moments, muon's 
 ratio) is right on every mesh without knowing it, and an elementwise one compiles to no communication at all.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -198,9 +199,13 @@ class Step:
         if not axes:
             return local
         mesh = self.layouts.mesh.abstract_mesh if abstract else self.layouts.mesh.backend_mesh
-        return jax.shard_map(
-            local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=True
+        checked, unchecked = (
+            jax.shard_map(
+                local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=check_vma
+            )
+            for check_vma in (True, False)
         )
+        return with_fallback(checked, unchecked)
 
     def _jit_step(self, *, abstract: bool) -> Any:
         batch, whole = self.layouts.batch_spec, PartitionSpec()
@@ -272,6 +277,36 @@ def build_step(
         remat=remat,
         precision=precision,
     )
+
+
+def with_fallback(checked: Callable[..., Any], unchecked: Callable[..., Any]) -> Callable[..., Any]:
+    """Traces with JAX's checks of what varies over the mesh, and without them where only the model does not type.
+
+    A model that starts a loop from constants (`jnp.zeros` as a recurrent state) is right, yet does not type inside
+    `shard_map`. The runtime's own collectives are written to mean the same with and without the checks.
+    """
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return checked(*arguments)
+        except (TypeError, ValueError) as error:
+            if "manual axis types" not in str(error) and "varying manual axes" not in str(error):
+                raise
+            reason = str(error)
+        warnings.warn(
+            "The model does not pass JAX's checks of what varies over the mesh (check_vma), so this step is compiled "
+            "without them; its numbers are the same. To have the checks, start loops from values made of the inputs "
+            f"(jnp.zeros_like(x) instead of jnp.zeros). JAX says: {reason.splitlines()[0]}",
+            UncheckedStep,
+            stacklevel=2,
+        )
+        return unchecked(*arguments)
+
+    return call
+
+
+class UncheckedStep(UserWarning):
+    """A step was compiled with `check_vma=False`, because of a loop in the model."""
 
 
 def manual_specs(layouts: Layouts) -> Any:

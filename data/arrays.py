@@ -17,7 +17,7 @@ class ArraySource:
         arrays: Name -> array with examples on dim 0. "weights" of 1 (float32, one for each target) are added if absent.
 
     Raises:
-        ValueError: no arrays, or not all have the same number of rows.
+        ValueError: no arrays, no rows, or arrays with different numbers of rows.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -26,6 +26,8 @@ class ArraySource:
         if len(set(rows.values())) != 1 or "no dim" in rows.values():
             raise ValueError(f"the arrays of a source have one row per example on dim 0; these have {rows}.")
         self._length = len(next(iter(arrays.values())))
+        if not self._length:
+            raise ValueError("a split of arrays holds no rows; give more data, or no evaluation split.")
         shape = arrays["targets"].shape if "targets" in arrays else (self._length,)
         self._arrays = {"weights": np.ones(shape, np.float32)} | arrays
 
@@ -97,9 +99,17 @@ def held_out_rows(arrays: Mapping[str, np.ndarray], eval_fraction: float) -> Spl
     Args:
         arrays: Name -> array with examples on dim 0.
         eval_fraction: Share of rows to hold out, in [0, 1); 0 for no evaluation split.
+
+    Raises:
+        ValueError: a split would hold no rows.
     """
     rows = len(next(iter(arrays.values())))
     held_out = np.array([hash_fraction(b"%d" % row) < eval_fraction for row in range(rows)], bool)
+    if held_out.all() or (eval_fraction and not held_out.any()):
+        raise ValueError(
+            f"data.eval_fraction={eval_fraction} of {rows:,} rows holds out {held_out.sum():,}: both splits need rows. "
+            "Give more rows, change data.eval_fraction, or set it to 0 to go without evaluation."
+        )
     evaluation = {name: array[held_out] for name, array in arrays.items()} if eval_fraction else None
     return from_arrays({name: array[~held_out] for name, array in arrays.items()}, evaluation)
 

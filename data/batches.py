@@ -109,8 +109,9 @@ def eval_batches(
     def read(step: int) -> LocalBatch:
         indices = step * global_batch + rows
         local = take(source, np.minimum(indices, len(source) - 1))
-        local["weights"][indices >= len(source)] = 0
-        return {**local, "example": (indices % EXAMPLE_MODULUS).astype(np.int32)}
+        weights = local["weights"].copy()
+        weights[indices >= len(source)] = 0
+        return {**local, "weights": weights, "example": (indices % EXAMPLE_MODULUS).astype(np.int32)}
 
     place = partial(place_rows, rows=rows, sharding=sharding, global_batch=global_batch)
     return _batches(read, place, range(num_batches), prefetch=prefetch, threads=threads)

@@ -43,11 +43,10 @@ def bigram_loss(train: Source, evaluation: Source, vocabulary: int, smoothing: f
     last_tenth = len(windows) - len(windows) // 10
     fitted = _count_pairs(train, windows[:last_tenth], vocabulary)
     tuning = _count_pairs(train, windows[last_tenth:], vocabulary)
-    if smoothing is None:
-        candidates = SMOOTHINGS if len(windows) >= 10 else (1.0,)
-        smoothing = min(candidates, key=lambda value: _loss(fitted, tuning, vocabulary, value))
+    if smoothing is None and len(tuning.pairs):
+        smoothing = min(SMOOTHINGS, key=lambda value: _loss(fitted, tuning, vocabulary, value))
     measured = _count_pairs(evaluation, np.arange(len(evaluation)), vocabulary)
-    return _loss(_merge([fitted, tuning]), measured, vocabulary, smoothing)
+    return _loss(_merge([fitted, tuning]), measured, vocabulary, smoothing or 1.0)
 
 
 def _stride(train: Source) -> int:

@@ -84,7 +84,10 @@ def _documents(path: Path, values: Iterable[Any]) -> Iterator[Document]:
 
 def _token_ids(value: Any, where: str) -> np.ndarray:
     """A row's list of token ids."""
-    ids = np.asarray(value)
+    try:
+        ids = np.asarray(value)
+    except ValueError:  # lists of different depths
+        ids = np.asarray(None)
     if ids.ndim == 1 and len(ids) == 0:
         return ids.astype(np.uint32)
     if ids.ndim != 1 or ids.dtype.kind not in "ui" or ids.min() < 0 or ids.max() >= 2**31:

@@ -1,5 +1,6 @@
 """A background thread that makes the next items of an iterator while the current one is in use."""
 
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import closing
@@ -39,6 +40,7 @@ def run_ahead(items: Generator[T, None, None], depth: int) -> Generator[T, None,
     for _ in range(depth):
         slots.put(True)
     stopped = threading.Event()
+    finalizing = sys.is_finalizing  # a local name is still there when a generator is closed as Python exits
     thread = threading.Thread(target=_make, args=(items, ready, slots, stopped), name="spmdkit-prefetch", daemon=True)
     thread.start()
     try:
@@ -50,7 +52,8 @@ def run_ahead(items: Generator[T, None, None], depth: int) -> Generator[T, None,
     finally:
         stopped.set()
         slots.put(False)
-        thread.join(JOIN_SECONDS)
+        if not finalizing():
+            thread.join(JOIN_SECONDS)
 
 
 def _make(

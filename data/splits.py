@@ -60,6 +60,11 @@ def _user_splits(config: DataConfig) -> Splits:
             f"data.source={config.source!r} returned a {type(splits).__name__}; it returns spmdkit.data.Splits, "
             "for example spmdkit.data.from_arrays(...)."
         )
+    if "weights" not in splits.train[0]:
+        raise ValueError(
+            f"data.source={config.source!r} returned examples with {', '.join(splits.train[0])}; each also needs "
+            '"weights": float32, what each target counts (1, or 0 for padding).'
+        )
     return splits
 
 

@@ -70,6 +70,6 @@ class WindowSource:
             return
         wrong = ids.max() if ids.max() >= self._vocabulary else ids.min()
         raise BadDataError(
-            f"{name} holds token id {wrong}, but data.vocabulary={self._vocabulary} allows 0 .. {self._vocabulary - 1}. "
-            "Raise data.vocabulary (0 finds it), or check data.dtype: the wrong one reads noise."
+            f"{name} holds token id {wrong}; data.vocabulary={self._vocabulary} allows 0 .. {self._vocabulary - 1}. "
+            "Raise data.vocabulary (0 finds it), or check data.dtype (a wrong one reads noise)."
         )

@@ -1,0 +1,95 @@
+"""Arrays in memory and in .npz files."""
+
+import numpy as np
+import pytest
+from spmdkit.data import DataConfig, from_arrays, open_splits
+
+
+def arrays(rows=6, features=3):
+    return {"inputs": np.arange(rows * features, dtype=np.float32).reshape(rows, features), "targets": np.arange(rows)}
+
+
+def test_weights_are_added():
+    splits = from_arrays(arrays())
+    assert len(splits.train) == 6
+    example = splits.train[2]
+    assert example["inputs"].tolist() == [6, 7, 8]
+    assert (example["targets"], example["weights"], example["weights"].dtype) == (2, 1, np.float32)
+    assert splits.evaluation is None
+
+
+def test_weights_have_the_shape_of_targets():
+    tokens = np.zeros((4, 7), np.int32)
+    assert from_arrays({"inputs": tokens, "targets": tokens}).train[0]["weights"].shape == (7,)
+    assert from_arrays({"images": np.zeros((4, 2, 2))}).train[0]["weights"].shape == ()
+
+
+def test_weights_that_are_given_stay():
+    splits = from_arrays({**arrays(2), "weights": np.array([0.5, 2], np.float32)}, vocabulary=9)
+    assert [splits.train[i]["weights"] for i in range(2)] == [0.5, 2]
+    assert splits.vocabulary == 9
+
+
+def test_arrays_are_not_copied_until_read():
+    given = arrays()
+    splits = from_arrays(given)
+    given["targets"][3] = 77
+    assert splits.train[3]["targets"] == 77
+    taken = splits.train.take(np.array([3]))
+    assert not np.shares_memory(taken["targets"], given["targets"])
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation", "message"),
+    [
+        ({}, None, "one row per example on dim 0"),
+        ({"inputs": np.zeros((3, 2)), "targets": np.zeros(4)}, None, r"these have \{'inputs': 3, 'targets': 4\}"),
+        ({"inputs": np.zeros((0, 3))}, None, "holds no rows"),
+        ({"inputs": np.zeros(())}, None, r"\{'inputs': 'no dim'\}"),
+        (arrays(4), arrays(4, features=2), r"training examples are .*\(3,\).*evaluation examples are .*\(2,\)"),
+        (arrays(4), {"inputs": np.zeros((4, 3), np.float32)}, "must be alike"),
+    ],
+)
+def test_says_what_does_not_fit(train, evaluation, message):
+    with pytest.raises(ValueError, match=message):
+        from_arrays(train, evaluation)
+
+
+def test_npz_files(tmp_path):
+    for name, first in (("b", 300), ("a", 0)):
+        np.savez(
+            tmp_path / f"{name}.npz", inputs=np.arange(first, first + 300.0), targets=np.arange(first, first + 300)
+        )
+    config = DataConfig(source="arrays", files=(f"{tmp_path}/*.npz",), eval_fraction=0.1)
+    splits = open_splits(config)
+    assert splits.evaluation is not None
+    assert len(splits.evaluation) == pytest.approx(60, abs=20)
+    rows = [int(split[i]["targets"]) for split in (splits.train, splits.evaluation) for i in range(len(split))]
+    assert sorted(rows) == list(range(600))
+    assert open_splits(config).fingerprint == splits.fingerprint
+
+
+def test_both_splits_need_rows(tmp_path):
+    np.savez(tmp_path / "few.npz", **arrays(4))
+    with pytest.raises(
+        ValueError, match=r"data\.eval_fraction=0\.01 of 4 rows holds out 0.* set it to 0 to go without"
+    ):
+        open_splits(DataConfig(source="arrays", files=(f"{tmp_path}/few.npz",), eval_fraction=0.01))
+
+
+def test_npz_files_for_evaluation(tmp_path):
+    np.savez(tmp_path / "train.npz", **arrays(5))
+    np.savez(tmp_path / "test.npz", **arrays(4))
+    config = DataConfig(source="arrays", files=(f"{tmp_path}/train.npz",), eval_files=(f"{tmp_path}/test.npz",))
+    splits = open_splits(config)
+    assert splits.evaluation is not None
+    assert (len(splits.train), len(splits.evaluation)) == (5, 4)
+
+
+def test_npz_files_that_do_not_fit(tmp_path):
+    np.savez(tmp_path / "a.npz", **arrays())
+    np.savez(tmp_path / "b.npz", images=np.zeros(3))
+    with pytest.raises(
+        ValueError, match=r"b\.npz holds the arrays \['images'\], but .*a\.npz holds \['inputs', 'targets'\]"
+    ):
+        open_splits(DataConfig(source="arrays", files=(f"{tmp_path}/*.npz",)))

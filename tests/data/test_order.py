@@ -1,0 +1,68 @@
+"""The order is a permutation each epoch, new each time, and a function of (seed, index) alone."""
+
+import numpy as np
+import pytest
+from spmdkit.data import sample_order
+
+
+def epoch(size, seed=0, number=0):
+    return sample_order(np.arange(number * size, (number + 1) * size), num_examples=size, seed=seed)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 16, 17, 100, 255, 256, 257, 1000, 28321, 65537])
+def test_each_epoch_is_a_permutation(size):
+    for seed, number in ((0, 0), (1, 0), (0, 3)):
+        assert np.array_equal(np.sort(epoch(size, seed, number)), np.arange(size))
+
+
+def test_epochs_and_seeds_give_different_orders():
+    orders = [epoch(1000, seed, number) for seed in range(3) for number in range(3)]
+    for i, order in enumerate(orders):
+        assert all(np.mean(order == other) < 0.02 for other in orders[:i])
+
+
+def test_an_entry_depends_on_its_index_alone():
+    samples = np.random.default_rng(0).integers(0, 5000, size=400)
+    together = sample_order(samples, num_examples=300, seed=7)
+    alone = [int(sample_order(np.array([sample]), num_examples=300, seed=7)[0]) for sample in samples]
+    assert together.tolist() == alone
+
+
+def test_the_order_never_changes():
+    """A run that resumes with a newer version must see the same examples."""
+    assert epoch(10).tolist() == [3, 1, 9, 6, 7, 0, 4, 5, 2, 8]
+    assert sample_order(np.array([0, 10**12]), num_examples=10**6, seed=42).tolist() == [524003, 775648]
+
+
+def test_without_shuffling():
+    assert sample_order(np.arange(7), num_examples=3, seed=0, shuffle=False).tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_huge_splits():
+    size = 2**40 + 7
+    examples = sample_order(np.arange(10000), num_examples=size, seed=0)
+    assert len(set(examples.tolist())) == 10000
+    assert np.histogram(examples, 8, (0, size))[0] == pytest.approx(1250, rel=0.15)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 10])
+def test_every_example_is_equally_likely_at_every_place(size):
+    counts = np.zeros((size, size))
+    for seed in range(2000):
+        counts[np.arange(size), epoch(size, seed)] += 1
+    expected = 2000 / size
+    assert ((counts - expected) ** 2 / expected).sum() / (size - 1) ** 2 < 2
+
+
+def test_all_permutations_of_four_are_equally_likely():
+    orders = [tuple(epoch(4, seed)) for seed in range(4800)]
+    counts = [orders.count(order) for order in set(orders)]
+    assert len(counts) == 24
+    assert ((np.array(counts) - 200) ** 2 / 200).sum() / 23 < 2.2
+
+
+def test_neighbours_are_unrelated():
+    orders = [epoch(500, seed) for seed in range(100)]
+    correlations = [np.corrcoef(order[:-1], order[1:])[0, 1] for order in orders]
+    assert abs(np.mean(correlations)) < 0.02
+    assert np.std(correlations) == pytest.approx(500**-0.5, rel=0.4)

@@ -1,0 +1,156 @@
+"""Do the sizes multiply out? Arithmetic across the sections of a config."""
+
+import re
+from collections.abc import Iterable, Mapping
+from math import prod
+
+from ..mesh.axes import AXES, BATCH_AXES
+from .errors import ConfigError, Problem, did_you_mean
+from .schema import Config
+from .words import listed
+
+REST = -1
+
+
+def check_devices(config: Config, num_devices: int) -> dict[str, int]:
+    """Checks a config against the number of devices that the run has, once that is known.
+
+    Args:
+        config: A loaded config.
+        num_devices: Devices of all processes together.
+
+    Returns:
+        Mesh axis -> size, with the -1 worked out.
+
+    Raises:
+        ConfigError: If the sizes of the strategy do not make `num_devices`, or the batch cannot be split over them.
+    """
+    problems = size_problems(config, num_devices, f"there are {num_devices} devices")
+    if problems:
+        raise ConfigError([problem.message for problem in problems])
+    return resolved_sizes(axis_sizes(config), num_devices)
+
+
+def size_problems(config: Config, num_devices: int | None, known_from: str = "") -> list[Problem]:
+    """Returns what is wrong with the sizes of the strategy and the batch.
+
+    Args:
+        config: A config whose values have the right types.
+        num_devices: Devices of all processes together; None = not known yet.
+        known_from: Where that number comes from, for messages: "run.simulate=4 gives 4 devices".
+    """
+    sizes = axis_sizes(config)
+    problems = _bad_sizes(sizes)
+    if problems:
+        return problems
+    if num_devices is not None:
+        problem = _product_problem(sizes, num_devices, known_from)
+        if problem:
+            return [problem]
+        sizes = resolved_sizes(sizes, num_devices)
+    problem = _batch_problem(sizes, config.train.global_batch, config.train.accumulate)
+    return [problem] if problem else []
+
+
+def axis_sizes(config: Config) -> dict[str, int]:
+    """Returns mesh axis -> size as the strategy gives it; -1 stays -1."""
+    return {axis: options.size for axis, options in config.strategy.items()}
+
+
+def resolved_sizes(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
+    """Returns the sizes with -1 replaced by what is left of the devices."""
+    rest = num_devices // _product(sizes)
+    return {axis: rest if size == REST else size for axis, size in sizes.items()}
+
+
+def layout_problems(rules: Mapping[str, Iterable[str | tuple[str, ...] | None]]) -> list[Problem]:
+    """Returns what is wrong with layout rules before there is a model: bad patterns, axes that do not exist."""
+    problems = []
+    for pattern, entries in rules.items():
+        path = f"layouts.rules.{pattern}"
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            problems.append(Problem(path, f"layouts.rules: {pattern!r} is not a regular expression: {error}."))
+        named = [axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry or ())]
+        problems += [
+            Problem(
+                path,
+                f"layouts.rules: {pattern!r} names {axis!r}, which is not a mesh axis; they are {', '.join(AXES)}."
+                f"{did_you_mean(axis, AXES)}",
+            )
+            for axis in named
+            if axis not in AXES
+        ]
+    return problems
+
+
+def _bad_sizes(sizes: Mapping[str, int]) -> list[Problem]:
+    problems = [
+        Problem(f"strategy.{axis}", f"strategy.{axis}={size} must be at least 1, or -1 for the rest of the devices.")
+        for axis, size in sizes.items()
+        if size < 1 and size != REST
+    ]
+    rests = [axis for axis, size in sizes.items() if size == REST]
+    if len(rests) > 1:
+        given = " and ".join(f"{axis}=-1" for axis in rests)
+        problems.append(Problem("strategy", f"strategy: {given}: only one axis can be the rest; size the others."))
+    return problems
+
+
+def _product(sizes: Mapping[str, int]) -> int:
+    return prod(size for size in sizes.values() if size != REST)
+
+
+def _product_problem(sizes: Mapping[str, int], num_devices: int, known_from: str) -> Problem | None:
+    """Explains why the sizes do not make the number of devices, and what would."""
+    product = _product(sizes)
+    has_rest = REST in sizes.values()
+    if num_devices == product or (has_rest and num_devices % product == 0):
+        return None
+    given = " x ".join(f"{axis} {size}" for axis, size in sizes.items()) or "no axes"
+    arithmetic = f"{num_devices} % {product} = {num_devices % product}" if has_rest else f"{product} != {num_devices}"
+    remedies = [
+        f"strategy.{axis}={_fitting(sizes, axis, num_devices)}" for axis in sizes if _fitting(sizes, axis, num_devices)
+    ]
+    if "data" not in sizes and not has_rest and num_devices % product == 0:
+        remedies.insert(0, f"strategy.data={num_devices // product}")
+    if known_from.startswith("run.simulate"):
+        remedies.append(f"run.simulate={-(-num_devices // product) * product if has_rest else product}")
+    remedy = listed(remedies, "or") if remedies else f"sizes whose product is {num_devices}"
+    return Problem("strategy", f"strategy: {given}, but {known_from}: {arithmetic}. Set {remedy}.")
+
+
+def _fitting(sizes: Mapping[str, int], axis: str, num_devices: int) -> int | None:
+    """Returns the size of one axis, nearest to the given one, that makes the product right; None where none does."""
+    others = {other: size for other, size in sizes.items() if other != axis}
+    if sizes[axis] == REST or num_devices % _product(others):
+        return None
+    quotient = num_devices // _product(others)
+    return _nearest_divisor(quotient, sizes[axis]) if REST in others.values() else quotient
+
+
+def _batch_problem(sizes: Mapping[str, int], global_batch: int, accumulate: int) -> Problem | None:
+    """Explains why the rows of a batch cannot be split evenly, and which numbers would do."""
+    if any(sizes.get(axis) == REST for axis in BATCH_AXES):
+        return None
+    split = {f"strategy.{axis}": sizes[axis] for axis in BATCH_AXES if axis in sizes} | {"train.accumulate": accumulate}
+    parts = prod(split.values())
+    left_over = global_batch % parts
+    if left_over == 0:
+        return None
+    fewer, shards = global_batch - left_over, parts // accumulate
+    remedies = [f"train.global_batch={rows}" for rows in (fewer, fewer + parts) if rows]
+    if global_batch % shards == 0:
+        remedies.append(f"train.accumulate={_nearest_divisor(global_batch // shards, accumulate)}")
+    arithmetic = " x ".join(f"{name} {size}" for name, size in split.items())
+    return Problem(
+        "train.global_batch",
+        f"train.global_batch={global_batch} rows cannot be split evenly: {arithmetic} = {parts}, "
+        f"and {global_batch} % {parts} = {left_over}. Set {listed(remedies, 'or')}.",
+    )
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = (divisor for divisor in range(1, number + 1) if number % divisor == 0)
+    return min(divisors, key=lambda divisor: abs(divisor - wanted))

@@ -1,0 +1,197 @@
+"""From a YAML file and overrides to a checked Config; everything that is wrong is told at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..models.catalog import MODELS
+from ..parallel import STRATEGIES
+from .checks import layout_problems, size_problems
+from .convert import below, to_dataclass, unknown_key
+from .errors import ConfigError as ConfigError
+from .errors import Problem, did_you_mean
+from .overrides import apply_overrides
+from .reader import Document, read_yaml
+from .schema import Config
+from .words import shown
+
+PRESETS = Path(__file__).parent
+
+
+def load_config(
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    num_processes: int = 1,
+    simulate: int | None = None,
+) -> Config:
+    """Reads, completes and checks a config. Opens no device.
+
+    Args:
+        source: A YAML file, or the name of a preset ("quickstart").
+        overrides: `key=value` each, the key dotted, the value YAML: "train.steps=20", "strategy.fsdp=2".
+        num_processes: Processes of the run.
+        simulate: CPU devices that each process simulates, in place of `run.simulate`.
+
+    Returns:
+        The config; every key has a value.
+
+    Raises:
+        ConfigError: Unknown keys, wrong types, sizes that do not multiply out, an unknown preset: all of them.
+    """
+    path = find_config(source)
+    document = _read_file(path)
+    tree = document.value if isinstance(document.value, dict) else {}
+    _sizes_to_options(tree)
+    problems, given_by = apply_overrides(tree, overrides)
+    _sizes_to_options(tree)
+    problems = [*document.problems, *problems]
+    if not isinstance(document.value, dict | None):
+        problems.append(Problem("", f"the file must be a mapping of sections, not {shown(document.value)}."))
+    config = to_config(tree, problems)
+    config = replace(config, run=replace(config.run, dir=config.run.dir or f"runs/{path.stem}"), source=path)
+    problems += _cross_checks(config, problems, num_processes, simulate)
+    if problems:
+        raise ConfigError([_located(problem, document, given_by) for problem in problems], _shown_path(path))
+    return config
+
+
+def find_config(source: str | Path) -> Path:
+    """Returns the file meant: `source` itself where there is such a file, otherwise the preset of that name.
+
+    Raises:
+        ConfigError: There is neither; names the nearest presets.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path
+    preset = PRESETS / f"{path.name.removesuffix('.yaml')}.yaml"
+    if path.parent == Path() and preset.is_file():
+        return preset
+    names = preset_names()
+    near = did_you_mean(path.name.removesuffix(".yaml"), names, count=3)
+    problem = f"there is no such file, nor a preset of that name.{near} Presets: {', '.join(names)}."
+    raise ConfigError([problem], str(source))
+
+
+def preset_names() -> list[str]:
+    """Returns the names of the configs that come with the package."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def to_config(tree: Mapping[str, Any], problems: list[Problem]) -> Config:
+    """Builds a Config from plain values, adding what is wrong to `problems`; defaults stand in for it."""
+    names = [field.name for field in fields(Config) if field.name != "source"]
+    problems += [_unknown_section(key, names) for key in tree if key not in names]
+    defaults = Config()
+    given: dict[str, Any] = {}
+    for name in names:
+        default = getattr(defaults, name)
+        if name == "model":
+            given[name] = _to_model(tree.get(name), problems)
+        elif name == "strategy":
+            given[name] = _to_strategy(tree[name], problems) if name in tree else default
+        else:
+            given[name] = to_dataclass(type(default), tree.get(name), name, problems)
+    return Config(**given)
+
+
+def _to_model(value: Any, problems: list[Problem]) -> dict[str, Any]:
+    """Returns the model's section with all options of a model of the catalogue, or as given for the user's own."""
+    if not isinstance(value, Mapping | None):
+        problems.append(Problem("model", f"model must be a mapping such as {{name: transformer}}, not {shown(value)}."))
+        value = None
+    options = {"name": "transformer", **(value or {})}
+    name = options.pop("name")
+    if isinstance(name, str) and ":" in name:
+        return {"name": name, **options}
+    if name not in MODELS:
+        near = did_you_mean(name, MODELS) if isinstance(name, str) else ""
+        known = ", ".join(sorted(MODELS))
+        message = f"model.name must be {known}, or your own as module:function, not {shown(name)}.{near}"
+        problems.append(Problem("model.name", message))
+        return {"name": "transformer"}
+    built = to_dataclass(MODELS[name][0], options, "model", problems)
+    return {"name": name, **({} if built is None else _shallow(built))}
+
+
+def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:
+    """Returns the options of each strategy that is named."""
+    if not isinstance(value, Mapping):
+        message = f"strategy must be a mapping of mesh axes to sizes, such as {{fsdp: 4, data: 2}}, not {shown(value)}."
+        problems.append(Problem("strategy", message))
+        return {}
+    problems += [unknown_key(below("strategy", name), list(STRATEGIES)) for name in value if name not in STRATEGIES]
+    return {
+        name: to_dataclass(STRATEGIES[name], options, below("strategy", name), problems)
+        for name, options in value.items()
+        if name in STRATEGIES
+    }
+
+
+def _sizes_to_options(tree: dict[str, Any]) -> None:
+    """Writes `strategy: {fsdp: 4}` as `strategy: {fsdp: {size: 4}}`, in place."""
+    strategy = tree.get("strategy")
+    if isinstance(strategy, dict):
+        for name, value in strategy.items():
+            if not isinstance(value, Mapping):
+                strategy[name] = {"size": value}
+
+
+def _cross_checks(
+    config: Config, problems: Sequence[Problem], num_processes: int, simulate: int | None
+) -> list[Problem]:
+    """Returns what is wrong between sections, leaving out what rests on values already found wrong."""
+    wrong = {problem.path.split(".")[0] for problem in problems} | {problem.path for problem in problems}
+    found = [] if "layouts" in wrong else layout_problems(config.layouts.rules)
+    if wrong & {"strategy", "run.simulate", "train.global_batch", "train.accumulate"}:
+        return found
+    per_process = simulate or config.run.simulate
+    if not per_process:
+        return found + size_problems(config, None)
+    total = per_process * num_processes
+    known_from = f"run.simulate={total} gives {total} devices"
+    if simulate or num_processes > 1:
+        known_from = f"{num_processes} processes with {per_process} devices each give {total}"
+    return found + size_problems(config, total, known_from)
+
+
+def _unknown_section(key: str, names: list[str]) -> Problem:
+    """Returns the problem of a section that does not exist, looking for its name among all keys too."""
+    sections = {name: getattr(Config(), name) for name in names}
+    homes = [f"{name}.{key}" for name, section in sections.items() if is_dataclass(section) and hasattr(section, key)]
+    if homes:
+        return Problem(key, f"{key} is not a section. Did you mean {' or '.join(homes)}?")
+    return unknown_key(key, names, "section")
+
+
+def _read_file(path: Path) -> Document:
+    try:
+        return read_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"cannot be read: {error}"], str(path)) from None
+
+
+def _located(problem: Problem, document: Document, given_by: Mapping[str, str]) -> str:
+    """Returns a problem's message, after the override or the line of the file that it comes from."""
+    path = problem.path
+    overridden_below = [words for key, words in given_by.items() if path and key.startswith(f"{path}.")]
+    if overridden_below:
+        return f"{overridden_below[-1]}: {problem.message}"
+    while path:
+        if path in given_by:
+            return f"{given_by[path]}: {problem.message}"
+        parts = path.split(".", 2) if path.startswith("layouts.rules.") else path.split(".")  # a pattern may hold dots
+        if tuple(parts) in document.lines:
+            return f"line {document.lines[tuple(parts)]}: {problem.message}"
+        path = path.rpartition(".")[0]
+    return problem.message
+
+
+def _shallow(instance: Any) -> dict[str, Any]:
+    return {field.name: getattr(instance, field.name) for field in fields(instance)}
+
+
+def _shown_path(path: Path) -> str:
+    return f"preset {path.stem}" if path.parent == PRESETS else str(path)

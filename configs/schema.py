@@ -1,0 +1,132 @@
+"""Every section and key of a config, with its type, default and help.
+
+A section that belongs to another package is described there, beside the code that uses it: `data` in data/config.py,
+`optimizer` in training/optimizers.py, `precision` in parallel/precision.py, `timeouts` in training/worker.py, the
+options of each strategy in parallel/, those of each model in models/. The rest stands here.
+
+A whole number whose name ends in `_bytes` or `_floor` also accepts text such as "64KiB".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from ..data.config import DataConfig
+from ..parallel import STRATEGIES
+from ..parallel.precision import Precision
+from ..training.optimizers import OptimizerConfig
+from ..training.worker import Timeouts
+
+
+class AtLeast(NamedTuple):
+    """The smallest value a number may have, written as `Annotated[int, AtLeast(1)]`."""
+
+    minimum: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where and how the run happens; nothing here changes the numbers but `seed`."""
+
+    dir: str = ""
+    """Folder of checkpoints, metrics, logs and report; empty = runs/<name of the YAML file>. Training again with the
+    same folder resumes."""
+    seed: Annotated[int, AtLeast(0)] = 0
+    """Seed of the initial parameters, the order of examples and dropout; the same on every mesh."""
+    simulate: Annotated[int, AtLeast(0)] = 0
+    """CPU devices that each process simulates; 0 = the machine's real devices."""
+    log_every: Annotated[int, AtLeast(1)] = 10
+    """Steps between two records of metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutsConfig:
+    """Which mesh axes split which dims of which parameter, where the strategy's own choice is not wanted."""
+
+    rules: Mapping[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
+    """Regular expression of parameter paths -> one entry per dim: an axis, null (not split) or a list of axes."""
+    match: Literal["fullmatch", "search", "first"] = "fullmatch"
+    """How a rule meets a path: it must match all of it (two rules for one path are an error), any part of it
+    (likewise), or the first rule that matches any part wins."""
+    unmatched: Literal["error", "warn", "replicate"] = "error"
+    """What happens to a parameter that no rule and no strategy lays out."""
+    unmatched_floor: Annotated[int, AtLeast(0)] = 1024**2
+    """Bytes under which such a parameter is replicated without a word."""
+    indivisible: Literal["error", "replicate", "next_dim"] = "error"
+    """What happens where the size of a dim is no multiple of its axes: stop, keep the parameter whole, or split the
+    next dim that can be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The optimizer steps."""
+
+    steps: Annotated[int, AtLeast(1)] = 100
+    """Optimizer steps in the whole run, those before a resume included."""
+    global_batch: Annotated[int, AtLeast(1)] = 32
+    """Rows of the batch of one optimizer step, over all devices and microbatches; a multiple of data x fsdp x
+    accumulate."""
+    accumulate: Annotated[int, AtLeast(1)] = 1
+    """Microbatches that a device works through, one after the other, for one optimizer step."""
+    clip_norm: Annotated[float, AtLeast(0)] = 1.0
+    """Largest norm of the whole gradient; a longer one is scaled down to it. 0 = off."""
+    remat: Literal["none", "dots", "full"] = "none"
+    """What backward computes again instead of keeping: nothing, all but matrix products, or all but block inputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation on the held-out split."""
+
+    every: Annotated[int, AtLeast(0)] = 100
+    """Steps between two evaluations; 0 = only at the end."""
+    batches: Annotated[int, AtLeast(0)] = 0
+    """Batches of one evaluation; 0 = the whole split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoints, saved while training goes on."""
+
+    every: Annotated[int, AtLeast(0)] = 100
+    """Steps between two checkpoints; 0 = only at the end."""
+    keep: Annotated[int, AtLeast(1)] = 3
+    """The newest checkpoints that are kept; older ones are removed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleConfig:
+    """The text a language model writes at the end of the run."""
+
+    length: Annotated[int, AtLeast(0)] = 200
+    """Tokens to generate; 0 = none."""
+    temperature: Annotated[float, AtLeast(0)] = 0.8
+    """0 = always the likeliest token; 1 = the model's own distribution."""
+    prompt: str = "def "
+    """What the text begins with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run.
+
+    Attributes:
+        source: The YAML file it was read from; a user's own modules are looked for beside it. Not a key.
+    """
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: Mapping[str, Any] = field(default_factory=lambda: {"name": "transformer"})
+    """`name`, a model of the catalogue or the user's own `module:function`, and that model's options."""
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    strategy: Mapping[str, Any] = field(default_factory=lambda: {"data": STRATEGIES["data"](size=-1)})
+    """Mesh axis -> its size, or a mapping of its strategy's options; -1 = the rest of the devices."""
+    layouts: LayoutsConfig = field(default_factory=LayoutsConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    precision: Precision = field(default_factory=Precision)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    source: Path | None = field(default=None, compare=False, repr=False)

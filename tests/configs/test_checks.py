@@ -1,0 +1,86 @@
+import pytest
+from spmdkit.configs.checks import check_devices, layout_problems
+from spmdkit.configs.errors import ConfigError
+from spmdkit.configs.schema import Config, TrainConfig
+from spmdkit.parallel import STRATEGIES
+
+
+def config(global_batch: int = 64, accumulate: int = 1, **sizes: int) -> Config:
+    strategy = {axis: STRATEGIES[axis](size=size) for axis, size in sizes.items()}
+    return Config(strategy=strategy, train=TrainConfig(global_batch=global_batch, accumulate=accumulate))
+
+
+def problem_of(given: Config, num_devices: int) -> str:
+    with pytest.raises(ConfigError) as info:
+        check_devices(given, num_devices)
+    (problem,) = info.value.problems
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_devices", "resolved"),
+    [
+        ({"fsdp": 4, "data": 2}, 8, {"fsdp": 4, "data": 2}),
+        ({"fsdp": -1, "data": 2}, 8, {"fsdp": 4, "data": 2}),
+        ({"data": -1}, 1, {"data": 1}),
+        ({"fsdp": 8, "data": -1}, 8, {"fsdp": 8, "data": 1}),
+        ({}, 1, {}),
+    ],
+)
+def test_sizes_that_multiply_out(sizes, num_devices, resolved):
+    assert check_devices(config(**sizes), num_devices) == resolved
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_devices", "problem"),
+    [
+        ({"fsdp": 4, "data": 2}, 4,
+         "strategy: fsdp 4 x data 2, but there are 4 devices: 8 != 4. Set strategy.fsdp=2 or strategy.data=1."),
+        ({"fsdp": 4}, 8, "strategy: fsdp 4, but there are 8 devices: 4 != 8. Set strategy.data=2 or strategy.fsdp=8."),
+        ({"fsdp": 3, "data": -1}, 8,
+         "strategy: fsdp 3 x data -1, but there are 8 devices: 8 % 3 = 2. Set strategy.fsdp=2."),
+        ({"fsdp": 3, "data": 5}, 8,
+         "strategy: fsdp 3 x data 5, but there are 8 devices: 15 != 8. Set sizes whose product is 8."),
+        ({}, 8, "strategy: no axes, but there are 8 devices: 1 != 8. Set strategy.data=8."),
+        ({"fsdp": 0}, 8, "strategy.fsdp=0 must be at least 1, or -1 for the rest of the devices."),
+        ({"fsdp": -1, "data": -1}, 8,
+         "strategy: fsdp=-1 and data=-1: only one axis can be the rest; size the others."),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not(sizes, num_devices, problem):
+    assert problem_of(config(**sizes), num_devices) == problem
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (config(30, data=2, fsdp=4),
+         "train.global_batch=30 rows cannot be split evenly: strategy.data 2 x strategy.fsdp 4 x train.accumulate 1 "
+         "= 8, and 30 % 8 = 6. Set train.global_batch=24 or train.global_batch=32."),
+        (config(24, accumulate=2, fsdp=8),
+         "train.global_batch=24 rows cannot be split evenly: strategy.fsdp 8 x train.accumulate 2 = 16, "
+         "and 24 % 16 = 8. Set train.global_batch=16, train.global_batch=32 or train.accumulate=1."),
+        (config(4, data=-1),
+         "train.global_batch=4 rows cannot be split evenly: strategy.data 8 x train.accumulate 1 = 8, "
+         "and 4 % 8 = 4. Set train.global_batch=8."),
+    ],
+)  # fmt: skip
+def test_batches_that_cannot_be_split(given, problem):
+    assert problem_of(given, 8) == problem
+
+
+def test_every_remedy_works():
+    check_devices(config(fsdp=2, data=2), 4)
+    check_devices(config(fsdp=2, data=-1), 8)
+    check_devices(config(24, accumulate=1, fsdp=8), 8)
+    check_devices(config(32, accumulate=2, fsdp=8), 8)
+
+
+def test_layout_rules():
+    problems = layout_problems({"a(": ["fsdp"], "b": ["fsdpp", None, ("data", "tensr")], "c": [None, "tensor"]})
+    which = "is not a mesh axis; they are pipe, data, fsdp, expert, context, tensor."
+    assert [problem.message for problem in problems] == [
+        "layouts.rules: 'a(' is not a regular expression: missing ), unterminated subpattern at position 1.",
+        f"layouts.rules: 'b' names 'fsdpp', which {which} Did you mean fsdp?",
+        f"layouts.rules: 'b' names 'tensr', which {which} Did you mean tensor?",
+    ]

@@ -1,0 +1,90 @@
+"""`spmdkit launch` as a user runs it: real training in two processes with simulated devices."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from spmdkit.launch.local import worker_environment
+from spmdkit.launch.target import LocalTarget
+
+TINY = """
+run: {simulate: 4, log_every: 1}
+model: {layers: 2, width: 32, heads: 2, kv_heads: 1, mlp_width: 64}
+data: {length: 32}
+strategy: {fsdp: 2, data: 2}
+train: {steps: 6, global_batch: 8}
+eval: {every: 0, batches: 2}
+checkpoint: {every: 0}
+sample: {length: 0}
+"""
+
+BAD_MODEL = """
+import os, time
+
+def make(**options):
+    if os.environ["SPMDKIT_PROCESS_ID"] == "1":
+        raise KeyError("mine")
+    time.sleep(60)
+"""
+
+
+def spmdkit(*arguments: str | Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "spmdkit", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return path
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_environment_of_a_worker(monkeypatch):
+    monkeypatch.setenv("no_proxy", "example.org")
+    monkeypatch.setenv("KERAS_DISTRIBUTION_PROCESS_ID", "7")
+    environment = worker_environment("127.0.0.1:1234", LocalTarget(2, 4), 1)
+    assert {key: value for key, value in environment.items() if key.startswith(("SPMDKIT_", "KERAS_DIST"))} == {
+        "SPMDKIT_JOB_ADDRESSES": "127.0.0.1:1234",
+        "SPMDKIT_NUM_PROCESSES": "2",
+        "SPMDKIT_PROCESS_ID": "1",
+        "SPMDKIT_SIMULATE": "4",
+    }
+    assert environment["NO_PROXY"] == "example.org,127.0.0.1"
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_processes_give_the_losses_of_one(config, tmp_path):
+    alone = spmdkit("train", config, f"run.dir={tmp_path}/one")
+    assert alone.returncode == 0, alone.stderr
+    together = spmdkit("launch", config, f"run.dir={tmp_path}/two", "--on", "local:2x2")
+    assert together.returncode == 0, together.stderr
+    assert "2 processes x 2 simulated devices = 4 devices" in together.stderr
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert len(losses(tmp_path / "two")) == 6
+    assert "[Gloo]" not in together.stdout
+    assert all((tmp_path / "two" / "logs" / f"rank-{rank}.log").is_file() for rank in range(2))
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_failing_worker_is_named(config, tmp_path):
+    (tmp_path / "bad.py").write_text(BAD_MODEL)
+    ended = spmdkit("launch", config, "model={name: 'bad:make'}", f"run.dir={tmp_path}/run", "--on", "local:2x2")
+    assert ended.returncode == 1
+    assert "spmdkit launch: rank 1 failed first: exit code 1." in ended.stderr
+    assert "\n  KeyError: 'mine'\n" in ended.stderr
+
+
+def test_a_bad_config_starts_no_process(config, tmp_path):
+    ended = spmdkit("launch", config, f"run.dir={tmp_path}/run", "--on", "local:2x3")
+    assert ended.returncode == 2
+    assert "2 processes with 3 devices each give 6: 4 != 6" in ended.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,62 @@
+"""The metrics log: whole lines, no step twice after a resume, plain JSON."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from spmdkit.training.metrics import MetricsLog, read_metrics
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "metrics.jsonl"
+
+
+def test_each_record_is_one_line_on_disk_at_once(path):
+    with MetricsLog(path) as log:
+        log.write({"step": 10, "loss": 2.5})
+        assert path.read_text() == '{"step": 10, "loss": 2.5}\n'
+        log.write({"step": 20, "loss": 2.25, "eval_loss": 2.4})
+    assert read_metrics(path) == [{"step": 10, "loss": 2.5}, {"step": 20, "loss": 2.25, "eval_loss": 2.4}]
+
+
+def test_scalars_of_every_kind_become_plain_json(path):
+    with MetricsLog(path) as log:
+        log.write({"step": np.int32(1), "loss": jnp.float32(0.5), "grad_norm": np.inf, "eval_loss": float("nan")})
+    assert json.loads(path.read_text()) == {"step": 1, "loss": 0.5, "grad_norm": None, "eval_loss": None}
+
+
+def test_a_resume_drops_the_steps_it_trains_again(path):
+    with MetricsLog(path) as log:
+        for step in (10, 20, 30):
+            log.write({"step": step})
+    with path.open("a") as file:
+        file.write('{"step": 40, "lo')  # killed inside a write
+    with MetricsLog(path, start_step=20) as log:
+        log.write({"step": 25})
+    assert [record["step"] for record in read_metrics(path)] == [10, 20, 25]
+    assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_new_run_starts_an_empty_log(path):
+    with MetricsLog(path) as log:
+        log.write({"step": 10})
+    with MetricsLog(path) as log:
+        log.write({"step": 5})
+    assert read_metrics(path) == [{"step": 5}]
+
+
+def test_only_the_last_line_may_be_cut_short(path):
+    path.parent.mkdir()
+    path.write_text('{"step": 1}\n\n{"step": 2}\n{"st')
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+    path.write_text('{"step": 1}\n[3]\n{"step": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl line 2 is not a JSON object: '\[3\]'"):
+        read_metrics(path)
+
+
+def test_closing_twice_is_harmless(path):
+    log = MetricsLog(path)
+    log.close()
+    log.close()

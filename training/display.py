@@ -1,0 +1,158 @@
+"""What a run shows while it trains: a live panel on a terminal, one line per record anywhere else."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..mesh.processes import is_main_process
+from .quantities import compact, duration, is_number, loss_text, with_unit
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+HISTORY = 40
+"""Losses in the small chart, and step times in the estimate of the time left."""
+
+
+class Display:
+    """Shows the progress of one run; a context manager. Unknown and missing metrics are no error."""
+
+    def __init__(self, console: Console | None, *, total_steps: int, start_step: int, title: str, live: bool) -> None:
+        """Prepares the display; see `make_display`.
+
+        Args:
+            console: Where to print; None to show nothing.
+            total_steps: Optimizer steps of the whole run.
+            start_step: Steps done before this start.
+            title: One line that names the run.
+            live: A panel that is redrawn, not a line per record.
+        """
+        self._console = console
+        self._total = total_steps
+        self._step = start_step
+        self._title = title
+        self._latest: dict[str, Any] = {}
+        self._losses: deque[float] = deque(maxlen=HISTORY)
+        self._step_seconds: deque[float] = deque(maxlen=HISTORY)
+        self._updated = time.monotonic()
+        self._live = (
+            Live(get_renderable=self._panel, console=console, refresh_per_second=2) if console and live else None
+        )
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        elif self._console is not None:
+            self.message(self._title)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Shows a logged step.
+
+        Args:
+            record: Any of step, loss, eval_loss, grad_norm, learning_rate, tokens_per_second, flops_per_second (of the
+                model, all devices together) and seconds (per step). An evaluation's loss stays until the next one.
+        """
+        finite = {name: value for name, value in record.items() if is_number(value)}
+        self._step = int(finite.get("step", self._step))
+        self._losses.extend([finite["loss"]] if "loss" in finite else [])
+        self._step_seconds.extend([finite["seconds"]] if "seconds" in finite else [])
+        self._latest |= finite
+        self._updated = time.monotonic()
+        if self._live is None and self._console is not None:
+            self.message(self._line(finite))
+
+    def message(self, text: str) -> None:
+        """Prints a line that stays.
+
+        Args:
+            text: Shown as it is.
+        """
+        if self._console is not None:
+            self._console.print(Text(text), soft_wrap=True)
+
+    def seconds_left(self) -> float | None:
+        """Estimates the seconds until the last step from the median of recent steps; None before the first record."""
+        if not self._step_seconds:
+            return None
+        since = time.monotonic() - self._updated
+        return max(0.0, (self._total - self._step) * median(self._step_seconds) - since)
+
+    def _line(self, record: Mapping[str, float]) -> str:
+        width = len(str(self._total))
+        parts = [f"step {self._step:>{width}}/{self._total}", *_metric_texts(record)]
+        left = self.seconds_left()
+        if left is not None and self._step < self._total:
+            parts.append(f"{duration(left)} left")
+        return "  ".join(parts)
+
+    def _panel(self) -> RenderableType:
+        bar = Table.grid(padding=(0, 1), expand=True)
+        bar.add_column(ratio=1)
+        bar.add_column(justify="right", no_wrap=True)
+        bar.add_row(ProgressBar(self._total, self._step), Text(self._position()))
+        numbers = Text("  ".join(_metric_texts(self._latest)) or "compiling the step ...", overflow="fold")
+        if len(self._losses) > 1:
+            numbers.append(f"  {sparkline(list(self._losses))}", style="cyan")
+        return Group(Text(self._title, style="bold", overflow="ellipsis", no_wrap=True), bar, numbers)
+
+    def _position(self) -> str:
+        left = self.seconds_left()
+        done = f"{self._step}/{self._total} {100 * self._step // max(1, self._total)} %"
+        return done if left is None else f"{done} {duration(left)} left"
+
+
+def make_display(total_steps: int, start_step: int, title: str, console: Console | None = None) -> Display:
+    """Makes the display that suits where this process prints.
+
+    Args:
+        total_steps: Optimizer steps of the whole run.
+        start_step: Steps done before this start.
+        title: One line that names the run.
+        console: Where to print; None for the standard output.
+
+    Returns:
+        Live on a terminal, plain lines elsewhere, silent in all processes but the main one.
+    """
+    if not is_main_process():
+        return Display(None, total_steps=total_steps, start_step=start_step, title=title, live=False)
+    console = console or Console(highlight=False, markup=False, emoji=False)
+    live = console.is_terminal and not console.is_dumb_terminal
+    return Display(console, total_steps=total_steps, start_step=start_step, title=title, live=live)
+
+
+def sparkline(values: list[float]) -> str:
+    """Draws numbers as a row of blocks, lowest to highest.
+
+    Args:
+        values: At least one finite number.
+
+    Returns:
+        One character per number.
+    """
+    low, high = min(values), max(values)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((value - low) * scale)] for value in values)
+
+
+def _metric_texts(record: Mapping[str, float]) -> list[str]:
+    """Writes the metrics that are there, in a fixed order."""
+    writers = {
+        "loss": lambda value: f"loss {loss_text(value)}",
+        "eval_loss": lambda value: f"eval {loss_text(value)}",
+        "grad_norm": lambda value: f"grad {value:.3g}",
+        "tokens_per_second": lambda value: f"{compact(value)} tokens/s",
+        "flops_per_second": lambda value: with_unit(value, "FLOP/s"),
+        "seconds": lambda value: f"{duration(value)}/step",
+    }
+    return [write(record[name]) for name, write in writers.items() if name in record]

@@ -1,0 +1,98 @@
+"""metrics.jsonl: one JSON object per logged step, whole lines only, no step twice."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+
+class MetricsLog:
+    """Appends records to a file of JSON lines; one process of a run writes it."""
+
+    def __init__(self, path: Path, *, start_step: int = 0) -> None:
+        """Opens the log for the steps after `start_step`.
+
+        Records of later steps, left by a run that was killed after its last checkpoint, are dropped, since those steps
+        are trained again; so is a line cut short. The file is replaced as a whole or not at all.
+
+        Args:
+            path: The file; its folder is made where missing.
+            start_step: Optimizer steps done; 0 for a new run.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _rewrite(path, [record for record in read_metrics(path) if record.get("step", 0) <= start_step])
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends one record in a single write, so that a reader or a kill never sees half of it.
+
+        Args:
+            record: `step` and metrics by name: Python, NumPy or JAX scalars. What is not finite becomes null.
+        """
+        os.write(self._file, (_line(record) + "\n").encode())
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Reads the records of a log; a last line cut short is left out.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The records, in the order written.
+
+    Raises:
+        ValueError: If a line other than the last is no JSON object; names it.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    records = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        record = _parse(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):
+            raise ValueError(f"{path} line {number} is not a JSON object: {line[:80]!r}. Remove it.")
+    return records
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps({name: _plain(value) for name, value in record.items()}, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _rewrite(path: Path, records: list[dict[str, Any]]) -> None:
+    beside = path.with_name(path.name + ".new")
+    with beside.open("w", encoding="utf-8") as file:
+        file.writelines(_line(record) + "\n" for record in records)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

@@ -1,0 +1,51 @@
+"""Numbers as people read them: prefixes, durations, losses."""
+
+import math
+from typing import Any
+
+PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def is_number(value: Any) -> bool:
+    """Tells whether a metric is there and finite."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def compact(value: float) -> str:
+    """Writes a count with three significant digits, for example "12.3k" or "950"."""
+    digits, prefix = _scaled(value)
+    return digits + prefix
+
+
+def with_unit(value: float, unit: str) -> str:
+    """Writes a quantity with a prefixed unit, for example "1.20 GFLOP/s"."""
+    digits, prefix = _scaled(value)
+    return f"{digits} {prefix}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """Writes a duration, for example "43.1 ms", "8.2 s", "2:05 min" or "1:02:05 h"."""
+    if seconds < 0.9995:
+        return f"{_three_digits(seconds * 1000)} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
+
+
+def loss_text(loss: float) -> str:
+    """Writes a loss with four decimals, or in powers of ten where those say nothing."""
+    return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e5 else f"{loss:.3e}"
+
+
+def _scaled(value: float) -> tuple[str, str]:
+    for size, prefix in PREFIXES:
+        if abs(value) >= 0.9995 * size:
+            return _three_digits(value / size), prefix
+    return (str(int(value)) if value == int(value) else _three_digits(value)), ""
+
+
+def _three_digits(value: float) -> str:
+    decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{decimals}f}"

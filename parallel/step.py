@@ -103,6 +103,15 @@ class Step:
         """The sums (loss, weight) over one global batch, without randomness and without an update."""
         return self._evaluate(params, batch)
 
+    def gradients(self, state: TrainState, batch: Batch) -> tuple[Params, StepMetrics]:
+        """The gradients that the next step would use (averaged and clipped), laid out as the parameters.
+
+        Args:
+            state: The state; it is not consumed.
+            batch: As for a step.
+        """
+        return self._differentiate(state.params, batch, state.key, state.step)
+
     def lower(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct], platform: str | None = None) -> jax.stages.Lowered:
         """Lowers the step from shapes alone: no array, and with `platform` no device either.
 
@@ -207,13 +216,14 @@ class Step:
         )
         return with_fallback(checked, unchecked)
 
-    def _jit_step(self, *, abstract: bool) -> Any:
+    def _sharded_gradients(self, abstract: bool) -> Callable[..., Any]:
         batch, whole = self.layouts.batch_spec, PartitionSpec()
         specs = manual_specs(self.layouts)
-        metric_specs = StepMetrics(whole, whole, whole)
-        gradients = self._shard_map(
-            self._local_gradients, (specs, batch, whole, whole), (specs, metric_specs), abstract
-        )
+        metrics = StepMetrics(whole, whole, whole)
+        return self._shard_map(self._local_gradients, (specs, batch, whole, whole), (specs, metrics), abstract)
+
+    def _jit_step(self, *, abstract: bool) -> Any:
+        gradients = self._sharded_gradients(abstract)
         state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(abstract=abstract))
         replicated = self.layouts.replicated(abstract=abstract)
 
@@ -230,6 +240,15 @@ class Step:
     @cached_property
     def _run(self) -> Any:
         return self._jit_step(abstract=False)
+
+    @cached_property
+    def _differentiate(self) -> Any:
+        table, replicated = self.layouts.table, self.layouts.replicated()
+        return jax.jit(
+            self._sharded_gradients(abstract=False),
+            in_shardings=(table.shardings(), self.layouts.batch_sharding(), replicated, replicated),
+            out_shardings=(table.shardings(), replicated),
+        )
 
     @cached_property
     def _evaluate(self) -> Any:

@@ -1,0 +1,96 @@
+"""The end of a run: a sample of what the model writes, a yardstick for its loss, and the report."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..configs.write import as_plain
+from ..data.bigram import bigram_loss
+from ..mesh.processes import is_main_process
+from ..models.sample import generate
+from ..parallel.state import TrainState
+from ..training.display import Display
+from ..training.metrics import read_metrics
+from ..training.report import write_report
+from .build import Built
+from .explain import explain_built
+
+
+def finish(built: Built, state: TrainState, folder: Path, display: Display) -> None:
+    """Says how the run went, samples from a language model, and writes report.html.
+
+    Args:
+        built: The run.
+        state: Its last state.
+        folder: Where it lives; metrics.jsonl is complete.
+        display: Where to say it.
+    """
+    sample = _sample(built, state)
+    explanation = explain_built(built)
+    if not is_main_process():
+        return
+    metrics = read_metrics(folder / "metrics.jsonl")
+    summary = {**dict(_summary(built, metrics)), "memory_bytes_per_device": explanation.compiled["total"]}
+    for line in _verdict(summary):
+        display.message(line)
+    if sample is not None:
+        display.message(f"A sample of what it writes:\n\n{sample}\n")
+    report = folder / "report.html"
+    write_report(
+        report,
+        config=as_plain(built.config),
+        metrics=metrics,
+        table=built.layouts.table,
+        mesh=built.layouts.mesh,
+        summary=summary,
+        sample=sample,
+    )
+    display.message(f"Wrote {report}")
+
+
+def _is_byte_model(built: Built) -> bool:
+    """Whether the model predicts bytes of text, so that a sample can be read and a bigram model is a fair yardstick."""
+    targets = built.splits.train[0].get("targets")
+    return built.splits.vocabulary == 256 and targets is not None and targets.ndim == 1
+
+
+def _sample(built: Built, state: TrainState) -> str | None:
+    wanted = built.config.sample
+    if not wanted.length or not _is_byte_model(built) or built.model.predict is None:
+        return None
+    tokens = generate(
+        built.model,
+        state.params,
+        list(wanted.prompt.encode()),
+        length=wanted.length,
+        window=built.config.data.length,
+        temperature=wanted.temperature,
+        seed=built.config.run.seed,
+    )
+    return bytes(tokens).decode("utf-8", errors="replace")
+
+
+def _summary(built: Built, metrics: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The figures of a whole run, by name."""
+    yield "model", built.model.name
+    yield "parameters", built.layouts.table.num_elements
+    yield "data", built.splits.description
+    yield "steps", metrics[-1]["step"]
+    yield "loss", metrics[-1]["loss"]
+    rates = sorted(record["tokens_per_second"] for record in metrics)
+    yield "tokens_per_second", rates[len(rates) // 2]
+    evaluations = [record["eval_loss"] for record in metrics if "eval_loss" in record]
+    if evaluations:
+        yield "eval_loss", evaluations[-1]
+    evaluation, vocabulary = built.splits.evaluation, built.splits.vocabulary
+    if evaluation is not None and vocabulary is not None and _is_byte_model(built):
+        yield "bigram_loss", bigram_loss(built.splits.train, evaluation, vocabulary)
+
+
+def _verdict(summary: dict[str, Any]) -> Iterator[str]:
+    if "eval_loss" not in summary:
+        return
+    yield f"Evaluation loss {summary['eval_loss']:.4f} after {summary['steps']} steps."
+    if "bigram_loss" in summary:
+        side = "below" if summary["eval_loss"] < summary["bigram_loss"] else "NOT below"
+        yield f"That is {side} the {summary['bigram_loss']:.4f} of a bigram model fitted on the same training text."

@@ -1,0 +1,75 @@
+"""The folder of a run: taking it for a new run, or finding that it holds this one and may go on."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jax.experimental import multihost_utils
+
+from ..configs.schema import Config
+from ..configs.write import as_plain, resolved_yaml
+from ..mesh.processes import is_main_process
+
+FIXED = ("model", "data", "optimizer.name", "run.seed", "train.global_batch", "precision.params")
+"""What a run cannot change halfway: it would no longer be the run its checkpoints and losses are from."""
+FREE = ("data.prefetch",)
+"""Keys under FIXED that change nothing in the numbers."""
+
+
+def adopt_folder(config: Config) -> Path:
+    """Makes the folder of a run, or checks that it holds an earlier part of the same run; writes config.yaml there.
+
+    Every process of the run calls this; process 0 alone writes.
+
+    Returns:
+        The absolute path of `run.dir`.
+
+    Raises:
+        ValueError: The folder holds a run that differs in something fixed; every difference is listed.
+    """
+    folder = Path(config.run.dir).absolute()
+    written = folder / "config.yaml"
+    if written.exists():
+        _check_same_run(folder, yaml.safe_load(written.read_text(encoding="utf-8")), as_plain(config))
+    _wait_for_all("the folder of the run was read")
+    if is_main_process():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / "config.yaml.partial"
+        partial.write_text(resolved_yaml(config), encoding="utf-8")
+        partial.replace(written)
+    return folder
+
+
+def _check_same_run(folder: Path, before: Any, now: dict[str, Any]) -> None:
+    changed = [
+        f"{key}: {_get(before, key)!r} then, {_get(now, key)!r} now"
+        for key in sorted({*_leaves(before), *_leaves(now)})
+        if _is_fixed(key) and _get(before, key) != _get(now, key)
+    ]
+    if changed:
+        raise ValueError(
+            f"{folder} holds a run that differs from this one in what a run cannot change halfway:\n"
+            + "\n".join(f"  {line}" for line in changed)
+            + "\nSet these back to go on with it, or choose another run.dir to start anew."
+        )
+
+
+def _is_fixed(key: str) -> bool:
+    return key not in FREE and any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED)
+
+
+def _leaves(values: Any, prefix: str = "") -> list[str]:
+    """The dotted keys of a plain config."""
+    if not isinstance(values, dict):
+        return [prefix]
+    return [key for name, value in values.items() for key in _leaves(value, f"{prefix}.{name}" if prefix else str(name))]
+
+
+def _get(values: Any, key: str) -> Any:
+    for name in key.split("."):
+        values = values.get(name) if isinstance(values, dict) else None
+    return values
+
+
+def _wait_for_all(what: str) -> None:
+    multihost_utils.sync_global_devices(what)

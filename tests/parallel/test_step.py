@@ -1,0 +1,202 @@
+"""The step as a whole: state, donation, metrics, errors, lowering without devices, models that do not type."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+from spmdkit import DataParallel, DeviceMesh, LayoutMap, ModelParallel
+from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
+from spmdkit.parallel.step import UncheckedStep
+
+STRATEGY = {"fsdp": FSDPConfig(size=4, floor_bytes=1024), "data": 2}
+
+
+def run(layouts, optimizer=None, steps=3, model=toy.BLOCK_MODEL, **options):
+    step = build_step(model, optimizer or optax.adamw(1e-2), layouts, **options)
+    state = step.init(0)
+    for index in range(steps):
+        state, metrics = step(state, toy.batch(index))
+    return state, metrics
+
+
+@pytest.fixture(scope="module")
+def layouts():
+    return lay_out(toy.BLOCK_MODEL, STRATEGY)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return lay_out(toy.BLOCK_MODEL, toy.mesh(data=1))
+
+
+def test_metrics_are_those_of_one_device(layouts, one_device):
+    _, metrics = run(layouts)
+    _, expected = run(one_device)
+    for name in metrics._fields:
+        assert toy.relative(getattr(metrics, name), getattr(expected, name)) < 1e-5, name
+    assert metrics.loss.sharding.is_fully_replicated
+
+
+def test_state_keeps_its_layouts_and_is_donated(layouts):
+    step = build_step(toy.BLOCK_MODEL, optax.adamw(1e-2), layouts)
+    state = step.init(0)
+    expected = jax.tree.map(lambda leaf: leaf.sharding, step.abstract_state())
+    after, _ = step(state, toy.batch(0))
+    assert jax.tree.all(jax.tree.map(lambda leaf, want: leaf.sharding == want, after, expected))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+    assert int(after.step) == 1
+
+
+def test_no_device_ever_holds_a_whole_large_array():
+    big = Model(init=lambda key: {"w": jax.random.normal(key, (1024, 1024))}, loss=lambda p, b, key: (p["w"].sum(), 1.0))
+    step = build_step(big, optax.adam(1e-3), lay_out(big, {"fsdp": 8}))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, step.abstract_state())
+    compiled = jax.jit(step._init, out_shardings=shardings).lower(jax.ShapeDtypeStruct((2,), jnp.uint32)).compile()
+    memory = compiled.memory_analysis()
+    whole = 1024 * 1024 * 4
+    assert memory.output_size_in_bytes < 3 * whole // 8 + 4096  # parameters and two moments, an eighth of each
+    assert memory.temp_size_in_bytes < whole // 2
+    state = step.init(0)
+    assert {shard.data.shape for shard in state.params["w"].addressable_shards} == {(128, 1024)}
+
+
+def test_initial_parameters_do_not_depend_on_the_mesh(layouts, one_device):
+    ours = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts).init(7).params
+    reference = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), one_device).init(7).params
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), ours, reference))
+
+
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_microbatches_change_nothing(float64, accumulate):
+    precision = Precision(params="float64", compute="float64", reduce="float64")
+    strategy = {"fsdp": FSDPConfig(size=2, floor_bytes=0), "data": 2}
+    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(4), precision=precision)
+    once, _ = run(layouts, precision=precision, clip_norm=0.5)
+    several, _ = run(layouts, precision=precision, clip_norm=0.5, accumulate=accumulate)
+    errors = jax.tree.map(toy.relative, several.params, once.params)
+    assert max(jax.tree.leaves(errors)) < 1e-12
+
+
+def test_clipping_scales_to_the_norm(layouts):
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, clip_norm=0.01)
+    gradients, metrics = step.gradients(step.init(0), toy.batch(0))
+    assert float(metrics.grad_norm) > 0.01
+    assert float(optax.tree.norm(gradients)) == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.adafactor(1e-2, min_dim_size_to_factor=8),  # factored moments: means over rows and columns
+        optax.contrib.muon(1e-2),  # orthogonalises whole matrices
+        optax.lamb(1e-2),  # a norm for each tensor
+        optax.chain(optax.masked(optax.adamw(1e-2), lambda p: jax.tree.map(lambda x: x.ndim > 2, p)), optax.sgd(1e-2)),
+    ],
+    ids=["adafactor", "muon", "lamb", "masked chain"],
+)
+def test_any_optax_optimizer_is_right_on_shards(layouts, one_device, optimizer):
+    ours, _ = run(layouts, optimizer)
+    reference, _ = run(one_device, optimizer)
+    errors = jax.tree.map(toy.relative, ours.params, reference.params)
+    assert max(jax.tree.leaves(errors)) < 1e-4
+
+
+def test_mixed_precision_reduces_in_float32(layouts, one_device):
+    mixed = Precision(compute="bfloat16")
+    step = build_step(toy.BLOCK_MODEL, optax.adamw(1e-2), layouts, precision=mixed)
+    text = step.lower(toy.abstract(toy.batch(0))).as_text()
+    scatters = [line for line in text.splitlines() if "reduce_scatter" in line]
+    gathers = [line for line in text.splitlines() if "all_gather" in line and "->" in line]
+    assert scatters and gathers
+    assert all("bf16" in line for line in gathers)
+    state, metrics = run(layouts, precision=mixed)
+    _, expected = run(one_device)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    assert toy.relative(metrics.loss, expected.loss) < 1e-2
+
+
+def test_a_step_lowers_for_devices_that_do_not_exist():
+    strategy = {"fsdp": FSDPConfig(size=8, floor_bytes=0), "data": 128}
+    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=[f"cuda:{index}" for index in range(1024)])
+    step = build_step(toy.BLOCK_MODEL, optax.adamw(1e-2), layouts)
+    text = step.lower(toy.abstract(toy.batch(0, rows=1024)), platform="cuda").as_text()
+    assert "all_gather" in text
+    assert "reduce_scatter" in text
+    assert layouts.mesh.size == 1024
+
+
+def test_a_model_whose_loops_do_not_type_still_trains():
+    def init(key):
+        return {"table": jax.random.normal(key, (32, 16)), "w": jax.random.normal(key, (16, 16)) * 0.1}
+
+    def loss(params, batch, key):
+        def cell(carry, x):
+            carry = jnp.tanh(carry @ params["w"] + x)
+            return carry, (carry**2).sum()
+
+        x = params["table"][batch["inputs"]].swapaxes(0, 1)
+        _, losses = jax.lax.scan(cell, jnp.zeros(x.shape[1:]), x)  # constant state: not typed as varying
+        return losses.sum(), jnp.float32(x.shape[1])
+
+    model = Model(init=init, loss=loss)
+    reference, expected = run(lay_out(model, toy.mesh(data=1)), optax.sgd(1e-2), model=model)
+    layouts = lay_out(model, {"fsdp": FSDPConfig(size=4, floor_bytes=0), "data": 2})
+    with pytest.warns(UncheckedStep, match="its numbers are the same"):
+        state, metrics = run(layouts, optax.sgd(1e-2), model=model)
+    assert toy.relative(metrics.loss, expected.loss) < 1e-5
+    assert max(jax.tree.leaves(jax.tree.map(toy.relative, state.params, reference.params))) < 1e-5
+
+
+def test_keras_distributions_take_the_place_of_a_strategy(one_device):
+    _, expected = run(one_device)
+    mesh = DeviceMesh((2, 4), ("batch", "model"))
+    layout_map = LayoutMap(mesh)
+    layout_map["blocks/up"] = (None, None, "model")
+    layout_map["blocks/down"] = (None, "model", None)
+    layout_map["head/out"] = (None, "model")
+    state, metrics = run(lay_out(toy.BLOCK_MODEL, ModelParallel(layout_map=layout_map)))
+    assert toy.relative(metrics.loss, expected.loss) < 1e-5
+    assert state.params["blocks"]["up"].addressable_shards[0].data.shape == (3, 16, 16)
+    _, metrics = run(lay_out(toy.BLOCK_MODEL, DataParallel(device_mesh=DeviceMesh((8,), ("batch",)))))
+    assert toy.relative(metrics.loss, expected.loss) < 1e-5
+
+
+def test_recompilation_warns_with_what_changed(layouts):
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
+    state, _ = step(step.init(0), toy.batch(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state, _ = step(state, toy.batch(1))
+    with pytest.warns(RuntimeWarning, match=r"compiled again.*1/inputs: int32\[16, 8\].*-> int32\[32, 8\]"):
+        step(state, toy.batch(2, rows=32))
+
+
+def test_a_loss_that_is_not_a_pair_says_what_to_return(layouts):
+    model = Model(init=toy.init, loss=lambda params, batch, key: jnp.mean(params["head"]["out"]))
+    step = build_step(model, optax.sgd(1.0), lay_out(model, toy.mesh(data=2)))
+    with pytest.raises(ValueError, match=r"return \(mean \* n, n\)"):
+        step(step.init(0), toy.batch(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulate": 0}, "train.accumulate=0"),
+        ({"clip_norm": -1.0}, "0 turns clipping off"),
+        ({"remat": "some"}, "train.remat='some'.*none, dots, full"),
+    ],
+)
+def test_options_out_of_range(layouts, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, **options)
+
+
+def test_rows_that_cannot_be_split_show_the_arithmetic(layouts):
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, accumulate=2)
+    with pytest.raises(ValueError, match=r"data 2 x fsdp 4 and accumulate 2: 24 % 16 = 8.*\(32 is the nearest\)"):
+        step.lower(toy.abstract(toy.batch(0, rows=24)))

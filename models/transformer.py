@@ -37,12 +37,12 @@ Hidden = dict[str, Array]
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Sizes and choices of the transformer; zeros are worked out from the other sizes."""
+    """Sizes and choices of the transformer."""
 
-    vocabulary: int
-    """Number of different tokens; taken from the data if not given."""
-    length: int = 256
-    """Positions in a row, for counting operations and for the window of a sample; taken from the data if not given."""
+    vocabulary: int = 0
+    """Number of different tokens; 0 = the data's."""
+    length: int = 0
+    """Positions in a row, for counting operations; 0 = the data's."""
     layers: int = 4
     """Number of blocks."""
     width: int = 128
@@ -96,23 +96,27 @@ class TransformerConfig:
     def flops_per_row(self) -> float:
         """Operations of forward and backward for one row.
 
-        6 * matmul_parameters * L (2 forward, 4 backward) and, for the two products of attention, 12 * N * H * K * L * L:
+        6 * matmul_parameters * L (2 forward, 4 backward) and, for the two products of attention, 12 * N * H * K * L**2:
         the full square of positions, as PaLM counts it (Chowdhery et al. 2022, appendix B), although half of it is
-        masked and up to 3/8 is not computed. Recomputation does not count.
+        masked and up to 3/8 is not computed. Neither look-ups, norms and softmax nor recomputation count.
         """
         attention = 12 * self.layers * self.heads * self.head_size * self.length**2
         return float(6 * self.matmul_parameters * self.length + attention)
 
 
 def _problems(config: TransformerConfig) -> list[str]:
-    sizes = ("vocabulary", "length", "layers", "width", "heads", "scan_unroll")
-    problems = [f"model.{name}={getattr(config, name)}: at least 1." for name in sizes if getattr(config, name) < 1]
-    optional = ("kv_heads", "head_width", "mlp_width")
-    problems += [f"model.{name}={getattr(config, name)}: not negative." for name in optional if getattr(config, name) < 0]
+    least = dict.fromkeys(("layers", "width", "heads", "scan_unroll"), 1)
+    least |= dict.fromkeys(("vocabulary", "length", "kv_heads", "head_width", "mlp_width"), 0)
+    given = {name: getattr(config, name) for name in least}
+    problems = [
+        f"model.{name}={given[name]} has to be at least {least[name]}." for name in least if given[name] < least[name]
+    ]
     if not 0 <= config.dropout < 1:
-        problems.append(f"model.dropout={config.dropout}: a part of the values, 0 <= dropout < 1.")
-    if config.rope_base <= 1 or config.norm_epsilon <= 0:
-        problems.append("model.rope_base has to be over 1 and model.norm_epsilon over 0.")
+        problems.append(f"model.dropout={config.dropout} has to be a part of the values: 0 <= dropout < 1.")
+    if config.rope_base <= 1:
+        problems.append(f"model.rope_base={config.rope_base} has to be over 1: frequencies fall along a head.")
+    if config.norm_epsilon <= 0:
+        problems.append(f"model.norm_epsilon={config.norm_epsilon} has to be over 0.")
     return problems or _head_problems(config)
 
 
@@ -131,8 +135,8 @@ def _head_problems(config: TransformerConfig) -> list[str]:
         )
     elif config.head_size % 2:
         problems.append(
-            f"A head is {config.head_size} wide (model.head_width, or model.width / model.heads), and rotary positions "
-            "turn pairs: the width has to be even."
+            f"model.head_width: a head is {config.head_size} wide (model.head_width, or model.width={config.width} / "
+            f"model.heads={config.heads}), and rotary positions turn pairs: the width has to be even."
         )
     return problems
 
@@ -141,11 +145,19 @@ def transformer(config: TransformerConfig) -> BlockModel:
     """Builds the model.
 
     Args:
-        config: Its sizes and choices.
+        config: Its sizes and choices, with vocabulary and length.
 
     Returns:
         A language model over batches {"inputs", "targets", "weights", "example"}; `predict` gives logits (B, L, V).
+
+    Raises:
+        ValueError: The vocabulary or the length is still 0.
     """
+    unknown = [name for name in ("vocabulary", "length") if not getattr(config, name)]
+    if unknown:
+        raise ValueError(
+            "\n".join(f"model.{name} is not given, and the data does not tell it either." for name in unknown)
+        )
     bind = functools.partial
     return BlockModel(
         init=bind(init, config),

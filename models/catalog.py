@@ -1,0 +1,121 @@
+"""Models by the name that a config gives them: the reference models, or the user's own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..parallel.model import BlockModel, Model
+from .mlp import MLPConfig, mlp
+from .transformer import TransformerConfig, transformer
+from .user_code import call_with_options, import_named, nearest, unknown_options
+
+MODELS: dict[str, tuple[type, Any]] = {
+    "transformer": (TransformerConfig, transformer),
+    "mlp": (MLPConfig, mlp),
+}
+"""Name -> options dataclass and the function from it to the model."""
+
+
+def load_model(
+    spec: Mapping[str, Any],
+    *,
+    vocabulary: int | None = None,
+    length: int | None = None,
+    features: int | None = None,
+    classes: int | None = None,
+    search_path: Sequence[str | Path] = (),
+) -> Model | BlockModel:
+    """Builds the model that a config's `model:` section describes.
+
+    Args:
+        spec: `name`, one of `MODELS` or the user's own `module:function`, and options. The user's function gets the
+            options as keyword arguments and returns a `Model`, a `BlockModel`, a pair (init, loss), or any object with
+            `init` and `loss`; an object that is already one of these may be named too.
+        vocabulary: Number of token ids in the data; fills an option of that name that is 0 or not given, and so do the
+            following three.
+        length: Positions in a row of the data.
+        features: Values in the inputs of an example.
+        classes: Number of classes.
+        search_path: Folders where the user's module is looked for first.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: There is no such model, module or function; options that it does not have, or cannot have; sizes
+            that do not hold the data; or the function returned something else.
+    """
+    options = dict(spec)
+    name = options.pop("name", "transformer")
+    facts = {"vocabulary": vocabulary, "length": length, "features": features, "classes": classes}
+    known_facts = {fact: value for fact, value in facts.items() if value}
+    if isinstance(name, str) and ":" in name:
+        return _user_model(name, options, known_facts, search_path)
+    if name not in MODELS:
+        known = [*MODELS, "your own as module:function"]
+        raise ValueError(f"model.name={name!r} is not a model{nearest(str(name), known, 'choose from ')}.")
+    return _reference_model(name, options, known_facts)
+
+
+def _reference_model(name: str, options: dict[str, Any], facts: dict[str, int]) -> Model | BlockModel:
+    config_class, build = MODELS[name]
+    known = [field.name for field in fields(config_class)]
+    problems = unknown_options([option for option in options if option not in known], known, "model")
+    too_small = [fact for fact in ("vocabulary", "classes") if 0 < options.get(fact, 0) < facts.get(fact, 0)]
+    problems += [
+        f"model.{fact}={options[fact]} is less than the data's {facts[fact]}. Leave it out, or make it at least that."
+        for fact in too_small
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
+    from_data = {fact: value for fact, value in facts.items() if fact in known and not options.get(fact)}
+    return build(config_class(**(options | from_data)))
+
+
+def _user_model(
+    name: str, options: dict[str, Any], facts: dict[str, int], search_path: Sequence[str | Path]
+) -> Model | BlockModel:
+    named = import_named(name, "model.name", search_path)
+    if as_model(named, name) is not None and not isinstance(named, type):
+        if options:
+            raise ValueError(
+                f"model.name={name!r} is a model, not a function: it takes no options such as {next(iter(options))}."
+            )
+        result = named
+    elif not callable(named):
+        raise ValueError(f"model.name={name!r} is a {type(named).__name__}: neither a function nor a model. {EXPECTED}")
+    else:
+        result = call_with_options(named, options, facts, "model")
+    model = as_model(result, name)
+    if model is None:
+        raise ValueError(f"model.name={name!r} returned a {type(result).__name__}. {EXPECTED}")
+    return model
+
+
+EXPECTED = (
+    "It has to return a spmdkit.Model or BlockModel, a pair (init, loss), or an object with `init(key) -> params` and "
+    "`loss(params, batch, key) -> (sum, weight)`."
+)
+
+
+def as_model(value: Any, name: str = "model") -> Model | BlockModel | None:
+    """Makes a `Model` of whatever has an init and a loss.
+
+    Args:
+        value: A `Model`, a `BlockModel`, a pair of functions (init, loss), or an object with `init` and `loss` and,
+            optionally, `predict` and `flops_per_row`.
+        name: What reports call it where the value itself does not say.
+
+    Returns:
+        The model, or None where the value is none of these.
+    """
+    if isinstance(value, Model | BlockModel):
+        return value
+    functions: list[Any] = [getattr(value, each, None) for each in ("init", "loss")]
+    if isinstance(value, tuple) and len(value) == 2:
+        functions = list(value)
+    if not all(map(callable, functions)):
+        return None
+    optional = {each: getattr(value, each, None) for each in ("predict", "flops_per_row")}
+    return Model(init=functions[0], loss=functions[1], name=name, **optional)

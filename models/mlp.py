@@ -1,0 +1,106 @@
+"""A classifier: layers of products and ReLU. A plain `Model`: one init, one loss.
+
+Letters: B rows, I features in, J features out of a layer. Parameters, for layer n:
+
+    layers/n/kernel  (I, J)     layers/n/bias  (J,)
+"""
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..parallel.model import Batch, Model, Params
+from .cross_entropy import cross_entropy
+from .initializers import truncated_normal
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPConfig:
+    """Sizes of the classifier."""
+
+    features: int = 0
+    """Values in the inputs of an example; 0 = the data's."""
+    classes: int = 0
+    """Number of classes; 0 = the data's."""
+    widths: tuple[int, ...] = (128, 128)
+    """Widths of the hidden layers, first to last; none = a linear classifier."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"model.{name}={getattr(self, name)} has to be at least 0."
+            for name in ("features", "classes")
+            if getattr(self, name) < 0
+        ]
+        if any(width < 1 for width in self.widths):
+            problems.append(f"model.widths={list(self.widths)}: each has to be at least 1.")
+        if problems:
+            raise ValueError("\n".join(problems))
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Features (in, out) of each layer."""
+        return list(itertools.pairwise((self.features, *self.widths, self.classes)))
+
+    @property
+    def flops_per_row(self) -> float:
+        """Operations of forward and backward for one row: 6 for each element of the kernels."""
+        return 6.0 * sum(rows * columns for rows, columns in self.sizes)
+
+
+def mlp(config: MLPConfig) -> Model:
+    """Builds the model.
+
+    Args:
+        config: Its sizes, all known.
+
+    Returns:
+        A classifier over batches {"inputs" (B, features), "targets" (B,), "weights" (B,)}; `predict` gives logits.
+
+    Raises:
+        ValueError: The number of features or classes is still 0.
+    """
+    unknown = [name for name in ("features", "classes") if not getattr(config, name)]
+    if unknown:
+        raise ValueError(
+            "\n".join(f"model.{name} is not given, and the data does not tell it either." for name in unknown)
+        )
+    return Model(
+        init=functools.partial(init, config),
+        loss=loss,
+        predict=predict,
+        name="mlp",
+        flops_per_row=config.flops_per_row,
+    )
+
+
+def init(config: MLPConfig, key: Array) -> Params:
+    """Draws kernels that keep the scale of what goes through a ReLU (He et al. 2015); biases are 0."""
+
+    def layer(index: int, size: tuple[int, int]) -> dict[str, Array]:
+        kernel = truncated_normal(key, f"layers/{index}/kernel", size, (2 / size[0]) ** 0.5)
+        return {"kernel": kernel, "bias": jnp.zeros((size[1],), jnp.float32)}
+
+    return {"layers": [layer(index, size) for index, size in enumerate(config.sizes)]}
+
+
+def predict(params: Params, batch: Batch) -> Array:
+    """Logits (B, classes), float32 or wider."""
+    *hidden, last = params["layers"]
+    x_BI = batch["inputs"].astype(last["kernel"].dtype)
+    for layer in hidden:
+        x_BI = jax.nn.relu(_affine(layer, x_BI))
+    logits = _affine(last, x_BI)
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
+def loss(params: Params, batch: Batch, key: Array | None) -> tuple[Array, Array]:
+    """The cross-entropy of the classes as (sum, weight)."""
+    return cross_entropy(predict(params, batch), batch["targets"], batch["weights"])
+
+
+def _affine(layer: dict[str, Array], x_BI: Array) -> Array:
+    return x_BI @ layer["kernel"] + layer["bias"][None, :]

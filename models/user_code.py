@@ -1,0 +1,113 @@
+"""What a config names as `module:function`: found, imported, and called with options that are checked first."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+
+def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) -> Any:
+    """Imports the object that `module:function` names.
+
+    Args:
+        name: For example "my_model:make" or "package.module:make".
+        key: The config key it stands under, for messages.
+        search_path: Folders looked in before the installed packages. They stay on `sys.path`, so that the module can
+            import its neighbours later too.
+
+    Returns:
+        The object.
+
+    Raises:
+        ValueError: The name is malformed, there is no such module, another module already has its name, or it holds no
+            such function; with the nearest that it holds.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise ValueError(f"{key}={name!r} has to be module:function, such as my_model:make.")
+    sys.path[:0] = [folder for folder in map(str, search_path) if folder not in sys.path]
+    module = _import(module_name, f"{key}={name!r}", search_path)
+    if not hasattr(module, attribute):
+        public = [each for each in vars(module) if not each.startswith("_")]
+        raise ValueError(
+            f"{key}={name!r}: {module.__file__} holds no {attribute}{nearest(attribute, public, 'it defines ')}."
+        )
+    return getattr(module, attribute)
+
+
+def _import(module_name: str, given: str, search_path: Sequence[str | Path]) -> Any:
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        folders = ", ".join(str(Path(folder).resolve()) for folder in search_path)
+        searched = f"{folders or 'no folder of its own'}, and the installed packages"
+        raise ValueError(f"{given}: there is no module {error.name}. Looked in: {searched}.") from None
+    _check_not_shadowed(module, module_name, given, search_path)
+    return module
+
+
+def _check_not_shadowed(module: Any, module_name: str, given: str, search_path: Sequence[str | Path]) -> None:
+    """Refuses a module of the same name from elsewhere that was imported before the user's file was looked for."""
+    for folder in search_path:
+        stem = Path(folder).joinpath(*module_name.split("."))
+        files = [file for file in (stem.with_suffix(".py"), stem / "__init__.py") if file.is_file()]
+        if not files:
+            continue
+        loaded = getattr(module, "__file__", None)
+        if loaded is None or not files[0].samefile(loaded):
+            raise ValueError(
+                f"{given} means {files[0].resolve()}, but a module named {module_name} is already loaded from "
+                f"{loaded or 'the interpreter itself'}. Rename your file."
+            )
+        return
+
+
+def call_with_options(
+    function: Callable[..., Any], options: Mapping[str, Any], offered: Mapping[str, Any], key: str
+) -> Any:
+    """Calls a user's function with the options of its config section.
+
+    Args:
+        function: Takes its options as keyword arguments.
+        options: What the config gives; every one has to be taken.
+        offered: What the run knows; given to a function that has a parameter of that name, unless the config gives it.
+        key: The config section, for messages.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        ValueError: Options it does not take, or parameters without a default that nobody gives: all of them.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = [p.name for p in named]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    arguments = {name: value for name, value in offered.items() if name in names and value is not None} | dict(options)
+    problems = unknown_options([name for name in options if not takes_any and name not in names], names, key)
+    missing = [p.name for p in named if p.default is p.empty and p.name not in arguments]
+    problems += [f"{key}.{name} has to be given: {function.__name__} has no default for it." for name in missing]
+    if problems:
+        raise ValueError("\n".join(problems))
+    return function(**arguments)
+
+
+def unknown_options(unknown: Iterable[str], known: Iterable[str], key: str) -> list[str]:
+    """One problem for each unknown option of a config section, with the nearest that exists."""
+    known = list(known)
+    return [f"{key}.{name} is not an option{nearest(name, known, 'the options are ')}." for name in unknown]
+
+
+def nearest(name: str, known: Sequence[str], else_words: str) -> str:
+    """`; did you mean X?`-style ending of a message: the nearest name, or all there are."""
+    close = get_close_matches(name, known, n=1)
+    if close:
+        return f"; did you mean {close[0]}"
+    return f"; {else_words}{', '.join(known) if known else 'none'}"

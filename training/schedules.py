@@ -1,0 +1,149 @@
+"""Learning rates over the steps of a run, by name.
+
+Written for `optimizer.learning_rate` = peak, a run of n steps and step s = 0 .. n - 1:
+
+    constant        peak
+    cosine          from peak down half a cosine
+    warmup_cosine   a straight line up to peak, then as cosine
+    linear          (a straight line up to peak, then) a straight line down
+    wsd             warm-up, stable, decay: a straight line up, peak, a straight line down at the end
+
+A line up starts at peak / (warmup_steps + 1), not at 0, and is at peak in step `warmup_steps`. A line or cosine down
+would reach peak * final_ratio in step n, the first one that is not taken.
+
+Sources: Loshchilov & Hutter 2017, "SGDR" (cosine); Hu et al. 2024, "MiniCPM" (wsd).
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import optax
+
+from ..models.user_code import nearest, unknown_options
+
+if TYPE_CHECKING:
+    from .optimizers import OptimizerConfig
+
+KEY = "optimizer.schedule"
+
+
+def make_schedule(config: "OptimizerConfig", num_steps: int) -> optax.Schedule:
+    """Builds the learning rate's schedule.
+
+    Args:
+        config: Its `learning_rate` is the peak; its `schedule` holds a name and that schedule's options.
+        num_steps: Optimizer steps in the whole run.
+
+    Returns:
+        A function of the step (an integer, or an array of them) that gives the learning rate.
+
+    Raises:
+        ValueError: There is no such schedule or option, or the parts of the schedule are longer than the run.
+    """
+    problems = schedule_problems(config.schedule)
+    if problems:
+        raise ValueError("\n".join(problems))
+    options = dict(config.schedule)
+    return SCHEDULES[_canonical(options.pop("name", "constant"))](config.learning_rate, num_steps, **options)
+
+
+def schedule_problems(schedule: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a schedule whatever the length of the run: its name, its options, their values."""
+    options = dict(schedule)
+    name = options.pop("name", "constant")
+    if _canonical(name) not in SCHEDULES:
+        return [f"{KEY}.name={name!r} is not a schedule{nearest(str(name), list(SCHEDULES), 'choose from ')}."]
+    _, _, *known = inspect.signature(SCHEDULES[_canonical(name)]).parameters
+    unknown = [option for option in options if option not in known]
+    problems = [f"{line[:-1]} (of {name})." for line in unknown_options(unknown, known, KEY)]
+    for option, value in options.items():
+        if option.endswith("_steps") and not (_is_number(value, int) and value >= 0):
+            problems.append(f"{KEY}.{option}={value!r} has to be a number of steps, at least 0.")
+        elif option == "final_ratio" and not (_is_number(value, int | float) and 0 <= value <= 1):
+            problems.append(f"{KEY}.{option}={value!r} has to be a part of the learning rate, 0 to 1.")
+    return problems
+
+
+def _canonical(name: Any) -> Any:
+    return name.replace("-", "_") if isinstance(name, str) else None
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def constant(peak: float, num_steps: int) -> optax.Schedule:
+    """The same rate in every step."""
+    return optax.constant_schedule(peak)
+
+
+def cosine(peak: float, num_steps: int, final_ratio: float = 0.0) -> optax.Schedule:
+    """Half a cosine from the first step to the last."""
+    return optax.cosine_decay_schedule(peak, num_steps, alpha=final_ratio)
+
+
+def warmup_cosine(
+    peak: float, num_steps: int, warmup_steps: int | None = None, final_ratio: float = 0.0
+) -> optax.Schedule:
+    """A warm-up (5 % of the steps by default), then half a cosine."""
+    warmup = _part(num_steps, 0.05) if warmup_steps is None else warmup_steps
+    _check_fits(num_steps, warmup_steps=warmup)
+    down = optax.cosine_decay_schedule(peak, num_steps - warmup, alpha=final_ratio)
+    return _after_warmup(peak, warmup, down)
+
+
+def linear(peak: float, num_steps: int, warmup_steps: int = 0, final_ratio: float = 0.0) -> optax.Schedule:
+    """A warm-up (none by default), then a straight line down."""
+    _check_fits(num_steps, warmup_steps=warmup_steps)
+    down = optax.linear_schedule(peak, peak * final_ratio, num_steps - warmup_steps)
+    return _after_warmup(peak, warmup_steps, down)
+
+
+def wsd(
+    peak: float,
+    num_steps: int,
+    warmup_steps: int | None = None,
+    decay_steps: int | None = None,
+    final_ratio: float = 0.0,
+) -> optax.Schedule:
+    """A warm-up (5 % of the steps by default), the peak, and a straight line down (20 % of the steps by default)."""
+    warmup = _part(num_steps, 0.05) if warmup_steps is None else warmup_steps
+    decay = _part(num_steps, 0.2) if decay_steps is None else decay_steps
+    _check_fits(num_steps, warmup_steps=warmup, decay_steps=decay)
+    if decay == 0:
+        return _after_warmup(peak, warmup, optax.constant_schedule(peak))
+    stable = optax.constant_schedule(peak)
+    down = optax.linear_schedule(peak, peak * final_ratio, decay)
+    return _after_warmup(peak, warmup, optax.join_schedules([stable, down], [num_steps - decay - warmup]))
+
+
+SCHEDULES: dict[str, Callable[..., optax.Schedule]] = {
+    "constant": constant,
+    "cosine": cosine,
+    "warmup_cosine": warmup_cosine,
+    "linear": linear,
+    "wsd": wsd,
+}
+"""Name -> function of (peak, num_steps, options). `warmup-cosine` means `warmup_cosine`."""
+
+
+def _part(num_steps: int, share: float) -> int:
+    return int(num_steps * share)
+
+
+def _after_warmup(peak: float, warmup: int, rest: optax.Schedule) -> optax.Schedule:
+    if warmup == 0:
+        return rest
+    return optax.join_schedules([optax.linear_schedule(peak / (warmup + 1), peak, warmup), rest], [warmup])
+
+
+def _check_fits(num_steps: int, **parts: int) -> None:
+    """Parts that follow each other have to leave at least one step of the run after the warm-up."""
+    total = sum(parts.values())
+    if total > num_steps or parts["warmup_steps"] == num_steps:
+        sums = " + ".join(f"{KEY}.{name}={steps}" for name, steps in parts.items())
+        raise ValueError(
+            f"{sums}{f' = {total} steps' if len(parts) > 1 else ''}, but the run has train.steps={num_steps}. "
+            "Make them fewer, or train for more steps."
+        )

@@ -60,12 +60,13 @@ def _block_loss(
     outer_layouts = _without_blocks(layouts)
     block_layouts = jax.tree.map(_without_block_dim, layouts["blocks"])
     gathers = any(axis in batch_axes for layout in jax.tree.leaves(block_layouts) for axis in layout.used_axes)
+    makes_copies = gathers or precision.compute != precision.params
 
     def block(x: Activations, shards: Params, key: Array | None) -> Activations:
         whole = gather(shards, block_layouts, batch_axes, precision)
         return model.block(attach(shards, whole, block_layouts, batch_axes, precision), x, key)
 
-    block = remat_block(block, remat, gathers=gathers, in_loop=model.scan_unroll < model.num_blocks)
+    block = remat_block(block, remat, makes_copies=makes_copies, in_loop=model.scan_unroll < model.num_blocks)
 
     def keep(params: Params) -> Kept:
         return gather(_without_blocks(params), outer_layouts, batch_axes, precision)

@@ -124,11 +124,13 @@ def attach(params: Any, whole: Any, layouts: Any, batch_axes: tuple[str, ...], p
         precision: The dtype of the reduce-scatter, and the parameters' own.
 
     Returns:
-        `whole`, unchanged; its gradient is reduce-scattered in the reduce dtype along every gathered dim.
+        `whole`; its gradient is reduce-scattered in the reduce dtype along every gathered dim. A parameter that is
+        whole on every device is only cast, and differentiated as usual.
     """
 
     def connect(shard: Array, value: Array, layout: TensorLayout) -> Array:
-        return _attach(shard, value, _gathered_dims(layout, batch_axes), precision)
+        dims = _gathered_dims(layout, batch_axes)
+        return _attach(shard, value, dims, precision) if dims else cast_float(shard, precision.compute)
 
     return jax.tree.map(connect, params, whole, layouts)
 

@@ -32,13 +32,14 @@ def _only_moves(name: str, called: Any) -> bool:
     return all(_only_moves(equation.primitive.name, None) for equation in called.eqns)
 
 
-def remat_block(block: Callable[..., Any], remat: str, *, gathers: bool, in_loop: bool) -> Callable[..., Any]:
+def remat_block(block: Callable[..., Any], remat: str, *, makes_copies: bool, in_loop: bool) -> Callable[..., Any]:
     """Wraps a block so that backward recomputes what the policy does not keep.
 
     Args:
         block: The function of one block, its gathers inside.
         remat: One of `REMAT_POLICIES`.
-        gathers: Whether the block gathers parameters; if not, `none` leaves it as it is.
+        makes_copies: Whether the block gathers or casts its parameters, so that backward would keep the copies of all
+            blocks; if not, `none` leaves it as it is.
         in_loop: Whether forward and backward are separate loops, so that XLA cannot merge the two computations and
             needs no barrier between them.
 
@@ -47,7 +48,7 @@ def remat_block(block: Callable[..., Any], remat: str, *, gathers: bool, in_loop
     """
     if remat not in REMAT_POLICIES:
         raise ValueError(f"train.remat={remat!r} is not a policy. Choose one of {', '.join(REMAT_POLICIES)}.")
-    if remat == "none" and not gathers:
+    if remat == "none" and not makes_copies:
         return block
     policies = {
         "none": save_arithmetic,

@@ -3,8 +3,8 @@
     shard_map over the batch axes, check_vma=True         every line here is per device
         params    = make_varying(params)                  gradients stay local until we reduce them
         gradients = accumulate_gradients(local loss)      FSDP's gathers and reduce-scatters happen inside
-        gradients = reduce_gradients(gradients) / weight  data parallel's all-reduce; the one division
-        gradients = gradients * clip_factor(global_norm)
+        gradients = reduce_gradients(gradients)           data parallel's all-reduce
+        gradients = gradients * (clip_factor / weight)    the one division by the weight of the global batch
     under the same jit, on global arrays in the same layouts
         params    = optimizer.update(gradients)           elementwise optimizers move nothing; XLA adds what others need
 
@@ -189,10 +189,9 @@ class Step:
         )
         gradients, (total, weight) = reduce_gradients(gradients, sums, layouts, axes, self.precision.reduce)
         divisor = jnp.where(weight == 0, 1, weight)
-        gradients = jax.tree.map(lambda leaf: leaf / divisor.astype(leaf.dtype), gradients)
-        norm = global_norm(gradients, layouts, axes)
-        factor = clip_factor(norm, self.clip_norm)
-        gradients = jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), gradients)
+        norm = global_norm(gradients, layouts, axes) / divisor
+        scale = clip_factor(norm, self.clip_norm) / divisor
+        gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
         return gradients, StepMetrics(total / divisor, norm, weight)
 
     def _local_sums(self, params: Params, batch: Batch) -> tuple[Array, Array]:

@@ -1,0 +1,147 @@
+"""What the compiled step communicates is what the strategies predict: kinds, axes, counts, bytes."""
+
+import jax
+import optax
+import pytest
+import toy
+
+from spmdkit.mesh.device_mesh import DeviceMesh
+from spmdkit.parallel import BlockModel, Collective, FSDPConfig, Precision, build_step, census, lay_out
+
+BLOCK_BYTES = 2 * 16 * 64 * 4  # up and down, float32
+OUTER_BYTES = 2 * 32 * 16 * 4  # the table and the head
+SCALE_BYTES = 3 * 16 * 4  # the scales of three blocks, under the floor
+SCALARS = 2 * 4  # loss and weight
+
+
+def found(strategy, model=toy.BLOCK_MODEL, num_devices=8, **options):
+    layouts = lay_out(model, strategy, devices=toy.devices(num_devices))
+    step = build_step(model, optax.adamw(1e-2), layouts, **options)
+    compiled = step.lower(toy.abstract(toy.batch(0))).compile()
+    lines = census(compiled.as_text(), layouts.mesh)
+    assert lines == step.cost()
+    return list(lines)
+
+
+def fsdp(size):
+    return FSDPConfig(size=size, floor_bytes=1024)
+
+
+def test_one_device_is_silent():
+    assert found({"data": 1}, num_devices=1) == []
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_data_parallel_is_one_all_reduce(accumulate):
+    total = 3 * BLOCK_BYTES + OUTER_BYTES + SCALE_BYTES + SCALARS
+    assert found({"data": 8}, accumulate=accumulate) == [Collective("all-reduce", ("data",), 1, total)]
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_fsdp_gathers_twice_and_scatters_once_a_block(remat):
+    assert found({"fsdp": fsdp(8)}, remat=remat) == [
+        Collective("all-gather", ("fsdp",), 2 * 2 * 3 + 2, 2 * 3 * BLOCK_BYTES + OUTER_BYTES),
+        Collective("all-reduce", ("fsdp",), 2, SCALE_BYTES + SCALARS + 4),  # small gradients and the loss; the norm
+        Collective("reduce-scatter", ("fsdp",), 2 * 3 + 2, 3 * BLOCK_BYTES + OUTER_BYTES),
+    ]
+
+
+def test_microbatches_repeat_what_blocks_move():
+    assert found({"fsdp": fsdp(8)}, accumulate=2) == [
+        Collective("all-gather", ("fsdp",), 2 * 2 * 2 * 3 + 2, 2 * 2 * 3 * BLOCK_BYTES + OUTER_BYTES),
+        Collective("all-reduce", ("fsdp",), 2, SCALE_BYTES + SCALARS + 4),
+        Collective("reduce-scatter", ("fsdp",), 2 * (2 * 3 + 2), 2 * (3 * BLOCK_BYTES + OUTER_BYTES)),
+    ]
+
+
+def test_hsdp_reduces_shards_over_data_once():
+    shards = (3 * BLOCK_BYTES + OUTER_BYTES) // 4
+    assert found({"data": 2, "fsdp": fsdp(4)}) == [
+        Collective("all-gather", ("fsdp",), 14, 2 * 3 * BLOCK_BYTES + OUTER_BYTES),
+        Collective("all-reduce", ("data",), 1, shards),
+        Collective("all-reduce", ("data", "fsdp"), 1, SCALE_BYTES + SCALARS),
+        Collective("all-reduce", ("fsdp",), 1, 4),
+        Collective("reduce-scatter", ("fsdp",), 8, 3 * BLOCK_BYTES + OUTER_BYTES),
+    ]
+
+
+def test_a_plain_model_gathers_each_leaf_once():
+    whole = 3 * BLOCK_BYTES + OUTER_BYTES
+    layouts = {"fsdp": FSDPConfig(size=8, floor_bytes=1024)}
+    lines = found(layouts, model=toy.PLAIN_MODEL)
+    assert lines[0] == Collective("all-gather", ("fsdp",), 4, whole)
+    assert lines[2] == Collective("reduce-scatter", ("fsdp",), 4, whole)
+
+
+def test_tied_tables_are_gathered_and_scattered_once():
+    def init(key):
+        params = toy.init(key)
+        return {**params, "head": {}}
+
+    model = BlockModel(
+        init=init, embed=toy.embed, block=toy.block, head=toy.tied_head, num_blocks=3, head_reads=("embed", "head")
+    )
+    lines = found({"fsdp": fsdp(8)}, model=model)
+    assert lines[0].count == 2 * 2 * 3 + 1
+    assert lines[2].count == 2 * 3 + 1
+
+
+def test_bfloat16_gathers_travel_as_float32_on_cpu():
+    lines = found({"fsdp": fsdp(8)}, precision=Precision(compute="bfloat16"))
+    assert lines[0].bytes == 2 * 3 * BLOCK_BYTES + OUTER_BYTES
+    step = build_step(
+        toy.BLOCK_MODEL, optax.sgd(1.0), lay_out(toy.BLOCK_MODEL, {"fsdp": fsdp(8)}), precision=Precision(compute="bfloat16")
+    )
+    assert step.cost("cuda")[0].bytes == (2 * 3 * BLOCK_BYTES + OUTER_BYTES) // 2
+
+
+HEADER = "HloModule m\n\n%body (p: f32[8]) -> f32[8] {{\n  {line}\n}}\n\nENTRY %main (p: f32[8]) -> f32[8] {{\n{call}\n}}\n"
+WHILE = '  %w = f32[8] while(%p), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}'
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%a = f32[8]{0} all-reduce(%p), replica_groups={{0,1,2,3},{4,5,6,7}}", ("all-reduce", ("fsdp",), 5, 160)),
+        ("%a = f32[8]{0} all-reduce(%p), replica_groups={{0,4},{1,5},{2,6},{3,7}}", ("all-reduce", ("data",), 5, 160)),
+        ("%a = f32[8]{0} all-reduce(%p), replica_groups=[2,4]<=[8]", ("all-reduce", ("fsdp",), 5, 160)),
+        ("%a = f32[8]{0} all-reduce(%p), replica_groups=[4,2]<=[2,4]T(1,0)", ("all-reduce", ("data",), 5, 160)),
+        ("%a = f32[8]{0} all-reduce(%p), replica_groups={}", ("all-reduce", ("data", "fsdp"), 5, 160)),
+        (
+            "%a = f32[8]{0} all-reduce(%p), replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}",
+            ("all-reduce", ("fsdp",), 5, 160),
+        ),
+        (
+            "%a = f32[8]{0} all-reduce(%p), replica_groups=mesh['all'=8] {'all':(1)2}",
+            ("all-reduce", ("data",), 5, 160),
+        ),
+        ("%a = (f32[8]{0}, bf16[4]{0}) all-reduce(%p, %q), replica_groups={{0,1}}", ("all-reduce", ("fsdp",), 5, 200)),
+        (
+            "%a = (f32[2]{0}, f32[8]{0}) all-gather-start(%p), replica_groups={{0,1,2,3},{4,5,6,7}}",
+            ("all-gather", ("fsdp",), 5, 160),
+        ),
+        ("%a = f32[2]{0} reduce-scatter(%p), replica_groups={{0,1,2,3}}", ("reduce-scatter", ("fsdp",), 5, 160)),
+        (
+            "%a = f32[8]{0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
+            ("collective-permute", ("fsdp",), 5, 160),
+        ),
+        ("%a = f32[8]{0} all-reduce-done(%p)", None),
+        ("%a = f32[8]{0} all-reduce(%p), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}", None),
+    ],
+)
+def test_reading_xlas_text(line, expected):
+    text = HEADER.format(line=line, call=WHILE)
+    mesh = DeviceMesh((2, 4), ("data", "fsdp"))
+    assert census(text, mesh) == ((Collective(*expected),) if expected else ())
+
+
+def test_a_collective_outside_the_step_would_show():
+    mesh = toy.mesh(data=8)
+
+    def doubled(x):
+        return jax.lax.psum(jax.lax.psum(x, "data") * 2.0, "data")
+
+    spec = jax.sharding.PartitionSpec
+    mapped = jax.shard_map(doubled, mesh=mesh.backend_mesh, in_specs=spec("data"), out_specs=spec(), check_vma=False)
+    text = jax.jit(mapped).lower(jax.ShapeDtypeStruct((8,), "float32")).compile().as_text()
+    assert sum(line.count for line in census(text, mesh)) == 2

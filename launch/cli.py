@@ -148,7 +148,8 @@ class HelpConfig(argparse.Action):
         """Called by argparse where the option is given."""
         from ..configs import describe_config
 
-        parser.exit(message=describe_config())
+        print(describe_config(), end="")
+        parser.exit()
 
 
 def make_parser() -> argparse.ArgumentParser:

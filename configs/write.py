@@ -77,9 +77,12 @@ def _plain(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what the reader of this package would take for something else than text; lists stand on one line."""
+    """Quotes text that the reader of this package, or any other of YAML 1.1, would take for something else.
 
-    yaml_implicit_resolvers = {None: SCALARS}  # noqa: RUF012  (an attribute of PyYAML)
+    Lists stand on one line.
+    """
+
+    yaml_implicit_resolvers = {**yaml.SafeDumper.yaml_implicit_resolvers, None: SCALARS}  # noqa: RUF012  (PyYAML's)
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
         return super().represent_sequence(tag, sequence, flow_style=True)

@@ -1,8 +1,10 @@
 import pytest
+import yaml
 from spmdkit.configs import describe_config, load_config, resolved_yaml
 from spmdkit.configs.load import preset_names
 from spmdkit.configs.reader import read_yaml
 from spmdkit.configs.schema import Config
+from spmdkit.configs.write import as_plain
 
 
 def loaded_back(config: Config, tmp_path) -> Config:
@@ -23,6 +25,8 @@ def test_presets_load_back_equal(name, tmp_path):
         "optimizer.learning_rate=1e-5",
         'run.dir="3e-4"',
         'run.dir="on"',
+        'run.dir="010"',
+        'run.dir="2001-01-01"',
         'run.dir="2024"',
         "sample.prompt=\"def f(x):\\n\\t# 'it'\"",
         "strategy={fsdp: {size: -1, floor_bytes: 0}, data: 2}",
@@ -34,6 +38,7 @@ def test_presets_load_back_equal(name, tmp_path):
 def test_values_load_back_equal(override, tmp_path):
     config = load_config("quickstart", [override])
     assert loaded_back(config, tmp_path) == config
+    assert yaml.safe_load(resolved_yaml(config)) == as_plain(config)
 
 
 def test_every_key_is_written():

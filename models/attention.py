@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .recompute import recompute
+
 NUM_SLICES = 4
 SMALLEST_SLICE = 64
 
@@ -64,7 +66,7 @@ def causal_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array) -> A
     return jnp.concatenate(slices, axis=3).transpose(0, 3, 1, 2, 4).reshape(B, L, H, K)
 
 
-@jax.checkpoint
+@recompute
 def _attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array) -> Array:
     """Attention of the last S of T positions, (B, G, R, S, K)."""
     B, G, R, S, K = query_BGRSK.shape

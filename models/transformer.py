@@ -30,6 +30,7 @@ from .attention import causal_attention, rotate
 from .cross_entropy import cross_entropy
 from .dropout import dropout
 from .initializers import truncated_normal
+from .recompute import recompute
 
 Hidden = dict[str, Array]
 """What flows from block to block: "hidden" (B, L, D) and, where there is dropout, "example" (B,)."""
@@ -248,15 +249,18 @@ def _mlp(config: TransformerConfig, params: Params, x_BLD: Array) -> Array:
     return _swiglu(x_BLD @ params["gate"], x_BLD @ params["up"]) @ params["down"]
 
 
-@jax.checkpoint
+@recompute
 def _swiglu(gate_BLF: Array, up_BLF: Array) -> Array:
     """Computed again in backward from its two inputs: cheaper than keeping, and re-reading, what lies between."""
     return jax.nn.silu(gate_BLF) * up_BLF
 
 
-@functools.partial(jax.checkpoint, static_argnums=2)
 def rms_norm(x_BLD: Array, scale_D: Array, epsilon: float) -> Array:
     """Divides by the root of the mean square over the last dim; in float32 or wider, given back in x's dtype."""
+    return recompute(functools.partial(_rms_norm, epsilon=epsilon))(x_BLD, scale_D)
+
+
+def _rms_norm(x_BLD: Array, scale_D: Array, *, epsilon: float) -> Array:
     wide = jnp.promote_types(x_BLD.dtype, jnp.float32)
     x = x_BLD.astype(wide)
     normed = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)

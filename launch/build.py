@@ -1,8 +1,6 @@
 """From a config to everything a run is made of, each line a whole idea: data, model, layouts, optimizer, step."""
 
-import os
-import sys
-from dataclasses import asdict
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -54,10 +52,15 @@ def build(config: Config) -> Built:
     Raises:
         ValueError: Something does not fit (LayoutError where it is the layouts); nothing was started.
     """
-    search_path = (os.getcwd(), *((str(config.source.parent),) if config.source else ()))
-    sys.path.extend(path for path in search_path if path not in sys.path)
+    search_path = (*((config.source.parent,) if config.source else ()), Path.cwd())
     splits = open_splits(config.data)
-    model = load_model(config.model, vocabulary=splits.vocabulary, length=config.data.length)
+    model = load_model(
+        config.model,
+        vocabulary=splits.vocabulary,
+        length=config.data.length,
+        features=_features(splits),
+        search_path=search_path,
+    )
     layouts = lay_out(
         model,
         config.strategy,
@@ -69,7 +72,13 @@ def build(config: Config) -> Built:
         precision=config.precision,
     )
     layouts.check_rows(config.train.global_batch, config.train.accumulate)
-    optimizer = make_optimizer(config.optimizer, config.train.steps, abstract_parameters(model, config.precision))
+    optimizer = make_optimizer(
+        config.optimizer,
+        config.train.steps,
+        abstract_parameters(model, config.precision),
+        stacked=isinstance(model, BlockModel),
+        search_path=search_path,
+    )
     step = build_step(
         model,
         optimizer,
@@ -83,8 +92,7 @@ def build(config: Config) -> Built:
     return Built(config, splits, model, layouts, step, batch)
 
 
-def jsonable(config: Config) -> dict:
-    """The resolved config as plain values."""
-    values = asdict(config)
-    values.pop("source", None)
-    return values
+def _features(splits: Splits) -> int | None:
+    """Values in the inputs of an example, where these are numbers and not tokens."""
+    inputs = splits.train[0].get("inputs")
+    return inputs.shape[-1] if inputs is not None and inputs.ndim == 1 and inputs.dtype.kind == "f" else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..configs.write import as_plain
@@ -61,7 +62,7 @@ def _sample(built: Built, state: TrainState) -> str | None:
     tokens = generate(
         built.model,
         state.params,
-        list(wanted.prompt.encode()),
+        wanted.prompt,
         length=wanted.length,
         window=built.config.data.length,
         temperature=wanted.temperature,
@@ -72,13 +73,16 @@ def _sample(built: Built, state: TrainState) -> str | None:
 
 def _summary(built: Built, metrics: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
     """The figures of a whole run, by name."""
+    yield "title", built.config.run.dir
+    yield "status", f"finished, {metrics[-1]['step']} steps"
     yield "model", built.model.name
     yield "parameters", built.layouts.table.num_elements
     yield "data", built.splits.description
     yield "steps", metrics[-1]["step"]
     yield "loss", metrics[-1]["loss"]
-    rates = sorted(record["tokens_per_second"] for record in metrics)
-    yield "tokens_per_second", rates[len(rates) // 2]
+    yield "tokens_per_second", median(record["tokens_per_second"] for record in metrics)
+    if all("flops_per_second" in record for record in metrics):
+        yield "flops_per_second", median(record["flops_per_second"] for record in metrics)
     evaluations = [record["eval_loss"] for record in metrics if "eval_loss" in record]
     if evaluations:
         yield "eval_loss", evaluations[-1]

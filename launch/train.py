@@ -64,7 +64,7 @@ class _Run:
         self.checkpoints = checkpoints
         self.display = display
         self.start = start
-        self.metrics = MetricsLog(folder / "metrics.jsonl", resume_at=start) if is_main_process() else None
+        self.metrics = MetricsLog(folder / "metrics.jsonl", start_step=start) if is_main_process() else None
         self.rates = learning_rates(self.config)
 
     def go(self) -> None:
@@ -108,6 +108,7 @@ class _Run:
             num_steps=train.steps - self.start,
             shuffle=data.shuffle,
             prefetch=data.prefetch,
+            threads=data.threads,
         )
 
     def evaluates_at(self, number: int) -> bool:
@@ -120,7 +121,6 @@ class _Run:
 
     def pause(self, number: int, state: TrainState) -> dict[str, float]:
         """Between two steps: an asynchronous save, an evaluation, or both."""
-        self.checkpoints.check()
         if self.saves_at(number):
             self.checkpoints.save(number, state)
         return {"eval_loss": self.evaluate(state.params)} if self.evaluates_at(number) else {}
@@ -133,19 +133,21 @@ class _Run:
             self.built.layouts.batch_sharding(),
             global_batch=self.config.train.global_batch,
             max_batches=self.config.eval.batches or None,
+            threads=self.config.data.threads,
         )
         with closing(batches):
             return evaluate(self.built.step, params, batches)
 
     def record(self, progress: Progress) -> None:
-        """One line of metrics.jsonl and of the display."""
+        """One line of metrics.jsonl and of the display; errors of a save under way surface here."""
+        self.checkpoints.check()
         record = {**progress._asdict(), **progress.extra, "learning_rate": float(self.rates[progress.step - 1])}
         del record["extra"]
         if self.built.model.flops_per_row is not None:
             flops = self.built.model.flops_per_row * self.config.train.global_batch
-            record["model_flops_per_second"] = flops / progress.seconds
+            record["flops_per_second"] = flops / progress.seconds
         if self.metrics is not None:
-            self.metrics.append(record)
+            self.metrics.write(record)
         self.display.update(record)
 
 

@@ -46,9 +46,11 @@ def _import(module_name: str, given: str, search_path: Sequence[str | Path]) -> 
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        folders = ", ".join(str(Path(folder).resolve()) for folder in search_path)
-        searched = f"{folders or 'no folder of its own'}, and the installed packages"
-        raise ValueError(f"{given}: there is no module {error.name}. Looked in: {searched}.") from None
+        own = [folder for folder in sys.path if not folder.startswith((sys.prefix, sys.base_prefix))]
+        searched = ", ".join(dict.fromkeys(str(Path(folder).resolve()) for folder in own))
+        raise ValueError(
+            f"{given}: there is no module {error.name}. Looked in {searched} and the installed packages."
+        ) from None
     _check_not_shadowed(module, module_name, given, search_path)
     return module
 

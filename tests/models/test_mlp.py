@@ -1,0 +1,58 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from spmdkit.models.mlp import MLPConfig, mlp
+
+CONFIG = MLPConfig(features=6, classes=3, widths=(8, 5))
+RANDOM = np.random.default_rng(0)
+BATCH = {
+    "inputs": RANDOM.normal(size=(16, 6)).astype(np.float32),
+    "targets": RANDOM.integers(0, 3, 16).astype(np.int32),
+    "weights": np.ones(16, np.float32),
+}
+
+
+def test_matches_numpy(float64):
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.1, mlp(CONFIG).init(jax.random.key(0)))
+    x = BATCH["inputs"].astype(np.float64)
+    for layer in params["layers"][:-1]:
+        x = np.maximum(x @ layer["kernel"] + layer["bias"], 0)
+    x = x @ params["layers"][-1]["kernel"] + params["layers"][-1]["bias"]
+    np.testing.assert_allclose(mlp(CONFIG).predict(params, BATCH), x, rtol=1e-12)
+    losses = np.log(np.exp(x).sum(axis=-1)) - x[np.arange(16), BATCH["targets"]]
+    total, weight = mlp(CONFIG).loss(params, BATCH, None)
+    np.testing.assert_allclose((total, weight), (losses.sum(), 16), rtol=1e-12)
+
+
+def test_learns():
+    model = mlp(CONFIG)
+    params = model.init(jax.random.key(0))
+    step = jax.jit(jax.value_and_grad(lambda p: model.loss(p, BATCH, None)[0] / 16))
+    first, _ = step(params)
+    for _ in range(200):
+        _, gradients = step(params)
+        params = jax.tree.map(lambda leaf, gradient: leaf - 0.3 * gradient, params, gradients)
+    assert step(params)[0] < 0.2 * first
+
+
+def test_linear_classifier_and_flops():
+    linear = MLPConfig(features=6, classes=3, widths=())
+    assert jax.tree.map(jnp.shape, mlp(linear).init(jax.random.key(0))) == {
+        "layers": [{"kernel": (6, 3), "bias": (3,)}]
+    }
+    assert mlp(linear).flops_per_row == 6 * 6 * 3
+    assert CONFIG.flops_per_row == 6 * (6 * 8 + 8 * 5 + 5 * 3)
+
+
+def test_bfloat16_gives_float32_losses():
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), mlp(CONFIG).init(jax.random.key(0)))
+    total, weight = mlp(CONFIG).loss(params, BATCH, None)
+    assert (total.dtype, weight.dtype) == (jnp.float32, jnp.float32)
+
+
+def test_problems():
+    with pytest.raises(ValueError, match=r"model.features=-1 has to be at least 0.\nmodel.widths=\[4, 0\]: each"):
+        MLPConfig(features=-1, widths=(4, 0))
+    with pytest.raises(ValueError, match=r"model.features is not given.*\nmodel.classes is not given"):
+        mlp(MLPConfig())

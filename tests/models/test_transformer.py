@@ -1,0 +1,364 @@
+"""The transformer against a plain NumPy one, written without stacking, folding, slicing or rematerialisation."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from spmdkit.models.transformer import TransformerConfig, init, transformer
+
+SMALL = TransformerConfig(
+    vocabulary=23, length=10, layers=2, width=16, heads=4, kv_heads=2, head_width=6, mlp_width=24, rope_base=100.0
+)
+VARIANTS = {
+    "grouped": SMALL,
+    "multi-head": replace(SMALL, kv_heads=0),
+    "multi-query": replace(SMALL, kv_heads=1),
+    "tied": replace(SMALL, tied=True),
+    "unrolled": replace(SMALL, scan_unroll=2),
+    "sliced": replace(SMALL, length=70),
+}
+
+
+def slow_but(*quick):
+    """The names of the variants, all but some marked slow: each compiles for seconds."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+
+
+def make_params(config, dtype="float32"):
+    """NumPy parameters with every scale away from 1."""
+    leaves, treedef = jax.tree.flatten(first_params(replace(config, length=1, scan_unroll=1, dropout=0.0)))
+    noise = np.random.default_rng(0)
+    return treedef.unflatten([(leaf + 0.1 * noise.normal(size=leaf.shape)).astype(dtype) for leaf in leaves])
+
+
+@cache
+def first_params(config):
+    return jax.device_get(jax.jit(transformer(config).init)(jax.random.key(0)))
+
+
+def make_batch(config, rows=3, seed=0):
+    random = np.random.default_rng(seed)
+    shape = (rows, config.length)
+    return {
+        "inputs": random.integers(0, config.vocabulary, shape).astype(np.int32),
+        "targets": random.integers(0, config.vocabulary, shape).astype(np.int32),
+        "weights": random.integers(0, 2, shape).astype(np.float32),
+        "example": np.arange(rows, dtype=np.int32) + 100 * seed,
+    }
+
+
+def reference_norm(x, scale, epsilon):
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + epsilon) * scale
+
+
+def reference_head(config, params, x, head):
+    """One query head over one row: (L, head_width)."""
+    size, length = config.head_size, len(x)
+    group = head // (config.heads // config.num_kv_heads)
+    query = x @ params["query"][:, head * size : (head + 1) * size]
+    key = x @ params["key"][:, group * size : (group + 1) * size]
+    value = x @ params["value"][:, group * size : (group + 1) * size]
+    mixed = np.zeros((length, size))
+    for i in range(length):
+        scores = np.array([turn(query[i], i, config) @ turn(key[j], j, config) for j in range(i + 1)]) / np.sqrt(size)
+        weights = np.exp(scores - scores.max())
+        mixed[i] = weights @ value[: i + 1] / weights.sum()
+    return mixed
+
+
+def turn(vector, position, config):
+    """Rotates pairs as complex numbers."""
+    half = len(vector) // 2
+    pairs = vector[:half] + 1j * vector[half:]
+    pairs = pairs * np.exp(1j * position * config.rope_base ** (-np.arange(half) / half))
+    return np.concatenate([pairs.real, pairs.imag])
+
+
+def reference_logits(config, params, tokens):
+    x = params["embed"]["tokens"][tokens]
+    for n in range(config.layers):
+        layer = jax.tree.map(lambda leaf, n=n: leaf[n], params["blocks"])
+        normed = reference_norm(x, layer["attention"]["norm"], config.norm_epsilon)
+        heads = [reference_head(config, layer["attention"], normed, head) for head in range(config.heads)]
+        x = x + np.concatenate(heads, axis=-1) @ layer["attention"]["out"]
+        normed = reference_norm(x, layer["mlp"]["norm"], config.norm_epsilon)
+        gate = normed @ layer["mlp"]["gate"]
+        x = x + (gate / (1 + np.exp(-gate)) * (normed @ layer["mlp"]["up"])) @ layer["mlp"]["down"]
+    table = params["embed"]["tokens"].T if config.tied else params["head"]["logits"]
+    return reference_norm(x, params["head"]["norm"], config.norm_epsilon) @ table
+
+
+def reference_loss(config, params, batch):
+    total = 0.0
+    for row in range(len(batch["inputs"])):
+        logits = reference_logits(config, params, batch["inputs"][row])
+        log_probabilities = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        losses = -log_probabilities[np.arange(len(logits)), batch["targets"][row]]
+        total += (losses * batch["weights"][row]).sum()
+    return total, batch["weights"].sum()
+
+
+@pytest.mark.parametrize("name", slow_but("grouped"))
+def test_logits_and_loss_match_numpy(name, float64):
+    config = VARIANTS[name]
+    params, batch = make_params(config, "float64"), make_batch(config, rows=2)
+    model = transformer(config)
+    logits = jax.jit(model.predict)(params, batch)
+    expected = np.stack([reference_logits(config, params, row) for row in batch["inputs"]])
+    np.testing.assert_allclose(logits, expected, rtol=1e-10, atol=1e-10)
+    total, weight = jax.jit(lambda p, b: model.loss(p, b, None))(params, batch)
+    assert (total.dtype, weight.dtype) == (jnp.float64, jnp.float64)
+    np.testing.assert_allclose((total, weight), reference_loss(config, params, batch), rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 2e-5), pytest.param("bfloat16", 0.05, marks=pytest.mark.slow)]
+)
+def test_compute_dtypes(dtype, tolerance):
+    params, batch = make_params(SMALL), make_batch(SMALL)
+    cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
+    model = transformer(SMALL)
+    block_params = jax.tree.map(lambda leaf: leaf[0], cast["blocks"])
+    hidden = jax.eval_shape(lambda: model.block(block_params, model.embed(cast, batch, None), None))["hidden"]
+    assert hidden.dtype == dtype
+    differentiate = jax.jit(jax.value_and_grad(lambda p: model.loss(p, batch, None), has_aux=True))
+    (total, weight), gradients = differentiate(cast)
+    assert (total.dtype, weight.dtype) == (jnp.float32, jnp.float32)
+    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(gradients))
+    np.testing.assert_allclose((total, weight), reference_loss(SMALL, params, batch), rtol=tolerance)
+
+
+def test_later_tokens_change_nothing_before_them():
+    config = VARIANTS["sliced"]
+    model, params, batch = transformer(config), make_params(config), make_batch(config, rows=1)
+    changed = {**batch, "inputs": batch["inputs"].copy()}
+    changed["inputs"][0, 66] = (changed["inputs"][0, 66] + 1) % config.vocabulary
+    predict = jax.jit(model.predict)
+    before, after = np.asarray(predict(params, batch)), np.asarray(predict(params, changed))
+    np.testing.assert_array_equal(before[:, :66], after[:, :66])
+    assert (np.abs(before - after).max(axis=-1)[0, 66:] > 0).all()
+
+
+@pytest.mark.slow
+def test_grouped_heads_equal_repeated_heads():
+    params, batch = make_params(SMALL), make_batch(SMALL)
+    repeated = make_params(SMALL)
+    for name in ("key", "value"):
+        heads = params["blocks"]["attention"][name].reshape(SMALL.layers, SMALL.width, SMALL.num_kv_heads, -1)
+        repeated["blocks"]["attention"][name] = np.repeat(heads, 2, axis=2).reshape(SMALL.layers, SMALL.width, -1)
+    grouped = jax.jit(transformer(SMALL).predict)(params, batch)
+    multi_head = jax.jit(transformer(VARIANTS["multi-head"]).predict)(repeated, batch)
+    np.testing.assert_allclose(grouped, multi_head, rtol=1e-4, atol=1e-4)
+
+
+def test_a_token_outside_the_vocabulary_is_not_another_token():
+    batch = make_batch(SMALL)
+    batch["inputs"][0, 0] = SMALL.vocabulary
+    total, _ = jax.jit(transformer(SMALL).loss)(make_params(SMALL), batch, None)
+    assert np.isnan(total)
+
+
+def test_rows_of_weight_zero_do_not_count():
+    model, params, batch = transformer(SMALL), make_params(SMALL), make_batch(SMALL)
+    batch["weights"][1] = 0
+    kept = {name: value[[0, 2]] for name, value in batch.items()}
+    whole, part = (jax.jit(model.loss)(params, rows, None) for rows in (batch, kept))
+    np.testing.assert_allclose(whole, part, rtol=1e-6)
+
+
+# Dropout
+
+
+DROPPED = replace(SMALL, dropout=0.3)
+
+
+def test_a_row_meets_the_same_mask_next_to_any_rows():
+    model, params, batch = transformer(DROPPED), make_params(DROPPED), make_batch(DROPPED, rows=4)
+    key = jax.random.key(1)
+    loss = jax.jit(model.loss)
+    rows = [loss(params, {name: value[row : row + 1] for name, value in batch.items()}, key)[0] for row in range(4)]
+    shuffled = {name: value[[2, 0, 3, 1]] for name, value in batch.items()}
+    np.testing.assert_allclose(loss(params, shuffled, key)[0], sum(rows), rtol=1e-5)
+    renamed = {**batch, "example": batch["example"] + 1}
+    assert abs(loss(params, renamed, key)[0] - sum(rows)) > 1e-3
+
+
+def test_evaluation_drops_nothing():
+    params, batch = make_params(SMALL), make_batch(SMALL)
+    del batch["example"]
+    dropped, plain = (jax.jit(transformer(config).loss)(params, batch, None) for config in (DROPPED, SMALL))
+    np.testing.assert_array_equal(dropped, plain)
+
+
+def test_blocks_and_steps_drop_different_values():
+    model, params, batch = transformer(DROPPED), make_params(DROPPED), make_batch(DROPPED)
+    x = {"hidden": jnp.ones((3, SMALL.length, SMALL.width)), "example": batch["example"]}
+    block_params = jax.tree.map(lambda leaf: leaf[0], params["blocks"])
+    block = jax.jit(model.block)
+    first, second = (block(block_params, x, jax.random.key(seed))["hidden"] for seed in (0, 1))
+    assert (first != second).any()
+
+
+# On a mesh
+
+
+@pytest.mark.parametrize(
+    ("name", "dropped", "params_vary"),
+    [("tied", True, True), ("grouped", True, False), ("grouped", False, True), ("unrolled", True, True)],
+)
+@pytest.mark.slow
+def test_types_under_shard_map(name, dropped, params_vary):
+    config = replace(VARIANTS[name], dropout=0.3 if dropped else 0.0)
+    model, params, batch = transformer(config), make_params(config), make_batch(config, rows=16)
+    key = jax.random.key(1)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    whole, rows = PartitionSpec(), PartitionSpec("data")
+
+    def local(params, batch):
+        if params_vary:
+            params = jax.tree.map(lambda leaf: lax.pcast(leaf, "data", to="varying"), params)
+        sums, gradients = jax.value_and_grad(lambda p: model.loss(p, batch, key), has_aux=True)(params)
+        return lax.psum(sums, "data"), lax.psum(gradients, "data") if params_vary else gradients
+
+    split = jax.shard_map(local, mesh=mesh, in_specs=(whole, rows), out_specs=whole, check_vma=True)
+    (sums, weight), gradients = jax.jit(split)(params, batch)
+    differentiate = jax.jit(jax.value_and_grad(lambda p, b: model.loss(p, b, key), has_aux=True))
+    (expected_sums, expected_weight), expected = differentiate(params, batch)
+    np.testing.assert_allclose((sums, weight), (expected_sums, expected_weight), rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), gradients, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("data", "fsdp"), [(1, 8), (4, 2)])
+def test_first_parameters_are_the_same_bits_in_any_layout(data, fsdp):
+    config = TransformerConfig(vocabulary=256, length=8, layers=4, width=48, heads=4)
+    model, key = transformer(config), jax.random.key(3)
+    mesh = jax.make_mesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+
+    def sharding(leaf):
+        """Splits the last dim that divides."""
+        last = max((dim for dim, size in enumerate(leaf.shape) if size % fsdp == 0), default=None)
+        return NamedSharding(mesh, PartitionSpec(*("fsdp" if dim == last else None for dim in range(leaf.ndim))))
+
+    shardings = jax.tree.map(sharding, jax.eval_shape(model.init, key))
+    one, split = jax.jit(model.init)(key), jax.jit(model.init, out_shardings=shardings)(key)
+    assert split["blocks"]["mlp"]["gate"].sharding.shard_shape((4, 48, 128)) == (4, 48, 128 // fsdp)
+    jax.tree.map(np.testing.assert_array_equal, one, split)
+
+
+# First values and counts
+
+
+@pytest.mark.slow
+def test_scales_of_first_parameters():
+    config = TransformerConfig(vocabulary=512, length=8, layers=2, width=128, heads=4)
+    params = first_params(config)
+    stds = {
+        ("embed", "tokens"): 0.02,
+        ("blocks", "attention", "query"): 128**-0.5,
+        ("blocks", "attention", "out"): (128 * 4) ** -0.5,
+        ("blocks", "mlp", "down"): (384 * 4) ** -0.5,
+        ("head", "logits"): 0.02,
+    }
+    for path, std in stds.items():
+        leaf = params
+        for name in path:
+            leaf = leaf[name]
+        np.testing.assert_allclose(np.std(leaf), std, rtol=0.02)
+    assert (params["head"]["norm"] == 1).all()
+    assert (params["blocks"]["mlp"]["norm"] == 1).all()
+
+
+@pytest.mark.slow
+def test_a_block_does_not_depend_on_how_many_there_are():
+    few, many = (first_params(replace(SMALL, layers=n))["blocks"]["mlp"] for n in (2, 3))
+    np.testing.assert_array_equal(few["gate"], many["gate"][:2])
+    np.testing.assert_allclose(few["down"] * 4**0.5, many["down"][:2] * 6**0.5, rtol=1e-6)
+    assert (few["gate"][0] != few["gate"][1]).any()
+
+
+def test_number_of_parameters():
+    D, H, G, K, F, V = 16, 4, 2, 6, 24, 23
+    layer = D * H * K * 2 + D * G * K * 2 + 3 * D * F
+    shapes = jax.eval_shape(transformer(SMALL).init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 2 * (layer + 2 * D) + 2 * V * D + D
+    assert SMALL.matmul_parameters == 2 * layer + V * D
+    tied = jax.eval_shape(transformer(VARIANTS["tied"]).init, jax.random.key(0))
+    assert set(tied["head"]) == {"norm"}
+
+
+def count_matmul_flops(jaxpr):
+    """2 x multiply-adds of every product in a jaxpr, those inside loops as often as they run."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            contracted = equation.params["dimension_numbers"][0][0]
+            shape = equation.invars[0].aval.shape
+            total += 2 * equation.outvars[0].aval.size * np.prod([shape[dim] for dim in contracted])
+        inner = [value for value in equation.params.values() if isinstance(value, jax.extend.core.ClosedJaxpr)]
+        inner = [each.jaxpr for each in inner]
+        inner += [value for value in equation.params.values() if isinstance(value, jax.extend.core.Jaxpr)]
+        total += sum(map(count_matmul_flops, inner)) * equation.params.get("length", 1)
+    return total
+
+
+@pytest.mark.parametrize("config", [SMALL, VARIANTS["multi-query"], VARIANTS["tied"]])
+def test_flops_are_those_of_the_products(config):
+    """Up to 64 positions attention is one slice, the full square; backward has its two products once more."""
+    model, batch = transformer(config), make_batch(config, rows=1)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    jaxpr = jax.make_jaxpr(jax.grad(lambda p: model.loss(p, batch, None)[0]))(params)
+    repeated = 4 * config.layers * config.heads * config.head_size * config.length**2
+    assert count_matmul_flops(jaxpr.jaxpr) - repeated == pytest.approx(config.flops_per_row, rel=0.02)
+    assert model.flops_per_row == config.flops_per_row
+
+
+# Options
+
+
+def test_worked_out_sizes():
+    config = TransformerConfig(width=128, heads=4)
+    assert (config.num_kv_heads, config.head_size, config.mlp_size) == (4, 32, 384)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": 0}, "model.layers=0 has to be at least 1"),
+        ({"kv_heads": -1}, "model.kv_heads=-1 has to be at least 0"),
+        ({"heads": 4, "kv_heads": 3}, r"model.kv_heads=3 does not divide model.heads=4.*\[1, 2, 4\]"),
+        ({"width": 30, "heads": 4}, "model.width=30 is not divisible by model.heads=4"),
+        ({"width": 12, "heads": 4}, "a head is 3 wide.*has to be even"),
+        ({"dropout": 1.0}, "model.dropout=1.0 has to be a part"),
+        ({"rope_base": 1.0}, "model.rope_base=1.0 has to be over 1"),
+        ({"norm_epsilon": 0.0}, "model.norm_epsilon=0.0 has to be over 0"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerConfig(**options)
+
+
+def test_all_problems_at_once():
+    with pytest.raises(ValueError) as error:
+        TransformerConfig(layers=0, dropout=2.0, scan_unroll=0)
+    assert [line.split("=")[0] for line in str(error.value).splitlines()] == [
+        "model.layers",
+        "model.scan_unroll",
+        "model.dropout",
+    ]
+
+
+def test_sizes_that_only_the_data_knows():
+    with pytest.raises(ValueError, match=r"model.vocabulary is not given.*\nmodel.length is not given"):
+        transformer(TransformerConfig())
+
+
+def test_init_is_exported_as_a_plain_function():
+    assert jax.eval_shape(lambda key: init(SMALL, key), jax.random.key(0))["embed"]["tokens"].shape == (23, 16)

@@ -46,12 +46,14 @@ def launch(source: str, overrides: Sequence[str], target: LocalTarget) -> int:
 def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:
     """Returns the environment of one process of the run.
 
-    Its coordinator is on this machine, so no proxy stands between them; what it prints comes at once.
+    Its coordinator is on this machine, so no proxy may stand between them. What it prints comes at once.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("KERAS_DISTRIBUTION_")}
-    no_proxy = ",".join(filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1")))
+    if any(key.lower().endswith("_proxy") for key in environment):
+        direct = ",".join(filter(None, (environment.get("no_proxy") or environment.get("NO_PROXY"), "127.0.0.1")))
+        environment |= {"no_proxy": direct, "NO_PROXY": direct}
     job = Job(address, target.num_processes, rank, target.devices)
-    return environment | job_environment(job) | {"PYTHONUNBUFFERED": "1", "no_proxy": no_proxy, "NO_PROXY": no_proxy}
+    return environment | job_environment(job) | {"PYTHONUNBUFFERED": "1"}
 
 
 def _say(line: str) -> None:

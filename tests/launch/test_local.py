@@ -11,9 +11,9 @@ from spmdkit.launch.target import LocalTarget
 
 TINY = """
 run: {simulate: 4, log_every: 1}
-model: {layers: 2, width: 32, heads: 2, kv_heads: 1, mlp_width: 64}
-data: {length: 32}
-strategy: {fsdp: 2, data: 2}
+model: {name: mlp, features: 64, classes: 10, widths: [32]}
+data: {source: synthetic}
+strategy: {fsdp: {size: 2, floor_bytes: 1KiB}, data: 2}
 train: {steps: 6, global_batch: 8}
 eval: {every: 0, batches: 2}
 checkpoint: {every: 0}

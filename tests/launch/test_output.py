@@ -43,7 +43,18 @@ def test_colour_on_a_terminal_only(monkeypatch):
     assert relayed(b"x\n", Terminal(), rank=1)[0] == "[1] x\n"
 
 
-@pytest.mark.parametrize(("line", "expected"), [("a\r\n", "a"), ("\n", ""), (GLOO + "\n", None), ("a" + GLOO, "a")])
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("a\r\n", "a"),
+        ("\n", ""),
+        (GLOO + "\n", None),
+        ("a" + GLOO, "a"),
+        ("[Gloo] Rank " + GLOO, None),  # two threads
+        ("1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n", None),
+        ("worker 1 is connected to 3 hosts", "worker 1 is connected to 3 hosts"),
+    ],
+)
 def test_clean(line, expected):
     assert clean(line) == expected
 

@@ -10,8 +10,9 @@ Syntax, for a product `x W` with the batch B split over the axis `data` of size 
    gradient local and nothing in the backward pass communicates.
 2. Microbatches, if there are several, are summed locally first: one reduction a step however many there are.
 3. One all-reduce per bucket. A bucket is the set of gradients that lack a sum over the same axes: under data
-   parallelism alone, all of them, together with the sum of the loss and its weight. Under FSDP the sharded gradients,
-   already summed over `fsdp` inside backward, make a second bucket that is summed over `data` alone.
+   parallelism alone, all of them, together with the sum of the loss and its weight. Under FSDP the sharded gradients are
+   summed over `fsdp` inside backward: with `data` beside it they make a second bucket, summed over `data` alone; without
+   it they are complete, and only the sum of their squares, for the norm, joins the first bucket.
 4. The sums are divided once, by the weight of the whole global batch.
 
 Bytes: the size of the parameters in the reduce dtype, 8 more for loss and weight; a ring moves 2 (N - 1) / N of that
@@ -69,33 +70,33 @@ def axes_to_sum(layout: TensorLayout, batch_axes: Sequence[str]) -> tuple[str, .
 
 
 def reduce_gradients(
-    gradients: Any, sums: tuple[Array, Array], layouts: Any, batch_axes: tuple[str, ...], reduce_dtype: str
-) -> tuple[Any, tuple[Array, Array]]:
-    """Sums gradients, loss and weight over the batch axes: one `psum` per bucket.
+    gradients: Any, scalars: Sequence[Array], layouts: Any, batch_axes: tuple[str, ...], reduce_dtype: str
+) -> tuple[Any, list[Array]]:
+    """Sums gradients and a few scalars over the batch axes: one `psum` per bucket.
 
     Args:
         gradients: Local gradients, laid out as their parameters; sharded ones already summed over their own axes.
-        sums: The local sum of the loss and the local weight, scalars.
+        scalars: Local sums that go with them: of the loss, of the weights.
         layouts: The parameters' `TensorLayout`s, a pytree of the gradients' structure.
         batch_axes: Mesh axes over which rows are split.
-        reduce_dtype: The dtype of the sums.
+        reduce_dtype: The dtype of the sums of gradients.
 
     Returns:
-        Gradients in their own dtype, and the two scalars, summed over all devices.
+        Gradients in their own dtype, and the scalars, summed over all devices.
     """
     leaves, treedef = jax.tree.flatten(gradients)
     missing = [axes_to_sum(layout, batch_axes) for layout in treedef.flatten_up_to(layouts)]
-    reduced = list(leaves)
+    reduced, summed_scalars = list(leaves), list(scalars)
     for bucket in _buckets(missing, batch_axes):
         members = [index for index, axes in enumerate(missing) if axes == bucket]
         operands = [leaves[index].astype(reduce_dtype) for index in members]
-        scalars = list(sums) if bucket == batch_axes else []
-        summed = lax.psum([*operands, *scalars], bucket)
+        passengers = scalars if bucket == batch_axes else ()
+        summed = lax.psum([*operands, *passengers], bucket)
         for index, value in zip(members, summed, strict=False):
             reduced[index] = value.astype(leaves[index].dtype)
-        if scalars:
-            sums = (summed[-2], summed[-1])
-    return jax.tree.unflatten(treedef, reduced), sums
+        if passengers:
+            summed_scalars = summed[len(members) :]
+    return jax.tree.unflatten(treedef, reduced), summed_scalars
 
 
 def _buckets(missing: Sequence[tuple[str, ...]], batch_axes: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -113,7 +114,8 @@ def cost(
     lines = []
     for bucket in _buckets(missing, batch_axes):
         members = [row for row, axes in zip(table.rows, missing, strict=True) if axes == bucket]
-        scalars = SCALARS * scalar_width(reduce_dtype) if bucket == batch_axes else 0
+        complete = any(not axes for axes in missing)  # their share of the norm is one more scalar
+        scalars = (SCALARS + complete) * scalar_width(reduce_dtype) if bucket == batch_axes else 0
         lines.append(Collective("all-reduce", bucket, 1, scalars + width * sum(map(_shard_elements, members))))
     return lines
 

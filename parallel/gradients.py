@@ -64,32 +64,47 @@ def _varying(scalar: Array, axes: tuple[str, ...]) -> Array:
     return lax.pcast(scalar, missing, to="varying") if missing else scalar
 
 
-def global_norm(gradients: Params, layouts: Any, batch_axes: tuple[str, ...]) -> Array:
+def complete_squares(gradients: Params, layouts: Any, batch_axes: tuple[str, ...]) -> list[Array]:
+    """The local sum of squares of gradients that no reduction is left for, to travel with the loss; empty if none is."""
+    squares = _squares(gradients, layouts, batch_axes).get(batch_axes, []) if batch_axes else []
+    return [jnp.asarray(sum(squares))] if squares else []
+
+
+def global_norm(gradients: Params, layouts: Any, batch_axes: tuple[str, ...], complete: Sequence[Array]) -> Array:
     """The Euclidean norm over all elements of all gradients, each element counted once.
 
     Squares of a gradient split over batch axes are summed over just those axes; a gradient that every device holds
     whole is not summed over any.
 
     Args:
-        gradients: Per-device gradients, already reduced, laid out as their parameters.
+        gradients: Per-device gradients, reduced, laid out as their parameters.
         layouts: The parameters' `TensorLayout`s.
         batch_axes: Mesh axes over which rows are split.
+        complete: `complete_squares`, summed over the batch axes.
 
     Returns:
         A scalar of at least float32, the same on every device.
     """
+    totals = list(complete)
+    for axes, squares in sorted(_squares(gradients, layouts, batch_axes).items()):
+        if not (axes == batch_axes and complete):
+            totals.append(lax.psum(sum(squares), axes) if axes else sum(squares))
+    return jnp.sqrt(jnp.asarray(sum(totals)))
+
+
+def _squares(gradients: Params, layouts: Any, batch_axes: tuple[str, ...]) -> dict[tuple[str, ...], list[Array]]:
+    """Local sums of squares, by the batch axes that the gradient is split over."""
     leaves, treedef = jax.tree.flatten(gradients)
     groups: dict[tuple[str, ...], list[Array]] = {}
     for leaf, layout in zip(leaves, treedef.flatten_up_to(layouts), strict=True):
         wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
         groups.setdefault(_split_axes(layout, batch_axes), []).append(jnp.sum(wide * wide))
-    totals = [lax.psum(sum(squares), axes) if axes else sum(squares) for axes, squares in sorted(groups.items())]
-    return jnp.sqrt(jnp.asarray(sum(totals)))
+    return groups
 
 
 def norm_cost(layouts: Sequence[TensorLayout], batch_axes: tuple[str, ...], reduce_dtype: str) -> list[Collective]:
-    """One all-reduce of one scalar for each set of batch axes that parameters are split over."""
-    splits = {_split_axes(layout, batch_axes) for layout in layouts} - {()}
+    """One all-reduce of a scalar for each set of some, not all, batch axes that parameters are split over."""
+    splits = {_split_axes(layout, batch_axes) for layout in layouts} - {(), batch_axes}
     return [Collective("all-reduce", axes, 1, scalar_width(reduce_dtype)) for axes in sorted(splits)]
 
 

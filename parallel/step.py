@@ -30,7 +30,7 @@ from . import data, fsdp
 from .collectives import Collective, merge
 from .data import make_varying, reduce_gradients
 from .forward import local_loss
-from .gradients import accumulate_gradients, clip_factor, global_norm, norm_cost
+from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm, norm_cost
 from .lay_out import Layouts, abstract_parameters
 from .model import Batch, BlockModel, Model, Params
 from .precision import Precision, cast_floats
@@ -187,9 +187,12 @@ class Step:
         gradients, sums = accumulate_gradients(
             self._loss, varying, batch, key, microbatches=self.accumulate, batch_axes=axes
         )
-        gradients, (total, weight) = reduce_gradients(gradients, sums, layouts, axes, self.precision.reduce)
+        squares = complete_squares(gradients, layouts, axes)
+        gradients, (total, weight, *squares) = reduce_gradients(
+            gradients, [*sums, *squares], layouts, axes, self.precision.reduce
+        )
         divisor = jnp.where(weight == 0, 1, weight)
-        norm = global_norm(gradients, layouts, axes) / divisor
+        norm = global_norm(gradients, layouts, axes, squares) / divisor
         scale = clip_factor(norm, self.clip_norm) / divisor
         gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
         return gradients, StepMetrics(total / divisor, norm, weight)
@@ -199,7 +202,8 @@ class Step:
         layouts, axes = self.layouts.table.layouts, self.layouts.batch_axes
         varying = make_varying(params, layouts, axes)
         sums = self._loss.loss(varying, self._loss.keep(varying), batch, None)
-        return reduce_gradients((), sums, (), axes, self.precision.reduce)[1]
+        total, weight = reduce_gradients((), sums, (), axes, self.precision.reduce)[1]
+        return total, weight
 
     def _shard_map(self, local: Callable[..., Any], in_specs: Any, out_specs: Any, abstract: bool) -> Callable[..., Any]:
         """`shard_map` over the batch axes; other axes of the mesh stay with XLA."""

@@ -20,6 +20,7 @@ def pytest_configure() -> None:
     simulate(NUM_DEVICES)
     jax.config.update("jax_compilation_cache_dir", str(CACHE))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_disable_most_optimizations", True)  # programs here compile for longer than they run
     jax.config.update("jax_numpy_rank_promotion", "raise")
 
 

@@ -41,7 +41,7 @@ def test_data_parallel_is_one_all_reduce(accumulate):
 def test_fsdp_gathers_twice_and_scatters_once_a_block(remat):
     assert found({"fsdp": fsdp(8)}, remat=remat) == [
         Collective("all-gather", ("fsdp",), 2 * 2 * 3 + 2, 2 * 3 * BLOCK_BYTES + OUTER_BYTES),
-        Collective("all-reduce", ("fsdp",), 2, SCALE_BYTES + SCALARS + 4),  # small gradients and the loss; the norm
+        Collective("all-reduce", ("fsdp",), 1, SCALE_BYTES + SCALARS + 4),  # small gradients, the loss, the norm
         Collective("reduce-scatter", ("fsdp",), 2 * 3 + 2, 3 * BLOCK_BYTES + OUTER_BYTES),
     ]
 
@@ -49,7 +49,7 @@ def test_fsdp_gathers_twice_and_scatters_once_a_block(remat):
 def test_microbatches_repeat_what_blocks_move():
     assert found({"fsdp": fsdp(8)}, accumulate=2) == [
         Collective("all-gather", ("fsdp",), 2 * 2 * 2 * 3 + 2, 2 * 2 * 3 * BLOCK_BYTES + OUTER_BYTES),
-        Collective("all-reduce", ("fsdp",), 2, SCALE_BYTES + SCALARS + 4),
+        Collective("all-reduce", ("fsdp",), 1, SCALE_BYTES + SCALARS + 4),
         Collective("reduce-scatter", ("fsdp",), 2 * (2 * 3 + 2), 2 * (3 * BLOCK_BYTES + OUTER_BYTES)),
     ]
 

@@ -1,7 +1,7 @@
 """`spmdkit explain`: what a run will hold and move on each device, read from its layouts and its compiled step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -51,7 +51,9 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        verdict = "exactly as predicted" if self.predicted == self.found else "NOT as predicted; the strategies predict:"
+        verdict = (
+            "exactly as predicted" if self.predicted == self.found else "NOT as predicted; the strategies predict:"
+        )
         parts = [
             self.mesh,
             str(self.table),
@@ -81,7 +83,7 @@ def explain_built(built: Built) -> Explanation:
     mesh = layouts.mesh
     return Explanation(
         mesh=draw(mesh),
-        axes={name: size for name, size in zip(mesh.axis_names, mesh.shape, strict=True)},
+        axes=dict(zip(mesh.axis_names, mesh.shape, strict=True)),
         table=layouts.table,
         bytes_per_device={
             "parameters": layouts.table.bytes_per_device,
@@ -91,13 +93,13 @@ def explain_built(built: Built) -> Explanation:
         },
         compiled=compiled_memory(compiled),
         predicted=step.cost(),
-        found=census(compiled.as_text(), mesh),
+        found=census(compiled.as_text() or "", mesh),
     )
 
 
 def compiled_memory(compiled: jax.stages.Compiled) -> dict[str, int]:
     """Bytes that a compiled program needs on one device; the backend's own peak leaves temporaries out on CPU."""
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     sizes = {
         "arguments": memory.argument_size_in_bytes,
         "outputs": memory.output_size_in_bytes,
@@ -108,7 +110,7 @@ def compiled_memory(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 
 def _line(collective: Collective) -> dict[str, Any]:
-    return {**collective._asdict(), "axes": list(collective.axes)}
+    return {**asdict(collective), "axes": list(collective.axes)}
 
 
 def _listing(title: str, sizes: dict[str, int]) -> str:

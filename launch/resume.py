@@ -62,7 +62,9 @@ def _leaves(values: Any, prefix: str = "") -> list[str]:
     """The dotted keys of a plain config."""
     if not isinstance(values, dict):
         return [prefix]
-    return [key for name, value in values.items() for key in _leaves(value, f"{prefix}.{name}" if prefix else str(name))]
+    return [
+        key for name, value in values.items() for key in _leaves(value, f"{prefix}.{name}" if prefix else str(name))
+    ]
 
 
 def _get(values: Any, key: str) -> Any:

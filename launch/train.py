@@ -4,7 +4,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
-from jax import Array
 
 from ..configs.schema import Config
 from ..data.batches import eval_batches, train_batches
@@ -36,9 +35,7 @@ def train(config: Config) -> int:
         built = build(config)
         folder = adopt_folder(config)
         checkpoints = stack.enter_context(
-            Checkpoints(
-                folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=built.step.abstract_state()
-            )
+            Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=built.step.abstract_state())
         )
         start = checkpoints.latest() or 0
         display = stack.enter_context(make_display(config.train.steps, start, title(built)))
@@ -72,8 +69,8 @@ class _Run:
         steps = self.config.train.steps
         if self.start >= steps:
             self.display.message(
-                f"{self.folder} is finished: it holds step {self.start} of {steps}. Raise train.steps to go on, or choose "
-                "another run.dir to start anew."
+                f"{self.folder} is finished: it holds step {self.start} of {steps}. Raise train.steps to go on, or "
+                "choose another run.dir to start anew."
             )
             return
         state = self.first_state()
@@ -154,7 +151,7 @@ class _Run:
 def learning_rates(config: Config) -> np.ndarray:
     """The learning rate of every step of the run, worked out once so that no step waits for it."""
     schedule = make_schedule(config.optimizer, config.train.steps)
-    rates: Array | float = schedule(np.arange(config.train.steps))  # pyright: ignore[reportArgumentType]
+    rates = schedule(np.arange(config.train.steps))  # pyright: ignore[reportArgumentType]
     return np.broadcast_to(np.asarray(rates), (config.train.steps,))
 
 

@@ -13,7 +13,7 @@ from .lay_out import lay_out as lay_out
 from .model import BlockModel as BlockModel
 from .model import Model as Model
 from .precision import Precision as Precision
+from .state import TrainState as TrainState
 from .step import Step as Step
 from .step import build_step as build_step
-from .state import TrainState as TrainState
 from .strategy import STRATEGIES as STRATEGIES

@@ -5,12 +5,14 @@ units, so that the two can be compared for equality.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
 
-class Collective(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Collective:
     """Collectives of one kind over one set of mesh axes.
 
     Attributes:
@@ -33,9 +35,9 @@ class Collective(NamedTuple):
 def merge(lines: Iterable[Collective]) -> tuple[Collective, ...]:
     """Adds up lines of one kind and one set of axes, and sorts them."""
     totals: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
-    for kind, axes, count, size in lines:
-        old_count, old_size = totals.get((kind, axes), (0, 0))
-        totals[kind, axes] = (old_count + count, old_size + size)
+    for line in lines:
+        count, size = totals.get((line.kind, line.axes), (0, 0))
+        totals[line.kind, line.axes] = (count + line.count, size + line.bytes)
     return tuple(Collective(kind, axes, *total) for (kind, axes), total in sorted(totals.items()) if total[0])
 
 

@@ -10,9 +10,9 @@ Syntax, for a product `x W` with the batch B split over the axis `data` of size 
    gradient local and nothing in the backward pass communicates.
 2. Microbatches, if there are several, are summed locally first: one reduction a step however many there are.
 3. One all-reduce per bucket. A bucket is the set of gradients that lack a sum over the same axes: under data
-   parallelism alone, all of them, together with the sum of the loss and its weight. Under FSDP the sharded gradients are
-   summed over `fsdp` inside backward: with `data` beside it they make a second bucket, summed over `data` alone; without
-   it they are complete, and only the sum of their squares, for the norm, joins the first bucket.
+   parallelism alone, all of them, together with the sum of the loss and its weight. Under FSDP the sharded gradients
+   are summed over `fsdp` inside backward: with `data` beside it they make a second bucket, summed over `data` alone;
+   without it they are complete, and only the sum of their squares, for the norm, joins the first bucket.
 4. The sums are divided once, by the weight of the whole global batch.
 
 Bytes: the size of the parameters in the reduce dtype, 8 more for loss and weight; a ring moves 2 (N - 1) / N of that
@@ -105,9 +105,7 @@ def _buckets(missing: Sequence[tuple[str, ...]], batch_axes: tuple[str, ...]) ->
     return [batch_axes, *others] if batch_axes else []
 
 
-def cost(
-    table: LayoutTable, batch_axes: tuple[str, ...], reduce_dtype: str, *, platform: str
-) -> list[Collective]:
+def cost(table: LayoutTable, batch_axes: tuple[str, ...], reduce_dtype: str, *, platform: str) -> list[Collective]:
     """The all-reduces of one step: one a bucket, with the bytes of its gradients (and of the loss and its weight)."""
     width = wire_bytes(reduce_dtype, platform)
     missing = [axes_to_sum(row.layout, batch_axes) for row in table.rows]

@@ -100,9 +100,9 @@ def _as_scalars(result: Any) -> tuple[Array, Array]:
     if not isinstance(result, tuple) or len(parts) != 2 or any(jnp.ndim(part) for part in parts):
         given = [jnp.shape(part) for part in parts]
         raise ValueError(
-            f"The model's loss returned {type(result).__name__} with shapes {given}. It has to return a pair of scalars, "
-            "(sum of the weighted losses, sum of the weights) over the rows it is given: for a mean over n rows, return "
-            "(mean * n, n). The runtime divides once, by the weight of the whole global batch."
+            f"The model's loss returned {type(result).__name__} with shapes {given}. It has to return a pair of "
+            "scalars, (sum of the weighted losses, sum of the weights) over the rows it is given: for a mean over n "
+            "rows, return (mean * n, n). The runtime divides once, by the weight of the whole global batch."
         )
     loss, weight = (jnp.asarray(part) for part in parts)
     wide = jnp.promote_types(loss.dtype, jnp.float32)

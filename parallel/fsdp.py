@@ -24,8 +24,9 @@ summed once more over `data`, 1 / N of the bytes, after all microbatches.
 
 Bytes a step, for each sharded parameter of a block with P elements: forward and backward gathers P x compute width
 each, reduce-scatter P x reduce width; a ring moves (N - 1) / N of that in and out of a device. Each microbatch repeats
-it. Outside the blocks: one gather a step, one reduce-scatter a microbatch. On the critical path unless the compiler starts the next gather early. Compute-bound while the tokens
-of one device exceed C / W (FLOP/s over bytes/s), as for data parallelism with 1.5 times its bytes.
+it. Outside the blocks: one gather a step, one reduce-scatter a microbatch. On the critical path unless the compiler
+starts the next gather early. Compute-bound while the tokens of one device exceed C / W (FLOP/s over bytes/s), as for
+data parallelism with 1.5 times its bytes.
 
 Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.3;
 Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
@@ -153,9 +154,7 @@ def _attach(shard: Array, whole: Array, dims: _GatheredDims, precision: Precisio
     return whole
 
 
-def _attach_forward(
-    shard: Array, whole: Array, dims: _GatheredDims, precision: Precision
-) -> tuple[Array, None]:
+def _attach_forward(shard: Array, whole: Array, dims: _GatheredDims, precision: Precision) -> tuple[Array, None]:
     return whole, None
 
 

@@ -47,8 +47,9 @@ def accumulate_gradients(
     pieces = {name: _split(rows, microbatches) for name, rows in batch.items()}
     first = {name: rows[0] for name, rows in pieces.items()}
     shapes = jax.eval_shape(lambda batch: local.loss(params, kept, batch, key), first)
-    zeros = jax.tree.map(jnp.zeros_like, params), *(
-        _varying(jnp.zeros(shape.shape, shape.dtype), batch_axes) for shape in shapes
+    zeros = (
+        jax.tree.map(jnp.zeros_like, params),
+        *(_varying(jnp.zeros(shape.shape, shape.dtype), batch_axes) for shape in shapes),
     )
     (gradients, total, weight), _ = lax.scan(body, zeros, pieces)
     return gradients, (total, weight)
@@ -65,7 +66,7 @@ def _varying(scalar: Array, axes: tuple[str, ...]) -> Array:
 
 
 def complete_squares(gradients: Params, layouts: Any, batch_axes: tuple[str, ...]) -> list[Array]:
-    """The local sum of squares of gradients that no reduction is left for, to travel with the loss; empty if none is."""
+    """The local sum of squares of gradients that are complete, to travel with the loss; empty if none is."""
     squares = _squares(gradients, layouts, batch_axes).get(batch_axes, []) if batch_axes else []
     return [jnp.asarray(sum(squares))] if squares else []
 
@@ -88,7 +89,8 @@ def global_norm(gradients: Params, layouts: Any, batch_axes: tuple[str, ...], co
     totals = list(complete)
     for axes, squares in sorted(_squares(gradients, layouts, batch_axes).items()):
         if not (axes == batch_axes and complete):
-            totals.append(lax.psum(sum(squares), axes) if axes else sum(squares))
+            total = jnp.asarray(sum(squares))
+            totals.append(lax.psum(total, axes) if axes else total)
     return jnp.sqrt(jnp.asarray(sum(totals)))
 
 

@@ -9,15 +9,15 @@ from jax import ShapeDtypeStruct
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..layouts.distribution import Distribution, ModelParallel
-from ..layouts.layout_map import LayoutMap
-from ..layouts.resolve import resolve
+from ..layouts.layout_map import LayoutMap, MatchMode
+from ..layouts.resolve import Indivisible, Unmatched, resolve
 from ..layouts.table import LayoutTable
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.axes import AXES, BATCH_AXES
 from ..mesh.device_mesh import DeviceMesh
 from . import fsdp
 from .model import BlockModel, Model, Params
-from .precision import Precision, cast_floats
+from .precision import FLOAT32, Precision, cast_floats
 from .strategy import StrategyConfigs, read_strategy
 
 StrategyLike: TypeAlias = Mapping[str, Any] | DeviceMesh | Distribution
@@ -76,8 +76,8 @@ class Layouts:
             near = max(pieces, round(global_batch / pieces) * pieces)
             raise ValueError(
                 f"A batch of {global_batch} rows cannot be split over {split} and accumulate {microbatches}: "
-                f"{global_batch} % {pieces} = {global_batch % pieces}. Set train.global_batch to a multiple of {pieces} "
-                f"({near} is the nearest), or change strategy or train.accumulate."
+                f"{global_batch} % {pieces} = {global_batch % pieces}. Set train.global_batch to a multiple of "
+                f"{pieces} ({near} is the nearest), or change strategy or train.accumulate."
             )
 
 
@@ -91,11 +91,11 @@ def lay_out(
     strategy: StrategyLike,
     *,
     rules: LayoutMap | Mapping[str, Sequence[Any]] | None = None,
-    match: str = "fullmatch",
-    unmatched: str = "error",
+    match: MatchMode = "fullmatch",
+    unmatched: Unmatched = "error",
     unmatched_floor_bytes: int = 1 << 20,
-    indivisible: str = "error",
-    precision: Precision = Precision(),
+    indivisible: Indivisible = "error",
+    precision: Precision = FLOAT32,
     devices: Sequence[str] | None = None,
 ) -> Layouts:
     """Decides the layout of every parameter of a model.

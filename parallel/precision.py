@@ -40,6 +40,10 @@ class Precision:
         return "float64" in (self.params, self.compute, self.reduce)
 
 
+FLOAT32 = Precision()
+"""Everything in float32."""
+
+
 def cast_floats(tree: Any, dtype: str) -> Any:
     """Casts the floating-point leaves of a tree; integers, booleans and keys stay as they are."""
     return jax.tree.map(lambda leaf: cast_float(leaf, dtype), tree)

@@ -29,7 +29,7 @@ def _listen() -> None:
         return
     _listening.set()
 
-    def on_event(event: str, duration: float, **kwargs: Any) -> None:
+    def on_event(event: str, duration_secs: float, **kwargs: Any) -> None:
         if event == _COMPILED:
             _compilations.count += 1
 

@@ -14,9 +14,9 @@ import jax
 REMAT_POLICIES = ("none", "dots", "full")
 
 # Moving or casting a value costs little and would keep a gathered parameter alive under another shape.
-_MOVEMENT = frozenset(
-    "all_gather all_gather_invariant reshape transpose squeeze expand_dims slice dynamic_slice concatenate "
-    "convert_element_type broadcast_in_dim pvary pcast copy split stop_gradient".split()
+_MOVEMENT = (
+    *("all_gather", "all_gather_invariant", "reshape", "transpose", "squeeze", "expand_dims", "slice", "dynamic_slice"),
+    *("concatenate", "split", "copy", "convert_element_type", "broadcast_in_dim", "pvary", "pcast", "stop_gradient"),
 )
 
 

@@ -33,7 +33,7 @@ from .forward import local_loss
 from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm, norm_cost
 from .lay_out import Layouts, abstract_parameters
 from .model import Batch, BlockModel, Model, Params
-from .precision import Precision, cast_floats
+from .precision import FLOAT32, Precision, cast_floats
 from .recompilation import RecompilationWatch
 from .state import TrainState
 
@@ -72,9 +72,7 @@ class Step:
         self.accumulate = accumulate
         self.clip_norm = clip_norm
         self.precision = precision
-        self._loss = local_loss(
-            model, layouts.table.layouts, layouts.batch_axes, remat=remat, precision=precision
-        )
+        self._loss = local_loss(model, layouts.table.layouts, layouts.batch_axes, remat=remat, precision=precision)
         self._watch = RecompilationWatch("the training step")
 
     def init(self, seed: int) -> TrainState:
@@ -112,7 +110,9 @@ class Step:
         """
         return self._differentiate(state.params, batch, state.key, state.step)
 
-    def lower(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct], platform: str | None = None) -> jax.stages.Lowered:
+    def lower(
+        self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct], platform: str | None = None
+    ) -> jax.stages.Lowered:
         """Lowers the step from shapes alone: no array, and with `platform` no device either.
 
         Args:
@@ -158,7 +158,7 @@ class Step:
             platform: Where the step runs ("cpu", "cuda", ...); by default that of the mesh's devices.
         """
         table, axes, precision = self.layouts.table, self.layouts.batch_axes, self.precision
-        platform = platform or self.layouts.mesh.devices.flat[0].split(":")[0]
+        platform = platform or str(self.layouts.mesh.devices.flat[0]).split(":")[0]
         num_blocks = self.model.num_blocks if isinstance(self.model, BlockModel) else 0
         gathers = fsdp.cost(
             table, axes, precision, num_blocks=num_blocks, microbatches=self.accumulate, platform=platform
@@ -179,7 +179,9 @@ class Step:
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state, state.key), metrics
 
-    def _local_gradients(self, params: Params, batch: Batch, key_data: Array, step: Array) -> tuple[Params, StepMetrics]:
+    def _local_gradients(
+        self, params: Params, batch: Batch, key_data: Array, step: Array
+    ) -> tuple[Params, StepMetrics]:
         """Per device: from its shards and its rows to the reduced, averaged and clipped gradients of its shards."""
         layouts, axes = self.layouts.table.layouts, self.layouts.batch_axes
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
@@ -205,7 +207,9 @@ class Step:
         total, weight = reduce_gradients((), sums, (), axes, self.precision.reduce)[1]
         return total, weight
 
-    def _shard_map(self, local: Callable[..., Any], in_specs: Any, out_specs: Any, abstract: bool) -> Callable[..., Any]:
+    def _shard_map(
+        self, local: Callable[..., Any], in_specs: Any, out_specs: Any, abstract: bool
+    ) -> Callable[..., Any]:
         """`shard_map` over the batch axes; other axes of the mesh stay with XLA."""
         axes = self.layouts.batch_axes
         if not axes:
@@ -222,7 +226,7 @@ class Step:
     def _sharded_gradients(self, abstract: bool) -> Callable[..., Any]:
         batch, whole = self.layouts.batch_spec, PartitionSpec()
         specs = manual_specs(self.layouts)
-        metrics = StepMetrics(whole, whole, whole)
+        metrics: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
         return self._shard_map(self._local_gradients, (specs, batch, whole, whole), (specs, metrics), abstract)
 
     def _jit_step(self, *, abstract: bool) -> Any:
@@ -269,7 +273,7 @@ def build_step(
     accumulate: int = 1,
     clip_norm: float = 0.0,
     remat: str = "none",
-    precision: Precision = Precision(),
+    precision: Precision = FLOAT32,
 ) -> Step:
     """Builds the training step. Nothing is computed and no device is touched until it runs.
 

@@ -4,7 +4,6 @@ import jax
 import optax
 import pytest
 import toy
-
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel import BlockModel, Collective, FSDPConfig, Precision, build_step, census, lay_out
 
@@ -90,12 +89,17 @@ def test_bfloat16_gathers_travel_as_float32_on_cpu():
     lines = found({"fsdp": fsdp(8)}, precision=Precision(compute="bfloat16"))
     assert lines[0].bytes == 2 * 3 * BLOCK_BYTES + OUTER_BYTES
     step = build_step(
-        toy.BLOCK_MODEL, optax.sgd(1.0), lay_out(toy.BLOCK_MODEL, {"fsdp": fsdp(8)}), precision=Precision(compute="bfloat16")
+        toy.BLOCK_MODEL,
+        optax.sgd(1.0),
+        lay_out(toy.BLOCK_MODEL, {"fsdp": fsdp(8)}),
+        precision=Precision(compute="bfloat16"),
     )
     assert step.cost("cuda")[0].bytes == (2 * 3 * BLOCK_BYTES + OUTER_BYTES) // 2
 
 
-HEADER = "HloModule m\n\n%body (p: f32[8]) -> f32[8] {{\n  {line}\n}}\n\nENTRY %main (p: f32[8]) -> f32[8] {{\n{call}\n}}\n"
+HEADER = (
+    "HloModule m\n\n%body (p: f32[8]) -> f32[8] {{\n  {line}\n}}\n\nENTRY %main (p: f32[8]) -> f32[8] {{\n{call}\n}}\n"
+)
 WHILE = '  %w = f32[8] while(%p), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}'
 
 

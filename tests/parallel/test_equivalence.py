@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 import toy
-
 from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Precision, TrainState, build_step, census, lay_out
@@ -37,7 +36,8 @@ class Recorded(NamedTuple):
 def optimizer():
     """AdamW that keeps the gradients it was given, so that one compiled step shows them too."""
     record = optax.GradientTransformation(
-        lambda params: Recorded(jax.tree.map(jnp.zeros_like, params)), lambda grads, _, params=None: (grads, Recorded(grads))
+        lambda params: Recorded(jax.tree.map(jnp.zeros_like, params)),
+        lambda grads, _, params=None: (grads, Recorded(grads)),
     )
     return optax.chain(record, optax.adamw(1e-3, weight_decay=0.1))
 
@@ -70,7 +70,7 @@ def initial(kind, dtype):
 
 @cache
 def one_device(kind, dtype):
-    """First loss, first gradients and last parameters by plain JAX: no mesh, no runtime, mean and clipping written out."""
+    """First loss, first gradients and last parameters by plain JAX: no mesh, no runtime."""
 
     def mean(params, batch):
         total, weight = MODELS[kind].loss(params, batch, None)

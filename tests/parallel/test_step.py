@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 import toy
-
-from spmdkit import DataParallel, DeviceMesh, LayoutMap, ModelParallel
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
 from spmdkit.parallel.step import UncheckedStep
+
+from spmdkit import DataParallel, DeviceMesh, LayoutMap, ModelParallel
 
 STRATEGY = {"fsdp": FSDPConfig(size=4, floor_bytes=1024), "data": 2}
 
@@ -53,7 +53,9 @@ def test_state_keeps_its_layouts_and_is_donated(layouts):
 
 
 def test_no_device_ever_holds_a_whole_large_array():
-    big = Model(init=lambda key: {"w": jax.random.normal(key, (1024, 1024))}, loss=lambda p, b, key: (p["w"].sum(), 1.0))
+    big = Model(
+        init=lambda key: {"w": jax.random.normal(key, (1024, 1024))}, loss=lambda p, b, key: (p["w"].sum(), 1.0)
+    )
     step = build_step(big, optax.adam(1e-3), lay_out(big, {"fsdp": 8}))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, step.abstract_state())
     compiled = jax.jit(step._init, out_shardings=shardings).lower(jax.ShapeDtypeStruct((2,), jnp.uint32)).compile()
@@ -112,7 +114,8 @@ def test_mixed_precision_reduces_in_float32(layouts, one_device):
     text = step.lower(toy.abstract(toy.batch(0))).as_text()
     scatters = [line for line in text.splitlines() if "reduce_scatter" in line]
     gathers = [line for line in text.splitlines() if "all_gather" in line and "->" in line]
-    assert scatters and gathers
+    assert scatters
+    assert gathers
     assert all("bf16" in line for line in gathers)
     state, metrics = run(layouts, precision=mixed)
     _, expected = run(one_device)

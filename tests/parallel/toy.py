@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel import BlockModel, Model
 
@@ -46,7 +45,9 @@ def tied_head(groups, x, batch, key):
 
 
 def cross_entropy(logits, batch):
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.promote_types(logits.dtype, "float32")), batch["targets"])
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        logits.astype(jnp.promote_types(logits.dtype, "float32")), batch["targets"]
+    )
     weights = batch["weights"].astype(losses.dtype)
     return (losses * weights).sum(), weights.sum()
 

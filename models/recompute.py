@@ -1,7 +1,7 @@
 """Computing a small function again in backward instead of keeping what lies inside it.
 
-`jax.checkpoint` does the same, but a policy on an outer `jax.checkpoint` (a block whose parameters are gathered has one)
-looks inside an inner one and keeps what it finds there. A function with its own gradient stays closed.
+`jax.checkpoint` does the same, but a policy on an outer `jax.checkpoint` (a block whose parameters are gathered has
+one) looks inside an inner one and keeps what it finds there. A function with its own gradient stays closed.
 """
 
 import functools

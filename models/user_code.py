@@ -108,8 +108,9 @@ def unknown_options(unknown: Iterable[str], known: Iterable[str], key: str) -> l
 
 
 def nearest(name: str, known: Sequence[str], else_words: str) -> str:
-    """`; did you mean X?`-style ending of a message: the nearest name, or all there are."""
-    close = get_close_matches(name, known, n=1)
+    """The end of a message about an unknown name: `; did you mean x`, or `else_words` and all there are."""
+    by_small_letters = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), by_small_letters, n=1)
     if close:
-        return f"; did you mean {close[0]}"
+        return f"; did you mean {by_small_letters[close[0]]}"
     return f"; {else_words}{', '.join(known) if known else 'none'}"

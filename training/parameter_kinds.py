@@ -16,6 +16,11 @@ def is_stacked(abstract_params: Any) -> bool:
     return isinstance(abstract_params, Mapping) and set(abstract_params) == {"embed", "blocks", "head"}
 
 
+def in_blocks(path: str) -> bool:
+    """Whether a path is that of a stacked array of a `BlockModel`."""
+    return path.split("/")[0] == "blocks"
+
+
 def select(
     abstract_params: Any,
     stacked: bool,
@@ -48,7 +53,7 @@ def select(
         raise ValueError("\n".join(lines))
 
     def picked(path: str, leaf: Any) -> bool:
-        rank = len(leaf.shape) - (stacked and path.startswith("blocks/"))
+        rank = len(leaf.shape) - (stacked and in_blocks(path))
         return rank in layer_rank and not any(re.fullmatch(pattern, path) for pattern in skip)
 
     return map_with_path(picked, abstract_params)
@@ -71,5 +76,5 @@ def by_layer(transformation: optax.GradientTransformation, abstract_params: Any)
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         return jax.vmap(transformation.update)(updates, state, params)
 
-    labels = map_with_path(lambda path, _: "blocks" if path.startswith("blocks/") else "rest", abstract_params)
+    labels = map_with_path(lambda path, _: "blocks" if in_blocks(path) else "rest", abstract_params)
     return optax.partition({"blocks": optax.GradientTransformation(init, update), "rest": transformation}, labels)

@@ -1,0 +1,128 @@
+import dataclasses
+import sys
+import types
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import pytest
+from spmdkit.models.catalog import MODELS, as_model, load_model
+from spmdkit.parallel.model import BlockModel, Model
+
+
+def init(key):
+    return {"w": jnp.zeros(3)}
+
+
+def loss(params, batch, key):
+    return jnp.sum(params["w"]), jnp.ones(())
+
+
+class Pair(NamedTuple):
+    init: object
+    loss: object
+
+
+class Mine:
+    flops_per_row = 5.0
+
+    def __init__(self, width=3):
+        self.width = width
+
+    def init(self, key):
+        return {"w": jnp.zeros(self.width)}
+
+    def loss(self, params, batch, key):
+        return loss(params, batch, key)
+
+
+@pytest.fixture
+def user_module(monkeypatch):
+    """Puts objects into a module named `mine`."""
+    module = types.ModuleType("mine")
+    monkeypatch.setitem(sys.modules, "mine", module)
+    return lambda **objects: vars(module).update(objects)
+
+
+def test_reference_models_by_name():
+    model = load_model({"name": "transformer", "layers": 2, "width": 32}, vocabulary=256, length=64)
+    assert isinstance(model, BlockModel)
+    assert model.num_blocks == 2
+    assert isinstance(load_model({"name": "mlp"}, features=4, classes=3), Model)
+    assert load_model({}, vocabulary=5, length=4).name == "transformer"
+
+
+def test_what_is_given_wins_over_the_data_and_zero_does_not():
+    def rows(spec):
+        model = load_model({"name": "transformer", **spec}, vocabulary=256, length=64)
+        return model.init.args[0].vocabulary, model.init.args[0].length
+
+    assert rows({}) == rows({"vocabulary": 0, "length": 0}) == (256, 64)
+    assert rows({"vocabulary": 300, "length": 128}) == (300, 128)
+
+
+def test_every_option_has_a_default():
+    """The config loader builds the options before it knows the data."""
+    for config_class, _ in MODELS.values():
+        assert dataclasses.is_dataclass(config_class())
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "transfomer"}, "model.name='transfomer' is not a model; did you mean transformer"),
+        ({"name": "x"}, "choose from transformer, mlp, your own as module:function"),
+        ({"layer": 2}, "model.layer is not an option; did you mean layers"),
+        ({"vocabulary": 100}, "model.vocabulary=100 is less than the data's 256"),
+        ({"heads": 3}, "model.width=128 is not divisible by model.heads=3"),
+    ],
+)
+def test_problems_of_reference_models(spec, message):
+    with pytest.raises(ValueError, match=message):
+        load_model({"name": "transformer", **spec}, vocabulary=256, length=64)
+
+
+def test_data_without_a_vocabulary():
+    with pytest.raises(ValueError, match=r"model.vocabulary is not given, and the data does not tell it"):
+        load_model({"name": "transformer"}, length=64)
+
+
+@pytest.mark.parametrize("result", [Model(init=init, loss=loss), (init, loss), Pair(init, loss), Mine()])
+def test_what_a_function_may_return(user_module, result):
+    user_module(make=lambda: result)
+    model = load_model({"name": "mine:make"})
+    assert isinstance(model, Model)
+    assert model.init(None)["w"].shape == (3,)
+
+
+def test_a_class_is_called_and_a_model_is_taken(user_module):
+    user_module(Mine=Mine, pair=(init, loss), model=Model(init=init, loss=loss, name="my own"))
+    model = load_model({"name": "mine:Mine", "width": 5})
+    assert (model.name, model.flops_per_row) == ("mine:Mine", 5.0)
+    assert model.init(None)["w"].shape == (5,)
+    assert load_model({"name": "mine:pair"}).init is init
+    assert load_model({"name": "mine:model"}).name == "my own"
+    with pytest.raises(ValueError, match="is a model, not a function: it takes no options such as width"):
+        load_model({"name": "mine:model", "width": 5})
+
+
+def test_a_function_gets_what_it_asks_for(user_module):
+    def make(width, vocabulary, length=3):
+        return as_model((lambda key: {"w": jnp.zeros((width, vocabulary, length))}, loss))
+
+    user_module(make=make)
+    model = load_model({"name": "mine:make", "width": 2}, vocabulary=7, length=9)
+    assert model.init(None)["w"].shape == (2, 7, 9)
+
+
+@pytest.mark.parametrize("result", [None, 3, (init,), (init, 3), {"init": init}])
+def test_wrong_returns(user_module, result):
+    user_module(make=lambda: result)
+    message = f"model.name='mine:make' returned a {type(result).__name__}. It has to return"
+    with pytest.raises(ValueError, match=message):
+        load_model({"name": "mine:make"})
+
+
+def test_neither_function_nor_model(user_module):
+    user_module(make=3)
+    with pytest.raises(ValueError, match="is a int: neither a function nor a model"):
+        load_model({"name": "mine:make"})

@@ -1,0 +1,75 @@
+import sys
+
+import pytest
+from spmdkit.models.user_code import call_with_options, import_named
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of user modules, forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    (tmp_path / "my_model.py").write_text("import my_neighbour\ndef make_model(): return my_neighbour.VALUE\n")
+    (tmp_path / "my_neighbour.py").write_text("VALUE = 7\n")
+    return tmp_path
+
+
+def test_imports_from_the_folder_and_its_neighbours(folder):
+    assert import_named("my_model:make_model", "model.name", [folder])() == 7
+
+
+def test_imports_installed_packages():
+    assert import_named("optax:adamw", "optimizer.name").__name__ == "adamw"
+
+
+def test_no_such_module_says_where_it_looked(folder):
+    with pytest.raises(ValueError, match=r"model.name='my_modle:make'") as error:
+        import_named("my_modle:make", "model.name", [folder])
+    assert f"there is no module my_modle. Looked in {folder}" in str(error.value)
+
+
+def test_a_missing_import_inside_the_module_is_not_hidden(folder):
+    (folder / "broken.py").write_text("import a_package_not_installed\n")
+    with pytest.raises(ModuleNotFoundError, match="a_package_not_installed"):
+        import_named("broken:make", "model.name", [folder])
+
+
+def test_no_such_function_names_the_nearest(folder):
+    with pytest.raises(ValueError, match=r"my_model.py holds no make_modle; did you mean make_model\."):
+        import_named("my_model:make_modle", "model.name", [folder])
+
+
+@pytest.mark.parametrize("name", ["my_model", "my_model:", ":make"])
+def test_malformed_names(name):
+    with pytest.raises(ValueError, match="has to be module:function"):
+        import_named(name, "model.name")
+
+
+def test_a_file_hidden_by_another_module_is_refused(folder):
+    (folder / "optax.py").write_text("def make(): ...\n")
+    with pytest.raises(ValueError, match=r"means .*optax.py, but a module named optax is already loaded.*Rename"):
+        import_named("optax:adamw", "model.name", [folder])
+
+
+def make(width, *, vocabulary=0, depth=1):
+    return {"width": width, "vocabulary": vocabulary, "depth": depth}
+
+
+def test_options_and_what_the_run_knows():
+    offered = {"vocabulary": 256, "length": 32, "depth": None}
+    assert call_with_options(make, {"width": 3}, offered, "model") == {"width": 3, "vocabulary": 256, "depth": 1}
+    assert call_with_options(make, {"width": 3, "vocabulary": 5}, offered, "model")["vocabulary"] == 5
+
+
+def test_all_wrong_options_at_once():
+    with pytest.raises(ValueError) as error:
+        call_with_options(make, {"detph": 2, "x": 1}, {}, "model")
+    assert str(error.value).splitlines() == [
+        "model.detph is not an option; did you mean depth.",
+        "model.x is not an option; the options are width, vocabulary, depth.",
+        "model.width has to be given: make has no default for it.",
+    ]
+
+
+def test_keyword_arguments_take_any_option():
+    assert call_with_options(lambda **options: options, {"a": 1}, {"length": 2}, "model") == {"a": 1}

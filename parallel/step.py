@@ -74,6 +74,7 @@ class Step:
         self.precision = precision
         self._loss = local_loss(model, layouts.table.layouts, layouts.batch_axes, remat=remat, precision=precision)
         self._watch = RecompilationWatch("the training step")
+        self._compiled: jax.stages.Compiled | None = None
 
     def init(self, seed: int) -> TrainState:
         """Makes the first state, every array born in its own layout.
@@ -95,7 +96,25 @@ class Step:
             The next state and this step's metrics, still being computed: read them late.
         """
         with self._watch.watch(state, batch):
+            if self._compiled is not None:
+                try:
+                    return self._compiled(state, batch)
+                except TypeError:  # other shapes than it was compiled for: compile again, and be warned
+                    self._compiled = None
             return self._run(state, batch)
+
+    def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
+        """Compiles the step for the devices of the mesh, once; calls with batches of these shapes then run it.
+
+        Args:
+            abstract_batch: Global shapes and dtypes of a batch.
+
+        Returns:
+            The compiled program, for its memory analysis and its text.
+        """
+        if self._compiled is None:
+            self._compiled = self.lower(abstract_batch).compile()
+        return self._compiled
 
     def evaluate(self, params: Params, batch: Batch) -> tuple[Array, Array]:
         """The sums (loss, weight) over one global batch, without randomness and without an update."""

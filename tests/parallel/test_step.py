@@ -203,3 +203,22 @@ def test_rows_that_cannot_be_split_show_the_arithmetic(layouts):
     step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, accumulate=2)
     with pytest.raises(ValueError, match=r"data 2 x fsdp 4 and accumulate 2: 24 % 16 = 8.*\(32 is the nearest\)"):
         step.lower(toy.abstract(toy.batch(0, rows=24)))
+
+
+def test_compiled_ahead_it_runs_what_was_compiled(layouts):
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
+    compiled = step.compile(toy.abstract(toy.batch(0)))
+    assert step.compile(toy.abstract(toy.batch(0))) is compiled
+    compilations = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **_: compilations.append(event) if "backend_compile" in event else None
+    )
+    state = step.init(0)
+    compilations.clear()
+    state, metrics = step(state, toy.batch(0))
+    assert compilations == []
+    plain = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
+    _, expected = plain(plain.init(0), toy.batch(0))
+    assert float(metrics.loss) == float(expected.loss)
+    with pytest.warns(RuntimeWarning, match="compiled again"):
+        step(state, toy.batch(0, rows=32))

@@ -1,0 +1,131 @@
+"""From a strategy to layouts: what FSDP splits, what rules override, and every mistake said at once."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+import toy
+from spmdkit.parallel import FSDPConfig, Model, Precision, lay_out
+from spmdkit.parallel.lay_out import abstract_parameters
+from spmdkit.parallel.strategy import read_strategy
+
+from spmdkit import DataParallel, DeviceMesh, LayoutError, LayoutMap, ModelParallel
+
+
+def rows(strategy, model=toy.BLOCK_MODEL, **options):
+    return {row.path: row for row in lay_out(model, strategy, **options).table.rows}
+
+
+def model_of(**shapes):
+    return Model(
+        init=lambda key: {name: jnp.zeros(shape) for name, shape in shapes.items()}, loss=lambda p, b, k: (0, 0)
+    )
+
+
+def test_fsdp_splits_the_first_dim_it_divides_and_never_the_blocks():
+    table = rows({"fsdp": FSDPConfig(size=4, floor_bytes=1024), "data": 2})
+    assert table["blocks/up"].layout.axes == (None, "fsdp", None)
+    assert table["blocks/up"].rule == "fsdp: dim 1"
+    assert table["blocks/up"].bytes_per_device == 3 * 16 * 64 * 4 // 4
+    assert table["embed/table"].layout.axes == ("fsdp", None)
+
+
+def test_the_floor_counts_one_block_and_shows():
+    with pytest.raises(LayoutError, match="fsdp"):
+        rows({"fsdp": FSDPConfig(size=8, floor_bytes=1 << 20)})  # an axis that splits nothing is a mistake
+    table = rows({"fsdp": FSDPConfig(size=8, floor_bytes=64 * 16 * 4)})
+    assert table["blocks/scale"].rule == "fsdp: whole, under the floor of 4,096 B"
+    assert table["blocks/up"].layout.used_axes == ("fsdp",)
+    assert table["embed/table"].layout.used_axes == ()
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((6, 16), (None, "fsdp")),
+        ((16, 6), ("fsdp", None)),
+        ((8, 8), ("fsdp", None)),
+        ((3, 5, 24), (None, None, "fsdp")),
+    ],
+)
+def test_which_dim(shape, axes):
+    table = rows({"fsdp": FSDPConfig(size=8, floor_bytes=0)}, model=model_of(w=shape))
+    assert table["w"].layout.axes == axes
+
+
+def test_indivisible_parameters_stop_or_stay_whole_as_told():
+    model = model_of(odd=(7, 9), even=(8, 8))
+    strategy = {"fsdp": FSDPConfig(size=8, floor_bytes=0)}
+    with pytest.raises(LayoutError, match=r"odd.*7"):
+        lay_out(model, strategy)
+    table = rows(strategy, model=model, indivisible="replicate")
+    assert table["odd"].layout.used_axes == ()
+    assert table["odd"].rule == "fsdp: whole, 8 divides no dim"
+
+
+def test_rules_win_over_the_strategy():
+    table = rows(
+        {"fsdp": FSDPConfig(size=8, floor_bytes=0)}, rules={"blocks/up": [None, None, "fsdp"], "head/.*": [None, None]}
+    )
+    assert table["blocks/up"].layout.axes == (None, None, "fsdp")
+    assert table["blocks/up"].rule == "blocks/up"
+    assert table["head/out"].layout.used_axes == ()
+
+
+def test_a_rule_cannot_split_the_blocks_over_the_batch():
+    with pytest.raises(ValueError, match=r"Dim 0 of the leaves under blocks.*null for dim 0"):
+        lay_out(
+            toy.BLOCK_MODEL,
+            {"fsdp": FSDPConfig(size=3, floor_bytes=0)},
+            rules={"blocks/scale": ["fsdp", None]},
+            devices=toy.devices(3),
+            indivisible="replicate",
+        )
+
+
+def test_a_rule_that_matches_nothing_is_a_mistake():
+    with pytest.raises(LayoutError, match=r"blocks/upp.*blocks/up"):
+        lay_out(toy.BLOCK_MODEL, {"fsdp": 8}, rules={"blocks/upp": [None, None, "fsdp"]})
+
+
+def test_meshes_and_mappings_mean_the_same():
+    by_mesh = lay_out(toy.PLAIN_MODEL, DeviceMesh.of(data=8))
+    by_mapping = lay_out(toy.PLAIN_MODEL, {"data": -1})
+    assert by_mesh == by_mapping
+    assert by_mesh.batch_axes == ("data",)
+
+
+def test_foreign_axes_need_a_distribution():
+    mesh = DeviceMesh((8,), ("rows",))
+    with pytest.raises(ValueError, match=r"\['rows'\] that no strategy owns.*ModelParallel"):
+        lay_out(toy.BLOCK_MODEL, mesh)
+    assert lay_out(toy.BLOCK_MODEL, DataParallel(device_mesh=mesh)).batch_axes == ("rows",)
+
+
+def test_rules_given_twice():
+    layout_map = LayoutMap(DeviceMesh((2, 4), ("batch", "model")))
+    layout_map["head/out"] = (None, "model")
+    with pytest.raises(ValueError, match="given twice"):
+        lay_out(toy.BLOCK_MODEL, ModelParallel(layout_map=layout_map), rules={"head/out": [None, None]})
+
+
+def test_an_axis_that_nothing_uses():
+    layout_map = LayoutMap(DeviceMesh((2, 4), ("batch", "model")))
+    layout_map[".*"] = ()
+    with pytest.raises(LayoutError, match="model"):
+        lay_out(toy.BLOCK_MODEL, ModelParallel(layout_map=layout_map))
+
+
+def test_strategies_by_name():
+    assert read_strategy({"fsdp": {"size": 2, "floor_bytes": 1}}) == {"fsdp": FSDPConfig(size=2, floor_bytes=1)}
+    with pytest.raises(ValueError) as raised:
+        read_strategy({"fdsp": 2, "fsdp": {"size": 2, "flor_bytes": 3}, "data": "all"})
+    assert "strategy.fdsp: there is no such strategy (did you mean fsdp?)" in str(raised.value)
+    assert "strategy.fsdp.flor_bytes: there is no such option (did you mean floor_bytes?)" in str(raised.value)
+    assert "strategy.data='all': give a size" in str(raised.value)
+
+
+def test_stored_dtype_decides_the_bytes():
+    narrow = rows({"fsdp": FSDPConfig(size=8, floor_bytes=0)}, precision=Precision(params="bfloat16"))
+    assert narrow["blocks/up"].bytes_per_device == 3 * 16 * 64 * 2 // 8
+    params = abstract_parameters(toy.BLOCK_MODEL, Precision(params="bfloat16"))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}

@@ -91,3 +91,14 @@ def test_fifteen_megabytes_take_a_moment():
     loss = bigram_loss(windows(text, 256), windows(text[: 1 << 20], 256), 256)
     assert loss == pytest.approx(math.log(100), rel=0.01)
     assert time.perf_counter() - started < 20
+
+
+def test_measured_on_the_first_examples_only():
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 5, 4001)
+    windows = {"inputs": tokens[:-1].reshape(-1, 8), "targets": tokens[1:].reshape(-1, 8)}
+    windows["weights"] = np.ones_like(windows["inputs"], np.float32)
+    source = from_arrays(windows).train
+    few = from_arrays({name: array[:3] for name, array in windows.items()}).train
+    assert bigram_loss(source, source, 5, 1.0, max_examples=3) == bigram_loss(source, few, 5, 1.0)
+    assert bigram_loss(source, source, 5, 1.0, max_examples=10**6) == bigram_loss(source, source, 5, 1.0)

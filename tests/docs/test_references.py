@@ -1,0 +1,83 @@
+"""What the documents name exists: links, config keys, messages; what they count is right."""
+
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, name, prose
+from spmdkit.configs.schema import Config
+from spmdkit.models import MODELS
+from spmdkit.parallel import STRATEGIES
+
+PACKAGES = ("mesh", "layouts", "parallel", "models", "data", "training", "configs", "launch")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+CODE = re.compile(r"`([^`\n]+)`")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name)
+def test_links_lead_somewhere(page):
+    targets = [target for target in LINK.findall(prose(page)) if not target.startswith("https://")]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_config_keys_exist(page):
+    known = known_keys()
+    sections = {key.split(".")[0] for key in known}
+    named = re.findall(r"(?:^|[\s`('])([a-z]+\.[a-z_]+(?:\.[a-z_]+)?)(?![\w/(.])", "\n".join(CODE.findall(prose(page))))
+    wrong = [key for key in named if key.split(".")[0] in sections and not is_file(key) and key not in known]
+    assert wrong == []
+
+
+def known_keys() -> set[str]:
+    """Every dotted key of a config."""
+    defaults = Config()
+    sections = [field.name for field in fields(Config) if field.name != "source"]
+    keys = {
+        f"{section}.{field.name}"
+        for section in sections
+        if is_dataclass(getattr(defaults, section))
+        for field in fields(getattr(defaults, section))
+    }
+    models = {f"model.{field.name}" for options, _ in MODELS.values() for field in fields(options)}
+    strategies = {f"strategy.{name}.{field.name}" for name, options in STRATEGIES.items() for field in fields(options)}
+    return keys | models | strategies | {"model.name"} | {f"strategy.{name}" for name in STRATEGIES}
+
+
+def is_file(key: str) -> bool:
+    return key.rpartition(".")[2] in ("py", "md", "yaml", "json", "jsonl", "html")
+
+
+def test_messages_are_the_codes_own():
+    """The first column of the table of messages quotes them."""
+    table = prose(ROOT / "docs" / "troubleshooting.md").split("## Messages")[1].split("## ")[0]
+    quoted = [text for row in table.splitlines()[4:] for text in CODE.findall(row.split("|")[1] if row else "")]
+    sources = [path.read_text(encoding="utf-8") for folder in PACKAGES for path in (ROOT / folder).glob("*.py")]
+    code = "\n".join(re.sub(r'"\s*\n\s*f?"', "", text) for text in sources)  # strings over several lines
+    assert quoted
+    assert [text for text in quoted if text not in code] == []
+
+
+def test_readme_counts_lines():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    counted = re.findall(r"\[(parallel/\w+\.py)\]\(\1\) \| (\d+) \|", readme)
+    assert {"parallel/data.py", "parallel/fsdp.py"} <= {file for file, _ in counted}
+    true = [(file, str(len((ROOT / file).read_text(encoding="utf-8").splitlines()))) for file, _ in counted]
+    assert counted == true
+
+
+def test_the_first_screen_fits():
+    first = (ROOT / "README.md").read_text(encoding="utf-8").split("## ")[0]
+    assert len(first.splitlines()) <= 40
+    assert len(first.split("```")[0].split()) <= 120
+
+
+def test_nothing_names_this_machine():
+    texts = {name(page): page.read_text(encoding="utf-8") for page in PAGES}
+    assert [page for page, text in texts.items() if re.search(r"/(home|work|root|tmp)/", text)] == []
+
+
+def test_every_page_is_linked_from_readme():
+    linked = {Path(target).name for target in LINK.findall(PAGES[0].read_text(encoding="utf-8"))}
+    assert {page.name for page in PAGES[1:]} - linked == set()

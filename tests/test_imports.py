@@ -1,0 +1,99 @@
+"""Imports run one way, importing starts nothing, public names are described, files and functions stay short."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAY_IMPORT = {
+    "mesh": set(),
+    "layouts": {"mesh"},
+    "parallel": {"mesh", "layouts"},
+    "models": {"mesh", "layouts", "parallel"},
+    "data": {"mesh", "layouts", "parallel"},
+    "training": {"mesh", "layouts", "parallel", "models", "data"},
+    "configs": {"mesh", "layouts", "parallel", "models", "data", "training"},
+    "launch": {"mesh", "layouts", "parallel", "models", "data", "training", "configs"},
+}
+FILES = [path for package in (*MAY_IMPORT, "spmdkit") for path in sorted((ROOT / package).glob("*.py"))]
+MODULES = [path for path in FILES if path.parent.name != "spmdkit"]
+MOST_LINES = 500
+MOST_LINES_OF_A_STRATEGY = 300
+MOST_LINES_OF_A_FUNCTION = 80
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def packages_imported(path: Path) -> set[str]:
+    """The packages of this project that a file imports, at its top or anywhere else."""
+    found = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ImportFrom) and node.level == 2:
+            found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("spmdkit"):
+            found.add((node.module or "").partition(".")[2].split(".")[0] or "spmdkit")
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "spmdkit"}
+    return found - {path.parent.name}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_imports_run_one_way(path):
+    assert packages_imported(path) <= MAY_IMPORT[path.parent.name]
+
+
+def test_importing_starts_nothing():
+    """`import spmdkit` does not even import JAX; importing everything opens no device."""
+    packages = ", ".join(f"spmdkit.{package}" for package in MAY_IMPORT)
+    program = f"""
+import sys, spmdkit
+assert "jax" not in sys.modules
+import {packages}
+from spmdkit.mesh import backend_started
+assert not backend_started()
+[getattr(spmdkit, name) for name in spmdkit.__all__]
+assert not backend_started()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def public_definitions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
+    """Public functions and classes of a module, and public methods of its public classes."""
+    for node in parse(path).body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        yield node.name, node
+        for member in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(member, ast.FunctionDef) and not member.name.startswith("_") and not is_setter(member):
+                yield f"{node.name}.{member.name}", member
+
+
+def is_setter(function: ast.FunctionDef) -> bool:
+    """Whether a function only sets a property, which its getter describes."""
+    return any(isinstance(each, ast.Attribute) and each.attr == "setter" for each in function.decorator_list)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_what_is_public_is_described(path):
+    undescribed = [each for each, node in public_definitions(path) if not ast.get_docstring(node)]
+    assert undescribed == []
+    assert "TODO" not in (ast.get_docstring(parse(path)) or "TODO"), "the module needs a docstring"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_files_and_functions_are_short(path):
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= (MOST_LINES_OF_A_STRATEGY if path.parent.name == "parallel" else MOST_LINES)
+    functions = [node for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = {node.name: (node.end_lineno or node.lineno) - node.lineno + 1 for node in functions}
+    assert {each: length for each, length in lengths.items() if length > MOST_LINES_OF_A_FUNCTION} == {}

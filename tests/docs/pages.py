@@ -37,7 +37,7 @@ def prose(page: Path) -> str:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The `spmdkit` commands of a page, as words: every line of sh blocks, lines that begin with $ of console blocks."""
+    """The `spmdkit` commands of a page, as words: all lines of sh blocks, those after a $ of console blocks."""
     for block in blocks(page, "sh", "console"):
         lines = block.text.splitlines()
         typed = lines if block.language == "sh" else [line[2:] for line in lines if line.startswith("$ ")]

@@ -1,4 +1,7 @@
-"""docs/configuration.md holds what `spmdkit train --help-config` prints. `python tests/docs/test_configuration.py` renews it."""
+"""docs/configuration.md holds what `spmdkit train --help-config` prints.
+
+`python tests/docs/test_configuration.py` renews it.
+"""
 
 from pathlib import Path
 

@@ -4,6 +4,7 @@ import pytest
 from pages import PAGES, ROOT, blocks, commands, name
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import COMMANDS, make_command_parser
+from spmdkit.launch.explain import explain
 from spmdkit.launch.target import parse_target
 
 
@@ -46,3 +47,12 @@ def test_commands_parse(words, tmp_path, monkeypatch):
 
 SHOWN_TO_FAIL = ["train quickstart strategy.fsdp=3 train.step=4"]
 """Commands that README shows with their error, which has to be the true one."""
+
+
+@pytest.mark.slow
+def test_readme_shows_what_explain_prints():
+    """Every line that README shows of `spmdkit explain quickstart`, but for the dots."""
+    command = "$ spmdkit explain quickstart"
+    shown = next(block for block in blocks(PAGES[0], "console") if block.text.startswith(command))
+    printed = str(explain(load_config("quickstart"))).splitlines()
+    assert [line for line in shown.text.splitlines()[1:] if line != "..." and line not in printed] == []

@@ -1,18 +1,31 @@
 """spmdkit: a distributed SPMD training runtime for JAX.
 
-The names are imported when they are first used, so that `spmdkit --help` does not wait for JAX.
+    mesh = spmdkit.DeviceMesh.simulated(8, data=2, fsdp=4)
+    layouts = spmdkit.lay_out(model, mesh)
+    step = spmdkit.build_step(model, optax.adamw(3e-4), layouts)
+    state = spmdkit.run_steps(step, step.init(seed=0), batches)
+
+Names are imported on first use, so that `import spmdkit` costs nothing and starts no backend.
 """
 
-# The packages lie beside this folder (see pyproject.toml), where pyright does not look for them.
+# The folders beside this one are mapped under it at installation, which pyright cannot see in a checkout.
 # pyright: reportMissingImports=false
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .configs import Config as Config
+    from .configs import ConfigError as ConfigError
+    from .configs import load_config as load_config
+    from .data.arrays import from_arrays as from_arrays
+    from .data.batches import eval_batches as eval_batches
+    from .data.batches import train_batches as train_batches
     from .layouts import DataParallel as DataParallel
     from .layouts import Distribution as Distribution
+    from .layouts import LayoutError as LayoutError
     from .layouts import LayoutMap as LayoutMap
+    from .layouts import LayoutTable as LayoutTable
     from .layouts import ModelParallel as ModelParallel
     from .layouts import TensorLayout as TensorLayout
     from .layouts import distribute_tensor as distribute_tensor
@@ -22,31 +35,66 @@ if TYPE_CHECKING:
     from .mesh import get_device_count as get_device_count
     from .mesh import initialize as initialize
     from .mesh import list_devices as list_devices
+    from .parallel import BlockModel as BlockModel
+    from .parallel import FSDPConfig as FSDPConfig
+    from .parallel import Layouts as Layouts
+    from .parallel import Model as Model
+    from .parallel import Precision as Precision
+    from .parallel import Step as Step
+    from .parallel import TrainState as TrainState
+    from .parallel import build_step as build_step
+    from .parallel import census as census
+    from .parallel import lay_out as lay_out
+    from .training.checkpoints import Checkpoints as Checkpoints
+    from .training.loop import evaluate as evaluate
+    from .training.loop import run_steps as run_steps
 
-__all__ = [
-    "DataParallel",
-    "DeviceMesh",
-    "Distribution",
-    "LayoutMap",
-    "ModelParallel",
-    "TensorLayout",
-    "distribute_tensor",
-    "distribution",
-    "get_device_count",
-    "initialize",
-    "list_devices",
-    "set_distribution",
-]
+_HOMES = {
+    "configs": ("Config", "ConfigError", "load_config"),
+    "data.arrays": ("from_arrays",),
+    "data.batches": ("eval_batches", "train_batches"),
+    "layouts": (
+        "DataParallel",
+        "Distribution",
+        "LayoutError",
+        "LayoutMap",
+        "LayoutTable",
+        "ModelParallel",
+        "TensorLayout",
+        "distribute_tensor",
+        "distribution",
+        "set_distribution",
+    ),
+    "mesh": ("DeviceMesh", "get_device_count", "initialize", "list_devices"),
+    "parallel": (
+        "BlockModel",
+        "FSDPConfig",
+        "Layouts",
+        "Model",
+        "Precision",
+        "Step",
+        "TrainState",
+        "build_step",
+        "census",
+        "lay_out",
+    ),
+    "training.checkpoints": ("Checkpoints",),
+    "training.loop": ("evaluate", "run_steps"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-_HOMES = ("mesh", "layouts")
+__version__ = "0.1.0"
+__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name, or a package, where it is first used."""
-    if name in _HOMES:
-        return import_module(f".{name}", __name__)
-    for home in _HOMES if name in __all__ else ():
-        module = import_module(f".{home}", __name__)
-        if hasattr(module, name):
-            return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Imports a public name from its home on first use."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'spmdkit' has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

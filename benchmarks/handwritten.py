@@ -1,8 +1,8 @@
-"""The step as an expert writes it by hand in plain JAX, for one transformer, two ways each.
+"""The step as an expert writes it by hand in plain JAX, for one transformer, in two ways.
 
-`jit_*`: `jit` with NamedSharding in and out, XLA partitions the program. `shard_map_*`: the collectives written out. Both
-use the model's own arithmetic (embed, block, head), the same scan, remat and optimizer as the runtime's step; what is
-compared is how the step is distributed. Nothing here uses the runtime's parallel/ but the model's three functions.
+`jit_step`: `jit` with NamedSharding in and out, XLA partitions. `shard_map_step`: the collectives written out. Both
+use the model's own arithmetic (embed, block, head), the same scan, remat and optimizer, and carry the same state, as the
+runtime's step; what is compared is how the step is distributed. Nothing here uses the runtime's parallel/.
 """
 
 from functools import partial
@@ -42,19 +42,24 @@ def state_shardings(optimizer: Any, params: Any, layout: Any, mesh: Mesh) -> Any
     """Adam's moments like their parameters, scalars everywhere."""
     state = jax.eval_shape(optimizer.init, params)
     return optax.tree_utils.tree_map_params(
-        optimizer, lambda leaf, sharding: sharding, state, layout, transform_non_params=lambda leaf: NamedSharding(mesh, P())
+        optimizer,
+        lambda leaf, sharding: sharding,
+        state,
+        layout,
+        transform_non_params=lambda leaf: NamedSharding(mesh, P()),
     )
 
 
 def first_state(model: Any, optimizer: Any, mesh: Mesh) -> Any:
-    """(params, opt_state), born sharded, and their shardings."""
+    """(params, opt_state, step, key), born sharded, and their shardings: what any resumable training carries."""
     abstract = jax.eval_shape(model.init, jax.random.key(0))
     layout = shardings(abstract, mesh)
-    layouts = layout, state_shardings(optimizer, abstract, layout, mesh)
+    whole = NamedSharding(mesh, P())
+    layouts = layout, state_shardings(optimizer, abstract, layout, mesh), whole, whole
 
     def init(key: Any) -> Any:
         params = model.init(key)
-        return params, optimizer.init(params)
+        return params, optimizer.init(params), jnp.zeros((), jnp.int32), jax.random.key_data(key)
 
     return jax.jit(init, out_shardings=layouts)(jax.random.key(0)), layouts
 
@@ -62,18 +67,19 @@ def first_state(model: Any, optimizer: Any, mesh: Mesh) -> Any:
 def jit_step(model: Any, optimizer: Any, mesh: Mesh, layouts: Any) -> Any:
     """XLA partitions: data parallel, FSDP or both follow from the shardings of the arguments alone."""
 
-    def step(params: Any, opt_state: Any, batch: Any) -> Any:
+    def step(state: Any, batch: Any) -> Any:
+        params, opt_state, number, key = state
+
         def mean(params: Any) -> Any:
             total, weight = model.loss(params, batch, None)
-            return total / weight
+            return total / weight, weight
 
-        loss, gradients = jax.value_and_grad(mean)(params)
-        return *_update(optimizer, params, opt_state, gradients), loss, optax.tree.norm(gradients)
+        (loss, weight), gradients = jax.value_and_grad(mean, has_aux=True)(params)
+        metrics = loss, optax.tree.norm(gradients), weight
+        return (*_update(optimizer, params, opt_state, gradients), number + 1, key), metrics
 
     rows, whole = NamedSharding(mesh, P(("data", "fsdp"))), NamedSharding(mesh, P())
-    return jax.jit(
-        step, in_shardings=(*layouts, rows), out_shardings=(*layouts, whole, whole), donate_argnums=(0, 1)
-    )
+    return jax.jit(step, in_shardings=(layouts, rows), out_shardings=(layouts, whole), donate_argnums=0)
 
 
 def _update(optimizer: Any, params: Any, opt_state: Any, gradients: Any) -> Any:
@@ -81,15 +87,21 @@ def _update(optimizer: Any, params: Any, opt_state: Any, gradients: Any) -> Any:
     return optax.apply_updates(params, updates), opt_state
 
 
+_MOVEMENT = frozenset(
+    "all_gather reshape transpose squeeze slice concatenate convert_element_type broadcast_in_dim pvary pcast "
+    "stop_gradient split".split()
+)
+
+
 def _drop_gathered(primitive: Any, *args: Any, **kwargs: Any) -> bool:
-    """Remat: keep everything but gathered weights."""
-    return primitive.name not in ("all_gather", "reshape", "transpose")
+    """Remat: keep results of arithmetic, not gathered weights or copies; the fastest and least memory of those tried."""
+    return primitive.name not in _MOVEMENT
 
 
 def shard_map_step(model: Any, optimizer: Any, mesh: Mesh, layouts: Any) -> Any:
     """The collectives by hand: per-block gathers and scatters over fsdp, one reduction of the rest."""
-    layout, state_layout = layouts
-    specs, state_specs = (jax.tree.map(lambda s: s.spec, tree) for tree in (layout, state_layout))
+    state_specs = jax.tree.map(lambda sharding: sharding.spec, layouts)
+    specs = state_specs[0]
     axes = tuple(axis for axis in ("data", "fsdp") if mesh.shape[axis] > 1)
 
     def gather(leaf: Any, spec: Any, skip: int = 0) -> Any:
@@ -109,7 +121,9 @@ def shard_map_step(model: Any, optimizer: Any, mesh: Mesh, layouts: Any) -> Any:
         x, _ = lax.scan(lambda x, shards: (block(x, shards), None), x, params["blocks"], unroll=model.scan_unroll)
         return model.head({name: outer[name] for name in model.head_reads}, x, batch, None)
 
-    def step(params: Any, opt_state: Any, batch: Any) -> Any:
+    def step(state: Any, batch: Any) -> Any:
+        params, opt_state, number, key = state
+
         def vary(leaf: Any, spec: Any) -> Any:
             return lax.pcast(leaf, tuple(axis for axis in axes if axis not in spec), to="varying") if axes else leaf
 
@@ -130,10 +144,8 @@ def shard_map_step(model: Any, optimizer: Any, mesh: Mesh, layouts: Any) -> Any:
         norm = sum(squares[index] for index in whole)
         if len(whole) < len(leaves):
             norm += lax.psum(sum(squares[index] for index in range(len(leaves)) if index not in whole), "fsdp")
-        params, opt_state = _update(optimizer, params, opt_state, jax.tree.unflatten(tree, leaves))
-        return params, opt_state, total / weight, jnp.sqrt(norm)
+        metrics = total / weight, jnp.sqrt(norm), weight
+        return (*_update(optimizer, params, opt_state, jax.tree.unflatten(tree, leaves)), number + 1, key), metrics
 
-    mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(specs, state_specs, P(axes)), out_specs=(specs, state_specs, P(), P())
-    )
-    return jax.jit(mapped, donate_argnums=(0, 1))
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(state_specs, P(axes)), out_specs=(state_specs, P()))
+    return jax.jit(mapped, donate_argnums=0)

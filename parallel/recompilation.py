@@ -2,8 +2,6 @@
 
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -44,11 +42,18 @@ class RecompilationWatch:
         self._first: dict[str, str] | None = None
         _listen()
 
-    @contextmanager
-    def watch(self, *arguments: Any) -> Iterator[None]:
-        """Runs one call inside; a compilation in any call but the first is warned of with what changed."""
-        before = _compilations.count
-        yield
+    @property
+    def compilations(self) -> int:
+        """How often anything was compiled in this thread; read it before a call."""
+        return _compilations.count
+
+    def check(self, before: int, *arguments: Any) -> None:
+        """Warns if anything was compiled since `before`, in any call but the first, with what changed.
+
+        Args:
+            before: `compilations` before the call.
+            *arguments: What the call was given; donated arrays will do.
+        """
         if self._first is None:
             self._first = _signature(arguments)
         elif _compilations.count != before:

@@ -95,13 +95,18 @@ class Step:
         Returns:
             The next state and this step's metrics, still being computed: read them late.
         """
-        with self._watch.watch(state, batch):
-            if self._compiled is not None:
-                try:
-                    return self._compiled(state, batch)
-                except TypeError:  # other shapes than it was compiled for: compile again, and be warned
-                    self._compiled = None
-            return self._run(state, batch)
+        compilations = self._watch.compilations
+        result = self._launch(state, batch)
+        self._watch.check(compilations, state, batch)
+        return result
+
+    def _launch(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        if self._compiled is not None:
+            try:
+                return self._compiled(state, batch)
+            except TypeError:  # other shapes than it was compiled for: compile again, and be warned
+                self._compiled = None
+        return self._run(state, batch)
 
     def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
         """Compiles the step for the devices of the mesh, once; calls with batches of these shapes then run it.

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 
+from ..configs.checks import check_devices
 from ..configs.schema import Config
 from ..data.batches import abstract_batch
 from ..data.splits import Splits, open_splits
@@ -50,7 +51,8 @@ def build(config: Config) -> Built:
     """Builds a run from its config.
 
     Raises:
-        ValueError: Something does not fit (LayoutError where it is the layouts); nothing was started.
+        ConfigError: The strategy or the batch does not fit the devices that there are.
+        ValueError: Something else does not fit (LayoutError where it is the layouts); nothing was started.
     """
     search_path = (*((config.source.parent,) if config.source else ()), Path.cwd())
     splits = open_splits(config.data)
@@ -61,6 +63,7 @@ def build(config: Config) -> Built:
         features=_features(splits),
         search_path=search_path,
     )
+    check_devices(config, jax.device_count())
     layouts = lay_out(
         model,
         config.strategy,

@@ -16,6 +16,14 @@ from ..training.report import write_report
 from .build import Built
 from .explain import explain_built
 
+REPORT = "report.html"
+
+
+def is_reported(folder: Path, checkpoint: Path) -> bool:
+    """Tells whether a run came to its very end: its report is not older than its last checkpoint."""
+    report = folder / REPORT
+    return report.exists() and report.stat().st_mtime >= checkpoint.stat().st_mtime
+
 
 def finish(built: Built, state: TrainState, folder: Path, display: Display) -> None:
     """Says how the run went, samples from a language model, and writes report.html.
@@ -36,7 +44,7 @@ def finish(built: Built, state: TrainState, folder: Path, display: Display) -> N
         display.message(line)
     if sample is not None:
         display.message(f"A sample of what it writes:\n\n{sample}\n")
-    report = folder / "report.html"
+    report = folder / REPORT
     write_report(
         report,
         config=as_plain(built.config),
@@ -88,7 +96,8 @@ def _summary(built: Built, metrics: list[dict[str, Any]]) -> Iterator[tuple[str,
         yield "eval_loss", evaluations[-1]
     evaluation, vocabulary = built.splits.evaluation, built.splits.vocabulary
     if evaluation is not None and vocabulary is not None and _is_byte_model(built):
-        yield "bigram_loss", bigram_loss(built.splits.train, evaluation, vocabulary)
+        rows = built.config.eval.batches * built.config.train.global_batch or None  # those the model is evaluated on
+        yield "bigram_loss", bigram_loss(built.splits.train, evaluation, vocabulary, max_examples=rows)
 
 
 def _verdict(summary: dict[str, Any]) -> Iterator[str]:

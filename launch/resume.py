@@ -12,14 +12,14 @@ from ..mesh.processes import is_main_process
 
 FIXED = ("model", "data", "optimizer.name", "run.seed", "train.global_batch", "precision.params")
 """What a run cannot change halfway: it would no longer be the run its checkpoints and losses are from."""
-FREE = ("data.prefetch",)
+FREE = ("data.prefetch", "data.threads")
 """Keys under FIXED that change nothing in the numbers."""
 
 
 def adopt_folder(config: Config) -> Path:
-    """Makes the folder of a run, or checks that it holds an earlier part of the same run; writes config.yaml there.
+    """Takes the folder of a run, once it is new or found to hold an earlier part of the same run; writes nothing.
 
-    Every process of the run calls this; process 0 alone writes.
+    Every process of the run calls this.
 
     Returns:
         The absolute path of `run.dir`.
@@ -32,12 +32,17 @@ def adopt_folder(config: Config) -> Path:
     if written.exists():
         _check_same_run(folder, yaml.safe_load(written.read_text(encoding="utf-8")), as_plain(config))
     _wait_for_all("the folder of the run was read")
-    if is_main_process():
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / "config.yaml.partial"
-        partial.write_text(resolved_yaml(config), encoding="utf-8")
-        partial.replace(written)
     return folder
+
+
+def write_config(config: Config, folder: Path) -> None:
+    """Writes the whole config as config.yaml into an adopted folder, in one piece; only process 0 does."""
+    if not is_main_process():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / "config.yaml.partial"
+    partial.write_text(resolved_yaml(config), encoding="utf-8")
+    partial.replace(folder / "config.yaml")
 
 
 def _check_same_run(folder: Path, before: Any, now: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ from ..training.metrics import MetricsLog
 from ..training.optimizers import make_schedule
 from ..training.worker import multi_process
 from .build import Built, build, prepare_devices
-from .finish import finish
-from .resume import adopt_folder
+from .finish import finish, is_reported
+from .resume import adopt_folder, write_config
 
 
 def train(config: Config) -> int:
@@ -61,20 +61,30 @@ class _Run:
         self.checkpoints = checkpoints
         self.display = display
         self.start = start
-        self.metrics = MetricsLog(folder / "metrics.jsonl", start_step=start) if is_main_process() else None
+        self.metrics: MetricsLog | None = None
         self.rates = learning_rates(self.config)
 
     def go(self) -> None:
-        """Restores or initialises, trains what is left, and finishes."""
+        """Restores or initialises, trains what is left, and finishes; changes nothing where that is done already."""
         steps = self.config.train.steps
-        if self.start >= steps:
+        if self.start >= steps and is_reported(self.folder, self.folder / "checkpoints" / str(self.start)):
             self.display.message(
                 f"{self.folder} is finished: it holds step {self.start} of {steps}. Raise train.steps to go on, or "
                 "choose another run.dir to start anew."
             )
             return
+        write_config(self.config, self.folder)
         state = self.first_state()
-        with closing(self.batches()) as batches:
+        if self.start < steps:
+            state = self.train(state)
+        finish(self.built, state, self.folder, self.display)
+
+    def train(self, state: TrainState) -> TrainState:
+        """The steps that are left."""
+        with ExitStack() as stack:
+            batches = stack.enter_context(closing(self.batches()))
+            if is_main_process():
+                self.metrics = stack.enter_context(MetricsLog(self.folder / "metrics.jsonl", start_step=self.start))
             state = run_steps(
                 self.built.step,
                 state,
@@ -84,9 +94,10 @@ class _Run:
                 on_progress=self.record,
                 pause_at=lambda number: self.evaluates_at(number) or self.saves_at(number),
                 on_pause=self.pause,
+                after_pause=self.save,
             )
         self.checkpoints.wait()
-        finish(self.built, state, self.folder, self.display)
+        return state
 
     def first_state(self) -> TrainState:
         if self.start == 0:
@@ -117,10 +128,13 @@ class _Run:
         return _due(number, self.config.checkpoint.every, self.config.train.steps)
 
     def pause(self, number: int, state: TrainState) -> dict[str, float]:
-        """Between two steps: an asynchronous save, an evaluation, or both."""
+        """Between two steps: an evaluation, where one is due."""
+        return {"eval_loss": self.evaluate(state.params)} if self.evaluates_at(number) else {}
+
+    def save(self, number: int, state: TrainState) -> None:
+        """Starts an asynchronous save, where one is due."""
         if self.saves_at(number):
             self.checkpoints.save(number, state)
-        return {"eval_loss": self.evaluate(state.params)} if self.evaluates_at(number) else {}
 
     def evaluate(self, params: object) -> float:
         source = self.built.splits.evaluation

@@ -1,0 +1,107 @@
+"""kill -9 at any moment, then the same command again: what follows is what would have been, bit for bit."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import (
+    assert_same_arrays,
+    environment,
+    listing,
+    metrics,
+    state_arrays,
+    trained,
+    write_config,
+    write_language_config,
+)
+from spmdkit.launch.cli import main
+
+DIE = Path(__file__).parent / "die.py"
+STEPS = 12
+RECORD = "spmdkit.training.metrics:MetricsLog.write"
+SAVED = {"every": 4, "keep": 1}
+
+MOMENTS = {  # what is about to happen, for the how-manieth time, and the step of the newest checkpoint where it is sure
+    "before the first checkpoint": (RECORD, 3, 0),
+    "while the first checkpoint is written": ("event:os.rename:checkpoints/4'", 1, 0),
+    "between two checkpoints": (RECORD, 10, None),
+    "in an evaluation": ("spmdkit.launch.train:_Run.evaluate", 2, None),
+    "while a checkpoint is written": ("event:os.rename:checkpoints/8'", 1, 4),
+    "while an old checkpoint is removed": ("event:os.rename:removed-", 1, 8),
+    "between the last step and its checkpoint": ("spmdkit.training.checkpoints:Checkpoints.save", 3, None),
+    "before the report is written": ("spmdkit.launch.finish:write_report", 1, STEPS),
+}
+
+pytestmark = pytest.mark.slow
+
+
+def killed(moment: str, count: int, config: Path) -> None:
+    """Trains, and dies at the moment."""
+    arguments = [sys.executable, str(DIE), moment, str(count), "train", str(config)]
+    ended = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=240)
+    assert ended.returncode == -9, ended.stdout + ended.stderr
+
+
+def held(config: Path) -> int:
+    """The step of the newest complete checkpoint."""
+    folder = config.parent / "run" / "checkpoints"
+    return max((int(path.name) for path in folder.glob("*") if path.name.isdecimal()), default=0)
+
+
+def assert_same_run(config: Path, expected: Path) -> None:
+    assert metrics(config.parent / "run") == metrics(expected.parent / "run")
+    assert_same_arrays(state_arrays(config, STEPS), state_arrays(expected, STEPS))
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory) -> Path:
+    """The config of a run that nothing happened to."""
+    config = write_config(tmp_path_factory.mktemp("classifier"), checkpoint=SAVED)
+    assert main(["train", str(config)]) == 0
+    return config
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory) -> Path:
+    """Another one: a transformer with dropout."""
+    config = write_language_config(tmp_path_factory.mktemp("language"), checkpoint=SAVED)
+    trained("train", config)
+    return config
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(name, classifier, tmp_path, capsys):
+    moment, count, newest = MOMENTS[name]
+    config = write_config(tmp_path, checkpoint=SAVED)
+    killed(moment, count, config)
+    resumed_at = held(config)
+    assert newest in (None, resumed_at)
+    assert main(["train", str(config)]) == 0
+    message = f"Resuming {tmp_path / 'run'} at step {resumed_at} of {STEPS}."
+    assert (message in capsys.readouterr().out) == (resumed_at > 0)
+    assert_same_run(config, classifier)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("[0-9]*")] == [str(STEPS)]
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_killed_twice_at_random_steps(language, tmp_path):
+    config = write_language_config(tmp_path, checkpoint=SAVED)
+    first = random.randint(1, STEPS)
+    killed(RECORD, first, config)
+    second = random.randint(1, STEPS - held(config))
+    print(f"killed before record {first}, then before record {second} of what was left")
+    killed(RECORD, second, config)
+    trained("train", config)
+    assert_same_run(config, language)
+
+
+def test_a_finished_run_says_so_and_changes_nothing(classifier, capsys):
+    folder = classifier.parent / "run"
+    before = listing(folder)
+    assert main(["train", str(classifier), "strategy={data: 8}"]) == 0
+    assert (
+        f"{folder} is finished: it holds step {STEPS} of {STEPS}. Raise train.steps to go on" in capsys.readouterr().out
+    )
+    assert listing(folder) == before

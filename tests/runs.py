@@ -1,0 +1,129 @@
+"""Tiny runs: a config on disk, the command line as a user types it, and what a run leaves behind."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+CACHE = Path(__file__).resolve().parent.parent / ".cache" / "jax"
+QUICK = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_COMPILATION_CACHE_DIR": str(CACHE),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+}
+"""Environment of processes whose programs compile for longer than they run."""
+
+TINY = {
+    "run": {"simulate": 8, "log_every": 1},
+    "model": {"name": "mlp", "classes": 10, "widths": [32]},
+    "data": {"source": "synthetic"},
+    "strategy": {"fsdp": {"size": 4, "floor_bytes": 256}, "data": 2},
+    "optimizer": {"learning_rate": 0.01, "schedule": {"name": "cosine"}},
+    "train": {"steps": 12, "global_batch": 16},
+    "eval": {"every": 4, "batches": 2},
+    "checkpoint": {"every": 4},
+    "sample": {"length": 0},
+}
+"""A classifier that trains in a second."""
+
+LANGUAGE = {
+    "model": {"name": "transformer", "layers": 2, "width": 16, "heads": 2, "mlp_width": 32, "dropout": 0.1},
+    "data": {"source": "text", "length": 16, "eval_fraction": 0.3},
+}
+"""What makes it a language model instead; give `files` too."""
+
+
+def write_config(folder: Path, **sections: Any) -> Path:
+    """Writes TINY, with whole sections replaced, as config of a run in `folder`/run; returns the file."""
+    tree = {**TINY, **sections}
+    tree["run"] = {"dir": str(folder / "run"), **tree["run"]}
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return path
+
+
+def write_language_config(folder: Path, **sections: Any) -> Path:
+    """Writes a few small text files and the config of a language model that reads them."""
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    words = random.Random(0)
+    for number in range(8):
+        text = " ".join(words.choice(["mesh", "axis", "layout", "step", "of", "the"]) for _ in range(200))
+        (corpus / f"{number}.txt").write_text(text, encoding="utf-8")
+    data = {**LANGUAGE["data"], "files": [str(corpus / "*.txt")]}
+    return write_config(folder, **{**LANGUAGE, "data": data, **sections})
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """The command line of spmdkit in a new process."""
+    return [sys.executable, "-m", "spmdkit", *map(str, arguments)]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The environment of a new process: nothing of JAX's but what is given, and QUICK."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "SPMDKIT_"))}
+    return clean | QUICK | variables
+
+
+def spmdkit(*arguments: str | Path, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs spmdkit in a new process."""
+    return subprocess.run(
+        command(*arguments), env=environment(**variables), capture_output=True, text=True, timeout=timeout
+    )
+
+
+def trained(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs spmdkit in a new process, which has to end well."""
+    ended = spmdkit(*arguments, **variables)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, without what the clock says."""
+    timed = ("seconds", "tokens_per_second", "flops_per_second")
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in record.items() if name not in timed} for record in records]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Step -> its loss, in the order written."""
+    return {record["step"]: record["loss"] for record in metrics(folder)}
+
+
+def state_arrays(config: Path, step: int, folder: Path | None = None) -> dict[str, np.ndarray]:
+    """A checkpoint of a run as whole arrays by path.
+
+    Args:
+        config: The file of a run on 8 devices; says what its state looks like.
+        step: Which checkpoint.
+        folder: The folder of checkpoints; that of the run by default.
+    """
+    from spmdkit.configs import load_config
+    from spmdkit.launch.build import build
+    from spmdkit.layouts.paths import leaves_with_paths
+    from spmdkit.training.checkpoints import Checkpoints
+
+    loaded = load_config(config)
+    folder = folder or Path(loaded.run.dir) / "checkpoints"
+    with Checkpoints(folder, keep=1, abstract_state=build(loaded).step.abstract_state()) as checkpoints:
+        return {path: np.asarray(leaf) for path, leaf in leaves_with_paths(checkpoints.restore(step))}
+
+
+def assert_same_arrays(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    """Every array is there, bit for bit."""
+    assert found.keys() == expected.keys()
+    differing = [path for path in expected if found[path].tobytes() != expected[path].tobytes()]
+    assert not differing
+
+
+def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file of a folder, with when it was written and what it holds."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}

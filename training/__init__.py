@@ -5,20 +5,3 @@ Read in this order: `loop` (steps back to back, metrics read late), `optimizers`
 `page`). How a run is put together from them is in `launch/train.py`. Names are imported from the modules themselves, so
 that a command that needs one of them does not wait for the rest.
 """
-
-__all__ = [
-    "charts",
-    "checkpoints",
-    "display",
-    "drawings",
-    "exits",
-    "loop",
-    "metrics",
-    "optimizers",
-    "page",
-    "parameter_kinds",
-    "quantities",
-    "report",
-    "schedules",
-    "worker",
-]

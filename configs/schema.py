@@ -47,15 +47,15 @@ class LayoutsConfig:
     rules: Mapping[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
     """Regular expression of parameter paths -> one entry per dim: an axis, null (not split) or a list of axes."""
     match: Literal["fullmatch", "search", "first"] = "fullmatch"
-    """How a rule meets a path: it must match all of it (two rules for one path are an error), any part of it
-    (likewise), or the first rule that matches any part wins."""
+    """How a rule meets a path: fullmatch, all of it (two rules for one path are an error); search, any part of it
+    (likewise); first, all of it, and of several rules the first wins."""
     unmatched: Literal["error", "warn", "replicate"] = "error"
     """What happens to a parameter that no rule and no strategy lays out."""
     unmatched_floor: Annotated[int, AtLeast(0)] = 1024**2
     """Bytes under which such a parameter is replicated without a word."""
     indivisible: Literal["error", "replicate", "next_dim"] = "error"
-    """What happens where the size of a dim is no multiple of its axes: stop, keep the parameter whole, or split the
-    next dim that can be."""
+    """What happens where the size of a dim is no multiple of its axes: error; replicate, keep that dim whole;
+    next_dim, move the axes to the largest whole dim that they divide."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,9 @@
 """From a `data:` section to training and evaluation examples."""
 
 import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from .arrays import read_arrays
 from .columns import read_jsonl, read_parquet
@@ -24,11 +27,12 @@ READERS = {
 }
 
 
-def open_splits(config: DataConfig) -> Splits:
+def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> Splits:
     """Opens the data that a config names.
 
     Args:
         config: The `data:` section.
+        search_path: Folders where the user's own module is looked for before the installed packages.
 
     Returns:
         Training and evaluation examples; every process that calls this with the same files gets the same ones.
@@ -38,6 +42,7 @@ def open_splits(config: DataConfig) -> Splits:
             not fit.
     """
     if ":" in config.source:
+        sys.path[:0] = [folder for folder in map(str, search_path) if folder not in sys.path]
         return _user_splits(config)
     if config.source == "synthetic":
         return synthetic_digits(config.eval_fraction)

@@ -55,7 +55,7 @@ def build(config: Config) -> Built:
         ValueError: Something else does not fit (LayoutError where it is the layouts); nothing was started.
     """
     search_path = (*((config.source.parent,) if config.source else ()), Path.cwd())
-    splits = open_splits(config.data)
+    splits = open_splits(config.data, search_path)
     model = load_model(
         config.model,
         vocabulary=splits.vocabulary,

@@ -1,9 +1,14 @@
-"""The state of a training run: one pytree, one snapshot of everything that changes."""
+"""What goes into a step and comes out: the state, one snapshot of everything that changes, and the metrics."""
 
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax import Array
+from jax.sharding import NamedSharding
 
+from ..layouts.table import LayoutTable
+from .lay_out import Layouts
 from .model import Params
 
 
@@ -22,3 +27,45 @@ class TrainState(NamedTuple):
     params: Params
     opt_state: Any
     key: Array
+
+
+class StepMetrics(NamedTuple):
+    """What one step reports; scalars, the same on every device.
+
+    Attributes:
+        loss: weighted mean of the loss over the global batch, before the update.
+        grad_norm: global norm of the gradients, before clipping.
+        weight: the weight of the global batch (for a language model, its tokens).
+    """
+
+    loss: Array
+    grad_norm: Array
+    weight: Array
+
+
+def abstract_state(
+    params: Params, opt_state: Any, layouts: Layouts, optimizer_table: LayoutTable, *, abstract: bool
+) -> TrainState:
+    """The state as ShapeDtypeStructs with shardings: what initialisation, the step and checkpoints agree on.
+
+    Args:
+        params: Shapes and dtypes of the parameters.
+        opt_state: Shapes and dtypes of the optimizer's state.
+        layouts: The parameters' layouts.
+        optimizer_table: The layouts of the optimizer's state.
+        abstract: Take the shardings of a mesh without devices.
+    """
+    replicated: Any = layouts.replicated(abstract=abstract)
+    return TrainState(
+        step=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated),  # pyright: ignore[reportArgumentType]
+        params=_with_shardings(params, layouts.table, abstract),
+        opt_state=_with_shardings(opt_state, optimizer_table, abstract),
+        key=jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=replicated),  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _with_shardings(tree: Any, table: LayoutTable, abstract: bool) -> Any:
+    def attach(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(attach, tree, table.shardings(abstract=abstract))

@@ -13,16 +13,15 @@ that looks across elements of a parameter (adafactor's factored moments, muon's 
 ratio) is right on every mesh without knowing it, and an elementwise one compiles to no communication at all.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from ..layouts.optimizer_state import resolve_optimizer_state
 from ..layouts.table import LayoutTable
@@ -35,21 +34,8 @@ from .lay_out import Layouts, abstract_parameters
 from .model import Batch, BlockModel, Model, Params
 from .precision import FLOAT32, Precision, cast_floats
 from .recompilation import RecompilationWatch
-from .state import TrainState
-
-
-class StepMetrics(NamedTuple):
-    """What one step reports; scalars, the same on every device.
-
-    Attributes:
-        loss: weighted mean of the loss over the global batch, before the update.
-        grad_norm: global norm of the gradients, before clipping.
-        weight: the weight of the global batch (for a language model, its tokens).
-    """
-
-    loss: Array
-    grad_norm: Array
-    weight: Array
+from .sharded import manual_specs, over_batch_axes
+from .state import StepMetrics, TrainState, abstract_state
 
 
 class Step:
@@ -159,21 +145,20 @@ class Step:
 
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
         """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
-        params = abstract_parameters(self.model, self.precision)
-        opt_state = jax.eval_shape(self.optimizer.init, params)
-        replicated = self.layouts.replicated(abstract=abstract)
-        return TrainState(
-            step=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated),  # pyright: ignore[reportArgumentType]
-            params=_with_shardings(params, self.layouts.table, abstract),
-            opt_state=_with_shardings(opt_state, self.optimizer_table, abstract),
-            key=jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=replicated),  # pyright: ignore[reportArgumentType]
-        )
+        return abstract_state(self._params, self._opt_state, self.layouts, self.optimizer_table, abstract=abstract)
 
     @cached_property
     def optimizer_table(self) -> LayoutTable:
         """The layout of every array of the optimizer's state."""
-        params = abstract_parameters(self.model, self.precision)
-        return resolve_optimizer_state(jax.eval_shape(self.optimizer.init, params), self.layouts.table)
+        return resolve_optimizer_state(self._opt_state, self.layouts.table)
+
+    @cached_property
+    def _params(self) -> Params:
+        return abstract_parameters(self.model, self.precision)
+
+    @cached_property
+    def _opt_state(self) -> Any:
+        return jax.eval_shape(self.optimizer.init, self._params)
 
     def cost(self, platform: str | None = None) -> tuple[Collective, ...]:
         """The collectives of one step that the strategies predict from the layouts alone, over the batch axes.
@@ -231,27 +216,12 @@ class Step:
         total, weight = reduce_gradients((), sums, (), axes, self.precision.reduce)[1]
         return total, weight
 
-    def _shard_map(
-        self, local: Callable[..., Any], in_specs: Any, out_specs: Any, abstract: bool
-    ) -> Callable[..., Any]:
-        """`shard_map` over the batch axes; other axes of the mesh stay with XLA."""
-        axes = self.layouts.batch_axes
-        if not axes:
-            return local
-        mesh = self.layouts.mesh.abstract_mesh if abstract else self.layouts.mesh.backend_mesh
-        checked, unchecked = (
-            jax.shard_map(
-                local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=check_vma
-            )
-            for check_vma in (True, False)
-        )
-        return with_fallback(checked, unchecked)
-
     def _sharded_gradients(self, abstract: bool) -> Callable[..., Any]:
         batch, whole = self.layouts.batch_spec, PartitionSpec()
         specs = manual_specs(self.layouts)
         metrics: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
-        return self._shard_map(self._local_gradients, (specs, batch, whole, whole), (specs, metrics), abstract)
+        in_specs = (specs, batch, whole, whole)
+        return over_batch_axes(self._local_gradients, self.layouts, in_specs, (specs, metrics), abstract=abstract)
 
     def _jit_step(self, *, abstract: bool) -> Any:
         gradients = self._sharded_gradients(abstract)
@@ -284,7 +254,8 @@ class Step:
     @cached_property
     def _evaluate(self) -> Any:
         batch, whole = self.layouts.batch_spec, PartitionSpec()
-        sums = self._shard_map(self._local_sums, (manual_specs(self.layouts), batch), (whole, whole), abstract=False)
+        in_specs = (manual_specs(self.layouts), batch)
+        sums = over_batch_axes(self._local_sums, self.layouts, in_specs, (whole, whole), abstract=False)
         shardings: Any = (self.layouts.table.shardings(), self.layouts.batch_sharding())
         return jax.jit(sums, in_shardings=shardings)
 
@@ -327,50 +298,3 @@ def build_step(
         remat=remat,
         precision=precision,
     )
-
-
-def with_fallback(checked: Callable[..., Any], unchecked: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces with JAX's checks of what varies over the mesh, and without them where only the model does not type.
-
-    A model that starts a loop from constants (`jnp.zeros` as a recurrent state) is right, yet does not type inside
-    `shard_map`. The runtime's own collectives are written to mean the same with and without the checks.
-    """
-
-    def call(*arguments: Any) -> Any:
-        try:
-            return checked(*arguments)
-        except (TypeError, ValueError) as error:
-            if "manual axis types" not in str(error) and "varying manual axes" not in str(error):
-                raise
-            reason = str(error)
-        warnings.warn(
-            "The model does not pass JAX's checks of what varies over the mesh (check_vma), so this step is compiled "
-            "without them; its numbers are the same. To have the checks, start loops from values made of the inputs "
-            f"(jnp.zeros_like(x) instead of jnp.zeros). JAX says: {reason.splitlines()[0]}",
-            UncheckedStep,
-            stacklevel=2,
-        )
-        return unchecked(*arguments)
-
-    return call
-
-
-class UncheckedStep(UserWarning):
-    """A step was compiled with `check_vma=False`, because of a loop in the model."""
-
-
-def manual_specs(layouts: Layouts) -> Any:
-    """The parameters' specs with only the batch axes in them: what `shard_map` is manual over."""
-
-    def manual(layout: Any) -> PartitionSpec:
-        kept = [tuple(a for a in layout.axes_of_dim(dim) if a in layouts.batch_axes) for dim in range(len(layout.axes))]
-        return PartitionSpec(*(axes or None for axes in kept))
-
-    return jax.tree.map(manual, layouts.table.layouts)
-
-
-def _with_shardings(tree: Any, table: LayoutTable, abstract: bool) -> Any:
-    def attach(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # pyright: ignore[reportArgumentType]
-
-    return jax.tree.map(attach, tree, table.shardings(abstract=abstract))

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..parallel.model import Batch
-from ..parallel.state import TrainState
-from ..parallel.step import Step, StepMetrics
+from ..parallel.state import StepMetrics, TrainState
+from ..parallel.step import Step
 from .exits import DIVERGED
 
 RUN_AHEAD = 2

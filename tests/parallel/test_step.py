@@ -9,7 +9,7 @@ import optax
 import pytest
 import toy
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
-from spmdkit.parallel.step import UncheckedStep
+from spmdkit.parallel.sharded import UncheckedStep
 
 from spmdkit import DataParallel, DeviceMesh, LayoutMap, ModelParallel
 

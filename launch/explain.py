@@ -77,9 +77,9 @@ def explain(config: Config) -> Explanation:
 
 
 def explain_built(built: Built) -> Explanation:
-    """Compiles the step of a run and reads from it what it holds and moves."""
+    """Compiles the step of a run, once, and reads from it what it holds and moves."""
     step, layouts = built.step, built.layouts
-    compiled = step.lower(built.batch).compile()
+    compiled = step.compile(built.batch)
     mesh = layouts.mesh
     return Explanation(
         mesh=draw(mesh),

@@ -14,7 +14,7 @@ from ..training.display import Display
 from ..training.metrics import read_metrics
 from ..training.report import write_report
 from .build import Built
-from .explain import explain_built
+from .explain import Explanation
 
 REPORT = "report.html"
 
@@ -25,17 +25,17 @@ def is_reported(folder: Path, checkpoint: Path) -> bool:
     return report.exists() and report.stat().st_mtime >= checkpoint.stat().st_mtime
 
 
-def finish(built: Built, state: TrainState, folder: Path, display: Display) -> None:
+def finish(built: Built, explanation: Explanation, state: TrainState, folder: Path, display: Display) -> None:
     """Says how the run went, samples from a language model, and writes report.html.
 
     Args:
         built: The run.
+        explanation: What it holds and moves.
         state: Its last state.
         folder: Where it lives; metrics.jsonl is complete.
         display: Where to say it.
     """
     sample = _sample(built, state)
-    explanation = explain_built(built)
     if not is_main_process():
         return
     metrics = read_metrics(folder / "metrics.jsonl")

@@ -16,6 +16,7 @@ from ..training.metrics import MetricsLog
 from ..training.optimizers import make_schedule
 from ..training.worker import multi_process
 from .build import Built, build, prepare_devices
+from .explain import explain_built
 from .finish import finish, is_reported
 from .resume import adopt_folder, write_config
 
@@ -73,11 +74,13 @@ class _Run:
                 "choose another run.dir to start anew."
             )
             return
+        explanation = explain_built(self.built)  # compiles the step, which then starts at once
+        self.display.message(str(explanation))
         write_config(self.config, self.folder)
         state = self.first_state()
         if self.start < steps:
             state = self.train(state)
-        finish(self.built, state, self.folder, self.display)
+        finish(self.built, explanation, state, self.folder, self.display)
 
     def train(self, state: TrainState) -> TrainState:
         """The steps that are left."""

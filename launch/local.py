@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..configs import load_config
 from ..training.worker import Job, job_environment
+from .folder import make_folder
 from .ports import free_port
 from .processes import run_processes
 from .summary import summary
@@ -26,10 +27,11 @@ def launch(source: str, overrides: Sequence[str], target: LocalTarget) -> int:
         by a signal, so try again.
 
     Raises:
-        ConfigError: The config cannot be used; no process was started.
+        ValueError: The config cannot be used; no process was started.
     """
     config = load_config(source, overrides, num_processes=target.num_processes, simulate=target.devices)
     logs = Path(config.run.dir) / "logs"
+    make_folder(logs)
     address = f"127.0.0.1:{free_port()}"
     _say(
         f"{target.num_processes} processes x {target.devices} simulated devices = "

@@ -9,6 +9,7 @@ from jax.experimental import multihost_utils
 from ..configs.schema import Config
 from ..configs.write import as_plain, resolved_yaml
 from ..mesh.processes import is_main_process
+from .folder import make_folder
 
 FIXED = ("model", "data", "optimizer.name", "run.seed", "train.global_batch", "precision.params")
 """What a run cannot change halfway: it would no longer be the run its checkpoints and losses are from."""
@@ -36,10 +37,14 @@ def adopt_folder(config: Config) -> Path:
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """Writes the whole config as config.yaml into an adopted folder, in one piece; only process 0 does."""
+    """Writes the whole config as config.yaml into an adopted folder, in one piece; only process 0 does.
+
+    Raises:
+        ValueError: The folder cannot be made.
+    """
     if not is_main_process():
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     partial = folder / "config.yaml.partial"
     partial.write_text(resolved_yaml(config), encoding="utf-8")
     partial.replace(folder / "config.yaml")

@@ -1,0 +1,49 @@
+"""A run that diverges stops with exit code 3, and what it leaves on disk is sound."""
+
+import numpy as np
+import pytest
+from runs import losses, state_arrays, write_config
+from spmdkit.launch.cli import main
+from spmdkit.training.exits import DIVERGED
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_config(
+        tmp_path, checkpoint={"every": 1}, optimizer={"learning_rate": 0.01}, train={"steps": 6, "global_batch": 16}
+    )
+
+
+SPOILING = ["optimizer.learning_rate=3e38", "optimizer.weight_decay=100"]  # beyond float32 in one update
+
+
+def newest(config) -> int | None:
+    folder = config.parent / "run" / "checkpoints"
+    return max((int(path.name) for path in folder.glob("[0-9]*")), default=None)
+
+
+def test_a_loss_that_is_not_finite(config, capsys):
+    assert main(["train", str(config), "optimizer.learning_rate=1e30"]) == DIVERGED
+    error = capsys.readouterr().err
+    assert error.startswith("error: Step 2: the loss is ")
+    assert "Lower optimizer.learning_rate" in error
+    assert "Traceback" not in error
+    assert list(losses(config.parent / "run")) == [1]
+    step = newest(config)
+    assert step == 1
+    assert all(np.isfinite(leaf).all() for leaf in state_arrays(config, step).values() if leaf.dtype.kind == "f")
+
+
+def test_parameters_that_are_not_finite_are_not_saved(config, capsys):
+    assert main(["train", str(config), *SPOILING]) == DIVERGED
+    assert "error: Step 1: the parameters are not finite after its update." in capsys.readouterr().err
+    assert newest(config) is None
+
+
+def test_a_run_that_diverged_goes_on_from_its_last_good_step(config, capsys):
+    assert main(["train", str(config), "train.steps=2"]) == 0
+    assert main(["train", str(config), *SPOILING]) == DIVERGED
+    assert newest(config) == 2
+    assert main(["train", str(config)]) == 0
+    assert "at step 2 of 6" in capsys.readouterr().out
+    assert list(losses(config.parent / "run")) == [1, 2, 3, 4, 5, 6]

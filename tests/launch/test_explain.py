@@ -1,0 +1,92 @@
+"""What `spmdkit explain` says is what hand arithmetic and the compiled step say; it trains nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import spmdkit, write_config
+from spmdkit.configs import load_config
+from spmdkit.configs.load import preset_names
+from spmdkit.launch.cli import main
+from spmdkit.launch.explain import explain
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+# fsdp 4, floor 256 bytes, float32:     64 x 32 / 4   32, whole   32 x 10 / 4   10, whole
+PARAMETER_BYTES = 4 * sum((64 * 32 // 4, 32, 32 * 10 // 4, 10))
+# 16 rows over 8 devices: 64 inputs, a target, a weight and an index, 4 bytes each
+BATCH_BYTES = 16 // 8 * 4 * (64 + 1 + 1 + 1)
+COUNTS = 2 * 4  # steps, counted by adam's moments and by the schedule
+
+
+@pytest.fixture
+def explained(tmp_path, capsys) -> dict:
+    assert main(["explain", str(write_config(tmp_path)), "--json"]) == 0
+    assert not (tmp_path / "run").exists()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_keys(explained):
+    assert list(explained) == [
+        "mesh",
+        "layouts",
+        "bytes_per_device",
+        "compiled_memory",
+        "collectives",
+        "predicted_collectives",
+        "as_predicted",
+    ]
+    assert {axis: size for axis, size in explained["mesh"].items() if size > 1} == {"data": 2, "fsdp": 4}
+
+
+def test_bytes_are_those_of_hand_arithmetic(explained):
+    assert explained["bytes_per_device"] == {
+        "parameters": PARAMETER_BYTES,
+        "optimizer": 2 * PARAMETER_BYTES + COUNTS,
+        "gradients": PARAMETER_BYTES,
+        "batch": BATCH_BYTES,
+    }
+    assert sum(row["bytes_per_device"] for row in explained["layouts"]) == PARAMETER_BYTES
+
+
+def test_compiled_memory_adds_up(explained):
+    memory = explained["compiled_memory"]
+    assert memory["total"] == memory["arguments"] + memory["outputs"] + memory["temporaries"] - memory["aliased"]
+    held = sum(explained["bytes_per_device"].values()) - explained["bytes_per_device"]["gradients"]
+    assert held <= memory["arguments"] <= held + 64  # and the number of the step, and the key
+    assert memory["aliased"] >= held - BATCH_BYTES  # the state is donated
+
+
+def test_collectives(explained):
+    assert explained["as_predicted"] is True
+    assert explained["collectives"] == explained["predicted_collectives"]
+    gathers = [line for line in explained["collectives"] if line["kind"] == "all-gather"]
+    assert [(line["axes"], line["count"]) for line in gathers] == [(["fsdp"], 2)]
+
+
+def test_as_tables(tmp_path, capsys):
+    assert main(["explain", str(write_config(tmp_path))]) == 0
+    text = capsys.readouterr().out
+    for part in ("data=2, fsdp=4: 8 device(s)", "layers/0/kernel  64x32", "parameters", "temporaries"):
+        assert part in text
+    assert "Collectives of the compiled step, exactly as predicted" in text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*preset_names(), "own_model"])
+def test_presets_are_as_predicted(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = EXAMPLES / "own_model.yaml" if name == "own_model" else name
+    explanation = explain(load_config(source))
+    assert explanation.predicted == explanation.found
+    assert explanation.found
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_one_object_on_stdout(tmp_path):
+    ended = spmdkit("explain", write_config(tmp_path), "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["as_predicted"] is True
+    assert not (tmp_path / "run").exists()

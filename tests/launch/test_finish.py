@@ -1,0 +1,63 @@
+"""The end of a run: verdict, sample and report."""
+
+import os
+from pathlib import Path
+
+import pytest
+from runs import metrics, write_config, write_language_config
+from spmdkit.launch.cli import main
+from spmdkit.launch.finish import _verdict, is_reported
+
+SHORT = {"train": {"steps": 2, "global_batch": 16}, "checkpoint": {"every": 0}}
+
+
+@pytest.mark.slow
+def test_a_language_model_is_judged_and_writes(tmp_path, capsys):
+    sample = {"length": 12, "prompt": "the mesh"}
+    assert main(["train", str(write_language_config(tmp_path, sample=sample, **SHORT))]) == 0
+    printed = capsys.readouterr().out
+    last = metrics(tmp_path / "run")[-1]
+    assert f"Evaluation loss {last['eval_loss']:.4f} after 2 steps." in printed
+    assert "of a bigram model fitted on the same training text." in printed
+    text = printed.partition("A sample of what it writes:\n\n")[2]
+    assert text.startswith("the mesh")
+    report = tmp_path / "run" / "report.html"
+    assert f"Wrote {report}" in printed
+    assert "the mesh" in report.read_text(encoding="utf-8")
+    assert "blocks/attention/query" in report.read_text(encoding="utf-8")
+
+
+def test_a_classifier_has_no_sample_and_no_bigrams(tmp_path, capsys):
+    assert main(["train", str(write_config(tmp_path, **SHORT, **{"sample": {"length": 12}}))]) == 0
+    printed = capsys.readouterr().out
+    assert "Evaluation loss" in printed
+    assert "sample" not in printed
+    assert "bigram" not in printed
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_without_an_evaluation_split(tmp_path, capsys):
+    data = {"source": "synthetic", "eval_fraction": 0}
+    assert main(["train", str(write_config(tmp_path, data=data, **SHORT))]) == 0
+    assert "Evaluation loss" not in capsys.readouterr().out
+    assert "eval_loss" not in metrics(tmp_path / "run")[-1]
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("bigram", "side"), [(2.0, "below"), (1.5, "NOT below"), (1.2, "NOT below")])
+def test_verdict(bigram, side):
+    summary = {"eval_loss": 1.5, "steps": 7, "bigram_loss": bigram}
+    assert list(_verdict(summary)) == [
+        "Evaluation loss 1.5000 after 7 steps.",
+        f"That is {side} the {bigram:.4f} of a bigram model fitted on the same training text.",
+    ]
+
+
+def test_a_report_older_than_the_checkpoint_is_of_an_earlier_part(tmp_path: Path):
+    checkpoint, report = tmp_path / "12", tmp_path / "report.html"
+    checkpoint.mkdir()
+    assert not is_reported(tmp_path, checkpoint)
+    report.write_text("")
+    assert is_reported(tmp_path, checkpoint)
+    os.utime(report, (1, 1))
+    assert not is_reported(tmp_path, checkpoint)

@@ -1,0 +1,104 @@
+"""Several processes train as one does; when one fails, all end at once, and the same command goes on."""
+
+import time
+from pathlib import Path
+
+import pytest
+from runs import losses, metrics, spmdkit, state_arrays, trained, write_config, write_language_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+BOUND = 60
+"""Seconds to the end of all processes, for a machine with much else to do; three suffice where it is idle."""
+
+FAULTY = """
+import os, signal
+from spmdkit.data import open_splits
+from spmdkit.data.config import DataConfig
+
+FAULT = os.environ.get("FAULT", "")
+
+class Faulty:
+    def __init__(self, source):
+        self.source, self.taken = source, 0
+    def __len__(self):
+        return len(self.source)
+    def __getitem__(self, index):
+        return self.source[index]
+    def take(self, indices):
+        self.taken += 1
+        if FAULT.endswith(os.environ.get("SPMDKIT_PROCESS_ID", "-")) and self.taken == 9:
+            if FAULT.startswith("kill"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError("the disk is gone")
+        return self.source.take(indices)
+
+def splits(config):
+    found = open_splits(DataConfig(source="synthetic"))
+    return found._replace(train=Faulty(found.train))
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """The config of a run in one process with 8 devices."""
+    config = write_language_config(tmp_path_factory.mktemp("alone"))
+    trained("train", config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory) -> Path:
+    """The config of the same run in 2 processes with 4 devices each."""
+    config = write_language_config(tmp_path_factory.mktemp("together"))
+    ended = trained("launch", config, "--on", "local:2x4")
+    printed = ended.stdout.splitlines()
+    assert printed
+    assert all(line.startswith(("[0] ", "[1] ")) for line in printed), ended.stdout
+    assert "2 processes x 4 simulated devices = 8 devices" in ended.stderr
+    for rank in range(2):
+        assert (config.parent / "run" / "logs" / f"rank-{rank}.log").is_file()
+    return config
+
+
+def test_losses_are_those_of_one_process(alone, together):
+    expected, found = metrics(alone.parent / "run"), metrics(together.parent / "run")
+    assert [record.keys() for record in found] == [record.keys() for record in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_parameters_are_those_of_one_process(alone, together):
+    expected, found = state_arrays(alone, 12), state_arrays(together, 12)
+    for path, leaf in expected.items():
+        assert found[path] == pytest.approx(leaf, rel=1e-3, abs=1e-4), path
+
+
+def faulty_config(folder: Path) -> Path:
+    (folder / "faulty.py").write_text(FAULTY)
+    return write_config(folder, data={"source": "faulty:splits"})
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> Path:
+    """The folder of a run in 2 processes that nothing happened to."""
+    config = faulty_config(tmp_path_factory.mktemp("sound"))
+    trained("launch", config, "--on", "local:2x4")
+    return config.parent / "run"
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "ending"), [("kill1", 75, "killed by SIGKILL"), ("raise0", 1, "exit code 1")]
+)
+def test_one_that_fails_ends_all_and_the_same_command_goes_on(fault, code, ending, sound, tmp_path):
+    command = ["launch", faulty_config(tmp_path), "--on", "local:2x4"]
+    start = time.monotonic()
+    ended = spmdkit(*command, FAULT=fault)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    assert time.monotonic() - start < BOUND
+    assert f"spmdkit launch: rank {fault[-1]} failed first: {ending}." in ended.stderr
+    if code == 1:
+        assert "the disk is gone" in ended.stderr
+    assert max(losses(tmp_path / "run"), default=0) < 12
+    trained(*command)
+    assert metrics(tmp_path / "run") == metrics(sound)

@@ -175,14 +175,16 @@ def transformer(config: TransformerConfig) -> BlockModel:
 
 
 def init(config: TransformerConfig, key: Array) -> dict[str, Params]:
-    """Draws the parameters; block n's do not depend on how many blocks there are."""
+    """Draws the parameters; block n's do not depend on how many blocks there are.
+
+    Embeddings have deviation 1, the scale that blocks work at; a table that logits are made with has D ** -0.5.
+    """
     D, V = config.width, config.vocabulary
-    params: dict[str, Params] = {
-        "embed": {"tokens": truncated_normal(key, "embed/tokens", (V, D), 0.02)},
-        "head": {"norm": jnp.ones((D,), jnp.float32)},
-    }
+    head_std = D**-0.5
+    tokens = truncated_normal(key, "embed/tokens", (V, D), head_std if config.tied else 1.0)
+    params: dict[str, Params] = {"embed": {"tokens": tokens}, "head": {"norm": jnp.ones((D,), jnp.float32)}}
     if not config.tied:
-        params["head"]["logits"] = truncated_normal(key, "head/logits", (D, V), 0.02)
+        params["head"]["logits"] = truncated_normal(key, "head/logits", (D, V), head_std)
     block_keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(config.layers))
     params["blocks"] = jax.vmap(functools.partial(_init_block, config))(block_keys)
     return params

@@ -259,17 +259,20 @@ def test_scales_of_first_parameters():
     config = TransformerConfig(vocabulary=512, length=8, layers=2, width=128, heads=4)
     params = first_params(config)
     stds = {
-        ("embed", "tokens"): 0.02,
+        ("embed", "tokens"): 1.0,
         ("blocks", "attention", "query"): 128**-0.5,
         ("blocks", "attention", "out"): (128 * 4) ** -0.5,
         ("blocks", "mlp", "down"): (384 * 4) ** -0.5,
-        ("head", "logits"): 0.02,
+        ("head", "logits"): 128**-0.5,
     }
     for path, std in stds.items():
         leaf = params
         for name in path:
             leaf = leaf[name]
         np.testing.assert_allclose(np.std(leaf), std, rtol=0.02)
+    np.testing.assert_allclose(
+        np.std(first_params(replace(config, tied=True))["embed"]["tokens"]), 128**-0.5, rtol=0.02
+    )
     assert (params["head"]["norm"] == 1).all()
     assert (params["blocks"]["mlp"]["norm"] == 1).all()
 

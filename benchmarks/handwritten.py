@@ -1,7 +1,7 @@
 """The step as an expert writes it by hand in plain JAX, for one transformer, in two ways.
 
 `jit_step`: `jit` with NamedSharding in and out, XLA partitions. `shard_map_step`: the collectives written out. Both
-use the model's own arithmetic (embed, block, head), the same scan, remat and optimizer, and carry the same state, as the
+use the model's own arithmetic (embed, block, head), the same scan, remat and optimizer, and carry the same state as the
 runtime's step; what is compared is how the step is distributed. Nothing here uses the runtime's parallel/.
 """
 
@@ -87,14 +87,14 @@ def _update(optimizer: Any, params: Any, opt_state: Any, gradients: Any) -> Any:
     return optax.apply_updates(params, updates), opt_state
 
 
-_MOVEMENT = frozenset(
-    "all_gather reshape transpose squeeze slice concatenate convert_element_type broadcast_in_dim pvary pcast "
-    "stop_gradient split".split()
+_MOVEMENT = (
+    *("all_gather", "reshape", "transpose", "squeeze", "slice", "concatenate", "convert_element_type"),
+    *("broadcast_in_dim", "pvary", "pcast", "stop_gradient", "split"),
 )
 
 
 def _drop_gathered(primitive: Any, *args: Any, **kwargs: Any) -> bool:
-    """Remat: keep results of arithmetic, not gathered weights or copies; the fastest and least memory of those tried."""
+    """Remat: keep results of arithmetic, not gathered weights or copies: the fastest and smallest of those tried."""
     return primitive.name not in _MOVEMENT
 
 

@@ -24,7 +24,7 @@ class Timeouts:
     """For all processes to join at the start."""
     heartbeat: int = 30
     """Without a sign of life from a process before it counts as dead."""
-    shutdown: int = 20
+    shutdown: int = 120
     """For all processes to finish once the first has."""
 
     def __post_init__(self) -> None:

@@ -1,0 +1,120 @@
+"""A pipeline schedule is a table: which action each stage runs at each tick.
+
+                tick  0    1    2    3    4    5    6    7
+    stage 0           F0   F1   .    .    B0   W0   B1   W1       F  forward of a microbatch
+    stage 1           .    F0   B0   W0   F1   B1   W1   .        B  backward to the input,  W  to the weights
+
+One table is all that the executor, the drawing, the memory and the time know of a schedule. It is checked here before
+anything is compiled, so a schedule that would wait for ever is an error with a stage and a tick in it, not a hang.
+
+The model is cut into S x V pieces, V to each of S stages; a piece's place in the model is its *position*, and its place
+on its stage its *chunk*. Positions go round the stages ("loop": v S + s) or down and up again ("v", V = 2: s, 2S-1-s).
+
+Every action is a tick of its own: forward, recomputing a forward (R), backward to the input, backward to the weights.
+All stages run one compiled program, whose every tick ends in a `ppermute` of all stages: a tick therefore lasts as long
+as its slowest action. Were a whole backward one action (twice a forward), each tick in which one stage runs a forward
+and another a backward would cost 2 for both; 1F1B mixes the two in all ticks but the first and the last, and would lose
+a third. Four actions of about one length lose nothing. `measure` counts such ticks as they are.
+
+Sources: Huang et al. 2019, "GPipe", section 2.3 (microbatches, bubbles, recomputing); Narayanan et al. 2021, "Efficient
+Large-Scale Language Model Training on GPU Clusters", section 2.2 (chunks); Qi et al. 2023, "Zero Bubble Pipeline
+Parallelism", section 2 (the two halves of backward); Qi et al. 2024, "Pipeline Parallelism with Controllable Memory",
+section 3 (the "v", lifetimes of activations).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+Placement = Literal["loop", "v"]
+PLACEMENTS: tuple[Placement, ...] = ("loop", "v")
+
+
+class Kind(IntEnum):
+    """What a stage does in a tick; the numbers are the branches of the executor's switch."""
+
+    IDLE = 0
+    FORWARD = 1
+    RECOMPUTE = 2
+    BACKWARD_INPUT = 3
+    BACKWARD_WEIGHT = 4
+
+
+LETTERS = {Kind.FORWARD: "F", Kind.RECOMPUTE: "R", Kind.BACKWARD_INPUT: "B", Kind.BACKWARD_WEIGHT: "W"}
+
+
+class Action(NamedTuple):
+    """One tick of one stage.
+
+    Attributes:
+        kind: What is computed; never IDLE, which is None in a schedule's rows.
+        microbatch: Of which microbatch, from 0.
+        chunk: Through which of the stage's V pieces of the model, from 0.
+    """
+
+    kind: Kind
+    microbatch: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        chunk = f".{self.chunk}" if self.chunk else ""
+        return f"{LETTERS.get(self.kind, self.kind)}{self.microbatch}{chunk}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A table of stages x ticks.
+
+    Attributes:
+        name: What it is called.
+        stages: S, the size of the mesh axis `pipe`.
+        microbatches: M, into which the rows of a batch are split.
+        chunks: V, pieces of the model on each stage.
+        placement: Where the pieces are: round the stages, or down and up again.
+        joint: Whether the two halves of backward are one to the outside: the stage before gets the gradient after the
+            second, as where autodiff makes both in one go.
+        rows: [stage][tick], None where the stage is idle; all of one length.
+    """
+
+    name: str
+    stages: int
+    microbatches: int
+    chunks: int = 1
+    placement: Placement = "loop"
+    joint: bool = False
+    rows: tuple[tuple[Action | None, ...], ...]
+
+    @property
+    def num_ticks(self) -> int:
+        """Ticks from the first action to the last."""
+        return max(map(len, self.rows), default=0)
+
+    @property
+    def num_positions(self) -> int:
+        """S x V, the pieces that the model is cut into."""
+        return self.stages * self.chunks
+
+    @property
+    def recompute(self) -> bool:
+        """Whether a forward is computed again for its backward, anywhere."""
+        return any(action.kind == Kind.RECOMPUTE for _, _, action in self.actions())
+
+    def position(self, stage: int, chunk: int) -> int:
+        """Returns the place in the model of a stage's chunk, from 0."""
+        if self.placement == "v" and chunk == 1:
+            return 2 * self.stages - 1 - stage
+        return chunk * self.stages + stage
+
+    def home(self, position: int) -> tuple[int, int]:
+        """Returns the stage and the chunk of a place in the model."""
+        chunk, stage = divmod(position, self.stages)
+        return (self.stages - 1 - stage if self.placement == "v" and chunk == 1 else stage), chunk
+
+    def actions(self) -> Iterator[tuple[int, int, Action]]:
+        """Yields (tick, stage, action), tick by tick."""
+        for tick in range(self.num_ticks):
+            for stage, row in enumerate(self.rows):
+                action = row[tick] if tick < len(row) else None
+                if action is not None:
+                    yield tick, stage, action

@@ -11,7 +11,8 @@ from ..data.batches import abstract_batch
 from ..data.splits import Splits, open_splits
 from ..mesh.simulate import simulate
 from ..models.catalog import load_model
-from ..parallel.lay_out import Layouts, abstract_parameters, lay_out
+from ..parallel.lay_out import abstract_parameters, lay_out
+from ..parallel.layouts import Layouts
 from ..parallel.model import BlockModel, Model
 from ..parallel.step import Step, build_step
 from ..training.optimizers import make_optimizer

@@ -92,7 +92,7 @@ def explain_built(built: Built) -> Explanation:
             "batch": sum(leaf.size * leaf.dtype.itemsize for leaf in built.batch.values()) // layouts.num_batch_shards,
         },
         compiled=compiled_memory(compiled),
-        predicted=step.cost(),
+        predicted=step.cost(built.batch),
         found=census(compiled.as_text() or "", mesh),
     )
 

@@ -8,8 +8,8 @@ from .census import census as census
 from .collectives import Collective as Collective
 from .data import DataParallelConfig as DataParallelConfig
 from .fsdp import FSDPConfig as FSDPConfig
-from .lay_out import Layouts as Layouts
 from .lay_out import lay_out as lay_out
+from .layouts import Layouts as Layouts
 from .model import BlockModel as BlockModel
 from .model import Model as Model
 from .precision import Precision as Precision

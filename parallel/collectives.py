@@ -5,7 +5,7 @@ units, so that the two can be compared for equality.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,6 +27,10 @@ class Collective:
     axes: tuple[str, ...]
     count: int
     bytes: int
+
+    def times(self, calls: int) -> "Collective":
+        """The same, run so many times."""
+        return replace(self, count=self.count * calls, bytes=self.bytes * calls)
 
     def __str__(self) -> str:
         return f"{self.kind} over {' x '.join(self.axes)}: {self.count} moving {self.bytes:,} bytes"

@@ -35,6 +35,7 @@ from ..layouts.table import LayoutRow, LayoutTable
 from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective, wire_bytes
 
+AXIS = "data"
 SCALARS = 2
 """The sum of the loss and its weight travel with the gradients."""
 
@@ -46,51 +47,62 @@ class DataParallelConfig:
     size: int = 1
     """Devices over which the rows of a batch are split, each group of them holding a whole copy of the state; -1 = the
     rest."""
+    zero: int = 0
+    """What is split over the axis all the same: 0 nothing, 1 the optimizer's state, 2 gradients too (see `zero.py`)."""
+    floor_bytes: int = 16384
+    """With `zero`, parameters of fewer bytes than this (in one block, on a device) are not split."""
+
+    def __post_init__(self) -> None:
+        if self.zero not in (0, 1, 2):
+            raise ValueError(
+                f"strategy.data.zero={self.zero!r} is not a stage: 0 splits nothing, 1 the optimizer's state, 2 gradients "
+                "too. Stage 3, parameters as well, is the strategy fsdp."
+            )
 
 
-def make_varying(params: Any, layouts: Any, batch_axes: tuple[str, ...]) -> Any:
+def make_varying(params: Any, layouts: Any, axes: tuple[str, ...]) -> Any:
     """Marks parameters as different on each device of the batch axes, so that their gradients stay local.
 
     Args:
         params: Per-device parameters inside `shard_map`.
         layouts: Their `TensorLayout`s, a pytree of the same structure.
-        batch_axes: Mesh axes over which rows are split.
+        axes: Mesh axes over which devices hold shares of the loss: those of the rows, and those inside the model.
     """
 
     def vary(leaf: Array, layout: TensorLayout) -> Array:
-        missing = axes_to_sum(layout, batch_axes)
+        missing = axes_to_sum(layout, axes)
         return lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(vary, params, layouts)
 
 
-def axes_to_sum(layout: TensorLayout, batch_axes: Sequence[str]) -> tuple[str, ...]:
-    """The batch axes over which a gradient of this layout is still a partial sum after backward."""
-    return tuple(axis for axis in batch_axes if axis not in layout.used_axes)
+def axes_to_sum(layout: TensorLayout, axes: Sequence[str]) -> tuple[str, ...]:
+    """The axes over which a gradient of this layout is still a partial sum after backward."""
+    return tuple(axis for axis in axes if axis not in layout.used_axes)
 
 
 def reduce_gradients(
-    gradients: Any, scalars: Sequence[Array], layouts: Any, batch_axes: tuple[str, ...], reduce_dtype: str
+    gradients: Any, scalars: Sequence[Array], layouts: Any, axes: tuple[str, ...], reduce_dtype: str
 ) -> tuple[Any, list[Array]]:
-    """Sums gradients and a few scalars over the batch axes: one `psum` per bucket.
+    """Sums gradients and a few scalars over the mesh: one `psum` per bucket.
 
     Args:
         gradients: Local gradients, laid out as their parameters; sharded ones already summed over their own axes.
         scalars: Local sums that go with them: of the loss, of the weights.
         layouts: The parameters' `TensorLayout`s, a pytree of the gradients' structure.
-        batch_axes: Mesh axes over which rows are split.
+        axes: Mesh axes over which devices hold shares of the loss: those of the rows, and those inside the model.
         reduce_dtype: The dtype of the sums of gradients.
 
     Returns:
         Gradients in their own dtype, and the scalars, summed over all devices.
     """
     leaves, treedef = jax.tree.flatten(gradients)
-    missing = [axes_to_sum(layout, batch_axes) for layout in treedef.flatten_up_to(layouts)]
+    missing = [axes_to_sum(layout, axes) for layout in treedef.flatten_up_to(layouts)]
     reduced, summed_scalars = list(leaves), list(scalars)
-    for bucket in _buckets(missing, batch_axes):
-        members = [index for index, axes in enumerate(missing) if axes == bucket]
+    for bucket in _buckets(missing, axes):
+        members = [index for index, lacking in enumerate(missing) if lacking == bucket]
         operands = [leaves[index].astype(reduce_dtype) for index in members]
-        passengers = scalars if bucket == batch_axes else ()
+        passengers = scalars if bucket == axes else ()
         summed = lax.psum([*operands, *passengers], bucket)
         for index, value in zip(members, summed, strict=False):
             reduced[index] = value.astype(leaves[index].dtype)
@@ -99,21 +111,21 @@ def reduce_gradients(
     return jax.tree.unflatten(treedef, reduced), summed_scalars
 
 
-def _buckets(missing: Sequence[tuple[str, ...]], batch_axes: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The sets of axes to sum over: all batch axes always (the loss needs them), then the others as they come."""
-    others = dict.fromkeys(axes for axes in missing if axes and axes != batch_axes)
-    return [batch_axes, *others] if batch_axes else []
+def _buckets(missing: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The sets of axes to sum over: all of them always (the loss needs that), then the others as they come."""
+    others = dict.fromkeys(lacking for lacking in missing if lacking and lacking != axes)
+    return [axes, *others] if axes else []
 
 
-def cost(table: LayoutTable, batch_axes: tuple[str, ...], reduce_dtype: str, *, platform: str) -> list[Collective]:
+def cost(table: LayoutTable, axes: tuple[str, ...], reduce_dtype: str, *, platform: str) -> list[Collective]:
     """The all-reduces of one step: one a bucket, with the bytes of its gradients (and of the loss and its weight)."""
     width = wire_bytes(reduce_dtype, platform)
-    missing = [axes_to_sum(row.layout, batch_axes) for row in table.rows]
+    missing = [axes_to_sum(row.layout, axes) for row in table.rows]
     lines = []
-    for bucket in _buckets(missing, batch_axes):
-        members = [row for row, axes in zip(table.rows, missing, strict=True) if axes == bucket]
-        complete = any(not axes for axes in missing)  # their share of the norm is one more scalar
-        scalars = (SCALARS + complete) * scalar_width(reduce_dtype) if bucket == batch_axes else 0
+    for bucket in _buckets(missing, axes):
+        members = [row for row, lacking in zip(table.rows, missing, strict=True) if lacking == bucket]
+        complete = any(not lacking for lacking in missing)  # their share of the norm is one more scalar
+        scalars = (SCALARS + complete) * scalar_width(reduce_dtype) if bucket == axes else 0
         lines.append(Collective("all-reduce", bucket, 1, scalars + width * sum(map(_shard_elements, members))))
     return lines
 

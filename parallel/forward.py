@@ -9,81 +9,93 @@ from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout
 from .fsdp import attach, gather
+from .layouts import Layouts
 from .model import Activations, Batch, BlockModel, Model, Params, fold_block
 from .precision import Precision
 from .remat import remat_block
+from .zero import gradient_carriers
 
 Kept: TypeAlias = Any
-"""Whole parameters that are gathered once a step."""
+"""Whole parameters in the compute dtype that are kept for a whole step."""
 
 
 class LocalLoss(NamedTuple):
-    """The loss over the rows of one device as a function of its shards, to run inside `shard_map`.
+    """The share of the loss of one device as a function of its shards, to run inside `shard_map`.
 
     Attributes:
         keep: `keep(params) -> kept`: gathers what stays whole for the whole step; once, before any microbatch.
-        loss: `loss(params, kept, batch, key) -> (sum, weight)`: differentiate with respect to `params` alone.
+        carriers: `carriers(params) -> shards`: what to differentiate with respect to, in the layout of the gradients.
+        loss: `loss(shards, kept, batch, key) -> (sum, weight)`, this device's share of both.
     """
 
     keep: Callable[[Params], Kept]
+    carriers: Callable[[Params], Params]
     loss: Callable[[Params, Kept, Batch, Array | None], tuple[Array, Array]]
 
 
-def local_loss(
-    model: Model | BlockModel, layouts: Any, batch_axes: tuple[str, ...], *, remat: str, precision: Precision
-) -> LocalLoss:
+def local_loss(model: Model | BlockModel, layouts: Layouts, *, remat: str, precision: Precision) -> LocalLoss:
     """Composes a model with the gathering of its parameters.
 
     Args:
-        model: The model; a `BlockModel`'s blocks are gathered one at a time, everything else once a step.
-        layouts: Its parameters' `TensorLayout`s, a pytree of their structure.
-        batch_axes: Mesh axes over which rows are split.
+        model: The model, split over the axes inside it; a `BlockModel`'s blocks are gathered one at a time, everything
+            else once a step.
+        layouts: Where its parameters and gradients live.
         remat: What blocks keep for backward, one of `REMAT_POLICIES`.
         precision: The compute and reduce dtypes.
     """
+    if isinstance(model, BlockModel):
+        return _block_loss(model, layouts, remat, precision)
+    stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
 
-    def gather_all(params: Params) -> Kept:
-        return gather(params, layouts, batch_axes, precision)
+    def keep(params: Params) -> Kept:
+        return gather(params, stored, axes, precision)
 
-    def whole_loss(params: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
-        assert isinstance(model, Model)
-        return _as_scalars(model.loss(attach(params, kept, layouts, batch_axes, precision), batch, key))
+    def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
+        return as_scalars(model.loss(attach(shards, kept, reduced, axes, precision), batch, key))
 
-    if isinstance(model, Model):
-        return LocalLoss(gather_all, whole_loss)
-    return _block_loss(model, layouts, batch_axes, remat, precision)
+    return LocalLoss(keep, _carriers(layouts), loss)
 
 
-def _block_loss(
-    model: BlockModel, layouts: Any, batch_axes: tuple[str, ...], remat: str, precision: Precision
-) -> LocalLoss:
-    outer_layouts = _without_blocks(layouts)
-    block_layouts = jax.tree.map(_without_block_dim, layouts["blocks"])
-    gathers = any(axis in batch_axes for layout in jax.tree.leaves(block_layouts) for axis in layout.used_axes)
-    makes_copies = gathers or precision.compute != precision.params
+def _carriers(layouts: Layouts) -> Callable[[Params], Params]:
+    if layouts.zero != 2:
+        return lambda params: params
+    return lambda params: gradient_carriers(params, layouts.table.layouts, layouts.update_table.layouts)
 
-    def block(x: Activations, shards: Params, key: Array | None) -> Activations:
-        whole = gather(shards, block_layouts, batch_axes, precision)
-        return model.block(attach(shards, whole, block_layouts, batch_axes, precision), x, key)
+
+def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Precision) -> LocalLoss:
+    stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
+    block_stored, block_reduced = (jax.tree.map(_without_block_dim, tree["blocks"]) for tree in (stored, reduced))
+    keeps_blocks = layouts.zero == 2 or layouts.fsdp.keep == "step"
+    gathers = any(axis in axes for layout in jax.tree.leaves(block_stored) for axis in layout.used_axes)
+    makes_copies = not keeps_blocks and (gathers or precision.compute != precision.params)
+
+    def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
+        whole = gather(shards, block_stored, axes, precision) if kept is None else kept
+        return model.block(attach(shards, whole, block_reduced, axes, precision), x, key)
 
     block = remat_block(block, remat, makes_copies=makes_copies, in_loop=model.scan_unroll < model.num_blocks)
 
     def keep(params: Params) -> Kept:
-        return gather(_without_blocks(params), outer_layouts, batch_axes, precision)
+        return gather(params if keeps_blocks else _without_blocks(params), _like(stored, keeps_blocks), axes, precision)
 
-    def loss(params: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
-        outer = attach(_without_blocks(params), kept, outer_layouts, batch_axes, precision)
+    def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
+        outer_shards, outer_kept = _without_blocks(shards), _without_blocks(kept)
+        outer = attach(outer_shards, outer_kept, _without_blocks(reduced), axes, precision)
 
-        def body(x: Activations, layer: tuple[Params, Array]) -> tuple[Activations, None]:
-            shards, index = layer
-            return block(x, shards, fold_block(key, index)), None
+        def body(x: Activations, layer: tuple[Params, Params | None, Array]) -> tuple[Activations, None]:
+            block_shards, block_kept, index = layer
+            return block(x, block_shards, block_kept, fold_block(key, index)), None
 
         x = model.embed({name: outer[name] for name in model.embed_reads}, batch, key)
-        layers = (params["blocks"], jnp.arange(model.num_blocks))
+        layers = (shards["blocks"], kept.get("blocks"), jnp.arange(model.num_blocks))
         x, _ = lax.scan(body, x, layers, unroll=model.scan_unroll)
-        return _as_scalars(model.head({name: outer[name] for name in model.head_reads}, x, batch, key))
+        return as_scalars(model.head({name: outer[name] for name in model.head_reads}, x, batch, key))
 
-    return LocalLoss(keep, loss)
+    return LocalLoss(keep, _carriers(layouts), loss)
+
+
+def _like(tree: dict[str, Any], with_blocks: bool) -> dict[str, Any]:
+    return tree if with_blocks else _without_blocks(tree)
 
 
 def _without_blocks(tree: dict[str, Any]) -> dict[str, Any]:
@@ -94,8 +106,12 @@ def _without_block_dim(layout: TensorLayout) -> TensorLayout:
     return TensorLayout(layout.axes[1:], layout.device_mesh)
 
 
-def _as_scalars(result: Any) -> tuple[Array, Array]:
-    """Checks that a loss is a pair of scalars and brings both to at least float32."""
+def as_scalars(result: Any) -> tuple[Array, Array]:
+    """Checks that a loss is a pair of scalars and brings both to at least float32.
+
+    Raises:
+        ValueError: It is something else.
+    """
     parts = jax.tree.leaves(result)
     if not isinstance(result, tuple) or len(parts) != 2 or any(jnp.ndim(part) for part in parts):
         given = [jnp.shape(part) for part in parts]

@@ -35,7 +35,7 @@ Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,7 @@ from ..layouts.tensor_layout import TensorLayout
 from ..mesh.device_mesh import DeviceMesh
 from .collectives import Collective, wire_bytes
 from .precision import Precision, cast_float
+from .split_dim import add_axis, split_further
 
 AXIS = "fsdp"
 
@@ -58,70 +59,82 @@ class FSDPConfig:
     """Devices that hold one copy of the state between them; rows of a batch are split over them too; -1 = the rest."""
     floor_bytes: int = 16384
     """Parameters of fewer bytes than this (in one block, where blocks are stacked) stay whole on every device."""
+    keep: Literal["block", "step"] = "block"
+    """How long gathered blocks are kept: while one runs (gathered again in backward), or all for the whole step."""
+    prefetch: int = 0
+    """Blocks gathered ahead of the one that runs, 0 or 1: 1 hides the gather, and holds one more block."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.keep not in ("block", "step"):
+            problems.append(f"strategy.fsdp.keep={self.keep!r} is neither block nor step.")
+        if self.prefetch not in (0, 1):
+            problems.append(f"strategy.fsdp.prefetch={self.prefetch!r}: a block gathers 0 or 1 blocks ahead.")
+        if self.keep == "step" and self.prefetch:
+            problems.append("strategy.fsdp.prefetch has no use with keep: step, which gathers before the first block.")
+        if problems:
+            raise ValueError("\n".join(problems))
 
 
 def layout(
-    config: FSDPConfig, mesh: DeviceMesh, leaf: ShapeDtypeStruct, *, stacked: bool, on_indivisible: str
+    config: FSDPConfig, leaf: ShapeDtypeStruct, base: TensorLayout, mesh: DeviceMesh, *, stacked: bool, indivisible: str
 ) -> tuple[TensorLayout, str]:
-    """Where one parameter lives: split along its first dim that N divides, or whole.
-
-    The first dim, not the largest: shards of the leading dim lie one after the other in memory, so gathering them needs
-    no transpose.
+    """Where one parameter lives: split along its first dim that N divides, or whole (see `split_further`).
 
     Args:
         config: The strategy's options.
-        mesh: The mesh; its axis `fsdp` has size N.
         leaf: The global shape and dtype of the parameter.
+        base: How other strategies split it already.
+        mesh: The mesh; its axis `fsdp` has size N.
         stacked: Whether dim 0 counts blocks; it is never split, and the floor applies to one block.
-        on_indivisible: `replicate` leaves a parameter over the floor whole where N divides none of its dims; otherwise
+        indivisible: `replicate` leaves a parameter over the floor as it is where N divides none of its dims; otherwise
             its first candidate dim is named, and resolving the layouts reports the arithmetic.
 
     Returns:
         The layout and the reason, as the layout table shows it.
     """
-    size = mesh.axis_size(AXIS)
     first = 1 if stacked else 0
-    whole = TensorLayout([None] * len(leaf.shape), mesh)
-    num_bytes = prod(leaf.shape[first:]) * leaf.dtype.itemsize
-    if size == 1 or len(leaf.shape) == first or num_bytes < config.floor_bytes:
-        return whole, f"fsdp: whole, under the floor of {config.floor_bytes:,} B"
-    divisible = [dim for dim in range(first, len(leaf.shape)) if leaf.shape[dim] % size == 0]
-    if not divisible and on_indivisible == "replicate":
-        return whole, f"fsdp: whole, {size} divides no dim"
-    dim = divisible[0] if divisible else first
-    return TensorLayout([AXIS if d == dim else None for d in range(len(leaf.shape))], mesh), f"fsdp: dim {dim}"
+    parts = prod(base.parts_of_dim(dim) for dim in range(first, len(leaf.shape)))
+    num_bytes = prod(leaf.shape[first:]) * leaf.dtype.itemsize // parts
+    if mesh.axis_size(AXIS) == 1 or len(leaf.shape) == first or num_bytes < config.floor_bytes:
+        return base, f"fsdp: whole, under the floor of {config.floor_bytes:,} B"
+    found = split_further(base, leaf.shape, mesh, AXIS, first=first)
+    if found is None and indivisible == "replicate":
+        return base, f"fsdp: whole, {mesh.axis_size(AXIS)} divides no dim"
+    split, dim = found or (add_axis(base, first, AXIS, mesh), first)
+    return split, f"fsdp: dim {dim}"
 
 
-def gather(params: Any, layouts: Any, batch_axes: tuple[str, ...], precision: Precision) -> Any:
+def gather(params: Any, layouts: Any, axes: tuple[str, ...], precision: Precision) -> Any:
     """Casts parameters to the compute dtype and makes the sharded ones whole. No gradient flows: see `attach`.
 
     Args:
-        params: Per-device parameters inside `shard_map`, varying over the batch axes.
+        params: Per-device parameters inside `shard_map`, varying over the mesh.
         layouts: Their `TensorLayout`s, a pytree of the same structure.
-        batch_axes: Mesh axes over which rows are split; a dim laid out over one of them is gathered.
+        axes: The mesh axes that are gathered over.
         precision: The compute dtype.
 
     Returns:
-        Whole parameters in the compute dtype, varying over the batch axes.
+        Whole parameters in the compute dtype, varying over the mesh.
     """
 
     def collect(shard: Array, layout: TensorLayout) -> Array:
         whole = cast_float(lax.stop_gradient(shard), precision.compute)
-        for dim, axes in _gathered_dims(layout, batch_axes):
-            whole = lax.all_gather(whole, axes, axis=dim, tiled=True)
+        for dim, names in _gathered_dims(layout, axes):
+            whole = lax.all_gather(whole, names, axis=dim, tiled=True)
         return whole
 
     return jax.tree.map(collect, params, layouts)
 
 
-def attach(params: Any, whole: Any, layouts: Any, batch_axes: tuple[str, ...], precision: Precision) -> Any:
+def attach(params: Any, whole: Any, layouts: Any, axes: tuple[str, ...], precision: Precision) -> Any:
     """Gives gathered parameters their gradient: what is computed with `whole` flows back to the shards of `params`.
 
     Args:
         params: Per-device parameters, as given to `gather`.
         whole: What `gather` made of them.
         layouts: The parameters' `TensorLayout`s.
-        batch_axes: Mesh axes over which rows are split.
+        axes: The mesh axes that are gathered over.
         precision: The dtype of the reduce-scatter, and the parameters' own.
 
     Returns:
@@ -130,7 +143,7 @@ def attach(params: Any, whole: Any, layouts: Any, batch_axes: tuple[str, ...], p
     """
 
     def connect(shard: Array, value: Array, layout: TensorLayout) -> Array:
-        dims = _gathered_dims(layout, batch_axes)
+        dims = _gathered_dims(layout, axes)
         return _attach(shard, value, dims, precision) if dims else cast_float(shard, precision.compute)
 
     return jax.tree.map(connect, params, whole, layouts)
@@ -139,14 +152,10 @@ def attach(params: Any, whole: Any, layouts: Any, batch_axes: tuple[str, ...], p
 _GatheredDims: TypeAlias = tuple[tuple[int, tuple[str, ...]], ...]
 
 
-def _gathered_dims(layout: TensorLayout, batch_axes: tuple[str, ...]) -> _GatheredDims:
-    """The dims of a parameter that are split over batch axes, each with those axes."""
-    dims = [(dim, _kept(layout.axes_of_dim(dim), batch_axes)) for dim in range(len(layout.axes))]
-    return tuple((dim, axes) for dim, axes in dims if axes)
-
-
-def _kept(axes: tuple[str, ...], batch_axes: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(axis for axis in axes if axis in batch_axes)
+def _gathered_dims(layout: TensorLayout, axes: tuple[str, ...]) -> _GatheredDims:
+    """The dims of a parameter that are split over axes to gather over, each with those of them."""
+    dims = [(dim, tuple(axis for axis in layout.axes_of_dim(dim) if axis in axes)) for dim in range(len(layout.axes))]
+    return tuple((dim, names) for dim, names in dims if names)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -169,48 +178,58 @@ _attach.defvjp(_attach_forward, _attach_backward)
 
 
 def cost(
-    table: LayoutTable,
-    batch_axes: tuple[str, ...],
+    stored: LayoutTable,
+    reduced: LayoutTable,
+    axes: tuple[str, ...],
     precision: Precision,
     *,
     num_blocks: int,
     microbatches: int,
+    keep_blocks: bool,
     platform: str,
 ) -> list[Collective]:
-    """The gathers and reduce-scatters of one step.
+    """The gathers and reduce-scatters of one step, one for each dim that is split over axes to gather over.
 
     Args:
-        table: The parameters' layouts.
-        batch_axes: Mesh axes over which rows are split.
+        stored: The parameters' layouts: what is gathered.
+        reduced: Those of the gradients that backward returns: what is scattered.
+        axes: The mesh axes that are gathered over.
         precision: The compute and reduce dtypes.
-        num_blocks: Blocks stacked under "blocks"; 0 for a model without blocks.
+        num_blocks: Blocks that a device runs, stacked under "blocks"; 0 for a model without blocks.
         microbatches: Gradient accumulation: blocks are gathered again for each, and every gradient scattered.
+        keep_blocks: Whether blocks are gathered once a step, all in one, and kept.
         platform: Where the step runs; it decides the bytes of 16-bit numbers, see `wire_bytes`.
 
     Returns:
-        Unmerged lines, two for each sharded parameter.
+        Unmerged lines.
     """
     lines = []
-    for row in table.rows:
-        axes = _kept(row.layout.used_axes, batch_axes)
-        if not axes:
-            continue
+    for row, gradient in zip(stored.rows, reduced.rows, strict=True):
         in_block = num_blocks > 0 and row.path.split("/")[0] == "blocks"
-        gathers = 2 * num_blocks * microbatches if in_block else 1
-        scatters = (num_blocks if in_block else 1) * microbatches
-        elements = prod(row.shape[1:] if in_block else row.shape) // _other_shards(row.layout, batch_axes)
-        gathered = elements * wire_bytes(_dtype(row.dtype, precision.compute), platform)
-        scattered = elements * wire_bytes(_dtype(row.dtype, precision.reduce), platform)
-        lines.append(Collective("all-gather", axes, gathers, gathers * gathered))
-        lines.append(Collective("reduce-scatter", axes, scatters, scatters * scattered))
+        each = num_blocks if in_block else 1
+        gathers, stack = (1, each) if keep_blocks or not in_block else (2 * num_blocks * microbatches, 1)
+        computed, summed = (
+            wire_bytes(_dtype(row.dtype, dtype), platform) for dtype in (precision.compute, precision.reduce)
+        )
+        for names, elements in _gathered_sizes(row.layout, row.shape, axes, first=int(in_block)):
+            lines.append(Collective("all-gather", names, gathers, gathers * stack * elements * computed))
+        for names, elements in _gathered_sizes(gradient.layout, row.shape, axes, first=int(in_block)):
+            scatters = each * microbatches
+            lines.append(Collective("reduce-scatter", names, scatters, scatters * elements * summed))
     return lines
 
 
-def _other_shards(layout: TensorLayout, batch_axes: tuple[str, ...]) -> int:
-    """Into how many pieces axes that are not gathered (left to XLA) cut the parameter."""
-    mesh = layout.device_mesh
-    assert mesh is not None
-    return prod(mesh.axis_size(axis) for axis in layout.used_axes if axis not in batch_axes)
+def _gathered_sizes(
+    layout: TensorLayout, shape: tuple[int, ...], axes: tuple[str, ...], *, first: int
+) -> list[tuple[tuple[str, ...], int]]:
+    """The axes of each gathered dim and the elements (of one block) after its gather: before its scatter."""
+    dims = _gathered_dims(layout, axes)
+    parts = {dim: layout.parts_of_dim(dim) for dim in range(first, len(shape))}
+    sizes = []
+    for dim, names in dims:
+        parts[dim] //= prod(layout.mesh.axis_size(name) for name in names)
+        sizes.append((names, prod(shape[first:]) // prod(parts.values())))
+    return sizes
 
 
 def _dtype(stored: Any, target: str) -> Any:

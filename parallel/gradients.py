@@ -16,7 +16,7 @@ from .model import Batch, Params
 
 
 def accumulate_gradients(
-    local: LocalLoss, params: Params, batch: Batch, key: Array | None, *, microbatches: int, batch_axes: tuple[str, ...]
+    local: LocalLoss, params: Params, batch: Batch, key: Array | None, *, microbatches: int, axes: tuple[str, ...]
 ) -> tuple[Params, tuple[Array, Array]]:
     """Sums the gradients of one device's rows over its microbatches.
 
@@ -25,20 +25,21 @@ def accumulate_gradients(
 
     Args:
         local: The local loss.
-        params: Per-device parameters, varying over the batch axes.
+        params: Per-device parameters, varying over the axes.
         batch: Per-device rows; their number is a multiple of `microbatches`.
         key: Randomness of this step, the same on all devices and in all microbatches.
         microbatches: How many pieces the rows are cut into, one after the other in memory.
-        batch_axes: Mesh axes over which rows are split.
+        axes: Mesh axes over which devices hold shares of the loss.
 
     Returns:
         Gradients in the parameters' dtype and layout, and the sums (loss, weight), all local to the device.
     """
     kept = local.keep(params)
+    params = local.carriers(params)
     differentiate = jax.value_and_grad(local.loss, has_aux=True)
     if microbatches == 1:
         (total, weight), gradients = differentiate(params, kept, batch, key)
-        return gradients, (_varying(total, batch_axes), _varying(weight, batch_axes))
+        return gradients, (_varying(total, axes), _varying(weight, axes))
 
     def body(sums: Any, microbatch: Batch) -> tuple[Any, None]:
         (total, weight), gradients = differentiate(params, kept, microbatch, key)
@@ -49,7 +50,7 @@ def accumulate_gradients(
     shapes = jax.eval_shape(lambda batch: local.loss(params, kept, batch, key), first)
     zeros = (
         jax.tree.map(jnp.zeros_like, params),
-        *(_varying(jnp.zeros(shape.shape, shape.dtype), batch_axes) for shape in shapes),
+        *(_varying(jnp.zeros(shape.shape, shape.dtype), axes) for shape in shapes),
     )
     (gradients, total, weight), _ = lax.scan(body, zeros, pieces)
     return gradients, (total, weight)
@@ -65,53 +66,53 @@ def _varying(scalar: Array, axes: tuple[str, ...]) -> Array:
     return lax.pcast(scalar, missing, to="varying") if missing else scalar
 
 
-def complete_squares(gradients: Params, layouts: Any, batch_axes: tuple[str, ...]) -> list[Array]:
+def complete_squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> list[Array]:
     """The local sum of squares of gradients that are complete, to travel with the loss; empty if none is."""
-    squares = _squares(gradients, layouts, batch_axes).get(batch_axes, []) if batch_axes else []
+    squares = _squares(gradients, layouts, axes).get(axes, []) if axes else []
     return [jnp.asarray(sum(squares))] if squares else []
 
 
-def global_norm(gradients: Params, layouts: Any, batch_axes: tuple[str, ...], complete: Sequence[Array]) -> Array:
+def global_norm(gradients: Params, layouts: Any, axes: tuple[str, ...], complete: Sequence[Array]) -> Array:
     """The Euclidean norm over all elements of all gradients, each element counted once.
 
-    Squares of a gradient split over batch axes are summed over just those axes; a gradient that every device holds
+    Squares of a gradient split over axes are summed over just those axes; a gradient that every device holds
     whole is not summed over any.
 
     Args:
         gradients: Per-device gradients, reduced, laid out as their parameters.
         layouts: The parameters' `TensorLayout`s.
-        batch_axes: Mesh axes over which rows are split.
-        complete: `complete_squares`, summed over the batch axes.
+        axes: Mesh axes over which devices hold shares of the loss.
+        complete: `complete_squares`, summed over the axes.
 
     Returns:
         A scalar of at least float32, the same on every device.
     """
     totals = list(complete)
-    for axes, squares in sorted(_squares(gradients, layouts, batch_axes).items()):
-        if not (axes == batch_axes and complete):
+    for split, squares in sorted(_squares(gradients, layouts, axes).items()):
+        if not (split == axes and complete):
             total = jnp.asarray(sum(squares))
-            totals.append(lax.psum(total, axes) if axes else total)
+            totals.append(lax.psum(total, split) if split else total)
     return jnp.sqrt(jnp.asarray(sum(totals)))
 
 
-def _squares(gradients: Params, layouts: Any, batch_axes: tuple[str, ...]) -> dict[tuple[str, ...], list[Array]]:
-    """Local sums of squares, by the batch axes that the gradient is split over."""
+def _squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> dict[tuple[str, ...], list[Array]]:
+    """Local sums of squares, by the axes that the gradient is split over."""
     leaves, treedef = jax.tree.flatten(gradients)
     groups: dict[tuple[str, ...], list[Array]] = {}
     for leaf, layout in zip(leaves, treedef.flatten_up_to(layouts), strict=True):
         wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-        groups.setdefault(_split_axes(layout, batch_axes), []).append(jnp.sum(wide * wide))
+        groups.setdefault(_split_axes(layout, axes), []).append(jnp.sum(wide * wide))
     return groups
 
 
-def norm_cost(layouts: Sequence[TensorLayout], batch_axes: tuple[str, ...], reduce_dtype: str) -> list[Collective]:
-    """One all-reduce of a scalar for each set of some, not all, batch axes that parameters are split over."""
-    splits = {_split_axes(layout, batch_axes) for layout in layouts} - {(), batch_axes}
-    return [Collective("all-reduce", axes, 1, scalar_width(reduce_dtype)) for axes in sorted(splits)]
+def norm_cost(layouts: Sequence[TensorLayout], axes: tuple[str, ...], reduce_dtype: str) -> list[Collective]:
+    """One all-reduce of a scalar for each set of some, not all, axes that parameters are split over."""
+    splits = {_split_axes(layout, axes) for layout in layouts} - {(), axes}
+    return [Collective("all-reduce", split, 1, scalar_width(reduce_dtype)) for split in sorted(splits)]
 
 
-def _split_axes(layout: TensorLayout, batch_axes: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(axis for axis in batch_axes if axis in layout.used_axes)
+def _split_axes(layout: TensorLayout, axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis in layout.used_axes)
 
 
 def clip_factor(norm: Array, clip_norm: float) -> Array:

@@ -1,84 +1,28 @@
 """From a strategy to the layout of every parameter: the first half of what a step is built from."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
-from jax import ShapeDtypeStruct
-from jax.sharding import NamedSharding, PartitionSpec
 
 from ..layouts.distribution import Distribution, ModelParallel
 from ..layouts.layout_map import LayoutMap, MatchMode
 from ..layouts.resolve import Indivisible, Unmatched, resolve
-from ..layouts.table import LayoutTable
-from ..layouts.tensor_layout import TensorLayout
 from ..mesh.axes import AXES, BATCH_AXES
 from ..mesh.device_mesh import DeviceMesh
-from . import fsdp
+from . import context, expert, fsdp
+from .data import DataParallelConfig
+from .default_layout import check_layouts, default_layout
+from .layouts import Layouts
 from .model import BlockModel, Model, Params
+from .parallel import Parallel
 from .precision import FLOAT32, Precision, cast_floats
 from .strategy import StrategyConfigs, read_strategy
+from .zero import update_table
 
 StrategyLike: TypeAlias = Mapping[str, Any] | DeviceMesh | Distribution
 """What a strategy may be given as: YAML's mapping, a mesh of the runtime's axes, or a distribution object."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layouts:
-    """Where everything lives: the layout table of the parameters, and the axes that rows of a batch are split over.
-
-    Attributes:
-        table: One row a parameter.
-        batch_axes: Mesh axes of size > 1 over which dim 0 of a batch is split. The step's `shard_map` is manual over
-            them; a parameter laid out over one of them is gathered before use. What rules lay out over other axes is
-            left to XLA.
-    """
-
-    table: LayoutTable
-    batch_axes: tuple[str, ...]
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The mesh of all layouts."""
-        return self.table.mesh
-
-    @property
-    def num_batch_shards(self) -> int:
-        """Into how many pieces the rows of a batch are split."""
-        total = 1
-        for axis in self.batch_axes:
-            total *= self.mesh.axis_size(axis)
-        return total
-
-    @property
-    def batch_spec(self) -> PartitionSpec:
-        """The spec of every array of a batch."""
-        return PartitionSpec(self.batch_axes) if self.batch_axes else PartitionSpec()
-
-    def batch_sharding(self, *, abstract: bool = False) -> NamedSharding:
-        """The sharding of every array of a batch; `abstract` needs no devices."""
-        return NamedSharding(self.mesh.abstract_mesh if abstract else self.mesh.backend_mesh, self.batch_spec)  # pyright: ignore[reportArgumentType]
-
-    def replicated(self, *, abstract: bool = False) -> NamedSharding:
-        """The sharding of a value that every device holds whole."""
-        return NamedSharding(self.mesh.abstract_mesh if abstract else self.mesh.backend_mesh, PartitionSpec())  # pyright: ignore[reportArgumentType]
-
-    def check_rows(self, global_batch: int, microbatches: int = 1) -> None:
-        """Checks that a batch can be split.
-
-        Raises:
-            ValueError: The number of rows is no multiple of shards times microbatches.
-        """
-        pieces = self.num_batch_shards * microbatches
-        if global_batch <= 0 or global_batch % pieces:
-            split = " x ".join(f"{axis} {self.mesh.axis_size(axis)}" for axis in self.batch_axes) or "1 device"
-            near = max(pieces, round(global_batch / pieces) * pieces)
-            raise ValueError(
-                f"A batch of {global_batch} rows cannot be split over {split} and accumulate {microbatches}: "
-                f"{global_batch} % {pieces} = {global_batch % pieces}. Set train.global_batch to a multiple of "
-                f"{pieces} ({near} is the nearest), or change strategy or train.accumulate."
-            )
 
 
 def abstract_parameters(model: Model | BlockModel, precision: Precision) -> Params:
@@ -121,49 +65,99 @@ def lay_out(
         ValueError: The strategy is not understood.
     """
     params = abstract_parameters(model, precision)
-    mesh, batch_axes, default, own_rules = _understand(model, strategy, indivisible, devices)
-    if rules is not None and own_rules is not None:
+    meaning = _understand(model, strategy, devices)
+    mesh = meaning.mesh
+    if rules is not None and meaning.rules is not None:
         raise ValueError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")
-    layout_map = own_rules if rules is None else _as_layout_map(rules, mesh, match)
-    used = tuple(axis for axis in mesh.axis_names if mesh.axis_size(axis) > 1)
-    required = tuple(axis for axis in used if axis not in batch_axes or axis == fsdp.AXIS)
+    layout_map = meaning.rules if rules is None else _as_layout_map(rules, mesh, match)
     table = resolve(
         params,
         mesh,
         rules=layout_map,
-        default=default,
+        default=None
+        if meaning.rules is not None
+        else default_layout(meaning.model, mesh, meaning.configs, indivisible),
         unmatched=unmatched,
         unmatched_floor_bytes=unmatched_floor_bytes,
         indivisible=indivisible,
-        required_axes=required,
+        required_axes=meaning.required_axes,
     )
-    layouts = Layouts(table=table, batch_axes=batch_axes)
-    if isinstance(model, BlockModel):
-        _check_block_dims(layouts)
+    stacked = isinstance(model, BlockModel)
+    layouts = Layouts(
+        table=table,
+        update_table=update_table(meaning.configs.get("data", DataParallelConfig()), table, stacked=stacked),
+        batch_axes=meaning.batch_axes,
+        manual_axes=meaning.manual_axes,
+        parallel=meaning.parallel,
+        configs=meaning.configs,
+    )
+    check_layouts(meaning.model, layouts)
     return layouts
 
 
-_Default: TypeAlias = Callable[[str, ShapeDtypeStruct], tuple[TensorLayout, str]]
+class _Meaning(NamedTuple):
+    """What a strategy stands for, for one model.
+
+    Attributes:
+        model: the model, its work split where it can split it.
+        mesh: the mesh.
+        batch_axes: axes of size > 1 over which rows are split.
+        manual_axes: axes of size > 1 that the step is manual over.
+        parallel: what the model is told of the mesh.
+        configs: options of the strategies, sizes worked out.
+        rules: rules that the strategy brings along.
+    """
+
+    model: Model | BlockModel
+    mesh: DeviceMesh
+    batch_axes: tuple[str, ...]
+    manual_axes: tuple[str, ...]
+    parallel: Parallel
+    configs: StrategyConfigs
+    rules: LayoutMap | None = None
+
+    @property
+    def required_axes(self) -> tuple[str, ...]:
+        """Axes that do nothing unless some parameter is laid out over them."""
+        used = [axis for axis in self.mesh.axis_names if self.mesh.axis_size(axis) > 1]
+        free = {context.AXIS, *(axis for axis in self.batch_axes if axis not in (fsdp.AXIS, expert.AXIS))}
+        return tuple(axis for axis in used if axis not in free)
 
 
-def _understand(
-    model: Model | BlockModel, strategy: StrategyLike, indivisible: str, devices: Sequence[str] | None
-) -> tuple[DeviceMesh, tuple[str, ...], _Default | None, LayoutMap | None]:
-    """The mesh, the batch axes, the layout of what no rule matches, and rules the strategy brings along."""
+def _understand(model: Model | BlockModel, strategy: StrategyLike, devices: Sequence[str] | None) -> _Meaning:
     if isinstance(strategy, Distribution):
-        mesh = strategy.device_mesh
-        name = strategy.batch_dim_name
+        mesh, name = strategy.device_mesh, strategy.batch_dim_name
         batch_axes = (name,) if name is not None and mesh.axis_size(name) > 1 else ()
-        if isinstance(strategy, ModelParallel):
-            return mesh, batch_axes, None, strategy.layout_map
-        return mesh, batch_axes, _whole(mesh, "data: whole"), None
+        rules = strategy.layout_map if isinstance(strategy, ModelParallel) else None
+        return _Meaning(model, mesh, batch_axes, batch_axes, Parallel(), {}, rules)
     if isinstance(strategy, DeviceMesh):
         mesh, configs = strategy, read_strategy(_sizes(strategy))
     else:
         configs = read_strategy(strategy)
         mesh = DeviceMesh.of(devices, **{name: config.size for name, config in configs.items()})
-    batch_axes = tuple(axis for axis in mesh.axis_names if axis in BATCH_AXES and mesh.axis_size(axis) > 1)
-    return mesh, batch_axes, _default_layout(model, mesh, configs, indivisible), None
+        configs = {name: replace(config, size=mesh.axis_size(name)) for name, config in configs.items()}
+    parallel = _inside_model(model, configs)
+    if isinstance(model, BlockModel) and model.parallelize is not None and parallel.splits_anything:
+        model = model.parallelize(parallel)
+    inside = [name for name in ("expert", "context", "tensor") if getattr(parallel, name).size > 1]
+    rows = (*BATCH_AXES, expert.AXIS) if expert.AXIS in inside else BATCH_AXES
+    sizes = {axis: mesh.axis_size(axis) for axis in mesh.axis_names if mesh.axis_size(axis) > 1}
+    batch_axes = tuple(axis for axis in sizes if axis in rows)
+    manual_axes = tuple(axis for axis in sizes if axis in (*rows, *inside))
+    return _Meaning(model, mesh, batch_axes, manual_axes, parallel, configs)
+
+
+def _inside_model(model: Model | BlockModel, configs: StrategyConfigs) -> Parallel:
+    """The axes that the model splits its own work over; one that cannot leaves them to XLA."""
+    given = {name: configs[name] for name in ("tensor", "context", "expert") if name in configs}
+    if isinstance(model, BlockModel) and model.parallelize is not None:
+        return Parallel(**{name: config for name, config in given.items() if getattr(config, "explicit", True)})
+    if "context" in given and given["context"].size > 1:
+        raise ValueError(
+            f"strategy.context={given['context'].size}: model {model.name!r} cannot split the positions of a row. Use a "
+            "model with `parallelize`, such as the transformer, or give these devices to strategy.data or strategy.fsdp."
+        )
+    return Parallel()
 
 
 def _sizes(mesh: DeviceMesh) -> dict[str, int]:
@@ -177,24 +171,6 @@ def _sizes(mesh: DeviceMesh) -> dict[str, int]:
     return {name: mesh.axis_size(name) for name in mesh.axis_names if mesh.axis_size(name) > 1}
 
 
-def _default_layout(
-    model: Model | BlockModel, mesh: DeviceMesh, configs: StrategyConfigs, indivisible: str
-) -> _Default:
-    config = configs.get(fsdp.AXIS)
-    if not isinstance(config, fsdp.FSDPConfig) or mesh.axis_size(fsdp.AXIS) == 1:
-        return _whole(mesh, "data: whole")
-
-    def shard(path: str, leaf: ShapeDtypeStruct) -> tuple[TensorLayout, str]:
-        stacked = isinstance(model, BlockModel) and path.split("/")[0] == "blocks"
-        return fsdp.layout(config, mesh, leaf, stacked=stacked, on_indivisible=indivisible)
-
-    return shard
-
-
-def _whole(mesh: DeviceMesh, reason: str) -> _Default:
-    return lambda path, leaf: (TensorLayout([None] * len(leaf.shape), mesh), reason)
-
-
 def _as_layout_map(rules: LayoutMap | Mapping[str, Sequence[Any]], mesh: DeviceMesh, match: str) -> LayoutMap:
     if isinstance(rules, LayoutMap):
         return rules
@@ -202,17 +178,3 @@ def _as_layout_map(rules: LayoutMap | Mapping[str, Sequence[Any]], mesh: DeviceM
     for pattern, axes in rules.items():
         layout_map[pattern] = tuple(tuple(entry) if isinstance(entry, list) else entry for entry in axes)
     return layout_map
-
-
-def _check_block_dims(layouts: Layouts) -> None:
-    """A loop over blocks cannot run over a dim that is split over devices."""
-    wrong = [
-        f"{row.path} {row.layout}"
-        for row in layouts.table.rows
-        if row.path.split("/")[0] == "blocks" and set(row.layout.axes_of_dim(0)) & set(layouts.batch_axes)
-    ]
-    if wrong:
-        raise ValueError(
-            f"Dim 0 of the leaves under blocks counts the blocks and cannot be split over {layouts.batch_axes}: "
-            f"{', '.join(wrong)}. Start these rules in `layouts.rules` with null for dim 0."
-        )

@@ -4,15 +4,21 @@ Any `init` / `loss` pair trains (`Model`). A model written as embed / block / he
 runtime work one block at a time: gather a block's parameters just before its use, recompute it in backward, and
 place blocks on pipeline stages. The functions hold no collectives and know nothing of a mesh: they see whole
 parameters, already cast to the compute dtype, and the rows of the batch that live on one device.
+
+A `BlockModel` with `parallelize` can also split its own work over the axes tensor, context and expert: its functions
+then see their part of the parameters that `rules` split, run inside `shard_map`, and hold collectives. The rule they
+keep: every device returns its own share of (sum, weight), and the shares of all devices add up to the whole.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from .parallel import Parallel, Traffic
 
 Params: TypeAlias = Any
 """A pytree of arrays."""
@@ -61,6 +67,12 @@ class BlockModel:
         predict: as in `Model`.
         name: what reports call it.
         flops_per_row: as in `Model`.
+        parallelize: `parallelize(parallel) -> model`: the same model, its work split as told; raises ValueError with all
+            that cannot be split. None: the model knows of no mesh, and axes inside it are left to XLA.
+        rules: of a model that was split: regex of a parameter's path -> mesh axis (or None) of each of its dims.
+        traffic: of a model that was split: `traffic(part, shapes, dtype) -> Traffic` for the parts "embed", "block"
+            and "head", given the per-device shapes of the batch and the compute dtype, with bytes as on the wire of
+            an accelerator or, by the fourth argument, of that platform.
     """
 
     init: Callable[[Array], dict[str, Params]]
@@ -74,6 +86,9 @@ class BlockModel:
     predict: Callable[[Params, Batch], Array] | None = None
     name: str = "block model"
     flops_per_row: float | None = None
+    parallelize: Callable[[Parallel], "BlockModel"] | None = None
+    rules: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    traffic: Callable[[str, Mapping[str, jax.ShapeDtypeStruct], str, str], Traffic] | None = None
 
     def loss(self, params: dict[str, Params], batch: Batch, key: Array | None) -> tuple[Array, Array]:
         """The whole loss on one device, with nothing gathered or recomputed: the oracle of every strategy."""

@@ -1,38 +1,37 @@
-"""Running a per-device function over the batch axes of a mesh, with JAX's checks of what varies over them."""
+"""Running a per-device function over the manual axes of a mesh, with JAX's checks of what varies over them."""
 
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
 
-from .lay_out import Layouts
+from .layouts import Layouts
 
 
 class UncheckedStep(UserWarning):
     """A step was compiled with `check_vma=False`, because of a loop in the model."""
 
 
-def over_batch_axes(
+def over_manual_axes(
     local: Callable[..., Any], layouts: Layouts, in_specs: Any, out_specs: Any, *, abstract: bool
 ) -> Callable[..., Any]:
-    """`shard_map` over the batch axes; other axes of the mesh stay with XLA, and without batch axes nothing is mapped.
+    """`shard_map` over the manual axes; other axes of the mesh stay with XLA, and without manual axes nothing is mapped.
 
     Args:
         local: What each device runs on its own shards.
-        layouts: The mesh and its batch axes.
-        in_specs: Specs of the arguments, naming batch axes alone.
+        layouts: The mesh and its manual axes.
+        in_specs: Specs of the arguments, naming manual axes alone.
         out_specs: Specs of the results, likewise.
         abstract: Map over a mesh without devices, for lowering only.
 
     Returns:
         A function of global arrays.
     """
-    if not layouts.batch_axes:
+    if not layouts.manual_axes:
         return local
     mesh = layouts.mesh.abstract_mesh if abstract else layouts.mesh.backend_mesh
-    axes = set(layouts.batch_axes)
+    axes = set(layouts.manual_axes)
     checked, unchecked = (
         jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=check_vma)
         for check_vma in (True, False)
@@ -64,13 +63,3 @@ def _with_fallback(checked: Callable[..., Any], unchecked: Callable[..., Any]) -
         return unchecked(*arguments)
 
     return call
-
-
-def manual_specs(layouts: Layouts) -> Any:
-    """The parameters' specs with only the batch axes in them: what `shard_map` is manual over."""
-
-    def manual(layout: Any) -> PartitionSpec:
-        kept = [tuple(a for a in layout.axes_of_dim(dim) if a in layouts.batch_axes) for dim in range(len(layout.axes))]
-        return PartitionSpec(*(axes or None for axes in kept))
-
-    return jax.tree.map(manual, layouts.table.layouts)

@@ -8,7 +8,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from ..layouts.table import LayoutTable
-from .lay_out import Layouts
+from .layouts import Layouts
 from .model import Params
 
 

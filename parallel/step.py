@@ -1,11 +1,8 @@
 """The step: one compiled, donated program (state, batch) -> (state, metrics) that strategies compose into.
 
-    shard_map over the batch axes, check_vma=True         every line here is per device
-        params    = make_varying(params)                  gradients stay local until we reduce them
-        gradients = accumulate_gradients(local loss)      FSDP's gathers and reduce-scatters happen inside
-        gradients = reduce_gradients(gradients)           data parallel's all-reduce
-        gradients = gradients * (clip_factor / weight)    the one division by the weight of the global batch
-    under the same jit, on global arrays in the same layouts
+    shard_map over the manual axes, check_vma=True        every line of it is per device: see `local_step.py`
+        gradients = LocalStep.gradients(params, batch)    all collectives of all strategies
+    under the same jit, on global arrays in their layouts
         params    = optimizer.update(gradients)           elementwise optimizers move nothing; XLA adds what others need
 
 The optimizer runs outside `shard_map` on purpose: an optax transformation sees whole (sharded) arrays there, so one
@@ -25,16 +22,14 @@ from jax.sharding import PartitionSpec
 
 from ..layouts.optimizer_state import resolve_optimizer_state
 from ..layouts.table import LayoutTable
-from . import data, fsdp
 from .collectives import Collective, merge
-from .data import make_varying, reduce_gradients
-from .forward import local_loss
-from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm, norm_cost
-from .lay_out import Layouts, abstract_parameters
+from .lay_out import abstract_parameters
+from .layouts import Layouts
+from .local_step import LocalStep
 from .model import Batch, BlockModel, Model, Params
 from .precision import FLOAT32, Precision, cast_floats
 from .recompilation import RecompilationWatch
-from .sharded import manual_specs, over_batch_axes
+from .sharded import over_manual_axes
 from .state import StepMetrics, TrainState, abstract_state
 
 
@@ -56,9 +51,10 @@ class Step:
         self.optimizer = optimizer
         self.layouts = layouts
         self.accumulate = accumulate
-        self.clip_norm = clip_norm
         self.precision = precision
-        self._loss = local_loss(model, layouts.table.layouts, layouts.batch_axes, remat=remat, precision=precision)
+        self._local = LocalStep(
+            model, layouts, accumulate=accumulate, clip_norm=clip_norm, remat=remat, precision=precision
+        )
         self._watch = RecompilationWatch("the training step")
         self._compiled: jax.stages.Compiled | None = None
 
@@ -112,7 +108,7 @@ class Step:
         return self._evaluate(params, batch)
 
     def gradients(self, state: TrainState, batch: Batch) -> tuple[Params, StepMetrics]:
-        """The gradients that the next step would use (averaged and clipped), laid out as the parameters.
+        """The gradients that the next step would use (averaged and clipped), laid out as the update.
 
         Args:
             state: The state; it is not consumed.
@@ -150,7 +146,7 @@ class Step:
     @cached_property
     def optimizer_table(self) -> LayoutTable:
         """The layout of every array of the optimizer's state."""
-        return resolve_optimizer_state(self._opt_state, self.layouts.table)
+        return resolve_optimizer_state(self._opt_state, self.layouts.update_table)
 
     @cached_property
     def _params(self) -> Params:
@@ -160,21 +156,17 @@ class Step:
     def _opt_state(self) -> Any:
         return jax.eval_shape(self.optimizer.init, self._params)
 
-    def cost(self, platform: str | None = None) -> tuple[Collective, ...]:
-        """The collectives of one step that the strategies predict from the layouts alone, over the batch axes.
+    def cost(
+        self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct] | None = None, platform: str | None = None
+    ) -> tuple[Collective, ...]:
+        """The collectives of one step over the manual axes, as the strategies predict them from the layouts alone.
 
         Args:
+            abstract_batch: Global shapes and dtypes of a batch; needed where the model splits its own work.
             platform: Where the step runs ("cpu", "cuda", ...); by default that of the mesh's devices.
         """
-        table, axes, precision = self.layouts.table, self.layouts.batch_axes, self.precision
         platform = platform or str(self.layouts.mesh.devices.flat[0]).split(":")[0]
-        num_blocks = self.model.num_blocks if isinstance(self.model, BlockModel) else 0
-        gathers = fsdp.cost(
-            table, axes, precision, num_blocks=num_blocks, microbatches=self.accumulate, platform=platform
-        )
-        reductions = data.cost(table, axes, precision.reduce, platform=platform)
-        norms = norm_cost([row.layout for row in table.rows], axes, precision.reduce)
-        return merge([*gathers, *reductions, *norms])
+        return merge(self._local.cost(dict(abstract_batch) if abstract_batch else None, platform))
 
     # The program, from the outside in.
 
@@ -184,44 +176,23 @@ class Step:
 
     def _step(self, gradients: Callable[..., Any], state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         grads, metrics = gradients(state.params, batch, state.key, state.step)
-        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params = self._as_updated(state.params)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, params)
+        params = optax.apply_updates(params, updates)
         return TrainState(state.step + 1, params, opt_state, state.key), metrics
 
-    def _local_gradients(
-        self, params: Params, batch: Batch, key_data: Array, step: Array
-    ) -> tuple[Params, StepMetrics]:
-        """Per device: from its shards and its rows to the reduced, averaged and clipped gradients of its shards."""
-        layouts, axes = self.layouts.table.layouts, self.layouts.batch_axes
-        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-        varying = make_varying(params, layouts, axes)
-        gradients, sums = accumulate_gradients(
-            self._loss, varying, batch, key, microbatches=self.accumulate, batch_axes=axes
-        )
-        squares = complete_squares(gradients, layouts, axes)
-        gradients, (total, weight, *squares) = reduce_gradients(
-            gradients, [*sums, *squares], layouts, axes, self.precision.reduce
-        )
-        divisor = jnp.where(weight == 0, 1, weight)
-        norm = global_norm(gradients, layouts, axes, squares) / divisor
-        scale = clip_factor(norm, self.clip_norm) / divisor
-        gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
-        return gradients, StepMetrics(total / divisor, norm, weight)
-
-    def _local_sums(self, params: Params, batch: Batch) -> tuple[Array, Array]:
-        """Per device: the sums over the global batch, for evaluation."""
-        layouts, axes = self.layouts.table.layouts, self.layouts.batch_axes
-        varying = make_varying(params, layouts, axes)
-        sums = self._loss.loss(varying, self._loss.keep(varying), batch, None)
-        total, weight = reduce_gradients((), sums, (), axes, self.precision.reduce)[1]
-        return total, weight
+    def _as_updated(self, params: Params) -> Params:
+        """The parts of the parameters that this device updates; the copies of the others are not needed."""
+        if not self.layouts.zero:
+            return params
+        return jax.lax.with_sharding_constraint(params, self.layouts.update_table.shardings())
 
     def _sharded_gradients(self, abstract: bool) -> Callable[..., Any]:
-        batch, whole = self.layouts.batch_spec, PartitionSpec()
-        specs = manual_specs(self.layouts)
+        layouts, batch, whole = self.layouts, self.layouts.batch_spec, PartitionSpec()
+        in_specs = (layouts.manual_specs(layouts.table), batch, whole, whole)
         metrics: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
-        in_specs = (specs, batch, whole, whole)
-        return over_batch_axes(self._local_gradients, self.layouts, in_specs, (specs, metrics), abstract=abstract)
+        out_specs = (layouts.manual_specs(layouts.update_table), metrics)
+        return over_manual_axes(self._local.gradients, layouts, in_specs, out_specs, abstract=abstract)
 
     def _jit_step(self, *, abstract: bool) -> Any:
         gradients = self._sharded_gradients(abstract)
@@ -248,15 +219,15 @@ class Step:
         return jax.jit(
             self._sharded_gradients(abstract=False),
             in_shardings=(table.shardings(), self.layouts.batch_sharding(), replicated, replicated),
-            out_shardings=(table.shardings(), replicated),
+            out_shardings=(self.layouts.update_table.shardings(), replicated),
         )
 
     @cached_property
     def _evaluate(self) -> Any:
-        batch, whole = self.layouts.batch_spec, PartitionSpec()
-        in_specs = (manual_specs(self.layouts), batch)
-        sums = over_batch_axes(self._local_sums, self.layouts, in_specs, (whole, whole), abstract=False)
-        shardings: Any = (self.layouts.table.shardings(), self.layouts.batch_sharding())
+        layouts, whole = self.layouts, PartitionSpec()
+        in_specs = (layouts.manual_specs(layouts.table), layouts.batch_spec)
+        sums = over_manual_axes(self._local.sums, layouts, in_specs, (whole, whole), abstract=False)
+        shardings: Any = (layouts.table.shardings(), layouts.batch_sharding())
         return jax.jit(sums, in_shardings=shardings)
 
 

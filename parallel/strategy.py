@@ -5,10 +5,19 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
+from .context import ContextConfig
 from .data import DataParallelConfig
+from .expert import ExpertConfig
 from .fsdp import FSDPConfig
+from .tensor import TensorConfig
 
-STRATEGIES: dict[str, type] = {"data": DataParallelConfig, "fsdp": FSDPConfig}
+STRATEGIES: dict[str, type] = {
+    "data": DataParallelConfig,
+    "fsdp": FSDPConfig,
+    "expert": ExpertConfig,
+    "context": ContextConfig,
+    "tensor": TensorConfig,
+}
 """Each strategy's options by its name, which is also the name of its mesh axis."""
 
 StrategyConfigs: TypeAlias = dict[str, Any]

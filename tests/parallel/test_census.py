@@ -94,7 +94,7 @@ def test_bfloat16_gathers_travel_as_float32_on_cpu():
         lay_out(toy.BLOCK_MODEL, {"fsdp": fsdp(8)}),
         precision=Precision(compute="bfloat16"),
     )
-    assert step.cost("cuda")[0].bytes == (2 * 3 * BLOCK_BYTES + OUTER_BYTES) // 2
+    assert step.cost(platform="cuda")[0].bytes == (2 * 3 * BLOCK_BYTES + OUTER_BYTES) // 2
 
 
 HEADER = (

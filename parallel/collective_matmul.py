@@ -1,0 +1,86 @@
+"""Products of matrices that hide the gather before them, or the scatter after them, in a bidirectional ring.
+
+A device starts with the part it holds and multiplies it while its neighbours' parts are on their way, one from each
+side; after T // 2 steps it has met all T. Each step's permutes run while the step's products do. The bytes are those of
+the collective that is replaced; both directions of the links carry half of them.
+
+Source: Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
+Models", section 5.
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+def ring_gather_products(x_BlD: Array, weights_Df: Sequence[Array], axis: str, size: int) -> list[Array]:
+    """The products of all devices' positions with this device's columns.
+
+    Args:
+        x_BlD: (B, l, D), per-device positions.
+        weights_Df: Matrices (D, f), per-device columns.
+        axis: The mesh axis of the ring.
+        size: T, its size.
+
+    Returns:
+        One (B, T * l, f) for each matrix, positions in the order of the axis.
+    """
+    index, length = lax.axis_index(axis), x_BlD.shape[1]
+    outputs = [jnp.zeros((x_BlD.shape[0], size * length, w.shape[1]), x_BlD.dtype) for w in weights_Df]
+
+    def place(outputs: list[Array], part_BlD: Array, owner: Array) -> list[Array]:
+        starts = owner % size * length
+        return [
+            lax.dynamic_update_slice_in_dim(output, part_BlD @ weight, starts, axis=1)
+            for output, weight in zip(outputs, weights_Df, strict=True)
+        ]
+
+    upward = downward = x_BlD
+    outputs = place(outputs, x_BlD, index)
+    for step in range(1, size // 2 + 1):
+        upward = lax.ppermute(upward, axis, _shift(size, 1))
+        outputs = place(outputs, upward, index - step)
+        if 2 * step < size:
+            downward = lax.ppermute(downward, axis, _shift(size, -1))
+            outputs = place(outputs, downward, index + step)
+    return outputs
+
+
+def ring_product_scatter(h_BLf: Array, weight_fD: Array, axis: str, size: int) -> Array:
+    """This device's positions of a product summed over the devices of a ring.
+
+    Two sums travel towards each device, one from each side, and take up its part of the product at every stop.
+
+    Args:
+        h_BLf: (B, L, f), all positions, per-device columns.
+        weight_fD: (f, D), per-device rows.
+        axis: The mesh axis of the ring.
+        size: T, its size; it divides L.
+
+    Returns:
+        (B, L / T, D).
+    """
+    index, length = lax.axis_index(axis), h_BLf.shape[1] // size
+
+    def product(owner: Array) -> Array:
+        return lax.dynamic_slice_in_dim(h_BLf, owner % size * length, length, axis=1) @ weight_fD
+
+    result = product(index)
+    for direction, steps in ((1, size // 2), (-1, (size - 1) // 2)):
+        if not steps:
+            continue
+        travelling = product(index + direction * steps)
+        for left in range(steps - 1, 0, -1):
+            travelling = lax.ppermute(travelling, axis, _shift(size, direction)) + product(index + direction * left)
+        result = result + lax.ppermute(travelling, axis, _shift(size, direction))
+    return result
+
+
+def _shift(size: int, direction: int) -> list[tuple[int, int]]:
+    return [(source, (source + direction) % size) for source in range(size)]
+
+
+def num_permutes(size: int) -> int:
+    """Permutes of one product: one for each device but oneself."""
+    return size - 1

@@ -1,0 +1,87 @@
+"""The layout of a parameter that no rule of the user places: each strategy adds its axis to what the others chose."""
+
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+from jax import ShapeDtypeStruct
+
+from ..layouts.problems import LayoutError
+from ..layouts.table import LayoutRow
+from ..layouts.tensor_layout import TensorLayout
+from ..mesh.device_mesh import DeviceMesh
+from . import fsdp
+from .layouts import Layouts
+from .model import BlockModel, Model
+from .strategy import StrategyConfigs
+
+Default: TypeAlias = Callable[[str, ShapeDtypeStruct], tuple[TensorLayout, str]]
+
+
+def default_layout(model: Model | BlockModel, mesh: DeviceMesh, configs: StrategyConfigs, indivisible: str) -> Default:
+    """Composes the layout: first what the model splits itself (tensor, expert), then FSDP.
+
+    Args:
+        model: The model, split; its `rules` say which dims it works on part of.
+        mesh: The mesh.
+        configs: Options of the strategies.
+        indivisible: What FSDP does with a parameter that it cannot split, as `layouts.indivisible`.
+
+    Returns:
+        A function of (path, global shape and dtype) to the layout and the reasons for it.
+    """
+    shards = configs.get(fsdp.AXIS)
+
+    def place(path: str, leaf: ShapeDtypeStruct) -> tuple[TensorLayout, str]:
+        layout = TensorLayout(model_axes(model, path) or [None] * len(leaf.shape), mesh)
+        reasons = [f"{axis}: dim {dim}" for dim in range(len(leaf.shape)) for axis in layout.axes_of_dim(dim)]
+        if shards is not None and mesh.axis_size(fsdp.AXIS) > 1:
+            stacked = isinstance(model, BlockModel) and path.split("/")[0] == "blocks"
+            layout, reason = fsdp.layout(shards, leaf, layout, mesh, stacked=stacked, indivisible=indivisible)
+            reasons.append(reason)
+        return layout, "; ".join(reasons) or "data: whole"
+
+    return place
+
+
+def model_axes(model: Model | BlockModel, path: str) -> tuple[str | None, ...]:
+    """The axes that a model splits a parameter over itself, one entry a dim; () where it needs the whole."""
+    if isinstance(model, BlockModel):
+        for pattern, axes in model.rules.items():
+            if re.fullmatch(pattern, path):
+                return axes
+    return ()
+
+
+def check_layouts(model: Model | BlockModel, layouts: Layouts) -> None:
+    """Checks what the step relies on, whoever placed the parameters.
+
+    Raises:
+        LayoutError: All parameters under blocks whose dim 0 is split over the rows' axes, or that are not split as the
+            model splits its work.
+    """
+    problems = [problem for row in layouts.table.rows for problem in _problems(model, layouts, row)]
+    if problems:
+        raise LayoutError(problems)
+
+
+def _problems(model: Model | BlockModel, layouts: Layouts, row: LayoutRow) -> list[str]:
+    problems = []
+    stacked = isinstance(model, BlockModel) and row.path.split("/")[0] == "blocks"
+    if stacked and set(row.layout.axes_of_dim(0)) & set(layouts.gather_axes):
+        problems.append(
+            f"Dim 0 of the leaves under blocks counts the blocks and cannot be split over {layouts.gather_axes}: "
+            f"{row.path} {row.layout}. Start this rule in `layouts.rules` with null for dim 0."
+        )
+    inside = [axis for axis in layouts.manual_axes if axis not in layouts.gather_axes and axis != "pipe"]
+    wanted = model_axes(model, row.path)
+    for dim in range(len(row.shape)):
+        needed = tuple(axis for axis in wanted[dim : dim + 1] if axis in inside)
+        given = tuple(axis for axis in row.layout.axes_of_dim(dim) if axis in inside)
+        if needed != given or (given and row.layout.axes_of_dim(dim)[: len(given)] != given):
+            problems.append(
+                f"{row.path} has the layout {row.layout} by rule {row.rule!r}, but the model splits its own work and needs "
+                f"dim {dim} split over {needed or 'none of ' + ', '.join(inside)}{' first' if given else ''}. Correct the "
+                "rule in layouts.rules, or set strategy.tensor.explicit=false to leave the axis to XLA."
+            )
+    return problems

@@ -1,0 +1,116 @@
+"""Where everything of a step lives: the result of `lay_out`, and all that the rest of the runtime asks of it."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..layouts.table import LayoutTable
+from ..mesh.axes import AXES
+from ..mesh.device_mesh import DeviceMesh
+from . import data, expert, fsdp
+from .data import DataParallelConfig
+from .fsdp import FSDPConfig
+from .parallel import Parallel
+from .strategy import StrategyConfigs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layouts:
+    """The layouts of the parameters and of their update, and which mesh axes mean what.
+
+    Attributes:
+        table: One row a parameter: where it is stored.
+        update_table: Where its gradient and the optimizer's state are: the same, or split further (`zero.py`).
+        batch_axes: Mesh axes of size > 1 over which dim 0 of a batch is split.
+        manual_axes: Mesh axes that the step's `shard_map` is manual over: those of the batch, and those that the model
+            or the pipeline splits its work over. What rules lay out over other axes is left to XLA.
+        parallel: What the model is told of the mesh.
+        configs: Options of the strategies, sizes worked out.
+    """
+
+    table: LayoutTable
+    update_table: LayoutTable
+    batch_axes: tuple[str, ...]
+    manual_axes: tuple[str, ...]
+    parallel: Parallel
+    configs: StrategyConfigs
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of all layouts."""
+        return self.table.mesh
+
+    @property
+    def gather_axes(self) -> tuple[str, ...]:
+        """The axes that a parameter laid out over is gathered over before use: those of rows alone."""
+        return tuple(axis for axis in self.batch_axes if axis != expert.AXIS)
+
+    @property
+    def data(self) -> DataParallelConfig:
+        """Options of the strategy `data`."""
+        return self.configs.get(data.AXIS, DataParallelConfig())
+
+    @property
+    def fsdp(self) -> FSDPConfig:
+        """Options of the strategy `fsdp`."""
+        return self.configs.get(fsdp.AXIS, FSDPConfig())
+
+    @property
+    def zero(self) -> int:
+        """The ZeRO stage in force over `data`."""
+        return self.data.zero if self.mesh_size(data.AXIS) > 1 else 0
+
+    @property
+    def gradient_table(self) -> LayoutTable:
+        """The layouts of what backward returns: the update's where it scatters, else the parameters'."""
+        return self.update_table if self.zero == 2 else self.table
+
+    def mesh_size(self, axis: str) -> int:
+        """Devices along an axis; 1 where the mesh has none of that name."""
+        return self.mesh.axis_size(axis) if axis in self.mesh.axis_names or axis in AXES else 1
+
+    @property
+    def num_batch_shards(self) -> int:
+        """Into how many pieces the rows of a batch are split."""
+        return prod(self.mesh.axis_size(axis) for axis in self.batch_axes)
+
+    @property
+    def batch_spec(self) -> PartitionSpec:
+        """The spec of every array of a batch."""
+        return PartitionSpec(self.batch_axes) if self.batch_axes else PartitionSpec()
+
+    def batch_sharding(self, *, abstract: bool = False) -> NamedSharding:
+        """The sharding of every array of a batch; `abstract` needs no devices."""
+        return NamedSharding(self.mesh.abstract_mesh if abstract else self.mesh.backend_mesh, self.batch_spec)  # pyright: ignore[reportArgumentType]
+
+    def replicated(self, *, abstract: bool = False) -> NamedSharding:
+        """The sharding of a value that every device holds whole."""
+        return NamedSharding(self.mesh.abstract_mesh if abstract else self.mesh.backend_mesh, PartitionSpec())  # pyright: ignore[reportArgumentType]
+
+    def manual_specs(self, table: LayoutTable) -> Any:
+        """The specs of a table's arrays with only the manual axes in them."""
+
+        def manual(row: Any) -> PartitionSpec:
+            dims = [row.layout.axes_of_dim(dim) for dim in range(len(row.layout.axes))]
+            kept = [tuple(axis for axis in axes if axis in self.manual_axes) for axes in dims]
+            return PartitionSpec(*(axes or None for axes in kept))
+
+        return table.treedef.unflatten([manual(row) for row in table.rows])
+
+    def check_rows(self, global_batch: int, microbatches: int = 1) -> None:
+        """Checks that a batch can be split.
+
+        Raises:
+            ValueError: The number of rows is no multiple of shards times microbatches.
+        """
+        pieces = self.num_batch_shards * microbatches
+        if global_batch <= 0 or global_batch % pieces:
+            split = " x ".join(f"{axis} {self.mesh.axis_size(axis)}" for axis in self.batch_axes) or "1 device"
+            near = max(pieces, round(global_batch / pieces) * pieces)
+            raise ValueError(
+                f"A batch of {global_batch} rows cannot be split over {split} and accumulate {microbatches}: "
+                f"{global_batch} % {pieces} = {global_batch % pieces}. Set train.global_batch to a multiple of "
+                f"{pieces} ({near} is the nearest), or change strategy or train.accumulate."
+            )

@@ -1,0 +1,122 @@
+"""What each device runs in one step: from its shards and its rows to the reduced gradients of its shards.
+
+params    = make_varying(params)                  gradients stay local until we reduce them
+gradients = accumulate_gradients(local loss)      FSDP's gathers and reduce-scatters happen inside
+gradients = scatter_gradients(gradients)          ZeRO-1's reduce-scatter
+gradients = reduce_gradients(gradients)           data parallel's all-reduce
+gradients = gradients * (clip_factor / weight)    the one division by the weight of the global batch
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from . import data, fsdp, zero
+from .collectives import Collective
+from .data import make_varying, reduce_gradients
+from .forward import local_loss
+from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm, norm_cost
+from .layouts import Layouts
+from .model import Batch, BlockModel, Model, Params
+from .precision import Precision
+from .state import StepMetrics
+from .zero import scatter_gradients
+
+
+class LocalStep:
+    """The per-device half of a step, to run inside `shard_map` over `layouts.manual_axes`."""
+
+    def __init__(
+        self,
+        model: Model | BlockModel,
+        layouts: Layouts,
+        *,
+        accumulate: int,
+        clip_norm: float,
+        remat: str,
+        precision: Precision,
+    ) -> None:
+        """Composes the strategies; the arguments are those of `build_step`."""
+        split = model.parallelize if isinstance(model, BlockModel) else None
+        self.model = split(layouts.parallel) if split and layouts.parallel.splits_anything else model
+        self.layouts, self.precision = layouts, precision
+        self.accumulate, self.clip_norm, self.remat = accumulate, clip_norm, remat
+        self._loss = local_loss(self.model, layouts, remat=remat, precision=precision)
+
+    def gradients(self, params: Params, batch: Batch, key_data: Array, step: Array) -> tuple[Params, StepMetrics]:
+        """The reduced, averaged and clipped gradients, laid out as the update, and the metrics."""
+        layouts, axes = self.layouts, self.layouts.manual_axes
+        stored, update = layouts.table.layouts, layouts.update_table.layouts
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
+        gradients, sums = self._gradients(make_varying(params, stored, axes), batch, key)
+        if layouts.zero == 1:
+            gradients = scatter_gradients(gradients, stored, update, self.precision.reduce)
+        squares = complete_squares(gradients, update, axes)
+        gradients, (total, weight, *squares) = reduce_gradients(
+            gradients, [*sums, *squares], update, axes, self.precision.reduce
+        )
+        divisor = jnp.where(weight == 0, 1, weight)
+        norm = global_norm(gradients, update, axes, squares) / divisor
+        scale = clip_factor(norm, self.clip_norm) / divisor
+        gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
+        return gradients, StepMetrics(total / divisor, norm, weight)
+
+    def _gradients(self, params: Params, batch: Batch, key: Array) -> tuple[Params, tuple[Array, Array]]:
+        """Local sums of gradients, and this device's share of (loss, weight)."""
+        axes = self.layouts.manual_axes
+        return accumulate_gradients(self._loss, params, batch, key, microbatches=self.accumulate, axes=axes)
+
+    def sums(self, params: Params, batch: Batch) -> tuple[Array, Array]:
+        """The sums (loss, weight) over the global batch, for evaluation."""
+        axes = self.layouts.manual_axes
+        varying = make_varying(params, self.layouts.table.layouts, axes)
+        shares = self._loss.loss(self._loss.carriers(varying), self._loss.keep(varying), batch, None)
+        total, weight = reduce_gradients((), shares, (), axes, self.precision.reduce)[1]
+        return total, weight
+
+    def cost(self, batch: dict[str, jax.ShapeDtypeStruct] | None, platform: str) -> list[Collective]:
+        """Every collective of one step, unmerged, from the layouts and the model's own account.
+
+        Args:
+            batch: Global shapes of a batch; a model that splits its own work moves bytes in proportion to it.
+            platform: Where the step runs.
+        """
+        layouts, precision, axes = self.layouts, self.precision, self.layouts.manual_axes
+        reduce = precision.reduce
+        keeps_blocks = layouts.zero == 2 or layouts.fsdp.keep == "step"
+        lines = fsdp.cost(
+            layouts.table,
+            layouts.gradient_table,
+            layouts.gather_axes,
+            precision,
+            num_blocks=self.model.num_blocks if isinstance(self.model, BlockModel) else 0,
+            microbatches=self.accumulate,
+            keep_blocks=keeps_blocks,
+            platform=platform,
+        )
+        if layouts.zero:
+            lines += zero.cost(layouts.table, layouts.update_table, layouts.zero, reduce, platform=platform)
+        lines += data.cost(layouts.update_table, axes, reduce, platform=platform)
+        lines += norm_cost([row.layout for row in layouts.update_table.rows], axes, reduce)
+        return lines + self._traffic(batch, platform)
+
+    def _traffic(self, batch: dict[str, jax.ShapeDtypeStruct] | None, platform: str) -> list[Collective]:
+        """What the model itself moves: its parts' traffic, times blocks and microbatches."""
+        traffic = getattr(self.model, "traffic", None)
+        if traffic is None or not isinstance(self.model, BlockModel):
+            return []
+        if batch is None:
+            raise ValueError(
+                "The model splits its own work, so what a step moves depends on the batch: give its shapes."
+            )
+        pieces = self.layouts.num_batch_shards * self.accumulate
+        shapes = {
+            name: jax.ShapeDtypeStruct((leaf.shape[0] // pieces, *leaf.shape[1:]), leaf.dtype)
+            for name, leaf in batch.items()
+        }
+        lines: list[Collective] = []
+        for part, calls in (("embed", 1), ("block", self.model.num_blocks), ("head", 1)):
+            moved = traffic(part, shapes, self.precision.compute, platform)
+            again = moved.again if part == "block" and self.remat != "none" else ()
+            lines += [line.times(calls * self.accumulate) for line in (*moved.forward, *moved.backward, *again)]
+        return lines

@@ -1,0 +1,201 @@
+"""Tensor parallel: products of matrices split over devices, and the positions between them split too.
+
+Syntax, for the two products of an MLP (or of attention) with rows B, positions L and the axis `tensor` of size T:
+
+    forward    x[B, L, D] = all-gather over tensor of x[B, L_tensor, D]           critical path
+               h[B, L, F_tensor] = x[B, L, D] . Wi[D, F_tensor]                   column-parallel, no communication
+               y[B, L, D] {U_tensor} = h[B, L, F_tensor] . Wo[F_tensor, D]        row-parallel: partial sums
+               y[B, L_tensor, D] = reduce-scatter over tensor of y {U_tensor}     critical path
+    backward   the transposes: an all-gather of dy, a reduce-scatter of dx        critical path
+               dWi, dWo                                                           local to the shards, complete
+
+1. Between the products every device keeps its own L / T positions: norms, dropout and the residual stream are computed
+   once, not T times, and an all-reduce becomes the two halves that it is made of.
+2. Query, key and value (gate and up) share one gather.
+3. Heads are split whole. Key-value heads are split where T divides them; otherwise each device computes those that its
+   query heads read, from weights that every device holds (`key_value_rule`).
+4. The embedding and the head are split over the vocabulary. A device looks up the tokens of its part, zeros elsewhere,
+   and the sum is reduce-scattered over positions. In the loss, each device holds L x V / T logits; the largest (not
+   differentiated), the sum of exponentials and the target's logit are combined over devices, the last two by a
+   reduce-scatter that leaves every device the losses of its own positions: shares that add up to the loss.
+5. The gradient of a parameter that is whole on every device (a norm) is a partial sum over the device's positions;
+   `data.py` adds it up once a step.
+6. `collective_matmul` walks the gather and the scatter in T - 1 steps of a bidirectional ring, each hidden behind the
+   product of the part at hand (`collective_matmul.py`).
+
+Bytes a block and microbatch in the compute dtype: 2 gathers and 2 scatters of B x L x D forward, as many backward; a
+ring moves (T - 1) / T of that in and out of a device. Compute-bound while F / T > C / W (FLOP/s over bytes/s of the
+network, 2-byte elements, 2 F for an MLP with two products): tensor parallelism does not depend on the batch, but needs the fastest links.
+
+A model without collectives is split by XLA instead, from its layout map alone: `tensor: {size: T, explicit: false}`.
+
+Source: Shoeybi et al. 2019, "Megatron-LM", section 3; Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
+Transformer Models", section 4.2 (positions); Wang et al. 2023, "Overlap Communication with Dependent Computation via
+Decomposition" (collective matmul).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .collective_matmul import ring_gather_products, ring_product_scatter
+
+AXIS = "tensor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorConfig:
+    """Options of the strategy `tensor`."""
+
+    size: int = 1
+    """Devices that share out every product of matrices; they need the fastest links; -1 = the rest."""
+    explicit: bool = True
+    """Whether a model that knows how to split itself does so; false leaves the axis to XLA and your layout rules."""
+    collective_matmul: bool = False
+    """Whether gathers and scatters go in steps of a ring, each behind the product of the part at hand."""
+
+
+def gather_products(config: TensorConfig, x_BlD: Array, weights_Df: Sequence[Array]) -> list[Array]:
+    """Column-parallel products that share one gather of the positions.
+
+    Args:
+        config: The strategy's options; of size 1 these are plain products.
+        x_BlD: (B, L / T, D), per-device positions.
+        weights_Df: Matrices (D, F / T), this device's columns of each.
+
+    Returns:
+        One (B, L, F / T) for each matrix: all positions, this device's columns.
+    """
+    if config.size == 1:
+        return [x_BlD @ weight for weight in weights_Df]
+    if config.collective_matmul:
+        return ring_gather_products(x_BlD, weights_Df, AXIS, config.size)
+    x_BLD = gather_positions(config, x_BlD)
+    return [x_BLD @ weight for weight in weights_Df]
+
+
+def product_scatter(config: TensorConfig, h_BLf: Array, weight_fD: Array) -> Array:
+    """A row-parallel product whose sum over devices is scattered over positions.
+
+    Args:
+        config: The strategy's options; of size 1 this is a plain product.
+        h_BLf: (B, L, F / T), all positions, this device's columns.
+        weight_fD: (F / T, D), this device's rows of the matrix.
+
+    Returns:
+        (B, L / T, D), this device's positions of the sum.
+    """
+    if config.size == 1:
+        return h_BLf @ weight_fD
+    if config.collective_matmul:
+        return ring_product_scatter(h_BLf, weight_fD, AXIS, config.size)
+    return scatter_positions(config, h_BLf @ weight_fD)
+
+
+def gather_positions(config: TensorConfig, x_BlD: Array) -> Array:
+    """All positions, from every device's own: (B, L / T, D) to (B, L, D)."""
+    return x_BlD if config.size == 1 else lax.all_gather(x_BlD, AXIS, axis=1, tiled=True)
+
+
+def scatter_positions(config: TensorConfig, partial_BLD: Array) -> Array:
+    """Sums over devices and keeps one's own positions: (B, L, D) to (B, L / T, D)."""
+    return partial_BLD if config.size == 1 else lax.psum_scatter(partial_BLD, AXIS, scatter_dimension=1, tiled=True)
+
+
+def part_index(config: TensorConfig) -> Array | int:
+    """Which part of what is split over the axis this device holds, 0 to T - 1."""
+    return 0 if config.size == 1 else lax.axis_index(AXIS)
+
+
+def embed_tokens(config: TensorConfig, table_vD: Array, tokens_BL: Array) -> Array:
+    """Looks tokens up in a table split over the vocabulary.
+
+    Args:
+        config: The strategy's options.
+        table_vD: (V / T, D), this device's rows of the table.
+        tokens_BL: (B, L) ids, the same on all devices along the axis.
+
+    Returns:
+        (B, L / T, D), this device's positions; NaN where a token is outside the vocabulary.
+    """
+    if config.size == 1:
+        return jnp.take(table_vD, tokens_BL, axis=0)
+    held = table_vD.shape[0]
+    row_BL = tokens_BL - lax.axis_index(AXIS) * held
+    inside_BL = (row_BL >= 0) & (row_BL < held)
+    known_BL = (tokens_BL >= 0) & (tokens_BL < held * config.size)
+    found_BLD = jnp.take(table_vD, jnp.where(inside_BL, row_BL, 0), axis=0)
+    missing = jnp.where(known_BL, 0.0, jnp.nan).astype(table_vD.dtype)
+    return scatter_positions(config, jnp.where(inside_BL[..., None], found_BLD, missing[..., None]))
+
+
+def split_cross_entropy(
+    config: TensorConfig, logits_BLv: Array, targets_BL: Array, weights_Bl: Array
+) -> tuple[Array, Array]:
+    """The weighted negative log-likelihood from logits split over the vocabulary; no device sees a whole row of them.
+
+    Args:
+        config: The strategy's options, of size over 1.
+        logits_BLv: (B, L, V / T), this device's part of the vocabulary, float32 or wider.
+        targets_BL: (B, L) ids, the same on all devices along the axis.
+        weights_Bl: (B, L / T), of this device's own positions.
+
+    Returns:
+        This device's share (sum of weight * loss in nats, sum of weights): over its own positions.
+    """
+    held, own = logits_BLv.shape[2], weights_Bl.shape[1]
+    index = lax.axis_index(AXIS)
+    largest_BL = lax.pmax(lax.stop_gradient(jnp.max(logits_BLv, axis=-1)), AXIS)
+    class_BLv = lax.broadcasted_iota(targets_BL.dtype, logits_BLv.shape, 2) + index * held
+    is_target_BLv = class_BLv == targets_BL[..., None]
+    shifted_BLv = logits_BLv - largest_BL[..., None]
+    sums_2BL = jnp.stack(
+        [jnp.sum(jnp.exp(shifted_BLv), axis=-1), jnp.sum(jnp.where(is_target_BLv, shifted_BLv, 0.0), axis=-1)]
+    )
+    total_Bl, target_Bl = lax.psum_scatter(sums_2BL, AXIS, scatter_dimension=2, tiled=True)
+    assert total_Bl.shape[1] == own
+    weights_Bl = weights_Bl.astype(logits_BLv.dtype)
+    return jnp.sum((jnp.log(total_Bl) - target_Bl) * weights_Bl), jnp.sum(weights_Bl)
+
+
+KeyValueRule = Literal["split", "one", "per query"]
+
+
+def key_value_rule(config: TensorConfig, kv_heads: int) -> KeyValueRule:
+    """How key-value heads G meet T devices.
+
+    `split`: T divides G: each device holds G / T. `one`: G divides T: the query heads of a device all read one head;
+    every device holds the weights of all and computes that one. `per query`: neither: every device holds the weights
+    of all and computes, for each of its query heads, the head that it reads.
+    """
+    if kv_heads % config.size == 0:
+        return "split"
+    return "one" if config.size % kv_heads == 0 else "per query"
+
+
+def own_key_value_weight(config: TensorConfig, weight_DX: Array, heads: int, kv_heads: int) -> Array:
+    """The columns of a key or value matrix that this device computes.
+
+    Args:
+        config: The strategy's options.
+        weight_DX: (D, G / T * K) where heads are split, else (D, G * K): all of them.
+        heads: H, query heads of the whole model; T divides them.
+        kv_heads: G, key-value heads of the whole model.
+
+    Returns:
+        (D, g * K) with g = G / T, 1 or H / T, as `key_value_rule` says.
+    """
+    rule = key_value_rule(config, kv_heads)
+    if rule == "split":
+        return weight_DX
+    own = heads // config.size
+    weight_DGK = weight_DX.reshape(weight_DX.shape[0], kv_heads, -1)
+    first = lax.axis_index(AXIS) * own
+    if rule == "one":
+        taken = lax.dynamic_slice_in_dim(weight_DGK, first // (heads // kv_heads), 1, axis=1)
+    else:
+        taken = jnp.take(weight_DGK, (first + jnp.arange(own)) // (heads // kv_heads), axis=1)
+    return taken.reshape(weight_DX.shape[0], -1)

@@ -1,0 +1,134 @@
+"""ZeRO stages 1 and 2: copies of the parameters on every device of `data`, the rest of the state in shards.
+
+Syntax, for a parameter W with optimizer moments m and the axis `data` of size N:
+
+    stage 1    dW[D, F] {U_data} = In[B_data, D] . dOut[B_data, F]                summed over microbatches, no communication
+               dW[D_data, F] = reduce-scatter over data of dW[D, F] {U_data}      once a step
+    stage 2    dW[D_data, F] = reduce-scatter over data of dW[D, F] {U_data}      in backward, as each block is done
+    both       m[D_data, F], W[D_data, F] = update(dW[D_data, F])                 no communication
+               W[D, F] = all-gather over data of W[D_data, F]                     once a step, on the critical path
+
+1. A parameter of at least `floor_bytes` gets a second layout: its own, split once more, over `data`. The optimizer's
+   state and the reduced gradient live there; smaller ones are summed with the loss, as under data parallelism.
+2. Stage 1 keeps a whole local gradient until the step ends and communicates once, however many microbatches there are.
+3. Stage 2 never has a whole gradient but that of the block at hand, and communicates for each microbatch.
+4. After the update, XLA gathers the new parameters where they are stored: the resharding of a `jit` output.
+5. With `fsdp` beside it, all of this happens to FSDP's shards: state over data x fsdp, parameters over fsdp.
+
+Bytes a step, for P elements: reduce-scatter P x reduce width (stage 2: for each microbatch), all-gather P x stored width;
+a ring moves (N - 1) / N of that: data parallelism's all-reduce, cut in its two halves. Compute-bound as data parallelism.
+
+Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 5.1, 5.2.
+"""
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..layouts.table import LayoutRow, LayoutTable, make_row
+from ..layouts.tensor_layout import TensorLayout
+from .collectives import Collective, wire_bytes
+from .data import DataParallelConfig
+from .split_dim import split_further
+
+AXIS = "data"
+
+
+def update_table(config: DataParallelConfig, table: LayoutTable, *, stacked: bool) -> LayoutTable:
+    """Where gradients and the optimizer's state live: each parameter's layout, split over `data` as well.
+
+    Args:
+        config: The strategy's options.
+        table: The parameters' layouts.
+        stacked: Whether dim 0 of what lies under "blocks" counts blocks; it is not split.
+    """
+    if config.zero == 0 or table.mesh.axis_size(AXIS) == 1:
+        return table
+    return replace(table, rows=tuple(_update_row(config, row, stacked) for row in table.rows))
+
+
+def _update_row(config: DataParallelConfig, row: LayoutRow, stacked: bool) -> LayoutRow:
+    first = 1 if stacked and row.path.split("/")[0] == "blocks" else 0
+    layout = row.layout
+    parts = prod(layout.parts_of_dim(dim) for dim in range(first, len(row.shape)))
+    num_bytes = prod(row.shape[first:]) * jnp.dtype(row.dtype).itemsize // parts
+    if num_bytes < config.floor_bytes or AXIS in layout.used_axes:
+        return row
+    found = split_further(layout, row.shape, layout.mesh, AXIS, first=first)
+    if found is None:
+        return row
+    leaf = jax.ShapeDtypeStruct(row.shape, row.dtype)
+    return make_row(row.path, leaf, f"zero: dim {found[1]} over data", found[0])
+
+
+def scatter_gradients(gradients: Any, layouts: Any, update_layouts: Any, reduce_dtype: str) -> Any:
+    """Stage 1: sums gradients over `data` and keeps this device's shards of them.
+
+    Args:
+        gradients: Per-device gradients, laid out as their parameters, summed over all microbatches.
+        layouts: The parameters' `TensorLayout`s.
+        update_layouts: Those of the update, from `update_table`.
+        reduce_dtype: The dtype of the sums.
+
+    Returns:
+        Gradients in their own dtype, laid out as the update; those that stay whole are unchanged: partial sums.
+    """
+
+    def scatter(gradient: Array, layout: TensorLayout, update: TensorLayout) -> Array:
+        dim = _scattered_dim(layout, update)
+        if dim is None:
+            return gradient
+        summed = lax.psum_scatter(gradient.astype(reduce_dtype), AXIS, scatter_dimension=dim, tiled=True)
+        return summed.astype(gradient.dtype)
+
+    return jax.tree.map(scatter, gradients, layouts, update_layouts)
+
+
+def gradient_carriers(params: Any, layouts: Any, update_layouts: Any) -> Any:
+    """Stage 2: what backward differentiates with respect to: a shard of the update's layout for each parameter.
+
+    Only the carrier's gradient is of use (`fsdp.attach` scatters into it); its value is never read, so it is zero. A
+    parameter that both layouts place alike is its own carrier.
+    """
+
+    def carrier(leaf: Array, layout: TensorLayout, update: TensorLayout) -> Array:
+        dim = _scattered_dim(layout, update)
+        if dim is None:
+            return leaf
+        shape = list(leaf.shape)
+        shape[dim] //= layout.mesh.axis_size(AXIS)
+        return lax.slice(leaf, [0] * leaf.ndim, shape) * 0
+
+    return jax.tree.map(carrier, params, layouts, update_layouts)
+
+
+def _scattered_dim(layout: TensorLayout, update: TensorLayout) -> int | None:
+    for dim in range(len(update.axes)):
+        if AXIS in update.axes_of_dim(dim) and AXIS not in layout.axes_of_dim(dim):
+            return dim
+    return None
+
+
+def cost(stored: LayoutTable, update: LayoutTable, stage: int, reduce_dtype: str, *, platform: str) -> list[Collective]:
+    """The gathers of updated parameters and, for stage 1, the reduce-scatters of gradients (stage 2's are `fsdp.cost`'s).
+
+    Args:
+        stored: The parameters' layouts.
+        update: Those of the update.
+        stage: 1 or 2.
+        reduce_dtype: The dtype of the sums.
+        platform: Where the step runs, see `wire_bytes`.
+    """
+    lines = []
+    for row, target in zip(stored.rows, update.rows, strict=True):
+        if _scattered_dim(row.layout, target.layout) is None:
+            continue
+        elements = prod(row.layout.shard_shape(row.shape))
+        lines.append(Collective("all-gather", (AXIS,), 1, elements * wire_bytes(row.dtype, platform)))
+        if stage == 1:
+            lines.append(Collective("reduce-scatter", (AXIS,), 1, elements * wire_bytes(reduce_dtype, platform)))
+    return lines

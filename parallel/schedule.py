@@ -14,7 +14,7 @@ Every action is a tick of its own: forward, recomputing a forward (R), backward 
 All stages run one compiled program, whose every tick ends in a `ppermute` of all stages: a tick therefore lasts as long
 as its slowest action. Were a whole backward one action (twice a forward), each tick in which one stage runs a forward
 and another a backward would cost 2 for both; 1F1B mixes the two in all ticks but the first and the last, and would lose
-a third. Four actions of about one length lose nothing. `measure` counts such ticks as they are.
+a third. Four actions of about one length lose nothing. `measure` (schedule_measure.py) counts such ticks as they are.
 
 Sources: Huang et al. 2019, "GPipe", section 2.3 (microbatches, bubbles, recomputing); Narayanan et al. 2021, "Efficient
 Large-Scale Language Model Training on GPU Clusters", section 2.2 (chunks); Qi et al. 2023, "Zero Bubble Pipeline
@@ -42,6 +42,8 @@ class Kind(IntEnum):
 
 
 LETTERS = {Kind.FORWARD: "F", Kind.RECOMPUTE: "R", Kind.BACKWARD_INPUT: "B", Kind.BACKWARD_WEIGHT: "W"}
+MOST_PROBLEMS = 50
+"""Problems of one table that an error lists; it counts the others."""
 
 
 class Action(NamedTuple):
@@ -95,11 +97,6 @@ class Schedule:
         """S x V, the pieces that the model is cut into."""
         return self.stages * self.chunks
 
-    @property
-    def recompute(self) -> bool:
-        """Whether a forward is computed again for its backward, anywhere."""
-        return any(action.kind == Kind.RECOMPUTE for _, _, action in self.actions())
-
     def position(self, stage: int, chunk: int) -> int:
         """Returns the place in the model of a stage's chunk, from 0."""
         if self.placement == "v" and chunk == 1:
@@ -111,6 +108,28 @@ class Schedule:
         chunk, stage = divmod(position, self.stages)
         return (self.stages - 1 - stage if self.placement == "v" and chunk == 1 else stage), chunk
 
+    def needs(self, stage: int, action: Action) -> list[tuple[int, Action]]:
+        """Returns what has to be done at an earlier tick, as (stage, action).
+
+        A backward names its recomputing too, which counts only where the table has one.
+        """
+        kind, microbatch, chunk = action
+        position = self.position(stage, chunk)
+        if kind == Kind.FORWARD:
+            return [self._elsewhere(Kind.FORWARD, microbatch, position - 1)] if position > 0 else []
+        if kind == Kind.RECOMPUTE:
+            return [(stage, Action(Kind.FORWARD, microbatch, chunk))]
+        if kind == Kind.BACKWARD_WEIGHT:
+            return [(stage, Action(Kind.BACKWARD_INPUT, microbatch, chunk))]
+        own = [(stage, Action(kind, microbatch, chunk)) for kind in (Kind.FORWARD, Kind.RECOMPUTE)]
+        last = position == self.num_positions - 1
+        gradient = Kind.BACKWARD_WEIGHT if self.joint else Kind.BACKWARD_INPUT
+        return own if last else [*own, self._elsewhere(gradient, microbatch, position + 1)]
+
+    def _elsewhere(self, kind: Kind, microbatch: int, position: int) -> tuple[int, Action]:
+        stage, chunk = self.home(position)
+        return stage, Action(kind, microbatch, chunk)
+
     def actions(self) -> Iterator[tuple[int, int, Action]]:
         """Yields (tick, stage, action), tick by tick."""
         for tick in range(self.num_ticks):
@@ -118,3 +137,100 @@ class Schedule:
                 action = row[tick] if tick < len(row) else None
                 if action is not None:
                     yield tick, stage, action
+
+
+def check(schedule: Schedule) -> None:
+    """Makes sure that a schedule can run and does all that training needs, once.
+
+    Raises:
+        ValueError: It lists all that is wrong: rows of unequal length, numbers out of range, actions that are missing
+            or there twice, and actions at or before the tick of what they need.
+    """
+    problems = _misshapen(schedule)
+    if not problems:
+        when, problems = _placed(schedule)
+        problems += _missing(schedule, when) + _too_early(schedule, when)
+    if problems:
+        left_out = len(problems) - MOST_PROBLEMS
+        lines = [*problems[:MOST_PROBLEMS], *([f"... and {left_out} more"] if left_out > 0 else [])]
+        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        raise ValueError(f"{count} in schedule {schedule.name}:\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def _misshapen(schedule: Schedule) -> list[str]:
+    """What keeps the table from being read at all."""
+    problems = [
+        f"{name}={size}, but a schedule has at least 1"
+        for name, size in zip(
+            ("stages", "microbatches", "chunks"),
+            (schedule.stages, schedule.microbatches, schedule.chunks),
+            strict=True,
+        )
+        if size < 1
+    ]
+    if len(schedule.rows) != schedule.stages:
+        problems.append(f"{len(schedule.rows)} rows for {schedule.stages} stages; give one row per stage")
+    if schedule.placement not in PLACEMENTS:
+        problems.append(f"placement {schedule.placement!r} is unknown; give {' or '.join(PLACEMENTS)}")
+    if schedule.placement == "v" and schedule.chunks != 2:
+        problems.append(f"placement v goes down the stages and up again, with 2 chunks on each, not {schedule.chunks}")
+    lengths = [len(row) for row in schedule.rows]
+    problems += [
+        f"stage {stage}: {length} ticks, but others have {max(lengths)}; fill up with None"
+        for stage, length in enumerate(lengths)
+        if length != max(lengths)
+    ]
+    return problems
+
+
+Places = dict[tuple[int, Action], int]
+"""(stage, action) -> tick."""
+
+
+def _placed(schedule: Schedule) -> tuple[Places, list[str]]:
+    """Where each action is, and which should not be there."""
+    when: Places = {}
+    problems = []
+    for tick, stage, action in schedule.actions():
+        here = f"stage {stage}, tick {tick}: {action}"
+        if action.kind not in LETTERS:
+            problems.append(f"{here} is no action; None stands for an idle tick")
+        elif not 0 <= action.microbatch < schedule.microbatches:
+            problems.append(f"{here} is of microbatch {action.microbatch}, but they are {_span(schedule.microbatches)}")
+        elif not 0 <= action.chunk < schedule.chunks:
+            problems.append(f"{here} is of chunk {action.chunk}, but they are {_span(schedule.chunks)}")
+        elif (stage, action) in when:
+            problems.append(f"{here} is there twice; it was run at tick {when[stage, action]}")
+        else:
+            when[stage, action] = tick
+    return when, problems
+
+
+def _span(count: int) -> str:
+    return f"0 to {count - 1}" if count > 1 else "0 alone"
+
+
+def _missing(schedule: Schedule, when: Places) -> list[str]:
+    problems = []
+    for stage in range(schedule.stages):
+        wanted = (
+            Action(kind, microbatch, chunk)
+            for microbatch in range(schedule.microbatches)
+            for chunk in range(schedule.chunks)
+            for kind in LETTERS
+            if kind != Kind.RECOMPUTE
+        )
+        problems += [f"stage {stage}: {action} is missing" for action in wanted if (stage, action) not in when]
+    return problems
+
+
+def _too_early(schedule: Schedule, when: Places) -> list[str]:
+    problems = []
+    for (stage, action), tick in when.items():
+        for source, need in schedule.needs(stage, action):
+            found = when.get((source, need), -1)  # what is missing is told once, by `_missing`
+            if found >= tick:
+                of = "" if source == stage else f" of stage {source}"
+                here = f"stage {stage}, tick {tick}: {action}"
+                problems.append(f"{here} needs {need}{of} at an earlier tick, but that is at tick {found}")
+    return problems

@@ -10,11 +10,11 @@ H query heads, G key-value heads of width K, and rows B that are the same on all
 
 Norms, projections and the MLP work on single positions and communicate nothing.
 
-1. `ring`. A row is cut into 2 N chunks, and device r holds chunks r and 2 N - 1 - r: an early one that sees little and a
-   late one that sees much, so that all devices do equal work in every step of the ring (`ring_attention.py`). Forward:
-   N - 1 collective-permutes of keys and values, 2 B l G K elements each, in the compute dtype. Backward: the same once
-   more, and N - 1 of their gradients, 2 B l G K elements each, in float32 (or wider). Each runs beside the products of
-   the step before it is needed: not on the critical path where a step computes longer than a permute takes,
+1. `ring`. A row is cut into 2 N chunks, and device r holds chunks r and 2 N - 1 - r: an early one that sees little and
+   a late one that sees much, so that all devices do equal work in every step of the ring (`ring_attention.py`).
+   Forward: N - 1 collective-permutes of keys and values, 2 B l G K elements each, in the compute dtype. Backward: the
+   same once more, and N - 1 of their gradients, 2 B l G K elements each, in float32 (or wider). Each runs beside the
+   products of the step before it is needed: not on the critical path where these take longer than the permute,
 
        l > w (G / H) C / W    in forward,      l > 2/5 (w + 4) (G / H) C / W    in backward,
 
@@ -22,7 +22,7 @@ Norms, projections and the MLP work on single positions and communicate nothing.
 2. `all_to_all`. Device r holds the positions from r l to r l + l. One all-to-all of queries, keys and values gives each
    device all positions of H / N heads, the attention of one device follows, and a second one brings its result back:
    B l (H + 2 G') K and B l H K elements, in the compute dtype; the same in backward. Key-value heads are repeated
-   N / gcd(G, N) times first, to G' of them, where N does not divide their number. All on the critical path, and a device
+   N / gcd(G, N) times first, to G' of them, where N does not divide their number. All on the critical path; a device
    sends (N - 1) / N of it to others; compute-bound where L > w (1 + G' / H) C / W. H has to be a multiple of N.
 3. Documents packed into one row carry segment ids, (B, L). Every device has all of them, as it has the batch: neither
    way moves them.
@@ -139,8 +139,8 @@ def check(config: ContextConfig, length: int, heads: int, kv_heads: int) -> list
         more = heads - heads % size + size
         problems.append(
             f"model.heads: {heads} heads on one device cannot be split over strategy.context={size} with "
-            f"attention=all_to_all: {heads} % {size} = {heads % size}. Set strategy.context to {sizes[-1]}, model.heads "
-            f"to give {more} on one device, or strategy.context.attention to ring."
+            f"attention=all_to_all: {heads} % {size} = {heads % size}. Set strategy.context to {sizes[-1]}, "
+            f"model.heads to give {more} on one device, or strategy.context.attention to ring."
         )
     return problems
 

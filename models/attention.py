@@ -1,7 +1,7 @@
-"""Rotary positions and causal grouped-query attention.
+"""Rotary positions and causal grouped-query attention, over one document a row or several.
 
 Letters: B rows, L positions, S positions of one slice, T positions that slice sees, H query heads, G key-value heads,
-R = H / G query heads that share a key-value head, K width of a head.
+R = H / G query heads that share a key-value head, K width of a head; b is B, or 1 where all rows are alike.
 
 Sources: Su et al. 2021, "RoFormer" (rotary positions); Ainslie et al. 2023, "GQA" (grouped-query attention).
 """
@@ -16,14 +16,16 @@ NUM_SLICES = 4
 SMALLEST_SLICE = 64
 
 
-def rotate(x_BLHK: Array, base: float) -> Array:
+def rotate(x_BLHK: Array, base: float, position: Array | None = None) -> Array:
     """Rotates the pairs (k, k + K/2) of each head by the position times a frequency that falls with k.
 
     The product of a rotated query and a rotated key then depends only on the distance between their positions.
 
     Args:
-        x_BLHK: Queries or keys, (B, L, heads, K) with K even, of any float dtype; positions are 0 to L - 1.
+        x_BLHK: Queries or keys, (B, L, heads, K) with K even, of any float dtype.
         base: The frequencies are base ** (-2k / K).
+        position: int32, (L,) or (B, L): where each one stands, on a device that holds some of a row's positions, or
+            in a row of several documents; None for 0 to L - 1.
 
     Returns:
         The rotated array, of the same shape and dtype; computed in float32 or wider.
@@ -31,14 +33,16 @@ def rotate(x_BLHK: Array, base: float) -> Array:
     wide = jnp.promote_types(x_BLHK.dtype, jnp.float32)
     length, half = x_BLHK.shape[1], x_BLHK.shape[3] // 2
     frequency_k = base ** (-jnp.arange(half, dtype=wide) / half)
-    angle_LK = jnp.arange(length, dtype=wide)[:, None] * frequency_k[None, :]
-    cos, sin = jnp.cos(angle_LK)[None, :, None, :], jnp.sin(angle_LK)[None, :, None, :]
+    if position is None:
+        position = jnp.arange(length, dtype=wide)
+    angle = position.astype(wide)[..., None] * jnp.expand_dims(frequency_k, range(position.ndim))
+    cos, sin = (function(angle).reshape(-1, length, 1, half) for function in (jnp.cos, jnp.sin))
     first, second = jnp.split(x_BLHK.astype(wide), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
     return rotated.astype(x_BLHK.dtype)
 
 
-def causal_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array) -> Array:
+def causal_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, segment_BL: Array | None = None) -> Array:
     """Attends from each position to itself and those before it; query head h reads key-value head h // R.
 
     The rows of the score matrix are computed in up to four slices, each against the keys it can see at all, which
@@ -49,6 +53,7 @@ def causal_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array) -> A
         query_BLHK: (B, L, H, K), any float dtype.
         key_BLGK: (B, L, G, K), G a divisor of H.
         value_BLGK: (B, L, G, K).
+        segment_BL: int32, (B, L): the document of each position, where rows hold several; none sees another.
 
     Returns:
         (B, L, H, K) in the dtype of the query. Scores and softmax are float32 or wider.
@@ -60,15 +65,18 @@ def causal_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array) -> A
     size = max(SMALLEST_SLICE, -(-L // NUM_SLICES))
     bounds = [(start, min(start + size, L)) for start in range(0, L, size)]
     slices = [
-        _attend(query_BGRLK[:, :, :, start:stop], key_BGLK[:, :, :stop], value_BGLK[:, :, :stop])
+        _attend(
+            *(query_BGRLK[:, :, :, start:stop], key_BGLK[:, :, :stop], value_BGLK[:, :, :stop]),
+            *(() if segment_BL is None else (segment_BL[:, start:stop], segment_BL[:, :stop])),
+        )
         for start, stop in bounds
     ]
     return jnp.concatenate(slices, axis=3).transpose(0, 3, 1, 2, 4).reshape(B, L, H, K)
 
 
 @recompute
-def _attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array) -> Array:
-    """Attention of the last S of T positions, (B, G, R, S, K)."""
+def _attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, *segments: Array) -> Array:
+    """Attention of the last S of T positions, (B, G, R, S, K); given segments (B, S) and (B, T), within each alone."""
     B, G, R, S, K = query_BGRSK.shape
     T = key_BGTK.shape[2]
     wide = jnp.promote_types(query_BGRSK.dtype, jnp.float32)
@@ -78,6 +86,10 @@ def _attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array) -> Array:
     row_ST, column_ST = (lax.broadcasted_iota(jnp.int32, (S, T), dim) for dim in (0, 1))
     visible_ST = column_ST <= row_ST + (T - S)
     score_BGRST = score_BGXT.reshape(B, G, R, S, T) * K**-0.5
-    score_BGRST = jnp.where(visible_ST[None, None, None], score_BGRST, jnp.finfo(wide).min)
+    visible_bST = visible_ST[None]
+    if segments:
+        segment_BS, segment_BT = segments
+        visible_bST = visible_bST & (segment_BS[:, :, None] == segment_BT[:, None, :])
+    score_BGRST = jnp.where(visible_bST[:, None, None], score_BGRST, jnp.finfo(wide).min)
     weight_BGXT = jax.nn.softmax(score_BGRST, axis=-1).astype(value_BGTK.dtype).reshape(B, G, R * S, T)
     return jnp.einsum("BGXT,BGTK->BGXK", weight_BGXT, value_BGTK).reshape(B, G, R, S, K)

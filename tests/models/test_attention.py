@@ -79,3 +79,44 @@ def test_rotation_is_computed_wide():
     exact = rotate(x.astype(jnp.float32), 10000.0)
     assert rotate(x, 10000.0).dtype == jnp.bfloat16
     np.testing.assert_allclose(rotate(x, 10000.0).astype(np.float32), exact, atol=0.01)
+
+
+def test_rotation_by_given_positions():
+    """Positions of a row's second half, and positions that restart in the second row."""
+    x = jnp.asarray(normal(2, 8, 3, 4))
+    whole = rotate(x, 100.0)
+    np.testing.assert_array_equal(rotate(x[:, 4:], 100.0, jnp.arange(4, 8)), whole[:, 4:])
+    position = jnp.asarray([[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 0, 1, 2, 3, 4]])
+    restarted = rotate(x, 100.0, position)
+    np.testing.assert_array_equal(restarted[0], whole[0])
+    np.testing.assert_array_equal(restarted[1, 3:], rotate(x[1:, 3:], 100.0)[0])
+
+
+def documents_apart(query, key, value):
+    """Attention of each document of each row of `SEGMENTS` on its own, put together again."""
+    rows = []
+    for row, segments in enumerate(SEGMENTS):
+        cuts = np.split(np.arange(segments.size), np.flatnonzero(np.diff(segments)) + 1)
+        pieces = [(x[row : row + 1, cut[0] : cut[-1] + 1] for x in (query, key, value)) for cut in cuts]
+        rows.append(jnp.concatenate([causal_attention(*piece) for piece in pieces], axis=1))
+    return jnp.concatenate(rows)
+
+
+SEGMENTS = np.stack([np.arange(130) // 50, np.arange(130) >= 64]).astype(np.int32)
+
+
+def test_packed_documents_are_as_if_apart(float64):
+    query, key, value, gradient = (
+        jnp.asarray(normal(2, 130, heads, 8, seed=seed), jnp.float64) for seed, heads in enumerate((4, 2, 2, 4))
+    )
+
+    def packed(*arrays):
+        return causal_attention(*arrays, jnp.asarray(SEGMENTS))
+
+    def out_and_gradients(attention):
+        out, backward = jax.vjp(attention, query, key, value)
+        return out, *backward(gradient)
+
+    results = (jax.jit(lambda each=each: out_and_gradients(each))() for each in (packed, documents_apart))
+    for mine, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12)

@@ -53,13 +53,20 @@ def read_schedule(
     rows = _rows(lines, problems)
     if not rows:
         problems.append("there is no line of actions; give one for each stage, such as F0,B0,W0")
-    _report(path, problems)
     actions = [action for row in rows for action in row if action is not None]
+    num_microbatches = 1 + max((action.microbatch for action in actions), default=0)
+    num_chunks = 1 + max((action.chunk for action in actions), default=0)
+    if rows and num_microbatches * num_chunks > len(rows[0]):
+        problems.append(
+            f"microbatches up to {num_microbatches - 1} through chunks up to {num_chunks - 1} are more than its "
+            f"{len(rows[0])} ticks have room for; both count from 0"
+        )
+    _report(path, problems)
     schedule = Schedule(
         name=path.name,
         stages=len(rows),
-        microbatches=1 + max((action.microbatch for action in actions), default=0),
-        chunks=1 + max((action.chunk for action in actions), default=0),
+        microbatches=num_microbatches,
+        chunks=num_chunks,
         placement=cast(Placement, settings.get("placement", "loop")),
         joint=settings.get("joint") == "true",
         rows=rows,

@@ -10,6 +10,7 @@ of bubbles); Qi et al. 2024, "Pipeline Parallelism with Controllable Memory", se
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import isfinite
 from typing import NamedTuple
 
@@ -48,62 +49,95 @@ def measure(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> Timing:
     Raises:
         ValueError: The costs are not three positive numbers.
     """
-    if len(costs) != 3 or not all(isfinite(cost) and cost > 0 for cost in costs):
-        given = ", ".join(map(str, costs))
-        raise ValueError(f"costs {given} are not three positive numbers: forward, backward to input, to weights.")
-    forward, backward_input, backward_weight = costs
-    cost = {
-        Kind.FORWARD: forward,
-        Kind.RECOMPUTE: forward,
-        Kind.BACKWARD_INPUT: backward_input,
-        Kind.BACKWARD_WEIGHT: backward_weight,
-    }
+    length = _of_a_stage(costs)  # times are in units of a chunk up to the last line: 1 / V at once rounds only once
     slowest: list[float] = [0] * schedule.num_ticks
     free: list[float] = [0] * schedule.stages  # when each stage has done what it was given so far
     done: dict[tuple[int, Action], float] = {}
     busy = 0.0
-    for tick, stage, action in schedule.actions():  # in the order of ticks, so what an action needs is done before it
-        length = cost[action.kind]
+    for tick, stage, action in schedule.actions():  # tick by tick, so what an action needs is done before it
+        lasts = length[action.kind]
         start = max([free[stage], *(done.get(need, 0) for need in schedule.needs(stage, action))])
-        free[stage] = done[stage, action] = start + length
-        slowest[tick] = max(slowest[tick], length)
-        busy += length
+        free[stage] = done[stage, action] = start + lasts
+        slowest[tick] = max(slowest[tick], lasts)
+        busy += lasts
     time = sum(slowest)
     bubble = 1 - busy / (schedule.stages * time)
     return Timing(schedule.num_ticks, time / schedule.chunks, max(free) / schedule.chunks, bubble)
 
 
-def peak_activations(schedule: Schedule) -> list[int | float]:
-    """Counts the most microbatches whose activations each stage holds at once.
+def action_lengths(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> dict[Kind, float]:
+    """Returns how long each kind of action takes on one chunk; see `measure`."""
+    return {kind: cost / schedule.chunks for kind, cost in _of_a_stage(costs).items()}
 
-    Those of one chunk count 1 / V. They live from the forward's tick to the end of the backward to the weights; where a
-    forward is computed again they live from there, and only the chunk's input is kept before (`peak_inputs`).
 
-    Returns:
-        One number per stage.
+def tick_lengths(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> list[float]:
+    """Returns how long each tick lasts: as long as its slowest action."""
+    length = action_lengths(schedule, costs)
+    slowest: list[float] = [0] * schedule.num_ticks
+    for tick, _, action in schedule.actions():
+        slowest[tick] = max(slowest[tick], length[action.kind])
+    return slowest
+
+
+def _of_a_stage(costs: Sequence[float]) -> dict[Kind, float]:
+    if len(costs) != 3 or not all(isfinite(cost) and cost > 0 for cost in costs):
+        given = ",".join(f"{cost:g}" for cost in costs)
+        raise ValueError(
+            f"costs {given} are not three positive numbers. Give those of forward, backward to the input and backward "
+            "to the weights, such as 1,1.2,0.9."
+        )
+    forward, backward_input, backward_weight = costs
+    return {
+        Kind.FORWARD: forward,
+        Kind.RECOMPUTE: forward,
+        Kind.BACKWARD_INPUT: backward_input,
+        Kind.BACKWARD_WEIGHT: backward_weight,
+    }
+
+
+def live_activations(schedule: Schedule, stage: int) -> list[int]:
+    """Counts the activations that a stage holds in each tick, in microbatches of one chunk.
+
+    They live from the forward's tick to the end of the backward to the weights; where a forward is computed again they
+    live from there, and only the chunk's input is kept before.
     """
-    return [_peak(schedule, row, recomputed=False) for row in schedule.rows]
+    row, again = schedule.rows[stage], _recomputed(schedule, stage)
+    starts = [
+        action is not None and action.kind == (Kind.RECOMPUTE if action[1:] in again else Kind.FORWARD)
+        for action in row
+    ]
+    ends = [action is not None and action.kind == Kind.BACKWARD_WEIGHT for action in row]
+    return _held(starts, ends)
+
+
+def live_inputs(schedule: Schedule, stage: int) -> list[int]:
+    """Counts the inputs that a stage holds in each tick to compute forwards again, in microbatches of one chunk."""
+    row, again = schedule.rows[stage], _recomputed(schedule, stage)
+    starts = [action is not None and action.kind == Kind.FORWARD and action[1:] in again for action in row]
+    ends = [action is not None and action.kind == Kind.RECOMPUTE for action in row]
+    return _held(starts, ends)
+
+
+def peak_activations(schedule: Schedule) -> list[int | float]:
+    """Returns the most microbatches whose activations each stage holds at once; those of one chunk count 1 / V."""
+    return [_whole(max(live_activations(schedule, stage)), schedule.chunks) for stage in range(schedule.stages)]
 
 
 def peak_inputs(schedule: Schedule) -> list[int | float]:
-    """Counts the most microbatches of which each stage holds no more than its input, to compute its forward again.
-
-    Returns:
-        One number per stage, those of one chunk counting 1 / V; 0 where nothing is recomputed.
-    """
-    return [_peak(schedule, row, recomputed=True) for row in schedule.rows]
+    """Returns the most microbatches of which each stage holds the input alone; 0 where nothing is recomputed."""
+    return [_whole(max(live_inputs(schedule, stage)), schedule.chunks) for stage in range(schedule.stages)]
 
 
-def _peak(schedule: Schedule, row: Sequence[Action | None], *, recomputed: bool) -> int | float:
-    actions = [action for action in row if action is not None]
-    again = {action[1:] for action in actions if action.kind == Kind.RECOMPUTE}
-    live = most = 0
-    for action in actions:
-        first = Kind.RECOMPUTE if action[1:] in again and not recomputed else Kind.FORWARD
-        last = Kind.RECOMPUTE if recomputed else Kind.BACKWARD_WEIGHT
-        if recomputed and action[1:] not in again:
-            continue
-        live += action.kind == first
-        most = max(most, live)  # before the end: they are still there in the tick of the last
-        live -= action.kind == last
-    return most // schedule.chunks if most % schedule.chunks == 0 else most / schedule.chunks
+def _recomputed(schedule: Schedule, stage: int) -> set[tuple[int, int]]:
+    row = schedule.rows[stage]
+    return {(action.microbatch, action.chunk) for action in row if action is not None and action.kind == Kind.RECOMPUTE}
+
+
+def _held(starts: Sequence[bool], ends: Sequence[bool]) -> list[int]:
+    """Counts what has started and not ended; what ends in a tick is still there in it."""
+    started, ended = accumulate(starts), accumulate(ends, initial=0)
+    return [a - b for a, b in zip(started, ended, strict=False)]
+
+
+def _whole(count: int, chunks: int) -> int | float:
+    return count // chunks if count % chunks == 0 else count / chunks

@@ -187,7 +187,7 @@ def make_schedule(
     chunks = recipe.chunks if virtual is None else virtual
     problems = _unfit(name, recipe, stages, microbatches, chunks)
     if problems:
-        raise ValueError(" ".join(problems))
+        raise ValueError("\n  ".join([f"schedule {name} does not fit:", *problems] if len(problems) > 1 else problems))
     orders = [recipe.order(stage, stages, microbatches, chunks) for stage in range(stages)]
     if recompute:
         orders = [_recomputed(order) for order in orders]
@@ -210,9 +210,9 @@ def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: in
         problems.append(f"{given}: each must be at least 1.")
     elif microbatches < stages:
         problems.append(
-            f"strategy.pipe.microbatches={microbatches} is fewer than strategy.pipe.size={stages}: some stages would "
-            f"never work at the same time as others. Set strategy.pipe.microbatches to {stages} or more, or "
-            f"strategy.pipe.size to {microbatches} or less."
+            f"strategy.pipe.microbatches={microbatches} is fewer than strategy.pipe.size={stages}: {microbatches} < "
+            f"{stages}, so not all stages could ever work at once. Set strategy.pipe.microbatches to {stages} or more, "
+            f"or strategy.pipe.size to {microbatches} or less."
         )
     if chunks != recipe.chunks and not recipe.chunks_vary:
         several = [other for other, each in SCHEDULES.items() if each.chunks_vary]

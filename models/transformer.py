@@ -1,7 +1,8 @@
 """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU; embed / block / head.
 
 Letters: B rows, L positions, V vocabulary, N layers, D width, F width of the MLP, H query heads, G key-value heads,
-K width of a head. Shapes of the parameters (rules address them by these paths):
+K width of a head; small letters are one device's part: l positions, f columns of the MLP, h and g heads, v of the
+vocabulary. Shapes of the parameters (rules address them by these paths):
 
     embed/tokens            (V, D)
     blocks/attention/norm   (N, D)          blocks/mlp/norm   (N, D)
@@ -14,163 +15,78 @@ K width of a head. Shapes of the parameters (rules address them by these paths):
 
 Parameters arrive in the compute dtype. Norms, rotations, softmax and the loss are computed in float32 or wider.
 
+Every function takes the split of the work, `parallel`, as an argument: with the default it is plain JAX on one device;
+otherwise each device holds the columns, rows and heads that `rules` says, keeps its own positions between products, and
+gathers and scatters them around each (`parallel/tensor.py`, `parallel/context.py`).
+
 Sources: Vaswani et al. 2017, "Attention Is All You Need"; Touvron et al. 2023, "LLaMA" (this arrangement of it);
 Shazeer 2020, "GLU Variants Improve Transformer" (SwiGLU).
 """
 
 import functools
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..parallel import tensor
+from ..parallel.all_to_all_attention import all_to_all_attention
 from ..parallel.model import Batch, BlockModel, Params
+from ..parallel.parallel import Parallel, held_positions, own_positions
+from ..parallel.ring_attention import ring_attention
 from .attention import causal_attention, rotate
 from .cross_entropy import cross_entropy
 from .dropout import dropout
 from .initializers import truncated_normal
 from .recompute import recompute
+from .transformer_config import TransformerConfig
+from .transformer_split import split_problems, split_rules, traffic
 
 Hidden = dict[str, Array]
-"""What flows from block to block: "hidden" (B, L, D) and, where there is dropout, "example" (B,)."""
+"""What flows from block to block: "hidden" (B, l, D); where there is dropout "example" (B,), and for packed documents
+"segments" (B, L) and "positions" (B, L) in their document, of whole rows."""
+
+WHOLE = Parallel()
+"""Nothing is split: one device."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
-    """Sizes and choices of the transformer."""
-
-    vocabulary: int = 0
-    """Number of different tokens; 0 = the data's."""
-    length: int = 0
-    """Positions in a row, for counting operations; 0 = the data's."""
-    layers: int = 4
-    """Number of blocks."""
-    width: int = 128
-    """Width of the residual stream."""
-    heads: int = 4
-    """Query heads."""
-    kv_heads: int = 0
-    """Key-value heads, a divisor of `heads`; 0 = as many as `heads`."""
-    head_width: int = 0
-    """Width of a head, even; 0 = width / heads."""
-    mlp_width: int = 0
-    """Width between the two halves of the MLP; 0 = 8/3 of `width`, rounded up to a multiple of 64."""
-    rope_base: float = 10000.0
-    """Base of the rotary frequencies."""
-    norm_epsilon: float = 1e-5
-    """Added to the mean square in RMSNorm."""
-    tied: bool = False
-    """Whether the head reads the embedding table instead of its own matrix."""
-    dropout: float = 0.0
-    """Part of the values dropped after the embedding and after each half of a block; 0 <= dropout < 1."""
-    scan_unroll: int = 1
-    """Blocks in one turn of the loop over blocks: more compile longer and may run faster."""
-
-    def __post_init__(self) -> None:
-        problems = _problems(self)
-        if problems:
-            raise ValueError("\n".join(problems))
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Key-value heads, worked out."""
-        return self.kv_heads or self.heads
-
-    @property
-    def head_size(self) -> int:
-        """Width of a head, worked out."""
-        return self.head_width or self.width // self.heads
-
-    @property
-    def mlp_size(self) -> int:
-        """Width of the MLP, worked out."""
-        return self.mlp_width or -(-8 * self.width // (3 * 64)) * 64
-
-    @property
-    def matmul_parameters(self) -> int:
-        """Parameters that every token is multiplied with: all matrices and the head, without the embedding look-up."""
-        attention = 2 * self.width * self.head_size * (self.heads + self.num_kv_heads)
-        return self.layers * (attention + 3 * self.width * self.mlp_size) + self.width * self.vocabulary
-
-    @property
-    def flops_per_row(self) -> float:
-        """Operations of forward and backward for one row.
-
-        6 * matmul_parameters * L (2 forward, 4 backward) and, for the two products of attention, 12 * N * H * K * L**2:
-        the full square of positions, as PaLM counts it (Chowdhery et al. 2022, appendix B), although half of it is
-        masked and up to 3/8 is not computed. Neither look-ups, norms and softmax nor recomputation count.
-        """
-        attention = 12 * self.layers * self.heads * self.head_size * self.length**2
-        return float(6 * self.matmul_parameters * self.length + attention)
-
-
-def _problems(config: TransformerConfig) -> list[str]:
-    least = dict.fromkeys(("layers", "width", "heads", "scan_unroll"), 1)
-    least |= dict.fromkeys(("vocabulary", "length", "kv_heads", "head_width", "mlp_width"), 0)
-    given = {name: getattr(config, name) for name in least}
-    problems = [
-        f"model.{name}={given[name]} has to be at least {least[name]}." for name in least if given[name] < least[name]
-    ]
-    if not 0 <= config.dropout < 1:
-        problems.append(f"model.dropout={config.dropout} has to be a part of the values: 0 <= dropout < 1.")
-    if config.rope_base <= 1:
-        problems.append(f"model.rope_base={config.rope_base} has to be over 1: frequencies fall along a head.")
-    if config.norm_epsilon <= 0:
-        problems.append(f"model.norm_epsilon={config.norm_epsilon} has to be over 0.")
-    return problems or _head_problems(config)
-
-
-def _head_problems(config: TransformerConfig) -> list[str]:
-    """Checks on sizes that are all positive."""
-    problems = []
-    if config.heads % config.num_kv_heads:
-        problems.append(
-            f"model.kv_heads={config.kv_heads} does not divide model.heads={config.heads}: each key-value head serves "
-            f"equally many query heads. Take one of {[n for n in range(1, config.heads + 1) if config.heads % n == 0]}."
-        )
-    if not config.head_width and config.width % config.heads:
-        problems.append(
-            f"model.width={config.width} is not divisible by model.heads={config.heads}. "
-            "Change one of them or give model.head_width."
-        )
-    elif config.head_size % 2:
-        problems.append(
-            f"model.head_width: a head is {config.head_size} wide (model.head_width, or model.width={config.width} / "
-            f"model.heads={config.heads}), and rotary positions turn pairs: the width has to be even."
-        )
-    return problems
-
-
-def transformer(config: TransformerConfig) -> BlockModel:
+def transformer(config: TransformerConfig, parallel: Parallel = WHOLE) -> BlockModel:
     """Builds the model.
 
     Args:
         config: Its sizes and choices, with vocabulary and length.
+        parallel: How its work is split over the mesh; the default keeps it whole.
 
     Returns:
-        A language model over batches {"inputs", "targets", "weights", "example"}; `predict` gives logits (B, L, V).
+        A language model over batches {"inputs", "targets", "weights", "example"} and, for packed documents, "segments"
+        and "positions"; `predict` gives logits (B, L, V).
 
     Raises:
-        ValueError: The vocabulary or the length is still 0.
+        ValueError: The vocabulary or the length is still 0, or the sizes cannot be split so.
     """
     unknown = [name for name in ("vocabulary", "length") if not getattr(config, name)]
     if unknown:
         raise ValueError(
             "\n".join(f"model.{name} is not given, and the data does not tell it either." for name in unknown)
         )
+    problems = split_problems(config, parallel)
+    if problems:
+        raise ValueError("\n".join(problems))
     bind = functools.partial
     return BlockModel(
         init=bind(init, config),
-        embed=bind(embed, config),
-        block=bind(block, config),
-        head=bind(head, config),
+        embed=bind(embed, config, parallel),
+        block=bind(block, config, parallel),
+        head=bind(head, config, parallel),
         num_blocks=config.layers,
         head_reads=("embed", "head") if config.tied else ("head",),
         scan_unroll=config.scan_unroll,
         predict=bind(predict, config),
         name="transformer",
         flops_per_row=config.flops_per_row,
+        parallelize=bind(transformer, config),
+        rules=split_rules(config, parallel),
+        traffic=bind(traffic, config, parallel) if parallel.splits_positions else None,
     )
 
 
@@ -216,39 +132,83 @@ def _init_block(config: TransformerConfig, key: Array) -> Params:
     }
 
 
-def embed(config: TransformerConfig, groups: dict[str, Params], batch: Batch, key: Array | None) -> Hidden:
+def embed(
+    config: TransformerConfig, parallel: Parallel, groups: dict[str, Params], batch: Batch, key: Array | None
+) -> Hidden:
     """Looks up the tokens; a token outside the vocabulary gives NaN, not another token's row."""
-    hidden_BLD = jnp.take(groups["embed"]["tokens"], batch["inputs"], axis=0)
+    tokens_BL = _held(parallel, batch["inputs"])
+    hidden_BlD = tensor.embed_tokens(parallel.tensor, groups["embed"]["tokens"], tokens_BL)
+    x = {"hidden": hidden_BlD, **{name: batch[name] for name in ("segments", "positions") if name in batch}}
     if key is None or not config.dropout:
-        return {"hidden": hidden_BLD}
-    example_B = batch["example"]
-    hidden_BLD = dropout(hidden_BLD, example_B, key, name="embed", rate=config.dropout)
-    return {"hidden": hidden_BLD, "example": example_B}
+        return x
+    x = {**x, "example": batch["example"]}
+    return {**x, "hidden": _dropout(config, parallel, hidden_BlD, x, key, "embed")}
 
 
-def block(config: TransformerConfig, params: Params, x: Hidden, key: Array | None) -> Hidden:
+def block(config: TransformerConfig, parallel: Parallel, params: Params, x: Hidden, key: Array | None) -> Hidden:
     """Adds attention, then the MLP, to the residual stream."""
-    hidden_BLD = x["hidden"]
+    hidden_BlD = x["hidden"]
     for name, half in (("attention", _attention), ("mlp", _mlp)):
-        normed_BLD = rms_norm(hidden_BLD, params[name]["norm"], config.norm_epsilon)
-        change_BLD = half(config, params[name], normed_BLD)
-        if "example" in x and key is not None:
-            change_BLD = dropout(change_BLD, x["example"], key, name=name, rate=config.dropout)
-        hidden_BLD = hidden_BLD + change_BLD
-    return {**x, "hidden": hidden_BLD}
+        normed_BlD = rms_norm(hidden_BlD, params[name]["norm"], config.norm_epsilon)
+        change_BlD = half(config, parallel, params[name], normed_BlD, x)
+        hidden_BlD = hidden_BlD + _dropout(config, parallel, change_BlD, x, key, name)
+    return {**x, "hidden": hidden_BlD}
 
 
-def _attention(config: TransformerConfig, params: Params, x_BLD: Array) -> Array:
-    def heads(name: str) -> Array:
-        return (x_BLD @ params[name]).reshape(*x_BLD.shape[:2], -1, config.head_size)
+def _attention(config: TransformerConfig, parallel: Parallel, params: Params, x_BlD: Array, x: Hidden) -> Array:
+    split = parallel.tensor
+    key, value = (
+        tensor.own_key_value_weight(split, params[name], config.heads, config.num_kv_heads) for name in ("key", "value")
+    )
+    products = tensor.gather_products(split, x_BlD, [params["query"], key, value])
+    query_BLhK, key_BLgK, value_BLgK = (
+        product.reshape(*product.shape[:2], -1, config.head_size) for product in products
+    )
+    position = _rotary_positions(config, parallel, x)
+    query_BLhK, key_BLgK = (rotate(each, config.rope_base, position) for each in (query_BLhK, key_BLgK))
+    mixed_BLhK = attend(parallel, query_BLhK, key_BLgK, value_BLgK, x.get("segments"))
+    return tensor.product_scatter(split, mixed_BLhK.reshape(*mixed_BLhK.shape[:2], -1), params["out"])
 
-    query_BLHK, key_BLGK = rotate(heads("query"), config.rope_base), rotate(heads("key"), config.rope_base)
-    mixed_BLHK = causal_attention(query_BLHK, key_BLGK, heads("value"))
-    return mixed_BLHK.reshape(*x_BLD.shape[:2], -1) @ params["out"]
+
+def attend(
+    parallel: Parallel, query_BLhK: Array, key_BLgK: Array, value_BLgK: Array, segment_BL: Array | None
+) -> Array:
+    """Causal attention between the positions of a row, wherever they are."""
+    config = parallel.context
+    if config.size == 1:
+        return causal_attention(query_BLhK, key_BLgK, value_BLgK, *(() if segment_BL is None else (segment_BL,)))
+    if config.attention == "ring":
+        return ring_attention(query_BLhK, key_BLgK, value_BLgK, config=config, segment_BL=segment_BL)
+    return all_to_all_attention(
+        query_BLhK, key_BLgK, value_BLgK, attend=causal_attention, config=config, segment_BL=segment_BL
+    )
 
 
-def _mlp(config: TransformerConfig, params: Params, x_BLD: Array) -> Array:
-    return _swiglu(x_BLD @ params["gate"], x_BLD @ params["up"]) @ params["down"]
+def _mlp(config: TransformerConfig, parallel: Parallel, params: Params, x_BlD: Array, x: Hidden) -> Array:
+    gate_BLf, up_BLf = tensor.gather_products(parallel.tensor, x_BlD, [params["gate"], params["up"]])
+    return tensor.product_scatter(parallel.tensor, _swiglu(gate_BLf, up_BLf), params["down"])
+
+
+def _held(parallel: Parallel, x_BL: Array) -> Array:
+    """The columns of whole rows that this device's `context` group works on."""
+    if parallel.context.size == 1:
+        return x_BL
+    return jnp.take(x_BL, held_positions(parallel, x_BL.shape[1]), axis=1)
+
+
+def _rotary_positions(config: TransformerConfig, parallel: Parallel, x: Hidden) -> Array | None:
+    if "positions" in x:
+        return _held(parallel, x["positions"])
+    return None if parallel.context.size == 1 else held_positions(parallel, config.length)
+
+
+def _dropout(
+    config: TransformerConfig, parallel: Parallel, x_BlD: Array, x: Hidden, key: Array | None, name: str
+) -> Array:
+    if "example" not in x or key is None:
+        return x_BlD
+    position_l = own_positions(parallel, x_BlD.shape[1] * parallel.tensor.size * parallel.context.size)
+    return dropout(x_BlD, x["example"], position_l, key, name=name, rate=config.dropout)
 
 
 @recompute
@@ -269,23 +229,36 @@ def _rms_norm(x_BLD: Array, scale_D: Array, *, epsilon: float) -> Array:
     return (normed * scale_D.astype(wide)[None, None, :]).astype(x_BLD.dtype)
 
 
-def logits(config: TransformerConfig, groups: dict[str, Params], x: Hidden) -> Array:
-    """Scores of the next token, (B, L, V) in float32 or wider."""
-    normed_BLD = rms_norm(x["hidden"], groups["head"]["norm"], config.norm_epsilon)
-    table_DV = groups["embed"]["tokens"].T if config.tied else groups["head"]["logits"]
+def logits(config: TransformerConfig, parallel: Parallel, groups: dict[str, Params], x: Hidden) -> Array:
+    """Scores of the next token, (B, L, v) in float32 or wider, at the positions of this device's `context` group."""
+    normed_BlD = rms_norm(x["hidden"], groups["head"]["norm"], config.norm_epsilon)
+    normed_BLD = tensor.gather_positions(parallel.tensor, normed_BlD)
+    table_Dv = groups["embed"]["tokens"].T if config.tied else groups["head"]["logits"]
     wide = jnp.promote_types(normed_BLD.dtype, jnp.float32)
-    return jnp.einsum("BLD,DV->BLV", normed_BLD, table_DV, preferred_element_type=wide)
+    return jnp.einsum("BLD,DV->BLV", normed_BLD, table_Dv, preferred_element_type=wide)
 
 
 def head(
-    config: TransformerConfig, groups: dict[str, Params], x: Hidden, batch: Batch, key: Array | None
+    config: TransformerConfig,
+    parallel: Parallel,
+    groups: dict[str, Params],
+    x: Hidden,
+    batch: Batch,
+    key: Array | None,
 ) -> tuple[Array, Array]:
-    """The cross-entropy of the next tokens as (sum, weight)."""
-    return cross_entropy(logits(config, groups, x), batch["targets"], batch["weights"])
+    """This device's share of the cross-entropy of the next tokens as (sum, weight)."""
+    logits_BLv = logits(config, parallel, groups, x)
+    targets_BL = _held(parallel, batch["targets"])
+    if parallel.tensor.size == 1:
+        return cross_entropy(logits_BLv, targets_BL, _held(parallel, batch["weights"]))
+    own_l = own_positions(parallel, batch["weights"].shape[1])
+    return tensor.split_cross_entropy(
+        parallel.tensor, logits_BLv, targets_BL, jnp.take(batch["weights"], own_l, axis=1)
+    )
 
 
 def predict(config: TransformerConfig, params: dict[str, Params], batch: Batch) -> Array:
     """Logits (B, L, V) at every position of `batch["inputs"]`, without dropout."""
-    x = embed(config, params, batch, None)
-    x, _ = lax.scan(lambda x, block_params: (block(config, block_params, x, None), None), x, params["blocks"])
-    return logits(config, params, x)
+    x = embed(config, WHOLE, params, batch, None)
+    x, _ = lax.scan(lambda x, block_params: (block(config, WHOLE, block_params, x, None), None), x, params["blocks"])
+    return logits(config, WHOLE, params, x)

@@ -55,8 +55,8 @@ class DataParallelConfig:
     def __post_init__(self) -> None:
         if self.zero not in (0, 1, 2):
             raise ValueError(
-                f"strategy.data.zero={self.zero!r} is not a stage: 0 splits nothing, 1 the optimizer's state, 2 gradients "
-                "too. Stage 3, parameters as well, is the strategy fsdp."
+                f"strategy.data.zero={self.zero!r} is not a stage: 0 splits nothing, 1 the optimizer's state, 2 "
+                "gradients too. Stage 3, parameters as well, is the strategy fsdp."
             )
 
 

@@ -80,8 +80,8 @@ def _problems(model: Model | BlockModel, layouts: Layouts, row: LayoutRow) -> li
         given = tuple(axis for axis in row.layout.axes_of_dim(dim) if axis in inside)
         if needed != given or (given and row.layout.axes_of_dim(dim)[: len(given)] != given):
             problems.append(
-                f"{row.path} has the layout {row.layout} by rule {row.rule!r}, but the model splits its own work and needs "
-                f"dim {dim} split over {needed or 'none of ' + ', '.join(inside)}{' first' if given else ''}. Correct the "
-                "rule in layouts.rules, or set strategy.tensor.explicit=false to leave the axis to XLA."
+                f"{row.path} has the layout {row.layout} by rule {row.rule!r}, but the model splits its own work and "
+                f"needs dim {dim} split over {needed or 'none of ' + ', '.join(inside)}{' first' if given else ''}. "
+                "Correct the rule in layouts.rules, or set strategy.tensor.explicit=false to leave the axis to XLA."
             )
     return problems

@@ -228,7 +228,8 @@ def _gathered_sizes(
     sizes = []
     for dim, names in dims:
         parts[dim] //= prod(layout.mesh.axis_size(name) for name in names)
-        sizes.append((names, prod(shape[first:]) // prod(parts.values())))
+        in_mesh_order = tuple(axis for axis in layout.mesh.axis_names if axis in names)
+        sizes.append((in_mesh_order, prod(shape[first:]) // prod(parts.values())))
     return sizes
 
 

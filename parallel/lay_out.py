@@ -154,8 +154,8 @@ def _inside_model(model: Model | BlockModel, configs: StrategyConfigs) -> Parall
         return Parallel(**{name: config for name, config in given.items() if getattr(config, "explicit", True)})
     if "context" in given and given["context"].size > 1:
         raise ValueError(
-            f"strategy.context={given['context'].size}: model {model.name!r} cannot split the positions of a row. Use a "
-            "model with `parallelize`, such as the transformer, or give these devices to strategy.data or strategy.fsdp."
+            f"strategy.context={given['context'].size}: model {model.name!r} cannot split the positions of a row. Use "
+            "a model with `parallelize`, such as the transformer, or give the devices to strategy.data or fsdp."
         )
     return Parallel()
 

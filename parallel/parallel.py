@@ -1,6 +1,6 @@
 """What a model is told of the mesh: the axes that it splits its own work over. An argument, never an ambient global."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jax import Array, lax
@@ -22,9 +22,9 @@ class Parallel:
         expert: experts of a mixture, see `expert.py`.
     """
 
-    tensor: TensorConfig = TensorConfig()
-    context: ContextConfig = ContextConfig()
-    expert: ExpertConfig = ExpertConfig()
+    tensor: TensorConfig = field(default_factory=TensorConfig)
+    context: ContextConfig = field(default_factory=ContextConfig)
+    expert: ExpertConfig = field(default_factory=ExpertConfig)
 
     @property
     def splits_anything(self) -> bool:

@@ -15,21 +15,31 @@ REMAT_POLICIES = ("none", "dots", "full")
 
 # Moving or casting a value costs little and would keep a gathered parameter alive under another shape.
 _MOVEMENT = (
-    *("all_gather", "all_gather_invariant", "reshape", "transpose", "squeeze", "expand_dims", "slice", "dynamic_slice"),
+    *("reshape", "transpose", "squeeze", "expand_dims", "slice", "dynamic_slice"),
     *("concatenate", "split", "copy", "convert_element_type", "broadcast_in_dim", "pvary", "pcast", "stop_gradient"),
 )
 
 
+_ACTIVATION_AXES = ("tensor", "context")
+
+
 def save_arithmetic(primitive: Any, *avals: Any, **params: Any) -> bool:
     """A `jax.checkpoint` policy: keep results of arithmetic, make again what was only gathered, moved or cast."""
-    return not _only_moves(primitive.name, params.get("call_jaxpr"))
+    return not _only_moves(primitive.name, params)
 
 
-def _only_moves(name: str, called: Any) -> bool:
+def _only_moves(name: str, params: Any) -> bool:
     """Whether an operation only moves values; a call (a custom gradient) does if nothing in it computes."""
-    if called is None:
-        return name in _MOVEMENT
-    return all(_only_moves(equation.primitive.name, None) for equation in called.eqns)
+    called = params.get("call_jaxpr")
+    if called is not None:
+        return all(_only_moves(equation.primitive.name, equation.params) for equation in called.eqns)
+    if name.startswith("all_gather"):  # what is gathered over these axes is no parameter: as dear as arithmetic
+        return not set(_names(params["axis_name"])) & set(_ACTIVATION_AXES)
+    return name in _MOVEMENT
+
+
+def _names(axis_name: Any) -> tuple[str, ...]:
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def remat_block(block: Callable[..., Any], remat: str, *, makes_copies: bool, in_loop: bool) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ class UncheckedStep(UserWarning):
 def over_manual_axes(
     local: Callable[..., Any], layouts: Layouts, in_specs: Any, out_specs: Any, *, abstract: bool
 ) -> Callable[..., Any]:
-    """`shard_map` over the manual axes; other axes of the mesh stay with XLA, and without manual axes nothing is mapped.
+    """`shard_map` over the manual axes; other axes of the mesh stay with XLA; without manual axes nothing is mapped.
 
     Args:
         local: What each device runs on its own shards.

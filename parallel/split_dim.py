@@ -9,7 +9,7 @@ from ..mesh.device_mesh import DeviceMesh
 def split_further(
     layout: TensorLayout, shape: tuple[int, ...], mesh: DeviceMesh, axis: str, *, first: int
 ) -> tuple[TensorLayout, int] | None:
-    """Adds an axis to a layout: on the first whole dim that it divides, else on the first split dim whose parts it does.
+    """Adds an axis to a layout: on the first whole dim that it divides, else on a split dim whose parts it divides.
 
     The first, not the largest: parts of a leading dim lie one after the other in memory, so gathering them needs no
     transpose.

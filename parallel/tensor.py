@@ -24,14 +24,14 @@ Syntax, for the two products of an MLP (or of attention) with rows B, positions 
    product of the part at hand (`collective_matmul.py`).
 
 Bytes a block and microbatch in the compute dtype: 2 gathers and 2 scatters of B x L x D forward, as many backward; a
-ring moves (T - 1) / T of that in and out of a device. Compute-bound while F / T > C / W (FLOP/s over bytes/s of the
-network, 2-byte elements, 2 F for an MLP with two products): tensor parallelism does not depend on the batch, but needs the fastest links.
+ring moves (T - 1) / T of that in and out of a device. Compute-bound while F / T > C / W, with C the FLOP/s of a device,
+W its bytes/s into the network, and 2-byte elements: the batch does not help, so this axis needs the fastest links.
 
 A model without collectives is split by XLA instead, from its layout map alone: `tensor: {size: T, explicit: false}`.
 
-Source: Shoeybi et al. 2019, "Megatron-LM", section 3; Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
-Transformer Models", section 4.2 (positions); Wang et al. 2023, "Overlap Communication with Dependent Computation via
-Decomposition" (collective matmul).
+Source: Shoeybi et al. 2019, "Megatron-LM", section 3; Korthikanti et al. 2022, "Reducing Activation Recomputation in
+Large Transformer Models", section 4.2 (positions); Wang et al. 2023, "Overlap Communication with Dependent Computation
+via Decomposition" (collective matmul).
 """
 
 from collections.abc import Sequence

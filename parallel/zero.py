@@ -2,7 +2,7 @@
 
 Syntax, for a parameter W with optimizer moments m and the axis `data` of size N:
 
-    stage 1    dW[D, F] {U_data} = In[B_data, D] . dOut[B_data, F]                summed over microbatches, no communication
+    stage 1    dW[D, F] {U_data} = In[B_data, D] . dOut[B_data, F]                summed over microbatches, locally
                dW[D_data, F] = reduce-scatter over data of dW[D, F] {U_data}      once a step
     stage 2    dW[D_data, F] = reduce-scatter over data of dW[D, F] {U_data}      in backward, as each block is done
     both       m[D_data, F], W[D_data, F] = update(dW[D_data, F])                 no communication
@@ -15,10 +15,12 @@ Syntax, for a parameter W with optimizer moments m and the axis `data` of size N
 4. After the update, XLA gathers the new parameters where they are stored: the resharding of a `jit` output.
 5. With `fsdp` beside it, all of this happens to FSDP's shards: state over data x fsdp, parameters over fsdp.
 
-Bytes a step, for P elements: reduce-scatter P x reduce width (stage 2: for each microbatch), all-gather P x stored width;
-a ring moves (N - 1) / N of that: data parallelism's all-reduce, cut in its two halves. Compute-bound as data parallelism.
+Bytes a step, for P elements: reduce-scatter P x reduce width (stage 2: for each microbatch), all-gather P x stored
+width; a ring moves (N - 1) / N of that: data parallelism's all-reduce, cut in its two halves. Compute-bound as data
+parallelism.
 
-Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 5.1, 5.2.
+Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 5.1
+and 5.2.
 """
 
 from dataclasses import replace
@@ -114,7 +116,7 @@ def _scattered_dim(layout: TensorLayout, update: TensorLayout) -> int | None:
 
 
 def cost(stored: LayoutTable, update: LayoutTable, stage: int, reduce_dtype: str, *, platform: str) -> list[Collective]:
-    """The gathers of updated parameters and, for stage 1, the reduce-scatters of gradients (stage 2's are `fsdp.cost`'s).
+    """The gathers of updated parameters and, for stage 1, the reduce-scatters of gradients; stage 2's are FSDP's.
 
     Args:
         stored: The parameters' layouts.

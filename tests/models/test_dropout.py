@@ -6,8 +6,9 @@ from spmdkit.models.dropout import dropout
 KEY = jax.random.key(0)
 
 
-def drop(rows, example, *, key=KEY, name="mlp", rate=0.25):
-    return np.asarray(dropout(rows, jnp.asarray(example, jnp.int32), key, name=name, rate=rate))
+def drop(rows, example, positions=None, *, key=KEY, name="mlp", rate=0.25):
+    positions = jnp.arange(rows.shape[1]) if positions is None else positions
+    return np.asarray(dropout(rows, jnp.asarray(example, jnp.int32), positions, key, name=name, rate=rate))
 
 
 def test_rate_and_scale():
@@ -24,6 +25,13 @@ def test_a_mask_belongs_to_its_example():
     np.testing.assert_array_equal(drop(rows, [9, 7, 8]), together[[2, 0, 1]])
 
 
+def test_a_mask_belongs_to_its_position():
+    rows = jnp.ones((2, 8, 16))
+    whole = drop(rows, [7, 8])
+    held = jnp.asarray([0, 1, 6, 7])
+    np.testing.assert_array_equal(drop(rows[:, :4], [7, 8], held), whole[:, held])
+
+
 def test_masks_differ_between_examples_places_and_keys():
     rows = jnp.ones((1, 8, 16))
     masks = [
@@ -36,7 +44,5 @@ def test_masks_differ_between_examples_places_and_keys():
 
 
 def test_keeps_the_dtype():
-    assert (
-        dropout(jnp.ones((1, 2, 4), jnp.bfloat16), jnp.zeros(1, jnp.int32), KEY, name="", rate=0.5).dtype
-        == jnp.bfloat16
-    )
+    rows, example = jnp.ones((1, 2, 4), jnp.bfloat16), jnp.zeros(1, jnp.int32)
+    assert dropout(rows, example, jnp.arange(2), KEY, name="", rate=0.5).dtype == jnp.bfloat16

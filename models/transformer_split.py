@@ -1,0 +1,124 @@
+"""How the transformer's work is split over `tensor` and `context`: which dims, what cannot be, and what moves."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from ..parallel import context, tensor
+from ..parallel.collective_matmul import num_permutes
+from ..parallel.collectives import Collective, wire_bytes
+from ..parallel.parallel import Parallel, Traffic
+from .transformer_config import TransformerConfig
+
+
+def split_rules(config: TransformerConfig, parallel: Parallel) -> dict[str, tuple[str | None, ...]]:
+    """The dims of the parameters that each device holds a part of; {} where `tensor` splits nothing.
+
+    Returns:
+        Regex of a parameter's path -> mesh axis or None of each dim.
+    """
+    if parallel.tensor.size == 1:
+        return {}
+    axis = tensor.AXIS
+    split_kv = tensor.key_value_rule(parallel.tensor, config.num_kv_heads) == "split"
+    return {
+        "embed/tokens": (axis, None),
+        "head/logits": (None, axis),
+        "blocks/attention/query": (None, None, axis),
+        "blocks/attention/(key|value)": (None, None, axis if split_kv else None),
+        "blocks/attention/out": (None, axis, None),
+        "blocks/mlp/(gate|up)": (None, None, axis),
+        "blocks/mlp/down": (None, axis, None),
+    }
+
+
+def split_problems(config: TransformerConfig, parallel: Parallel) -> list[str]:
+    """All sizes that the mesh does not divide, each with what would work."""
+    size, problems = parallel.tensor.size, []
+    wholes = {"model.heads": config.heads, "model.mlp_width": config.mlp_size, "model.vocabulary": config.vocabulary}
+    for key, whole in wholes.items():
+        if whole % size:
+            fitting = [n for n in range(1, size + 1) if whole % n == 0]
+            problems.append(
+                f"{key}={whole} cannot be split over strategy.tensor={size}: {whole} % {size} = {whole % size}. "
+                f"Set {key} to {whole + size - whole % size}, or strategy.tensor to one of {fitting}."
+            )
+    if problems:
+        return problems
+    kv_heads = _kv_heads_on_device(config, parallel)
+    problems = context.check(parallel.context, config.length, config.heads // size, kv_heads)
+    held = config.length // parallel.context.size
+    if not problems and held % size:
+        step = size * parallel.context.num_chunks
+        problems.append(
+            f"data.length={config.length}: {held} positions on each device along context cannot be split over "
+            f"strategy.tensor={size}: {held} % {size} = {held % size}. Set data.length to a multiple of {step}."
+        )
+    return problems
+
+
+def _kv_heads_on_device(config: TransformerConfig, parallel: Parallel) -> int:
+    rule = tensor.key_value_rule(parallel.tensor, config.num_kv_heads)
+    size = parallel.tensor.size
+    return {"split": config.num_kv_heads // size, "one": 1, "per query": config.heads // size}[rule]
+
+
+def traffic(
+    config: TransformerConfig,
+    parallel: Parallel,
+    part: str,
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    dtype: str,
+    platform: str,
+) -> Traffic:
+    """What one call of "embed", "block" or "head" moves, for the per-device shapes of a batch."""
+    rows, length = shapes["inputs"].shape
+    held = length // parallel.context.size
+    residual = rows * held * config.width * wire_bytes(dtype, platform)
+    if part == "block":
+        return _block(config, parallel, rows, length, residual, dtype, platform)
+    if parallel.tensor.size == 1:
+        return Traffic()
+    gather, scatter = _line("all-gather", residual), _line("reduce-scatter", residual)
+    if part == "embed":
+        return Traffic((scatter,), (gather,))
+    wide = wire_bytes(jnp.promote_types(dtype, jnp.float32), platform)
+    positions = rows * held * wide
+    largest, sums = _line("all-reduce", positions), _line("reduce-scatter", 2 * positions)
+    return Traffic((gather, largest, sums), (_line("all-gather", 2 * positions), scatter))
+
+
+def _block(
+    config: TransformerConfig, parallel: Parallel, rows: int, length: int, residual: int, dtype: str, platform: str
+) -> Traffic:
+    """Around attention and around the MLP a gather and a scatter of the residual stream; inside, attention's own."""
+    moved = context.cost(
+        parallel.context,
+        rows=rows,
+        length=length,
+        heads=config.heads // parallel.tensor.size,
+        kv_heads=_kv_heads_on_device(config, parallel),
+        head_size=config.head_size,
+        dtype=dtype,
+        platform=platform,
+    )
+    attention, backward = tuple(moved.forward), tuple(moved.backward)
+    if parallel.tensor.size == 1:
+        return Traffic(attention, backward, attention)
+    gather, scatter = _around_products(parallel, residual)
+    both = (gather.times(2), scatter.times(2))
+    return Traffic((*both, *attention), (*both, *backward), (gather.times(2), scatter, *attention))
+
+
+def _around_products(parallel: Parallel, residual: int) -> tuple[Collective, Collective]:
+    size = parallel.tensor.size
+    if not parallel.tensor.collective_matmul:
+        return _line("all-gather", residual), _line("reduce-scatter", residual)
+    permutes = num_permutes(size)
+    ring = Collective("collective-permute", (tensor.AXIS,), permutes, permutes * residual // size)
+    return ring, ring
+
+
+def _line(kind: str, num_bytes: int) -> Collective:
+    return Collective(kind, (tensor.AXIS,), 1, num_bytes)

@@ -17,3 +17,5 @@ from .state import TrainState as TrainState
 from .step import Step as Step
 from .step import build_step as build_step
 from .strategy import STRATEGIES as STRATEGIES
+from .verification import Verification as Verification
+from .verify import verify as verify

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .parallel import build_step as build_step
     from .parallel import census as census
     from .parallel import lay_out as lay_out
+    from .parallel import verify as verify
     from .training.checkpoints import Checkpoints as Checkpoints
     from .training.loop import evaluate as evaluate
     from .training.loop import run_steps as run_steps
@@ -77,6 +78,7 @@ _HOMES = {
         "build_step",
         "census",
         "lay_out",
+        "verify",
     ),
     "training.checkpoints": ("Checkpoints",),
     "training.loop": ("evaluate", "run_steps"),

@@ -178,7 +178,7 @@ def make_schedule(
     if name.endswith(".csv"):
         if recompute:
             raise ValueError(
-                f"{name} says itself what is recomputed: put R0, R1, ... into it, and leave recompute out."
+                f"{name} itself says what is recomputed: put R0, R1, ... in it, and leave recompute out."
             )
         return read_schedule(name, stages=stages, microbatches=microbatches, virtual=virtual)
     if name not in SCHEDULES:
@@ -206,7 +206,9 @@ def make_schedule(
 def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: int) -> list[str]:
     problems = []
     if stages < 1 or microbatches < 1 or chunks < 1:
-        given = f"strategy.pipe.size={stages}, strategy.pipe.microbatches={microbatches}, virtual={chunks}"
+        given = (
+            f"strategy.pipe.size={stages}, strategy.pipe.microbatches={microbatches}, strategy.pipe.virtual={chunks}"
+        )
         problems.append(f"{given}: each must be at least 1.")
     elif microbatches < stages:
         problems.append(
@@ -217,8 +219,8 @@ def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: in
     if chunks != recipe.chunks and not recipe.chunks_vary:
         several = [other for other, each in SCHEDULES.items() if each.chunks_vary]
         problems.append(
-            f"{name} has {recipe.chunks} chunk{'s'[: recipe.chunks > 1]} on each stage, not {chunks}. Leave virtual "
-            f"out, or take {' or '.join(several)}."
+            f"{name} has {recipe.chunks} chunk{'s'[: recipe.chunks > 1]} on each stage, not {chunks}. Leave "
+            f"strategy.pipe.virtual out, or take {' or '.join(several)}."
         )
     return problems
 

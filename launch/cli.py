@@ -20,7 +20,7 @@ schedules:
   gpipe             all forwards, then all backwards                    time 3(M+S-1)      holds M microbatches
   1f1b              one forward, one backward in turn                   time 3(M+S-1)      holds S-s on stage s
   interleaved_1f1b  1f1b with V chunks of the model on each stage       time 3(M+(S-1)/V)  holds S-s/V
-  zb_h1             1f1b that passes gradients on before the weights'   time 3M+S-1        holds S
+  zb_h1             1f1b, each gradient passed on before its weights    time 3M+S-1        holds S
   zbv               two chunks a stage, down the stages and up again    time 3M+(S-1)/2    holds S
 
 An action is F (forward), R (forward again), B (backward to the input) or W (backward to the weights), and takes a tick.
@@ -181,7 +181,7 @@ which stages are idle, and the most activations each stage holds at once. Nothin
 
   spmdkit schedule 1f1b --stages 4 --microbatches 8
   spmdkit schedule interleaved_1f1b --stages 4 --microbatches 8 --virtual 2      two chunks a stage: half the bubble
-  spmdkit schedule zb_h1 --stages 4 --microbatches 8 --costs 1,1.2,0.8           what a stage's parts take of yours
+  spmdkit schedule zb_h1 --stages 4 --microbatches 8 --costs 1,1.2,0.8           costs that you have measured
   spmdkit schedule zbv --stages 4 --microbatches 8 --svg zbv.svg                 a picture
   spmdkit schedule gpipe --stages 4 --microbatches 8 --recompute --json          for a program to read
   spmdkit schedule 1f1b --stages 2 --microbatches 4 --csv mine.csv               the table, for you to change

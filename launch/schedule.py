@@ -110,7 +110,7 @@ def summary(schedule: Schedule, timing: Timing) -> str:
     ]
     if any(peak_inputs(schedule)):
         rows.append(("peak inputs", _listed(peak_inputs(schedule)), "microbatches kept as a stage's input alone"))
-    across = max(len(value) for _, value, _ in rows)
+    across = max(len(value) for _, value, _ in rows if len(value) <= 16)  # of many stages it may be longer
     return "\n".join(f"{name:<18}{value:<{across}}  {meaning}" for name, value, meaning in rows)
 
 
@@ -174,7 +174,7 @@ def _legend(schedule: Schedule) -> Text:
         text.append(LETTERS[kind], STYLES[kind]).append(f" {NAMES[kind]}  ")
     text.append(f"{IDLE} idle")
     if schedule.chunks > 1:
-        text.append("  F3.1 microbatch 3, chunk 1 (no point: chunk 0)")
+        text.append("\nF3 is microbatch 3 in chunk 0, F3.1 the same in chunk 1")
     return text
 
 

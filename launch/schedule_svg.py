@@ -24,8 +24,8 @@ from ..training.charts import ticks
 NAMES = {
     Kind.FORWARD: "forward",
     Kind.RECOMPUTE: "forward again",
-    Kind.BACKWARD_INPUT: "backward to the input",
-    Kind.BACKWARD_WEIGHT: "backward to the weights",
+    Kind.BACKWARD_INPUT: "backward to input",
+    Kind.BACKWARD_WEIGHT: "backward to weights",
 }
 WIDEST, NARROWEST = 1480, 640
 """Pixels of the whole timeline, as long as a tick is neither more than TICK wide nor less than THINNEST."""

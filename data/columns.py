@@ -16,7 +16,7 @@ from .config import DataConfig
 from .documents import Corpus, Document
 from .files import find_files
 from .text import BYTES, SEPARATOR
-from .tokens import NO_SEPARATOR
+from .tokens import token_separator
 
 
 def read_jsonl(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
@@ -30,7 +30,7 @@ def read_jsonl(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpu
     Raises:
         ValueError: a pattern matches nothing, a line is no JSON object, lacks the key, or holds neither text nor ids.
     """
-    return _read_columns(patterns, config.column, key, (".jsonl", ".ndjson", ".json"), _jsonl_values)
+    return _read_columns(patterns, config, key, (".jsonl", ".ndjson", ".json"), _jsonl_values)
 
 
 def read_parquet(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
@@ -45,25 +45,32 @@ def read_parquet(patterns: tuple[str, ...], config: DataConfig, key: str) -> Cor
         ValueError: a pattern matches nothing, the column is missing or holds neither text nor ids, or pyarrow is not
             installed.
     """
-    return _read_columns(patterns, config.column, key, (".parquet", ".pq"), _parquet_values)
+    return _read_columns(patterns, config, key, (".parquet", ".pq"), _parquet_values)
 
 
 def _read_columns(
     patterns: tuple[str, ...],
-    column: str,
+    config: DataConfig,
     key: str,
     suffixes: tuple[str, ...],
     values: Callable[[Path, str], Iterable[Any]],
 ) -> Corpus:
     """All rows of all files as a corpus of bytes, or of token ids."""
     files = find_files(patterns, key=key, suffixes=suffixes)
-    documents = [document for file in files for document in _documents(file.path, values(file.path, column))]
+    documents = [document for file in files for document in _documents(file.path, values(file.path, config.column))]
     kinds = {document.ids.dtype for document in documents}
     if len(kinds) > 1:
-        raise ValueError(f"data.column={column!r} holds texts in some rows and token ids in others; give one kind.")
+        raise ValueError(
+            f"data.column={config.column!r} holds texts in some rows and token ids in others; give one kind."
+        )
     described = f"rows ({len(documents):,} rows of {len(files):,} {suffixes[0][1:]} files)"
     if kinds == {np.dtype(np.uint32)}:
-        return Corpus(documents, NO_SEPARATOR, None, f"token id {described}")
+        return Corpus(documents, token_separator(config), None, f"token id {described}")
+    if config.separator >= 0 and documents:
+        raise ValueError(
+            f"data.separator={config.separator}: data.column={config.column!r} holds texts, which end with byte 0; "
+            "leave data.separator out."
+        )
     return Corpus(documents, SEPARATOR, BYTES, f"text {described}")
 
 

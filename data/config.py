@@ -40,6 +40,14 @@ class DataConfig:
     vocabulary: int = 0
     """Number of token ids. 0: 256 for text, the largest id + 1 for tokens (found by reading every token once)."""
 
+    packed: bool = False
+    """Whether documents that share an example are kept apart: attention stays within a document, positions count from
+    its start, and no token is predicted from another document. Documents end with byte 0 (texts) or `separator`."""
+
+    separator: int = -1
+    """Token id that ends a document in the source tokens, and that is put after each row of token ids in jsonl and
+    parquet; -1 = none. Texts end with byte 0, always."""
+
     eval_fraction: float = 0.05
     """Share of the data held out for evaluation, from 0 (no evaluation split) to below 1."""
 
@@ -67,12 +75,28 @@ def _problems(config: DataConfig) -> Iterator[str]:
         yield f"data.dtype={config.dtype!r}: token ids are {', '.join(TOKEN_DTYPES)}."
     if not 0 <= config.vocabulary <= 2**31 - 1:
         yield f"data.vocabulary={config.vocabulary}: it is from 1 to 2**31 - 1 (ids are int32), or 0 for automatic."
+    yield from _packing_problems(config)
     if not 0 <= config.eval_fraction < 1:
         yield f"data.eval_fraction={config.eval_fraction}: it is a share of the data, from 0 to below 1."
     if config.prefetch < 0:
         yield f"data.prefetch={config.prefetch}: it is a number of batches, 0 or more."
     if config.threads < 0:
         yield f"data.threads={config.threads}: it is a number of threads, 0 or more."
+
+
+def _packing_problems(config: DataConfig) -> Iterator[str]:
+    """Can documents be told apart?"""
+    given = f"data.separator={config.separator}"
+    if not -1 <= config.separator < 2**31 - 1:
+        yield f"{given}: it is a token id, from 0 to 2**31 - 2, or -1 for none."
+    if config.vocabulary and config.separator >= config.vocabulary:
+        yield f"{given}: data.vocabulary={config.vocabulary} has the ids 0 to {config.vocabulary - 1} alone."
+    if config.separator >= 0 and config.source in ("stdlib", "text"):
+        yield f"{given}: data.source={config.source} ends each text with byte 0; leave data.separator out."
+    if config.packed and config.source in ("synthetic", "arrays"):
+        yield f"data.packed=True: data.source={config.source} holds no documents; leave data.packed out."
+    if config.packed and config.source == "tokens" and config.separator < 0:
+        yield "data.packed=True: set data.separator to the token id that ends a document in data.source=tokens."
 
 
 def _source_problems(config: DataConfig) -> Iterator[str]:

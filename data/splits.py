@@ -85,7 +85,8 @@ def _language_splits(config: DataConfig) -> Splits:
     train, evaluation = join(train_documents, corpus.separator), join(eval_documents, corpus.separator)
     vocabulary = _vocabulary(corpus, train + evaluation, config)
     checked = vocabulary if corpus.vocabulary is None and config.vocabulary else None
-    sources = [WindowSource(streams, config.length, checked) for streams in (train, evaluation)]
+    ends = _document_end(corpus) if config.packed else None
+    sources = [WindowSource(streams, config.length, checked, ends) for streams in (train, evaluation)]
     has_evaluation = bool(config.eval_files) or config.eval_fraction > 0
     _check_not_empty(sources, [train, evaluation], config, has_evaluation)
     return Splits(
@@ -96,8 +97,22 @@ def _language_splits(config: DataConfig) -> Splits:
             f"{config.source}: {corpus.description}; {len(sources[0]):,} training and {len(sources[1]):,} evaluation "
             f"examples of {config.length:,} tokens, vocabulary {vocabulary:,}"
         ),
-        fingerprint=fingerprint([stream.ids for stream in train + evaluation], config.length, len(train), vocabulary),
+        fingerprint=fingerprint(
+            [stream.ids for stream in train + evaluation],
+            *(config.length, len(train), vocabulary),
+            *(() if ends is None else ("packed", ends)),
+        ),
     )
+
+
+def _document_end(corpus: Corpus) -> int:
+    """The id that ends each document."""
+    if not len(corpus.separator):
+        raise ValueError(
+            f"data.packed=True: the {corpus.description} hold token ids, and nothing tells where a document ends; set "
+            "data.separator to an id that is put after each."
+        )
+    return int(corpus.separator[0])
 
 
 def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> int:

@@ -12,12 +12,17 @@ RAW_SUFFIXES = (".bin", ".raw", ".dat")
 NO_SEPARATOR = np.zeros(0, np.uint8)
 
 
+def token_separator(config: DataConfig) -> np.ndarray:
+    """The id that ends a document of token ids, or none."""
+    return NO_SEPARATOR if config.separator < 0 else np.array([config.separator], np.uint32)
+
+
 def read_tokens(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
     """Maps token files, each one stream of its own.
 
     Args:
         patterns: Files or globs.
-        config: `dtype` (needed for raw files) and `length`.
+        config: `dtype` (needed for raw files), `length`, and `separator`.
         key: Config key of the patterns, for messages.
 
     Returns:
@@ -40,7 +45,8 @@ def read_tokens(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corp
     if problems:
         raise ValueError("\n".join(problems))
     num_tokens = sum(len(document.ids) for document in documents)
-    return Corpus(documents, NO_SEPARATOR, None, f"token files ({len(documents):,} files, {num_tokens:,} tokens)")
+    separator = token_separator(config)
+    return Corpus(documents, separator, None, f"token files ({len(documents):,} files, {num_tokens:,} tokens)")
 
 
 def _document(file: FoundFile, ids: np.ndarray) -> Document:

@@ -13,11 +13,14 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .documents import Stream
+from .packing import mark_documents
 from .source import BadDataError
 
 
 class WindowSource:
     """Examples {"inputs": int32 (L,), "targets": int32 (L,), "weights": float32 (L,)} from streams of token ids.
+
+    Given a separator, examples also hold {"segments": int32 (L,), "positions": int32 (L,)}, see `packing`.
 
     Windows are views: reading examples copies just their tokens, from memory or from a memory map.
 
@@ -25,15 +28,19 @@ class WindowSource:
         streams: Where windows are cut from; none spans two streams.
         length: Tokens per example, L.
         vocabulary: Every id read is checked to be below it; None where that is known to hold.
+        separator: The id that ends a document, to keep documents apart; None makes no difference between them.
     """
 
-    def __init__(self, streams: Sequence[Stream], length: int, vocabulary: int | None = None) -> None:
+    def __init__(
+        self, streams: Sequence[Stream], length: int, vocabulary: int | None = None, separator: int | None = None
+    ) -> None:
         streams = [stream for stream in streams if len(stream.ids) > length]
         self._names = [stream.name for stream in streams]
         self._windows = [sliding_window_view(stream.ids, length + 1)[::length] for stream in streams]
         self._starts = np.cumsum([0, *(len(windows) for windows in self._windows)])
         self._length = length
         self._vocabulary = vocabulary
+        self._separator = separator
 
     def __len__(self) -> int:
         """Number of whole windows in all streams."""
@@ -58,11 +65,10 @@ class WindowSource:
             windows = self._windows[stream][indices[chosen] - self._starts[stream]]
             self._check(windows, self._names[stream])
             ids[chosen] = windows
-        return {
-            "inputs": np.ascontiguousarray(ids[:, :-1]),
-            "targets": np.ascontiguousarray(ids[:, 1:]),
-            "weights": np.ones((len(indices), self._length), np.float32),
-        }
+        inputs, targets = np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
+        if self._separator is not None:
+            return {"inputs": inputs, "targets": targets, **mark_documents(inputs, self._separator)}
+        return {"inputs": inputs, "targets": targets, "weights": np.ones(inputs.shape, np.float32)}
 
     def _check(self, ids: np.ndarray, name: str) -> None:
         """Raises where an id does not fit the vocabulary."""

@@ -38,7 +38,7 @@ section 3.3.2 (balancing by chunks r and 2 N - 1 - r); Jacobs et al. 2023, "Deep
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -46,7 +46,7 @@ from jax import Array, lax
 from .collectives import Collective, wire_bytes
 
 AXIS = "context"
-ATTENTIONS = ("ring", "all_to_all")
+Attention = Literal["ring", "all_to_all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +59,17 @@ class ContextConfig:
 
     size: int = 1
     """Devices over which the positions of each row are split; -1 = the rest."""
-    attention: str = "ring"
+    attention: Attention = "ring"
     """How positions on different devices meet: ring (keys and values go round, beside the compute) or all_to_all (each
     device attends for some of the heads)."""
 
     def __post_init__(self) -> None:
-        if self.attention not in ATTENTIONS:
-            near = get_close_matches(self.attention, ATTENTIONS, n=1, cutoff=0.3)
+        choices = get_args(Attention)
+        if self.attention not in choices:
+            near = get_close_matches(self.attention, choices, n=1, cutoff=0.3)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise ValueError(
-                f"strategy.context.attention={self.attention!r}: the choices are {', '.join(ATTENTIONS)}.{hint}"
+                f"strategy.context.attention={self.attention!r}: the choices are {', '.join(choices)}.{hint}"
             )
 
     @property

@@ -62,7 +62,7 @@ def attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, rows: Marks, 
         columns: Marks of the keys.
 
     Returns:
-        The part. Where a query sees none of the keys, its `peak` makes `merge` leave its values out.
+        The part. Where a query sees none of the keys it holds any numbers, and a `peak` that makes `merge` drop them.
     """
 
     def one_slice(query_BGRSK: Array, rows: Marks) -> Part:
@@ -80,7 +80,7 @@ def attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, rows: Marks, 
 
 
 def merge(a: Part, b: Part) -> Part:
-    """The part over the keys of both; at least one key of `a` has to be seen by each query."""
+    """The part over the keys of both. Where a query sees none of one's keys, that one does not count."""
     peak = jnp.maximum(a.peak_BGRS, b.peak_BGRS)
     scale_a, scale_b = jnp.exp(a.peak_BGRS - peak), jnp.exp(b.peak_BGRS - peak)
     total = a.total_BGRSK * scale_a[..., None] + b.total_BGRSK * scale_b[..., None]

@@ -18,8 +18,8 @@ a third. Four actions of about one length lose nothing. `measure` (schedule_meas
 
 Sources: Huang et al. 2019, "GPipe", section 2.3 (microbatches, bubbles, recomputing); Narayanan et al. 2021, "Efficient
 Large-Scale Language Model Training on GPU Clusters", section 2.2 (chunks); Qi et al. 2023, "Zero Bubble Pipeline
-Parallelism", section 2 (the two halves of backward); Qi et al. 2024, "Pipeline Parallelism with Controllable Memory",
-section 3 (the "v", lifetimes of activations).
+Parallelism", section 2 (the two halves of backward); Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"
+(the "v").
 """
 
 from collections.abc import Iterator
@@ -121,7 +121,7 @@ class Schedule:
             return [(stage, Action(Kind.FORWARD, microbatch, chunk))]
         if kind == Kind.BACKWARD_WEIGHT:
             return [(stage, Action(Kind.BACKWARD_INPUT, microbatch, chunk))]
-        own = [(stage, Action(kind, microbatch, chunk)) for kind in (Kind.FORWARD, Kind.RECOMPUTE)]
+        own = [(stage, Action(forward, microbatch, chunk)) for forward in (Kind.FORWARD, Kind.RECOMPUTE)]
         last = position == self.num_positions - 1
         gradient = Kind.BACKWARD_WEIGHT if self.joint else Kind.BACKWARD_INPUT
         return own if last else [*own, self._elsewhere(gradient, microbatch, position + 1)]

@@ -6,7 +6,7 @@ there; the difference between the two is what meeting costs. At equal costs ther
 schedules.py.
 
 Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2 (the share
-of bubbles); Qi et al. 2024, "Pipeline Parallelism with Controllable Memory", section 3 (lifetimes of activations).
+of bubbles); Qi et al. 2024, "Pipeline Parallelism with Controllable Memory" (lifetimes of activations).
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def measure(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> Timing:
     Raises:
         ValueError: The costs are not three positive numbers.
     """
-    length = _of_a_stage(costs)  # times are in units of a chunk up to the last line: 1 / V at once rounds only once
+    length = _of_a_stage(costs)  # divided by V once, at the end, so that nothing is rounded before
     slowest: list[float] = [0] * schedule.num_ticks
     free: list[float] = [0] * schedule.stages  # when each stage has done what it was given so far
     done: dict[tuple[int, Action], float] = {}

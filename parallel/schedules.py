@@ -17,7 +17,7 @@ end, ZB-H1. The last is the "v": the model's last piece is on the stage of its f
 where activations did.
 
 Recomputing puts a forward in front of each backward, which need not wait for the gradient: M is added to each time, no
-idle tick is. All those activations are then inputs alone, but for the microbatches whose backward has not ended.
+idle tick is. Activations then live from there, and before it a stage keeps its input alone.
 """
 
 import itertools
@@ -39,7 +39,7 @@ F, R, B, W = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD_INPUT, Kind.BACKWARD_WE
 def gpipe(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
     """All forwards, then all backwards.
 
-    Source: Huang et al. 2019, "GPipe: Easy Scaling with Micro-Batch Pipeline Parallelism", section 2.3.
+    Source: Huang et al. 2019, "GPipe: Easy Scaling with Micro-Batch Pipeline Parallelism", section 2.2.
     """
     return _in_turn([microbatches], chunks, warmup=microbatches * chunks)
 
@@ -65,7 +65,7 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks:
 def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
     """1F1B whose gradients do not wait for the weights: their half of a backward runs s microbatches late on stage s.
 
-    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.3 (ZB-H1).
+    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.1 (ZB-H1).
     """
     return _in_turn([microbatches], chunks, warmup=stages - 1 - stage, late=stage)
 
@@ -78,8 +78,8 @@ def zero_bubble_v(stage: int, stages: int, microbatches: int, chunks: int) -> Or
 
     The order is that of at least 2 S - 1 microbatches; where there are fewer, those it has too many are left out.
 
-    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 6 (ZB-V); Qi et al. 2024, "Pipeline Parallelism
-    with Controllable Memory", section 4.
+    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (ZB-V); Qi et al. 2024, "Pipeline Parallelism with
+    Controllable Memory" (V-ZB).
     """
     (f0, b0, w0), (f1, b1, w1) = ([(kind, chunk) for kind in (F, B, W)] for chunk in range(chunks))
     total = max(microbatches, 2 * stages - 1)
@@ -177,9 +177,7 @@ def make_schedule(
     """
     if name.endswith(".csv"):
         if recompute:
-            raise ValueError(
-                f"{name} itself says what is recomputed: put R0, R1, ... in it, and leave recompute out."
-            )
+            raise ValueError(f"{name} itself says what is recomputed: put R0, R1, ... in it, and leave recompute out.")
         return read_schedule(name, stages=stages, microbatches=microbatches, virtual=virtual)
     if name not in SCHEDULES:
         raise ValueError(near_miss("schedule", name, SCHEDULES) + " A file of your own ends in .csv.")

@@ -1,0 +1,127 @@
+"""Pipeline parallel: the layers live on different devices, and microbatches pass through them one behind the other.
+
+Syntax, for blocks stacked on dim 0, dealt out over the axis `pipe` of size S, and a batch cut into M microbatches:
+
+    W[L_pipe, D, F]                                              every stage holds its own L / S layers
+    In[M, B, D] {stage s}  ->  Out[M, B, D] {stage s + 1}        ppermute over pipe, at every tick
+
+A schedule says what each stage does at each tick: forward of one microbatch (F), backward to the input (B), backward to
+the weights (W), or forward once more (R); `schedule.py` and `schedules.py` tell which there are and how long they take.
+`cut.py` cuts a block into F, B and W; `pipeline_run.py` runs the ticks, all stages one program.
+
+1. At the end of a tick each stage sends what it made up (activations) and down (gradients): two permutes of one
+   microbatch's activations, whether there is something to send or not. The receiver's timetable says what to keep. In
+   the "v" both kinds travel both ways; nothing else changes.
+2. What backward needs of a forward stays on the stage, in buffers whose size follows the schedule's peak. With
+   `recompute` only the stage's input stays, and R makes the rest just before B.
+3. Embedding and head are the same on all stages. The embedding runs on the stage of the first piece, in its F; the head
+   on that of the last, forward and backward in its B. Each stage has the gradients of what it ran, 0 of the others, and
+   one all-reduce over `pipe` with the loss adds them up: a table that both share needs nothing more.
+4. Parameters of blocks are gathered (FSDP) in every F and B and their gradients scattered in every W, M times a step;
+   `strategy.fsdp.keep: step` gathers once.
+
+Bytes: ticks x (up + down), each one microbatch of activations B L D / M in its own dtype; both are on the critical
+path, since the next tick starts with what they bring. Compute-bound while a piece's forward 2 B L P / M (P parameters a
+piece) takes longer than that: P / D > C / W, with C the FLOP/s of a device and W its bytes/s to its neighbour.
+
+Sources: Huang et al. 2019, "GPipe", section 2.3; Narayanan et al. 2021, "Efficient Large-Scale Language Model Training
+on GPU Clusters", section 2.2; Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .schedule import Action, Kind, Schedule, check
+from .schedules import make_schedule
+from .stages import Stages, assign
+from .timetable import Timetable, make_timetable
+
+AXIS = "pipe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """Options of the strategy `pipe`."""
+
+    size: int = 1
+    """Stages S: devices that the layers are dealt out to; -1 = the rest."""
+    schedule: str = "1f1b"
+    """Who does what when: gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv, or the path of a CSV file of your own."""
+    microbatches: int = 0
+    """Pieces M, at least S, that a device's rows are cut into; 0 = 2 S. More of them leave less idle time."""
+    virtual: int = 0
+    """Pieces V of the model on each stage; 0 = what the schedule is made for."""
+    layers: tuple[int, ...] = ()
+    """Layers of each of the S x V pieces, in the order of the model; () = as equally many as can be."""
+    recompute: bool = False
+    """Whether a stage keeps only what it was given for backward, and runs forward again to have the rest."""
+
+
+class Pipeline(NamedTuple):
+    """A pipeline, worked out.
+
+    Attributes:
+        schedule: Who does what when.
+        stages: Which layers live where.
+        timetable: The schedule as the executor reads it.
+    """
+
+    schedule: Schedule
+    stages: Stages
+    timetable: Timetable
+
+
+def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
+    """Works out a pipeline.
+
+    Args:
+        config: The strategy's options, its size known.
+        num_blocks: Blocks of the model.
+
+    Raises:
+        ValueError: The schedule does not fit the sizes, or the blocks cannot be dealt out.
+    """
+    microbatches = config.microbatches or 2 * config.size
+    schedule = make_schedule(
+        config.schedule, config.size, microbatches, virtual=config.virtual or None, recompute=config.recompute
+    )
+    check(schedule)
+    stages = assign(num_blocks, schedule, config.layers)
+    return Pipeline(schedule, stages, make_timetable(schedule, stages))
+
+
+def forwards_only(schedule: Schedule, microbatches: int) -> Schedule:
+    """A schedule of forwards alone, for evaluation: each stage takes what has come furthest through the model.
+
+    Args:
+        schedule: Its stages, chunks and placement are kept.
+        microbatches: M, any number.
+    """
+    done: dict[tuple[int, int], int] = {}
+    rows: list[list[Action | None]] = [[] for _ in range(schedule.stages)]
+    upcoming = [
+        sorted((-schedule.position(stage, chunk), chunk) for chunk in range(schedule.chunks))
+        for stage in range(schedule.stages)
+    ]
+    count = dict.fromkeys(range(schedule.num_positions), 0)
+    for tick in range(schedule.num_positions * microbatches + schedule.num_positions):
+        for stage, row in enumerate(rows):
+            row.append(None)
+            for minus_position, chunk in upcoming[stage]:
+                position, microbatch = -minus_position, count[-minus_position]
+                ready = position == 0 or done.get((position - 1, microbatch), tick) < tick
+                if microbatch < microbatches and ready:
+                    done[position, microbatch] = tick
+                    count[position] += 1
+                    row[-1] = Action(Kind.FORWARD, microbatch, chunk)
+                    break
+        if count[schedule.num_positions - 1] == microbatches:
+            break
+    return Schedule(
+        name=f"forwards of {schedule.name}",
+        stages=schedule.stages,
+        microbatches=microbatches,
+        chunks=schedule.chunks,
+        placement=schedule.placement,
+        rows=tuple(map(tuple, rows)),
+    )

@@ -1,6 +1,7 @@
 """From a model and its layouts to the loss of one device's rows: gather, run, drop, block by block."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -12,6 +13,7 @@ from .fsdp import attach, gather
 from .layouts import Layouts
 from .model import Activations, Batch, BlockModel, Model, Params, fold_block
 from .precision import Precision
+from .prefetch import check_prefetch, run_prefetched
 from .remat import remat_block
 from .zero import gradient_carriers
 
@@ -73,6 +75,18 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
         whole = gather(shards, block_stored, axes, precision) if kept is None else kept
         return model.block(attach(shards, whole, block_reduced, axes, precision), x, key)
 
+    prefetches = gathers and bool(layouts.fsdp.prefetch) and not keeps_blocks
+    if prefetches:
+        check_prefetch(model.num_blocks, remat)
+    prefetched = partial(
+        run_prefetched,
+        model.block,
+        stored=block_stored,
+        reduced=block_reduced,
+        axes=axes,
+        precision=precision,
+        remat=remat,
+    )
     block = remat_block(block, remat, makes_copies=makes_copies, in_loop=model.scan_unroll < model.num_blocks)
 
     def keep(params: Params) -> Kept:
@@ -88,7 +102,10 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
 
         x = model.embed({name: outer[name] for name in model.embed_reads}, batch, key)
         layers = (shards["blocks"], kept.get("blocks"), jnp.arange(model.num_blocks))
-        x, _ = lax.scan(body, x, layers, unroll=model.scan_unroll)
+        if prefetches:
+            x = prefetched(shards["blocks"], x, key)
+        else:
+            x, _ = lax.scan(body, x, layers, unroll=model.scan_unroll)
         return as_scalars(model.head({name: outer[name] for name in model.head_reads}, x, batch, key))
 
     return LocalLoss(keep, _carriers(layouts), loss)

@@ -149,6 +149,20 @@ def attach(params: Any, whole: Any, layouts: Any, axes: tuple[str, ...], precisi
     return jax.tree.map(connect, params, whole, layouts)
 
 
+def scatter(gradients: Any, layouts: Any, axes: tuple[str, ...], precision: Precision) -> Any:
+    """What `attach` does to gradients, for a backward pass that is written out: reduce-scatters them to their shards.
+
+    Args:
+        gradients: Per-device gradients of whole parameters.
+        layouts: The `TensorLayout`s of their shards.
+        axes: The mesh axes that were gathered over.
+        precision: The dtype of the reduce-scatter, and the parameters' own.
+    """
+    return jax.tree.map(
+        lambda leaf, layout: _scatter(leaf, _gathered_dims(layout, axes), precision), gradients, layouts
+    )
+
+
 _GatheredDims: TypeAlias = tuple[tuple[int, tuple[str, ...]], ...]
 
 
@@ -168,10 +182,14 @@ def _attach_forward(shard: Array, whole: Array, dims: _GatheredDims, precision: 
 
 
 def _attach_backward(dims: _GatheredDims, precision: Precision, _: None, gradient: Array) -> tuple[Array, None]:
+    return _scatter(gradient, dims, precision), None
+
+
+def _scatter(gradient: Array, dims: _GatheredDims, precision: Precision) -> Array:
     for dim, axes in reversed(dims):
         summed = cast_float(gradient, precision.reduce)
         gradient = lax.psum_scatter(summed, axes, scatter_dimension=dim, tiled=True)
-    return gradient.astype(precision.params), None
+    return gradient.astype(precision.params)
 
 
 _attach.defvjp(_attach_forward, _attach_backward)

@@ -74,25 +74,38 @@ def traffic(
 ) -> Traffic:
     """What one call of "embed", "block" or "head" moves, for the per-device shapes of a batch."""
     rows, length = shapes["inputs"].shape
-    held = length // parallel.context.size
-    residual = rows * held * config.width * wire_bytes(dtype, platform)
+    residual = residual_bytes(config, parallel, shapes, dtype, platform)
     if part == "block":
-        return _block(config, parallel, rows, length, residual, dtype, platform)
+        attention = attention_traffic(config, parallel, rows, length, residual, dtype, platform)
+        around = around_products(parallel, residual)
+        return attention.and_then(Traffic(around, around, around[:1]))
     if parallel.tensor.size == 1:
         return Traffic()
     gather, scatter = _line("all-gather", residual), _line("reduce-scatter", residual)
     if part == "embed":
         return Traffic((scatter,), (gather,))
     wide = wire_bytes(jnp.promote_types(dtype, jnp.float32), platform)
-    positions = rows * held * wide
+    positions = rows * (length // parallel.context.size) * wide
     largest, sums = _line("all-reduce", positions), _line("reduce-scatter", 2 * positions)
     return Traffic((gather, largest, sums), (_line("all-gather", 2 * positions), scatter))
 
 
-def _block(
+def residual_bytes(
+    config: TransformerConfig,
+    parallel: Parallel,
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    dtype: str,
+    platform: str,
+) -> int:
+    """Bytes of the residual stream at all positions of this device's `context` group."""
+    rows, length = shapes["inputs"].shape
+    return rows * length // parallel.context.size * config.width * wire_bytes(dtype, platform)
+
+
+def attention_traffic(
     config: TransformerConfig, parallel: Parallel, rows: int, length: int, residual: int, dtype: str, platform: str
 ) -> Traffic:
-    """Around attention and around the MLP a gather and a scatter of the residual stream; inside, attention's own."""
+    """What the first half of a block moves: attention's own, and around it a gather and a scatter of the positions."""
     moved = context.cost(
         parallel.context,
         rows=rows,
@@ -103,21 +116,27 @@ def _block(
         dtype=dtype,
         platform=platform,
     )
-    attention, backward = tuple(moved.forward), tuple(moved.backward)
-    if parallel.tensor.size == 1:
-        return Traffic(attention, backward, attention)
-    gather, scatter = _around_products(parallel, residual)
-    both = (gather.times(2), scatter.times(2))
-    return Traffic((*both, *attention), (*both, *backward), (gather.times(2), scatter, *attention))
+    around = around_products(parallel, residual)
+    attention = (*around, *moved.forward)
+    return Traffic(attention, (*around, *moved.backward), attention)
 
 
-def _around_products(parallel: Parallel, residual: int) -> tuple[Collective, Collective]:
+def around_products(parallel: Parallel, residual: int, *, ring: bool = True) -> tuple[Collective, ...]:
+    """The gather before a half of a block and the scatter after it: the same two in its gradient.
+
+    Args:
+        parallel: The split.
+        residual: Bytes of all positions of this device's `context` group.
+        ring: Whether the half can walk a ring, where the strategy says so.
+    """
     size = parallel.tensor.size
-    if not parallel.tensor.collective_matmul:
+    if size == 1:
+        return ()
+    if not (ring and parallel.tensor.collective_matmul):
         return _line("all-gather", residual), _line("reduce-scatter", residual)
     permutes = num_permutes(size)
-    ring = Collective("collective-permute", (tensor.AXIS,), permutes, permutes * residual // size)
-    return ring, ring
+    walk = Collective("collective-permute", (tensor.AXIS,), permutes, permutes * residual // size)
+    return walk, walk
 
 
 def _line(kind: str, num_bytes: int) -> Collective:

@@ -50,6 +50,10 @@ class Traffic(NamedTuple):
     backward: tuple[Collective, ...] = ()
     again: tuple[Collective, ...] = ()
 
+    def and_then(self, other: "Traffic") -> "Traffic":
+        """What this part and another one move, one after the other."""
+        return Traffic(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
 
 def held_positions(parallel: Parallel, length: int) -> Array:
     """Positions of a row that this device's `context` group works on, (length / context,) int32, inside `shard_map`."""

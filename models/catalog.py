@@ -7,11 +7,14 @@ from typing import Any
 
 from ..parallel.model import BlockModel, Model
 from .mlp import MLPConfig, mlp
+from .moe import moe
+from .moe_config import MoEConfig
 from .transformer import TransformerConfig, transformer
 from .user_code import call_with_options, import_named, nearest, unknown_options
 
 MODELS: dict[str, tuple[type, Any]] = {
     "transformer": (TransformerConfig, transformer),
+    "moe": (MoEConfig, moe),
     "mlp": (MLPConfig, mlp),
 }
 """Name -> options dataclass and the function from it to the model."""

@@ -24,12 +24,14 @@ Shazeer 2020, "GLU Variants Improve Transformer" (SwiGLU).
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..parallel import tensor
+from ..parallel import expert, tensor
 from ..parallel.all_to_all_attention import all_to_all_attention
 from ..parallel.model import Batch, BlockModel, Params
 from ..parallel.parallel import Parallel, held_positions, own_positions
@@ -45,6 +47,12 @@ from .transformer_split import split_problems, split_rules, traffic
 Hidden = dict[str, Array]
 """What flows from block to block: "hidden" (B, l, D); where there is dropout "example" (B,), and for packed documents
 "segments" (B, L) and "positions" (B, L) in their document, of whole rows."""
+
+Half: TypeAlias = Callable[[Any, Parallel, Params, Array, Hidden], tuple[Array, Hidden]]
+"""Half of a block: `half(config, parallel, params, normed (B, l, D), x) -> (change of the residual stream, x)`."""
+
+InitMLP: TypeAlias = Callable[[Any, Array], Params]
+"""Draws the parameters of the second half of one block from its key."""
 
 WHOLE = Parallel()
 """Nothing is split: one device."""
@@ -69,7 +77,7 @@ def transformer(config: TransformerConfig, parallel: Parallel = WHOLE) -> BlockM
         raise ValueError(
             "\n".join(f"model.{name} is not given, and the data does not tell it either." for name in unknown)
         )
-    problems = split_problems(config, parallel)
+    problems = [*split_problems(config, parallel), *expert.check(parallel.expert, experts=0)]
     if problems:
         raise ValueError("\n".join(problems))
     bind = functools.partial
@@ -90,7 +98,7 @@ def transformer(config: TransformerConfig, parallel: Parallel = WHOLE) -> BlockM
     )
 
 
-def init(config: TransformerConfig, key: Array) -> dict[str, Params]:
+def init(config: TransformerConfig, key: Array, *, init_mlp: InitMLP | None = None) -> dict[str, Params]:
     """Draws the parameters; block n's do not depend on how many blocks there are.
 
     Embeddings have deviation 1, the scale that blocks work at; a table that logits are made with has D ** -0.5.
@@ -102,34 +110,45 @@ def init(config: TransformerConfig, key: Array) -> dict[str, Params]:
     if not config.tied:
         params["head"]["logits"] = truncated_normal(key, "head/logits", (D, V), head_std)
     block_keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(config.layers))
-    params["blocks"] = jax.vmap(functools.partial(_init_block, config))(block_keys)
+    params["blocks"] = jax.vmap(functools.partial(_init_block, config, init_mlp or _init_mlp))(block_keys)
     return params
 
 
-def _init_block(config: TransformerConfig, key: Array) -> Params:
-    """Matrices keep the scale of what goes through them; the two that end on the residual stream share it out."""
-    D, F = config.width, config.mlp_size
+def _init_block(config: TransformerConfig, init_mlp: InitMLP, key: Array) -> Params:
+    D = config.width
     query_width, kv_width = config.heads * config.head_size, config.num_kv_heads * config.head_size
-
-    def matrix(name: str, rows: int, columns: int, scale: float = 1.0) -> Array:
-        return truncated_normal(key, name, (rows, columns), scale * rows**-0.5)
-
-    residual_scale = (2 * config.layers) ** -0.5
+    matrix = functools.partial(draw_matrix, config, key)
     return {
         "attention": {
             "norm": jnp.ones((D,), jnp.float32),
-            "query": matrix("attention/query", D, query_width),
-            "key": matrix("attention/key", D, kv_width),
-            "value": matrix("attention/value", D, kv_width),
-            "out": matrix("attention/out", query_width, D, residual_scale),
+            "query": matrix("attention/query", (D, query_width)),
+            "key": matrix("attention/key", (D, kv_width)),
+            "value": matrix("attention/value", (D, kv_width)),
+            "out": matrix("attention/out", (query_width, D), on_residual=True),
         },
-        "mlp": {
-            "norm": jnp.ones((D,), jnp.float32),
-            "gate": matrix("mlp/gate", D, F),
-            "up": matrix("mlp/up", D, F),
-            "down": matrix("mlp/down", F, D, residual_scale),
-        },
+        "mlp": init_mlp(config, key),
     }
+
+
+def _init_mlp(config: TransformerConfig, key: Array) -> Params:
+    D, F = config.width, config.mlp_size
+    return {
+        "norm": jnp.ones((D,), jnp.float32),
+        "gate": draw_matrix(config, key, "mlp/gate", (D, F)),
+        "up": draw_matrix(config, key, "mlp/up", (D, F)),
+        "down": draw_matrix(config, key, "mlp/down", (F, D), on_residual=True),
+    }
+
+
+def draw_matrix(
+    config: TransformerConfig, key: Array, name: str, shape: tuple[int, ...], *, on_residual: bool = False
+) -> Array:
+    """Draws a matrix (..., rows, columns) that keeps the scale of what goes through it.
+
+    Those that end on the residual stream share its scale out: there are two in each block.
+    """
+    scale = (2 * config.layers) ** -0.5 if on_residual else 1.0
+    return truncated_normal(key, name, shape, scale * shape[-2] ** -0.5)
 
 
 def embed(
@@ -145,17 +164,26 @@ def embed(
     return {**x, "hidden": _dropout(config, parallel, hidden_BlD, x, key, "embed")}
 
 
-def block(config: TransformerConfig, parallel: Parallel, params: Params, x: Hidden, key: Array | None) -> Hidden:
-    """Adds attention, then the MLP, to the residual stream."""
-    hidden_BlD = x["hidden"]
-    for name, half in (("attention", _attention), ("mlp", _mlp)):
-        normed_BlD = rms_norm(hidden_BlD, params[name]["norm"], config.norm_epsilon)
-        change_BlD = half(config, parallel, params[name], normed_BlD, x)
-        hidden_BlD = hidden_BlD + _dropout(config, parallel, change_BlD, x, key, name)
-    return {**x, "hidden": hidden_BlD}
+def block(
+    config: TransformerConfig,
+    parallel: Parallel,
+    params: Params,
+    x: Hidden,
+    key: Array | None,
+    *,
+    mlp: Half | None = None,
+) -> Hidden:
+    """Adds attention, then the MLP (or `mlp` in its place), to the residual stream."""
+    for name, half in (("attention", _attention), ("mlp", mlp or _mlp)):
+        normed_BlD = rms_norm(x["hidden"], params[name]["norm"], config.norm_epsilon)
+        change_BlD, x = half(config, parallel, params[name], normed_BlD, x)
+        x = {**x, "hidden": x["hidden"] + _dropout(config, parallel, change_BlD, x, key, name)}
+    return x
 
 
-def _attention(config: TransformerConfig, parallel: Parallel, params: Params, x_BlD: Array, x: Hidden) -> Array:
+def _attention(
+    config: TransformerConfig, parallel: Parallel, params: Params, x_BlD: Array, x: Hidden
+) -> tuple[Array, Hidden]:
     split = parallel.tensor
     key, value = (
         tensor.own_key_value_weight(split, params[name], config.heads, config.num_kv_heads) for name in ("key", "value")
@@ -167,7 +195,7 @@ def _attention(config: TransformerConfig, parallel: Parallel, params: Params, x_
     position = _rotary_positions(config, parallel, x)
     query_BLhK, key_BLgK = (rotate(each, config.rope_base, position) for each in (query_BLhK, key_BLgK))
     mixed_BLhK = attend(parallel, query_BLhK, key_BLgK, value_BLgK, x.get("segments"))
-    return tensor.product_scatter(split, mixed_BLhK.reshape(*mixed_BLhK.shape[:2], -1), params["out"])
+    return tensor.product_scatter(split, mixed_BLhK.reshape(*mixed_BLhK.shape[:2], -1), params["out"]), x
 
 
 def attend(
@@ -184,9 +212,11 @@ def attend(
     )
 
 
-def _mlp(config: TransformerConfig, parallel: Parallel, params: Params, x_BlD: Array, x: Hidden) -> Array:
+def _mlp(
+    config: TransformerConfig, parallel: Parallel, params: Params, x_BlD: Array, x: Hidden
+) -> tuple[Array, Hidden]:
     gate_BLf, up_BLf = tensor.gather_products(parallel.tensor, x_BlD, [params["gate"], params["up"]])
-    return tensor.product_scatter(parallel.tensor, _swiglu(gate_BLf, up_BLf), params["down"])
+    return tensor.product_scatter(parallel.tensor, _swiglu(gate_BLf, up_BLf), params["down"]), x
 
 
 def _held(parallel: Parallel, x_BL: Array) -> Array:
@@ -257,8 +287,12 @@ def head(
     )
 
 
-def predict(config: TransformerConfig, params: dict[str, Params], batch: Batch) -> Array:
+def predict(config: TransformerConfig, params: dict[str, Params], batch: Batch, *, mlp: Half | None = None) -> Array:
     """Logits (B, L, V) at every position of `batch["inputs"]`, without dropout."""
     x = embed(config, WHOLE, params, batch, None)
-    x, _ = lax.scan(lambda x, block_params: (block(config, WHOLE, block_params, x, None), None), x, params["blocks"])
+
+    def body(x: Hidden, block_params: Params) -> tuple[Hidden, None]:
+        return block(config, WHOLE, block_params, x, None, mlp=mlp), None
+
+    x, _ = lax.scan(body, x, params["blocks"])
     return logits(config, WHOLE, params, x)

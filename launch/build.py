@@ -1,5 +1,6 @@
 """From a config to everything a run is made of, each line a whole idea: data, model, layouts, optimizer, step."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,23 +49,28 @@ def prepare_devices(config: Config) -> None:
         simulate(devices)
 
 
-def build(config: Config) -> Built:
+def build(
+    config: Config,
+    *,
+    splits: Splits | None = None,
+    model: Model | BlockModel | None = None,
+    devices: Sequence[str] | None = None,
+) -> Built:
     """Builds a run from its config.
+
+    Args:
+        config: The config.
+        splits: Examples in place of those that the config names.
+        model: A model in place of the config's.
+        devices: Names of the devices of the mesh; all by default.
 
     Raises:
         ConfigError: The strategy or the batch does not fit the devices that there are.
         ValueError: Something else does not fit (LayoutError where it is the layouts); nothing was started.
     """
-    search_path = (*((config.source.parent,) if config.source else ()), Path.cwd())
-    splits = open_splits(config.data, search_path)
-    model = load_model(
-        config.model,
-        vocabulary=splits.vocabulary,
-        length=config.data.length,
-        features=_features(splits),
-        search_path=search_path,
-    )
-    check_devices(config, jax.device_count())
+    splits = splits or open_splits(config.data, search_path(config))
+    model = model or configured_model(config, splits)
+    check_devices(config, len(devices) if devices else jax.device_count())
     layouts = lay_out(
         model,
         config.strategy,
@@ -74,6 +80,7 @@ def build(config: Config) -> Built:
         unmatched_floor_bytes=config.layouts.unmatched_floor,
         indivisible=config.layouts.indivisible,
         precision=config.precision,
+        devices=devices,
     )
     layouts.check_rows(config.train.global_batch, config.train.accumulate)
     optimizer = make_optimizer(
@@ -81,7 +88,7 @@ def build(config: Config) -> Built:
         config.train.steps,
         abstract_parameters(model, config.precision),
         stacked=isinstance(model, BlockModel),
-        search_path=search_path,
+        search_path=search_path(config),
     )
     step = build_step(
         model,
@@ -94,6 +101,22 @@ def build(config: Config) -> Built:
     )
     batch = abstract_batch(splits.train, config.train.global_batch, layouts.batch_sharding())
     return Built(config, splits, model, layouts, step, batch)
+
+
+def configured_model(config: Config, splits: Splits) -> Model | BlockModel:
+    """The model that a config names, with what the data says about its sizes."""
+    return load_model(
+        config.model,
+        vocabulary=splits.vocabulary,
+        length=config.data.length,
+        features=_features(splits),
+        search_path=search_path(config),
+    )
+
+
+def search_path(config: Config) -> tuple[Path, ...]:
+    """Where the user's own modules are looked for first: beside the config, then in the working directory."""
+    return (*((config.source.parent,) if config.source else ()), Path.cwd())
 
 
 def _features(splits: Splits) -> int | None:

@@ -1,4 +1,4 @@
-"""The command line: `spmdkit train`, `spmdkit launch`, `spmdkit explain`, `spmdkit schedule`.
+"""The command line: `spmdkit train`, `spmdkit launch`, `spmdkit explain`, `spmdkit verify`, `spmdkit schedule`.
 
 Each command is one line of COMMANDS. What a command needs is imported when it runs, so that help is instant.
 """
@@ -88,6 +88,28 @@ def explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `verify`."""
+    add_config(parser)
+    parser.add_argument("--full", action="store_true", help="verify the config's own sizes, not smaller ones")
+    parser.add_argument("--float32", action="store_true", help="compute in float32 and allow for its rounding")
+    parser.add_argument("--steps", type=int, default=3, metavar="K", help="optimizer steps to compare after (3)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Compares the training of a config with that of one device; 1 where they differ."""
+    import json
+
+    from ..configs import load_config
+    from .verify import verify as run
+
+    config = load_config(arguments.config, arguments.overrides)
+    result = run(config, full=arguments.full, float32=arguments.float32, steps=arguments.steps)
+    print(json.dumps(result.to_json(), indent=2) if arguments.json else result)
+    return 0 if result.ok else 1
+
+
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `schedule`."""
     parser.add_argument("name", metavar="NAME", help="a schedule, or the path of a CSV file of your own")
@@ -171,6 +193,25 @@ kind, the memory of the compiled step, and its collectives by kind and mesh axis
 """,
         add_explain,
         explain,
+    ),
+    Command(
+        "verify",
+        "compare the training of a config with that of one device",
+        """
+Trains a few steps twice, from the same parameters on the same data: under the strategy of a config, on as many
+simulated CPU devices as it needs, and in plain JAX on one. Compares the loss, every gradient, their norm, the
+parameters after K steps, and the collectives of the compiled step with those that the strategies predict. Computes in
+float64, where rounding cannot hide a mistake, and at a reduced size that it states. Names the first thing that differs,
+and measures what usually causes it. Model, data, optimizer, clipping, accumulation and rules are those of the config.
+
+  spmdkit verify quickstart                      the preset's mesh and strategy
+  spmdkit verify my.yaml strategy.fsdp=-1        a file of yours under another strategy
+  spmdkit verify my.yaml --steps 10 --json       more steps; for a program to read
+
+Ends with 0 where everything is equal, 1 where something differs, 2 where the config cannot work.
+""",
+        add_verify,
+        verify,
     ),
     Command(
         "schedule",

@@ -124,7 +124,10 @@ class OneDevice:
         opt_state = jax.eval_shape(self.optimizer.init, params)
         update = jax.make_jaxpr(self._apply)(params, opt_state, params)
         stored = max((str(leaf.dtype) for leaf in jax.tree.leaves(params) if _is_float(leaf)), key=_width, default="")
-        narrowest = [min((stored, *_narrowed(jaxpr.jaxpr)), key=_width) for jaxpr in (loss, update)]
+        narrowest = (  # a learning rate in float32 is the same number everywhere
+            min((stored, *_narrowed(loss.jaxpr, scalars=True)), key=_width),
+            min((stored, *_narrowed(update.jaxpr, scalars=False)), key=_width),
+        )
         of_loss, of_update = (TOLERANCES.get(dtype, 0.0) for dtype in narrowest)
         return of_loss, max(of_loss, of_update)
 
@@ -214,15 +217,20 @@ def _width(dtype: str) -> int:
     return jnp.finfo(dtype).bits if dtype else 0
 
 
-def _narrowed(jaxpr: Any) -> Iterator[str]:
-    """The dtypes that floating-point numbers are cast down to, anywhere in a program."""
+def _narrowed(jaxpr: Any, scalars: bool) -> Iterator[str]:
+    """The dtypes that floating-point numbers are cast down to, anywhere in a program; `scalars` too, if asked for."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "convert_element_type":
             given, made = (variables[0].aval.dtype for variables in (equation.invars, equation.outvars))
-            if all(jnp.issubdtype(each, jnp.floating) for each in (given, made)) and made.itemsize < given.itemsize:
+            counts = scalars or equation.outvars[0].aval.shape
+            if (
+                counts
+                and all(jnp.issubdtype(each, jnp.floating) for each in (given, made))
+                and made.itemsize < given.itemsize
+            ):
                 yield str(made)
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
-                    yield from _narrowed(inner)
+                    yield from _narrowed(inner, scalars)

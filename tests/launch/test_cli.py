@@ -65,7 +65,7 @@ def test_wrong_arguments(arguments, capsys):
     assert "usage: spmdkit" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["train"], ["explain"], ["launch", "--on", "local:2x4"]])
+@pytest.mark.parametrize("command", [["train"], ["explain"], ["verify"], ["launch", "--on", "local:2x4"]])
 def test_a_bad_config_is_one_message(command, capsys):
     arguments = [*command, "quickstart", "train.stps=3", "model.layers=x"]
     assert cli.main(arguments) == USER_MISTAKE

@@ -1,0 +1,218 @@
+"""A smaller config of the same structure, for verification: fewer rows, positions, layers, narrower, smaller tables.
+
+Sizes become smaller and keep what divides them: a dim that the mesh's sizes divide is still divided by them, one that
+they do not is still not. Each reduction is tried: where a strategy refuses it, a weaker one is taken.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import gcd, prod
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ..configs.checks import axis_sizes, resolved_sizes
+from ..configs.schema import Config
+from ..data.source import Source, take
+from ..data.splits import Splits, open_splits
+from ..layouts.paths import leaves_with_paths
+from ..mesh.axes import BATCH_AXES
+from ..models.catalog import MODELS
+from ..parallel.diagnosis import refused
+from ..parallel.lay_out import abstract_parameters
+from ..parallel.model import BlockModel
+from ..parallel.precision import Precision
+from .build import Built, build, configured_model, search_path
+
+LEAST_LENGTH, LEAST_LAYERS, LEAST_WIDTH, LEAST_HEAD, LEAST_VOCABULARY = 8, 2, 16, 4, 256
+TOKENS = ("inputs", "targets")
+
+
+class Reduced(NamedTuple):
+    """What is verified.
+
+    Attributes:
+        config: the smaller config.
+        splits: its examples.
+        changes: config key -> (before, after).
+    """
+
+    config: Config
+    splits: Splits
+    changes: dict[str, tuple[Any, Any]]
+
+
+def reduce_config(config: Config, precision: Precision, devices: list[str]) -> Reduced:
+    """Finds the smallest config of the same structure that the strategy accepts.
+
+    Args:
+        config: A config; it is built first, so that one that cannot work is told as such.
+        precision: What the smaller one computes in.
+        devices: Names of the devices of the mesh.
+
+    Raises:
+        ValueError: The config as it is given does not work out.
+    """
+    sizes = resolved_sizes(axis_sizes(config), len(devices))
+    inside = prod(size for axis, size in sizes.items() if axis not in BATCH_AXES)
+    length = min(config.data.length, -(-LEAST_LENGTH // (2 * inside)) * 2 * inside)
+    data = replace(config.data, length=length)
+    splits = open_splits(data, search_path(config))
+    original = build(config, splits=splits, devices=devices)
+    config = replace(config, precision=precision)
+    with_length = replace(config, data=data) if splits.vocabulary else config
+    for options in _models(config, splits, sizes):
+        smaller = replace(with_length, model=options)
+        folded = _with_vocabulary(splits, options)
+        for rows in _divisors(config.train.global_batch):
+            train = replace(config.train, global_batch=rows)
+            tried = _lower_floors(replace(smaller, train=train), folded, original)
+            if _works(tried, folded, devices):
+                return Reduced(tried, folded, _changes(config, tried, splits))
+    return Reduced(config, open_splits(config.data, search_path(config)), {})
+
+
+def _works(config: Config, splits: Splits, devices: list[str]) -> bool:
+    """Whether the step of a config can be built and traced; a mistake that verification explains is let through."""
+    try:
+        built = build(config, splits=splits, devices=devices)
+    except (ValueError, TypeError):
+        return False
+    try:
+        jax.eval_shape(built.step.gradients, built.step.abstract_state(), built.batch)
+    except (ValueError, TypeError) as error:
+        return refused(error, built.layouts) is not None
+    return True
+
+
+def _divisors(number: int) -> Iterator[int]:
+    return (divisor for divisor in range(1, number + 1) if number % divisor == 0)
+
+
+def _models(config: Config, splits: Splits, sizes: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
+    """Options of the model, the smallest first; the user's own model keeps its options."""
+    if config.model["name"] in MODELS:
+        smaller = _smaller(config, splits, sizes)
+        yield smaller
+        if "layers" in smaller:
+            yield {**smaller, "layers": config.model["layers"]}
+    yield config.model
+
+
+def _smaller(config: Config, splits: Splits, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Options of a reference model: every size smaller, divided by what divided it."""
+    options = dict(config.model)
+    known: Any = MODELS[options["name"]][0](**{name: value for name, value in options.items() if name != "name"})
+    devices, inside = prod(sizes.values()), prod(size for axis, size in sizes.items() if axis not in BATCH_AXES)
+    pipe = config.strategy.get("pipe")
+    pieces = getattr(pipe, "size", 1) * (getattr(pipe, "virtual", None) or 1)
+    smaller: dict[str, Any] = {}
+    if "heads" in options:
+        smaller = _smaller_heads(known, devices, inside)
+    if "layers" in options:
+        smaller["layers"] = shrink(known.layers, pieces, max(LEAST_LAYERS, pieces))
+    if "mlp_width" in options:
+        smaller["mlp_width"] = shrink(known.mlp_size, devices, LEAST_WIDTH)
+    if "vocabulary" in options:
+        smaller["vocabulary"] = shrink(known.vocabulary or splits.vocabulary or 0, devices, LEAST_VOCABULARY)
+    if "widths" in options:
+        smaller["widths"] = tuple(shrink(width, devices, LEAST_WIDTH) for width in known.widths)
+    return {**options, **smaller}
+
+
+def _smaller_heads(known: Any, devices: int, inside: int) -> dict[str, int]:
+    """Fewer and narrower heads: as many queries to a key, and the widths of all of them divided as before."""
+    kv_heads = shrink(known.num_kv_heads, inside, min(2, known.num_kv_heads))
+    heads = kv_heads * (known.heads // known.num_kv_heads)
+    widths = [(number * known.head_size, few) for number, few in ((known.heads, heads), (known.num_kv_heads, kv_heads))]
+    sizes = (size for size in range(LEAST_HEAD, known.head_size, 2))
+    fitting = (size for size in sizes if all(_alike(few * size, width, devices) for width, few in widths))
+    size = next(fitting, known.head_size)
+    smaller = {"heads": heads, "kv_heads": kv_heads if known.kv_heads else 0}
+    if known.head_width:
+        return {**smaller, "head_width": size, "width": shrink(known.width, devices, LEAST_WIDTH)}
+    return {**smaller, "width": heads * size}
+
+
+def shrink(number: int, modulus: int, least: int) -> int:
+    """The smallest number from `least` on that shares with `modulus` what `number` shares with it; at most `number`.
+
+    Args:
+        number: A size.
+        modulus: The product of the mesh's sizes that may split it.
+        least: Where to start.
+    """
+    return next((each for each in range(max(least, 1), number) if _alike(each, number, modulus)), number)
+
+
+def _alike(size: int, other: int, modulus: int) -> bool:
+    return gcd(size, modulus) == gcd(other, modulus)
+
+
+def _lower_floors(config: Config, splits: Splits, original: Built) -> Config:
+    """The config with floors so low that what is split over their axis in the original still is."""
+    shapes = dict(leaves_with_paths(abstract_parameters(configured_model(config, splits), config.precision)))
+    strategy = dict(config.strategy)
+    for axis, options in config.strategy.items():
+        if hasattr(options, "floor_bytes"):
+            floor = min([options.floor_bytes, *_split_sizes(axis, original, shapes)])
+            strategy[axis] = replace(options, floor_bytes=floor)
+    return replace(config, strategy=strategy)
+
+
+def _split_sizes(axis: str, original: Built, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[int]:
+    """The bytes of one block's part, in the smaller model, of each parameter that the original splits over an axis."""
+    layouts = original.layouts
+    for row in layouts.update_table.rows:
+        if axis in row.layout.used_axes and row.path in shapes:
+            leaf = shapes[row.path]
+            first = 1 if isinstance(original.model, BlockModel) and row.path.split("/")[0] == "blocks" else 0
+            parts = prod(layouts.mesh.axis_size(other) for other in row.layout.used_axes if other != axis)
+            yield prod(leaf.shape[first:]) * leaf.dtype.itemsize // parts
+
+
+def _with_vocabulary(splits: Splits, options: Mapping[str, Any]) -> Splits:
+    """The same examples with token ids folded into a smaller vocabulary, where the model has one."""
+    vocabulary = options.get("vocabulary", 0) if options["name"] in MODELS else 0
+    if not vocabulary or not splits.vocabulary or vocabulary >= splits.vocabulary:
+        return splits
+    return splits._replace(train=Folded(splits.train, vocabulary), evaluation=None, vocabulary=vocabulary)
+
+
+class Folded:
+    """Examples of a source, their token ids taken modulo a smaller vocabulary."""
+
+    def __init__(self, source: Source, vocabulary: int) -> None:
+        self.source, self.vocabulary = source, vocabulary
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int, /) -> dict[str, np.ndarray]:
+        """One example."""
+        return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
+
+    def take(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
+        """The examples at `indices`, stacked on dim 0."""
+        examples = take(self.source, indices)
+        return {name: rows % self.vocabulary if name in TOKENS else rows for name, rows in examples.items()}
+
+
+def _changes(before: Config, after: Config, splits: Splits) -> dict[str, tuple[Any, Any]]:
+    """Every key that was reduced; sizes that the data gives are those it gives."""
+    from_data = {"vocabulary": splits.vocabulary}
+    pairs: dict[str, tuple[Any, Any]] = {
+        "train.global_batch": (before.train.global_batch, after.train.global_batch),
+        "data.length": (before.data.length, after.data.length),
+    }
+    for name, value in after.model.items():
+        given = before.model[name]
+        known = given or from_data.get(name) or given
+        if name == "mlp_width" and not given and value:
+            known = "8/3 of model.width"
+        pairs[f"model.{name}"] = (known, value or known)
+    for axis, options in after.strategy.items():
+        floors = [getattr(each, "floor_bytes", None) for each in (before.strategy[axis], options)]
+        pairs[f"strategy.{axis}.floor_bytes"] = (floors[0], floors[1])
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

@@ -1,0 +1,100 @@
+"""`spmdkit verify`: is the training of a config that of one device? Compared on simulated CPU devices, small."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from ..configs.checks import REST, axis_sizes
+from ..configs.schema import Config
+from ..data.order import sample_order
+from ..data.source import Source, take
+from ..data.splits import open_splits
+from ..mesh.simulate import simulate
+from ..parallel.oracle import HostBatch, prepared
+from ..parallel.precision import Precision
+from ..parallel.verification import Verification
+from ..parallel.verify import verify_step, x64
+from .build import build, configured_model, search_path
+from .reduce import Reduced, reduce_config
+
+DEFAULT_DEVICES = 8
+DEFAULT_STEPS = 3
+
+
+def verify(config: Config, *, full: bool = False, float32: bool = False, steps: int = DEFAULT_STEPS) -> Verification:
+    """Compares the strategy of a config with one device, on as many simulated CPU devices as it needs.
+
+    Args:
+        config: The config.
+        full: Verify the sizes of the config itself, not smaller ones.
+        float32: Compute in float32 instead of float64.
+        steps: Optimizer steps after which parameters are compared.
+
+    Raises:
+        ValueError: The config does not work out, as `build` says, or `steps` is less than 1.
+    """
+    if steps < 1:
+        raise ValueError(f"--steps {steps}: parameters are compared after at least 1 step.")
+    devices = simulated_devices(config)
+    dtype = "float32" if float32 else "float64"
+    precision = Precision(params=dtype, compute=dtype, reduce=dtype)
+    with x64(precision), _quick_compilation():
+        reduced = _unreduced(config, precision) if full else reduce_config(config, precision, devices)
+        small = reduced.config
+        model = prepared(configured_model(small, reduced.splits), precision.reduce)
+        built = build(small, splits=reduced.splits, model=model, devices=devices)
+        batches = [ragged_batch(reduced.splits.train, small, number) for number in range(steps)]
+        clip_norm, seed = small.train.clip_norm, small.run.seed
+        return verify_step(built.step, batches, clip_norm=clip_norm, seed=seed, reduced=reduced.changes)
+
+
+def simulated_devices(config: Config) -> list[str]:
+    """Simulates as many CPU devices as the strategy's sizes need, and names them."""
+    sizes = list(axis_sizes(config).values())
+    product = int(np.prod([size for size in sizes if size != REST], dtype=np.int64))
+    if REST in sizes:
+        rest = config.run.simulate or DEFAULT_DEVICES
+        product = rest if rest % product == 0 else product
+    simulate(product)
+    return [f"cpu:{number}" for number in range(product)]
+
+
+@contextmanager
+def _quick_compilation() -> Iterator[None]:
+    """Leaves out what makes CPU code fast and slow to compile; it changes no collective."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
+def _unreduced(config: Config, precision: Precision) -> Reduced:
+    return Reduced(replace(config, precision=precision), open_splits(config.data, search_path(config)), {})
+
+
+def ragged_batch(source: Source, config: Config, step: int) -> HostBatch:
+    """The batch of one step of a run, its weights made to differ: from row to row, and with some tokens left out.
+
+    Equal weights hide mistakes: the mean of the devices' means is then the mean.
+
+    Args:
+        source: Training examples.
+        config: For the batch's size and the order of the data.
+        step: Which step.
+    """
+    rows = config.train.global_batch
+    samples = step * rows + np.arange(rows)
+    seed, shuffle = config.run.seed, config.data.shuffle
+    batch = take(source, sample_order(samples, num_examples=len(source), seed=seed, shuffle=shuffle))
+    random = np.random.default_rng(step)
+    weights = batch["weights"] * random.choice([0.25, 0.5, 1.0], (rows, *[1] * (batch["weights"].ndim - 1)))
+    if weights.ndim > 1:
+        kept = random.random(weights.shape) < random.uniform(0.3, 1.0, (rows, *[1] * (weights.ndim - 1)))
+        kept[:, 0] = True
+        weights = weights * kept
+    return {**batch, "weights": weights.astype(batch["weights"].dtype), "example": samples.astype(np.int32)}

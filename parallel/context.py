@@ -63,6 +63,10 @@ class ContextConfig:
     """How positions on different devices meet: ring (keys and values go round, beside the compute) or all_to_all (each
     device attends for some of the heads)."""
 
+    send: Literal["pairs", "groups"] = "pairs"
+    """How a ring sends: in pairs (collective-permute), or in groups (an all-to-all of N times the bytes), which XLA's
+    CPU backend needs beside a pipeline: its permutes wait for all devices, those at other work too."""
+
     def __post_init__(self) -> None:
         choices = get_args(Attention)
         if self.attention not in choices:
@@ -188,8 +192,9 @@ def cost(
     if config.attention == "ring":
         keys_and_values = 2 * elements * kv_heads
         gradients = keys_and_values * jnp.promote_types(dtype, jnp.float32).itemsize
-        kv_line = Collective("collective-permute", (AXIS,), size - 1, (size - 1) * keys_and_values * width)
-        gradient_line = Collective("collective-permute", (AXIS,), size - 1, (size - 1) * gradients)
+        kind, copies = ("collective-permute", 1) if config.send == "pairs" else ("all-to-all", size)
+        kv_line = Collective(kind, (AXIS,), size - 1, (size - 1) * copies * keys_and_values * width)
+        gradient_line = Collective(kind, (AXIS,), size - 1, (size - 1) * copies * gradients)
         return Traffic([kv_line], [kv_line, gradient_line])
     kv_elements = elements * kv_heads * kv_repeats(kv_heads, config)
     there = Collective("all-to-all", (AXIS,), 1, (elements * heads + 2 * kv_elements) * width)

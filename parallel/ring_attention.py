@@ -104,9 +104,9 @@ def _ring_forward(
 
     def body(carry: tuple[Part, Array], step: Array) -> tuple[tuple[Part, Array], None]:
         parts, kv = carry
-        return (visit(parts, kv, step), _send(kv, size)), None
+        return (visit(parts, kv, step), _send(kv, config)), None
 
-    arriving = _send(kv_YZBGTK, size)
+    arriving = _send(kv_YZBGTK, config)
     early, late = (see(half, kv_YZBGTK, half, rank, causal=True) for half in (0, 1))
     late = merge(late, see(1, kv_YZBGTK, 0, rank))
     parts = jax.tree.map(lambda *halves: jnp.stack(halves), early, late)
@@ -143,19 +143,19 @@ def _ring_backward(config: ContextConfig, residuals: Any, gradient: Array) -> tu
     def body(carry: tuple[Array, Array, Array], step: Array) -> tuple[tuple[Array, Array, Array], None]:
         dquery_Z, vk, dvk = carry
         dquery_Z, contribution = visit(dquery_Z, vk, step)
-        return (dquery_Z, _send(vk, size), _send(dvk, size) + contribution), None
+        return (dquery_Z, _send(vk, config), _send(dvk, config) + contribution), None
 
-    arriving = _send(vk_YZBGTK, size)
+    arriving = _send(vk_YZBGTK, config)
     dquery, dvk_home = see(1, vk_YZBGTK, 0, rank)
     dquery_Z = jnp.stack([jnp.zeros_like(dquery), dquery])
     dvk_home = jnp.stack([dvk_home, jnp.zeros_like(dvk_home)], axis=1)
-    vk = _send(arriving, size) if size > 2 else arriving
+    vk = _send(arriving, config) if size > 2 else arriving
     dquery_Z, dvk = visit(dquery_Z, arriving, 1)
     (dquery_Z, vk, dvk), _ = _loop(body, (dquery_Z, vk, dvk), range(2, size - 1))
     if size > 2:
         dquery_Z, contribution = visit(dquery_Z, vk, size - 1)
-        dvk = _send(dvk, size) + contribution
-    arriving = _send(dvk, size)
+        dvk = _send(dvk, config) + contribution
+    arriving = _send(dvk, config)
     for half in (0, 1):
         dquery, dvk = see(half, vk_YZBGTK, half, rank, causal=True)
         dquery_Z, dvk_home = _add_into(dquery_Z, half, dquery), _add_into(dvk_home, half, dvk, 1)
@@ -166,9 +166,14 @@ def _ring_backward(config: ContextConfig, residuals: Any, gradient: Array) -> tu
 _ring.defvjp(_ring_forward, _ring_backward)
 
 
-def _send(x: Array, size: int) -> Array:
+def _send(x: Array, config: ContextConfig) -> Array:
     """Gives `x` to the next device, and takes that of the one before."""
-    return lax.ppermute(x, AXIS, [(rank, (rank + 1) % size) for rank in range(size)])
+    rank, size = lax.axis_index(AXIS), config.size
+    if config.send == "pairs":
+        return lax.ppermute(x, AXIS, [(device, (device + 1) % size) for device in range(size)])
+    for_each = (jnp.arange(size) == (rank + 1) % size).astype(x.dtype)
+    from_each = lax.all_to_all(jnp.multiply.outer(for_each, x), AXIS, split_axis=0, concat_axis=0)
+    return _pick(from_each, (rank - 1) % size)
 
 
 def _marks(

@@ -12,6 +12,7 @@ from attention_case import HEAD_SIZE, HEADS, LENGTH, ROWS, make_case, mixing, on
 from attention_case import with_gradients as gradients_of
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
+from spmdkit.models.attention import causal_attention
 from spmdkit.parallel import partial_attention
 from spmdkit.parallel.collectives import Collective, merge
 from spmdkit.parallel.context import ContextConfig, cost
@@ -31,6 +32,31 @@ def test_equals_one_device_and_moves_what_it_says(float64, size, kv_heads, packe
         assert toy.relative(found, expected) < 1e-12
     traffic = predicted(ring(size), kv_heads)
     assert moved == merge(traffic.forward + traffic.backward)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sending_in_groups(float64, size):
+    case, config = make_case(2), ContextConfig(size=size, send="groups")
+    results, moved = on_mesh(gradients_of(mixing(config)), config, case)
+    for found, expected in zip(results, on_one_device(case), strict=True):
+        assert toy.relative(found, expected) < 1e-12
+    traffic = predicted(config, 2)
+    assert moved == merge(traffic.forward + traffic.backward)
+    assert {line.kind for line in moved} == {"all-to-all"}
+
+
+def test_in_groups_a_part_of_the_mesh_can_run_a_ring_alone():
+    """As in a pipeline, whose stages do different things: half of the devices attend, the others do not."""
+    config = ContextConfig(size=4, send="groups")
+
+    def half(*arrays):
+        return (jax.lax.cond(jax.lax.axis_index("data") == 0, mixing(config), lambda query, *_: query, *arrays),)
+
+    case = make_case(2, dtype=np.float32)
+    case = case._replace(arrays=case.arrays[:3])
+    (mixed,), _ = on_mesh(half, config, case, num_outputs=1, data=2)
+    assert np.allclose(mixed[0], jax.jit(causal_attention)(*case.arrays)[0], atol=1e-5)
+    assert np.array_equal(mixed[1], case.arrays[0][1])
 
 
 def test_with_rows_split_over_another_axis(float64):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from math import isfinite, prod
+from textwrap import fill
 from typing import Any
 
 from ..layouts.sizes import format_bytes
@@ -138,10 +139,11 @@ def _arrays(count: int) -> str:
 
 def _collective_lines(moved: CollectiveCheck) -> Iterator[str]:
     yield f"Collectives of the compiled step, {'NOT as predicted' if moved.unexpected else 'as predicted'}"
-    for line in moved.found:
+    named = [" x ".join(line.axes) for line in moved.found]
+    width = max([14, *map(len, named)])
+    for line, axes in zip(moved.found, named, strict=True):
         left = "   left to XLA" if line in moved.left_to_xla else ""
-        axes = " x ".join(line.axes)
-        yield f"  {line.kind:<18} over {axes:<14} {line.count:>5} a step {format_bytes(line.bytes):>12}{left}"
+        yield f"  {line.kind:<18} over {axes:<{width}} {line.count:>5} a step {format_bytes(line.bytes):>12}{left}"
     if not moved.found:
         yield "  none"
     yield from (f"  {line}" for line in moved.unexpected)
@@ -152,7 +154,8 @@ def _verdict(result: Verification) -> str:
     if first is None:
         return "The same as on one device."
     at = f" of {first.where}" if first.where else ""
-    return f"DIFFERENT from one device, first in: {first.what}{at}\n  {first.hint}"
+    hint = fill(first.hint, 118, initial_indent="  ", subsequent_indent="  ")
+    return f"DIFFERENT from one device, first in: {first.what}{at}\n{hint}"
 
 
 def _lines(collectives: Iterable[Collective]) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ def test_a_planted_mistake_is_exit_code_1(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(local_step, "reduce_gradients", wrong)
     path = str(write_config(tmp_path))
     assert main(["verify", path]) == 1
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert "DIFFERENT from one device, first in: gradients of layers/1/bias" in text
     assert "8 times too large, as when summed twice over data x fsdp (sizes multiply to 8)" in text
     assert "DIFFERS" in text

@@ -1,0 +1,217 @@
+"""Dispatch and combine by themselves, experts block by block, and whole steps with the axis `expert` in their mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from jax.sharding import PartitionSpec
+from spmdkit.models.moe import moe
+from spmdkit.models.moe_config import MoEConfig
+from spmdkit.models.transformer import TransformerConfig, transformer
+from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel.expert import ExpertConfig, buffer_of, check, combine, cost, dispatch, places, plan
+from spmdkit.parallel.expert_blocks import apply_experts
+
+EXPERTS, TOP_K, POSITIONS, WIDTH = 8, 3, 24, 4
+FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
+ROWS, LENGTH = 8, 16
+SIZES = MoEConfig(
+    vocabulary=toy.VOCABULARY,
+    length=LENGTH,
+    layers=2,
+    width=16,
+    heads=4,
+    kv_heads=2,
+    mlp_width=32,
+    experts=4,
+    capacity_factor=1.0,
+    auxiliary_loss=0.1,
+    z_loss=0.01,
+)
+SMALL_FSDP = FSDPConfig(size=2, floor_bytes=256)
+
+
+def choices(devices=1, seed=0, skewed=False):
+    """Different experts for each position; skewed: all positions choose the first ones."""
+    random = np.random.default_rng(seed)
+    scores = random.random((devices * POSITIONS, EXPERTS))
+    if skewed:
+        scores[:] = np.arange(EXPERTS)
+    return np.argsort(scores, axis=1)[:, :TOP_K].astype(np.int32)
+
+
+def dropless(devices):
+    return buffer_of(ExpertConfig(size=devices), experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, most=POSITIONS)
+
+
+def tenfold(weights, x_mD):
+    return x_mD * weights[None, :]
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_every_choice_meets_its_expert_and_comes_back(devices, skewed):
+    """Expert e multiplies by a vector of its own: what comes back is that, and zeros for what was dropped."""
+    random = np.random.default_rng(1)
+    x = random.normal(size=(devices * POSITIONS, WIDTH)).astype(np.float32)
+    weights = random.normal(size=(EXPERTS, WIDTH)).astype(np.float32)
+    chosen, kept = choices(devices, skewed=skewed), random.random((devices * POSITIONS, TOP_K)) < 0.8
+
+    def there_and_back(x_ND, weights_eD, expert_Nk, kept_Nk):
+        placed = plan(dropless(devices), expert_Nk, kept_Nk)
+        x_MD, expert_b = dispatch(placed, x_ND)
+        return combine(placed, apply_experts(tenfold, weights_eD, x_MD, expert_b))
+
+    spec = PartitionSpec("expert")
+    program = jax.jit(
+        jax.shard_map(there_and_back, mesh=toy.mesh(expert=devices).backend_mesh, in_specs=(spec,) * 4, out_specs=spec)
+    )
+    expected = x[:, None, :] * weights[chosen] * kept[:, :, None]
+    np.testing.assert_array_equal(program(x, weights, chosen, kept), expected)
+    assert tuple(cost(dropless(devices), width=WIDTH, dtype="float32", platform="cpu").forward) == census(
+        program.lower(x, weights, chosen, kept).compile().as_text(), toy.mesh(expert=devices)
+    )
+
+
+@pytest.mark.parametrize("most", [POSITIONS, 5])
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_buffers_hold_the_worst_case(devices, most):
+    """All choices fit, as many as capacity allows, whichever experts they are for."""
+    buffer = buffer_of(ExpertConfig(size=devices), experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, most=most)
+    assert buffer.rows % buffer.block == 0
+    for chosen in (choices(), choices(skewed=True), choices(skewed=True)[:, ::-1]):
+        place, _ = places(jnp.asarray(chosen.reshape(1, -1)), None, EXPERTS)
+        kept = (place < most).reshape(chosen.shape)
+        placed = plan(buffer, jnp.asarray(chosen), kept)
+        used = np.asarray(placed.row_Nk)[np.asarray(kept)]
+        assert len(set(used.tolist())) == kept.sum()  # a row of its own for each
+        np.testing.assert_array_equal(used // buffer.rows, chosen[np.asarray(kept)] // buffer.experts)
+        np.testing.assert_array_equal(np.asarray(placed.choice_M)[used], np.flatnonzero(kept))
+
+
+def test_the_cost_of_capacity_and_of_none():
+    """Capacity sends about factor * top_k positions, dropless top_k for each device in the worst case."""
+    sizes = {"experts": 64, "top_k": 2, "positions": 8192}
+    config = ExpertConfig(size=8)
+    limited = buffer_of(config, **sizes, most=8192 * 2 * 5 // (64 * 4))  # factor 1.25
+    assert (limited.devices * limited.rows, limited.block) == (64 * 320, 64)
+    unlimited = buffer_of(config, **sizes, most=8192)
+    assert unlimited.rows == 8192 * 2 + 8 * 63 // 64 * 64
+    moved = cost(limited, width=16, dtype="bfloat16", platform="cuda")
+    assert [(line.count, line.bytes) for line in (*moved.forward, *moved.backward)] == [
+        (3, 2 * 64 * 320 * 16 * 2 + 64 * 4),
+        (2, 2 * 64 * 320 * 16 * 2),
+    ]
+
+
+def test_block_by_block_is_expert_by_expert(float64):
+    """Values and all gradients against one dense product a row; empty blocks are not computed, and give zeros."""
+    random = np.random.default_rng(2)
+    expert_b = np.array([2, 0, 3, 0, 1, 3], np.int32)  # of 3 experts: 3 is empty
+    x = random.normal(size=(24, WIDTH))
+    weights = {"in": random.normal(size=(3, WIDTH, 5)), "out": random.normal(size=(3, 5, WIDTH))}
+    direction = random.normal(size=x.shape)
+    empty = np.repeat(expert_b == 3, 4)
+    x[empty] = np.nan
+
+    def expert(weights, x_mD):
+        return jnp.tanh(x_mD @ weights["in"]) @ weights["out"]
+
+    def by_blocks(weights, x):
+        return jnp.sum(apply_experts(expert, weights, x, jnp.asarray(expert_b)) * direction)
+
+    def row_by_row(weights, x):
+        own = jax.tree.map(lambda leaf: leaf[np.repeat(expert_b, 4)[~empty]], weights)
+        return jnp.sum(jax.vmap(expert)(own, x[~empty][:, None, :])[:, 0] * direction[~empty])
+
+    found = jax.jit(jax.value_and_grad(by_blocks, argnums=(0, 1)))(weights, x)
+    expected = jax.jit(jax.value_and_grad(row_by_row, argnums=(0, 1)))(weights, x)
+    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-12)
+
+
+def optimizer():
+    """Keeps the gradients that it was given."""
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda gradients, _, params=None: (jax.tree.map(jnp.zeros_like, gradients), gradients),
+    )
+
+
+def batch():
+    random = np.random.default_rng(3)
+    tokens = random.integers(0, toy.VOCABULARY, (2, ROWS, LENGTH)).astype(np.int32)
+    return {
+        "inputs": tokens[0],
+        "targets": tokens[1],
+        "weights": (random.random((ROWS, LENGTH)) < random.random((ROWS, 1))).astype(np.float32),
+        "example": np.arange(ROWS, dtype=np.int32),
+    }
+
+
+def options(**changes):
+    return moe(MoEConfig(**(vars(SIZES) | changes)))
+
+
+PRODUCTS = {
+    "expert4": ({"expert": 4}, {}, {}),
+    "expert8": ({"expert": 8}, {"experts": 8, "top_k": 3, "dropout": 0.1}, {}),
+    "dropless": ({"expert": 4, "data": 2}, {"capacity_factor": 0.0}, {"accumulate": 2}),
+    "top1": ({"expert": 2, "data": 2}, {"top_k": 1}, {"remat": "full"}),
+    "fsdp": ({"expert": 2, "fsdp": SMALL_FSDP}, {"tied": True}, {"remat": "dots"}),
+    "tensor": ({"expert": 2, "tensor": 2}, {}, {"remat": "full"}),
+    "context": ({"expert": 2, "context": 2}, {"dropout": 0.1}, {"accumulate": 2}),
+    "context-dropless": ({"expert": 2, "context": 4}, {"capacity_factor": 0.0, "auxiliary_loss": 0.0}, {}),
+    "fsdp-tensor": ({"expert": 2, "fsdp": SMALL_FSDP, "tensor": 2}, {}, {}),
+    "fsdp-context": ({"expert": 2, "fsdp": SMALL_FSDP, "context": 2}, {}, {"remat": "full"}),
+    "tensor-context": ({"expert": 2, "tensor": 2, "context": 2}, {}, {}),
+    "data-alone": ({"data": 4}, {}, {}),
+}
+QUICK = ("expert4", "fsdp-tensor", "context")
+
+
+@pytest.mark.parametrize(
+    "name", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in PRODUCTS]
+)
+def test_a_step_is_that_of_one_device(name, float64):
+    """Loss and every gradient; what moves is what the cost says, and no device holds another's experts."""
+    strategy, changes, how = PRODUCTS[name]
+    model, arrays = options(**changes), batch()
+    count = int(np.prod([getattr(size, "size", size) for size in strategy.values()]))
+    layouts = lay_out(model, strategy, devices=toy.devices(count), precision=FLOAT64)
+    step = build_step(model, optimizer(), layouts, precision=FLOAT64, **how)
+    state = step.init(0)
+    size = strategy.get("expert", 1)
+    gate = state.params["blocks"]["mlp"]["gate"]
+    assert gate.sharding.shard_shape(gate.shape)[1] == gate.shape[1] // size
+    params = jax.tree.map(np.asarray, state.params)
+    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(np.asarray(state.key))), 0)
+    state, metrics = step(state, arrays)
+
+    def mean(params):
+        total, weight = model.loss(params, arrays, key)
+        return total / weight
+
+    loss, gradients = jax.jit(jax.value_and_grad(mean))(params)
+    assert toy.relative(metrics.loss, loss) < 1e-12
+    assert max(jax.tree.leaves(jax.tree.map(toy.relative, state.opt_state, gradients))) < 1e-12
+    found = census(step.compile(toy.abstract(arrays)).as_text(), layouts.mesh)
+    assert found == step.cost(toy.abstract(arrays))
+
+
+def test_sizes_that_do_not_fit():
+    assert check(ExpertConfig(size=4), 8) == check(ExpertConfig(), 7) == []
+    assert check(ExpertConfig(size=4), 6) == [
+        "model.experts=6 cannot be shared out over strategy.expert=4: 6 % 4 = 2. Set model.experts to 8, or "
+        "strategy.expert to one of [1, 2, 3, 6]."
+    ]
+    with pytest.raises(ValueError, match=r"model\.experts=4 cannot be shared out over strategy\.expert=8: 4 % 8 = 4"):
+        lay_out(options(), {"expert": 8})
+
+
+def test_a_model_without_experts_says_so():
+    dense = transformer(TransformerConfig(vocabulary=8, length=8, layers=1, width=16))
+    with pytest.raises(ValueError, match=r"this model has no experts to share out\. Set model\.name=moe"):
+        lay_out(dense, {"expert": 2, "data": 4})

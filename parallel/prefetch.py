@@ -22,13 +22,14 @@ Source: Zhao et al. 2023, "PyTorch FSDP", section 3.3.2 (prefetching).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .cut import cut, join_floats, split_floats
+from .cut import Cut, cut, join_floats, split_floats
 from .fsdp import gather, scatter
 from .model import Activations, Params, fold_block
 from .precision import Precision
@@ -90,79 +91,103 @@ def run_prefetched(
         Activations that leave the last block; differentiable with respect to `shards` and the floats of `x`.
     """
     num_blocks = len(jax.tree.leaves(shards)[0])
-    floats, others = split_floats(x)
     key_data = None if key is None else jax.random.key_data(key)
-
-    def whole(shards: Params, index: Array | int) -> Params:
-        return gather(jax.tree.map(lambda leaf: leaf[index], shards), stored, axes, precision)
-
-    def key_of(key_data: Array | None, index: Array | int) -> Array | None:
-        return fold_block(None if key_data is None else jax.random.wrap_key_data(key_data), jnp.asarray(index))
-
-    parts = None if remat == "full" else cut(block, whole(shards, 0), x, key_of(key_data, 0))
-
-    def run(params: Params, x: Activations, block_key: Array | None) -> tuple[Activations, Any]:
-        return parts.forward(params, x, block_key) if parts else (block(params, x, block_key), x)
-
-    def differentiate(
-        params: Params, kept: Any, block_key: Array | None, dy: list[Array]
-    ) -> tuple[list[Array], Params]:
-        if parts:
-            dx, crossing = parts.backward_input(params, block_key, kept, dy)
-            return dx, parts.backward_weight(params, block_key, kept, crossing)
-        x_floats, x_others = split_floats(kept)
-
-        def again(params: Params, x_floats: list[Array]) -> list[Array]:
-            return split_floats(block(params, join_floats(kept, x_floats, x_others), block_key))[0]
-
-        gradients, dx = jax.vjp(again, params, x_floats)[1](dy)
-        return dx, gradients
+    stack = _Stack(block, x, num_blocks, stored, reduced, axes, precision)
+    if remat != "full":
+        stack.parts = cut(block, stack.whole(shards, 0), x, stack.key_of(key_data, 0))
 
     @jax.custom_vjp
-    def stack(shards: Params, floats: list[Array], others: list[Array], key_data: Array | None) -> Activations:
-        return forward(shards, floats, others, key_data)[0]
+    def run(shards: Params, floats: list[Array], others: list[Array], key_data: Array | None) -> Activations:
+        return stack.forward(shards, floats, others, key_data)[0]
 
-    def forward(shards: Params, floats: list[Array], others: list[Array], key_data: Array | None) -> Any:
-        def body(carry: Any, index: Array) -> Any:
+    run.defvjp(stack.forward, stack.backward)
+    return run(shards, *split_floats(x), key_data)
+
+
+@dataclass
+class _Stack:
+    """Forward and backward of all blocks; `x` is an example of activations, `parts` the cut block, None to recompute."""
+
+    block: Block
+    x: Activations
+    num_blocks: int
+    stored: Any
+    reduced: Any
+    axes: tuple[str, ...]
+    precision: Precision
+    parts: Cut | None = None
+
+    def whole(self, shards: Params, index: Array | int) -> Params:
+        """The gathered parameters of one block."""
+        return gather(jax.tree.map(lambda leaf: leaf[index], shards), self.stored, self.axes, self.precision)
+
+    def shard(self, gradients: Params) -> Params:
+        """The reduce-scattered gradients of one block."""
+        return scatter(gradients, self.reduced, self.axes, self.precision)
+
+    def key_of(self, key_data: Array | None, index: Array | int) -> Array | None:
+        """The key of one block."""
+        return fold_block(None if key_data is None else jax.random.wrap_key_data(key_data), jnp.asarray(index))
+
+    def run(self, params: Params, x: Activations, key: Array | None) -> tuple[Activations, Any]:
+        """One block forward, and what backward keeps of it."""
+        return self.parts.forward(params, x, key) if self.parts else (self.block(params, x, key), x)
+
+    def differentiate(
+        self, params: Params, kept: Any, key: Array | None, dy: list[Array]
+    ) -> tuple[list[Array], Params]:
+        """One block backward: gradients of its input and of its whole parameters."""
+        if self.parts:
+            dx, crossing = self.parts.backward_input(params, key, kept, dy)
+            return dx, self.parts.backward_weight(params, key, kept, crossing)
+        floats, others = split_floats(kept)
+
+        def again(params: Params, floats: list[Array]) -> list[Array]:
+            return split_floats(self.block(params, join_floats(kept, floats, others), key))[0]
+
+        gradients, dx = jax.vjp(again, params, floats)[1](dy)
+        return dx, gradients
+
+    def forward(self, shards: Params, floats: list[Array], others: list[Array], key_data: Array | None) -> Any:
+        """All blocks forward: the activations that leave, and what `backward` is given."""
+        final = self.num_blocks - 1
+
+        def turn(carry: Any, index: Array) -> Any:
             x, params = carry
-            following = whole(shards, index + 1)
-            x, kept = run(params, x, key_of(key_data, index))
+            following = self.whole(shards, index + 1)
+            x, kept = self.run(params, x, self.key_of(key_data, index))
             return (x, following), kept
 
         shards, floats = lax.optimization_barrier((shards, floats))  # else gathers leave a loop over microbatches
-        entering = (join_floats(x, floats, others), whole(shards, 0))
-        (leaving, params), kept = lax.scan(body, entering, jnp.arange(num_blocks - 1))
-        leaving, last = run(params, leaving, key_of(key_data, num_blocks - 1))
+        entering = (join_floats(self.x, floats, others), self.whole(shards, 0))
+        (leaving, params), kept = lax.scan(turn, entering, jnp.arange(final))
+        leaving, last = self.run(params, leaving, self.key_of(key_data, final))
         return leaving, (shards, kept, last, key_data)
 
-    def backward(residuals: Any, gradient: Activations) -> Any:
+    def backward(self, residuals: Any, gradient: Activations) -> Any:
+        """All blocks backward: gradients of the shards and of the floats."""
         shards, kept, last, key_data = residuals
         shards, last = lax.optimization_barrier((shards, last))
-        final = num_blocks - 1
+        final = self.num_blocks - 1
 
-        def shard(gradients: Params) -> Params:
-            return scatter(gradients, reduced, axes, precision)
-
-        def turn(carry: Any, kept: Any, index: Array | int, earlier: Params | None) -> Any:
+        def turn(carry: Any, kept: Any, index: Array | int) -> Any:
             dx, params, later = carry
-            scattered = shard(later)
-            dx, own = differentiate(params, kept, key_of(key_data, index), dx)
+            earlier = self.whole(shards, index - 1) if not isinstance(index, int) else None
+            scattered = self.shard(later)
+            dx, own = self.differentiate(params, kept, self.key_of(key_data, index), dx)
             return (dx, earlier, own), scattered
 
         dy = [leaf for leaf in jax.tree.leaves(gradient) if leaf.dtype != jax.dtypes.float0]
-        dx, own = differentiate(whole(shards, final), last, key_of(key_data, final), dy)
+        dx, own = self.differentiate(self.whole(shards, final), last, self.key_of(key_data, final), dy)
         carry, middle = lax.scan(
-            lambda carry, layer: turn(carry, layer[0], layer[1], whole(shards, layer[1] - 1)),
-            (dx, whole(shards, final - 1), own),
+            lambda carry, layer: turn(carry, *layer),
+            (dx, self.whole(shards, final - 1), own),
             (jax.tree.map(lambda leaf: leaf[1:], kept), jnp.arange(1, final)),
             reverse=True,
         )
-        (dx, _, own), second = turn(carry, jax.tree.map(lambda leaf: leaf[0], kept), 0, None)
-        gradients = [_stacked(shard(own)), _stacked(second), middle]
+        (dx, _, own), second = turn(carry, jax.tree.map(lambda leaf: leaf[0], kept), 0)
+        gradients = [_stacked(self.shard(own)), _stacked(second), middle]
         return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *gradients), dx, None, None
-
-    stack.defvjp(forward, backward)
-    return stack(shards, floats, others, key_data)
 
 
 def _stacked(tree: Params) -> Params:

@@ -106,7 +106,7 @@ def run_prefetched(
 
 @dataclass
 class _Stack:
-    """Forward and backward of all blocks; `x` is an example of activations, `parts` the cut block, None to recompute."""
+    """Forward and backward of all blocks; `x` is an example of activations, `parts` the cut block (None: recompute)."""
 
     block: Block
     x: Activations

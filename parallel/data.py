@@ -25,7 +25,7 @@ Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data P
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,13 +51,46 @@ class DataParallelConfig:
     """What is split over the axis all the same: 0 nothing, 1 the optimizer's state, 2 gradients too (see `zero.py`)."""
     floor_bytes: int = 16384
     """With `zero`, parameters of fewer bytes than this (in one block, on a device) are not split."""
+    compress: Literal["none", "int8"] = "none"
+    """How gradients cross the axis: `none` in the reduce dtype, `int8` in a quarter of the bytes (see
+    `compressed.py`)."""
+    local_steps: int = 0
+    """Steps that each group along the axis trains a copy of its own before the copies are averaged (DiLoCo, see
+    `local_steps.py`); 0 = groups train together."""
+    outer_learning_rate: float = 0.7
+    """With `local_steps`, how far the shared parameters move towards the mean of the copies; 1 = all the way."""
+    outer_momentum: float = 0.9
+    """With `local_steps`, the Nesterov momentum of that movement."""
 
     def __post_init__(self) -> None:
-        if self.zero not in (0, 1, 2):
-            raise ValueError(
-                f"strategy.data.zero={self.zero!r} is not a stage: 0 splits nothing, 1 the optimizer's state, 2 "
-                "gradients too. Stage 3, parameters as well, is the strategy fsdp."
-            )
+        problems = _option_problems(self)
+        if problems:
+            raise ValueError("\n".join(problems))
+
+
+def _option_problems(config: DataParallelConfig) -> list[str]:
+    problems = []
+    if config.zero not in (0, 1, 2):
+        problems.append(
+            f"strategy.data.zero={config.zero!r} is not a stage: 0 splits nothing, 1 the optimizer's state, 2 "
+            "gradients too. Stage 3, parameters as well, is the strategy fsdp."
+        )
+    if config.compress not in ("none", "int8"):
+        problems.append(f"strategy.data.compress={config.compress!r} is neither none nor int8.")
+    if config.local_steps < 0:
+        problems.append(f"strategy.data.local_steps={config.local_steps}: give a number of steps, or 0 for none.")
+    if config.outer_learning_rate <= 0:
+        problems.append(f"strategy.data.outer_learning_rate={config.outer_learning_rate} must be more than 0.")
+    if not 0 <= config.outer_momentum < 1:
+        problems.append(f"strategy.data.outer_momentum={config.outer_momentum} must be at least 0 and less than 1.")
+    chosen = {"zero": config.zero, "compress": config.compress, "local_steps": config.local_steps}
+    given = [f"{name}={value}" for name, value in chosen.items() if value not in (0, "none")]
+    if len(given) > 1:
+        problems.append(
+            f"strategy.data: {' and '.join(given)} do not combine: each decides alone what crosses the axis. Keep one; "
+            "to split the state as well, give some of the devices to strategy.fsdp."
+        )
+    return problems
 
 
 def make_varying(params: Any, layouts: Any, axes: tuple[str, ...]) -> Any:

@@ -8,10 +8,11 @@ import jax
 
 from ..layouts.distribution import Distribution, ModelParallel
 from ..layouts.layout_map import LayoutMap, MatchMode
+from ..layouts.problems import LayoutError
 from ..layouts.resolve import Indivisible, Unmatched, resolve
 from ..mesh.axes import AXES, BATCH_AXES
 from ..mesh.device_mesh import DeviceMesh
-from . import context, expert, fsdp
+from . import compressed, context, expert, fsdp, local_steps
 from .data import DataParallelConfig
 from .default_layout import check_layouts, default_layout
 from .layouts import Layouts
@@ -94,6 +95,9 @@ def lay_out(
     check_layouts(meaning.model, layouts)
     return layouts
 
+    problems = local_steps.check(layouts) + compressed.check(layouts)
+    if problems:
+        raise LayoutError(problems)
 
 class _Meaning(NamedTuple):
     """What a strategy stands for, for one model.

@@ -1,6 +1,6 @@
 """Where everything of a step lives: the result of `lay_out`, and all that the rest of the runtime asks of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -65,6 +65,28 @@ class Layouts:
     @property
     def gradient_table(self) -> LayoutTable:
         """The layouts of what backward returns: the update's where it scatters, else the parameters'."""
+    @property
+    def local_steps(self) -> int:
+        """The steps that groups along `data` train alone, in force; 0 where they train together."""
+        return self.data.local_steps if self.mesh_size(data.AXIS) > 1 else 0
+
+    @property
+    def compressed(self) -> bool:
+        """Whether gradients are compressed on their way over `data`."""
+        return self.data.compress != "none" and self.mesh_size(data.AXIS) > 1
+
+    @property
+    def exact(self) -> "Layouts":
+        """The same without local steps and compression: those of gradients as one device has them."""
+        if not self.local_steps and not self.compressed:
+            return self
+        return replace(self, configs={**self.configs, data.AXIS: replace(self.data, local_steps=0, compress="none")})
+
+    @property
+    def summed_axes(self) -> tuple[str, ...]:
+        """The axes that every step sums gradients over: the manual ones, but for `data` under local steps."""
+        return tuple(axis for axis in self.manual_axes if not (self.local_steps and axis == data.AXIS))
+
         return self.update_table if self.zero == 2 else self.table
 
     def mesh_size(self, axis: str) -> int:

@@ -3,15 +3,17 @@
 params    = make_varying(params)                  gradients stay local until we reduce them
 gradients = accumulate_gradients(local loss)      FSDP's gathers and reduce-scatters happen inside
 gradients = scatter_gradients(gradients)          ZeRO-1's reduce-scatter
-gradients = reduce_gradients(gradients)           data parallel's all-reduce
+gradients = reduce_gradients(gradients)           data parallel's all-reduce, or the compressed one
 gradients = gradients * (clip_factor / weight)    the one division by the weight of the global batch
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from . import data, fsdp, zero
+from . import compressed, data, fsdp, zero
 from .collectives import Collective
 from .data import make_varying, reduce_gradients
 from .forward import local_loss
@@ -43,23 +45,31 @@ class LocalStep:
         self.accumulate, self.clip_norm, self.remat = accumulate, clip_norm, remat
         self._loss = local_loss(self.model, layouts, remat=remat, precision=precision)
 
-    def gradients(self, params: Params, batch: Batch, key_data: Array, step: Array) -> tuple[Params, StepMetrics]:
-        """The reduced, averaged and clipped gradients, laid out as the update, and the metrics."""
-        layouts, axes = self.layouts, self.layouts.manual_axes
+        Args:
+            params: This device's shards.
+            batch: Its rows.
+            key_data: Raw data of the run's key.
+            step: The number of steps done.
+            errors: What compression owes from the step before (`compressed.Errors`), or ().
+        """
+        layouts, axes = self.layouts, self.layouts.summed_axes
         stored, update = layouts.table.layouts, layouts.update_table.layouts
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
         gradients, sums = self._gradients(make_varying(params, stored, axes), batch, key)
         if layouts.zero == 1:
             gradients = scatter_gradients(gradients, stored, update, self.precision.reduce)
         squares = complete_squares(gradients, update, axes)
-        gradients, (total, weight, *squares) = reduce_gradients(
-            gradients, [*sums, *squares], update, axes, self.precision.reduce
-        )
+        scalars, reduce = [*sums, *squares], self.precision.reduce
+        if layouts.compressed:
+            gradients, scalars, errors = compressed.reduce_gradients(gradients, scalars, errors, update, axes)
+        else:
+            gradients, scalars = reduce_gradients(gradients, scalars, update, axes, reduce)
+        total, weight, *squares = scalars
         divisor = jnp.where(weight == 0, 1, weight)
         norm = global_norm(gradients, update, axes, squares) / divisor
         scale = clip_factor(norm, self.clip_norm) / divisor
         gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
-        return gradients, StepMetrics(total / divisor, norm, weight)
+        return gradients, StepMetrics(total / divisor, norm, weight), errors
 
     def _gradients(self, params: Params, batch: Batch, key: Array) -> tuple[Params, tuple[Array, Array]]:
         """Local sums of gradients, and this device's share of (loss, weight)."""
@@ -81,7 +91,7 @@ class LocalStep:
             batch: Global shapes of a batch; a model that splits its own work moves bytes in proportion to it.
             platform: Where the step runs.
         """
-        layouts, precision, axes = self.layouts, self.precision, self.layouts.manual_axes
+        layouts, precision, axes = self.layouts, self.precision, self.layouts.summed_axes
         reduce = precision.reduce
         keeps_blocks = layouts.zero == 2 or layouts.fsdp.keep == "step"
         lines = fsdp.cost(
@@ -96,7 +106,10 @@ class LocalStep:
         )
         if layouts.zero:
             lines += zero.cost(layouts.table, layouts.update_table, layouts.zero, reduce, platform=platform)
-        lines += data.cost(layouts.update_table, axes, reduce, platform=platform)
+        if layouts.compressed:
+            lines += compressed.cost(layouts.update_table, axes, reduce)
+        else:
+            lines += data.cost(layouts.update_table, axes, reduce, platform=platform)
         lines += norm_cost([row.layout for row in layouts.update_table.rows], axes, reduce)
         return lines + self._traffic(batch, platform)
 

@@ -21,12 +21,14 @@ class TrainState(NamedTuple):
         params: The parameters, laid out by the layout table, in the stored dtype.
         opt_state: The optimizer's state; each moment laid out as its parameter.
         key: uint32 (2,), raw data of the run's random key, on every device; it does not change, the step is folded in.
+        extra: What strategies over slow links keep: `local_steps.Copies`, `compressed.Errors`, or () for nothing.
     """
 
     step: Array
     params: Params
     opt_state: Any
     key: Array
+    extra: Any = ()
 
 
 class StepMetrics(NamedTuple):
@@ -44,28 +46,28 @@ class StepMetrics(NamedTuple):
 
 
 def abstract_state(
-    params: Params, opt_state: Any, layouts: Layouts, optimizer_table: LayoutTable, *, abstract: bool
+    layouts: Layouts, optimizer_table: LayoutTable, extra_table: LayoutTable, *, abstract: bool
 ) -> TrainState:
     """The state as ShapeDtypeStructs with shardings: what initialisation, the step and checkpoints agree on.
 
     Args:
-        params: Shapes and dtypes of the parameters.
-        opt_state: Shapes and dtypes of the optimizer's state.
         layouts: The parameters' layouts.
         optimizer_table: The layouts of the optimizer's state.
+        extra_table: The layouts of `TrainState.extra`.
         abstract: Take the shardings of a mesh without devices.
     """
     replicated: Any = layouts.replicated(abstract=abstract)
     return TrainState(
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated),  # pyright: ignore[reportArgumentType]
-        params=_with_shardings(params, layouts.table, abstract),
-        opt_state=_with_shardings(opt_state, optimizer_table, abstract),
+        params=_with_shardings(layouts.table, abstract),
+        opt_state=_with_shardings(optimizer_table, abstract),
         key=jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=replicated),  # pyright: ignore[reportArgumentType]
+        extra=_with_shardings(extra_table, abstract),
     )
 
 
-def _with_shardings(tree: Any, table: LayoutTable, abstract: bool) -> Any:
+def _with_shardings(table: LayoutTable, abstract: bool) -> Any:
     def attach(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    return jax.tree.map(attach, tree, table.shardings(abstract=abstract))
+    return jax.tree.map(attach, table.abstract_arrays, table.shardings(abstract=abstract))

@@ -11,7 +11,7 @@ ratio) is right on every mesh without knowing it, and an elementwise one compile
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 
 from ..layouts.optimizer_state import resolve_optimizer_state
 from ..layouts.table import LayoutTable
+from . import compressed, local_steps
 from .collectives import Collective, merge
 from .lay_out import abstract_parameters
 from .layouts import Layouts
@@ -52,9 +53,9 @@ class Step:
         self.layouts = layouts
         self.accumulate = accumulate
         self.precision = precision
-        self._local = LocalStep(
-            model, layouts, accumulate=accumulate, clip_norm=clip_norm, remat=remat, precision=precision
-        )
+        options: Any = {"accumulate": accumulate, "clip_norm": clip_norm, "remat": remat, "precision": precision}
+        self._local = LocalStep(model, layouts, **options)
+        self._exact = self._local if layouts.exact is layouts else LocalStep(model, layouts.exact, **options)
         self._watch = RecompilationWatch("the training step")
         self._compiled: jax.stages.Compiled | None = None
 
@@ -111,6 +112,8 @@ class Step:
         """The gradients that the next step would use (averaged and clipped), laid out as the update.
 
         Args:
+        Under local steps and compression: those of `state.params` over the whole batch, exactly.
+
             state: The state; it is not consumed.
             batch: As for a step.
         """
@@ -141,20 +144,23 @@ class Step:
 
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
         """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
-        return abstract_state(self._params, self._opt_state, self.layouts, self.optimizer_table, abstract=abstract)
+        return abstract_state(self.layouts, self.optimizer_table, self.extra_table, abstract=abstract)
 
     @cached_property
     def optimizer_table(self) -> LayoutTable:
         """The layout of every array of the optimizer's state."""
-        return resolve_optimizer_state(self._opt_state, self.layouts.update_table)
+        params = abstract_parameters(self.model, self.precision)
+        table = resolve_optimizer_state(jax.eval_shape(self.optimizer.init, params), self.layouts.update_table)
+        return local_steps.copies_table(table) if self.layouts.local_steps else table
 
     @cached_property
-    def _params(self) -> Params:
-        return abstract_parameters(self.model, self.precision)
-
-    @cached_property
-    def _opt_state(self) -> Any:
-        return jax.eval_shape(self.optimizer.init, self._params)
+    def extra_table(self) -> LayoutTable:
+        """The layout of every array of `TrainState.extra`."""
+        if self.layouts.local_steps:
+            return local_steps.extra_table(self.layouts.table)
+        if self.layouts.compressed:
+            return compressed.errors_table(self.layouts)
+        return LayoutTable(rows=(), treedef=jax.tree.structure(()), mesh=self.layouts.mesh)
 
     def cost(
         self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct] | None = None, platform: str | None = None
@@ -166,20 +172,27 @@ class Step:
             platform: Where the step runs ("cpu", "cuda", ...); by default that of the mesh's devices.
         """
         platform = platform or str(self.layouts.mesh.devices.flat[0]).split(":")[0]
-        return merge(self._local.cost(dict(abstract_batch) if abstract_batch else None, platform))
+        lines = self._local.cost(dict(abstract_batch) if abstract_batch else None, platform)
+        if self.layouts.local_steps:
+            lines += local_steps.cost(self.layouts.table, self.precision.reduce, platform=platform)
+        return merge(lines)
 
     # The program, from the outside in.
 
     def _init(self, key_data: Array) -> TrainState:
         params = cast_floats(self.model.init(jax.random.wrap_key_data(key_data)), self.precision.params)
-        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), key_data)
+        state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data)
+        if self.layouts.local_steps:
+            return local_steps.start(state, self.optimizer, self.layouts.mesh_size(local_steps.AXIS))
+        errors = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.extra_table.abstract_arrays)
+        return state._replace(opt_state=self.optimizer.init(params), extra=errors)
 
     def _step(self, gradients: Callable[..., Any], state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        grads, metrics = gradients(state.params, batch, state.key, state.step)
+        grads, metrics, extra = gradients(state.params, batch, state.key, state.step, state.extra)
         params = self._as_updated(state.params)
         updates, opt_state = self.optimizer.update(grads, state.opt_state, params)
         params = optax.apply_updates(params, updates)
-        return TrainState(state.step + 1, params, opt_state, state.key), metrics
+        return TrainState(state.step + 1, params, opt_state, state.key, extra), metrics
 
     def _as_updated(self, params: Params) -> Params:
         """The parts of the parameters that this device updates; the copies of the others are not needed."""
@@ -187,21 +200,18 @@ class Step:
             return params
         return jax.lax.with_sharding_constraint(params, self.layouts.update_table.shardings())
 
-    def _sharded_gradients(self, abstract: bool) -> Callable[..., Any]:
-        layouts, batch, whole = self.layouts, self.layouts.batch_spec, PartitionSpec()
-        in_specs = (layouts.manual_specs(layouts.table), batch, whole, whole)
+    def _sharded_gradients(self, local: LocalStep, abstract: bool) -> Callable[..., Any]:
+        layouts, batch, whole = local.layouts, local.layouts.batch_spec, PartitionSpec()
+        errors = layouts.manual_specs(self.extra_table) if layouts.compressed else ()
+        in_specs = (layouts.manual_specs(layouts.table), batch, whole, whole, errors)
         metrics: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
-        out_specs = (layouts.manual_specs(layouts.update_table), metrics)
-        return over_manual_axes(self._local.gradients, layouts, in_specs, out_specs, abstract=abstract)
+        out_specs = (layouts.manual_specs(layouts.update_table), metrics, errors)
+        return over_manual_axes(local.gradients, layouts, in_specs, out_specs, abstract=abstract)
 
     def _jit_step(self, *, abstract: bool) -> Any:
-        gradients = self._sharded_gradients(abstract)
+        step = self._whole_step(abstract)
         state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(abstract=abstract))
         replicated = self.layouts.replicated(abstract=abstract)
-
-        def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-            return self._step(gradients, state, batch)
-
         return jax.jit(
             step,
             in_shardings=(state_shardings, self.layouts.batch_sharding(abstract=abstract)),
@@ -210,6 +220,12 @@ class Step:
         )
 
     @cached_property
+    def _whole_step(self, abstract: bool) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
+        """The step on global arrays."""
+        if self.layouts.local_steps:
+            return local_steps.make_step(self._local, self.optimizer, abstract=abstract)
+        return partial(self._step, self._sharded_gradients(self._local, abstract))
+
     def _run(self) -> Any:
         return self._jit_step(abstract=False)
 
@@ -217,7 +233,8 @@ class Step:
     def _differentiate(self) -> Any:
         table, replicated = self.layouts.table, self.layouts.replicated()
         return jax.jit(
-            self._sharded_gradients(abstract=False),
+        gradients = self._sharded_gradients(self._exact, abstract=False)
+            lambda *arguments: gradients(*arguments, ())[:2],
             in_shardings=(table.shardings(), self.layouts.batch_sharding(), replicated, replicated),
             out_shardings=(self.layouts.update_table.shardings(), replicated),
         )

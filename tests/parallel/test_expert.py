@@ -158,7 +158,7 @@ def options(**changes):
 PRODUCTS = {
     "expert4": ({"expert": 4}, {}, {}),
     "expert8": ({"expert": 8}, {"experts": 8, "top_k": 3, "dropout": 0.1}, {}),
-    "dropless": ({"expert": 4, "data": 2}, {"capacity_factor": 0.0}, {"accumulate": 2}),
+    "dropless": ({"expert": 2, "data": 2}, {"capacity_factor": 0.0}, {"accumulate": 2}),
     "top1": ({"expert": 2, "data": 2}, {"top_k": 1}, {"remat": "full"}),
     "fsdp": ({"expert": 2, "fsdp": SMALL_FSDP}, {"tied": True}, {"remat": "dots"}),
     "tensor": ({"expert": 2, "tensor": 2}, {}, {"remat": "full"}),

@@ -66,9 +66,9 @@ def of_loop(step, config, steps):
     return timed.work(source.microseconds_per_batch())
 
 
-def of_bare_loop(step, state, mesh, config, steps):
+def of_bare_loop(bare, config, steps):
     """The least that a loop can be: one batch that is always there, and a wait that keeps the host two steps ahead."""
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))
+    step, state, sharding = bare
     arrays = {**_arrays(config, ROWS), "example": np.arange(ROWS, dtype=np.int32)}
     batch = {name: jax.device_put(array, sharding) for name, array in arrays.items()}
     timed, pending = _Timed(step), deque()

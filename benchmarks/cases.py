@@ -1,0 +1,73 @@
+"""What is compared: for each case the model, our strategies, and the hand-written steps of the same mesh.
+
+All contestants of a case agree in model, optimizer, loop over blocks and in what backward computes again.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import handwritten
+import handwritten_pipeline
+import handwritten_tensor
+from spmdkit.models.transformer import TransformerConfig
+from spmdkit.parallel import FSDPConfig
+from spmdkit.parallel.pipeline import PipelineConfig
+
+QUICKSTART = TransformerConfig(vocabulary=256, length=256, layers=5, kv_heads=2, tied=True)
+DIVISIBLE = replace(QUICKSTART, layers=4, kv_heads=0)
+"""Its layers are dealt out to 4 stages, its heads to 4 devices."""
+ROWS = 32
+SMALL = {"length": 32}
+SMALL_ROWS = 16
+MICROBATCHES = 8
+
+
+class Case(NamedTuple):
+    """One comparison.
+
+    Attributes:
+        config: The transformer.
+        ours: Strategies by name.
+        theirs: Hand-written steps by name: `make(config, optimizer, **sizes)`.
+        sizes: The mesh of the hand-written steps.
+    """
+
+    config: TransformerConfig
+    ours: dict[str, dict[str, Any]]
+    theirs: dict[str, Callable[..., handwritten.HandWritten]]
+    sizes: dict[str, int]
+
+
+def _sharded(data: int, fsdp: int) -> Case:
+    theirs = {"jit": handwritten.by_jit, "shard_map": handwritten.by_shard_map}
+    sizes = {"data": data, "fsdp": fsdp}
+    return Case(QUICKSTART, {"ours": {"data": data, "fsdp": FSDPConfig(size=fsdp)}}, theirs, sizes)
+
+
+def _tensor(**sizes: int) -> Case:
+    theirs = {"jit": handwritten_tensor.by_jit, "shard_map": handwritten_tensor.by_shard_map}
+    return Case(DIVISIBLE, {"ours": dict(sizes)}, theirs, sizes)
+
+
+def _pipeline(*theirs: str, recompute: bool) -> Case:
+    ours = {
+        name: {
+            "pipe": PipelineConfig(size=4, schedule=name, microbatches=MICROBATCHES, recompute=recompute),
+            "data": 2,
+        }
+        for name in ("1f1b", "zb_h1")
+    }
+    steps = {name: getattr(handwritten_pipeline, name) for name in theirs}
+    return Case(DIVISIBLE, ours, steps, {"pipe": 4, "data": 2})
+
+
+CASES = {
+    "data 8": _sharded(8, 1),
+    "fsdp 8": _sharded(1, 8),
+    "data 2 x fsdp 4": _sharded(2, 4),
+    "tensor 4 x data 2": _tensor(data=2, tensor=4),
+    "fsdp 2 x tensor 4": _tensor(fsdp=2, tensor=4),
+    "pipe 4 x data 2": _pipeline("gpipe", "gpipe_skip", recompute=False),
+    "pipe 4 x data 2, recomputing": _pipeline("gpipe_checkpoint", recompute=True),
+}

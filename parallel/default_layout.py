@@ -10,7 +10,7 @@ from ..layouts.problems import LayoutError
 from ..layouts.table import LayoutRow
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.device_mesh import DeviceMesh
-from . import fsdp
+from . import fsdp, pipeline
 from .layouts import Layouts
 from .model import BlockModel, Model
 from .strategy import StrategyConfigs
@@ -19,7 +19,7 @@ Default: TypeAlias = Callable[[str, ShapeDtypeStruct], tuple[TensorLayout, str]]
 
 
 def default_layout(model: Model | BlockModel, mesh: DeviceMesh, configs: StrategyConfigs, indivisible: str) -> Default:
-    """Composes the layout: first what the model splits itself (tensor, expert), then FSDP.
+    """Composes the layout: what the model splits itself (tensor, expert), the stages of a pipeline, then FSDP.
 
     Args:
         model: The model, split; its `rules` say which dims it works on part of.
@@ -33,10 +33,13 @@ def default_layout(model: Model | BlockModel, mesh: DeviceMesh, configs: Strateg
     shards = configs.get(fsdp.AXIS)
 
     def place(path: str, leaf: ShapeDtypeStruct) -> tuple[TensorLayout, str]:
-        layout = TensorLayout(model_axes(model, path) or [None] * len(leaf.shape), mesh)
+        stacked = isinstance(model, BlockModel) and path.split("/")[0] == "blocks"
+        axes = model_axes(model, path) or (None,) * len(leaf.shape)
+        if stacked and pipeline.AXIS in configs and mesh.axis_size(pipeline.AXIS) > 1:
+            axes = (pipeline.AXIS, *axes[1:])
+        layout = TensorLayout(axes, mesh)
         reasons = [f"{axis}: dim {dim}" for dim in range(len(leaf.shape)) for axis in layout.axes_of_dim(dim)]
         if shards is not None and mesh.axis_size(fsdp.AXIS) > 1:
-            stacked = isinstance(model, BlockModel) and path.split("/")[0] == "blocks"
             layout, reason = fsdp.layout(shards, leaf, layout, mesh, stacked=stacked, indivisible=indivisible)
             reasons.append(reason)
         return layout, "; ".join(reasons) or "data: whole"
@@ -73,7 +76,8 @@ def _problems(model: Model | BlockModel, layouts: Layouts, row: LayoutRow) -> li
             f"Dim 0 of the leaves under blocks counts the blocks and cannot be split over {layouts.gather_axes}: "
             f"{row.path} {row.layout}. Start this rule in `layouts.rules` with null for dim 0."
         )
-    inside = [axis for axis in layouts.manual_axes if axis not in layouts.gather_axes and axis != "pipe"]
+    problems += _pipe_problems(stacked, layouts, row)
+    inside = [axis for axis in layouts.manual_axes if axis not in (*layouts.gather_axes, pipeline.AXIS)]
     wanted = model_axes(model, row.path)
     for dim in range(len(row.shape)):
         needed = tuple(axis for axis in wanted[dim : dim + 1] if axis in inside)
@@ -85,3 +89,16 @@ def _problems(model: Model | BlockModel, layouts: Layouts, row: LayoutRow) -> li
                 "Correct the rule in layouts.rules, or set strategy.tensor.explicit=false to leave the axis to XLA."
             )
     return problems
+
+
+def _pipe_problems(stacked: bool, layouts: Layouts, row: LayoutRow) -> list[str]:
+    """A pipeline splits dim 0 of all blocks, and nothing else."""
+    if layouts.pipeline is None:
+        return []
+    split = [row.layout.axes_of_dim(dim) for dim in range(len(row.shape))]
+    over_pipe = [(dim, axes) for dim, axes in enumerate(split) if pipeline.AXIS in axes]
+    if over_pipe == ([(0, (pipeline.AXIS,))] if stacked else []):
+        return []
+    rule = "dim 0 of what is under blocks, and no other dim" if stacked else "nothing outside the blocks"
+    remedy = "Start this rule in layouts.rules with pipe" if stacked else "Leave pipe out of this rule in layouts.rules"
+    return [f"{row.path} has the layout {row.layout} by rule {row.rule!r}, but strategy.pipe splits {rule}. {remedy}."]

@@ -28,11 +28,14 @@ class LocalLoss(NamedTuple):
         keep: `keep(params) -> kept`: gathers what stays whole for the whole step; once, before any microbatch.
         carriers: `carriers(params) -> shards`: what to differentiate with respect to, in the layout of the gradients.
         loss: `loss(shards, kept, batch, key) -> (sum, weight)`, this device's share of both.
+        differentiate: `differentiate(shards, kept, batch, key) -> ((sum, weight), gradients)`, where it is not autodiff
+            of `loss`.
     """
 
     keep: Callable[[Params], Kept]
     carriers: Callable[[Params], Params]
     loss: Callable[[Params, Kept, Batch, Array | None], tuple[Array, Array]]
+    differentiate: Callable[[Params, Kept, Batch, Array | None], tuple[tuple[Array, Array], Params]] | None = None
 
 
 def local_loss(model: Model | BlockModel, layouts: Layouts, *, remat: str, precision: Precision) -> LocalLoss:
@@ -55,10 +58,11 @@ def local_loss(model: Model | BlockModel, layouts: Layouts, *, remat: str, preci
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
         return as_scalars(model.loss(attach(shards, kept, reduced, axes, precision), batch, key))
 
-    return LocalLoss(keep, _carriers(layouts), loss)
+    return LocalLoss(keep, carriers_of(layouts), loss)
 
 
-def _carriers(layouts: Layouts) -> Callable[[Params], Params]:
+def carriers_of(layouts: Layouts) -> Callable[[Params], Params]:
+    """What makes of parameters what the loss is differentiated with respect to."""
     if layouts.zero != 2:
         return lambda params: params
     return lambda params: gradient_carriers(params, layouts.table.layouts, layouts.update_table.layouts)
@@ -66,7 +70,7 @@ def _carriers(layouts: Layouts) -> Callable[[Params], Params]:
 
 def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Precision) -> LocalLoss:
     stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
-    block_stored, block_reduced = (jax.tree.map(_without_block_dim, tree["blocks"]) for tree in (stored, reduced))
+    block_stored, block_reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in (stored, reduced))
     keeps_blocks = layouts.zero == 2 or layouts.fsdp.keep == "step"
     gathers = any(axis in axes for layout in jax.tree.leaves(block_stored) for axis in layout.used_axes)
     makes_copies = not keeps_blocks and (gathers or precision.compute != precision.params)
@@ -90,11 +94,11 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
     block = remat_block(block, remat, makes_copies=makes_copies, in_loop=model.scan_unroll < model.num_blocks)
 
     def keep(params: Params) -> Kept:
-        return gather(params if keeps_blocks else _without_blocks(params), _like(stored, keeps_blocks), axes, precision)
+        return gather(params if keeps_blocks else without_blocks(params), _like(stored, keeps_blocks), axes, precision)
 
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
-        outer_shards, outer_kept = _without_blocks(shards), _without_blocks(kept)
-        outer = attach(outer_shards, outer_kept, _without_blocks(reduced), axes, precision)
+        outer_shards, outer_kept = without_blocks(shards), without_blocks(kept)
+        outer = attach(outer_shards, outer_kept, without_blocks(reduced), axes, precision)
 
         def body(x: Activations, layer: tuple[Params, Params | None, Array]) -> tuple[Activations, None]:
             block_shards, block_kept, index = layer
@@ -108,18 +112,20 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
             x, _ = lax.scan(body, x, layers, unroll=model.scan_unroll)
         return as_scalars(model.head({name: outer[name] for name in model.head_reads}, x, batch, key))
 
-    return LocalLoss(keep, _carriers(layouts), loss)
+    return LocalLoss(keep, carriers_of(layouts), loss)
 
 
 def _like(tree: dict[str, Any], with_blocks: bool) -> dict[str, Any]:
-    return tree if with_blocks else _without_blocks(tree)
+    return tree if with_blocks else without_blocks(tree)
 
 
-def _without_blocks(tree: dict[str, Any]) -> dict[str, Any]:
+def without_blocks(tree: dict[str, Any]) -> dict[str, Any]:
+    """The groups of parameters outside the blocks."""
     return {name: value for name, value in tree.items() if name != "blocks"}
 
 
-def _without_block_dim(layout: TensorLayout) -> TensorLayout:
+def without_block_dim(layout: TensorLayout) -> TensorLayout:
+    """The layout of one block, of that of all."""
     return TensorLayout(layout.axes[1:], layout.device_mesh)
 
 

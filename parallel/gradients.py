@@ -36,7 +36,7 @@ def accumulate_gradients(
     """
     kept = local.keep(params)
     params = local.carriers(params)
-    differentiate = jax.value_and_grad(local.loss, has_aux=True)
+    differentiate = local.differentiate or jax.value_and_grad(local.loss, has_aux=True)
     if microbatches == 1:
         (total, weight), gradients = differentiate(params, kept, batch, key)
         return gradients, (_varying(total, axes), _varying(weight, axes))

@@ -12,12 +12,13 @@ from ..layouts.problems import LayoutError
 from ..layouts.resolve import Indivisible, Unmatched, resolve
 from ..mesh.axes import AXES, BATCH_AXES
 from ..mesh.device_mesh import DeviceMesh
-from . import compressed, context, expert, fsdp, local_steps
+from . import compressed, context, expert, fsdp, local_steps, pipeline, tensor
 from .data import DataParallelConfig
 from .default_layout import check_layouts, default_layout
 from .layouts import Layouts
 from .model import BlockModel, Model, Params
 from .parallel import Parallel
+from .pipeline import Pipeline, PipelineConfig, in_stage_order, make_pipeline
 from .precision import FLOAT32, Precision, cast_floats
 from .strategy import StrategyConfigs, read_strategy
 from .zero import update_table
@@ -65,8 +66,8 @@ def lay_out(
         LayoutError: Everything that is wrong with the layouts, at once.
         ValueError: The strategy is not understood.
     """
-    params = abstract_parameters(model, precision)
     meaning = _understand(model, strategy, devices)
+    params = abstract_parameters(in_stage_order(model, meaning.pipeline), precision)
     mesh = meaning.mesh
     if rules is not None and meaning.rules is not None:
         raise ValueError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")
@@ -91,13 +92,14 @@ def lay_out(
         manual_axes=meaning.manual_axes,
         parallel=meaning.parallel,
         configs=meaning.configs,
+        pipeline=meaning.pipeline,
     )
     check_layouts(meaning.model, layouts)
-    return layouts
-
     problems = local_steps.check(layouts) + compressed.check(layouts)
     if problems:
         raise LayoutError(problems)
+    return layouts
+
 
 class _Meaning(NamedTuple):
     """What a strategy stands for, for one model.
@@ -110,6 +112,7 @@ class _Meaning(NamedTuple):
         parallel: what the model is told of the mesh.
         configs: options of the strategies, sizes worked out.
         rules: rules that the strategy brings along.
+        pipeline: the pipeline, if there is one.
     """
 
     model: Model | BlockModel
@@ -119,6 +122,7 @@ class _Meaning(NamedTuple):
     parallel: Parallel
     configs: StrategyConfigs
     rules: LayoutMap | None = None
+    pipeline: Pipeline | None = None
 
     @property
     def required_axes(self) -> tuple[str, ...]:
@@ -140,6 +144,9 @@ def _understand(model: Model | BlockModel, strategy: StrategyLike, devices: Sequ
         configs = read_strategy(strategy)
         mesh = DeviceMesh.of(devices, **{name: config.size for name, config in configs.items()})
         configs = {name: replace(config, size=mesh.axis_size(name)) for name, config in configs.items()}
+    pipe = _pipeline(model, configs)
+    if pipe is not None and str(mesh.devices.flat[0]).startswith("cpu"):
+        configs = _without_permutes(configs)
     parallel = _inside_model(model, configs)
     if isinstance(model, BlockModel) and model.parallelize is not None and parallel.splits_anything:
         model = model.parallelize(parallel)
@@ -147,8 +154,30 @@ def _understand(model: Model | BlockModel, strategy: StrategyLike, devices: Sequ
     rows = (*BATCH_AXES, expert.AXIS) if expert.AXIS in inside else BATCH_AXES
     sizes = {axis: mesh.axis_size(axis) for axis in mesh.axis_names if mesh.axis_size(axis) > 1}
     batch_axes = tuple(axis for axis in sizes if axis in rows)
-    manual_axes = tuple(axis for axis in sizes if axis in (*rows, *inside))
-    return _Meaning(model, mesh, batch_axes, manual_axes, parallel, configs)
+    manual_axes = tuple(axis for axis in sizes if axis in (pipeline.AXIS, *rows, *inside))
+    return _Meaning(model, mesh, batch_axes, manual_axes, parallel, configs, pipeline=pipe)
+
+
+def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline | None:
+    config = configs.get(pipeline.AXIS, PipelineConfig())
+    if config.size == 1:
+        return None
+    if not isinstance(model, BlockModel):
+        raise ValueError(
+            f"strategy.pipe={config.size}: model {model.name!r} is one function, and a pipeline needs layers to deal "
+            "out. Write it as a BlockModel (embed, block, head), or give the devices to strategy.data or fsdp."
+        )
+    return make_pipeline(config, model.num_blocks)
+
+
+def _without_permutes(configs: StrategyConfigs) -> StrategyConfigs:
+    """What runs inside a stage without permutes: on simulated devices these wait for all stages, whatever they do."""
+    changed = dict(configs)
+    if context.AXIS in configs:
+        changed[context.AXIS] = replace(configs[context.AXIS], send="groups")
+    if tensor.AXIS in configs:
+        changed[tensor.AXIS] = replace(configs[tensor.AXIS], collective_matmul=False)
+    return changed
 
 
 def _inside_model(model: Model | BlockModel, configs: StrategyConfigs) -> Parallel:

@@ -13,6 +13,7 @@ from . import data, expert, fsdp
 from .data import DataParallelConfig
 from .fsdp import FSDPConfig
 from .parallel import Parallel
+from .pipeline import Pipeline
 from .strategy import StrategyConfigs
 
 
@@ -28,6 +29,7 @@ class Layouts:
             or the pipeline splits its work over. What rules lay out over other axes is left to XLA.
         parallel: What the model is told of the mesh.
         configs: Options of the strategies, sizes worked out.
+        pipeline: Which blocks live on which stage, and who does what when; None without the axis `pipe`.
     """
 
     table: LayoutTable
@@ -36,6 +38,7 @@ class Layouts:
     manual_axes: tuple[str, ...]
     parallel: Parallel
     configs: StrategyConfigs
+    pipeline: Pipeline | None = None
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -63,9 +66,6 @@ class Layouts:
         return self.data.zero if self.mesh_size(data.AXIS) > 1 else 0
 
     @property
-    def gradient_table(self) -> LayoutTable:
-        """The layouts of what backward returns: the update's where it scatters, else the parameters'."""
-    @property
     def local_steps(self) -> int:
         """The steps that groups along `data` train alone, in force; 0 where they train together."""
         return self.data.local_steps if self.mesh_size(data.AXIS) > 1 else 0
@@ -87,6 +87,9 @@ class Layouts:
         """The axes that every step sums gradients over: the manual ones, but for `data` under local steps."""
         return tuple(axis for axis in self.manual_axes if not (self.local_steps and axis == data.AXIS))
 
+    @property
+    def gradient_table(self) -> LayoutTable:
+        """The layouts of what backward returns: the update's where it scatters, else the parameters'."""
         return self.update_table if self.zero == 2 else self.table
 
     def mesh_size(self, axis: str) -> int:
@@ -127,9 +130,11 @@ class Layouts:
         Raises:
             ValueError: The number of rows is no multiple of shards times microbatches.
         """
-        pieces = self.num_batch_shards * microbatches
+        piped = self.pipeline.schedule.microbatches if self.pipeline else 1
+        pieces = self.num_batch_shards * microbatches * piped
         if global_batch <= 0 or global_batch % pieces:
             split = " x ".join(f"{axis} {self.mesh.axis_size(axis)}" for axis in self.batch_axes) or "1 device"
+            split += f", strategy.pipe.microbatches {piped}" if self.pipeline else ""
             near = max(pieces, round(global_batch / pieces) * pieces)
             raise ValueError(
                 f"A batch of {global_batch} rows cannot be split over {split} and accumulate {microbatches}: "

@@ -20,6 +20,7 @@ from .forward import local_loss
 from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm, norm_cost
 from .layouts import Layouts
 from .model import Batch, BlockModel, Model, Params
+from .pipeline_loss import pipeline_loss
 from .precision import Precision
 from .state import StepMetrics
 from .zero import scatter_gradients
@@ -43,7 +44,15 @@ class LocalStep:
         self.model = split(layouts.parallel) if split and layouts.parallel.splits_anything else model
         self.layouts, self.precision = layouts, precision
         self.accumulate, self.clip_norm, self.remat = accumulate, clip_norm, remat
-        self._loss = local_loss(self.model, layouts, remat=remat, precision=precision)
+        if isinstance(self.model, BlockModel) and layouts.pipeline:
+            self._loss = pipeline_loss(self.model, layouts, remat=remat, precision=precision)
+        else:
+            self._loss = local_loss(self.model, layouts, remat=remat, precision=precision)
+
+    def gradients(
+        self, params: Params, batch: Batch, key_data: Array, step: Array, errors: Any
+    ) -> tuple[Params, StepMetrics, Any]:
+        """The reduced, averaged and clipped gradients, laid out as the update, the metrics, and the next `errors`.
 
         Args:
             params: This device's shards.

@@ -28,9 +28,12 @@ Sources: Huang et al. 2019, "GPipe", section 2.3; Narayanan et al. 2021, "Effici
 on GPU Clusters", section 2.2; Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from jax import Array
+
+from .model import BlockModel, Model, Params
 from .schedule import Action, Kind, Schedule, check
 from .schedules import make_schedule
 from .stages import Stages, assign
@@ -88,6 +91,19 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
     check(schedule)
     stages = assign(num_blocks, schedule, config.layers)
     return Pipeline(schedule, stages, make_timetable(schedule, stages))
+
+
+def in_stage_order(model: Model | BlockModel, pipeline: Pipeline | None) -> Model | BlockModel:
+    """The model whose `init` puts the blocks into the order that the stages store them in."""
+    if pipeline is None or not isinstance(model, BlockModel) or pipeline.stages.is_natural:
+        return model
+    init, stages = model.init, pipeline.stages
+
+    def stored(key: Array) -> dict[str, Params]:
+        params = init(key)
+        return {**params, "blocks": stages.to_storage(params["blocks"])}
+
+    return replace(model, init=stored)
 
 
 def forwards_only(schedule: Schedule, microbatches: int) -> Schedule:

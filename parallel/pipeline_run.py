@@ -22,17 +22,17 @@ same number of turns, and meet.
 
 from typing import Any
 
-import jax.numpy as jnp
 from jax import Array, lax
 
 from .model import Params
-from .pipeline_stage import Inputs, Message, Pieces, Stage, State, add, choose, repeat
+from .pipeline_stage import Inputs, Message, Pieces, Stage, State
 from .schedule import Kind
+from .tick import Tick, choose
 from .timetable import Entry, Timetable
 
 
 def run_gradients(
-    pieces: Pieces, timetable: Timetable, inputs: Inputs, *, fill: float = 0.0
+    pieces: Pieces, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: float = 0.0
 ) -> tuple[Params, tuple[Array, Array]]:
     """Runs a timetable of forwards and backwards; inside `shard_map`.
 
@@ -40,6 +40,7 @@ def run_gradients(
         pieces: The model.
         timetable: From a whole schedule.
         inputs: What this device works on.
+        axes: The manual axes; parameters vary over all of them.
         fill: What buffers start with and what is sent where there is nothing to send; no result depends on it.
 
     Returns:
@@ -47,50 +48,54 @@ def run_gradients(
         each stage has its own part. And this device's share of (sum of the loss, sum of the weights), 0 but on the
         last position's stage.
     """
-    stage = Stage(pieces, timetable, inputs, fill)
+    stage = Stage(pieces, timetable, inputs, axes, fill)
 
-    def tick(state: State, entry: Entry) -> tuple[State, None]:
-        does = {kind: (entry.kind == kind).astype(jnp.int32) for kind in Kind}
+    def run(state: State, entry: Entry) -> tuple[State, None]:
+        tick = Tick(entry)
         inbox, kept, crossing, gradients, sums = state
-        arrived = stage.read(inbox, entry)
-        x = stage.embed(arrived, entry, does[Kind.FORWARD] + does[Kind.RECOMPUTE])
+        arrived = stage.read(tick, inbox)
+        x = stage.embed(tick, arrived)
         if timetable.recomputes:
-            y, _ = stage.forward(x, (), entry, does[Kind.FORWARD])
-            _, kept = stage.forward(x, kept, entry, does[Kind.RECOMPUTE])
+            y, _ = stage.forward(tick, Kind.FORWARD, x, ())
+            _, kept = stage.forward(tick, Kind.RECOMPUTE, x, kept)
         else:
-            y, kept = stage.forward(x, kept, entry, does[Kind.FORWARD])
-        dy, gradients, sums = stage.head_backward(arrived, gradients, sums, entry, does[Kind.BACKWARD_INPUT])
-        dx, crossing = stage.backward_input(dy, kept, crossing, entry, does[Kind.BACKWARD_INPUT])
-        gradients = stage.embed_backward(dx, gradients, entry, does[Kind.BACKWARD_INPUT])
-        gradients = stage.backward_weight(kept, crossing, gradients, entry, does[Kind.BACKWARD_WEIGHT])
-        made = choose(does[Kind.FORWARD], y, choose(does[Kind.BACKWARD_INPUT], y._replace(floats=dx), stage.nothing))
-        return State(stage.exchange(inbox, made, entry), kept, crossing, gradients, sums), None
+            y, kept = stage.forward(tick, Kind.FORWARD, x, kept)
+        dy, gradients, sums = stage.head_backward(tick, arrived, gradients, sums)
+        dx, crossing = stage.backward_input(tick, dy, kept, crossing)
+        gradients = stage.embed_backward(tick, dx, gradients)
+        gradients = stage.backward_weight(tick, kept, crossing, gradients)
+        made = choose(tick.does(Kind.BACKWARD_INPUT) == 1, y._replace(floats=dx), stage.nothing)
+        made = choose(tick.does(Kind.FORWARD) == 1, y, made)
+        return State(stage.exchange(tick, inbox, made), kept, crossing, gradients, sums), None
 
-    state, _ = lax.scan(tick, stage.start(), stage.entries())
+    state, _ = lax.scan(run, stage.start(), stage.entries())
     return state.gradients, state.sums
 
 
-def run_forward(pieces: Pieces, timetable: Timetable, inputs: Inputs, *, fill: float = 0.0) -> tuple[Array, Array]:
+def run_forward(
+    pieces: Pieces, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: float = 0.0
+) -> tuple[Array, Array]:
     """Runs a timetable of forwards alone; inside `shard_map`.
 
     Args:
         pieces: The model.
         timetable: From a schedule of forwards.
         inputs: What this device works on.
+        axes: As for `run_gradients`.
         fill: As for `run_gradients`.
 
     Returns:
         This device's share of (sum of the loss, sum of the weights), 0 but on the last position's stage.
     """
-    stage = Stage(pieces, timetable, inputs, fill)
+    stage = Stage(pieces, timetable, inputs, axes, fill)
 
-    def tick(state: tuple[Message, tuple[Array, Array]], entry: Entry) -> tuple[Any, None]:
+    def run(state: tuple[Message, tuple[Array, Array]], entry: Entry) -> tuple[Any, None]:
+        tick = Tick(entry)
         inbox, sums = state
-        forward = (entry.kind == Kind.FORWARD).astype(jnp.int32)
-        x = stage.embed(stage.read(inbox, entry), entry, forward)
-        y, _ = stage.forward(x, (), entry, forward)
-        sums = repeat(entry.heads * forward, lambda sums: add(sums, stage.head(stage.outer(), y, entry)), sums)
-        return (stage.exchange(inbox, choose(forward, y, stage.nothing), entry), sums), None
+        y, _ = stage.forward(tick, Kind.FORWARD, stage.embed(tick, stage.read(tick, inbox)), ())
+        sums = stage.head_forward(tick, y, sums)
+        made = choose(tick.does(Kind.FORWARD) == 1, y, stage.nothing)
+        return (stage.exchange(tick, inbox, made), sums), None
 
-    (_, sums), _ = lax.scan(tick, (stage.new_inbox(), stage.no_sums()), stage.entries())
+    (_, sums), _ = lax.scan(run, (stage.new_inbox(), stage.no_sums()), stage.entries())
     return sums

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,11 @@ from jax import Array, lax
 from ..mesh.compat import varying_axes
 from .cut import Cut, Held, cut, join_floats, split_floats
 from .model import Activations, Batch, Params, fold_block
+from .schedule import Kind
+from .tick import Tick, add, choose, put, take
 from .timetable import Entry, Timetable
 
 AXIS = "pipe"
-_Carry = TypeVar("_Carry")
 
 
 class Pieces(NamedTuple):
@@ -72,10 +73,11 @@ class State(NamedTuple):
 class Stage:
     """The parts of a tick on one device."""
 
-    def __init__(self, pieces: Pieces, timetable: Timetable, inputs: Inputs, fill: float) -> None:
-        self.pieces, self.timetable, self.fill = pieces, timetable, fill
+    def __init__(
+        self, pieces: Pieces, timetable: Timetable, inputs: Inputs, axes: tuple[str, ...], fill: float
+    ) -> None:
+        self.pieces, self.timetable, self.axes, self.fill = pieces, timetable, axes, fill
         self.params, self.whole, self.batch, self.key = inputs
-        self.axes = frozenset().union(*map(varying_axes, jax.tree.leaves(inputs.params)))
         rows = next(iter(inputs.batch.values())).shape[0]
         if rows % timetable.microbatches:
             raise ValueError(
@@ -90,9 +92,9 @@ class Stage:
         columns = (lax.dynamic_index_in_dim(jnp.asarray(field), stage, 1, False) for field in self.timetable.entries)
         return Entry(*columns)
 
-    def outer(self, names: tuple[str, ...] | None = None) -> Params:
+    def outer(self, names: tuple[str, ...]) -> Params:
         """Groups of parameters outside the blocks."""
-        return {name: self.params[name] for name in names or self.pieces.head_reads}
+        return {name: self.params[name] for name in names}
 
     # What a stage starts with.
 
@@ -138,14 +140,14 @@ class Stage:
 
     def no_sums(self) -> tuple[Array, Array]:
         """Loss and weight of no rows."""
-        outer, batch = self.outer(), self.microbatch(0)
+        outer, batch = self.outer(self.pieces.head_reads), self.microbatch(0)
         shapes = jax.eval_shape(lambda: self.pieces.head(outer, self.whole, self.like, batch, self.key))
         total, weight = (self.vary(jnp.zeros(shape.shape, shape.dtype)) for shape in shapes)
         return total, weight
 
     def vary(self, value: Array) -> Array:
         """A value typed as different on each device."""
-        missing = tuple(sorted(self.axes - varying_axes(value)))
+        missing = tuple(axis for axis in self.axes if axis not in varying_axes(value))
         return lax.pcast(value, missing, to="varying") if missing else value
 
     # What a tick reads.
@@ -157,49 +159,57 @@ class Stage:
 
     def layer(self, row: Array, block: Array) -> tuple[Params, tuple[Params, Array | None]]:
         """Parameters of one block, and what else it is run with: gathered copies and its key."""
-        params, whole = _take((self.params["blocks"], self.whole.get("blocks")), row)
+        params, whole = take((self.params["blocks"], self.whole.get("blocks")), row)
         return params, (whole, fold_block(self.key, block))
 
-    def read(self, inbox: Message, entry: Entry) -> Message:
+    # The parts of a tick.
+
+    def read(self, tick: Tick, inbox: Message) -> Message:
         """What the action starts from."""
-        return _take(inbox, entry.reads)
+        return take(inbox, tick.entry.reads)
 
-    # The parts of a tick. Each takes how many turns it is this stage's turn: 0 or 1.
-
-    def embed(self, arrived: Message, entry: Entry, turns: Array) -> Message:
+    def embed(self, tick: Tick, arrived: Message) -> Message:
         """What forward starts from: what arrived or, at the model's first position, the embedding."""
-        batch, outer = self.microbatch(entry.microbatch), self.outer(self.pieces.embed_reads)
+        batch, outer = self.microbatch(tick.entry.microbatch), self.outer(self.pieces.embed_reads)
 
         def run(_: Message) -> Message:
             return self.message(self.pieces.embed(outer, self.whole, batch, self.key))
 
-        return repeat(entry.embeds * turns, run, arrived)
+        return tick.once(tick.entry.embeds * tick.does(Kind.FORWARD, Kind.RECOMPUTE), run, arrived)
 
-    def forward(self, x: Message, kept: Held, entry: Entry, turns: Array) -> tuple[Message, Held]:
+    def forward(self, tick: Tick, kind: Kind, x: Message, kept: Held) -> tuple[Message, Held]:
         """Runs the chunk's blocks; puts what backward needs into `kept`, or drops it where that is ()."""
-        slot = entry.kept * self.timetable.blocks_per_slot
+        entry, slot = tick.entry, tick.entry.kept * self.timetable.blocks_per_slot
 
         def run(index: Array, carry: tuple[Message, Held]) -> tuple[Message, Held]:
             x, kept = carry
             params, extra = self.layer(entry.row + index, entry.block + index)
             y, new = self.cut.forward(params, self.activations(x), extra)
-            return self.message(y), _put(kept, slot + index, new) if kept else kept
+            return self.message(y), put(kept, slot + index, new) if kept else kept
 
-        return lax.fori_loop(0, turns * entry.num_blocks, run, (x, kept))
+        return tick.loop(tick.does(kind) * entry.num_blocks, run, (x, kept))
 
-    def head(self, groups: Params, y: Message, entry: Entry) -> tuple[Array, Array]:
+    def head(self, tick: Tick, groups: Params, y: Message) -> tuple[Array, Array]:
         """The share of (loss, weight) of one microbatch."""
-        batch = self.microbatch(entry.microbatch)
+        batch = self.microbatch(tick.entry.microbatch)
         return self.pieces.head(groups, self.whole, self.activations(y), batch, self.key)
 
+    def head_forward(self, tick: Tick, y: Message, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Adds up the shares, at the last position."""
+
+        def run(sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            return add(sums, tuple(map(self.vary, self.head(tick, self.outer(self.pieces.head_reads), y))))
+
+        return tick.once(tick.entry.heads * tick.does(Kind.FORWARD), run, sums)
+
     def head_backward(
-        self, arrived: Message, gradients: Params, sums: tuple[Array, Array], entry: Entry, turns: Array
+        self, tick: Tick, arrived: Message, gradients: Params, sums: tuple[Array, Array]
     ) -> tuple[list[Array], Params, tuple[Array, Array]]:
         """What backward starts from: what arrived or, at the last position, the gradient of the head."""
         names = self.pieces.head_reads
 
         def share(groups: Params, floats: list[Array]) -> tuple[Array, Array]:
-            return self.head(groups, arrived._replace(floats=floats), entry)
+            return self.head(tick, groups, arrived._replace(floats=floats))
 
         def run(carry: Any) -> Any:
             y, gradients, sums = carry
@@ -208,28 +218,25 @@ class Stage:
             return dy, add(gradients, new_gradients), add(sums, tuple(map(self.vary, new_sums)))
 
         carry = (arrived.floats, {name: gradients[name] for name in names}, sums)
-        dy, own, sums = repeat(entry.heads * turns, run, carry)
+        dy, own, sums = tick.once(tick.entry.heads * tick.does(Kind.BACKWARD_INPUT), run, carry)
         return dy, {**gradients, **own}, sums
 
-    def backward_input(
-        self, dy: list[Array], kept: Held, crossing: Held, entry: Entry, turns: Array
-    ) -> tuple[list[Array], Held]:
+    def backward_input(self, tick: Tick, dy: list[Array], kept: Held, crossing: Held) -> tuple[list[Array], Held]:
         """Takes the gradient through the chunk's blocks, last to first."""
-        blocks = self.timetable.blocks_per_slot
+        entry, blocks = tick.entry, self.timetable.blocks_per_slot
 
         def run(turn: Array, carry: tuple[list[Array], Held]) -> tuple[list[Array], Held]:
             dy, crossing = carry
             index = entry.num_blocks - 1 - turn
             params, extra = self.layer(entry.row + index, entry.block + index)
-            own = _take(kept, entry.kept * blocks + index)
-            dx, new = self.cut.backward_input(params, extra, own, dy)
-            return list(map(self.vary, dx)), _put(crossing, entry.crossing * blocks + index, new)
+            dx, new = self.cut.backward_input(params, extra, take(kept, entry.kept * blocks + index), dy)
+            return list(map(self.vary, dx)), put(crossing, entry.crossing * blocks + index, new)
 
-        return lax.fori_loop(0, turns * entry.num_blocks, run, (dy, crossing))
+        return tick.loop(tick.does(Kind.BACKWARD_INPUT) * entry.num_blocks, run, (dy, crossing))
 
-    def embed_backward(self, dx: list[Array], gradients: Params, entry: Entry, turns: Array) -> Params:
+    def embed_backward(self, tick: Tick, dx: list[Array], gradients: Params) -> Params:
         """Adds the gradient of the embedding, at the model's first position."""
-        names, batch = self.pieces.embed_reads, self.microbatch(entry.microbatch)
+        names, batch = self.pieces.embed_reads, self.microbatch(tick.entry.microbatch)
 
         def embed(groups: Params) -> list[Array]:
             return split_floats(self.pieces.embed(groups, self.whole, batch, self.key))[0]
@@ -238,34 +245,35 @@ class Stage:
             (new,) = jax.vjp(embed, self.outer(names))[1](dx)
             return add(gradients, new)
 
-        own = repeat(entry.embeds * turns, run, {name: gradients[name] for name in names})
-        return {**gradients, **own}
+        own = {name: gradients[name] for name in names}
+        return {**gradients, **tick.once(tick.entry.embeds * tick.does(Kind.BACKWARD_INPUT), run, own)}
 
-    def backward_weight(self, kept: Held, crossing: Held, gradients: Params, entry: Entry, turns: Array) -> Params:
+    def backward_weight(self, tick: Tick, kept: Held, crossing: Held, gradients: Params) -> Params:
         """Adds the gradients of the parameters of the chunk's blocks."""
-        blocks = self.timetable.blocks_per_slot
+        entry, blocks = tick.entry, self.timetable.blocks_per_slot
 
         def run(index: Array, sums: Params) -> Params:
             row = entry.row + index
             params, extra = self.layer(row, entry.block + index)
-            own = _take(kept, entry.kept * blocks + index), _take(crossing, entry.crossing * blocks + index)
-            new = self.cut.backward_weight(params, extra, *own)
-            return _put(sums, row, add(_take(sums, row), new))
+            own = take(kept, entry.kept * blocks + index), take(crossing, entry.crossing * blocks + index)
+            return put(sums, row, add(take(sums, row), self.cut.backward_weight(params, extra, *own)))
 
-        summed = lax.fori_loop(0, turns * entry.num_blocks, run, gradients["blocks"])
-        return {**gradients, "blocks": summed}
+        turns = tick.does(Kind.BACKWARD_WEIGHT) * entry.num_blocks
+        return {**gradients, "blocks": tick.loop(turns, run, gradients["blocks"])}
 
-    def exchange(self, inbox: Message, made: Message, entry: Entry) -> Message:
+    def exchange(self, tick: Tick, inbox: Message, made: Message) -> Message:
         """Sends what was made to both neighbours, and puts what arrives where the timetable says."""
-        table = self.timetable
+        table, entry = self.timetable, tick.entry
+        made = tick.after(made)
         from_below = lax.ppermute(made, AXIS, table.up)
-        going_down = made if table.both_ways else made._replace(others=[])
+        going_down = lax.platform_dependent(made, from_below, entry.kind, cpu=_once_there, default=_at_once)
+        going_down = going_down if table.both_ways else going_down._replace(others=[])
         from_above = lax.ppermute(going_down, AXIS, table.down)
-        inbox = _put(inbox, entry.from_below, from_below)
+        inbox = put(inbox, entry.from_below, from_below)
         others = inbox.others if table.both_ways else []
-        down = _put(inbox._replace(others=others), entry.from_above, from_above)
+        down = put(inbox._replace(others=others), entry.from_above, from_above)
         inbox = down if table.both_ways else inbox._replace(floats=down.floats)
-        return _put(inbox, entry.from_self, made)
+        return put(inbox, entry.from_self, made)
 
     def message(self, x: Activations) -> Message:
         """Activations as they travel."""
@@ -277,24 +285,10 @@ class Stage:
         return join_floats(self.like, message.floats, message.others)
 
 
-def repeat(turns: Array, run: Callable[[_Carry], _Carry], carry: _Carry) -> _Carry:
-    """Runs a function `turns` times, 0 or 1; see the top of `pipeline_run.py` for why this is no conditional."""
-    return lax.fori_loop(0, turns, lambda _, carry: run(carry), carry)
+def _once_there(made: Message, from_below: Message, kind: Array) -> Message:
+    """What was made, but only after something has arrived: simulated devices would confuse two permutes at a time."""
+    return choose(kind >= 0, made, from_below)
 
 
-def choose(flag: Array, yes: Any, no: Any) -> Any:
-    """The first of two trees where the flag is 1."""
-    return jax.tree.map(lambda a, b: jnp.where(flag == 1, a, b), yes, no)
-
-
-def add(sums: Any, new: Any) -> Any:
-    """The sum of two trees."""
-    return jax.tree.map(jnp.add, sums, new)
-
-
-def _take(buffers: Any, slot: Array) -> Any:
-    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, slot, 0, keepdims=False), buffers)
-
-
-def _put(buffers: Any, slot: Array, values: Any) -> Any:
-    return jax.tree.map(lambda leaf, value: lax.dynamic_update_index_in_dim(leaf, value, slot, 0), buffers, values)
+def _at_once(made: Message, from_below: Message, kind: Array) -> Message:
+    return made

@@ -28,6 +28,7 @@ from .lay_out import abstract_parameters
 from .layouts import Layouts
 from .local_step import LocalStep
 from .model import Batch, BlockModel, Model, Params
+from .pipeline import in_stage_order
 from .precision import FLOAT32, Precision, cast_floats
 from .recompilation import RecompilationWatch
 from .sharded import over_manual_axes
@@ -48,7 +49,7 @@ class Step:
         remat: str,
         precision: Precision,
     ) -> None:
-        self.model = model
+        self.model = in_stage_order(model, layouts.pipeline)
         self.optimizer = optimizer
         self.layouts = layouts
         self.accumulate = accumulate
@@ -111,9 +112,9 @@ class Step:
     def gradients(self, state: TrainState, batch: Batch) -> tuple[Params, StepMetrics]:
         """The gradients that the next step would use (averaged and clipped), laid out as the update.
 
-        Args:
         Under local steps and compression: those of `state.params` over the whole batch, exactly.
 
+        Args:
             state: The state; it is not consumed.
             batch: As for a step.
         """
@@ -219,21 +220,21 @@ class Step:
             donate_argnums=0,
         )
 
-    @cached_property
     def _whole_step(self, abstract: bool) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
         """The step on global arrays."""
         if self.layouts.local_steps:
             return local_steps.make_step(self._local, self.optimizer, abstract=abstract)
         return partial(self._step, self._sharded_gradients(self._local, abstract))
 
+    @cached_property
     def _run(self) -> Any:
         return self._jit_step(abstract=False)
 
     @cached_property
     def _differentiate(self) -> Any:
         table, replicated = self.layouts.table, self.layouts.replicated()
-        return jax.jit(
         gradients = self._sharded_gradients(self._exact, abstract=False)
+        return jax.jit(
             lambda *arguments: gradients(*arguments, ())[:2],
             in_shardings=(table.shardings(), self.layouts.batch_sharding(), replicated, replicated),
             out_shardings=(self.layouts.update_table.shardings(), replicated),

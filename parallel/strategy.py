@@ -9,9 +9,11 @@ from .context import ContextConfig
 from .data import DataParallelConfig
 from .expert import ExpertConfig
 from .fsdp import FSDPConfig
+from .pipeline import PipelineConfig
 from .tensor import TensorConfig
 
 STRATEGIES: dict[str, type] = {
+    "pipe": PipelineConfig,
     "data": DataParallelConfig,
     "fsdp": FSDPConfig,
     "expert": ExpertConfig,

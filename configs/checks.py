@@ -48,8 +48,8 @@ def size_problems(config: Config, num_devices: int | None, known_from: str = "")
         if problem:
             return [problem]
         sizes = resolved_sizes(sizes, num_devices)
-    problem = _batch_problem(sizes, config.train.global_batch, config.train.accumulate)
-    return [problem] if problem else []
+    found = (_batch_problem(sizes, config.train.global_batch, config.train.accumulate), _rounds_problem(config))
+    return [problem for problem in found if problem]
 
 
 def axis_sizes(config: Config) -> dict[str, int]:
@@ -148,6 +148,21 @@ def _batch_problem(sizes: Mapping[str, int], global_batch: int, accumulate: int)
         "train.global_batch",
         f"train.global_batch={global_batch} rows cannot be split evenly: {arithmetic} = {parts}, "
         f"and {global_batch} % {parts} = {left_over}. Set {listed(remedies, 'or')}.",
+    )
+
+
+def _rounds_problem(config: Config) -> Problem | None:
+    """Explains why a run of local steps would end before its groups meet, and what they learned be lost."""
+    data = config.strategy.get("data")
+    steps, every = config.train.steps, data.local_steps if data is not None and data.size != 1 else 0
+    if not every or steps % every == 0:
+        return None
+    fewer = steps - steps % every
+    remedies = [f"train.steps={number}" for number in (fewer, fewer + every) if number]
+    return Problem(
+        "train.steps",
+        f"train.steps={steps} ends in the middle of a round of strategy.data.local_steps={every}: {steps} % {every} = "
+        f"{steps % every}, and what groups learn after their last meeting is lost. Set {listed(remedies, 'or')}.",
     )
 
 

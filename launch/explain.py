@@ -23,7 +23,8 @@ class Explanation:
         mesh: the mesh, drawn.
         axes: mesh axis -> size.
         table: layouts of the parameters.
-        bytes_per_device: kind -> bytes on each device: parameters, optimizer, gradients, batch.
+        bytes_per_device: kind -> bytes on each device: parameters, optimizer, what slow links need (where they do),
+            gradients, batch.
         compiled: what XLA's memory analysis says of one device, in bytes: arguments, outputs, temporaries, aliased (of
             the outputs, what reuses the arguments), and their total.
         predicted: collectives of one step by the strategies' own formulas.
@@ -88,6 +89,7 @@ def explain_built(built: Built) -> Explanation:
         bytes_per_device={
             "parameters": layouts.table.bytes_per_device,
             "optimizer": step.optimizer_table.bytes_per_device,
+            **({"slow links": step.extra_table.bytes_per_device} if step.extra_table.rows else {}),
             "gradients": layouts.table.bytes_per_device,
             "batch": sum(leaf.size * leaf.dtype.itemsize for leaf in built.batch.values()) // layouts.num_batch_shards,
         },

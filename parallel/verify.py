@@ -105,10 +105,24 @@ def verify_step(
 
     Returns:
         What was measured.
+
+    Raises:
+        ValueError: The strategy trains differently from one device on purpose.
     """
+    _check_exact(step)
     device = step.layouts.mesh.backend_mesh.devices.flat[0]
     with x64(step.precision), jax.default_device(device):
         return _compare(step, [dict(batch) for batch in batches], clip_norm, seed, reduced or {})
+
+
+def _check_exact(step: Step) -> None:
+    if step.layouts.exact is step.layouts:
+        return
+    option, off = ("local_steps", "0") if step.layouts.local_steps else ("compress", "none")
+    raise ValueError(
+        f"strategy.data.{option}={getattr(step.layouts.data, option)} does not train as one device would, by design. "
+        f"The rest of the strategy can be verified: set strategy.data.{option}={off}."
+    )
 
 
 def _compare(

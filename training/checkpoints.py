@@ -245,7 +245,8 @@ def _mismatch_text(folder: Path, problems: list[str]) -> str:
     return (
         f"The checkpoint {folder} does not fit the state of this run, in {len(problems)} array(s):\n  "
         + "\n  ".join(listed)
-        + "\nSet model, optimizer and precision.params back to what wrote it, or train into another run.dir."
+        + "\nSet model, optimizer and precision.params back to what wrote it, or train into another run.dir. "
+        "strategy.data as well, if it has local_steps or compress: its groups keep arrays of their own."
     )
 
 

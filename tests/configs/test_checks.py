@@ -84,3 +84,13 @@ def test_layout_rules():
         f"layouts.rules: 'b' names 'fsdpp', which {which} Did you mean fsdp?",
         f"layouts.rules: 'b' names 'tensr', which {which} Did you mean tensor?",
     ]
+
+
+def test_local_steps_end_with_a_round():
+    rounds = {"data": STRATEGIES["data"](size=2, local_steps=8)}
+    whole, broken = (Config(strategy=rounds, train=TrainConfig(steps=steps)) for steps in (24, 20))
+    assert check_devices(whole, 2) == {"data": 2}
+    assert problem_of(broken, 2) == (
+        "train.steps=20 ends in the middle of a round of strategy.data.local_steps=8: 20 % 8 = 4, and what groups "
+        "learn after their last meeting is lost. Set train.steps=16 or train.steps=24."
+    )

@@ -23,8 +23,8 @@ is (N - 1) / N of that in and out of each device, twice. An all-reduce counts it
 while the tokens of one device exceed C / 4W, a quarter of data parallelism's. Memory: one float32 copy of the local
 gradients, and 1 / N of one.
 
-It composes with fsdp (what crosses `data` are shards), tensor, context, expert and accumulation; with ZeRO stages and
-local steps it does not. Sums inside backward, such as FSDP's reduce-scatters, stay as they are.
+It composes with fsdp (what crosses `data` are shards), tensor, context, expert, pipe and accumulation; with ZeRO stages
+and local steps it does not. Sums inside backward, such as FSDP's reduce-scatters, stay as they are.
 
 Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent", section 2 (error feedback); Karimireddy et al. 2019,
 "Error Feedback Fixes SignSGD", algorithm 1; Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization",

@@ -19,8 +19,8 @@ and 12 a step. Compute-bound while the tokens of one device in H steps, H B / N,
 does. `cost` and the census speak of the steps that end a round; the others do without the large all-reduce.
 
 With H = 1, lr = 1, mu = 0 and SGD inside, this is data parallelism for groups of equal weight. Otherwise losses differ
-from one device's by design. It composes with fsdp, tensor, context, expert and accumulation; with ZeRO stages and
-compression it does not.
+from one device's by design. It composes with fsdp, tensor, context, expert, pipe and accumulation; with ZeRO stages
+and compression it does not.
 
 Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", algorithm 1; Stich
 2019, "Local SGD Converges Fast and Communicates Little", algorithm 1.

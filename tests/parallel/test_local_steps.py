@@ -9,6 +9,7 @@ import optax
 import pytest
 import toy
 from spmdkit.layouts.problems import LayoutError
+from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel import DataParallelConfig, Precision, build_step, census, lay_out, verify
 from spmdkit.training.checkpoints import CheckpointError, Checkpoints
 
@@ -17,10 +18,10 @@ FSDP = {"size": 2, "floor_bytes": 1024}
 ROUND = {"data": {"size": 2, "local_steps": 3}, "fsdp": FSDP}
 
 
-def make(strategy, optimizer=None, precision=FLOAT64, **options):
+def make(strategy, optimizer=None, precision=FLOAT64, model=toy.BLOCK_MODEL, **options):
     count = int(np.prod([config["size"] for config in strategy.values()]))
-    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(count), precision=precision)
-    return build_step(toy.BLOCK_MODEL, optimizer or optax.adamw(1e-2), layouts, precision=precision, **options)
+    layouts = lay_out(model, strategy, devices=toy.devices(count), precision=precision)
+    return build_step(model, optimizer or optax.adamw(1e-2), layouts, precision=precision, **options)
 
 
 def train(step, steps, state=None, batch=toy.batch):
@@ -39,6 +40,10 @@ def error(tree, reference):
 def even_batch(seed):
     """Rows of equal weight, so that groups weigh the same."""
     return {**toy.batch(seed), "weights": np.ones((toy.ROWS, toy.LENGTH), np.float32)}
+
+
+def over_data(lines):
+    return [line for line in lines if "data" in line.axes]
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,33 @@ def test_every_group_is_a_run_of_its_own_and_their_mean_moves_the_shared(float64
     assert [float(each.loss) for each in metrics] == pytest.approx([float(loss) for loss in losses], rel=1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "inside",
+    [
+        {"fsdp": FSDP, "tensor": {"size": 2}},
+        {"context": {"size": 2}, "tensor": {"size": 2}},
+        {"pipe": {"size": 2, "microbatches": 2}, "fsdp": FSDP},
+    ],
+    ids=lambda inside: " x ".join(inside),
+)
+def test_what_a_group_is_made_of_changes_nothing(float64, inside):
+    """A group of four devices trains as a group of one: the same copies, shared parameters and losses."""
+    model = transformer(
+        TransformerConfig(vocabulary=32, length=8, layers=2, width=16, heads=4, kv_heads=2, mlp_width=32)
+    )
+    data = {"data": {"size": 2, "local_steps": 2}}
+    step = make({**data, **inside}, model=model, clip_norm=0.5)
+    batch = toy.abstract(toy.batch(0))
+    found = census(step.compile(batch).as_text(), step.layouts.mesh)
+    assert over_data(found) == over_data(step.cost(batch))
+    ours, metrics = train(step, 3)
+    reference, expected = train(make(data, model=model, clip_norm=0.5), 3)
+    assert error(ours.params, reference.params) < 1e-9
+    assert error(ours.extra.copies, reference.extra.copies) < 1e-9
+    assert [float(each.loss) for each in metrics] == pytest.approx([float(each.loss) for each in expected], rel=1e-9)
+
+
 def test_shared_parameters_move_when_a_round_ends_and_at_no_other_step(ours):
     _, _, states = ours
     for before, after in pairwise(states):
@@ -104,8 +136,7 @@ def test_what_crosses_data_is_metrics_and_once_a_round_the_parameters(ours):
     lines = census(compiled.as_text(), step.layouts.mesh)
     assert lines == step.cost()
     shard = sum(row.bytes_per_device for row in step.layouts.table.rows)
-    over_data = [line for line in lines if "data" in line.axes]
-    assert [(line.kind, line.axes, line.count, line.bytes) for line in over_data] == [
+    assert [(line.kind, line.axes, line.count, line.bytes) for line in over_data(lines)] == [
         ("all-reduce", ("data",), 2, shard + 12)
     ]
 

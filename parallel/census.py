@@ -1,12 +1,13 @@
 """Counts the collectives of a compiled step by kind and mesh axis, with bytes, from XLA's own text.
 
-A collective inside a loop counts once a turn (XLA writes the trip counts of loops it knows), and an asynchronous pair
-(`-start`, `-done`) counts once.
+A collective inside a loop counts once a turn (XLA writes the trip counts of loops it knows; a pipeline's loops have
+theirs in their names, see `tick.py`), and an asynchronous pair (`-start`, `-done`) counts once.
 """
 
 import math
 import re
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ _CALLED = re.compile(
     r"(body|to_apply|calls|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)\b")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _GROUP_LIST = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _GROUP_IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -32,7 +34,7 @@ _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 class _Call(NamedTuple):
     name: str
-    times: int
+    times: Fraction
 
 
 def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
@@ -47,13 +49,14 @@ def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
     """
     computations, entry = _computations(compiled_text)
     lines: list[Collective] = []
-    pending = [_Call(entry, 1)]
+    pending = [_Call(entry, Fraction(1))]
     while pending:
         name, times = pending.pop()
         for instruction in computations.get(name, ()):
             found = _COLLECTIVE.search(instruction)
             if found:
-                lines.extend(_collective(found, instruction, mesh, times))
+                assert times.denominator == 1, f"{instruction} runs {times} times"
+                lines.extend(_collective(found, instruction, mesh, int(times)))
             else:
                 pending.extend(_Call(call.name, call.times * times) for call in _calls(instruction))
     return merge(lines)
@@ -75,9 +78,13 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _calls(instruction: str) -> Iterator[_Call]:
-    trips = _TRIPS.search(instruction)
+    trips, turns = _TRIPS.search(instruction), _TURNS.search(instruction)
     for role, names in _CALLED.findall(instruction):
-        times = int(trips.group(1)) if trips and role == "body" else 1
+        times = Fraction(1)
+        if role == "body" and trips:
+            times = Fraction(int(trips.group(1)))
+        elif role == "body" and turns:
+            times = Fraction(int(turns.group(1)), int(turns.group(2)))
         for name in re.findall(r"[\w.\-]+", names):
             yield _Call(name, times)
 

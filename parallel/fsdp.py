@@ -44,6 +44,7 @@ from jax import Array, ShapeDtypeStruct, lax
 from ..layouts.table import LayoutTable
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.device_mesh import DeviceMesh
+from .calls import Calls
 from .collectives import Collective, wire_bytes
 from .precision import Precision, cast_float
 from .split_dim import add_axis, split_further
@@ -201,8 +202,7 @@ def cost(
     axes: tuple[str, ...],
     precision: Precision,
     *,
-    num_blocks: int,
-    microbatches: int,
+    calls: Calls,
     keep_blocks: bool,
     platform: str,
 ) -> list[Collective]:
@@ -213,8 +213,8 @@ def cost(
         reduced: Those of the gradients that backward returns: what is scattered.
         axes: The mesh axes that are gathered over.
         precision: The compute and reduce dtypes.
-        num_blocks: Blocks that a device runs, stacked under "blocks"; 0 for a model without blocks.
-        microbatches: Gradient accumulation: blocks are gathered again for each, and every gradient scattered.
+        calls: How often a step runs the parts of the model: blocks are gathered again for each call, and every
+            gradient is scattered.
         keep_blocks: Whether blocks are gathered once a step, all in one, and kept.
         platform: Where the step runs; it decides the bytes of 16-bit numbers, see `wire_bytes`.
 
@@ -223,16 +223,18 @@ def cost(
     """
     lines = []
     for row, gradient in zip(stored.rows, reduced.rows, strict=True):
-        in_block = num_blocks > 0 and row.path.split("/")[0] == "blocks"
-        each = num_blocks if in_block else 1
-        gathers, stack = (1, each) if keep_blocks or not in_block else (2 * num_blocks * microbatches, 1)
+        group = row.path.split("/")[0]
+        in_block = calls.rows > 0 and group == "blocks"
+        gathers, stack = (1, calls.rows if in_block else 1)
+        if in_block and not keep_blocks:
+            gathers, stack = calls.block + calls.block_backward, 1
+        scatters = calls.block_weight if in_block else calls.outer_gradients.get(group, calls.others)
         computed, summed = (
             wire_bytes(_dtype(row.dtype, dtype), platform) for dtype in (precision.compute, precision.reduce)
         )
         for names, elements in _gathered_sizes(row.layout, row.shape, axes, first=int(in_block)):
             lines.append(Collective("all-gather", names, gathers, gathers * stack * elements * computed))
         for names, elements in _gathered_sizes(gradient.layout, row.shape, axes, first=int(in_block)):
-            scatters = each * microbatches
             lines.append(Collective("reduce-scatter", names, scatters, scatters * elements * summed))
     return lines
 

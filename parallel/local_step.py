@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from . import compressed, data, fsdp, zero
+from .calls import Calls, pipeline_calls, plain_calls
 from .collectives import Collective
 from .data import make_varying, reduce_gradients
 from .forward import local_loss
 from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm, norm_cost
 from .layouts import Layouts
 from .model import Batch, BlockModel, Model, Params
-from .pipeline_loss import pipeline_loss
+from .pipeline_loss import pipeline_cost, pipeline_loss
 from .precision import Precision
 from .state import StepMetrics
 from .zero import scatter_gradients
@@ -108,8 +109,7 @@ class LocalStep:
             layouts.gradient_table,
             layouts.gather_axes,
             precision,
-            num_blocks=self.model.num_blocks if isinstance(self.model, BlockModel) else 0,
-            microbatches=self.accumulate,
+            calls=self._calls,
             keep_blocks=keeps_blocks,
             platform=platform,
         )
@@ -122,23 +122,39 @@ class LocalStep:
         lines += norm_cost([row.layout for row in layouts.update_table.rows], axes, reduce)
         return lines + self._traffic(batch, platform)
 
+    @property
+    def _calls(self) -> Calls:
+        pipeline = self.layouts.pipeline
+        if pipeline is None or not isinstance(self.model, BlockModel):
+            return plain_calls(self.model, self.accumulate)
+        return pipeline_calls(self.model, pipeline.timetable, self.accumulate)
+
     def _traffic(self, batch: dict[str, jax.ShapeDtypeStruct] | None, platform: str) -> list[Collective]:
         """What the model itself moves: its parts' traffic, times blocks and microbatches."""
-        traffic = getattr(self.model, "traffic", None)
-        if traffic is None or not isinstance(self.model, BlockModel):
+        model, pipeline = self.model, self.layouts.pipeline
+        if not isinstance(model, BlockModel) or (model.traffic is None and pipeline is None):
             return []
         if batch is None:
-            raise ValueError(
-                "The model splits its own work, so what a step moves depends on the batch: give its shapes."
-            )
+            raise ValueError("What a step moves depends on the batch here: give its shapes.")
         pieces = self.layouts.num_batch_shards * self.accumulate
+        pieces *= pipeline.schedule.microbatches if pipeline else 1
         shapes = {
             name: jax.ShapeDtypeStruct((leaf.shape[0] // pieces, *leaf.shape[1:]), leaf.dtype)
             for name, leaf in batch.items()
         }
         lines: list[Collective] = []
-        for part, calls in (("embed", 1), ("block", self.model.num_blocks), ("head", 1)):
-            moved = traffic(part, shapes, self.precision.compute, platform)
+        if pipeline:
+            lines += pipeline_cost(model, self.layouts, shapes, self.precision, self.accumulate, platform=platform)
+        if model.traffic is None:
+            return lines
+        calls = self._calls
+        for part, forward, backward in (
+            ("embed", calls.embed, calls.embed_backward),
+            ("block", calls.block, calls.block_backward),
+            ("head", calls.head, calls.head),
+        ):
+            moved = model.traffic(part, shapes, self.precision.compute, platform)
             again = moved.again if part == "block" and self.remat != "none" else ()
-            lines += [line.times(calls * self.accumulate) for line in (*moved.forward, *moved.backward, *again)]
+            lines += [line.times(forward) for line in moved.forward]
+            lines += [line.times(backward) for line in (*moved.backward, *again)]
         return lines

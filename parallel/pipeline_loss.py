@@ -1,20 +1,25 @@
 """The loss of one device of a pipeline, and its gradients, as a step wants them: `forward.local_loss` with stages."""
 
+from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
-from .forward import Kept, LocalLoss, as_scalars, carriers_of, without_block_dim, without_blocks
-from .fsdp import attach, gather
+from .collectives import Collective, wire_bytes
+from .cut import split_floats
+from .forward import Kept, LocalLoss, carriers_of, without_blocks
+from .fsdp import gather
 from .layouts import Layouts
 from .model import Activations, Batch, BlockModel, Params
-from .pipeline import Pipeline, forwards_only
+from .pieces import make_pieces
+from .pipeline import AXIS, Pipeline, forwards_only
 from .pipeline_run import run_forward, run_gradients
-from .pipeline_stage import Inputs, Pieces
+from .pipeline_stage import Inputs
 from .precision import Precision
-from .remat import remat_block
 from .timetable import make_timetable
 
 
@@ -59,30 +64,57 @@ def _of_forwards(pipeline: Pipeline, batch: Batch) -> Any:
     return make_timetable(schedule, pipeline.stages)
 
 
-def make_pieces(model: BlockModel, layouts: Layouts, *, remat: str, precision: Precision) -> Pieces:
-    """The pieces of a model, gathers and casts of their parameters included; the arguments are `pipeline_loss`'s."""
-    stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
-    block_stored, block_reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in (stored, reduced))
+def pipeline_cost(
+    model: BlockModel,
+    layouts: Layouts,
+    microbatch: Mapping[str, jax.ShapeDtypeStruct],
+    precision: Precision,
+    accumulate: int,
+    *,
+    platform: str,
+) -> list[Collective]:
+    """The permutes of one step: two a tick, each of one microbatch's activations as a device holds them.
 
-    def outer(groups: Params, kept: Kept) -> Params:
-        shards, whole, into = groups, {name: kept[name] for name in groups}, {name: reduced[name] for name in groups}
-        return attach(shards, whole, into, axes, precision)
+    Args:
+        model: The model, split over the axes inside it.
+        layouts: Where its parameters live.
+        microbatch: Per-device shapes of one microbatch.
+        precision: The dtypes.
+        accumulate: How many times a step runs the schedule.
+        platform: Where the step runs; it decides the bytes of 16-bit numbers, see `wire_bytes`.
+    """
+    assert layouts.pipeline is not None
+    timetable = layouts.pipeline.timetable
+    floats, others = split_floats(_activation_shapes(model, layouts, microbatch, precision))
+    up, down = [*floats, *others], [*floats, *others] if timetable.both_ways else floats
+    times = accumulate * len(timetable.entries.kind)
+    sizes = [leaf.size * wire_bytes(leaf.dtype, platform) for leaf in (*up, *down)]
+    return [Collective("collective-permute", (AXIS,), times * len(sizes), times * sum(sizes))]
 
-    def embed(groups: Params, kept: Kept, batch: Batch, key: Array | None) -> Activations:
-        return model.embed(outer(groups, kept), batch, key)
 
-    def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
-        whole = gather(shards, block_stored, axes, precision) if kept is None else kept
-        return model.block(attach(shards, whole, block_reduced, axes, precision), x, key)
+def _activation_shapes(
+    model: BlockModel, layouts: Layouts, microbatch: Mapping[str, jax.ShapeDtypeStruct], precision: Precision
+) -> Activations:
+    """What flows between the blocks of one device, as the embedding makes it."""
+    pieces = make_pieces(model, layouts, remat="none", precision=precision)
+    found: list[Activations] = []
 
-    def head(groups: Params, kept: Kept, x: Activations, batch: Batch, key: Array | None) -> tuple[Array, Array]:
-        return as_scalars(model.head(outer(groups, kept), x, batch, key))
+    def local(params: Params, rows: Batch) -> Array:
+        kept = gather(without_blocks(params), without_blocks(layouts.table.layouts), layouts.gather_axes, precision)
+        groups = {name: params[name] for name in model.embed_reads}
+        batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in microbatch.items()}
+        x = pieces.embed(groups, kept, batch, jax.random.key(0))
+        found.append(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x))
+        return jnp.zeros(())
 
-    kept_block = remat_block(block, remat, makes_copies=False, in_loop=True)
-    return Pieces(
-        embed=embed,
-        block=lambda shards, kept, x, key: kept_block(x, shards, kept, key),
-        head=head,
-        embed_reads=model.embed_reads,
-        head_reads=model.head_reads,
+    specs = layouts.manual_specs(layouts.table)
+    mapped = jax.shard_map(
+        local,
+        mesh=layouts.mesh.abstract_mesh,
+        in_specs=(specs, PartitionSpec()),
+        out_specs=PartitionSpec(),
+        axis_names=set(layouts.manual_axes),
+        check_vma=False,
     )
+    jax.eval_shape(mapped, layouts.table.abstract_arrays, {})
+    return found[0]

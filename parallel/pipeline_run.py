@@ -27,7 +27,7 @@ from jax import Array, lax
 from .model import Params
 from .pipeline_stage import Inputs, Message, Pieces, Stage, State
 from .schedule import Kind
-from .tick import Tick, choose
+from .tick import choose
 from .timetable import Entry, Timetable
 
 
@@ -51,7 +51,7 @@ def run_gradients(
     stage = Stage(pieces, timetable, inputs, axes, fill)
 
     def run(state: State, entry: Entry) -> tuple[State, None]:
-        tick = Tick(entry)
+        tick = stage.tick(entry)
         inbox, kept, crossing, gradients, sums = state
         arrived = stage.read(tick, inbox)
         x = stage.embed(tick, arrived)
@@ -90,7 +90,7 @@ def run_forward(
     stage = Stage(pieces, timetable, inputs, axes, fill)
 
     def run(state: tuple[Message, tuple[Array, Array]], entry: Entry) -> tuple[Any, None]:
-        tick = Tick(entry)
+        tick = stage.tick(entry)
         inbox, sums = state
         y, _ = stage.forward(tick, Kind.FORWARD, stage.embed(tick, stage.read(tick, inbox)), ())
         sums = stage.head_forward(tick, y, sums)

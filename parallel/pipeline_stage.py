@@ -1,6 +1,5 @@
 """What one stage of a pipeline computes: the parts of a tick, and the buffers between them."""
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,30 +10,12 @@ from jax import Array, lax
 from ..mesh.compat import varying_axes
 from .cut import Cut, Held, cut, join_floats, split_floats
 from .model import Activations, Batch, Params, fold_block
+from .pieces import Pieces
 from .schedule import Kind
 from .tick import Tick, add, choose, put, take
-from .timetable import Entry, Timetable
+from .timetable import Entry, Timetable, most_turns
 
 AXIS = "pipe"
-
-
-class Pieces(NamedTuple):
-    """A model in pieces, with all that happens to parameters before their use (casts, gathers) inside them.
-
-    Attributes:
-        embed: `embed(groups, whole, batch, key) -> x`; `groups` are the groups of parameters in `embed_reads`, to be
-            differentiated, `whole` what was gathered for the whole step.
-        block: `block(params, whole, x, key) -> x` for one block.
-        head: `head(groups, whole, x, batch, key) -> (sum, weight)`, this device's share; `groups` as in `head_reads`.
-        embed_reads: groups that `embed` reads.
-        head_reads: groups that `head` reads.
-    """
-
-    embed: Callable[[Params, Params, Batch, Array | None], Activations]
-    block: Callable[[Params, Params, Activations, Array | None], Activations]
-    head: Callable[[Params, Params, Activations, Batch, Array | None], tuple[Array, Array]]
-    embed_reads: tuple[str, ...]
-    head_reads: tuple[str, ...]
 
 
 class Inputs(NamedTuple):
@@ -164,18 +145,23 @@ class Stage:
 
     # The parts of a tick.
 
+    def tick(self, entry: Entry) -> Tick:
+        """Starts a tick."""
+        return Tick(entry, most_turns(self.timetable), len(self.timetable.entries.kind))
+
     def read(self, tick: Tick, inbox: Message) -> Message:
         """What the action starts from."""
         return take(inbox, tick.entry.reads)
 
     def embed(self, tick: Tick, arrived: Message) -> Message:
         """What forward starts from: what arrived or, at the model's first position, the embedding."""
-        batch, outer = self.microbatch(tick.entry.microbatch), self.outer(self.pieces.embed_reads)
+        outer = self.outer(self.pieces.embed_reads)
 
         def run(_: Message) -> Message:
+            batch = self.microbatch(tick.after(tick.entry.microbatch))
             return self.message(self.pieces.embed(outer, self.whole, batch, self.key))
 
-        return tick.once(tick.entry.embeds * tick.does(Kind.FORWARD, Kind.RECOMPUTE), run, arrived)
+        return tick.once("embed", tick.entry.embeds * tick.does(Kind.FORWARD, Kind.RECOMPUTE), run, arrived)
 
     def forward(self, tick: Tick, kind: Kind, x: Message, kept: Held) -> tuple[Message, Held]:
         """Runs the chunk's blocks; puts what backward needs into `kept`, or drops it where that is ()."""
@@ -187,7 +173,7 @@ class Stage:
             y, new = self.cut.forward(params, self.activations(x), extra)
             return self.message(y), put(kept, slot + index, new) if kept else kept
 
-        return tick.loop(tick.does(kind) * entry.num_blocks, run, (x, kept))
+        return tick.loop(kind.name.lower(), tick.does(kind) * entry.num_blocks, run, (x, kept))
 
     def head(self, tick: Tick, groups: Params, y: Message) -> tuple[Array, Array]:
         """The share of (loss, weight) of one microbatch."""
@@ -200,7 +186,7 @@ class Stage:
         def run(sums: tuple[Array, Array]) -> tuple[Array, Array]:
             return add(sums, tuple(map(self.vary, self.head(tick, self.outer(self.pieces.head_reads), y))))
 
-        return tick.once(tick.entry.heads * tick.does(Kind.FORWARD), run, sums)
+        return tick.once("head_forward", tick.entry.heads * tick.does(Kind.FORWARD), run, sums)
 
     def head_backward(
         self, tick: Tick, arrived: Message, gradients: Params, sums: tuple[Array, Array]
@@ -218,7 +204,7 @@ class Stage:
             return dy, add(gradients, new_gradients), add(sums, tuple(map(self.vary, new_sums)))
 
         carry = (arrived.floats, {name: gradients[name] for name in names}, sums)
-        dy, own, sums = tick.once(tick.entry.heads * tick.does(Kind.BACKWARD_INPUT), run, carry)
+        dy, own, sums = tick.once("head_backward", tick.entry.heads * tick.does(Kind.BACKWARD_INPUT), run, carry)
         return dy, {**gradients, **own}, sums
 
     def backward_input(self, tick: Tick, dy: list[Array], kept: Held, crossing: Held) -> tuple[list[Array], Held]:
@@ -232,13 +218,14 @@ class Stage:
             dx, new = self.cut.backward_input(params, extra, take(kept, entry.kept * blocks + index), dy)
             return list(map(self.vary, dx)), put(crossing, entry.crossing * blocks + index, new)
 
-        return tick.loop(tick.does(Kind.BACKWARD_INPUT) * entry.num_blocks, run, (dy, crossing))
+        return tick.loop("backward_input", tick.does(Kind.BACKWARD_INPUT) * entry.num_blocks, run, (dy, crossing))
 
     def embed_backward(self, tick: Tick, dx: list[Array], gradients: Params) -> Params:
         """Adds the gradient of the embedding, at the model's first position."""
-        names, batch = self.pieces.embed_reads, self.microbatch(tick.entry.microbatch)
+        names = self.pieces.embed_reads
 
         def embed(groups: Params) -> list[Array]:
+            batch = self.microbatch(tick.after(tick.entry.microbatch))
             return split_floats(self.pieces.embed(groups, self.whole, batch, self.key))[0]
 
         def run(gradients: Params) -> Params:
@@ -246,7 +233,10 @@ class Stage:
             return add(gradients, new)
 
         own = {name: gradients[name] for name in names}
-        return {**gradients, **tick.once(tick.entry.embeds * tick.does(Kind.BACKWARD_INPUT), run, own)}
+        return {
+            **gradients,
+            **tick.once("embed_backward", tick.entry.embeds * tick.does(Kind.BACKWARD_INPUT), run, own),
+        }
 
     def backward_weight(self, tick: Tick, kept: Held, crossing: Held, gradients: Params) -> Params:
         """Adds the gradients of the parameters of the chunk's blocks."""
@@ -259,7 +249,7 @@ class Stage:
             return put(sums, row, add(take(sums, row), self.cut.backward_weight(params, extra, *own)))
 
         turns = tick.does(Kind.BACKWARD_WEIGHT) * entry.num_blocks
-        return {**gradients, "blocks": tick.loop(turns, run, gradients["blocks"])}
+        return {**gradients, "blocks": tick.loop("backward_weight", turns, run, gradients["blocks"])}
 
     def exchange(self, tick: Tick, inbox: Message, made: Message) -> Message:
         """Sends what was made to both neighbours, and puts what arrives where the timetable says."""

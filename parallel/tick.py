@@ -1,6 +1,6 @@
 """One tick of a pipeline on one stage: loops that this stage runs or not, strictly one after another."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -21,35 +21,46 @@ class Tick:
     the next one starts from what the clock says.
     """
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Entry, most_turns: Mapping[str, int], ticks: int) -> None:
         """Starts the clock.
 
         Args:
             entry: Scalars, this stage's.
+            most_turns: Turns of each loop in all ticks, see `timetable.most_turns`.
+            ticks: The number of ticks.
         """
         self.entry = entry
+        self._most_turns, self._ticks = most_turns, ticks
         self._clock = jnp.zeros((), jnp.int32)
 
     def does(self, *kinds: Kind) -> Array:
         """1 where the action is of one of these kinds, else 0."""
         return sum(((self.entry.kind == kind).astype(jnp.int32) for kind in kinds), jnp.zeros((), jnp.int32))
 
-    def loop(self, turns: Array, run: Callable[[Array, _Carry], _Carry], carry: _Carry) -> _Carry:
-        """Runs `carry = run(index, carry)` for each index under `turns`, after all loops before."""
+    def loop(self, part: str, turns: Array, run: Callable[[Array, _Carry], _Carry], carry: _Carry) -> _Carry:
+        """Runs `carry = run(index, carry)` for each index under `turns`, after all loops before.
+
+        XLA cannot know how often: the name scope says it, for `census.py`.
+        """
 
         def turn(index: Array, both: tuple[_Carry, Array]) -> tuple[_Carry, Array]:
-            carry, clock = both
-            return run(index, carry), clock + 1
+            carry, self._clock = both
+            return run(index, carry), self._clock + 1
 
-        carry, self._clock = lax.fori_loop(0, self.after(turns), turn, (carry, self.vary(self._clock)))
+        with jax.named_scope(f"{part}.turns_{self._most_turns[part]}_of_{self._ticks}"):
+            carry, self._clock = lax.fori_loop(0, self.after(turns), turn, (carry, self.vary(self._clock)))
         return carry
 
-    def once(self, turns: Array, run: Callable[[_Carry], _Carry], carry: _Carry) -> _Carry:
+    def once(self, part: str, turns: Array, run: Callable[[_Carry], _Carry], carry: _Carry) -> _Carry:
         """Runs `carry = run(carry)` if `turns` is 1, after all loops before; `pipeline_run.py` says why not `cond`."""
-        return self.loop(turns, lambda _, carry: run(carry), carry)
+        return self.loop(part, turns, lambda _, carry: run(carry), carry)
 
     def after(self, value: Any) -> Any:
-        """A value, which is there once all loops before are done."""
+        """A value, which is there once all loops before are done.
+
+        Inside a loop: one that is there in each turn anew. XLA takes what no turn changes out of a loop, and would run
+        it in every tick of every stage.
+        """
         return choose(self._clock >= 0, value, jax.tree.map(jnp.zeros_like, value))
 
     def vary(self, clock: Array) -> Array:

@@ -68,6 +68,7 @@ class Timetable(NamedTuple):
         kept: Slots of the buffer of kept values, each of `blocks_per_slot` blocks.
         crossing: Slots of the buffer of crossing values, likewise.
         blocks_per_slot: Blocks of the largest position.
+        rows: Rows of blocks that each stage stores.
         microbatches: M.
         up: (from, to) of the messages that go up the stages, one pair for each stage that has somebody to send to.
         down: The same for those that go down.
@@ -80,6 +81,7 @@ class Timetable(NamedTuple):
     kept: int
     crossing: int
     blocks_per_slot: int
+    rows: int
     microbatches: int
     up: tuple[tuple[int, int], ...]
     down: tuple[tuple[int, int], ...]
@@ -119,6 +121,7 @@ def make_timetable(schedule: Schedule, stages: Stages) -> Timetable:
         kept=kept,
         crossing=crossing,
         blocks_per_slot=stages.slots,
+        rows=stages.slots * stages.chunks,
         microbatches=schedule.microbatches,
         up=up,
         down=tuple((target, source) for source, target in up),
@@ -222,3 +225,23 @@ def allocate(lives: Iterable[tuple[int, int, int]]) -> list[int]:
         slots[index] = heappop(spare)
         heappush(ends, (stop, slots[index]))
     return slots
+
+
+def most_turns(timetable: Timetable) -> dict[str, int]:
+    """How many turns each loop of the executor makes in all ticks together, on the stage where it makes most."""
+    entry = timetable.entries
+    forward, recompute, backward, weight = (
+        (entry.kind == kind).astype(int)
+        for kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+    )
+    turns = {
+        "embed": entry.embeds * (forward + recompute),
+        "forward": entry.num_blocks * forward,
+        "recompute": entry.num_blocks * recompute,
+        "head_forward": entry.heads * forward,
+        "head_backward": entry.heads * backward,
+        "backward_input": entry.num_blocks * backward,
+        "embed_backward": entry.embeds * backward,
+        "backward_weight": entry.num_blocks * weight,
+    }
+    return {part: int(counts.sum(axis=0).max()) for part, counts in turns.items()}

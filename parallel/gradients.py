@@ -1,6 +1,7 @@
 """Gradients of the loss: summed over microbatches on each device, and measured once over the mesh."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import jax
@@ -72,27 +73,38 @@ def complete_squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> 
     return [jnp.asarray(sum(squares))] if squares else []
 
 
-def global_norm(gradients: Params, layouts: Any, axes: tuple[str, ...], complete: Sequence[Array]) -> Array:
-    """The Euclidean norm over all elements of all gradients, each element counted once.
+def global_norm(
+    gradients: Params, layouts: Any, axes: tuple[str, ...], complete: Sequence[Array], divisor: Array
+) -> Array:
+    """The Euclidean norm over all elements of all gradients, each element counted once, divided.
 
-    Squares of a gradient split over axes are summed over just those axes; a gradient that every device holds
-    whole is not summed over any.
+    Squares of gradients that are split over some axes, and the same along the others, are summed over all axes, in one
+    reduction, each device counting its share. It starts from numbers divided by what the first reduction brought, so
+    that it follows that one: two that are independent would sometimes be merged.
 
     Args:
         gradients: Per-device gradients, reduced, laid out as their parameters.
         layouts: The parameters' `TensorLayout`s.
         axes: Mesh axes over which devices hold shares of the loss.
         complete: `complete_squares`, summed over the axes.
+        divisor: A number over 0, the weight of the global batch.
 
     Returns:
         A scalar of at least float32, the same on every device.
     """
-    totals = list(complete)
-    for split, squares in sorted(_squares(gradients, layouts, axes).items()):
-        if not (split == axes and complete):
-            total = jnp.asarray(sum(squares))
-            totals.append(lax.psum(total, split) if split else total)
-    return jnp.sqrt(jnp.asarray(sum(totals)))
+    squares = _squares(gradients, layouts, axes)
+    totals = [*complete, *squares.get((), [])]
+    shares = [
+        sum(found) / _num_copies(split, axes) for split, found in sorted(squares.items()) if 0 < len(split) < len(axes)
+    ]
+    if shares:
+        totals.append(lax.psum(_varying(jnp.asarray(sum(shares)) / divisor, axes), axes) * divisor)
+    return jnp.sqrt(jnp.asarray(sum(totals))) / divisor
+
+
+def _num_copies(split: tuple[str, ...], axes: tuple[str, ...]) -> int:
+    """How many devices hold the same part of what is split over some of the axes."""
+    return prod(lax.axis_size(axis) for axis in axes if axis not in split)
 
 
 def _squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> dict[tuple[str, ...], list[Array]]:
@@ -106,9 +118,9 @@ def _squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> dict[tup
 
 
 def norm_cost(layouts: Sequence[TensorLayout], axes: tuple[str, ...], reduce_dtype: str) -> list[Collective]:
-    """One all-reduce of a scalar for each set of some, not all, axes that parameters are split over."""
-    splits = {_split_axes(layout, axes) for layout in layouts} - {(), axes}
-    return [Collective("all-reduce", split, 1, scalar_width(reduce_dtype)) for split in sorted(splits)]
+    """One all-reduce of a scalar, where parameters are split over some, not all, axes."""
+    partly = any(0 < len(_split_axes(layout, axes)) < len(axes) for layout in layouts)
+    return [Collective("all-reduce", axes, 1, scalar_width(reduce_dtype))] if partly else []
 
 
 def _split_axes(layout: TensorLayout, axes: tuple[str, ...]) -> tuple[str, ...]:

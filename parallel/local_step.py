@@ -76,7 +76,7 @@ class LocalStep:
             gradients, scalars = reduce_gradients(gradients, scalars, update, axes, reduce)
         total, weight, *squares = scalars
         divisor = jnp.where(weight == 0, 1, weight)
-        norm = global_norm(gradients, update, axes, squares) / divisor
+        norm = global_norm(gradients, update, axes, squares, divisor)
         scale = clip_factor(norm, self.clip_norm) / divisor
         gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
         return gradients, StepMetrics(total / divisor, norm, weight), errors

@@ -58,8 +58,7 @@ def test_hsdp_reduces_shards_over_data_once():
     assert found({"data": 2, "fsdp": fsdp(4)}) == [
         Collective("all-gather", ("fsdp",), 14, 2 * 3 * BLOCK_BYTES + OUTER_BYTES),
         Collective("all-reduce", ("data",), 1, shards),
-        Collective("all-reduce", ("data", "fsdp"), 1, SCALE_BYTES + SCALARS),
-        Collective("all-reduce", ("fsdp",), 1, 4),
+        Collective("all-reduce", ("data", "fsdp"), 2, SCALE_BYTES + SCALARS + 4),
         Collective("reduce-scatter", ("fsdp",), 8, 3 * BLOCK_BYTES + OUTER_BYTES),
     ]
 

@@ -229,7 +229,7 @@ class Stage:
             return split_floats(self.pieces.embed(groups, self.whole, batch, self.key))[0]
 
         def run(gradients: Params) -> Params:
-            (new,) = jax.vjp(embed, self.outer(names))[1](dx)
+            (new,) = jax.vjp(embed, self.outer(names))[1](tick.after(dx))
             return add(gradients, new)
 
         own = {name: gradients[name] for name in names}

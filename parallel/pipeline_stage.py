@@ -138,9 +138,10 @@ class Stage:
         start = index * self.rows
         return {name: lax.dynamic_slice_in_dim(rows, start, self.rows) for name, rows in self.batch.items()}
 
-    def layer(self, row: Array, block: Array) -> tuple[Params, tuple[Params, Array | None]]:
+    def layer(self, row: Array, block: Array, tick: Tick | None = None) -> tuple[Params, tuple[Params, Array | None]]:
         """Parameters of one block, and what else it is run with: gathered copies and its key."""
-        params, whole = take((self.params["blocks"], self.whole.get("blocks")), row)
+        read = tick.take if tick and self.pieces.gathers else take  # gathers are to stay in the loop
+        params, whole = read(self.params["blocks"], row), take(self.whole.get("blocks"), row)
         return params, (whole, fold_block(self.key, block))
 
     # The parts of a tick.
@@ -169,7 +170,7 @@ class Stage:
 
         def run(index: Array, carry: tuple[Message, Held]) -> tuple[Message, Held]:
             x, kept = carry
-            params, extra = self.layer(entry.row + index, entry.block + index)
+            params, extra = self.layer(entry.row + index, entry.block + index, tick)
             y, new = self.cut.forward(params, self.activations(x), extra)
             return self.message(y), put(kept, slot + index, new) if kept else kept
 
@@ -214,8 +215,8 @@ class Stage:
         def run(turn: Array, carry: tuple[list[Array], Held]) -> tuple[list[Array], Held]:
             dy, crossing = carry
             index = entry.num_blocks - 1 - turn
-            params, extra = self.layer(entry.row + index, entry.block + index)
-            dx, new = self.cut.backward_input(params, extra, take(kept, entry.kept * blocks + index), dy)
+            params, extra = self.layer(entry.row + index, entry.block + index, tick)
+            dx, new = self.cut.backward_input(params, extra, tick.take(kept, entry.kept * blocks + index), dy)
             return list(map(self.vary, dx)), put(crossing, entry.crossing * blocks + index, new)
 
         return tick.loop("backward_input", tick.does(Kind.BACKWARD_INPUT) * entry.num_blocks, run, (dy, crossing))
@@ -244,8 +245,11 @@ class Stage:
 
         def run(index: Array, sums: Params) -> Params:
             row = entry.row + index
-            params, extra = self.layer(row, entry.block + index)
-            own = take(kept, entry.kept * blocks + index), take(crossing, entry.crossing * blocks + index)
+            params, extra = self.layer(row, entry.block + index, tick)
+            own = (
+                tick.take(kept, entry.kept * blocks + index),
+                tick.take(crossing, entry.crossing * blocks + index),
+            )
             return put(sums, row, add(take(sums, row), self.cut.backward_weight(params, extra, *own)))
 
         turns = tick.does(Kind.BACKWARD_WEIGHT) * entry.num_blocks

@@ -63,6 +63,12 @@ class Tick:
         """
         return choose(self._clock >= 0, value, jax.tree.map(jnp.zeros_like, value))
 
+    def take(self, buffers: Any, slot: Array) -> Any:
+        """One slot of each buffer. No turn takes another than a single slot, as XLA knows: that is read `after`."""
+        values = take(buffers, slot)
+        is_single = all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(buffers))
+        return self.after(values) if is_single else values
+
     def vary(self, clock: Array) -> Array:
         """The clock, typed as the entry is: different on each stage."""
         return clock + jnp.zeros_like(self.entry.kind)

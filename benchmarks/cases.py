@@ -50,14 +50,9 @@ def _tensor(**sizes: int) -> Case:
     return Case(DIVISIBLE, {"ours": dict(sizes)}, theirs, sizes)
 
 
-def _pipeline(*theirs: str, recompute: bool) -> Case:
-    ours = {
-        name: {
-            "pipe": PipelineConfig(size=4, schedule=name, microbatches=MICROBATCHES, recompute=recompute),
-            "data": 2,
-        }
-        for name in ("1f1b", "zb_h1")
-    }
+def _pipeline(*schedules: str, recompute: bool, theirs: tuple[str, ...]) -> Case:
+    options = {"size": 4, "microbatches": MICROBATCHES, "recompute": recompute}
+    ours = {name: {"pipe": PipelineConfig(schedule=name, **options), "data": 2} for name in schedules}
     steps = {name: getattr(handwritten_pipeline, name) for name in theirs}
     return Case(DIVISIBLE, ours, steps, {"pipe": 4, "data": 2})
 
@@ -68,6 +63,6 @@ CASES = {
     "data 2 x fsdp 4": _sharded(2, 4),
     "tensor 4 x data 2": _tensor(data=2, tensor=4),
     "fsdp 2 x tensor 4": _tensor(fsdp=2, tensor=4),
-    "pipe 4 x data 2": _pipeline("gpipe", "gpipe_skip", recompute=False),
-    "pipe 4 x data 2, recomputing": _pipeline("gpipe_checkpoint", recompute=True),
+    "pipe 4 x data 2": _pipeline("1f1b", "zb_h1", recompute=False, theirs=("gpipe", "gpipe_skip")),
+    "pipe 4 x data 2, recomputing": _pipeline("1f1b", recompute=True, theirs=("gpipe_checkpoint",)),
 }

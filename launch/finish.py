@@ -69,7 +69,7 @@ def _sample(built: Built, state: TrainState) -> str | None:
         return None
     tokens = generate(
         built.model,
-        state.params,
+        built.layouts.stored_order.to_model(state.params),
         wanted.prompt,
         length=wanted.length,
         window=built.config.data.length,

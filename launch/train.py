@@ -35,8 +35,9 @@ def train(config: Config) -> int:
     with multi_process(config.timeouts), ExitStack() as stack:
         built = build(config)
         folder = adopt_folder(config)
+        saved = built.layouts.stored_order.abstract_model(built.step.abstract_state())
         checkpoints = stack.enter_context(
-            Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=built.step.abstract_state())
+            Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=saved)
         )
         start = checkpoints.latest() or 0
         display = stack.enter_context(make_display(config.train.steps, start, title(built)))
@@ -106,7 +107,8 @@ class _Run:
         if self.start == 0:
             return self.built.step.init(self.config.run.seed)
         self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")
-        return self.checkpoints.restore(self.start)
+        saved, like = self.checkpoints.restore(self.start), self.built.step.abstract_state()
+        return self.built.layouts.stored_order.to_stored(saved, like)
 
     def batches(self):
         data, train = self.config.data, self.config.train
@@ -137,7 +139,7 @@ class _Run:
     def save(self, number: int, state: TrainState) -> None:
         """Starts an asynchronous save, where one is due."""
         if self.saves_at(number):
-            self.checkpoints.save(number, state)
+            self.checkpoints.save(number, self.built.layouts.stored_order.to_model(state))
 
     def evaluate(self, params: object) -> float:
         source = self.built.splits.evaluation

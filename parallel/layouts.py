@@ -14,6 +14,7 @@ from .data import DataParallelConfig
 from .fsdp import FSDPConfig
 from .parallel import Parallel
 from .pipeline import Pipeline
+from .stored_order import StoredOrder
 from .strategy import StrategyConfigs
 
 
@@ -39,6 +40,11 @@ class Layouts:
     parallel: Parallel
     configs: StrategyConfigs
     pipeline: Pipeline | None = None
+
+    @property
+    def stored_order(self) -> StoredOrder:
+        """The order that blocks are stored in."""
+        return StoredOrder(self.pipeline.stages if self.pipeline else None)
 
     @property
     def mesh(self) -> DeviceMesh:

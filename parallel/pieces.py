@@ -24,6 +24,7 @@ class Pieces(NamedTuple):
         head: `head(groups, whole, x, batch, key) -> (sum, weight)`, this device's share; `groups` as in `head_reads`.
         embed_reads: groups that `embed` reads.
         head_reads: groups that `head` reads.
+        gathers: whether blocks gather their parameters.
     """
 
     embed: Callable[[Params, Params, Batch, Array | None], Activations]
@@ -31,6 +32,7 @@ class Pieces(NamedTuple):
     head: Callable[[Params, Params, Activations, Batch, Array | None], tuple[Array, Array]]
     embed_reads: tuple[str, ...]
     head_reads: tuple[str, ...]
+    gathers: bool = False
 
 
 def make_pieces(model: BlockModel, layouts: Layouts, *, remat: str, precision: Precision) -> Pieces:
@@ -59,4 +61,5 @@ def make_pieces(model: BlockModel, layouts: Layouts, *, remat: str, precision: P
         head=head,
         embed_reads=model.embed_reads,
         head_reads=model.head_reads,
+        gathers=any(axis in axes for layout in jax.tree.leaves(block_stored) for axis in layout.used_axes),
     )

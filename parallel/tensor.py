@@ -42,6 +42,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .collective_matmul import ring_gather_products, ring_product_scatter
+from .product import product
 
 AXIS = "tensor"
 
@@ -70,11 +71,11 @@ def gather_products(config: TensorConfig, x_BlD: Array, weights_Df: Sequence[Arr
         One (B, L, F / T) for each matrix: all positions, this device's columns.
     """
     if config.size == 1:
-        return [x_BlD @ weight for weight in weights_Df]
+        return [product(x_BlD, weight) for weight in weights_Df]
     if config.collective_matmul:
         return ring_gather_products(x_BlD, weights_Df, AXIS, config.size)
     x_BLD = gather_positions(config, x_BlD)
-    return [x_BLD @ weight for weight in weights_Df]
+    return [product(x_BLD, weight) for weight in weights_Df]
 
 
 def product_scatter(config: TensorConfig, h_BLf: Array, weight_fD: Array) -> Array:
@@ -89,10 +90,10 @@ def product_scatter(config: TensorConfig, h_BLf: Array, weight_fD: Array) -> Arr
         (B, L / T, D), this device's positions of the sum.
     """
     if config.size == 1:
-        return h_BLf @ weight_fD
+        return product(h_BLf, weight_fD)
     if config.collective_matmul:
         return ring_product_scatter(h_BLf, weight_fD, AXIS, config.size)
-    return scatter_positions(config, h_BLf @ weight_fD)
+    return scatter_positions(config, product(h_BLf, weight_fD))
 
 
 def gather_positions(config: TensorConfig, x_BlD: Array) -> Array:

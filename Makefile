@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-quick lint format bench clean
+.PHONY: help train test test-quick test-equivalence lint format bench clean
 
 help:  ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS=\"...\"]"
@@ -20,10 +20,13 @@ train: $(VENV)/.spmdkit  ## train the quickstart on 8 simulated devices; CONFIG=
 	$(BIN)/spmdkit train $(CONFIG) $(ARGS)
 
 test: $(VENV)/.test  ## run the whole test suite; ARGS= goes to pytest, WORKERS=2 processes
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not table" $(ARGS)
+
+test-equivalence: $(VENV)/.test  ## hold every strategy and product to one device, in float64 and float32: half an hour
+	$(BIN)/python -m pytest -n $(WORKERS) -m table $(ARGS)
 
 test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: under 2 minutes
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not multiprocess" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not multiprocess and not table" $(ARGS)
 
 lint: $(VENV)/.dev  ## check style (ruff) and types (pyright)
 	$(BIN)/ruff check .

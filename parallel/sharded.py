@@ -31,7 +31,10 @@ def over_manual_axes(
     if not layouts.manual_axes:
         return local
     mesh = layouts.mesh.abstract_mesh if abstract else layouts.mesh.backend_mesh
-    axes = set(layouts.manual_axes)
+    # Axes of size 1 as well: with none left to XLA, its CPU backend can reduce 16-bit numbers.
+    axes = {
+        axis for axis in layouts.mesh.axis_names if axis in layouts.manual_axes or layouts.mesh.axis_size(axis) == 1
+    }
     checked, unchecked = (
         jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=check_vma)
         for check_vma in (True, False)

@@ -1,4 +1,4 @@
-"""The promise: on every mesh of data x fsdp, training is the training of one device. One table, no row skipped."""
+"""The promise: under every strategy, training is the training of one device. One table (`table.py`), no row skipped."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -8,23 +8,30 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import table
 import toy
+from spmdkit.mesh.axes import AXES
 from spmdkit.models.mlp import MLPConfig, mlp
+from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.models.transformer import TransformerConfig, transformer
-from spmdkit.parallel import FSDPConfig, Precision, TrainState, build_step, census, lay_out
+from spmdkit.parallel import Precision, build_step, census, lay_out
 
-MESHES = [(data, fsdp) for data in (1, 2, 4, 8) for fsdp in (1, 2, 4, 8) if data * fsdp <= 8]
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
-STEPS, ROWS, LENGTH, FEATURES, CLASSES = 10, 8, 8, 8, 8
-FLOOR = 256
+STEPS, ROWS, LENGTH, VOCABULARY, FEATURES, CLASSES = 10, 16, 16, 32, 8, 8
 CLIP = 0.5
+SIZES: dict[str, Any] = {"vocabulary": VOCABULARY, "length": LENGTH, "width": 16, "heads": 8, "kv_heads": 2}
+SIZES |= {"head_width": 2, "mlp_width": 32}
 
-MODELS = {
-    "transformer": transformer(
-        TransformerConfig(vocabulary=32, length=LENGTH, layers=2, width=16, heads=4, kv_heads=2, mlp_width=32)
-    ),
-    "mlp": mlp(MLPConfig(features=FEATURES, widths=(16, 16), classes=CLASSES)),
-}
+
+@cache
+def model(kind, dropout=0.0):
+    """The models of the table; 8 layers fill 8 stages, 5 fill none evenly."""
+    if kind == "mlp":
+        return mlp(MLPConfig(features=FEATURES, widths=(16, 16), classes=CLASSES))
+    if kind == "moe":
+        return moe(MoEConfig(**SIZES, layers=4, experts=8, top_k=2, dropout=dropout))
+    layers = 5 if kind == "uneven" else 8
+    return transformer(TransformerConfig(**SIZES, layers=layers, tied=kind == "tied", dropout=dropout))
 
 
 class Recorded(NamedTuple):
@@ -43,51 +50,45 @@ def optimizer():
 
 
 @cache
-def batches(kind):
+def batches(is_mlp):
     """Ten batches whose weights are ragged."""
     random = np.random.default_rng(1)
     made = []
-    for _ in range(STEPS):
-        rows = (ROWS, LENGTH) if kind == "transformer" else (ROWS,)
-        inputs = random.integers(0, 32, rows) if kind == "transformer" else random.normal(size=(ROWS, FEATURES))
+    for step in range(STEPS):
+        rows = (ROWS,) if is_mlp else (ROWS, LENGTH)
+        inputs = random.normal(size=(ROWS, FEATURES)) if is_mlp else random.integers(0, VOCABULARY, rows)
         made.append(
             {
-                "inputs": inputs.astype(np.int32 if kind == "transformer" else np.float32),
+                "inputs": inputs.astype(np.float32 if is_mlp else np.int32),
                 "targets": random.integers(0, CLASSES, rows).astype(np.int32),
                 "weights": (random.random(rows) < 0.7).astype(np.float32),
-                "example": np.arange(ROWS, dtype=np.int32),
+                "example": np.arange(ROWS, dtype=np.int32) + step * ROWS,
             }
         )
     return made
 
 
 @cache
-def initial(kind, dtype):
-    """The parameters that every run begins with, on the host: steps consume what they are given."""
-    params = jax.jit(MODELS[kind].init)(jax.random.key(0))
-    return jax.tree.map(lambda leaf: np.asarray(leaf, dtype), params)
-
-
-@cache
-def one_device(kind, dtype):
+def one_device(kind, dropout, dtype):
     """First loss, first gradients and last parameters by plain JAX: no mesh, no runtime."""
+    own = model(kind, dropout)
 
-    def mean(params, batch):
-        total, weight = MODELS[kind].loss(params, batch, None)
+    def mean(params, batch, key):
+        total, weight = own.loss(params, batch, key)
         return total / weight
 
     chain = optax.chain(optax.clip_by_global_norm(CLIP), optimizer())
 
     @jax.jit
-    def step(params, state, batch):
-        loss, gradients = jax.value_and_grad(mean)(params, batch)
+    def step(params, state, batch, key):
+        loss, gradients = jax.value_and_grad(mean)(params, batch, key)
         updates, state = chain.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, loss
 
-    params = initial(kind, dtype)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), jax.jit(own.init)(jax.random.key(0)))
     state, first = chain.init(params), None
-    for batch in batches(kind):
-        params, state, loss = step(params, state, batch)
+    for number, batch in enumerate(batches(kind == "mlp")):
+        params, state, loss = step(params, state, batch, jax.random.fold_in(jax.random.key(0), number))
         first = first or (loss, state[1][0].gradients)
     return *first, params
 
@@ -98,52 +99,96 @@ def worst(tree, reference):
     return max((error, jax.tree_util.keystr(path)) for path, error in errors)
 
 
-@pytest.mark.slow
+@pytest.mark.table
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize(("data", "fsdp"), MESHES, ids=[f"data{data}-fsdp{fsdp}" for data, fsdp in MESHES])
-@pytest.mark.parametrize("kind", list(MODELS))
-def test_every_mesh_equals_one_device(request, kind, data, fsdp, dtype):
+@pytest.mark.parametrize("row", table.ROWS, ids=[row.name for row in table.ROWS])
+def test_every_row_equals_one_device(request, row, dtype):
     if dtype == "float64":
         request.getfixturevalue("float64")
-    precision = Precision(params=dtype, compute=dtype, reduce=dtype)
-    strategy = {"data": data, "fsdp": FSDPConfig(size=fsdp, floor_bytes=FLOOR)}
-    layouts = lay_out(MODELS[kind], strategy, devices=toy.devices(data * fsdp), precision=precision)
-    step = build_step(MODELS[kind], optimizer(), layouts, clip_norm=CLIP, precision=precision)
-    state = placed(step, initial(kind, dtype))
-    assert_really_on(state, layouts, data, fsdp)
-    loss, gradients, params = one_device(kind, dtype)
+    check(row, dtype)
 
-    for number, batch in enumerate(batches(kind)):
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformer-pipe2-fsdp2-tensor2", "moe-data2-expert2-context2", "zero2-size2"])
+def test_some_rows_of_the_table(name, float64):
+    check(next(row for row in table.ROWS if row.name == name), "float64")
+
+
+def check(row, dtype):
+    """Trains one row of the table, and compares."""
+    own, is_mlp = model(row.kind, row.dropout), row.kind == "mlp"
+    precision = Precision(params=dtype, compute=dtype, reduce=dtype)
+    sizes = {axis: getattr(config, "size", config) for axis, config in row.strategy.items()}
+    layouts = lay_out(own, row.strategy, devices=toy.devices(int(np.prod(list(sizes.values())))), precision=precision)
+    step = build_step(
+        own, optimizer(), layouts, clip_norm=CLIP, accumulate=row.accumulate, remat=row.remat, precision=precision
+    )
+    abstract = toy.abstract(batches(is_mlp)[0])
+    compiled = step.compile(abstract)
+    state = step.init(seed=0)
+    assert_really_on(state.params, layouts, sizes)
+    loss, gradients, params = one_device(row.kind, row.dropout, dtype)
+
+    for number, batch in enumerate(batches(is_mlp)):
         state, metrics = step(state, batch)
         if number == 0:
             assert toy.relative(metrics.loss, loss) < TOLERANCE[dtype]
-            assert worst(state.opt_state[0].gradients, gradients) < (TOLERANCE[dtype],)
-    assert worst(state.params, params) < (TOLERANCE[dtype],)
-    assert_really_on(state, layouts, data, fsdp)
-    compiled = step.lower(toy.abstract(batches(kind)[0])).compile()
-    assert census(compiled.as_text(), layouts.mesh) == step.cost()
+            assert worst(natural(layouts, state.opt_state[0].gradients), gradients) < (TOLERANCE[dtype],)
+    assert worst(natural(layouts, state.params), params) < (TOLERANCE[dtype],)
+    assert_really_on(state.params, layouts, sizes)
+    assert census(compiled.as_text(), layouts.mesh) == step.cost(abstract)
 
 
-def placed(step, params):
-    """The first state with these parameters, laid out as the step wants it."""
-    state = TrainState(jnp.zeros((), jnp.int32), params, step.optimizer.init(params), jnp.zeros(2, jnp.uint32))
-    return jax.tree.map(lambda leaf, want: jax.device_put(leaf, want.sharding), state, step.abstract_state())
+def natural(layouts, tree):
+    """The tree with its blocks in the model's order, whichever stages hold them."""
+    if layouts.pipeline is None:
+        return tree
+    return {**tree, "blocks": layouts.pipeline.stages.to_natural(tree["blocks"])}
 
 
-def assert_really_on(state, layouts, data, fsdp):
-    """Every leaf is on all devices of the mesh asked for, and each shard has the shape that the strategy means."""
-    assert (layouts.mesh.axis_size("data"), layouts.mesh.axis_size("fsdp")) == (data, fsdp)
-    split = 0
-    for row, leaf in zip(layouts.table.rows, jax.tree.leaves(state.params), strict=True):
-        assert len(leaf.sharding.device_set) == data * fsdp
-        stacked = row.path.startswith("blocks/")
-        elements = int(np.prod(row.shape[1:] if stacked else row.shape))
-        expected = list(row.shape)
-        if fsdp > 1 and elements * leaf.dtype.itemsize >= FLOOR:
-            dim = next(dim for dim in range(int(stacked), leaf.ndim) if row.shape[dim] % fsdp == 0)
-            expected[dim] //= fsdp
-            split += 1
-        assert {shard.data.shape for shard in leaf.addressable_shards} == {tuple(expected)}, row.path
+TENSOR_DIMS = {"tokens": 0, "logits": 1, "query": 2, "out": 1, "gate": -1, "up": -1, "down": -2}
+"""The dim of each parameter that `tensor` splits, by the last part of its path; keys and values only if it can."""
+
+
+def assert_really_on(params, layouts, sizes):
+    """Every leaf is on all devices of the mesh asked for, and each shard has the shape that the strategies mean."""
+    assert {axis: layouts.mesh.axis_size(axis) for axis in AXES if layouts.mesh.axis_size(axis) > 1} == {
+        axis: size for axis, size in sizes.items() if size > 1
+    }
+    num_devices, split = int(np.prod(list(sizes.values()))), set()
+    for row, leaf in zip(layouts.table.rows, jax.tree.leaves(params), strict=True):
+        parts = expected_parts(row.path, leaf, sizes)
+        counts = [int(np.prod([sizes[axis] for axis in axes])) for axes in parts]
+        expected = tuple(size // count for size, count in zip(leaf.shape, counts, strict=True))
+        split |= {axis for axes in parts for axis in axes}
+        assert len(leaf.sharding.device_set) == num_devices
+        assert {shard.data.shape for shard in leaf.addressable_shards} == {expected}, row.path
         replicas = {shard.replica_id for shard in leaf.addressable_shards}
-        assert len(replicas) == data * fsdp * int(np.prod(expected)) // leaf.size
-    assert (split > 0) == (fsdp > 1)
+        assert len(replicas) == num_devices * int(np.prod(expected)) // leaf.size
+    assert split == set(sizes) - {"data", "context"} - {axis for axis, size in sizes.items() if size == 1}
+
+
+def expected_parts(path, leaf, sizes):
+    """The axes that split each dim of a parameter, said once more and independently of the runtime."""
+    parts = [[] for _ in leaf.shape]
+    group, name = path.split("/")[0], path.split("/")[-1]
+    stacked = group == "blocks"
+    if stacked and sizes.get("pipe", 1) > 1:
+        parts[0].append("pipe")
+    if stacked and leaf.ndim == 4 and sizes.get("expert", 1) > 1:
+        parts[1].append("expert")
+    if sizes.get("tensor", 1) > 1:
+        if name in TENSOR_DIMS:
+            parts[TENSOR_DIMS[name]].append("tensor")
+        elif name in ("key", "value") and SIZES["kv_heads"] % sizes["tensor"] == 0:
+            parts[2].append("tensor")
+    fsdp = sizes.get("fsdp", 1)
+
+    def size_of(dim):
+        return leaf.shape[dim] // int(np.prod([sizes[axis] for axis in parts[dim]]))
+
+    of_block = int(np.prod([size_of(dim) for dim in range(int(stacked), leaf.ndim)]))
+    if fsdp > 1 and of_block * leaf.dtype.itemsize >= table.FLOOR:
+        dims = sorted(range(int(stacked), leaf.ndim), key=lambda dim: bool(parts[dim]))
+        parts[next(dim for dim in dims if size_of(dim) % fsdp == 0)].append("fsdp")
+    return parts

@@ -1,0 +1,98 @@
+"""The rows of the equivalence table: every strategy at every size, and every product of two and of three axes."""
+
+import itertools
+from typing import NamedTuple
+
+from spmdkit.parallel import FSDPConfig
+from spmdkit.parallel.context import ContextConfig
+from spmdkit.parallel.data import DataParallelConfig
+from spmdkit.parallel.pipeline import PipelineConfig
+from spmdkit.parallel.tensor import TensorConfig
+
+AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
+FLOOR = 256
+MICROBATCHES = 8
+
+
+class Row(NamedTuple):
+    """One row: the strategy, and with which model and options it trains."""
+
+    name: str
+    kind: str
+    strategy: dict
+    accumulate: int = 1
+    remat: str = "none"
+    dropout: float = 0.0
+
+
+def options(axis, size):
+    """An axis as the table runs it; the floor is low enough for tiny parameters to be split."""
+    given = {
+        "pipe": PipelineConfig(size=size, microbatches=min(2 * size, MICROBATCHES)),
+        "data": DataParallelConfig(size=size),
+        "fsdp": FSDPConfig(size=size, floor_bytes=FLOOR),
+    }
+    return given.get(axis, size)
+
+
+def product(kind, **sizes):
+    """A row for a product of axes."""
+    name = "-".join(f"{axis}{size}" for axis, size in sizes.items())
+    return Row(f"{kind}-{name}", kind, {axis: options(axis, size) for axis, size in sizes.items()})
+
+
+def products():
+    """Every strategy at 2, 4 and 8; every product of two axes and of three that fits in 8 devices."""
+    for count, sizes in ((1, (2, 4, 8)), (2, (2, 4)), (3, (2,))):
+        for axes in itertools.combinations(AXES, count):
+            for each in itertools.product(sizes, repeat=count):
+                if count == 1 or each in ((2, 2), (2, 4), (4, 2), (2, 2, 2)):
+                    yield product("moe" if "expert" in axes else "transformer", **dict(zip(axes, each, strict=True)))
+
+
+def special():
+    """What an option changes about a strategy."""
+    zero = {stage: DataParallelConfig(size=4, zero=stage, floor_bytes=FLOOR) for stage in (1, 2)}
+    beside = {stage: DataParallelConfig(size=2, zero=stage, floor_bytes=FLOOR) for stage in (1, 2)}
+    fsdp = {"fsdp": FSDPConfig(size=2, floor_bytes=FLOOR)}
+    for stage in (1, 2):
+        yield Row(f"zero{stage}-size2", "transformer", {"data": beside[stage]})
+        yield Row(f"zero{stage}-size4-accumulate", "transformer", {"data": zero[stage]}, accumulate=2)
+        yield Row(
+            f"zero{stage}-size8", "transformer", {"data": DataParallelConfig(size=8, zero=stage, floor_bytes=FLOOR)}
+        )
+        yield Row(f"zero{stage}-fsdp-tensor", "transformer", {"data": beside[stage], **fsdp, "tensor": 2})
+        yield Row(f"zero{stage}-mlp", "mlp", {"data": zero[stage]})
+    keep, ahead = (FSDPConfig(size=4, floor_bytes=FLOOR, **each) for each in ({"keep": "step"}, {"prefetch": 1}))
+    yield Row("fsdp-keep-step", "transformer", {"fsdp": keep}, accumulate=2)
+    yield Row("fsdp-prefetch", "transformer", {"fsdp": ahead, "tensor": 2}, accumulate=2)
+    yield Row("fsdp-prefetch-full", "transformer", {"fsdp": ahead}, remat="full", dropout=0.1)
+    yield Row("tensor-ring", "transformer", {"tensor": TensorConfig(size=4, collective_matmul=True)})
+    yield Row("tensor-tied-full", "tied", {"tensor": 2, **fsdp}, remat="full")
+    all_to_all = ContextConfig(size=2, attention="all_to_all")
+    yield Row("context-all-to-all", "transformer", {"context": all_to_all, "tensor": 2}, dropout=0.1)
+    yield Row("context-dots-dropout", "transformer", {"context": 2, **fsdp}, remat="dots", dropout=0.1)
+    for kind in ("mlp",):
+        for data, size in ((1, 2), (2, 1), (2, 4), (4, 2), (1, 8), (8, 1)):
+            yield product(kind, **{axis: n for axis, n in (("data", data), ("fsdp", size)) if n > 1})
+    for axis in ("data", "fsdp", "context", "tensor", "pipe"):
+        yield product("moe", **{axis: 2})
+
+
+def pipelines():
+    """Every schedule, even and uneven, with and without recomputation, and beside other strategies."""
+    for schedule in ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv"):
+        for size in (2, 4):
+            pipe = PipelineConfig(size=size, schedule=schedule, microbatches=MICROBATCHES)
+            yield Row(f"{schedule}-{size}", "transformer", {"pipe": pipe})
+        pipe = PipelineConfig(size=2, schedule=schedule, microbatches=MICROBATCHES, recompute=True)
+        yield Row(f"{schedule}-recompute", "tied", {"pipe": pipe}, dropout=0.1)
+        pipe = PipelineConfig(size=2, schedule=schedule, microbatches=4)
+        yield Row(f"{schedule}-fsdp-tensor", "transformer", {"pipe": pipe, **{"fsdp": options("fsdp", 2), "tensor": 2}})
+    yield Row("pipe-uneven", "uneven", {"pipe": options("pipe", 2), "fsdp": options("fsdp", 2)}, dropout=0.1)
+    yield Row(
+        "pipe-accumulate", "transformer", {"pipe": PipelineConfig(size=2, microbatches=4), "data": 2}, accumulate=2
+    )
+
+
+ROWS = [*products(), *special(), *pipelines()]

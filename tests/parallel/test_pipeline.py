@@ -1,0 +1,255 @@
+"""Pipelines: every schedule's loss and gradients are those of one device, whatever lies in empty places."""
+
+from functools import cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+from spmdkit.models.transformer import transformer
+from spmdkit.models.transformer_config import TransformerConfig
+from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel.pieces import Pieces
+from spmdkit.parallel.pipeline import PipelineConfig, forwards_only, make_pipeline
+from spmdkit.parallel.pipeline_run import run_forward, run_gradients
+from spmdkit.parallel.pipeline_stage import Inputs
+from spmdkit.parallel.timetable import make_timetable
+
+ROWS, LENGTH, VOCABULARY = 16, 8, 32
+FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
+TOLERANCE = 1e-13
+
+
+class Case(NamedTuple):
+    """One pipeline: half of its rows on each of two devices along `data`."""
+
+    schedule: str
+    size: int
+    layers: int
+    microbatches: int = 4
+    recompute: bool = False
+    tied: bool = False
+    dropout: float = 0.0
+    given: tuple = ()
+
+
+CASES = [
+    Case("gpipe", 2, 4),
+    Case("gpipe", 4, 5, recompute=True, dropout=0.1),
+    Case("1f1b", 2, 3, tied=True, dropout=0.1),
+    Case("1f1b", 4, 4, microbatches=8),
+    Case("1f1b", 2, 4, recompute=True, tied=True),
+    Case("1f1b", 2, 3, given=(3, 0)),  # the last stage has the head alone
+    Case("interleaved_1f1b", 2, 5, tied=True),
+    Case("interleaved_1f1b", 4, 8, recompute=True, dropout=0.1),
+    Case("zb_h1", 2, 4, dropout=0.1),
+    Case("zb_h1", 4, 6, microbatches=8, recompute=True),
+    Case("zbv", 2, 4, tied=True, dropout=0.1, recompute=True),
+    Case("zbv", 4, 9, microbatches=8),
+]
+
+
+def model(case):
+    return transformer(
+        TransformerConfig(
+            vocabulary=VOCABULARY,
+            length=LENGTH,
+            layers=case.layers,
+            width=16,
+            heads=4,
+            kv_heads=2,
+            mlp_width=32,
+            tied=case.tied,
+            dropout=case.dropout,
+        )
+    )
+
+
+def pieces_of(model):
+    """The model in pieces, with nothing to gather."""
+    return Pieces(
+        embed=lambda groups, whole, batch, key: model.embed(groups, batch, key),
+        block=lambda params, whole, x, key: model.block(params, x, key),
+        head=lambda groups, whole, x, batch, key: model.head(groups, x, batch, key),
+        embed_reads=model.embed_reads,
+        head_reads=model.head_reads,
+    )
+
+
+def pipelined(model, config):
+    """(stored parameters, batch, key, fill) -> gradients and sums of training, sums of evaluation; all global."""
+    pipeline = make_pipeline(config, model.num_blocks)
+    forwards = make_timetable(forwards_only(pipeline.schedule, pipeline.schedule.microbatches), pipeline.stages)
+    axes, pieces = ("pipe", "data"), pieces_of(model)
+    devices = jax.devices()[: 2 * config.size]
+    mesh = jax.make_mesh((config.size, 2), axes, axis_types=(AxisType.Auto,) * 2, devices=devices)
+    specs = {"embed": PartitionSpec(), "blocks": PartitionSpec("pipe"), "head": PartitionSpec()}
+
+    def local(params, batch, key, fill):
+        split = {name: ("data",) if name == "blocks" else axes for name in params}
+        varying = {
+            name: jax.tree.map(lambda leaf, name=name: lax.pcast(leaf, split[name], to="varying"), group)
+            for name, group in params.items()
+        }
+        inputs = Inputs(varying, {}, batch, key)
+        gradients, sums = run_gradients(pieces, pipeline.timetable, inputs, axes=axes, fill=fill)
+        evaluated = run_forward(pieces, forwards, inputs, axes=axes, fill=fill)
+        summed = {
+            name: jax.tree.map(lambda leaf, name=name: lax.psum(leaf, split[name]), group)
+            for name, group in gradients.items()
+        }
+        return summed, lax.psum(sums, axes), lax.psum(evaluated, axes)
+
+    in_specs = (specs, PartitionSpec("data"), PartitionSpec(), PartitionSpec())
+    out_specs = (specs, PartitionSpec(), PartitionSpec())
+    mapped = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True))
+
+    def run(params, batch, key, fill):
+        stored = {**params, "blocks": pipeline.stages.to_storage(params["blocks"])}
+        gradients, sums, evaluated = mapped(stored, batch, key, fill)
+        return {**gradients, "blocks": pipeline.stages.to_natural(gradients["blocks"])}, sums, evaluated
+
+    return run
+
+
+def first_params(model):
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), jax.jit(model.init)(jax.random.key(0)))
+
+
+def config(case):
+    return PipelineConfig(
+        size=case.size,
+        schedule=case.schedule,
+        microbatches=case.microbatches,
+        recompute=case.recompute,
+        layers=case.given,
+    )
+
+
+def marked(number, case):
+    """Each schedule is once in the quick tests; the others are slow for their number."""
+    again = case.schedule in [each.schedule for each in CASES[:number]]
+    name = f"{case.schedule}-{case.size}-{case.layers}"
+    return pytest.param(case, id=name, marks=[pytest.mark.slow] if again else [])
+
+
+@pytest.mark.parametrize("case", [marked(number, case) for number, case in enumerate(CASES)])
+def test_every_schedule_is_one_device(float64, case):
+    """Loss, every gradient and the forward-only loss; and the same bits where every empty place holds NaN."""
+    own, batch = model(case), toy.batch(3, ROWS)
+    params, key = first_params(own), jax.random.key(1) if case.dropout else None
+    loss = jax.jit(jax.value_and_grad(lambda params: own.loss(params, batch, key), has_aux=True))
+    (total, weight), expected = loss(params)
+    run = pipelined(own, config(case))
+    gradients, sums, evaluated = run(params, batch, key, 0.0)
+    errors = jax.tree.map(toy.relative, gradients, expected)
+    assert max(jax.tree.leaves(errors)) < TOLERANCE, errors
+    for found in (sums, evaluated):
+        np.testing.assert_allclose(found, (total, weight), rtol=TOLERANCE)
+    bubbles = run(params, batch, key, jnp.nan)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, bubbles, (gradients, sums, evaluated)))
+
+
+@pytest.mark.slow
+def test_schedules_agree_to_the_bit(float64):
+    """All go through the microbatches in the same order, so even the roundings are the same."""
+    own, batch = model(Case("", 0, 4)), toy.batch(3, ROWS)
+    params = first_params(own)
+    given = {name: PipelineConfig(size=2, schedule=name, microbatches=4) for name in ("gpipe", "1f1b", "zb_h1", "zbv")}
+    given["recomputed"] = PipelineConfig(size=2, schedule="1f1b", microbatches=4, recompute=True)
+    found = {name: pipelined(own, each)(params, batch, None, 0.0) for name, each in given.items()}
+    for name in given:
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, found[name], found["gpipe"])), name
+
+
+def strategies():
+    fsdp = FSDPConfig(size=2, floor_bytes=256)
+    kept = FSDPConfig(size=2, floor_bytes=256, keep="step")
+    pipe = PipelineConfig(size=2, schedule="1f1b", microbatches=4)
+    yield "all distinct", {"pipe": pipe, "fsdp": fsdp, "data": 2}, {}
+    yield "gathered once", {"pipe": PipelineConfig(size=4, schedule="zb_h1", microbatches=4), "fsdp": kept}, {}
+    yield "accumulated", {"pipe": pipe, "fsdp": fsdp, "tensor": 2}, {"accumulate": 2, "remat": "dots"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "options"), [each[1:] for each in strategies()], ids=[s[0] for s in strategies()])
+def test_a_step_beside_other_strategies(float64, strategy, options):
+    """Gradients, evaluation, and every collective where the cost says: FSDP's in F, B and W, permutes at each tick."""
+    own, batch = model(Case("", 0, 5, dropout=0.1)), toy.batch(3, ROWS)
+    layouts = lay_out(own, strategy, devices=toy.devices(8), precision=FLOAT64)
+    step = build_step(own, optax.sgd(1.0), layouts, precision=FLOAT64, **options)
+    state = step.init(seed=0)
+    natural = layouts.stored_order.to_model
+    params = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, natural(state.params)))
+    key = jax.random.fold_in(jax.random.key(0), 0)
+    loss = jax.jit(jax.value_and_grad(lambda params, key: own.loss(params, batch, key), has_aux=True))
+    (_, weight), expected = loss(params, key)
+    (total, _), _ = loss(params, None)
+    abstract = toy.abstract(batch)
+    assert census(step.compile(abstract).as_text(), layouts.mesh) == step.cost(abstract)
+    np.testing.assert_allclose(step.evaluate(state.params, batch), (total, weight), rtol=TOLERANCE)
+    gradients, _ = step.gradients(state, batch)
+    errors = jax.tree.map(lambda ours, theirs: toy.relative(ours, theirs / weight), natural(gradients), expected)
+    assert max(jax.tree.leaves(errors)) < TOLERANCE
+
+
+@cache
+def temporary_bytes(schedule, microbatches, recompute=False):
+    """Compiled memory of a step on 4 stages, with so many microbatches of 2 rows each."""
+    own = transformer(TransformerConfig(vocabulary=32, length=16, layers=8, width=32, heads=4, mlp_width=64))
+    pipe = PipelineConfig(size=4, schedule=schedule, microbatches=microbatches, recompute=recompute)
+    step = build_step(own, optax.sgd(1.0), lay_out(own, {"pipe": pipe}, devices=toy.devices(4)))
+    rows = jax.ShapeDtypeStruct((2 * microbatches, 16), jnp.int32)
+    batch = dict.fromkeys(("inputs", "targets"), rows) | {"weights": jax.ShapeDtypeStruct(rows.shape, jnp.float32)}
+    return step.compile(batch).memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.slow
+def test_memory_follows_the_schedule():
+    """1F1B holds as much for 64 microbatches as for 8, but for the timetable; GPipe holds each of them."""
+    assert temporary_bytes("1f1b", 64) < 1.02 * temporary_bytes("1f1b", 8)
+    assert temporary_bytes("zb_h1", 64) < 1.02 * temporary_bytes("zb_h1", 8)
+    assert temporary_bytes("gpipe", 64) > 5 * temporary_bytes("gpipe", 8)
+    assert temporary_bytes("1f1b", 8, recompute=True) < 0.8 * temporary_bytes("1f1b", 8)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "plain", "messages"),
+    [
+        ({"pipe": 2}, True, ["strategy.pipe=2", "one function", "BlockModel (embed, block, head)"]),
+        ({"pipe": 4}, False, ["model.layers=3", "4 pieces", "strategy.pipe.size"]),
+        ({"pipe": {"size": 2, "microbatches": 1}}, False, ["strategy.pipe.microbatches=1", "strategy.pipe.size=2"]),
+        ({"pipe": {"size": 2, "schedule": "1f1"}}, False, ["1f1", "1f1b"]),
+        ({"pipe": {"size": 2, "layers": [1, 1]}}, False, ["strategy.pipe.layers=[1, 1]", "model.layers=3"]),
+        ({"pipe": {"size": 2, "chunks": 2}}, False, ["strategy.pipe.chunks: there is no such option"]),
+    ],
+)
+def test_what_does_not_fit_is_explained(strategy, plain, messages):
+    with pytest.raises(ValueError) as error:
+        lay_out(
+            toy.PLAIN_MODEL if plain else toy.BLOCK_MODEL,
+            strategy,
+            devices=toy.devices(4)[: 4 if 4 in strategy.values() else 2],
+        )
+    for message in messages:
+        assert message in str(error.value)
+
+
+def test_rules_leave_the_stages_to_the_pipeline():
+    rules = {"blocks/up": (None, None, None), "head/.*": ("pipe", None)}
+    with pytest.raises(ValueError) as error:
+        lay_out(toy.BLOCK_MODEL, {"pipe": 2}, rules=rules, devices=toy.devices(2))
+    assert "Start this rule in layouts.rules with pipe" in str(error.value)
+    assert "Leave pipe out of this rule" in str(error.value)
+
+
+def test_rows_have_to_be_divisible_by_microbatches():
+    layouts = lay_out(toy.BLOCK_MODEL, {"pipe": 2, "data": 2}, devices=toy.devices(4))
+    layouts.check_rows(16)  # 2 x 2 microbatches by default
+    with pytest.raises(ValueError, match=r"strategy.pipe.microbatches 4.*12 % 8 = 4.*\(16 is the nearest\)"):
+        layouts.check_rows(12)

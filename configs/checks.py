@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 from ..mesh.axes import AXES, BATCH_AXES
+from ..parallel.schedules import too_few_microbatches
 from .errors import ConfigError, Problem, did_you_mean
 from .schema import Config
 from .words import listed
@@ -48,7 +49,7 @@ def size_problems(config: Config, num_devices: int | None, known_from: str = "")
         if problem:
             return [problem]
         sizes = resolved_sizes(sizes, num_devices)
-    found = (_batch_problem(sizes, config.train.global_batch, config.train.accumulate), _rounds_problem(config))
+    found = (_microbatches_problem(config, sizes), _batch_problem(config, sizes), _rounds_problem(config))
     return [problem for problem in found if problem]
 
 
@@ -72,17 +73,21 @@ def layout_problems(rules: Mapping[str, Iterable[str | tuple[str, ...] | None]])
             re.compile(pattern)
         except re.error as error:
             problems.append(Problem(path, f"layouts.rules: {pattern!r} is not a regular expression: {error}."))
-        named = [axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry or ())]
         problems += [
             Problem(
                 path,
                 f"layouts.rules: {pattern!r} names {axis!r}, which is not a mesh axis; they are {', '.join(AXES)}."
                 f"{did_you_mean(axis, AXES)}",
             )
-            for axis in named
+            for axis in _named_axes(entries)
             if axis not in AXES
         ]
     return problems
+
+
+def _named_axes(entries: Iterable[str | tuple[str, ...] | None]) -> list[str]:
+    """The axes that a rule names, over all dims."""
+    return [axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry or ())]
 
 
 def _bad_sizes(sizes: Mapping[str, int]) -> list[Problem]:
@@ -130,11 +135,13 @@ def _fitting(sizes: Mapping[str, int], axis: str, num_devices: int) -> int | Non
     return _nearest_divisor(quotient, sizes[axis]) if REST in others.values() else quotient
 
 
-def _batch_problem(sizes: Mapping[str, int], global_batch: int, accumulate: int) -> Problem | None:
+def _batch_problem(config: Config, sizes: Mapping[str, int]) -> Problem | None:
     """Explains why the rows of a batch cannot be split evenly, and which numbers would do."""
-    if any(sizes.get(axis) == REST for axis in BATCH_AXES):
+    split = _row_shards(config, sizes)
+    if split is None:
         return None
-    split = {f"strategy.{axis}": sizes[axis] for axis in BATCH_AXES if axis in sizes} | {"train.accumulate": accumulate}
+    global_batch, accumulate = config.train.global_batch, config.train.accumulate
+    split["train.accumulate"] = accumulate
     parts = prod(split.values())
     left_over = global_batch % parts
     if left_over == 0:
@@ -149,6 +156,29 @@ def _batch_problem(sizes: Mapping[str, int], global_batch: int, accumulate: int)
         f"train.global_batch={global_batch} rows cannot be split evenly: {arithmetic} = {parts}, "
         f"and {global_batch} % {parts} = {left_over}. Set {listed(remedies, 'or')}.",
     )
+
+
+def _row_shards(config: Config, sizes: Mapping[str, int]) -> dict[str, int] | None:
+    """What rows are split by, by config key; None where that is not known yet, or wrong.
+
+    A mixture of experts has rows over `expert` too; where rules leave that axis to XLA, they are not.
+    """
+    left_to_xla = any("expert" in _named_axes(entries) for entries in config.layouts.rules.values())
+    axes = [axis for axis in (*BATCH_AXES, *(() if left_to_xla else ("expert",))) if axis in sizes]
+    split = {f"strategy.{axis}": sizes[axis] for axis in axes}
+    if sizes.get("pipe", 1) != 1:
+        given = config.strategy["pipe"].microbatches
+        split["strategy.pipe.microbatches"] = given or (2 * sizes["pipe"] if sizes["pipe"] != REST else REST)
+    return split if min(split.values(), default=1) > 0 else None
+
+
+def _microbatches_problem(config: Config, sizes: Mapping[str, int]) -> Problem | None:
+    """Explains why there are too few microbatches for a pipeline's stages."""
+    pipe, stages = config.strategy.get("pipe"), sizes.get("pipe", 1)
+    if pipe is None or not pipe.microbatches or stages in (1, REST):
+        return None
+    message = too_few_microbatches(stages, pipe.microbatches)
+    return Problem("strategy.pipe.microbatches", message) if message else None
 
 
 def _rounds_problem(config: Config) -> Problem | None:

@@ -10,7 +10,7 @@ from ..layouts.problems import LayoutError
 from ..layouts.table import LayoutRow
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.device_mesh import DeviceMesh
-from . import fsdp, pipeline
+from . import data, fsdp, pipeline, tensor
 from .layouts import Layouts
 from .model import BlockModel, Model
 from .strategy import StrategyConfigs
@@ -42,7 +42,7 @@ def default_layout(model: Model | BlockModel, mesh: DeviceMesh, configs: Strateg
         if shards is not None and mesh.axis_size(fsdp.AXIS) > 1:
             layout, reason = fsdp.layout(shards, leaf, layout, mesh, stacked=stacked, indivisible=indivisible)
             reasons.append(reason)
-        return layout, "; ".join(reasons) or "data: whole"
+        return layout, "; ".join(reasons) or ("data: whole" if data.AXIS in configs else "whole")
 
     return place
 
@@ -83,10 +83,13 @@ def _problems(model: Model | BlockModel, layouts: Layouts, row: LayoutRow) -> li
         needed = tuple(axis for axis in wanted[dim : dim + 1] if axis in inside)
         given = tuple(axis for axis in row.layout.axes_of_dim(dim) if axis in inside)
         if needed != given or (given and row.layout.axes_of_dim(dim)[: len(given)] != given):
+            wish = f"has to be split over {needed[0]}, before all others" if needed else f"not over {given[0]}"
+            leave = (
+                " or set strategy.tensor.explicit=false to leave the axis to XLA" if "tensor" in needed + given else ""
+            )
             problems.append(
-                f"{row.path} has the layout {row.layout} by rule {row.rule!r}, but the model splits its own work and "
-                f"needs dim {dim} split over {needed or 'none of ' + ', '.join(inside)}{' first' if given else ''}. "
-                "Correct the rule in layouts.rules, or set strategy.tensor.explicit=false to leave the axis to XLA."
+                f"{row.path} has the layout {row.layout} by rule {row.rule!r}, but the model splits its own work, and "
+                f"there dim {dim} {wish}. Correct the rule in layouts.rules{leave}."
             )
     return problems
 

@@ -12,7 +12,7 @@ from ..layouts.problems import LayoutError
 from ..layouts.resolve import Indivisible, Unmatched, resolve
 from ..mesh.axes import AXES, BATCH_AXES
 from ..mesh.device_mesh import DeviceMesh
-from . import compressed, context, expert, fsdp, local_steps, pipeline, tensor
+from . import compressed, context, expert, fsdp, local_steps, pipeline, prefetch, tensor
 from .data import DataParallelConfig
 from .default_layout import check_layouts, default_layout
 from .layouts import Layouts
@@ -95,7 +95,7 @@ def lay_out(
         pipeline=meaning.pipeline,
     )
     check_layouts(meaning.model, layouts)
-    problems = local_steps.check(layouts) + compressed.check(layouts)
+    problems = local_steps.check(layouts) + compressed.check(layouts) + prefetch.check_place(model, layouts)
     if problems:
         raise LayoutError(problems)
     return layouts

@@ -29,9 +29,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from . import fsdp
 from .cut import Cut, cut, join_floats, split_floats
 from .fsdp import gather, scatter
-from .model import Activations, Params, fold_block
+from .layouts import Layouts
+from .model import Activations, BlockModel, Model, Params, fold_block
 from .precision import Precision
 
 PREFETCH_REMAT = ("none", "full")
@@ -39,6 +41,37 @@ FEWEST_BLOCKS = 4
 """With fewer, the loops are so short that XLA unrolls them and keeps whole parameters from forward to backward."""
 
 Block = Callable[[Params, Activations, Array | None], Activations]
+
+
+def check_place(model: Model | BlockModel, layouts: Layouts) -> list[str]:
+    """What keeps blocks from being gathered ahead: no blocks, stages, or copies that are kept for the whole step.
+
+    Args:
+        model: The model.
+        layouts: Where its parameters live.
+
+    Returns:
+        One message for each, with what does combine.
+    """
+    if not layouts.fsdp.prefetch or layouts.mesh_size(fsdp.AXIS) == 1:
+        return []
+    problems = []
+    if not isinstance(model, BlockModel):
+        problems.append(
+            f"strategy.fsdp.prefetch=1: model {model.name!r} is one function and has no blocks to gather one by one. "
+            "Write it as a BlockModel (embed, block, head), or set strategy.fsdp.prefetch to 0."
+        )
+    if layouts.pipeline:
+        problems.append(
+            "strategy.fsdp.prefetch=1 does not combine with strategy.pipe, whose stages gather each block where they "
+            "run it. Set strategy.fsdp.prefetch to 0; with strategy.fsdp.keep=step each block is gathered only once."
+        )
+    if layouts.zero == 2:
+        problems.append(
+            "strategy.fsdp.prefetch=1 does not combine with strategy.data.zero=2, which keeps gathered blocks for the "
+            "whole step. Set strategy.fsdp.prefetch to 0, or strategy.data.zero to 1."
+        )
+    return problems
 
 
 def check_prefetch(num_blocks: int, remat: str) -> None:

@@ -208,12 +208,8 @@ def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: in
             f"strategy.pipe.size={stages}, strategy.pipe.microbatches={microbatches}, strategy.pipe.virtual={chunks}"
         )
         problems.append(f"{given}: each must be at least 1.")
-    elif microbatches < stages:
-        problems.append(
-            f"strategy.pipe.microbatches={microbatches} is fewer than strategy.pipe.size={stages}: {microbatches} < "
-            f"{stages}, so not all stages could ever work at once. Set strategy.pipe.microbatches to {stages} or more, "
-            f"or strategy.pipe.size to {microbatches} or less."
-        )
+    elif few := too_few_microbatches(stages, microbatches):
+        problems.append(few)
     if chunks != recipe.chunks and not recipe.chunks_vary:
         several = [other for other, each in SCHEDULES.items() if each.chunks_vary]
         problems.append(
@@ -221,6 +217,18 @@ def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: in
             f"strategy.pipe.virtual out, or take {' or '.join(several)}."
         )
     return problems
+
+
+def too_few_microbatches(stages: int, microbatches: int) -> str:
+    """Explains why so many stages need more microbatches; "" where they do not."""
+    if microbatches >= stages:
+        return ""
+    lower = f", or strategy.pipe.size to {microbatches} or less" if microbatches > 0 else ""
+    return (
+        f"strategy.pipe.microbatches={microbatches} is fewer than strategy.pipe.size={stages}: {microbatches} < "
+        f"{stages}, so not all stages could ever work at once. Set strategy.pipe.microbatches to {stages} or more"
+        f"{lower}."
+    )
 
 
 def _recomputed(order: Order) -> Order:

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
-from spmdkit.configs.checks import check_devices, layout_problems
+from spmdkit.configs.checks import check_devices, layout_problems, size_problems
 from spmdkit.configs.errors import ConfigError
-from spmdkit.configs.schema import Config, TrainConfig
+from spmdkit.configs.schema import Config, LayoutsConfig, TrainConfig
 from spmdkit.parallel import STRATEGIES
 
 
@@ -67,6 +69,46 @@ def test_sizes_that_do_not(sizes, num_devices, problem):
 )  # fmt: skip
 def test_batches_that_cannot_be_split(given, problem):
     assert problem_of(given, 8) == problem
+
+
+def test_rows_are_split_over_experts_too_unless_rules_leave_these_to_xla():
+    given = config(6, data=2, expert=4)
+    assert problem_of(given, 8) == (
+        "train.global_batch=6 rows cannot be split evenly: strategy.data 2 x strategy.expert 4 x train.accumulate 1 "
+        "= 8, and 6 % 8 = 6. Set train.global_batch=8."
+    )
+    rules = LayoutsConfig(rules={"experts/.*": (None, ("expert",), None)})
+    assert check_devices(replace(given, layouts=rules), 8) == {"data": 2, "expert": 4}
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "global_batch", "problem"),
+    [
+        (8, 24,
+         "train.global_batch=24 rows cannot be split evenly: strategy.data 2 x strategy.pipe.microbatches 8 x "
+         "train.accumulate 1 = 16, and 24 % 16 = 8. Set train.global_batch=16 or train.global_batch=32."),
+        (0, 20,
+         "train.global_batch=20 rows cannot be split evenly: strategy.data 2 x strategy.pipe.microbatches 8 x "
+         "train.accumulate 1 = 16, and 20 % 16 = 4. Set train.global_batch=16 or train.global_batch=32."),
+        (3, 24,
+         "strategy.pipe.microbatches=3 is fewer than strategy.pipe.size=4: 3 < 4, so not all stages could ever work "
+         "at once. Set strategy.pipe.microbatches to 4 or more, or strategy.pipe.size to 3 or less."),
+        (-1, 31,
+         "strategy.pipe.microbatches=-1 is fewer than strategy.pipe.size=4: -1 < 4, so not all stages could ever work "
+         "at once. Set strategy.pipe.microbatches to 4 or more."),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stages", [4, -1])
+def test_microbatches_of_a_pipeline(stages, microbatches, global_batch, problem):
+    strategy = {"pipe": STRATEGIES["pipe"](size=stages, microbatches=microbatches), "data": STRATEGIES["data"](size=2)}
+    given = replace(config(global_batch), strategy=strategy)
+    assert problem_of(given, 8) == problem
+
+
+def test_what_is_not_known_yet_is_not_checked():
+    for size, microbatches in ((-1, 0), (1, 3)):
+        strategy = {"pipe": STRATEGIES["pipe"](size=size, microbatches=microbatches)}
+        assert size_problems(replace(config(7), strategy=strategy), None) == []
 
 
 def test_every_remedy_works():

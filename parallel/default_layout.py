@@ -13,6 +13,7 @@ from ..mesh.device_mesh import DeviceMesh
 from . import data, fsdp, pipeline, tensor
 from .layouts import Layouts
 from .model import BlockModel, Model
+from .split_dim import split_further
 from .strategy import StrategyConfigs
 
 Default: TypeAlias = Callable[[str, ShapeDtypeStruct], tuple[TensorLayout, str]]
@@ -42,9 +43,19 @@ def default_layout(model: Model | BlockModel, mesh: DeviceMesh, configs: Strateg
         if shards is not None and mesh.axis_size(fsdp.AXIS) > 1:
             layout, reason = fsdp.layout(shards, leaf, layout, mesh, stacked=stacked, indivisible=indivisible)
             reasons.append(reason)
+        if not stacked and splits_outer(configs):
+            found = split_further(layout, leaf.shape, mesh, pipeline.AXIS, first=0)
+            layout = found[0] if found else layout
+            reasons += [f"pipe: dim {found[1]}"] if found else []
         return layout, "; ".join(reasons) or ("data: whole" if data.AXIS in configs else "whole")
 
     return place
+
+
+def splits_outer(configs: StrategyConfigs) -> bool:
+    """Whether what is outside the blocks is split over the stages of a pipeline."""
+    config = configs.get(pipeline.AXIS)
+    return config is not None and config.size > 1 and config.embed_and_head == "split"
 
 
 def model_axes(model: Model | BlockModel, path: str) -> tuple[str | None, ...]:
@@ -84,9 +95,8 @@ def _problems(model: Model | BlockModel, layouts: Layouts, row: LayoutRow) -> li
         given = tuple(axis for axis in row.layout.axes_of_dim(dim) if axis in inside)
         if needed != given or (given and row.layout.axes_of_dim(dim)[: len(given)] != given):
             wish = f"has to be split over {needed[0]}, before all others" if needed else f"not over {given[0]}"
-            leave = (
-                " or set strategy.tensor.explicit=false to leave the axis to XLA" if "tensor" in needed + given else ""
-            )
+            is_tensor = tensor.AXIS in (*needed, *given)
+            leave = ", or set strategy.tensor.explicit=false to leave the axis to XLA" if is_tensor else ""
             problems.append(
                 f"{row.path} has the layout {row.layout} by rule {row.rule!r}, but the model splits its own work, and "
                 f"there dim {dim} {wish}. Correct the rule in layouts.rules{leave}."
@@ -96,7 +106,7 @@ def _problems(model: Model | BlockModel, layouts: Layouts, row: LayoutRow) -> li
 
 def _pipe_problems(stacked: bool, layouts: Layouts, row: LayoutRow) -> list[str]:
     """A pipeline splits dim 0 of all blocks, and nothing else."""
-    if layouts.pipeline is None:
+    if layouts.pipeline is None or (not stacked and splits_outer(layouts.configs)):
         return []
     split = [row.layout.axes_of_dim(dim) for dim in range(len(row.shape))]
     over_pipe = [(dim, axes) for dim, axes in enumerate(split) if pipeline.AXIS in axes]

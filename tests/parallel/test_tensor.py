@@ -1,0 +1,237 @@
+"""Tensor parallel in small: which heads go where, what cannot be split, what no device ever holds, axes left to XLA."""
+
+import re
+from functools import cache
+
+import jax
+import numpy as np
+import optax
+import pytest
+import toy
+from jax.sharding import PartitionSpec as P
+from spmdkit.models.transformer import TransformerConfig, transformer
+from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
+from spmdkit.parallel.tensor import TensorConfig, embed_tokens, key_value_rule, own_key_value_weight
+
+from spmdkit import LayoutError
+
+VOCABULARY, LENGTH, ROWS = 48, 20, 4
+SIZES = {"vocabulary": VOCABULARY, "length": LENGTH, "layers": 2, "width": 16, "heads": 4, "kv_heads": 2}
+SIZES |= {"mlp_width": 32}
+LEFT = TensorConfig(size=2, explicit=False)
+MLP_RULES = {"blocks/mlp/(gate|up)": (None, None, "tensor"), "blocks/mlp/down": (None, "tensor", None)}
+
+
+@cache
+def model(**changes):
+    return transformer(TransformerConfig(**{**SIZES, **changes}))
+
+
+def batch():
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, VOCABULARY, (2, ROWS, LENGTH)).astype(np.int32)
+    weights = (random.random((ROWS, LENGTH)) < 0.7).astype(np.float32)
+    return {"inputs": tokens[0], "targets": tokens[1], "weights": weights, "example": np.arange(ROWS, dtype=np.int32)}
+
+
+def build(strategy, devices, precision=None, **options):
+    precision = precision or Precision()
+    layouts = lay_out(model(), strategy, devices=toy.devices(devices), precision=precision, **options)
+    return build_step(model(), optax.sgd(0.1), layouts, clip_norm=1.0, precision=precision)
+
+
+def over_tensor(size, function, in_specs, out_specs):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:size]), ("tensor",))
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+
+
+# Key-value heads
+
+
+@pytest.mark.parametrize(
+    ("size", "kv_heads", "rule"),
+    [
+        *[(1, 1, "split"), (2, 2, "split"), (2, 4, "split"), (4, 8, "split")],
+        *[(2, 1, "one"), (4, 2, "one"), (8, 4, "one")],
+        *[(2, 3, "per query"), (4, 6, "per query"), (6, 4, "per query")],
+    ],
+)
+def test_how_key_value_heads_meet_devices(size, kv_heads, rule):
+    assert key_value_rule(TensorConfig(size=size), kv_heads) == rule
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "own"), [(8, 4, 1), (8, 2, 1), (12, 6, 3)])
+def test_every_device_computes_the_heads_that_its_queries_read(heads, kv_heads, own):
+    """Column blocks hold the number of their head, so that the result says which were taken."""
+    size, width, depth = 4, 3, 2
+    config = TensorConfig(size=size)
+    rule = key_value_rule(config, kv_heads)
+    weight = np.broadcast_to(np.repeat(np.arange(kv_heads), width), (depth, kv_heads * width)).astype(np.float32)
+    spec = P(None, "tensor") if rule == "split" else P()
+    take = over_tensor(
+        size, lambda w: own_key_value_weight(config, w, heads, kv_heads)[None], spec, P("tensor", None, None)
+    )
+    taken = np.asarray(take(weight))
+    assert taken.shape == (size, depth, own * width)
+    per_device, group = heads // size, heads // kv_heads
+    for device in range(size):
+        read = [query // group for query in range(device * per_device, (device + 1) * per_device)]
+        expected = read if rule == "per query" else sorted(set(read))
+        np.testing.assert_array_equal(taken[device, 0].reshape(own, width)[:, 0], expected)
+        np.testing.assert_array_equal(taken[device, 0], taken[device, 1])
+
+
+def test_weights_of_key_value_heads_are_split_only_where_whole_heads_are():
+    for kv_heads, axis in ((2, "tensor"), (1, None)):
+        layouts = lay_out(model(kv_heads=kv_heads), {"tensor": 2}, devices=toy.devices(2))
+        table = {row.path: row.layout.axes for row in layouts.table.rows}
+        assert table["blocks/attention/key"] == table["blocks/attention/value"] == (None, None, axis)
+        assert table["blocks/attention/query"] == (None, None, "tensor")
+
+
+# What cannot be split
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "problem"),
+    [
+        ({"heads": 6, "kv_heads": 2, "head_width": 4}, 4,
+         "model.heads=6 cannot be split over strategy.tensor=4: 6 % 4 = 2. Set model.heads to 8, or strategy.tensor to "
+         "one of [1, 2, 3]."),
+        ({"mlp_width": 30}, 4,
+         "model.mlp_width=30 cannot be split over strategy.tensor=4: 30 % 4 = 2. Set model.mlp_width to 32, or "
+         "strategy.tensor to one of [1, 2, 3]."),
+        ({"vocabulary": 49}, 2,
+         "model.vocabulary=49 cannot be split over strategy.tensor=2: 49 % 2 = 1. Set model.vocabulary to 50, or "
+         "strategy.tensor to one of [1]."),
+        ({"length": 18}, 4,
+         "data.length=18: 18 positions on each device along context cannot be split over strategy.tensor=4: 18 % 4 = "
+         "2. Set data.length to a multiple of 4."),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_divide(changes, size, problem):
+    with pytest.raises(ValueError) as raised:
+        lay_out(model(**changes), {"tensor": size}, devices=toy.devices(size))
+    assert str(raised.value) == problem
+
+
+def test_all_sizes_are_said_at_once():
+    with pytest.raises(ValueError) as raised:
+        lay_out(model(), {"tensor": 5}, devices=toy.devices(5))
+    assert [line.split("=")[0] for line in str(raised.value).splitlines()] == [
+        "model.heads", "model.mlp_width", "model.vocabulary",
+    ]  # fmt: skip
+
+
+def test_rules_that_contradict_the_model():
+    rules = {"blocks/mlp/gate": (None, "tensor", None), "head/logits": (None, None)}
+    with pytest.raises(LayoutError) as raised:
+        lay_out(model(), {"tensor": 2}, devices=toy.devices(2), rules=rules)
+    said = str(raised.value)
+    remedy = "Correct the rule in layouts.rules, or set strategy.tensor.explicit=false to leave the axis to XLA."
+    for text in (
+        "3 problem(s) with the layouts",
+        "blocks/mlp/gate has the layout (None, tensor, None) by rule 'blocks/mlp/gate', but the model splits its own "
+        f"work, and there dim 1 not over tensor. {remedy}",
+        f"there dim 2 has to be split over tensor, before all others. {remedy}",
+        "head/logits has the layout (None, None) by rule 'head/logits'",
+    ):
+        assert text in said
+    lay_out(model(), {"tensor": 2}, devices=toy.devices(2), rules={"blocks/mlp/gate": (None, None, "tensor")})
+
+
+# The vocabulary
+
+
+def test_a_token_outside_the_vocabulary_is_not_a_number():
+    table = np.arange(8 * 3, dtype=np.float32).reshape(8, 3)
+    tokens = np.array([[0, 7, 8, -1, 3, 4, 100, 5]], np.int32)
+    look = over_tensor(
+        4, lambda t, b: embed_tokens(TensorConfig(size=4), t, b), (P("tensor", None), P()), P(None, "tensor", None)
+    )
+    found = np.asarray(look(table, tokens))
+    inside = (tokens >= 0) & (tokens < 8)
+    np.testing.assert_array_equal(found[inside], table[tokens[inside]])
+    assert np.isnan(found[~inside]).all()
+
+
+def whole_rows(step):
+    """Values of the step's program with a whole row of logits: a position, or all of them, by the vocabulary."""
+    text = step.lower(toy.abstract(batch())).as_text()
+    assert "manual_computation" in text or not step.layouts.manual_axes
+    positions = "|".join(str(rows * length) for rows in (1, ROWS) for length in (LENGTH, LENGTH // 2))
+    return set(re.findall(rf"tensor<((?:\d+x)*(?:{positions})x{VOCABULARY}xf\d+)>", text))
+
+
+@pytest.mark.parametrize("collective_matmul", [False, True])
+def test_no_device_ever_holds_a_whole_row_of_logits(collective_matmul):
+    assert whole_rows(build({"tensor": TensorConfig(size=2, collective_matmul=collective_matmul)}, 2)) == set()
+
+
+def test_one_device_does():
+    assert f"{ROWS}x{LENGTH}x{VOCABULARY}xf32" in whole_rows(build({"data": 1}, 1))
+
+
+# Numbers and traffic
+
+FSDP = FSDPConfig(size=2, floor_bytes=64)
+TOY_RULES = {"blocks/up": (None, "fsdp", "tensor"), "blocks/down": (None, "tensor", "fsdp")}
+
+
+def trained(step, batches):
+    state, found = step.init(0), []
+    for each in batches:
+        state, metrics = step(state, each)
+        found.append((float(metrics.loss), float(metrics.grad_norm)))
+    return np.array(found), state.params
+
+
+@cache
+def of_toy(compute, devices):
+    """Losses and norms of a model that knows of no mesh: `tensor` is left to XLA, inside explicit FSDP."""
+    strategy, rules = ({"fsdp": FSDP, "tensor": LEFT}, TOY_RULES) if devices > 1 else ({"data": 1}, None)
+    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(devices), rules=rules)
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(0.1), layouts, clip_norm=1.0, precision=Precision(compute=compute))
+    assert step.layouts.manual_axes == (("fsdp",) if devices > 1 else ())
+    return trained(step, [toy.batch(seed) for seed in range(3)])
+
+
+def test_an_axis_left_to_xla():
+    found, params = of_toy("float32", 4)
+    np.testing.assert_allclose(found, of_toy("float32", 1)[0], rtol=2e-5)
+    shapes = {shard.data.shape for shard in params["blocks"]["up"].addressable_shards}
+    assert shapes == {(toy.BLOCKS, toy.WIDTH // 2, 4 * toy.WIDTH // 2)}
+
+
+def test_an_axis_left_to_xla_in_bfloat16():
+    """XLA's CPU backend ends the process where it has to reduce 16-bit numbers over axes that it splits itself."""
+    np.testing.assert_allclose(of_toy("bfloat16", 4)[0], of_toy("float32", 1)[0], rtol=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [False, True])
+def test_a_transformer_in_bfloat16(left):
+    config, rules = (LEFT, MLP_RULES) if left else (TensorConfig(size=2), None)
+    found, reference = (
+        trained(build(strategy, devices, Precision(compute=compute), rules=rules), [batch()] * 3)[0]
+        for strategy, devices, compute, rules in (
+            ({"fsdp": FSDP, "tensor": config}, 4, "bfloat16", rules),
+            ({"data": 1}, 1, "float32", None),
+        )
+    )
+    np.testing.assert_allclose(found, reference, rtol=0.05)
+
+
+def test_a_ring_permutes_where_others_gather_and_scatter():
+    """Both products of both halves of each block; the embedding and the head keep their collectives."""
+    abstract = toy.abstract(batch())
+    ring, plain = (
+        build({"tensor": TensorConfig(size=4, collective_matmul=flag)}, 4).cost(abstract) for flag in (True, False)
+    )
+    count = {line.kind: line.count for line in ring}
+    blocks, halves, permutes = 2, 2, 3
+    assert count["collective-permute"] == blocks * halves * permutes * 2 * 2  # a gather and a scatter; two directions
+    before = {line.kind: line.count for line in plain}
+    assert "collective-permute" not in before
+    for kind in ("all-gather", "reduce-scatter"):
+        assert before[kind] - count[kind] == blocks * halves * 2

@@ -26,7 +26,9 @@ _TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)\b")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _GROUP_LIST = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _GROUP_IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_GROUP_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
+_GROUP_MESH = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}"
+)
 _MESH_AXIS = re.compile(r"'([^']*)'=(\d+)")
 _GROUP_AXIS = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
@@ -114,9 +116,7 @@ def _groups(instruction: str, num_devices: int) -> list[list[int]]:
         return _mesh_groups(*named.groups())
     if iota := _GROUP_IOTA.search(instruction):
         rows, columns, dims, order = iota.groups()
-        ids = np.arange(int(rows) * int(columns)).reshape([int(n) for n in dims.split(",")])
-        ids = ids.transpose([int(n) for n in order.split(",")]) if order else ids
-        return ids.reshape(int(rows), int(columns)).tolist()
+        return _iota(dims, order).reshape(int(rows), int(columns)).tolist()
     if listed := _GROUP_LIST.search(instruction):
         groups = [[int(n) for n in group.split(",") if n] for group in re.findall(r"\{([\d,]*)\}", listed.group(1))]
         if any(groups):
@@ -124,9 +124,16 @@ def _groups(instruction: str, num_devices: int) -> list[list[int]]:
     return [list(range(num_devices))]
 
 
-def _mesh_groups(axes: str, taken: str) -> list[list[int]]:
+def _iota(dims: str, order: str | None) -> np.ndarray:
+    """Devices written as `[2,4]T(1,0)`: counted row by row, then transposed."""
+    sizes = [int(n) for n in dims.split(",")]
+    ids = np.arange(math.prod(sizes)).reshape(sizes)
+    return ids.transpose([int(n) for n in order.split(",")]) if order else ids
+
+
+def _mesh_groups(axes: str, device_dims: str | None, device_order: str | None, taken: str) -> list[list[int]]:
     """Groups written as axes of a mesh, `['data'=2,'fsdp'=4] {'fsdp'}`; `'fsdp':(2)2` is a part of an axis: the factor
-    of size 2 that comes after a factor of size 2."""
+    of size 2 that comes after a factor of size 2. Devices may be in another order: `device_ids=([4,2]T(1,0))`."""
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(axes)}
     dims: list[int] = []
     members: list[int] = []
@@ -135,10 +142,10 @@ def _mesh_groups(axes: str, taken: str) -> list[list[int]]:
         before, width = parts.get(name, (1, 1))
         members.append(len(dims) + 1)
         dims += [before, width, size // (before * width)]
-    ids = np.arange(int(np.prod(dims, dtype=np.int64))).reshape(dims)
+    devices = _iota(device_dims, device_order) if device_dims else np.arange(math.prod(dims))
     others = [dim for dim in range(len(dims)) if dim not in members]
-    count = int(np.prod([dims[dim] for dim in members], dtype=np.int64))
-    return ids.transpose(others + members).reshape(-1, count).tolist()
+    count = math.prod(dims[dim] for dim in members)
+    return devices.reshape(dims).transpose(others + members).reshape(-1, count).tolist()
 
 
 def _axes(groups: list[list[int]], mesh: DeviceMesh) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from ..layouts.problems import LayoutError
 from ..layouts.resolve import Indivisible, Unmatched, resolve
 from ..mesh.axes import AXES, BATCH_AXES
 from ..mesh.device_mesh import DeviceMesh
-from . import compressed, context, expert, fsdp, local_steps, pipeline, prefetch, tensor
+from . import compressed, context, expert, fsdp, local_steps, pipeline, pipeline_outer, prefetch, tensor
 from .data import DataParallelConfig
 from .default_layout import check_layouts, default_layout
 from .layouts import Layouts
@@ -96,6 +96,7 @@ def lay_out(
     )
     check_layouts(meaning.model, layouts)
     problems = local_steps.check(layouts) + compressed.check(layouts) + prefetch.check_place(model, layouts)
+    problems += pipeline_outer.check(layouts)
     if problems:
         raise LayoutError(problems)
     return layouts

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from . import compressed, data, fsdp, zero
+from . import compressed, data, fsdp, pipeline_outer, zero
 from .calls import Calls, pipeline_calls, plain_calls
 from .collectives import Collective
 from .data import make_varying, reduce_gradients
@@ -65,7 +65,9 @@ class LocalStep:
         layouts, axes = self.layouts, self.layouts.summed_axes
         stored, update = layouts.table.layouts, layouts.update_table.layouts
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-        gradients, sums = self._gradients(make_varying(params, stored, axes), batch, key)
+        gradients, sums = self._gradients(self._whole(make_varying(params, stored, axes)), batch, key)
+        if layouts.pipeline:
+            gradients = pipeline_outer.scatter_outer(gradients, stored, self.precision.reduce)
         if layouts.zero == 1:
             gradients = scatter_gradients(gradients, stored, update, self.precision.reduce)
         squares = complete_squares(gradients, update, axes)
@@ -86,10 +88,16 @@ class LocalStep:
         axes = self.layouts.manual_axes
         return accumulate_gradients(self._loss, params, batch, key, microbatches=self.accumulate, axes=axes)
 
+    def _whole(self, params: Params) -> Params:
+        """Parameters as a step begins with them: of a pipeline, those outside the blocks whole on every stage."""
+        if self.layouts.pipeline is None:
+            return params
+        return pipeline_outer.gather_outer(params, self.layouts.table.layouts)
+
     def sums(self, params: Params, batch: Batch) -> tuple[Array, Array]:
         """The sums (loss, weight) over the global batch, for evaluation."""
         axes = self.layouts.manual_axes
-        varying = make_varying(params, self.layouts.table.layouts, axes)
+        varying = self._whole(make_varying(params, self.layouts.table.layouts, axes))
         shares = self._loss.loss(self._loss.carriers(varying), self._loss.keep(varying), batch, None)
         total, weight = reduce_gradients((), shares, (), axes, self.precision.reduce)[1]
         return total, weight
@@ -105,14 +113,15 @@ class LocalStep:
         reduce = precision.reduce
         keeps_blocks = layouts.zero == 2 or layouts.fsdp.keep == "step"
         lines = fsdp.cost(
-            layouts.table,
-            layouts.gradient_table,
+            pipeline_outer.whole_along_pipe(layouts.table),
+            pipeline_outer.whole_along_pipe(layouts.gradient_table),
             layouts.gather_axes,
             precision,
             calls=self._calls,
             keep_blocks=keeps_blocks,
             platform=platform,
         )
+        lines += pipeline_outer.cost(layouts.table, reduce, platform=platform)
         if layouts.zero:
             lines += zero.cost(layouts.table, layouts.update_table, layouts.zero, reduce, platform=platform)
         if layouts.compressed:

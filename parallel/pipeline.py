@@ -14,9 +14,10 @@ the weights (W), or forward once more (R); `schedule.py` and `schedules.py` tell
    the "v" both kinds travel both ways; nothing else changes.
 2. What backward needs of a forward stays on the stage, in buffers whose size follows the schedule's peak. With
    `recompute` only the stage's input stays, and R makes the rest just before B.
-3. Embedding and head are the same on all stages. The embedding runs on the stage of the first piece, in its F; the head
-   on that of the last, forward and backward in its B. Each stage has the gradients of what it ran, 0 of the others, and
-   one all-reduce over `pipe` with the loss adds them up: a table that both share needs nothing more.
+3. Embedding and head are the same on all stages (or split between steps, see `pipeline_outer.py`). The embedding runs
+   on the stage of the first piece, in its F; the head on that of the last, forward and backward in its B. Each stage
+   has the gradients of what it ran, 0 of the others, and one all-reduce over `pipe` with the loss adds them up: a table
+   that both share needs nothing more.
 4. Parameters of blocks are gathered (FSDP) in every F and B and their gradients scattered in every W, M times a step;
    `strategy.fsdp.keep: step` gathers once.
 
@@ -29,7 +30,7 @@ on GPU Clusters", section 2.2; Qi et al. 2023, "Zero Bubble Pipeline Parallelism
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jax import Array
 
@@ -56,6 +57,8 @@ class PipelineConfig:
     """Pieces V of the model on each stage; 0 = what the schedule is made for."""
     layers: tuple[int, ...] = ()
     """Layers of each of the S x V pieces, in the order of the model; () = as equally many as can be."""
+    embed_and_head: Literal["whole", "split"] = "whole"
+    """Whether each stage stores embedding and head whole, or a part of them that is gathered in each step."""
     recompute: bool = False
     """Whether a stage keeps only what it was given for backward, and runs forward again to have the rest."""
 
@@ -84,6 +87,8 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
     Raises:
         ValueError: The schedule does not fit the sizes, or the blocks cannot be dealt out.
     """
+    if config.embed_and_head not in ("whole", "split"):
+        raise ValueError(f"strategy.pipe.embed_and_head={config.embed_and_head!r}: give whole or split.")
     microbatches = config.microbatches or 2 * config.size
     schedule = make_schedule(
         config.schedule, config.size, microbatches, virtual=config.virtual or None, recompute=config.recompute

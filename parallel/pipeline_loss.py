@@ -17,6 +17,7 @@ from .layouts import Layouts
 from .model import Activations, Batch, BlockModel, Params
 from .pieces import make_pieces
 from .pipeline import AXIS, Pipeline, forwards_only
+from .pipeline_outer import gather_outer
 from .pipeline_run import run_forward, run_gradients
 from .pipeline_stage import Inputs
 from .precision import Precision
@@ -100,6 +101,7 @@ def _activation_shapes(
     found: list[Activations] = []
 
     def local(params: Params, rows: Batch) -> Array:
+        params = gather_outer(params, layouts.table.layouts)
         kept = gather(without_blocks(params), without_blocks(layouts.table.layouts), layouts.gather_axes, precision)
         groups = {name: params[name] for name in model.embed_reads}
         batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in microbatch.items()}

@@ -35,7 +35,7 @@ class StoredOrder:
     def to_model(self, tree: Any) -> Any:
         """Puts the blocks of stored global arrays into the model's order, leaf by leaf.
 
-        A leaf that has blocks is one with a dim laid out over `pipe`, or one under "blocks" whose dim 0 counts stored
+        A leaf that has blocks is one under "blocks", with a dim laid out over `pipe` or with a dim 0 that counts stored
         rows (a factored moment of an optimizer).
         """
         stages = self._reordered
@@ -83,11 +83,13 @@ class StoredOrder:
 
 def _block_dim(path: str, leaf: Any, stages: Stages) -> int | None:
     """The dim of a stored array that counts rows of blocks."""
+    if "blocks" not in path.split("/"):
+        return None
     spec = leaf.sharding.spec
     over_pipe = [dim for dim in range(len(spec)) if AXIS in _axes(spec[dim])]
     if over_pipe:
         return over_pipe[0]
-    return 0 if "blocks" in path.split("/") and leaf.shape[:1] == (len(stages.order),) else None
+    return 0 if leaf.shape[:1] == (len(stages.order),) else None
 
 
 def _axes(entry: Any) -> tuple[str, ...]:

@@ -115,6 +115,10 @@ WHILE = '  %w = f32[8] while(%p), condition=%c, body=%body, backend_config={"kno
             ("all-reduce", ("fsdp",), 5, 160),
         ),
         (
+            "%a = f32[8]{0} all-reduce(%p), replica_groups=mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'y'}",
+            ("all-reduce", ("data",), 5, 160),
+        ),
+        (
             "%a = f32[8]{0} all-reduce(%p), replica_groups=mesh['all'=8] {'all':(1)2}",
             ("all-reduce", ("data",), 5, 160),
         ),

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.pieces import Pieces
 from spmdkit.parallel.pipeline import PipelineConfig, forwards_only, make_pipeline
 from spmdkit.parallel.pipeline_run import run_forward, run_gradients
@@ -173,6 +174,8 @@ def strategies():
     pipe = PipelineConfig(size=2, schedule="1f1b", microbatches=4)
     yield "all distinct", {"pipe": pipe, "fsdp": fsdp, "data": 2}, {}
     yield "gathered once", {"pipe": PipelineConfig(size=4, schedule="zb_h1", microbatches=4), "fsdp": kept}, {}
+    split = PipelineConfig(size=2, schedule="zbv", microbatches=4, embed_and_head="split")
+    yield "embedding and head split", {"pipe": split, "fsdp": fsdp, "data": DataParallelConfig(size=2, zero=1)}, {}
     yield "accumulated", {"pipe": pipe, "fsdp": fsdp, "tensor": 2}, {"accumulate": 2, "remat": "dots"}
 
 
@@ -226,6 +229,7 @@ def test_memory_follows_the_schedule():
         ({"pipe": {"size": 2, "microbatches": 1}}, False, ["strategy.pipe.microbatches=1", "strategy.pipe.size=2"]),
         ({"pipe": {"size": 2, "schedule": "1f1"}}, False, ["1f1", "1f1b"]),
         ({"pipe": {"size": 2, "layers": [1, 1]}}, False, ["strategy.pipe.layers=[1, 1]", "model.layers=3"]),
+        ({"pipe": {"size": 2, "embed_and_head": "first"}}, False, ["embed_and_head='first'", "whole or split"]),
         ({"pipe": {"size": 2, "chunks": 2}}, False, ["strategy.pipe.chunks: there is no such option"]),
     ],
 )
@@ -246,6 +250,12 @@ def test_rules_leave_the_stages_to_the_pipeline():
         lay_out(toy.BLOCK_MODEL, {"pipe": 2}, rules=rules, devices=toy.devices(2))
     assert "Start this rule in layouts.rules with pipe" in str(error.value)
     assert "Leave pipe out of this rule" in str(error.value)
+
+
+def test_splitting_what_is_outside_twice_is_refused():
+    strategy = {"pipe": {"size": 2, "embed_and_head": "split"}, "data": {"size": 2, "zero": 2}}
+    with pytest.raises(ValueError, match=r"strategy.pipe.embed_and_head=split.*strategy.data.zero=2.*to 1, or"):
+        lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(4))
 
 
 def test_rows_have_to_be_divisible_by_microbatches():

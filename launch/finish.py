@@ -84,7 +84,7 @@ def _summary(built: Built, metrics: list[dict[str, Any]]) -> Iterator[tuple[str,
     yield "title", built.config.run.dir
     yield "status", f"finished, {metrics[-1]['step']} steps"
     yield "model", built.model.name
-    yield "parameters", built.layouts.table.num_elements
+    yield "parameters", built.layouts.num_parameters
     yield "data", built.splits.description
     yield "steps", metrics[-1]["step"]
     yield "loss", metrics[-1]["loss"]

@@ -49,7 +49,7 @@ def title(built: Built) -> str:
     """One line: which model, on which data, on which mesh."""
     mesh = built.layouts.mesh
     axes = " x ".join(f"{name} {mesh.axis_size(name)}" for name in mesh.axis_names if mesh.axis_size(name) > 1)
-    parameters = built.layouts.table.num_elements
+    parameters = built.layouts.num_parameters
     return f"{built.model.name}, {parameters:,} parameters, {built.splits.description}; mesh {axes or '1 device'}"
 
 

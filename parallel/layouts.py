@@ -47,6 +47,13 @@ class Layouts:
         return StoredOrder(self.pipeline.stages if self.pipeline else None)
 
     @property
+    def num_parameters(self) -> int:
+        """Elements of the model's parameters; rows of blocks that only fill up a stage do not count."""
+        filling = self.pipeline.stages.num_filling if self.pipeline else 0
+        blocks = [row for row in self.table.rows if filling and row.path.split("/")[0] == "blocks"]
+        return self.table.num_elements - filling * sum(prod(row.shape[1:]) for row in blocks)
+
+    @property
     def mesh(self) -> DeviceMesh:
         """The mesh of all layouts."""
         return self.table.mesh

@@ -58,6 +58,11 @@ class Stages:
         return order.reshape(-1)
 
     @property
+    def num_filling(self) -> int:
+        """Rows that are filled up."""
+        return len(self.order) - self.num_blocks
+
+    @property
     def is_natural(self) -> bool:
         """Whether blocks are stored in the model's own order, with no row filled up."""
         return np.array_equal(self.order, np.arange(self.num_blocks))

@@ -258,6 +258,31 @@ def test_splitting_what_is_outside_twice_is_refused():
         lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(4))
 
 
+@pytest.mark.parametrize("optimizer", [optax.adamw(1e-3), optax.adafactor(1e-3)], ids=["adamw", "adafactor"])
+def test_state_is_saved_in_the_models_order(optimizer):
+    """Parameters, moments of their shape and factored ones; what fills up a stage is not saved, and not counted."""
+    own = model(Case("", 0, 5))
+    pipe = PipelineConfig(size=2, schedule="interleaved_1f1b", microbatches=4)
+    layouts = lay_out(own, {"pipe": pipe, "data": 2}, devices=toy.devices(4))
+    step = build_step(own, optimizer, layouts)
+    state, order = step.init(seed=0), layouts.stored_order
+    saved = order.to_model(state)
+    expected = jax.jit(own.init)(jax.random.key(0))
+    assert jax.tree.all(
+        jax.tree.map(lambda ours, theirs: bool((np.asarray(ours) == theirs).all()), saved.params, expected)
+    )
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), jax.eval_shape(optimizer.init, expected))
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), saved.opt_state) == shapes
+    abstract = order.abstract_model(step.abstract_state())
+    for promised, given in zip(jax.tree.leaves(abstract), jax.tree.leaves(saved), strict=True):
+        assert (promised.shape, promised.dtype, promised.sharding) == (given.shape, given.dtype, given.sharding)
+    restored = order.to_stored(saved, step.abstract_state())
+    for ours, theirs in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
+        assert ours.sharding == theirs.sharding
+        np.testing.assert_array_equal(ours, theirs)
+    assert layouts.num_parameters == sum(leaf.size for leaf in jax.tree.leaves(expected)) < layouts.table.num_elements
+
+
 def test_rows_have_to_be_divisible_by_microbatches():
     layouts = lay_out(toy.BLOCK_MODEL, {"pipe": 2, "data": 2}, devices=toy.devices(4))
     layouts.check_rows(16)  # 2 x 2 microbatches by default

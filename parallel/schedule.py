@@ -32,7 +32,7 @@ PLACEMENTS: tuple[Placement, ...] = ("loop", "v")
 
 
 class Kind(IntEnum):
-    """What a stage does in a tick; the numbers are the branches of the executor's switch."""
+    """What a stage does in a tick; the numbers are those of the executor's timetable."""
 
     IDLE = 0
     FORWARD = 1

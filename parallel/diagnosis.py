@@ -3,69 +3,31 @@
 1. Copies. Devices that should hold the same and do not: over which axes, and whether their sum is the reference.
 2. Ratio. A gradient that is N or 1 / N times the reference everywhere: the axes whose sizes make N.
 3. Order. The same numbers in other places: a parameter gathered or scattered along another dim, or in another order.
-4. Rows. The step runs with the weight of all rows but one at zero: which rows count not at all, or several times.
+4. Rows. The step runs with the weight of all rows but one at zero: which rows count not at all, or several times, and
+   on which stages of a pipeline (`row_counts.py`).
 5. Parameters. The step runs with one parameter set to a constant, which no wrong order can change: where the loss is
    right then, that parameter is the one.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from ..layouts.paths import leaves_with_paths
-from ..layouts.table import LayoutRow
 from .differences import SMALL, copies, relative
 from .layouts import Layouts
-from .oracle import HostBatch, OneDevice, Sums
+from .oracle import Sums
+from .row_counts import NEAR, Case, is_same, leaf_of, of_rows, of_stages
 
-WEIGHTS = "weights"
-MOST_ROWS = 64
 MOST_PARAMETERS = 200
 REFUSAL = re.compile(
     r"out_specs\S*?((?:\[[^\]]*\])*) is .*?only varying across mesh axes \{(.*?)\}.*?varying over \{(.*?)\}"
 )
 """Where JAX says that an output differs over axes that its spec does not name."""
-NEAR = 1e-4
-"""Measured ratios this near to a number are that number."""
-
-
-class Case(NamedTuple):
-    """What is at hand where something differs.
-
-    Attributes:
-        layouts: of the strategy.
-        microbatches: pieces that the rows of a device are cut into.
-        run: (params, batch) -> what the strategy sums up; params on the mesh, gradients as arrays on the mesh.
-        params: the parameters, on the mesh.
-        oracle: the one device.
-        batch: the global batch.
-    """
-
-    layouts: Layouts
-    microbatches: int
-    run: Callable[[Any, HostBatch], Sums]
-    params: Any
-    oracle: OneDevice
-    batch: HostBatch
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Mesh axis -> size, of those over 1."""
-        mesh = self.layouts.mesh
-        return {axis: mesh.axis_size(axis) for axis in mesh.axis_names if mesh.axis_size(axis) > 1}
-
-    def row(self, path: str) -> LayoutRow:
-        """The layout of the gradient and the update of one parameter."""
-        return next(row for row in self.layouts.update_table.rows if row.path == path)
-
-    def reference(self, params: Any, batch: HostBatch) -> Sums:
-        """The same sums on one device."""
-        return self.oracle.sums(jax.tree.map(np.asarray, params), batch)
 
 
 def of_loss(case: Case, found: Sums, reference: Sums) -> str:
@@ -78,25 +40,26 @@ def of_loss(case: Case, found: Sums, reference: Sums) -> str:
         said = f"It is divided by a weight of {found.weight:.6g}, and one device by {reference.weight:.6g}: "
         if shards > 1 and abs(found.weight - shards) < NEAR:
             return said + f"a mean of {shards} means, as when each share is divided by its own weight before the sum."
-        return said + (_of_rows(case, None) or _of_ratio(weight, case.sizes, ()) or "the weights are summed wrongly.")
-    return _of_rows(case, None) or _of_parameters(case) or _totals(found, reference, case)
+        return said + (of_rows(case, None) or _of_ratio(weight, case.sizes, ()) or "the weights are summed wrongly.")
+    return of_rows(case, None) or _of_parameters(case) or _totals(found, reference, case)
 
 
 def of_gradient(case: Case, path: str, found: Sums, reference: Sums) -> str:
     """Why the gradient of one parameter differs where the loss does not."""
     row = case.row(path)
     lacking = tuple(axis for axis in case.sizes if axis not in row.layout.used_axes)
-    leaf, expected = _leaf(found.gradients, path), np.asarray(_leaf(reference.gradients, path), np.float64)
+    leaf, expected = leaf_of(found.gradients, path), np.asarray(leaf_of(reference.gradients, path), np.float64)
     whole = f" Its layout {row.layout} lacks {_named(lacking)}: over these its gradient has to be summed, once."
     said = _of_copies(case, leaf, expected, lacking)
     if not said:
         value = np.asarray(leaf, np.float64)
         ratio = float((value * expected).sum() / max((expected * expected).sum(), 1e-300))
-        uniform = _same(value, ratio * expected) and bool(ratio)
+        uniform = is_same(value, ratio * expected) and bool(ratio)
         said = (
             (uniform and _of_ratio(ratio, case.sizes, lacking))
             or _of_order(value, expected)
-            or _of_rows(case, path)
+            or of_stages(case, path, value, expected)
+            or of_rows(case, path)
             or f"it is {ratio:.4g} times the reference on average, a part of the sum or another sum."
         )
     return said[0].upper() + said[1:] + (whole if lacking else f" Its layout is {row.layout}.")
@@ -157,7 +120,7 @@ def _of_copies(case: Case, leaf: Any, expected: np.ndarray, lacking: tuple[str, 
     summed = held.sum(axis=tuple(names.index(axis) for axis in differ), keepdims=True)
     first = tuple(0 for _ in names)
     part = expected[leaf.sharding.devices_indices_map(leaf.shape)[mesh.backend_mesh.devices[first]]]
-    if _same(summed[first], part):
+    if is_same(summed[first], part):
         return (
             f"devices along {_named(differ)} hold different values, and their sum is the reference: a missing psum "
             f"over {_named(differ)}."
@@ -182,65 +145,12 @@ def _of_ratio(ratio: float, sizes: Mapping[str, int], lacking: Sequence[str]) ->
 
 
 def _of_order(value: np.ndarray, expected: np.ndarray) -> str:
-    if np.array_equal(value, expected) or not _same(np.sort(value, axis=None), np.sort(expected, axis=None)):
+    if np.array_equal(value, expected) or not is_same(np.sort(value, axis=None), np.sort(expected, axis=None)):
         return ""
     return (
         "the same numbers in other places: gathered or scattered along the wrong dim, or with the shards in another "
         "order, than it is laid out in."
     )
-
-
-def _of_rows(case: Case, path: str | None) -> str:
-    """Which rows count other than once, in the loss (path None) or in one gradient, one row at a time."""
-    if WEIGHTS not in case.batch or len(case.batch[WEIGHTS]) > MOST_ROWS:
-        return ""
-    counts: dict[int, float] = {}
-    for index in range(len(case.batch[WEIGHTS])):
-        found, reference = (run(case.params, _only(case.batch, index)) for run in (case.run, case.reference))
-        if path is None:
-            counts[index] = found.total / reference.total if reference.total else 1.0
-            continue
-        value, expected = (np.asarray(_leaf(each.gradients, path), np.float64) for each in (found, reference))
-        counts[index] = float((value * expected).sum() / max((expected * expected).sum(), 1e-300))
-        if not _same(value, counts[index] * expected):
-            return ""
-    wrong = {index: count for index, count in counts.items() if not abs(count - 1) < NEAR}
-    if not wrong or any(abs(count - round(count)) > NEAR for count in wrong.values() if np.isfinite(count)):
-        return ""
-    times = {round(count) if np.isfinite(count) else -1 for count in wrong.values()}
-    if len(times) > 1 or -1 in times:
-        return ""
-    how = {0: "is not counted"}.get(min(times), f"counts {min(times)} times")
-    return f"{_rows(sorted(wrong), case)} {how}."
-
-
-def _rows(rows: Sequence[int], case: Case) -> str:
-    """Names a set of rows by what they have in common: a microbatch, a place on the mesh."""
-    count = len(case.batch[WEIGHTS])
-    per_shard = count // case.layouts.num_batch_shards
-    per_microbatch = max(1, per_shard // case.microbatches)
-    places = sorted({row % per_shard for row in rows})
-    text = f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows))} of {count}"
-    microbatches = sorted({place // per_microbatch for place in places})
-    complete = len(rows) == len(places) * case.layouts.num_batch_shards
-    if case.microbatches > 1 and complete and len(places) == len(microbatches) * per_microbatch < per_shard:
-        which = ", ".join(str(each + 1) for each in microbatches)
-        return f"microbatch {which} of the {case.microbatches} of every device ({text})"
-    at = _place(rows, case)
-    return f"what lies at {at} ({text})" if at else text
-
-
-def _place(rows: Sequence[int], case: Case) -> str:
-    """The coordinates along batch axes that hold just these rows, such as `data 1, 2 and 3`."""
-    axes = case.layouts.batch_axes
-    sizes = [case.sizes[axis] for axis in axes]
-    count = len(case.batch[WEIGHTS])
-    coordinates = np.stack(np.unravel_index(np.arange(count) * prod(sizes) // count, sizes or (1,)), axis=-1)
-    for dim, axis in enumerate(axes):
-        held = {int(coordinates[row][dim]) for row in rows}
-        if len(held) < sizes[dim] and len(rows) == sum(int(each[dim]) in held for each in coordinates):
-            return f"{axis} {', '.join(map(str, sorted(held)))}"
-    return ""
 
 
 def _of_parameters(case: Case) -> str:
@@ -271,21 +181,6 @@ def _totals(found: Sums, reference: Sums, case: Case) -> str:
     return f"The weight is right; the sum of the losses is {ratio:.6g} times the reference. " + (
         _of_ratio(ratio, case.sizes, ()) or ""
     )
-
-
-def _only(batch: HostBatch, index: int) -> HostBatch:
-    """The batch with the weights of one row at 1 and of all others at 0."""
-    weights = np.zeros_like(batch[WEIGHTS])
-    weights[index] = 1
-    return {**batch, WEIGHTS: weights}
-
-
-def _leaf(tree: Any, path: str) -> Any:
-    return dict(leaves_with_paths(tree))[path]
-
-
-def _same(value: np.ndarray, expected: np.ndarray) -> bool:
-    return bool(np.abs(value - expected).max(initial=0.0) <= NEAR * max(np.abs(expected).max(initial=0.0), 1e-300))
 
 
 def _named(axes: Sequence[str]) -> str:

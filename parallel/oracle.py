@@ -17,6 +17,7 @@ import optax
 from jax import Array
 
 from .model import BlockModel, Model, Params
+from .stages import Stages
 
 HostBatch = Mapping[str, Any]
 """A global batch as host arrays, rows on dim 0."""
@@ -69,6 +70,8 @@ class OneDevice:
         clip_norm: Largest global norm of gradients; 0 = never clip.
         compute: The dtype that parameters are cast to before the model sees them.
         seed: The run's seed.
+        stages: Stages of a pipeline; parameters and gradients are then given and returned as these store them, while
+            the model and the optimizer have them in the model's own order.
     """
 
     def __init__(
@@ -79,8 +82,10 @@ class OneDevice:
         clip_norm: float,
         compute: str,
         seed: int,
+        stages: Stages | None = None,
     ) -> None:
         self.model = model
+        self.stages = stages
         self.compute = compute
         self.seed = seed
         clip = [optax.clip_by_global_norm(clip_norm)] if clip_norm else []
@@ -99,16 +104,21 @@ class OneDevice:
             batch: A global batch.
             step: The number of steps done before; dropout depends on it.
         """
+        sums = self._sums_of(self._to_model(params), batch, step)
+        return sums._replace(gradients=self._to_stored(sums.gradients))
+
+    def _sums_of(self, params: Params, batch: HostBatch, step: int) -> Sums:
         (total, weight), gradients = self._differentiate(params, dict(batch), np.int32(step))
         return Sums(float(total), float(weight), jax.tree.map(np.asarray, gradients))
 
     def train(self, params: Params, batches: Sequence[HostBatch]) -> Reference:
         """One step for each batch, from these parameters."""
+        params = self._to_model(params)
         opt_state = jax.jit(self.optimizer.init)(params)
         losses: list[float] = []
         first: Sums | None = None
         for number, batch in enumerate(batches):
-            sums = self.sums(params, batch, number)
+            sums = self._sums_of(params, batch, number)
             first = first or sums
             mean = jax.tree.map(lambda leaf, weight=sums.weight: (leaf / (weight or 1)).astype(leaf.dtype), sums[2])
             params, opt_state = self._update(params, opt_state, mean)
@@ -116,10 +126,12 @@ class OneDevice:
         assert first is not None, "there is at least one batch"
         gradients = jax.tree.map(lambda leaf: leaf / (first.weight or 1), first.gradients)
         norm = float(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(gradients))))
-        return Reference(tuple(losses), first.weight, gradients, norm, jax.tree.map(np.asarray, params))
+        gradients, params = self._to_stored(gradients), self._to_stored(params)
+        return Reference(tuple(losses), first.weight, gradients, norm, params)
 
     def tolerances(self, params: Params, batch: HostBatch) -> tuple[float, float]:
         """What rounding explains in loss and gradients, and in the update: a model may cast to float32 by itself."""
+        params = self._to_model(params)
         loss = jax.make_jaxpr(self._sums)(params, dict(batch), np.int32(0))
         opt_state = jax.eval_shape(self.optimizer.init, params)
         update = jax.make_jaxpr(self._apply)(params, opt_state, params)
@@ -130,6 +142,15 @@ class OneDevice:
         )
         of_loss, of_update = (TOLERANCES.get(dtype, 0.0) for dtype in narrowest)
         return of_loss, max(of_loss, of_update)
+
+    def _to_model(self, params: Params) -> Params:
+        return self._ordered(params, self.stages.to_natural) if self.stages else params
+
+    def _to_stored(self, params: Params) -> Params:
+        return self._ordered(params, self.stages.to_storage) if self.stages else jax.tree.map(np.asarray, params)
+
+    def _ordered(self, params: Params, order: Callable[[Params], Params]) -> Params:
+        return jax.tree.map(np.asarray, {**params, "blocks": order(params["blocks"])})
 
     def _sums(self, params: Params, batch: Any, step: Array) -> tuple[tuple[Array, Array], Params]:
         key = jax.random.fold_in(jax.random.key(self.seed), step)

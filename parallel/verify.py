@@ -7,7 +7,6 @@ they differ, it names the first thing that does and measures what usually causes
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import jax
@@ -128,7 +127,9 @@ def _check_exact(step: Step) -> None:
 def _compare(
     step: Step, batches: list[HostBatch], clip_norm: float, seed: int, reduced: Mapping[str, tuple[Any, Any]]
 ) -> Verification:
-    oracle = OneDevice(step.model, step.optimizer, clip_norm=clip_norm, compute=step.precision.compute, seed=seed)
+    compute, pipeline = step.precision.compute, step.layouts.pipeline
+    stages = pipeline.stages if pipeline else None
+    oracle = OneDevice(step.model, step.optimizer, clip_norm=clip_norm, compute=compute, seed=seed, stages=stages)
     start = oracle.init(step.precision.params)
     of_loss, of_update = oracle.tolerances(start, batches[0])
     state = step.init(seed)
@@ -161,8 +162,7 @@ def _compare(
         first_difference=None,
     )
 
-    pieces = (getattr(config, "microbatches", 1) for config in step.layouts.configs.values())
-    microbatches = prod(pieces, start=step.accumulate)
+    microbatches = step.accumulate * (pipeline.schedule.microbatches if pipeline else 1)
 
     def case() -> Case:
         fresh = step.init(seed)

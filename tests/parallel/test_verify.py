@@ -14,6 +14,7 @@ import toy
 from jax import lax
 from spmdkit.parallel import BlockModel, FSDPConfig, Model, Precision, diagnosis, local_step, verify
 from spmdkit.parallel import step as step_file
+from spmdkit.parallel.pipeline_stage import Stage
 
 ROWS, WIDTH, CLASSES = 16, 16, 8
 MESH = {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=512)}
@@ -310,8 +311,8 @@ def test_rows_of_one_place_counted_twice(monkeypatch):
 def test_a_wrong_norm(monkeypatch):
     right = local_step.global_norm
 
-    def wrong(gradients, layouts, axes, complete):
-        return right({**gradients, "scale": gradients["scale"] * 2**0.5}, layouts, axes, complete)
+    def wrong(gradients, *rest):
+        return right({**gradients, "scale": gradients["scale"] * 2**0.5}, *rest)
 
     monkeypatch.setattr(local_step, "global_norm", wrong)
     result = verified(clip_norm=0.1)
@@ -430,3 +431,60 @@ def test_numbers_of_a_model_that_splits_its_own_work():
 
 def test_refusals_of_other_kinds_are_not_taken_for_missing_sums():
     assert diagnosis.refused(ValueError("something else"), None) is None
+
+
+# Pipelines
+
+
+def verified_pipeline(**options):
+    given = [toy.batch(seed, rows=8) for seed in range(2)]
+    return verify(toy.BLOCK_MODEL, {"pipe": {"size": 2, **options}}, given, devices=toy.devices(2))
+
+
+@pytest.mark.slow
+def test_blocks_that_are_stored_in_another_order():
+    """5 blocks on 2 stages of 2 chunks, the second in the opposite order, with places that are filled up."""
+
+    def five(key):
+        params = toy.init(key)
+        return {**params, "blocks": jax.tree.map(lambda leaf: jnp.concatenate([leaf, -leaf[:2]]), params["blocks"])}
+
+    model = replace(toy.BLOCK_MODEL, init=five, num_blocks=5)
+    strategy = {"pipe": {"size": 2, "schedule": "zbv", "microbatches": 2}}
+    result = verify(model, strategy, [toy.batch(seed, rows=4) for seed in range(2)], devices=toy.devices(2))
+    assert result.ok, str(result)
+
+
+def test_a_head_that_drops_a_microbatch(monkeypatch):
+    """Neither loss nor weight counts it, and no gradient starts from it."""
+    right = Stage.head
+
+    def wrong(stage, tick, groups, y):
+        total, weight = right(stage, tick, groups, y)
+        counts = (tick.entry.microbatch != 1).astype(total.dtype)
+        return total * counts, weight * counts
+
+    monkeypatch.setattr(Stage, "head", wrong)
+    found(verified_pipeline(), "loss", "", "microbatch 2 of the 4 of every device (rows 2, 3 of 8) is not counted")
+
+
+@pytest.mark.slow
+def test_a_stage_that_drops_a_microbatch(monkeypatch):
+    """The loss counts it, but one stage leaves it out of the gradients of its layers."""
+    right = Stage.backward_weight
+
+    def wrong(stage, tick, *given):
+        entry = tick.entry
+        dropped = (entry.microbatch == 2) & (lax.axis_index("pipe") == 0)
+        tick.entry = entry._replace(num_blocks=jnp.where(dropped, 0, entry.num_blocks))
+        gradients = right(stage, tick, *given)
+        tick.entry = entry
+        return gradients
+
+    monkeypatch.setattr(Stage, "backward_weight", wrong)
+    result = verified_pipeline()
+    first = found(
+        result, "gradients", result.gradients[0].path,
+        "On stage 0 of pipe alone: microbatch 3 of the 4 of every device (rows 4, 5 of 8) is not counted",
+    )  # fmt: skip
+    assert first.where.startswith("blocks/")

@@ -94,7 +94,11 @@ def _problems(model: Model | BlockModel, layouts: Layouts, row: LayoutRow) -> li
         needed = tuple(axis for axis in wanted[dim : dim + 1] if axis in inside)
         given = tuple(axis for axis in row.layout.axes_of_dim(dim) if axis in inside)
         if needed != given or (given and row.layout.axes_of_dim(dim)[: len(given)] != given):
-            wish = f"has to be split over {needed[0]}, before all others" if needed else f"not over {given[0]}"
+            wish = (
+                f"has to be split over {needed[0]}, before all others"
+                if needed
+                else f"must not be split over {given[0]}"
+            )
             is_tensor = tensor.AXIS in (*needed, *given)
             leave = ", or set strategy.tensor.explicit=false to leave the axis to XLA" if is_tensor else ""
             problems.append(

@@ -132,7 +132,7 @@ def test_rules_that_contradict_the_model():
     for text in (
         "3 problem(s) with the layouts",
         "blocks/mlp/gate has the layout (None, tensor, None) by rule 'blocks/mlp/gate', but the model splits its own "
-        f"work, and there dim 1 not over tensor. {remedy}",
+        f"work, and there dim 1 must not be split over tensor. {remedy}",
         f"there dim 2 has to be split over tensor, before all others. {remedy}",
         "head/logits has the layout (None, None) by rule 'head/logits'",
     ):

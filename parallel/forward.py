@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout
+from .cut import join_floats, split_floats
 from .fsdp import attach, gather
 from .layouts import Layouts
 from .model import Activations, Batch, BlockModel, Model, Params, fold_block
 from .precision import Precision
-from .prefetch import check_prefetch, run_prefetched
+from .prefetch import check_prefetch, run_prefetched, scatter_first
 from .remat import remat_block
 from .zero import gradient_carriers
 
@@ -82,6 +83,7 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
     prefetches = gathers and bool(layouts.fsdp.prefetch) and not keeps_blocks
     if prefetches:
         check_prefetch(model.num_blocks, remat)
+    head_alone = [name for name in model.head_reads if name not in model.embed_reads]
     prefetched = partial(
         run_prefetched,
         model.block,
@@ -107,7 +109,12 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
         x = model.embed({name: outer[name] for name in model.embed_reads}, batch, key)
         layers = (shards["blocks"], kept.get("blocks"), jnp.arange(model.num_blocks))
         if prefetches:
-            x = prefetched(shards["blocks"], x, key)
+            x = prefetched(shards["blocks"], x, key, kept=outer_kept)
+            floats, others = split_floats(x)
+            own, floats = scatter_first({name: outer_shards[name] for name in head_alone}, floats)
+            x = join_floats(x, floats, others)
+            whole, into = ({name: tree[name] for name in head_alone} for tree in (outer_kept, reduced))
+            outer = {**outer, **attach(own, whole, into, axes, precision)}
         else:
             x, _ = lax.scan(body, x, layers, unroll=model.scan_unroll)
         return as_scalars(model.head({name: outer[name] for name in model.head_reads}, x, batch, key))

@@ -12,7 +12,7 @@ import toy
 from spmdkit.parallel import FSDPConfig, build_step, census, lay_out
 from spmdkit.parallel.prefetch import check_prefetch
 
-BLOCKS = 5
+BLOCKS, FLOOR = 5, 512
 
 
 def init(key):
@@ -30,7 +30,7 @@ MODEL = replace(toy.BLOCK_MODEL, init=init, block=block, num_blocks=BLOCKS)
 
 
 def built(prefetch, remat, accumulate=1):
-    config = FSDPConfig(size=4, floor_bytes=512, prefetch=prefetch)
+    config = FSDPConfig(size=4, floor_bytes=FLOOR, prefetch=prefetch)
     layouts = lay_out(MODEL, {"fsdp": config}, devices=toy.devices(4))
     return build_step(MODEL, optax.sgd(1.0), layouts, remat=remat, accumulate=accumulate)
 

@@ -1,6 +1,6 @@
 """From a model and its layouts to the loss of one device's rows: gather, run, drop, block by block."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout
-from .cut import join_floats, split_floats
+from . import context
 from .fsdp import attach, gather
+from .in_order import after, scatter_first
 from .layouts import Layouts
 from .model import Activations, Batch, BlockModel, Model, Params, fold_block
 from .precision import Precision
-from .prefetch import check_prefetch, run_prefetched, scatter_first
+from .prefetch import check_prefetch, run_prefetched
 from .remat import remat_block
 from .zero import gradient_carriers
 
@@ -73,11 +74,14 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
     stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
     block_stored, block_reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in (stored, reduced))
     keeps_blocks = layouts.zero == 2 or layouts.fsdp.keep == "step"
+    rings = layouts.mesh_size(context.AXIS) > 2  # attention is a loop of collectives of its own
     gathers = any(axis in axes for layout in jax.tree.leaves(block_stored) for axis in layout.used_axes)
     makes_copies = not keeps_blocks and (gathers or precision.compute != precision.params)
 
     def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
         whole = gather(shards, block_stored, axes, precision) if kept is None else kept
+        if gathers and rings:
+            x = after(whole, x)
         return model.block(attach(shards, whole, block_reduced, axes, precision), x, key)
 
     prefetches = gathers and bool(layouts.fsdp.prefetch) and not keeps_blocks
@@ -99,25 +103,30 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
         return gather(params if keeps_blocks else without_blocks(params), _like(stored, keeps_blocks), axes, precision)
 
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
-        outer_shards, outer_kept = without_blocks(shards), without_blocks(kept)
-        outer = attach(outer_shards, outer_kept, without_blocks(reduced), axes, precision)
+        outer_kept = without_blocks(kept)
+
+        def attached(own: Params) -> Params:
+            whole, into = (part_of(own, tree) for tree in (outer_kept, reduced))
+            return attach(own, whole, into, axes, precision)
 
         def body(x: Activations, layer: tuple[Params, Params | None, Array]) -> tuple[Activations, None]:
             block_shards, block_kept, index = layer
             return block(x, block_shards, block_kept, fold_block(key, index)), None
 
-        x = model.embed({name: outer[name] for name in model.embed_reads}, batch, key)
-        layers = (shards["blocks"], kept.get("blocks"), jnp.arange(model.num_blocks))
+        embed_params = attached(part_of(model.embed_reads, shards))
+        x = model.embed(embed_params, batch, key)
+        if gathers:
+            x = after(outer_kept, x)
         if prefetches:
-            x = prefetched(shards["blocks"], x, key, kept=outer_kept)
-            floats, others = split_floats(x)
-            own, floats = scatter_first({name: outer_shards[name] for name in head_alone}, floats)
-            x = join_floats(x, floats, others)
-            whole, into = ({name: tree[name] for name in head_alone} for tree in (outer_kept, reduced))
-            outer = {**outer, **attach(own, whole, into, axes, precision)}
+            x = prefetched(shards["blocks"], x, key)
         else:
+            layers = (shards["blocks"], kept.get("blocks"), jnp.arange(model.num_blocks))
             x, _ = lax.scan(body, x, layers, unroll=model.scan_unroll)
-        return as_scalars(model.head({name: outer[name] for name in model.head_reads}, x, batch, key))
+        head_shards = part_of(head_alone, shards)
+        if gathers:
+            head_shards, x = scatter_first(head_shards, x)
+        head_params = part_of(model.head_reads, {**embed_params, **attached(head_shards)})
+        return as_scalars(model.head(head_params, x, batch, key))
 
     return LocalLoss(keep, carriers_of(layouts), loss)
 
@@ -129,6 +138,11 @@ def _like(tree: dict[str, Any], with_blocks: bool) -> dict[str, Any]:
 def without_blocks(tree: dict[str, Any]) -> dict[str, Any]:
     """The groups of parameters outside the blocks."""
     return {name: value for name, value in tree.items() if name != "blocks"}
+
+
+def part_of(names: Iterable[str], tree: dict[str, Any]) -> dict[str, Any]:
+    """Some groups of parameters."""
+    return {name: tree[name] for name in names}
 
 
 def without_block_dim(layout: TensorLayout) -> TensorLayout:

@@ -32,6 +32,7 @@ from jax import Array, lax
 from . import fsdp
 from .cut import Cut, cut, join_floats, split_floats
 from .fsdp import gather, scatter
+from .in_order import after
 from .layouts import Layouts
 from .model import Activations, BlockModel, Model, Params, fold_block
 from .precision import Precision
@@ -106,7 +107,6 @@ def run_prefetched(
     axes: tuple[str, ...],
     precision: Precision,
     remat: str,
-    kept: Any = (),
 ) -> Activations:
     """Runs a stack of blocks, each gathered while the one before it runs. Inside `shard_map`.
 
@@ -120,7 +120,6 @@ def run_prefetched(
         axes: The mesh axes to gather over.
         precision: The compute and reduce dtypes.
         remat: `none` keeps what backward needs, `full` the input of each block.
-        kept: What was gathered before.
 
     Returns:
         Activations that leave the last block; differentiable with respect to `shards` and the floats of `x`.
@@ -136,22 +135,7 @@ def run_prefetched(
         return stack.forward(shards, floats, others, key_data)[0]
 
     run.defvjp(stack.forward, stack.backward)
-    floats, others = split_floats(x)
-    return run(shards, [_after(kept, leaf) for leaf in floats], others, key_data)
-
-
-@jax.custom_vjp
-def scatter_first(shards: Params, floats: list[Array]) -> tuple[Params, list[Array]]:
-    """Shards of the head, and activations, unchanged; backward scatters the head's gradients before the blocks'."""
-    return shards, floats
-
-
-def _scatter_first_backward(_: None, gradients: tuple[Params, list[Array]]) -> tuple[Params, list[Array]]:
-    scattered, floats = gradients
-    return scattered, [_after(scattered, leaf) for leaf in floats]
-
-
-scatter_first.defvjp(lambda shards, floats: ((shards, floats), None), _scatter_first_backward)
+    return run(shards, *split_floats(x), key_data)
 
 
 @dataclass
@@ -167,14 +151,14 @@ class _Stack:
     precision: Precision
     parts: Cut | None = None
 
-    def whole(self, shards: Params, index: Array | int, after: Any = ()) -> Params:
-        """The gathered parameters of one block, on simulated devices after other collectives."""
-        shards = jax.tree.map(lambda leaf: leaf[index], shards)
-        return _one_by_one(gather, shards, self.stored, self.axes, self.precision, after)
+    def whole(self, shards: Params, index: Array | int, done: Any = ()) -> Params:
+        """The gathered parameters of one block, not before `done` is there."""
+        shards = after(done, jax.tree.map(lambda leaf: leaf[index], shards))
+        return gather(shards, self.stored, self.axes, self.precision)
 
-    def shard(self, gradients: Params, after: Any = ()) -> Params:
-        """The reduce-scattered gradients of one block, likewise."""
-        return _one_by_one(scatter, gradients, self.reduced, self.axes, self.precision, after)
+    def shard(self, gradients: Params) -> Params:
+        """The reduce-scattered gradients of one block."""
+        return scatter(gradients, self.reduced, self.axes, self.precision)
 
     def key_of(self, key_data: Array | None, index: Array | int) -> Array | None:
         """The key of one block."""
@@ -210,7 +194,7 @@ class _Stack:
             return (x, following), kept
 
         shards, floats = lax.optimization_barrier((shards, floats))  # else gathers leave a loop over microbatches
-        entering = (join_floats(self.x, floats, others), self.whole(shards, 0, after=floats))
+        entering = (join_floats(self.x, floats, others), self.whole(shards, 0))
         (leaving, params), kept = lax.scan(turn, entering, jnp.arange(final))
         leaving, last = self.run(params, leaving, self.key_of(key_data, final))
         return leaving, (shards, kept, last, key_data)
@@ -224,52 +208,22 @@ class _Stack:
         def turn(carry: Any, kept: Any, index: Array | int) -> Any:
             dx, params, later = carry
             earlier = self.whole(shards, index - 1) if not isinstance(index, int) else None
-            scattered = self.shard(later, after=earlier)
+            scattered = self.shard(later)
             dx, own = self.differentiate(params, kept, self.key_of(key_data, index), dx)
             return (dx, earlier, own), scattered
 
         dy = [leaf for leaf in jax.tree.leaves(gradient) if leaf.dtype != jax.dtypes.float0]
-        params = self.whole(shards, final, after=dy)
+        params = self.whole(shards, final, done=dy)
         dx, own = self.differentiate(params, last, self.key_of(key_data, final), dy)
         carry, middle = lax.scan(
             lambda carry, layer: turn(carry, *layer),
-            (dx, self.whole(shards, final - 1, after=params), own),
+            (dx, self.whole(shards, final - 1, done=dy), own),
             (jax.tree.map(lambda leaf: leaf[1:], kept), jnp.arange(1, final)),
             reverse=True,
         )
         (dx, _, own), second = turn(carry, jax.tree.map(lambda leaf: leaf[0], kept), 0)
-        first = self.shard(own, after=second)
-        gradients = [_stacked(first), _stacked(second), middle]
-        dx = [_after(first, leaf) for leaf in dx]
+        gradients = [_stacked(self.shard(own)), _stacked(second), middle]
         return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *gradients), dx, None, None
-
-
-def _one_by_one(
-    move: Callable[..., Array], tree: Any, layouts: Any, axes: tuple[str, ...], precision: Precision, after: Any
-) -> Any:
-    """Gathers or scatters leaves, on simulated devices each once the one before is there.
-
-    Starved of threads, these would start independent collectives in different orders, and wait for one another for
-    ever. Other platforms start them in the order of the program.
-    """
-    leaves, treedef = jax.tree.flatten(tree)
-    moved: list[Array] = []
-    for leaf, layout in zip(leaves, treedef.flatten_up_to(layouts), strict=True):
-        after = move(_after(after, leaf), layout, axes, precision)
-        moved.append(after)
-    return treedef.unflatten(moved)
-
-
-def _after(done: Any, value: Array) -> Array:
-    """A value, which on simulated devices is there once others are."""
-    return lax.platform_dependent(done, value, cpu=_once_there, default=lambda done, value: value)
-
-
-def _once_there(done: Any, value: Array) -> Array:
-    """The value, by a choice that is always the same, as XLA does not know."""
-    signs = [leaf.ravel()[0] >= 0 for leaf in jax.tree.leaves(done)]
-    never = sum((sign.astype(jnp.int32) for sign in signs), jnp.zeros((), jnp.int32)) > len(signs)
-    return jnp.where(never, jnp.zeros_like(value), value)
 
 
 def _stacked(tree: Params) -> Params:

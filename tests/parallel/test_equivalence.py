@@ -10,6 +10,7 @@ import optax
 import pytest
 import table
 import toy
+from order import unordered
 from spmdkit.mesh.axes import AXES
 from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.models.moe import MoEConfig, moe
@@ -41,12 +42,15 @@ class Recorded(NamedTuple):
 
 
 def optimizer():
-    """AdamW that keeps the gradients it was given, so that one compiled step shows them too."""
+    """AdamW that keeps the gradients it was given, so that one compiled step shows them too.
+
+    Its epsilon keeps it from dividing a gradient next to zero, which is rounding alone, by itself.
+    """
     record = optax.GradientTransformation(
         lambda params: Recorded(jax.tree.map(jnp.zeros_like, params)),
         lambda grads, _, params=None: (grads, Recorded(grads)),
     )
-    return optax.chain(record, optax.adamw(1e-3, weight_decay=0.1))
+    return optax.chain(record, optax.adamw(1e-3, eps=1e-6, weight_decay=0.1))
 
 
 @cache
@@ -118,8 +122,8 @@ def check(row, dtype):
     """Trains one row of the table, and compares."""
     own, is_mlp = model(row.kind, row.dropout), row.kind == "mlp"
     precision = Precision(params=dtype, compute=dtype, reduce=dtype)
-    sizes = {axis: getattr(config, "size", config) for axis, config in row.strategy.items()}
-    layouts = lay_out(own, row.strategy, devices=toy.devices(int(np.prod(list(sizes.values())))), precision=precision)
+    sizes = sizes_of(row)
+    layouts = lay_out(own, row.strategy, devices=toy.devices(num_devices(row)), precision=precision)
     step = build_step(
         own, optimizer(), layouts, clip_norm=CLIP, accumulate=row.accumulate, remat=row.remat, precision=precision
     )
@@ -137,6 +141,17 @@ def check(row, dtype):
     assert worst(natural(layouts, state.params), params) < (TOLERANCE[dtype],)
     assert_really_on(state.params, layouts, sizes)
     assert census(compiled.as_text(), layouts.mesh) == step.cost(abstract)
+    assert unordered(compiled.as_text()) == []
+
+
+def sizes_of(row):
+    """The size of each axis."""
+    return {axis: getattr(config, "size", config) for axis, config in row.strategy.items()}
+
+
+def num_devices(row):
+    """The devices that a row takes."""
+    return int(np.prod(list(sizes_of(row).values())))
 
 
 def natural(layouts, tree):

@@ -1,0 +1,59 @@
+"""The order of collectives on simulated devices: a collective that must not start while a loop of others runs.
+
+XLA:CPU starts the collectives of one computation in the order of the program, and each is done when it returns. A loop
+is not: where nothing that follows needs its result, what follows starts while the loop still runs. A device that is
+short of threads then meets the others in the wrong collective; all wait for one another for ever, or take each other's
+numbers. So a collective outside a loop of collectives waits for the loop, or the loop for it: as data, since XLA:CPU
+drops every weaker tie. Other platforms start all collectives in the order of the program, and see none of this.
+"""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+Tree = TypeVar("Tree")
+
+
+def after(done: Any, value: Tree) -> Tree:
+    """Values, unchanged, which on simulated devices are there once others are.
+
+    Args:
+        done: Any pytree of arrays, e.g. what collectives brought. No gradient flows to it.
+        value: Another; its floats wait.
+    """
+    done = [lax.stop_gradient(leaf) for leaf in jax.tree.leaves(done)]
+    if not done:
+        return value
+    return jax.tree.map(lambda leaf: _after(done, leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, value)
+
+
+@jax.custom_vjp
+def scatter_first(shards: Any, value: Tree) -> tuple[Any, Tree]:
+    """Both unchanged; in backward, what reduces the gradients of `shards` comes before what `value` is made of.
+
+    Args:
+        shards: Parameters that are used after a loop; their gradients are reduced where `fsdp.attach` says.
+        value: What leaves the loop.
+    """
+    return shards, value
+
+
+def _scatter_first_backward(_: None, gradients: tuple[Any, Any]) -> tuple[Any, Any]:
+    scattered, value = gradients
+    return scattered, after(scattered, value)
+
+
+scatter_first.defvjp(lambda shards, value: ((shards, value), None), _scatter_first_backward)
+
+
+def _after(done: list[Array], value: Array) -> Array:
+    return lax.platform_dependent(done, value, cpu=_once_there, default=lambda done, value: value)
+
+
+def _once_there(done: list[Array], value: Array) -> Array:
+    """The value, by a choice that is always the same, as XLA does not know."""
+    signs = [leaf.ravel()[0] >= 0 for leaf in done]
+    never = sum((sign.astype(jnp.int32) for sign in signs), jnp.zeros((), jnp.int32)) > len(signs)
+    return jnp.where(never, jnp.zeros_like(value), value)

@@ -7,6 +7,7 @@ Help stands in one place, beside the default, where an editor shows it; the comm
 """
 
 import ast
+import dataclasses
 import inspect
 import textwrap
 from functools import cache
@@ -14,11 +15,20 @@ from functools import cache
 
 @cache
 def field_help(cls: type) -> dict[str, str]:
-    """Returns field name -> help, on one line each, for the fields that a dataclass documents.
+    """Returns field name -> help, on one line each, for the fields that a dataclass and its bases document.
 
     Args:
         cls: A dataclass whose source can be read.
     """
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            found |= _own_help(base)
+    return found
+
+
+def _own_help(cls: type) -> dict[str, str]:
+    """The help of the fields that a class itself declares."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     (definition,) = tree.body
     assert isinstance(definition, ast.ClassDef)

@@ -38,6 +38,20 @@ def test_reads_the_literal_under_a_field():
     assert field_help(Documented) == {"first": "Two lines.", "third": "Third."}
 
 
+@dataclasses.dataclass
+class Derived(Documented):
+    """Another."""
+
+    first: int = 3
+    """First again."""
+    fourth: int = 4
+    """Fourth."""
+
+
+def test_reads_what_bases_document():
+    assert field_help(Derived) == {"first": "First again.", "third": "Third.", "fourth": "Fourth."}
+
+
 @pytest.mark.parametrize("cls", [*SECTIONS, *ELSEWHERE], ids=lambda cls: cls.__name__)
 def test_every_key_has_help(cls):
     missing = {field.name for field in dataclasses.fields(cls)} - set(field_help(cls))

@@ -23,10 +23,10 @@ def after(done: Any, value: Tree) -> Tree:
         done: Any pytree of arrays, e.g. what collectives brought. No gradient flows to it.
         value: Another; its floats wait.
     """
-    done = [lax.stop_gradient(leaf) for leaf in jax.tree.leaves(done)]
-    if not done:
+    leaves = jax.tree.leaves(done)
+    if not leaves:
         return value
-    return jax.tree.map(lambda leaf: _after(done, leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, value)
+    return jax.tree.map(lambda leaf: _after(leaves, leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, value)
 
 
 @jax.custom_vjp
@@ -48,8 +48,12 @@ def _scatter_first_backward(_: None, gradients: tuple[Any, Any]) -> tuple[Any, A
 scatter_first.defvjp(lambda shards, value: ((shards, value), None), _scatter_first_backward)
 
 
+@jax.custom_vjp
 def _after(done: list[Array], value: Array) -> Array:
     return lax.platform_dependent(done, value, cpu=_once_there, default=lambda done, value: value)
+
+
+_after.defvjp(lambda done, value: (_after(done, value), None), lambda _, gradient: (None, gradient))
 
 
 def _once_there(done: list[Array], value: Array) -> Array:

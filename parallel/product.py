@@ -36,7 +36,10 @@ def _forward(x_BLD: Array, weight_DF: Array) -> tuple[Array, tuple[Array, Array]
 def _backward(kept: tuple[Array, Array], gradient_BLF: Array) -> tuple[Array, Array]:
     x_BLD, weight_DF = kept
     x_gradient_BLD = lax.dot_general(gradient_BLF, weight_DF, (((2,), (1,)), ((), ())))
-    return x_gradient_BLD, lax.dot_general(x_BLD, gradient_BLF, (((0, 1), (0, 1)), ((), ())))
+    rows = ((0, 1), (0, 1)), ((), ())
+    if x_BLD.shape[-1] <= gradient_BLF.shape[-1]:
+        return x_gradient_BLD, lax.dot_general(x_BLD, gradient_BLF, rows)
+    return x_gradient_BLD, lax.optimization_barrier(lax.dot_general(gradient_BLF, x_BLD, rows)).T
 
 
 _product.defvjp(_forward, _backward)

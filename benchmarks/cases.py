@@ -50,11 +50,17 @@ def _tensor(**sizes: int) -> Case:
     return Case(DIVISIBLE, {"ours": dict(sizes)}, theirs, sizes)
 
 
-def _pipeline(*schedules: str, recompute: bool, theirs: tuple[str, ...]) -> Case:
-    options = {"size": 4, "microbatches": MICROBATCHES, "recompute": recompute}
-    ours = {name: {"pipe": PipelineConfig(schedule=name, **options), "data": 2} for name in schedules}
-    steps = {name: getattr(handwritten_pipeline, name) for name in theirs}
-    return Case(DIVISIBLE, ours, steps, {"pipe": 4, "data": 2})
+def _pipeline(**sizes: int) -> Case:
+    """What we keep for backward and what we recompute, against GPipe in its three forms."""
+    options = {"size": sizes["pipe"], "microbatches": MICROBATCHES}
+    configs = {
+        "1f1b": PipelineConfig(schedule="1f1b", **options),
+        "zb_h1": PipelineConfig(schedule="zb_h1", **options),
+        "1f1b_recompute": PipelineConfig(schedule="1f1b", recompute=True, **options),
+    }
+    ours = {name: {**sizes, "pipe": config} for name, config in configs.items()}
+    theirs = {name: getattr(handwritten_pipeline, name) for name in ("gpipe", "gpipe_skip", "gpipe_checkpoint")}
+    return Case(DIVISIBLE, ours, theirs, sizes)
 
 
 CASES = {
@@ -63,6 +69,5 @@ CASES = {
     "data 2 x fsdp 4": _sharded(2, 4),
     "tensor 4 x data 2": _tensor(data=2, tensor=4),
     "fsdp 2 x tensor 4": _tensor(fsdp=2, tensor=4),
-    "pipe 4 x data 2": _pipeline("1f1b", "zb_h1", recompute=False, theirs=("gpipe", "gpipe_skip")),
-    "pipe 4 x data 2, recomputing": _pipeline("1f1b", recompute=True, theirs=("gpipe_checkpoint",)),
+    "pipe 4 x data 2": _pipeline(pipe=4, data=2),
 }

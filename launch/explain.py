@@ -12,6 +12,9 @@ from ..layouts.table import LayoutTable
 from ..mesh.drawing import draw
 from ..parallel.census import census
 from ..parallel.collectives import Collective
+from ..parallel.schedule import Schedule
+from ..parallel.schedule_measure import measure
+from . import schedule as schedule_command
 from .build import Built, build, prepare_devices
 
 
@@ -29,6 +32,7 @@ class Explanation:
             the outputs, what reuses the arguments), and their total.
         predicted: collectives of one step by the strategies' own formulas.
         found: collectives of the compiled step.
+        schedule: who does what when, where the mesh has the axis `pipe`.
     """
 
     mesh: str
@@ -38,9 +42,11 @@ class Explanation:
     compiled: dict[str, int]
     predicted: tuple[Collective, ...]
     found: tuple[Collective, ...]
+    schedule: Schedule | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values, for `--json`."""
+        """The same as plain values, for `--json`; `schedule` only where there is one."""
+        schedule = self.schedule
         return {
             "mesh": self.axes,
             "layouts": self.table.to_json(),
@@ -49,6 +55,7 @@ class Explanation:
             "collectives": [_line(collective) for collective in self.found],
             "predicted_collectives": [_line(collective) for collective in self.predicted],
             "as_predicted": self.predicted == self.found,
+            **({"schedule": schedule_command.to_json(schedule, measure(schedule))} if schedule else {}),
         }
 
     def __str__(self) -> str:
@@ -64,6 +71,12 @@ class Explanation:
         ]
         if self.predicted != self.found:
             parts.append("\n".join(_table(self.predicted)))
+        if self.schedule:
+            title = (
+                f"Pipeline schedule {self.schedule.name}, {self.schedule.microbatches} microbatches, in units of a pass"
+            )
+            figures = schedule_command.summary(self.schedule, measure(self.schedule)).splitlines()
+            parts.append("\n".join([title, *(f"  {line}" for line in figures)]))
         return "\n\n".join(parts)
 
 
@@ -96,6 +109,7 @@ def explain_built(built: Built) -> Explanation:
         compiled=compiled_memory(compiled),
         predicted=step.cost(built.batch),
         found=census(compiled.as_text() or "", mesh),
+        schedule=layouts.pipeline.schedule if layouts.pipeline else None,
     )
 
 

@@ -81,7 +81,19 @@ def test_presets_are_as_predicted(name, tmp_path, monkeypatch):
     explanation = explain(load_config(source))
     assert explanation.predicted == explanation.found
     assert explanation.found
+    assert ("Pipeline schedule" in str(explanation)) == (explanation.axes["pipe"] > 1)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_schedule_costs_what_the_docs_say():
+    """1F1B with S stages and M microbatches: 3 (M + S - 1) passes, of which a stage does 3 M."""
+    explained = explain(load_config("pipeline")).to_json()
+    stages, schedule = explained["mesh"]["pipe"], explained["schedule"]
+    idle, busy = 3 * (stages - 1), 3 * schedule["microbatches"]
+    assert schedule["time"] == idle + busy
+    assert schedule["bubble"] == pytest.approx(idle / (idle + busy))
+    assert schedule["peak_activations"] == list(range(stages, 0, -1))
 
 
 @pytest.mark.slow

@@ -90,10 +90,13 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
     if config.embed_and_head not in ("whole", "split"):
         raise ValueError(f"strategy.pipe.embed_and_head={config.embed_and_head!r}: give whole or split.")
     microbatches = config.microbatches or 2 * config.size
-    schedule = make_schedule(
-        config.schedule, config.size, microbatches, virtual=config.virtual or None, recompute=config.recompute
-    )
-    check(schedule)
+    try:
+        schedule = make_schedule(
+            config.schedule, config.size, microbatches, virtual=config.virtual or None, recompute=config.recompute
+        )
+        check(schedule)
+    except ValueError as error:
+        raise ValueError(f"strategy.pipe.schedule={config.schedule}: {error}") from None
     stages = assign(num_blocks, schedule, config.layers)
     return Pipeline(schedule, stages, make_timetable(schedule, stages))
 

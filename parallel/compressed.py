@@ -43,6 +43,7 @@ from ..layouts.table import LayoutRow, LayoutTable, make_row
 from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective
 from .data import SCALARS, axes_to_sum, scalar_width
+from .in_order import after
 from .layouts import Layouts
 
 BLOCK = 256
@@ -113,7 +114,7 @@ def reduce_gradients(
         Gradients in their own dtype, the scalars, summed over all devices, and the errors of this step.
     """
     leaves, treedef = jax.tree.flatten(gradients)
-    summed_scalars = list(lax.psum(list(scalars), axes))
+    summed_scalars = list(lax.psum(list(after(leaves, list(scalars))), axes))
     weight = jnp.where(summed_scalars[1] == 0, 1, summed_scalars[1]).astype(jnp.float32)
     reduced, sent, returned = list(leaves), [], []
     buckets = _buckets(treedef.flatten_up_to(layouts), [leaf.size for leaf in leaves], axes)

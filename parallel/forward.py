@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout
-from . import context
 from .fsdp import attach, gather
-from .in_order import after, scatter_first
+from .in_order import after, apart, scatter_first
 from .layouts import Layouts
 from .model import Activations, Batch, BlockModel, Model, Params, fold_block
 from .precision import Precision
@@ -74,15 +73,15 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
     stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
     block_stored, block_reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in (stored, reduced))
     keeps_blocks = layouts.zero == 2 or layouts.fsdp.keep == "step"
-    rings = layouts.mesh_size(context.AXIS) > 2  # attention is a loop of collectives of its own
     gathers = any(axis in axes for layout in jax.tree.leaves(block_stored) for axis in layout.used_axes)
     makes_copies = not keeps_blocks and (gathers or precision.compute != precision.params)
 
     def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
         whole = gather(shards, block_stored, axes, precision) if kept is None else kept
-        if gathers and rings:
-            x = after(whole, x)
-        return model.block(attach(shards, whole, block_reduced, axes, precision), x, key)
+        params = attach(shards, whole, block_reduced, axes, precision)
+        if gathers and layouts.loops_in_blocks:
+            params, x = apart(params, x)
+        return model.block(params, x, key)
 
     prefetches = gathers and bool(layouts.fsdp.prefetch) and not keeps_blocks
     if prefetches:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 Tree = TypeVar("Tree")
+Params = TypeVar("Params")
 
 
 def after(done: Any, value: Tree) -> Tree:
@@ -27,6 +28,25 @@ def after(done: Any, value: Tree) -> Tree:
     if not leaves:
         return value
     return jax.tree.map(lambda leaf: _after(leaves, leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, value)
+
+
+@jax.custom_vjp
+def apart(params: Params, x: Tree) -> tuple[Params, Tree]:
+    """Both unchanged: what a block with loops of collectives is run on.
+
+    Args:
+        params: What its gathers brought: they come before its loops.
+        x: Its activations. In backward their gradient, and with it all loops, comes before that of `params` is reduced.
+    """
+    return params, after(params, x)
+
+
+def _apart_backward(_: None, gradients: tuple[Params, Any]) -> tuple[Params, Any]:
+    dparams, dx = gradients
+    return after([leaf for leaf in jax.tree.leaves(dx) if leaf.dtype != jax.dtypes.float0], dparams), dx
+
+
+apart.defvjp(lambda params, x: (apart(params, x), None), _apart_backward)
 
 
 @jax.custom_vjp

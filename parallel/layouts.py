@@ -110,6 +110,11 @@ class Layouts:
         return self.mesh.axis_size(axis) if axis in self.mesh.axis_names or axis in AXES else 1
 
     @property
+    def loops_in_blocks(self) -> bool:
+        """Whether a block holds loops of collectives: those of a ring of more than two devices."""
+        return self.mesh_size("context") > 2
+
+    @property
     def num_batch_shards(self) -> int:
         """Into how many pieces the rows of a batch are split."""
         return prod(self.mesh.axis_size(axis) for axis in self.batch_axes)

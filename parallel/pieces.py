@@ -8,6 +8,7 @@ from jax import Array
 
 from .forward import Kept, as_scalars, without_block_dim
 from .fsdp import attach, gather
+from .in_order import apart
 from .layouts import Layouts
 from .model import Activations, Batch, BlockModel, Params
 from .precision import Precision
@@ -39,6 +40,7 @@ def make_pieces(model: BlockModel, layouts: Layouts, *, remat: str, precision: P
     """The pieces of a model, gathers and casts of their parameters included; the arguments: see `pipeline_loss`."""
     stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
     block_stored, block_reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in (stored, reduced))
+    gathers = any(axis in axes for layout in jax.tree.leaves(block_stored) for axis in layout.used_axes)
 
     def outer(groups: Params, kept: Kept) -> Params:
         shards, whole, into = groups, {name: kept[name] for name in groups}, {name: reduced[name] for name in groups}
@@ -49,7 +51,10 @@ def make_pieces(model: BlockModel, layouts: Layouts, *, remat: str, precision: P
 
     def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
         whole = gather(shards, block_stored, axes, precision) if kept is None else kept
-        return model.block(attach(shards, whole, block_reduced, axes, precision), x, key)
+        params = attach(shards, whole, block_reduced, axes, precision)
+        if gathers and layouts.loops_in_blocks:
+            params, x = apart(params, x)
+        return model.block(params, x, key)
 
     def head(groups: Params, kept: Kept, x: Activations, batch: Batch, key: Array | None) -> tuple[Array, Array]:
         return as_scalars(model.head(outer(groups, kept), x, batch, key))
@@ -61,5 +66,5 @@ def make_pieces(model: BlockModel, layouts: Layouts, *, remat: str, precision: P
         head=head,
         embed_reads=model.embed_reads,
         head_reads=model.head_reads,
-        gathers=any(axis in axes for layout in jax.tree.leaves(block_stored) for axis in layout.used_axes),
+        gathers=gathers,
     )

@@ -16,7 +16,8 @@ turn's gather has all of the turn to finish. The collectives are those of the pl
 N reduce-scatters of each sharded leaf. Cost: one more gathered block and one more block of whole gradients alive.
 
 What backward keeps is what `cut.py` finds that it needs, without anything made of parameters alone (remat `none`), or
-the input of each block, which is then run once more (remat `full`).
+the input of each block, which is then run once more (remat `full`). On simulated devices, which gain nothing by it, a
+gather waits for the block beside it (`in_order.py`).
 
 Source: Zhao et al. 2023, "PyTorch FSDP", section 3.3.2 (prefetching).
 """
@@ -152,13 +153,13 @@ class _Stack:
     parts: Cut | None = None
 
     def whole(self, shards: Params, index: Array | int, done: Any = ()) -> Params:
-        """The gathered parameters of one block, not before `done` is there."""
+        """The gathered parameters of one block, on simulated devices not before `done` is there."""
         shards = after(done, jax.tree.map(lambda leaf: leaf[index], shards))
         return gather(shards, self.stored, self.axes, self.precision)
 
-    def shard(self, gradients: Params) -> Params:
-        """The reduce-scattered gradients of one block."""
-        return scatter(gradients, self.reduced, self.axes, self.precision)
+    def shard(self, gradients: Params, done: Any) -> Params:
+        """The reduce-scattered gradients of one block, likewise."""
+        return scatter(after(done, gradients), self.reduced, self.axes, self.precision)
 
     def key_of(self, key_data: Array | None, index: Array | int) -> Array | None:
         """The key of one block."""
@@ -189,9 +190,8 @@ class _Stack:
 
         def turn(carry: Any, index: Array) -> Any:
             x, params = carry
-            following = self.whole(shards, index + 1)
             x, kept = self.run(params, x, self.key_of(key_data, index))
-            return (x, following), kept
+            return (x, self.whole(shards, index + 1, done=split_floats(x)[0])), kept
 
         shards, floats = lax.optimization_barrier((shards, floats))  # else gathers leave a loop over microbatches
         entering = (join_floats(self.x, floats, others), self.whole(shards, 0))
@@ -207,22 +207,22 @@ class _Stack:
 
         def turn(carry: Any, kept: Any, index: Array | int) -> Any:
             dx, params, later = carry
-            earlier = self.whole(shards, index - 1) if not isinstance(index, int) else None
-            scattered = self.shard(later)
             dx, own = self.differentiate(params, kept, self.key_of(key_data, index), dx)
-            return (dx, earlier, own), scattered
+            earlier = self.whole(shards, index - 1, done=dx) if not isinstance(index, int) else None
+            return (dx, earlier, own), self.shard(later, done=dx)
 
         dy = [leaf for leaf in jax.tree.leaves(gradient) if leaf.dtype != jax.dtypes.float0]
         params = self.whole(shards, final, done=dy)
+        dy, last = after(params, dy), last if self.parts else after(params, last)
         dx, own = self.differentiate(params, last, self.key_of(key_data, final), dy)
         carry, middle = lax.scan(
             lambda carry, layer: turn(carry, *layer),
-            (dx, self.whole(shards, final - 1, done=dy), own),
+            (dx, self.whole(shards, final - 1, done=dx), own),
             (jax.tree.map(lambda leaf: leaf[1:], kept), jnp.arange(1, final)),
             reverse=True,
         )
         (dx, _, own), second = turn(carry, jax.tree.map(lambda leaf: leaf[0], kept), 0)
-        gradients = [_stacked(self.shard(own)), _stacked(second), middle]
+        gradients = [_stacked(self.shard(own, done=dx)), _stacked(second), middle]
         return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *gradients), dx, None, None
 
 

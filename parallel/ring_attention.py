@@ -40,6 +40,7 @@ from jax import Array, lax
 
 from ..mesh.compat import varying_axes
 from .context import AXIS, ContextConfig, chunks_of
+from .in_order import after
 from .partial_attention import Marks, Part, Saved, attend, attend_backward, finish, merge
 
 
@@ -123,6 +124,7 @@ def _ring_backward(config: ContextConfig, residuals: Any, gradient: Array) -> tu
     share_BlH1 = jnp.sum(out.astype(wide) * gradient.astype(wide), axis=-1, keepdims=True)
     split = partial(_split_queries, G=key.shape[2])
     saved_Z = Saved(split(query), split(gradient), log_weight_ZBGRS, split(share_BlH1).squeeze(-1))
+    value, key = after((out, gradient), (value, key))  # forward's loop, where it is run again, and the block above
     vk_YZBGTK = _split_keys(value, key)  # not as in forward: XLA would keep what its first permute brought
 
     def see(half: Any, vk: Array, vk_half: Any, source: Any, causal: bool = False) -> tuple[Array, Array]:

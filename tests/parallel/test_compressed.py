@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from order import unordered
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.parallel import DataParallelConfig, Model, build_step, census, lay_out, verify
 from spmdkit.parallel.compressed import BLOCK, dequantize, quantize
@@ -73,6 +74,7 @@ def test_gradients_of_all_steps_sum_to_the_exact_ones_but_for_the_last_errors(ou
 def test_what_moves_is_what_the_cost_says(ours):
     step, compiled = ours
     lines = census(compiled.as_text(), step.layouts.mesh)
+    assert unordered(compiled.as_text()) == []
     assert lines == step.cost()
     shards = sum(row.bytes_per_device for row in step.layouts.table.rows if row.layout.used_axes)
     assert shards // (4 * BLOCK) == 14  # blocks, to be dealt out to 4 devices: 16

@@ -24,7 +24,7 @@ def after(done: Any, value: Tree) -> Tree:
         done: Any pytree of arrays, e.g. what collectives brought. No gradient flows to it.
         value: Another; its floats wait.
     """
-    leaves = jax.tree.leaves(done)
+    leaves = [leaf for leaf in jax.tree.leaves(done) if leaf.size]
     if not leaves:
         return value
     return jax.tree.map(lambda leaf: _after(leaves, leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, value)

@@ -50,7 +50,7 @@ def test_after_gives_an_order():
 
 def test_after_changes_nothing():
     value = {"x": jnp.asarray([1.5, jnp.nan, -jnp.inf]), "n": jnp.arange(3)}
-    for done in ((), [jnp.asarray([jnp.nan])], [jnp.ones(2), -jnp.ones((1, 1))]):
+    for done in ((), [jnp.zeros((0, 2))], [jnp.asarray([jnp.nan])], [jnp.ones(2), -jnp.ones((1, 1))]):
         found = after(done, value)
         assert all(
             map(lambda one, other: jnp.array_equal(one, other, equal_nan=True), *map(jax.tree.leaves, (found, value)))

@@ -30,7 +30,6 @@ def after(done: Any, value: Tree) -> Tree:
     return jax.tree.map(lambda leaf: _after(leaves, leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, value)
 
 
-@jax.custom_vjp
 def apart(params: Params, x: Tree) -> tuple[Params, Tree]:
     """Both unchanged: what a block with loops of collectives is run on.
 
@@ -38,7 +37,12 @@ def apart(params: Params, x: Tree) -> tuple[Params, Tree]:
         params: What its gathers brought: they come before its loops.
         x: Its activations. In backward their gradient, and with it all loops, comes before that of `params` is reduced.
     """
-    return params, after(params, x)
+    return _apart(params, after(params, x))
+
+
+@jax.custom_vjp
+def _apart(params: Params, x: Tree) -> tuple[Params, Tree]:
+    return params, x
 
 
 def _apart_backward(_: None, gradients: tuple[Params, Any]) -> tuple[Params, Any]:
@@ -46,7 +50,7 @@ def _apart_backward(_: None, gradients: tuple[Params, Any]) -> tuple[Params, Any
     return after([leaf for leaf in jax.tree.leaves(dx) if leaf.dtype != jax.dtypes.float0], dparams), dx
 
 
-apart.defvjp(lambda params, x: (apart(params, x), None), _apart_backward)
+_apart.defvjp(lambda params, x: ((params, x), None), _apart_backward)
 
 
 @jax.custom_vjp

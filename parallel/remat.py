@@ -32,7 +32,9 @@ def _only_moves(name: str, params: Any) -> bool:
     """Whether an operation only moves values; a call (a custom gradient) does if nothing in it computes."""
     called = params.get("call_jaxpr")
     if called is not None:
-        return all(_only_moves(equation.primitive.name, equation.params) for equation in called.eqns)
+        names = [equation.primitive.name for equation in called.eqns]
+        choosing = "platform_index" in names  # a value that waits, see in_order.py
+        return choosing or all(_only_moves(equation.primitive.name, equation.params) for equation in called.eqns)
     if name.startswith("all_gather"):  # what is gathered over these axes is no parameter: as dear as arithmetic
         return not set(_names(params["axis_name"])) & set(_ACTIVATION_AXES)
     return name in _MOVEMENT

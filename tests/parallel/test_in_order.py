@@ -10,7 +10,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from order import unordered
 from spmdkit.parallel import build_step, lay_out
-from spmdkit.parallel.in_order import after, scatter_first
+from spmdkit.parallel.in_order import after, apart, scatter_first
+from spmdkit.parallel.remat import save_arithmetic
 
 ROWS = ("transformer-fsdp4", "fsdp-prefetch-full", "transformer-fsdp2-context4", "moe-fsdp2-expert2", "zero2-size2")
 
@@ -58,6 +59,12 @@ def test_after_changes_nothing():
     gradient, of_done = jax.grad(lambda x, done: jnp.sum(after(done, x) ** 2), (0, 1))(jnp.ones(3), jnp.ones(2))
     assert gradient.tolist() == [2, 2, 2]
     assert of_done.tolist() == [0, 0]
+
+
+def test_no_block_keeps_what_waited():
+    """Gathered parameters pass through `apart`: kept for backward, they would be whole on every device."""
+    for equation in jax.make_jaxpr(lambda x: apart([x], after([x], x)))(jnp.ones(2)).eqns:
+        assert not save_arithmetic(equation.primitive, **equation.params)
 
 
 def test_scatter_first_has_the_gradients_of_nothing():

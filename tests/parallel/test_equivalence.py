@@ -41,16 +41,16 @@ class Recorded(NamedTuple):
     gradients: Any
 
 
-def optimizer():
+def optimizer(dtype="float64"):
     """AdamW that keeps the gradients it was given, so that one compiled step shows them too.
 
-    Its epsilon keeps it from dividing a gradient next to zero, which is rounding alone, by itself.
+    In float32 its epsilon is larger: a gradient next to zero is rounding alone there, and would be divided by itself.
     """
     record = optax.GradientTransformation(
         lambda params: Recorded(jax.tree.map(jnp.zeros_like, params)),
         lambda grads, _, params=None: (grads, Recorded(grads)),
     )
-    return optax.chain(record, optax.adamw(1e-3, eps=1e-6, weight_decay=0.1))
+    return optax.chain(record, optax.adamw(1e-3, eps=1e-6 if dtype == "float32" else 1e-8, weight_decay=0.1))
 
 
 @cache
@@ -81,7 +81,7 @@ def one_device(kind, dropout, dtype):
         total, weight = own.loss(params, batch, key)
         return total / weight
 
-    chain = optax.chain(optax.clip_by_global_norm(CLIP), optimizer())
+    chain = optax.chain(optax.clip_by_global_norm(CLIP), optimizer(dtype))
 
     @jax.jit
     def step(params, state, batch, key):
@@ -125,7 +125,7 @@ def check(row, dtype):
     sizes = sizes_of(row)
     layouts = lay_out(own, row.strategy, devices=toy.devices(num_devices(row)), precision=precision)
     step = build_step(
-        own, optimizer(), layouts, clip_norm=CLIP, accumulate=row.accumulate, remat=row.remat, precision=precision
+        own, optimizer(dtype), layouts, clip_norm=CLIP, accumulate=row.accumulate, remat=row.remat, precision=precision
     )
     abstract = toy.abstract(batches(is_mlp)[0])
     compiled = step.compile(abstract)

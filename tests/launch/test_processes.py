@@ -92,7 +92,8 @@ def test_children_of_workers_are_gone_too(tmp_path):
 
 
 LAUNCHER = f"""
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored, and stays so, where the tests run under nohup
 from pathlib import Path
 from spmdkit.launch.processes import run_processes
 program = {IGNORE_TERM!r}.replace("'ready'", "os.getpid()").replace("import signal", "import os, signal")
@@ -102,11 +103,14 @@ sys.exit(outcome.exit_code)
 """
 
 
-def start_launcher(logs: Path) -> tuple[subprocess.Popen, list[int]]:
-    """Starts a launcher of two workers that ignore SIGTERM; returns it and their process ids."""
-    launcher = subprocess.Popen([sys.executable, "-u", "-c", LAUNCHER, str(logs)], stdout=subprocess.PIPE, text=True)
-    assert launcher.stdout is not None
-    return launcher, [int(launcher.stdout.readline().split()[1]) for _ in range(2)]
+@pytest.fixture
+def launched(tmp_path):
+    """A launcher of two workers that ignore SIGTERM, and their process ids."""
+    command = [sys.executable, "-u", "-c", LAUNCHER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        yield launcher, [int(launcher.stdout.readline().split()[1]) for _ in range(2)]
+        launcher.kill()
 
 
 def alive(pid: int) -> bool:
@@ -124,8 +128,8 @@ def wait_until_gone(pids: list[int], seconds: float = 5.0) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_launcher_ends_all(number, tmp_path):
-    launcher, workers = start_launcher(tmp_path)
+def test_a_signal_to_the_launcher_ends_all(number, launched):
+    launcher, workers = launched
     start = time.monotonic()
     launcher.send_signal(number)
     assert launcher.wait(timeout=10) == 75
@@ -134,8 +138,8 @@ def test_a_signal_to_the_launcher_ends_all(number, tmp_path):
     assert not any(map(alive, workers))
 
 
-def test_a_second_signal_ends_all_at_once(tmp_path):
-    launcher, workers = start_launcher(tmp_path)
+def test_a_second_signal_ends_all_at_once(launched):
+    launcher, workers = launched
     launcher.terminate()
     time.sleep(0.2)
     start = time.monotonic()
@@ -146,8 +150,8 @@ def test_a_second_signal_ends_all_at_once(tmp_path):
     assert not any(map(alive, workers))
 
 
-def test_no_orphans_when_the_launcher_is_killed(tmp_path):
-    launcher, workers = start_launcher(tmp_path)
+def test_no_orphans_when_the_launcher_is_killed(launched):
+    launcher, workers = launched
     assert all(map(alive, workers))
     launcher.kill()
     launcher.wait(timeout=10)

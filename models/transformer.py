@@ -35,6 +35,7 @@ from ..parallel import expert, tensor
 from ..parallel.all_to_all_attention import all_to_all_attention
 from ..parallel.model import Batch, BlockModel, Params
 from ..parallel.parallel import Parallel, held_positions, own_positions
+from ..parallel.product import weight_first
 from ..parallel.ring_attention import ring_attention
 from .attention import causal_attention, rotate
 from .cross_entropy import cross_entropy
@@ -265,6 +266,7 @@ def logits(config: TransformerConfig, parallel: Parallel, groups: dict[str, Para
     normed_BLD = tensor.gather_positions(parallel.tensor, normed_BlD)
     table_Dv = groups["embed"]["tokens"].T if config.tied else groups["head"]["logits"]
     wide = jnp.promote_types(normed_BLD.dtype, jnp.float32)
+    normed_BLD, table_Dv = weight_first(normed_BLD, table_Dv)
     return jnp.einsum("BLD,DV->BLV", normed_BLD, table_Dv, preferred_element_type=wide)
 
 

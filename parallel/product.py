@@ -1,15 +1,19 @@
-"""A product of activations and a matrix, with its gradient written out.
+"""Products of activations and matrices: how their gradients are computed, and when.
 
 Autodiff makes the gradient of the matrix as a product and its transpose, which XLA folds into one product that
 contracts the first dim of one side and the last of the other. XLA's CPU backend has no fast kernel for that: it takes
 two to three times as long, a tenth of a whole step. Written in the order of the matrix there is nothing to fold. (Where
 XLA partitions by itself, an all-reduce stands between the two, and hides the same from it.)
+
+XLA may also put off the gradient of a matrix that nothing waits for, to the end of the step, and keep until then what
+it is made of: for the head, logits through the whole backward loop. `weight_first` has it computed at once.
 """
 
 import jax
 from jax import Array, lax
 
 from ..mesh.compat import varying_axes
+from .in_order import after
 
 
 def product(x_BLD: Array, weight_DF: Array) -> Array:
@@ -43,3 +47,22 @@ def _backward(kept: tuple[Array, Array], gradient_BLF: Array) -> tuple[Array, Ar
 
 
 _product.defvjp(_forward, _backward)
+
+
+def weight_first(x: Array, weight: Array) -> tuple[Array, Array]:
+    """Both factors of a product, unchanged; in backward, `x` has its gradient only once `weight` has its own."""
+    axes = varying_axes(x) | varying_axes(weight)
+    return _weight_first(_vary(x, axes), _vary(weight, axes))
+
+
+@jax.custom_vjp
+def _weight_first(x: Array, weight: Array) -> tuple[Array, Array]:
+    return x, weight
+
+
+def _weight_first_backward(_: None, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
+    dx, dweight = lax.optimization_barrier(gradients)
+    return after(dweight, dx), dweight
+
+
+_weight_first.defvjp(lambda x, weight: ((x, weight), None), _weight_first_backward)

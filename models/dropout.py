@@ -28,7 +28,7 @@ def dropout(x_BlD: Array, example_B: Array, position_l: Array, key: Array, *, na
 
     def kept(example: Array, position: Array) -> Array:
         own = jax.random.fold_in(jax.random.fold_in(place, example), position)
-        return jax.random.bernoulli(own, 1.0 - rate, x_BlD.shape[2:])
+        return jax.random.bernoulli(own, jnp.float32(1.0 - rate), x_BlD.shape[2:])  # the same with 64-bit types on
 
     of_row = jax.vmap(kept, in_axes=(None, 0))
     kept_BlD = jax.vmap(of_row, in_axes=(0, None))(example_B, position_l)

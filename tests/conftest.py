@@ -1,11 +1,14 @@
 """Eight simulated CPU devices for every test, strict numerics, one compilation cache."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if version("jaxlib").startswith("0.10."):  # newer ones have no other code generator; this one compiles in half the time
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
 
 from spmdkit.mesh.simulate import simulate
 

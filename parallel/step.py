@@ -67,7 +67,10 @@ class Step:
             seed: The run's seed; parameters depend on it alone, never on the mesh.
         """
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
-        return jax.jit(self._init, out_shardings=shardings)(jax.random.key_data(jax.random.key(seed)))
+        key_data = jax.random.key_data(jax.random.key(seed))
+        # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
+        params = jax.jit(self._first_params, out_shardings=shardings.params)(key_data)
+        return jax.jit(self._first_state, out_shardings=shardings, donate_argnums=0)(params, key_data)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Runs one step; the state given is donated and must not be used again.
@@ -180,8 +183,10 @@ class Step:
 
     # The program, from the outside in.
 
-    def _init(self, key_data: Array) -> TrainState:
-        params = cast_floats(self.model.init(jax.random.wrap_key_data(key_data)), self.precision.params)
+    def _first_params(self, key_data: Array) -> Params:
+        return cast_floats(self.model.init(jax.random.wrap_key_data(key_data)), self.precision.params)
+
+    def _first_state(self, params: Params, key_data: Array) -> TrainState:
         state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data)
         if self.layouts.local_steps:
             return local_steps.start(state, self.optimizer, self.layouts.mesh_size(local_steps.AXIS))
@@ -205,8 +210,7 @@ class Step:
         layouts, batch, whole = local.layouts, local.layouts.batch_spec, PartitionSpec()
         errors = layouts.manual_specs(self.extra_table) if layouts.compressed else ()
         in_specs = (layouts.manual_specs(layouts.table), batch, whole, whole, errors)
-        metrics: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
-        out_specs = (layouts.manual_specs(layouts.update_table), metrics, errors)
+        out_specs = (layouts.manual_specs(layouts.update_table), whole, errors)
         return over_manual_axes(local.gradients, layouts, in_specs, out_specs, abstract=abstract)
 
     def _jit_step(self, *, abstract: bool) -> Any:

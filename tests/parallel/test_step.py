@@ -57,12 +57,16 @@ def test_no_device_ever_holds_a_whole_large_array():
         init=lambda key: {"w": jax.random.normal(key, (1024, 1024))}, loss=lambda p, b, key: (p["w"].sum(), 1.0)
     )
     step = build_step(big, optax.adam(1e-3), lay_out(big, {"fsdp": 8}))
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, step.abstract_state())
-    compiled = jax.jit(step._init, out_shardings=shardings).lower(jax.ShapeDtypeStruct((2,), jnp.uint32)).compile()
-    memory = compiled.memory_analysis()
+    state, key = step.abstract_state(), jax.ShapeDtypeStruct((2,), jnp.uint32)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    programs = (
+        jax.jit(step._first_params, out_shardings=shardings.params).lower(key),
+        jax.jit(step._first_state, out_shardings=shardings, donate_argnums=0).lower(state.params, key),
+    )
     whole = 1024 * 1024 * 4
-    assert memory.output_size_in_bytes < 3 * whole // 8 + 4096  # parameters and two moments, an eighth of each
-    assert memory.temp_size_in_bytes < whole // 2
+    for memory in (program.compile().memory_analysis() for program in programs):
+        assert memory.output_size_in_bytes < 3 * whole // 8 + 4096  # parameters and two moments, an eighth of each
+        assert memory.temp_size_in_bytes < whole // 2
     state = step.init(0)
     assert {shard.data.shape for shard in state.params["w"].addressable_shards} == {(128, 1024)}
 
@@ -71,6 +75,17 @@ def test_initial_parameters_do_not_depend_on_the_mesh(layouts, one_device):
     ours = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts).init(7).params
     reference = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), one_device).init(7).params
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), ours, reference))
+
+
+@pytest.mark.parametrize("data", [{"zero": 1}, {"zero": 2}, {"local_steps": 2}, {"compress": "int8"}], ids=str)
+def test_initial_parameters_do_not_depend_on_what_else_there_is(data, one_device):
+    layouts = lay_out(toy.BLOCK_MODEL, {"data": {"size": 2, **data}}, devices=toy.devices(2))
+    ours = jax.device_get(build_step(toy.BLOCK_MODEL, optax.adamw(1.0), layouts).init(7))
+    reference = jax.device_get(build_step(toy.BLOCK_MODEL, optax.sgd(1.0), one_device).init(7).params)
+    same = jax.tree.map(np.array_equal, ours.params, reference)
+    if "local_steps" in data:
+        same = same, jax.tree.map(lambda own, whole: (own == whole[None]).all(), ours.extra.copies, reference)
+    assert jax.tree.all(same)
 
 
 @pytest.mark.parametrize("accumulate", [2, 4])

@@ -16,6 +16,7 @@ class Calls(NamedTuple):
         embed: of the embedding, forward.
         embed_backward: of its gradient.
         block: of a block, forward.
+        block_again: of a block, forward for what backward needs, in an action of its own.
         block_backward: of a block, backward to its input.
         block_weight: of a block, backward to its parameters.
         head: of the head, forward and backward.
@@ -27,6 +28,7 @@ class Calls(NamedTuple):
     embed: int
     embed_backward: int
     block: int
+    block_again: int
     block_backward: int
     block_weight: int
     head: int
@@ -47,6 +49,7 @@ def plain_calls(model: Model | BlockModel, accumulate: int) -> Calls:
         embed=accumulate,
         embed_backward=accumulate,
         block=blocks * accumulate,
+        block_again=0,
         block_backward=blocks * accumulate,
         block_weight=blocks * accumulate,
         head=accumulate,
@@ -72,7 +75,8 @@ def pipeline_calls(model: BlockModel, timetable: Timetable, accumulate: int) -> 
     return Calls(
         embed=turns["embed"],
         embed_backward=turns["embed_backward"],
-        block=turns["forward"] + turns["recompute"],
+        block=turns["forward"],
+        block_again=turns["recompute"],
         block_backward=turns["backward_input"],
         block_weight=turns["backward_weight"],
         head=turns["head_backward"],

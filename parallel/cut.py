@@ -37,6 +37,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..mesh.compat import Equation, Graph, Variable, is_literal, run_equations, trace
+from .floats import join_floats, split_floats
 from .model import Activations, Params
 
 Held: TypeAlias = tuple[Array, ...]
@@ -64,6 +65,7 @@ class Cut(NamedTuple):
 
     Attributes:
         forward: `forward(params, x, extra) -> (y, kept)`.
+        again: `again(params, x, extra) -> kept`: forward without what y alone needs, such as the block's last product.
         backward_input: `backward_input(params, extra, kept, dy) -> (dx, crossing)`; gradients are lists, one for each
             floating-point leaf of x, see `split_floats`.
         backward_weight: `backward_weight(params, extra, kept, crossing) -> gradients`, a tree like the parameters.
@@ -72,27 +74,11 @@ class Cut(NamedTuple):
     """
 
     forward: Callable[[Params, Activations, Extra], tuple[Activations, Held]]
+    again: Callable[[Params, Activations, Extra], Held]
     backward_input: Callable[[Params, Extra, Held, list[Array]], tuple[list[Array], Held]]
     backward_weight: Callable[[Params, Extra, Held, Held], Params]
     kept: tuple[jax.ShapeDtypeStruct, ...]
     crossing: tuple[jax.ShapeDtypeStruct, ...]
-
-
-def split_floats(x: Activations) -> tuple[list[Array], list[Array]]:
-    """The leaves of x that have a gradient, and those that only travel with them (positions, indices of examples)."""
-    leaves = jax.tree.leaves(x)
-    return [leaf for leaf in leaves if _is_float(leaf)], [leaf for leaf in leaves if not _is_float(leaf)]
-
-
-def join_floats(like: Activations, floats: Iterable[Array], others: Iterable[Array]) -> Activations:
-    """The reverse of `split_floats`, for a tree like `like`."""
-    leaves, treedef = jax.tree.flatten(like)
-    floats, others = iter(floats), iter(others)
-    return jax.tree.unflatten(treedef, [next(floats if _is_float(leaf) else others) for leaf in leaves])
-
-
-def _is_float(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def cut(
@@ -275,6 +261,7 @@ def _num_bytes(variables: Iterable[Variable]) -> int:
 def _as_functions(parts: _Parts, x: Activations, params_treedef: Any) -> Cut:
     free, kept, crossing = parts.free_inputs, parts.kept, parts.crossing
     run_forward = parts.function([*free, *parts.inputs], [*parts.y, *kept])
+    run_again = parts.function([*free, *parts.inputs], kept)
     run_input = parts.function([*free, *kept, *parts.dy], [*parts.dx, *crossing])
     run_weight = parts.function([*free, *kept, *crossing], parts.gradients)
     num_floats, num_y, num_dx = len(parts.dy), len(parts.y), len(parts.dx)
@@ -287,6 +274,10 @@ def _as_functions(parts: _Parts, x: Activations, params_treedef: Any) -> Cut:
         results = run_forward(*leaves(params, extra), *floats, *others)
         return join_floats(x, results[:num_floats], results[num_floats:num_y]), tuple(results[num_y:])
 
+    def again(params: Params, x: Activations, extra: Extra) -> Held:
+        floats, others = split_floats(x)
+        return tuple(run_again(*leaves(params, extra), *floats, *others))
+
     def backward_input(params: Params, extra: Extra, kept: Held, dy: list[Array]) -> tuple[list[Array], Held]:
         results = run_input(*leaves(params, extra), *kept, *dy)
         return results[:num_dx], tuple(results[num_dx:])
@@ -297,4 +288,4 @@ def _as_functions(parts: _Parts, x: Activations, params_treedef: Any) -> Cut:
     def shapes(variables: list[Variable]) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in variables)
 
-    return Cut(forward, backward_input, backward_weight, shapes(kept), shapes(crossing))
+    return Cut(forward, again, backward_input, backward_weight, shapes(kept), shapes(crossing))

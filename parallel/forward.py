@@ -73,7 +73,7 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
     stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
     block_stored, block_reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in (stored, reduced))
     keeps_blocks = layouts.zero == 2 or layouts.fsdp.keep == "step"
-    gathers = any(axis in axes for layout in jax.tree.leaves(block_stored) for axis in layout.used_axes)
+    gathers = layouts.gathers_blocks
     makes_copies = not keeps_blocks and (gathers or precision.compute != precision.params)
 
     def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:

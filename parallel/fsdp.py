@@ -227,7 +227,7 @@ def cost(
         in_block = calls.rows > 0 and group == "blocks"
         gathers, stack = (1, calls.rows if in_block else 1)
         if in_block and not keep_blocks:
-            gathers, stack = calls.block + calls.block_backward, 1
+            gathers, stack = calls.block + calls.block_again + calls.block_backward, 1
         scatters = calls.block_weight if in_block else calls.outer_gradients.get(group, calls.others)
         computed, summed = (
             wire_bytes(_dtype(row.dtype, dtype), platform) for dtype in (precision.compute, precision.reduce)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..layouts.table import LayoutTable
@@ -108,6 +109,12 @@ class Layouts:
     def mesh_size(self, axis: str) -> int:
         """Devices along an axis; 1 where the mesh has none of that name."""
         return self.mesh.axis_size(axis) if axis in self.mesh.axis_names or axis in AXES else 1
+
+    @property
+    def gathers_blocks(self) -> bool:
+        """Whether blocks are run on parameters that are gathered for them."""
+        blocks = jax.tree.leaves(self.table.layouts["blocks"])
+        return any(axis in self.gather_axes for layout in blocks for axis in layout.used_axes)
 
     @property
     def loops_in_blocks(self) -> bool:

@@ -21,9 +21,11 @@ from .forward import local_loss
 from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm, norm_cost
 from .layouts import Layouts
 from .model import Batch, BlockModel, Model, Params
+from .parallel import Traffic
 from .pipeline_loss import pipeline_cost, pipeline_loss
 from .precision import Precision
 from .state import StepMetrics
+from .timetable import needs_outputs_again
 from .zero import scatter_gradients
 
 
@@ -163,7 +165,18 @@ class LocalStep:
             ("head", calls.head, calls.head),
         ):
             moved = model.traffic(part, shapes, self.precision.compute, platform)
-            again = moved.again if part == "block" and self.remat != "none" else ()
             lines += [line.times(forward) for line in moved.forward]
-            lines += [line.times(backward) for line in (*moved.backward, *again)]
+            lines += [line.times(backward) for line in moved.backward]
+            if part == "block":
+                lines += self._recomputed(moved, calls)
         return lines
+
+    def _recomputed(self, moved: Traffic, calls: Calls) -> list[Collective]:
+        """What blocks move once more: inside backward under `remat`, and in a pipeline's actions that recompute."""
+        inside = moved.again if self.remat != "none" else ()
+        before = moved.again if self.remat != "full" else ()
+        pipeline = self.layouts.pipeline
+        if pipeline and needs_outputs_again(pipeline.timetable, self.layouts.gathers_blocks):
+            before = moved.forward
+        again = [line.times(calls.block_backward) for line in inside]
+        return again + [line.times(calls.block_again) for line in before]

@@ -40,7 +40,7 @@ def make_pieces(model: BlockModel, layouts: Layouts, *, remat: str, precision: P
     """The pieces of a model, gathers and casts of their parameters included; the arguments: see `pipeline_loss`."""
     stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
     block_stored, block_reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in (stored, reduced))
-    gathers = any(axis in axes for layout in jax.tree.leaves(block_stored) for axis in layout.used_axes)
+    gathers = layouts.gathers_blocks
 
     def outer(groups: Params, kept: Kept) -> Params:
         shards, whole, into = groups, {name: kept[name] for name in groups}, {name: reduced[name] for name in groups}

@@ -10,7 +10,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from .collectives import Collective, wire_bytes
-from .cut import split_floats
+from .floats import split_floats
 from .forward import Kept, LocalLoss, carriers_of, without_blocks
 from .fsdp import gather
 from .layouts import Layouts

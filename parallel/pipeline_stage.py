@@ -1,21 +1,24 @@
 """What one stage of a pipeline computes: the parts of a tick, and the buffers between them."""
 
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ..mesh.compat import varying_axes
-from .cut import Cut, Held, cut, join_floats, split_floats
+from .cut import Cut, Held, cut
+from .floats import join_floats, split_floats
 from .model import Activations, Batch, Params, fold_block
 from .pieces import Pieces
+from .pipeline_message import AXIS, Fill, Message, spent
 from .schedule import Kind
-from .tick import Tick, add, choose, put, take
-from .timetable import Entry, Timetable, most_turns
+from .tick import Tick, add, put, take
+from .timetable import Entry, Timetable, most_turns, needs_outputs_again
 
-AXIS = "pipe"
+Sums: TypeAlias = tuple[Array, Array]
+"""Shares of (sum of the loss, sum of the weights)."""
 
 
 class Inputs(NamedTuple):
@@ -34,13 +37,6 @@ class Inputs(NamedTuple):
     key: Array | None
 
 
-class Message(NamedTuple):
-    """Activations, or (in `floats` alone) their gradient."""
-
-    floats: list[Array]
-    others: list[Array]
-
-
 class State(NamedTuple):
     """What a stage carries from tick to tick; buffers have their slots on dim 0."""
 
@@ -48,16 +44,15 @@ class State(NamedTuple):
     kept: Held
     crossing: Held
     gradients: Params
-    sums: tuple[Array, Array]
+    sums: Sums
 
 
 class Stage:
     """The parts of a tick on one device."""
 
-    def __init__(
-        self, pieces: Pieces, timetable: Timetable, inputs: Inputs, axes: tuple[str, ...], fill: float
-    ) -> None:
-        self.pieces, self.timetable, self.axes, self.fill = pieces, timetable, axes, fill
+    def __init__(self, pieces: Pieces, timetable: Timetable, inputs: Inputs, axes: tuple[str, ...], fill: Fill) -> None:
+        self.pieces, self.timetable, self.axes = pieces, timetable, axes
+        self.fill = 0.0 if fill is None else fill
         self.params, self.whole, self.batch, self.key = inputs
         rows = next(iter(inputs.batch.values())).shape[0]
         if rows % timetable.microbatches:
@@ -92,12 +87,6 @@ class Stage:
         params, extra = self.layer(jnp.zeros((), jnp.int32) + lax.axis_index(AXIS), lax.axis_index(AXIS))
         return cut(lambda params, x, extra: self.pieces.block(params, extra[0], x, extra[1]), params, self.like, extra)
 
-    @cached_property
-    def nothing(self) -> Message:
-        """What is sent where there is nothing to send."""
-        floats, others = split_floats(self.like)
-        return Message([jnp.full_like(leaf, self.fill) for leaf in floats], others)
-
     def start(self) -> State:
         """The state before the first tick."""
         blocks = self.timetable.blocks_per_slot
@@ -119,7 +108,7 @@ class Stage:
 
         return tuple(map(make, shapes))
 
-    def no_sums(self) -> tuple[Array, Array]:
+    def no_sums(self) -> Sums:
         """Loss and weight of no rows."""
         outer, batch = self.outer(self.pieces.head_reads), self.microbatch(0)
         shapes = jax.eval_shape(lambda: self.pieces.head(outer, self.whole, self.like, batch, self.key))
@@ -154,7 +143,7 @@ class Stage:
         """What the action starts from."""
         return take(inbox, tick.entry.reads)
 
-    def embed(self, tick: Tick, arrived: Message) -> Message:
+    def embed(self, tick: Tick, message: Message) -> Message:
         """What forward starts from: what arrived or, at the model's first position, the embedding."""
         outer = self.outer(self.pieces.embed_reads)
 
@@ -162,9 +151,9 @@ class Stage:
             batch = self.microbatch(tick.after(tick.entry.microbatch))
             return self.message(self.pieces.embed(outer, self.whole, batch, self.key))
 
-        return tick.once("embed", tick.entry.embeds * tick.does(Kind.FORWARD, Kind.RECOMPUTE), run, arrived)
+        return tick.once("embed", tick.entry.embeds * tick.does(Kind.FORWARD, Kind.RECOMPUTE), run, message)
 
-    def forward(self, tick: Tick, kind: Kind, x: Message, kept: Held) -> tuple[Message, Held]:
+    def forward(self, tick: Tick, kind: Kind, message: Message, kept: Held) -> tuple[Message, Held]:
         """Runs the chunk's blocks; puts what backward needs into `kept`, or drops it where that is ()."""
         entry, slot = tick.entry, tick.entry.kept * self.timetable.blocks_per_slot
 
@@ -174,41 +163,56 @@ class Stage:
             y, new = self.cut.forward(params, self.activations(x), extra)
             return self.message(y), put(kept, slot + index, new) if kept else kept
 
-        return tick.loop(kind.name.lower(), tick.does(kind) * entry.num_blocks, run, (x, kept))
+        return tick.loop(kind.name.lower(), tick.does(kind) * entry.num_blocks, run, (message, kept))
+
+    def recompute(self, tick: Tick, message: Message, kept: Held) -> tuple[Message, Held]:
+        """Runs the chunk's blocks again for what backward needs; of a single one, not what only its output needs."""
+        if needs_outputs_again(self.timetable, self.pieces.gathers):
+            return self.forward(tick, Kind.RECOMPUTE, message, kept)
+        entry = tick.entry
+
+        def run(kept: Held) -> Held:
+            params, extra = self.layer(entry.row, entry.block, tick)
+            return put(kept, entry.kept, self.cut.again(params, self.activations(tick.after(message)), extra))
+
+        return message, tick.once("recompute", tick.does(Kind.RECOMPUTE) * entry.num_blocks, run, kept)
 
     def head(self, tick: Tick, groups: Params, y: Message) -> tuple[Array, Array]:
         """The share of (loss, weight) of one microbatch."""
         batch = self.microbatch(tick.entry.microbatch)
         return self.pieces.head(groups, self.whole, self.activations(y), batch, self.key)
 
-    def head_forward(self, tick: Tick, y: Message, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Adds up the shares, at the last position."""
+    def head_forward(self, tick: Tick, message: Message, sums: Sums) -> tuple[Message, Sums]:
+        """Adds up the shares, at the last position, where nothing is left to send."""
 
-        def run(sums: tuple[Array, Array]) -> tuple[Array, Array]:
-            return add(sums, tuple(map(self.vary, self.head(tick, self.outer(self.pieces.head_reads), y))))
+        def run(carry: tuple[Message, Sums]) -> tuple[Message, Sums]:
+            y, sums = carry
+            shares = self.head(tick, self.outer(self.pieces.head_reads), y)
+            return spent(y), add(sums, tuple(map(self.vary, shares)))
 
-        return tick.once("head_forward", tick.entry.heads * tick.does(Kind.FORWARD), run, sums)
+        return tick.once("head_forward", tick.entry.heads * tick.does(Kind.FORWARD), run, (message, sums))
 
     def head_backward(
-        self, tick: Tick, arrived: Message, gradients: Params, sums: tuple[Array, Array]
-    ) -> tuple[list[Array], Params, tuple[Array, Array]]:
+        self, tick: Tick, message: Message, gradients: Params, sums: Sums
+    ) -> tuple[Message, Params, Sums]:
         """What backward starts from: what arrived or, at the last position, the gradient of the head."""
         names = self.pieces.head_reads
 
-        def share(groups: Params, floats: list[Array]) -> tuple[Array, Array]:
-            return self.head(tick, groups, arrived._replace(floats=floats))
-
-        def run(carry: Any) -> Any:
+        def run(carry: tuple[list[Array], Params, Sums]) -> tuple[list[Array], Params, Sums]:
             y, gradients, sums = carry
+
+            def share(groups: Params, floats: list[Array]) -> tuple[Array, Array]:
+                return self.head(tick, groups, message._replace(floats=floats))
+
             differentiate = jax.value_and_grad(share, argnums=(0, 1), has_aux=True)
             new_sums, (new_gradients, dy) = differentiate(self.outer(names), y)
             return dy, add(gradients, new_gradients), add(sums, tuple(map(self.vary, new_sums)))
 
-        carry = (arrived.floats, {name: gradients[name] for name in names}, sums)
+        carry = (message.floats, {name: gradients[name] for name in names}, sums)
         dy, own, sums = tick.once("head_backward", tick.entry.heads * tick.does(Kind.BACKWARD_INPUT), run, carry)
-        return dy, {**gradients, **own}, sums
+        return message._replace(floats=dy), {**gradients, **own}, sums
 
-    def backward_input(self, tick: Tick, dy: list[Array], kept: Held, crossing: Held) -> tuple[list[Array], Held]:
+    def backward_input(self, tick: Tick, message: Message, kept: Held, crossing: Held) -> tuple[Message, Held]:
         """Takes the gradient through the chunk's blocks, last to first."""
         entry, blocks = tick.entry, self.timetable.blocks_per_slot
 
@@ -219,25 +223,9 @@ class Stage:
             dx, new = self.cut.backward_input(params, extra, tick.take(kept, entry.kept * blocks + index), dy)
             return list(map(self.vary, dx)), put(crossing, entry.crossing * blocks + index, new)
 
-        return tick.loop("backward_input", tick.does(Kind.BACKWARD_INPUT) * entry.num_blocks, run, (dy, crossing))
-
-    def embed_backward(self, tick: Tick, dx: list[Array], gradients: Params) -> Params:
-        """Adds the gradient of the embedding, at the model's first position."""
-        names = self.pieces.embed_reads
-
-        def embed(groups: Params) -> list[Array]:
-            batch = self.microbatch(tick.after(tick.entry.microbatch))
-            return split_floats(self.pieces.embed(groups, self.whole, batch, self.key))[0]
-
-        def run(gradients: Params) -> Params:
-            (new,) = jax.vjp(embed, self.outer(names))[1](tick.after(dx))
-            return add(gradients, new)
-
-        own = {name: gradients[name] for name in names}
-        return {
-            **gradients,
-            **tick.once("embed_backward", tick.entry.embeds * tick.does(Kind.BACKWARD_INPUT), run, own),
-        }
+        turns = tick.does(Kind.BACKWARD_INPUT) * entry.num_blocks
+        dx, crossing = tick.loop("backward_input", turns, run, (message.floats, crossing))
+        return message._replace(floats=dx), crossing
 
     def backward_weight(self, tick: Tick, kept: Held, crossing: Held, gradients: Params) -> Params:
         """Adds the gradients of the parameters of the chunk's blocks."""
@@ -255,19 +243,23 @@ class Stage:
         turns = tick.does(Kind.BACKWARD_WEIGHT) * entry.num_blocks
         return {**gradients, "blocks": tick.loop("backward_weight", turns, run, gradients["blocks"])}
 
-    def exchange(self, tick: Tick, inbox: Message, made: Message) -> Message:
-        """Sends what was made to both neighbours, and puts what arrives where the timetable says."""
-        table, entry = self.timetable, tick.entry
-        made = tick.after(made)
-        from_below = lax.ppermute(made, AXIS, table.up)
-        going_down = lax.platform_dependent(made, from_below, entry.kind, cpu=_once_there, default=_at_once)
-        going_down = going_down if table.both_ways else going_down._replace(others=[])
-        from_above = lax.ppermute(going_down, AXIS, table.down)
-        inbox = put(inbox, entry.from_below, from_below)
-        others = inbox.others if table.both_ways else []
-        down = put(inbox._replace(others=others), entry.from_above, from_above)
-        inbox = down if table.both_ways else inbox._replace(floats=down.floats)
-        return put(inbox, entry.from_self, made)
+    def embed_backward(self, tick: Tick, message: Message, gradients: Params) -> tuple[Message, Params]:
+        """Adds the gradient of the embedding, at the model's first position, where nothing is left to send."""
+        names = self.pieces.embed_reads
+
+        def embed(groups: Params) -> list[Array]:
+            batch = self.microbatch(tick.after(tick.entry.microbatch))
+            return split_floats(self.pieces.embed(groups, self.whole, batch, self.key))[0]
+
+        def run(carry: tuple[Message, Params]) -> tuple[Message, Params]:
+            dx, gradients = carry
+            (new,) = jax.vjp(embed, self.outer(names))[1](dx.floats)
+            return spent(dx), add(gradients, new)
+
+        carry = (message, {name: gradients[name] for name in names})
+        turns = tick.entry.embeds * tick.does(Kind.BACKWARD_INPUT)
+        message, own = tick.once("embed_backward", turns, run, carry)
+        return message, {**gradients, **own}
 
     def message(self, x: Activations) -> Message:
         """Activations as they travel."""
@@ -277,12 +269,3 @@ class Stage:
     def activations(self, message: Message) -> Activations:
         """Activations as the model has them."""
         return join_floats(self.like, message.floats, message.others)
-
-
-def _once_there(made: Message, from_below: Message, kind: Array) -> Message:
-    """What was made, but only after something has arrived: simulated devices would confuse two permutes at a time."""
-    return choose(kind >= 0, made, from_below)
-
-
-def _at_once(made: Message, from_below: Message, kind: Array) -> Message:
-    return made

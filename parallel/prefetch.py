@@ -31,7 +31,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from . import fsdp
-from .cut import Cut, cut, join_floats, split_floats
+from .cut import Cut, cut
+from .floats import join_floats, split_floats
 from .fsdp import gather, scatter
 from .in_order import after
 from .layouts import Layouts

@@ -94,6 +94,17 @@ def pipelines():
         yield Row(f"{schedule}-recompute", "tied", {"pipe": pipe}, dropout=0.1)
         pipe = PipelineConfig(size=2, schedule=schedule, microbatches=4)
         yield Row(f"{schedule}-fsdp-tensor", "transformer", {"pipe": pipe, **{"fsdp": options("fsdp", 2), "tensor": 2}})
+    single = PipelineConfig(size=4, schedule="interleaved_1f1b", microbatches=MICROBATCHES, recompute=True)
+    yield Row("recompute-single-tensor", "transformer", {"pipe": single, "tensor": 2}, dropout=0.1)
+    yield Row("recompute-single-full", "transformer", {"pipe": single, "tensor": 2}, remat="full")
+    yield Row("recompute-single-dots", "transformer", {"pipe": single, "context": 2}, remat="dots")
+    single = PipelineConfig(size=4, schedule="1f1b", microbatches=4, recompute=True)
+    yield Row("recompute-single-moe", "moe", {"pipe": single, "expert": 2})
+    yield Row("recompute-single-fsdp", "moe", {"pipe": single, "fsdp": options("fsdp", 2)})
+    yield Row(
+        "pipe-full", "transformer", {"pipe": options("pipe", 2), "tensor": 2, "fsdp": options("fsdp", 2)}, remat="full"
+    )
+    yield Row("pipe-dots", "transformer", {"pipe": options("pipe", 2), "context": 2}, remat="dots", dropout=0.1)
     yield Row("pipe-uneven", "uneven", {"pipe": options("pipe", 2), "fsdp": options("fsdp", 2)}, dropout=0.1)
     yield Row(
         "pipe-accumulate", "transformer", {"pipe": PipelineConfig(size=2, microbatches=4), "data": 2}, accumulate=2

@@ -1,6 +1,7 @@
 """What is compared: for each case the model, our strategies, and the hand-written steps of the same mesh.
 
-All contestants of a case agree in model, optimizer, loop over blocks and in what backward computes again.
+All contestants of a case agree in model, optimizer and loop over blocks; what backward computes again differs in
+pipelines alone, where time is traded for memory.
 """
 
 from collections.abc import Callable
@@ -23,18 +24,25 @@ SMALL_ROWS = 16
 MICROBATCHES = 8
 
 
+class Setting(NamedTuple):
+    """One way to train with the runtime: the strategy, and what blocks keep for backward."""
+
+    strategy: dict[str, Any]
+    remat: str = "none"
+
+
 class Case(NamedTuple):
     """One comparison.
 
     Attributes:
         config: The transformer.
-        ours: Strategies by name.
+        ours: Settings by name.
         theirs: Hand-written steps by name: `make(config, optimizer, **sizes)`.
         sizes: The mesh of the hand-written steps.
     """
 
     config: TransformerConfig
-    ours: dict[str, dict[str, Any]]
+    ours: dict[str, Setting]
     theirs: dict[str, Callable[..., handwritten.HandWritten]]
     sizes: dict[str, int]
 
@@ -42,25 +50,29 @@ class Case(NamedTuple):
 def _sharded(data: int, fsdp: int) -> Case:
     theirs = {"jit": handwritten.by_jit, "shard_map": handwritten.by_shard_map}
     sizes = {"data": data, "fsdp": fsdp}
-    return Case(QUICKSTART, {"ours": {"data": data, "fsdp": FSDPConfig(size=fsdp)}}, theirs, sizes)
+    return Case(QUICKSTART, {"ours": Setting({"data": data, "fsdp": FSDPConfig(size=fsdp)})}, theirs, sizes)
 
 
 def _tensor(**sizes: int) -> Case:
     theirs = {"jit": handwritten_tensor.by_jit, "shard_map": handwritten_tensor.by_shard_map}
-    return Case(DIVISIBLE, {"ours": dict(sizes)}, theirs, sizes)
+    return Case(DIVISIBLE, {"ours": Setting(dict(sizes))}, theirs, sizes)
 
 
 def _pipeline(**sizes: int) -> Case:
     """What we keep for backward and what we recompute, against GPipe in its three forms."""
     options = {"size": sizes["pipe"], "microbatches": MICROBATCHES}
-    configs = {
-        "1f1b": PipelineConfig(schedule="1f1b", **options),
-        "zb_h1": PipelineConfig(schedule="zb_h1", **options),
-        "1f1b_recompute": PipelineConfig(schedule="1f1b", recompute=True, **options),
+
+    def ours(remat: str = "none", **more: Any) -> Setting:
+        return Setting({**sizes, "pipe": PipelineConfig(**options, **more)}, remat)
+
+    settings = {
+        "1f1b": ours(schedule="1f1b"),
+        "zb_h1": ours(schedule="zb_h1"),
+        "1f1b_recompute": ours(schedule="1f1b", recompute=True),
+        "1f1b_remat_full": ours("full", schedule="1f1b"),
     }
-    ours = {name: {**sizes, "pipe": config} for name, config in configs.items()}
     theirs = {name: getattr(handwritten_pipeline, name) for name in ("gpipe", "gpipe_skip", "gpipe_checkpoint")}
-    return Case(DIVISIBLE, ours, theirs, sizes)
+    return Case(DIVISIBLE, settings, theirs, sizes)
 
 
 CASES = {

@@ -23,9 +23,9 @@ def batch(config, rows, sharding):
 class Ours:
     """The runtime's step."""
 
-    def __init__(self, config, strategy, optimizer, rows):
-        layouts = lay_out(transformer(config), strategy)
-        self.step = build_step(transformer(config), optimizer, layouts)
+    def __init__(self, config, setting, optimizer, rows):
+        layouts = lay_out(transformer(config), setting.strategy)
+        self.step = build_step(transformer(config), optimizer, layouts, remat=setting.remat)
         self.batch = batch(config, rows, layouts.batch_sharding())
         abstract = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in self.batch.items()}
         self.compiled = self.step.compile(abstract)
@@ -55,7 +55,7 @@ class Theirs:
 
 def enter(case: Case, optimizer, rows):
     """All contestants of a case, compiled, by name."""
-    ours = {name: Ours(case.config, strategy, optimizer, rows) for name, strategy in case.ours.items()}
+    ours = {name: Ours(case.config, setting, optimizer, rows) for name, setting in case.ours.items()}
     theirs = {name: Theirs(case.config, make, case.sizes, optimizer, rows) for name, make in case.theirs.items()}
     return ours | theirs
 

@@ -64,7 +64,7 @@ def compare(name, rounds, steps, *, small):
     case = CASES[name]
     case = case._replace(config=replace(case.config, **SMALL)) if small else case
     contestants = enter(case, optax.adamw(1e-3), SMALL_ROWS if small else ROWS)
-    losses = {each: float(np.ravel(contestant.run())[0]) for each, contestant in contestants.items()}
+    losses = {each: float(contestant.run()) for each, contestant in contestants.items()}
     assert max(losses.values()) - min(losses.values()) < 1e-4, losses
     times = race(contestants, rounds, steps)
     held = {each: memory(contestant.compiled) for each, contestant in contestants.items()}

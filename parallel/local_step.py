@@ -83,7 +83,7 @@ class LocalStep:
         norm = global_norm(gradients, update, axes, squares, divisor)
         scale = clip_factor(norm, self.clip_norm) / divisor
         gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
-        return gradients, StepMetrics.of(total / divisor, norm, weight), errors
+        return gradients, StepMetrics(total / divisor, norm, weight), errors
 
     def _gradients(self, params: Params, batch: Batch, key: Array) -> tuple[Params, tuple[Array, Array]]:
         """Local sums of gradients, and this device's share of (loss, weight)."""

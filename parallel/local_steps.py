@@ -112,6 +112,7 @@ def make_step(
     layouts, reduce_dtype = local.layouts, local.precision.reduce
     shared, copied = layouts.manual_specs(layouts.table), layouts.manual_specs(copies_table(layouts.table))
     whole = PartitionSpec()
+    metrics_specs: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
 
     def own_gradients(copies: Params, batch: Batch, key: Array, step: Array) -> tuple[Params, StepMetrics]:
         found, metrics, _ = local.gradients(_own(copies), batch, key, step, ())
@@ -123,7 +124,7 @@ def make_step(
         return moved, Copies(_stacked(copies), momentum)
 
     differentiate = over_manual_axes(
-        own_gradients, layouts, (copied, layouts.batch_spec, whole, whole), (copied, whole), abstract=abstract
+        own_gradients, layouts, (copied, layouts.batch_spec, whole, whole), (copied, metrics_specs), abstract=abstract
     )
     extra_specs = Copies(copied, shared)
     meet = over_manual_axes(end_round, layouts, (shared, extra_specs, whole), (shared, extra_specs), abstract=abstract)
@@ -153,7 +154,7 @@ def _shared_metrics(metrics: StepMetrics, reduce_dtype: str) -> StepMetrics:
     wide = jnp.promote_types(reduce_dtype, jnp.float32)
     scalars = [metrics.loss * metrics.weight, metrics.weight, metrics.grad_norm]
     total, weight, norm = lax.psum([scalar.astype(wide) for scalar in scalars], AXIS)
-    return StepMetrics.of(total / jnp.where(weight == 0, 1, weight), norm / lax.axis_size(AXIS), weight)
+    return StepMetrics(total / jnp.where(weight == 0, 1, weight), norm / lax.axis_size(AXIS), weight)
 
 
 def outer_step(

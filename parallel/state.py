@@ -32,33 +32,17 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What one step reports, the same on every device: in one array, since the host pays for every array it reads.
+    """What one step reports; scalars, the same on every device.
 
     Attributes:
-        values: (3,), float32 or wider: loss, grad_norm and weight.
+        loss: weighted mean of the loss over the global batch, before the update.
+        grad_norm: global norm of the gradients, before clipping.
+        weight: the weight of the global batch (for a language model, its tokens).
     """
 
-    values: Array
-
-    @classmethod
-    def of(cls, loss: Array, grad_norm: Array, weight: Array) -> "StepMetrics":
-        """Puts three scalars together."""
-        return cls(jnp.stack([loss, grad_norm, weight]))
-
-    @property
-    def loss(self) -> Array:
-        """The weighted mean of the loss over the global batch, before the update."""
-        return self.values[0]
-
-    @property
-    def grad_norm(self) -> Array:
-        """The global norm of the gradients, before clipping."""
-        return self.values[1]
-
-    @property
-    def weight(self) -> Array:
-        """The weight of the global batch (for a language model, its tokens)."""
-        return self.values[2]
+    loss: Array
+    grad_norm: Array
+    weight: Array
 
 
 def abstract_state(

@@ -210,7 +210,8 @@ class Step:
         layouts, batch, whole = local.layouts, local.layouts.batch_spec, PartitionSpec()
         errors = layouts.manual_specs(self.extra_table) if layouts.compressed else ()
         in_specs = (layouts.manual_specs(layouts.table), batch, whole, whole, errors)
-        out_specs = (layouts.manual_specs(layouts.update_table), whole, errors)
+        metrics: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
+        out_specs = (layouts.manual_specs(layouts.update_table), metrics, errors)
         return over_manual_axes(local.gradients, layouts, in_specs, out_specs, abstract=abstract)
 
     def _jit_step(self, *, abstract: bool) -> Any:

@@ -1,28 +1,19 @@
 """Counts the collectives of a compiled step by kind and mesh axis, with bytes, from XLA's own text.
 
-A collective inside a loop counts once a turn (XLA writes the trip counts of loops it knows; a pipeline's loops have
-theirs in their names, see `tick.py`), and an asynchronous pair (`-start`, `-done`) counts once.
+A collective inside a loop counts once a turn, and an asynchronous pair (`-start`, `-done`) counts once.
 """
 
 import math
 import re
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 
 from ..mesh.device_mesh import DeviceMesh
 from .collectives import Collective, merge
+from .compiled_text import COLLECTIVE, Call, calls_of, computations_of
 
-_KINDS = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all|ragged-all-to-all|collective-broadcast"
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
-_COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(-start)?\(")
-_CALLED = re.compile(
-    r"(body|to_apply|calls|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
-)
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)\b")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _GROUP_LIST = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _GROUP_IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -32,11 +23,6 @@ _GROUP_MESH = re.compile(
 _MESH_AXIS = re.compile(r"'([^']*)'=(\d+)")
 _GROUP_AXIS = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
-
-
-class _Call(NamedTuple):
-    name: str
-    times: Fraction
 
 
 def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
@@ -49,46 +35,19 @@ def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
     Returns:
         One line for each kind and set of axes. Axes are those along which the members of a group differ.
     """
-    computations, entry = _computations(compiled_text)
+    computations, entry = computations_of(compiled_text)
     lines: list[Collective] = []
-    pending = [_Call(entry, Fraction(1))]
+    pending = [Call(entry, Fraction(1))]
     while pending:
         name, times = pending.pop()
         for instruction in computations.get(name, ()):
-            found = _COLLECTIVE.search(instruction)
+            found = COLLECTIVE.search(instruction)
             if found:
                 assert times.denominator == 1, f"{instruction} runs {times} times"
                 lines.extend(_collective(found, instruction, mesh, int(times)))
             else:
-                pending.extend(_Call(call.name, call.times * times) for call in _calls(instruction))
+                pending.extend(Call(call.name, call.times * times) for call in calls_of(instruction))
     return merge(lines)
-
-
-def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """The instructions of each computation, and the name of the entry."""
-    computations: dict[str, list[str]] = {}
-    entry = name = ""
-    for line in text.splitlines():
-        header = _COMPUTATION.match(line)
-        if header:
-            name = header.group(2)
-            computations[name] = []
-            entry = name if header.group(1) else entry
-        elif name:
-            computations[name].append(line)
-    return computations, entry
-
-
-def _calls(instruction: str) -> Iterator[_Call]:
-    trips, turns = _TRIPS.search(instruction), _TURNS.search(instruction)
-    for role, names in _CALLED.findall(instruction):
-        times = Fraction(1)
-        if role == "body" and trips:
-            times = Fraction(int(trips.group(1)))
-        elif role == "body" and turns:
-            times = Fraction(int(turns.group(1)), int(turns.group(2)))
-        for name in re.findall(r"[\w.\-]+", names):
-            yield _Call(name, times)
 
 
 def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh, times: int) -> Iterator[Collective]:

@@ -8,6 +8,7 @@ out by what they are needed for:
     W   what else the gradients of the parameters need
 
     forward(params, x, extra)                        -> y, kept             in F's tick
+    again(params, x, extra)                          -> kept                in R's, where a stage recomputes one block
     backward_input(params, extra, kept, dy)          -> dx, crossing        in B's tick
     backward_weight(params, extra, kept, crossing)   -> gradients           in W's tick, at once or much later
 
@@ -16,7 +17,7 @@ A product Out = In W in a block makes three products of matrices, one in each pa
 1. *kept* is what F makes (or is given) and B or W use; *crossing* what B makes (or is given) and W uses. A schedule
    holds kept from F to W, crossing from B to W.
 2. Values that depend on parameters and extra (a random key) alone are never held: each part that uses them makes them
-   again. So FSDP's gathers happen in F and once more in B, not in W, and no gathered parameter outlives its tick.
+   again. So FSDP's gathers happen in F, R and B, not in W, and no gathered parameter outlives its tick.
    FSDP's reduce-scatter is what a gradient ends with: it falls to W.
 3. Where something was only moved, cast or cut up, the smaller side of that operation is held, and the operation is
    done again: no value is held in two shapes.

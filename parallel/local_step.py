@@ -22,10 +22,10 @@ from .gradients import accumulate_gradients, clip_factor, complete_squares, glob
 from .layouts import Layouts
 from .model import Batch, BlockModel, Model, Params
 from .parallel import Traffic
+from .pieces import computes_whole_again
 from .pipeline_loss import pipeline_cost, pipeline_loss
 from .precision import Precision
 from .state import StepMetrics
-from .timetable import needs_outputs_again
 from .zero import scatter_gradients
 
 
@@ -176,7 +176,8 @@ class LocalStep:
         inside = moved.again if self.remat != "none" else ()
         before = moved.again if self.remat != "full" else ()
         pipeline = self.layouts.pipeline
-        if pipeline and needs_outputs_again(pipeline.timetable, self.layouts.gathers_blocks):
+        whole = computes_whole_again(self.layouts, self.remat)
+        if pipeline and (pipeline.timetable.blocks_per_slot > 1 or whole):
             before = moved.forward
         again = [line.times(calls.block_backward) for line in inside]
         return again + [line.times(calls.block_again) for line in before]

@@ -26,6 +26,7 @@ class Pieces(NamedTuple):
         embed_reads: groups that `embed` reads.
         head_reads: groups that `head` reads.
         gathers: whether blocks gather their parameters.
+        whole_again: whether a block that is computed again makes its output, too; see `computes_whole_again`.
     """
 
     embed: Callable[[Params, Params, Batch, Array | None], Activations]
@@ -34,6 +35,7 @@ class Pieces(NamedTuple):
     embed_reads: tuple[str, ...]
     head_reads: tuple[str, ...]
     gathers: bool = False
+    whole_again: bool = False
 
 
 def make_pieces(model: BlockModel, layouts: Layouts, *, remat: str, precision: Precision) -> Pieces:
@@ -67,4 +69,18 @@ def make_pieces(model: BlockModel, layouts: Layouts, *, remat: str, precision: P
         embed_reads=model.embed_reads,
         head_reads=model.head_reads,
         gathers=gathers,
+        whole_again=computes_whole_again(layouts, remat),
     )
+
+
+def computes_whole_again(layouts: Layouts, remat: str) -> bool:
+    """Whether a block that a pipeline computes again makes its output, which nobody reads, too.
+
+    It is left out where what goes with it is known: not where the block gathers, whose last gather would go as well,
+    and not under remat `dots`, which may not need the last collectives of a block either.
+
+    Args:
+        layouts: Where the blocks live.
+        remat: What blocks keep for backward.
+    """
+    return layouts.gathers_blocks or remat == "dots"

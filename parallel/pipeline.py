@@ -18,8 +18,8 @@ the weights (W), or forward once more (R); `schedule.py` and `schedules.py` tell
    on the stage of the first piece, in its F; the head on that of the last, forward and backward in its B. Each stage
    has the gradients of what it ran, 0 of the others, and one all-reduce over `pipe` with the loss adds them up: a table
    that both share needs nothing more.
-4. Parameters of blocks are gathered (FSDP) in every F and B and their gradients scattered in every W, M times a step;
-   `strategy.fsdp.keep: step` gathers once.
+4. Parameters of blocks are gathered (FSDP) in every F, R and B and their gradients scattered in every W, M times a
+   step; `strategy.fsdp.keep: step` gathers once.
 
 Bytes: ticks x (up + down), each one microbatch of activations B L D / M in its own dtype; both are on the critical
 path, since the next tick starts with what they bring. Compute-bound while a piece's forward 2 B L P / M (P parameters a
@@ -95,10 +95,29 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
             config.schedule, config.size, microbatches, virtual=config.virtual or None, recompute=config.recompute
         )
         check(schedule)
+        _check_recomputed(schedule)
     except ValueError as error:
         raise ValueError(f"strategy.pipe.schedule={config.schedule}: {error}") from None
     stages = assign(num_blocks, schedule, config.layers)
     return Pipeline(schedule, stages, make_timetable(schedule, stages))
+
+
+def _check_recomputed(schedule: Schedule) -> None:
+    """Checks that all forwards are computed again, or none: what the first time leaves is the same for all."""
+    of_kind = {
+        kind: {
+            (stage, action.chunk, action.microbatch) for _, stage, action in schedule.actions() if action.kind == kind
+        }
+        for kind in (Kind.FORWARD, Kind.RECOMPUTE)
+    }
+    missing = sorted(of_kind[Kind.FORWARD] - of_kind[Kind.RECOMPUTE])
+    if of_kind[Kind.RECOMPUTE] and missing:
+        stage, chunk, microbatch = missing[0]
+        raise ValueError(
+            f"{len(of_kind[Kind.RECOMPUTE])} of {len(of_kind[Kind.FORWARD])} forwards are computed again (R), but not "
+            f"F{microbatch} of chunk {chunk} on stage {stage}. A run computes all again or none: add the "
+            f"{len(missing)} missing R, or take all out."
+        )
 
 
 def in_stage_order(model: Model | BlockModel, pipeline: Pipeline | None) -> Model | BlockModel:

@@ -4,14 +4,16 @@ A tick has these parts. Each is a loop whose number of turns the stage's own ent
 part is not this stage's turn:
 
     embed              1 turn      in F or R of the model's first position
-    forward            a layer     in F, and in R, which does it again to leave what backward needs
+    forward            a layer     in F
+    recompute          a layer     in R: forward again, for what backward needs (of a single layer, that alone)
     head               1 turn      in B of the last position: forward and backward of the head
     backward_input     a layer     in B
     backward_weight    a layer     in W
     embed's gradient   1 turn      in B of the first position
 
-One message goes through all of them: what arrived leaves a part as it came, or as the part's result. What is there at
-the end every stage sends to its neighbours, whether or not they need it, and puts what it receives into its inbox.
+One message goes through them: a part leaves it as it came, or puts its result there, or zeros where nothing is left to
+send. What it is at the end every stage sends to its neighbours, whether or not they need it, and puts what it receives
+into its inbox.
 
 Why loops of 0 turns and not one `lax.switch`: XLA copies a buffer that passes through a conditional, whole, in every
 branch; one that a loop carries is updated in place. Measured on CPU with a buffer of 16 slots: 14 ms a tick in a

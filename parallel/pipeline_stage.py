@@ -15,7 +15,7 @@ from .pieces import Pieces
 from .pipeline_message import AXIS, Fill, Message, spent
 from .schedule import Kind
 from .tick import Tick, add, put, take
-from .timetable import Entry, Timetable, most_turns, needs_outputs_again
+from .timetable import Entry, Timetable, most_turns
 
 Sums: TypeAlias = tuple[Array, Array]
 """Shares of (sum of the loss, sum of the weights)."""
@@ -167,13 +167,14 @@ class Stage:
 
     def recompute(self, tick: Tick, message: Message, kept: Held) -> tuple[Message, Held]:
         """Runs the chunk's blocks again for what backward needs; of a single one, not what only its output needs."""
-        if needs_outputs_again(self.timetable, self.pieces.gathers):
+        if self.timetable.blocks_per_slot > 1 or self.pieces.whole_again:
             return self.forward(tick, Kind.RECOMPUTE, message, kept)
         entry = tick.entry
 
         def run(kept: Held) -> Held:
-            params, extra = self.layer(entry.row, entry.block, tick)
-            return put(kept, entry.kept, self.cut.again(params, self.activations(tick.after(message)), extra))
+            row, x = tick.after((entry.row, message))
+            params, extra = self.layer(row, entry.block, tick)
+            return put(kept, entry.kept, self.cut.again(params, self.activations(x), extra))
 
         return message, tick.once("recompute", tick.does(Kind.RECOMPUTE) * entry.num_blocks, run, kept)
 

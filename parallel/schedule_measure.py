@@ -41,7 +41,7 @@ def measure(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> Timing:
     Args:
         schedule: One that `check` accepts.
         costs: Of a whole stage's forward, backward to the input and backward to the weights; a chunk costs 1 / V of
-            each, and recomputing costs a forward. What moves between stages costs nothing.
+            each, and recomputing costs a forward (less, where a chunk is one block). What moves costs nothing.
 
     Returns:
         Its ticks, times and bubble.

@@ -245,15 +245,3 @@ def most_turns(timetable: Timetable) -> dict[str, int]:
         "backward_weight": entry.num_blocks * weight,
     }
     return {part: int(counts.sum(axis=0).max()) for part, counts in turns.items()}
-
-
-def needs_outputs_again(timetable: Timetable, gathers: bool) -> bool:
-    """Whether a block that is computed again makes its output again.
-
-    Its next block in the chunk needs it. And one that gathers its parameters gathers all.
-
-    Args:
-        timetable: The pipeline's.
-        gathers: Whether blocks gather their parameters.
-    """
-    return timetable.blocks_per_slot > 1 or gathers

@@ -2,7 +2,7 @@
 
 import re
 
-from spmdkit.parallel.census import _COLLECTIVE, _calls, _computations
+from spmdkit.parallel.compiled_text import COLLECTIVE, calls_of, computations_of
 
 RESULT = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
 OPERAND = re.compile(r"%([\w.\-]+)")
@@ -15,7 +15,7 @@ def unordered(compiled_text):
     collectives, and whatever else calls some, has to be needed for what follows it.
     """
     assert "is_scheduled=true" in compiled_text
-    computations, _ = _computations(compiled_text)
+    computations, _ = computations_of(compiled_text)
     pairs = []
     for lines in computations.values():
         parents = {}
@@ -26,8 +26,8 @@ def unordered(compiled_text):
                 continue
             name = found.group(1)
             parents[name] = set(OPERAND.findall(line[found.end() :])) - {name}
-            loops = any(_communicates(call.name, computations) for call in _calls(line))
-            if not loops and not _COLLECTIVE.search(line):
+            loops = any(_communicates(call.name, computations) for call in calls_of(line))
+            if not loops and not COLLECTIVE.search(line):
                 continue
             if before and before[1] and not _needs(name, before[0], parents):
                 pairs.append((before[0], name))
@@ -37,7 +37,7 @@ def unordered(compiled_text):
 
 def _communicates(name, computations):
     return any(
-        _COLLECTIVE.search(line) or any(_communicates(call.name, computations) for call in _calls(line))
+        COLLECTIVE.search(line) or any(_communicates(call.name, computations) for call in calls_of(line))
         for line in computations.get(name, ())
     )
 

@@ -99,6 +99,7 @@ def pipelines():
     yield Row("recompute-single-full", "transformer", {"pipe": single, "tensor": 2}, remat="full")
     yield Row("recompute-single-dots", "transformer", {"pipe": single, "context": 2}, remat="dots")
     single = PipelineConfig(size=4, schedule="1f1b", microbatches=4, recompute=True)
+    yield Row("recompute-single-moe-dots", "moe", {"pipe": single, "expert": 2}, remat="dots")
     yield Row("recompute-single-moe", "moe", {"pipe": single, "expert": 2})
     yield Row("recompute-single-fsdp", "moe", {"pipe": single, "fsdp": options("fsdp", 2)})
     yield Row(

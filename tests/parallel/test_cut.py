@@ -9,7 +9,8 @@ from jax.sharding import AxisType, PartitionSpec
 from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
-from spmdkit.parallel.cut import cut, split_floats
+from spmdkit.parallel.cut import cut
+from spmdkit.parallel.floats import split_floats
 from spmdkit.parallel.fsdp import attach, gather
 from spmdkit.parallel.precision import Precision
 
@@ -81,6 +82,7 @@ def test_the_work_falls_into_equal_thirds():
     assert len(in_weight) == 7  # one for each matrix
     # Attention's two products, and in backward four for their operands and the scores once more: none is done twice.
     assert (len(in_forward), len(in_input)) == (7 + 2, 7 + 5)
+    assert len(products(parts.again, params, x, key)) == 7 + 2 - 1  # the last is for the output alone
     thirds = [sum(each) for each in (in_forward, in_input, in_weight)]
     assert max(thirds) / min(thirds) < 1.2
 

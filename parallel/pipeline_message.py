@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .pipeline import AXIS
 from .schedule import Kind
 from .tick import choose, put
 from .timetable import Entry, Timetable
 
-AXIS = "pipe"
 Fill: TypeAlias = float | Array | None
 """What is put where nobody reads; for tests."""
 

@@ -12,7 +12,8 @@ from .cut import Cut, Held, cut
 from .floats import join_floats, split_floats
 from .model import Activations, Batch, Params, fold_block
 from .pieces import Pieces
-from .pipeline_message import AXIS, Fill, Message, spent
+from .pipeline import AXIS
+from .pipeline_message import Fill, Message, spent
 from .schedule import Kind
 from .tick import Tick, add, put, take
 from .timetable import Entry, Timetable, most_turns

@@ -8,7 +8,8 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if version("jaxlib").startswith("0.10.") and "use_fusion_emitters" not in os.environ.get("XLA_FLAGS", ""):
-    # 0.10 has an older code generator as well, which compiles in half the time; runs, and newer ones, use the new one.
+    # 0.10 has an older code generator too, which compiles in half the time. Processes that tests start as a user would
+    # (runs.py) have the users' one, and so has every newer JAX.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
 
 from spmdkit.mesh.simulate import simulate

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 
 from ..layouts.optimizer_state import resolve_optimizer_state
 from ..layouts.table import LayoutTable
-from . import compressed, local_steps
+from . import compressed, given_params, local_steps
 from .collectives import Collective, merge
 from .lay_out import abstract_parameters
 from .layouts import Layouts
@@ -60,16 +60,24 @@ class Step:
         self._watch = RecompilationWatch("the training step")
         self._compiled: jax.stages.Compiled | None = None
 
-    def init(self, seed: int) -> TrainState:
+    def init(self, seed: int, params: Params | None = None) -> TrainState:
         """Makes the first state, every array born in its own layout.
 
         Args:
             seed: The run's seed; parameters depend on it alone, never on the mesh.
+            params: Parameters to start from instead: whole arrays of the host, as `given_params.place` takes them.
+
+        Raises:
+            ValueError: The parameters given are not the model's.
         """
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
+        abstract = self.abstract_state()
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         key_data = jax.random.key_data(jax.random.key(seed))
-        # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
-        params = jax.jit(self._first_params, out_shardings=shardings.params)(key_data)
+        if params is None:
+            # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
+            params = jax.jit(self._first_params, out_shardings=shardings.params)(key_data)
+        else:
+            params = given_params.place(params, abstract.params, self.layouts.stored_order)
         return jax.jit(self._first_state, out_shardings=shardings, donate_argnums=0)(params, key_data)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
@@ -283,12 +291,5 @@ def build_step(
         raise ValueError(f"train.accumulate={accumulate}: a step has at least 1 microbatch.")
     if clip_norm < 0:
         raise ValueError(f"train.clip_norm={clip_norm}: a norm is positive; 0 turns clipping off.")
-    return Step(
-        model,
-        optimizer,
-        layouts,
-        accumulate=accumulate,
-        clip_norm=clip_norm,
-        remat=remat,
-        precision=precision,
-    )
+    options: Any = {"accumulate": accumulate, "clip_norm": clip_norm, "remat": remat, "precision": precision}
+    return Step(model, optimizer, layouts, **options)

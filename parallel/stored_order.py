@@ -29,7 +29,8 @@ class StoredOrder:
     stages: Stages | None
 
     @property
-    def _reordered(self) -> Stages | None:
+    def reordered(self) -> Stages | None:
+        """The stages, where the two orders differ."""
         return None if self.stages is None or self.stages.is_natural else self.stages
 
     def to_model(self, tree: Any) -> Any:
@@ -38,7 +39,7 @@ class StoredOrder:
         A leaf that has blocks is one under "blocks", with a dim laid out over `pipe` or with a dim 0 that counts stored
         rows (a factored moment of an optimizer).
         """
-        stages = self._reordered
+        stages = self.reordered
         if stages is None:
             return tree
 
@@ -50,7 +51,7 @@ class StoredOrder:
 
     def abstract_model(self, tree: Any) -> Any:
         """Shapes and shardings of what `to_model` makes of stored arrays of these."""
-        stages = self._reordered
+        stages = self.reordered
         if stages is None:
             return tree
 
@@ -70,7 +71,7 @@ class StoredOrder:
             tree: Global arrays with blocks in the model's order.
             like: Stored arrays or their abstract values: the layouts to end in.
         """
-        stages = self._reordered
+        stages = self.reordered
         if stages is None:
             return tree
 

@@ -1,0 +1,93 @@
+"""A state that starts from given parameters: the same as one that drew them, on any mesh; mistakes named at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from spmdkit.parallel import FSDPConfig, build_step, lay_out
+from spmdkit.parallel.pipeline import PipelineConfig
+
+STRATEGIES = {
+    "data": (4, {"data": 4}),
+    "fsdp x data": (8, {"fsdp": FSDPConfig(size=4, floor_bytes=0), "data": 2}),
+    "zero 1": (4, {"data": {"size": 4, "zero": 1}}),
+    "local steps": (2, {"data": {"size": 2, "local_steps": 2}}),
+    "uneven stages": (4, {"pipe": PipelineConfig(size=2, microbatches=2), "fsdp": FSDPConfig(size=2, floor_bytes=0)}),
+}
+
+
+def step_of(name):
+    devices, strategy = STRATEGIES[name]
+    return build_step(
+        toy.BLOCK_MODEL, optax.adamw(1e-2), lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(devices))
+    )
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """The model's parameters for seed 7, whole and on the host."""
+    return jax.device_get(jax.jit(toy.init)(jax.random.key(7)))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_given_parameters_start_as_drawn_ones(name, drawn):
+    step = step_of(name)
+    given, own = step.init(7, drawn), step.init(7)
+    assert jax.tree.map(lambda leaf: leaf.sharding, given) == jax.tree.map(lambda leaf: leaf.sharding, own)
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), given, own))
+
+
+def test_training_leaves_the_given_arrays_alone(drawn):
+    """The state is donated; what was given is not, be it NumPy's or JAX's."""
+    step = step_of("data")
+    on_device = jax.tree.map(jnp.asarray, drawn)
+    before = jax.tree.map(np.copy, drawn)
+    for given in (drawn, on_device):
+        state, _ = step(step.init(0, given), toy.batch(0))
+        assert jax.tree.all(jax.tree.map(lambda leaf, start: np.array_equal(np.asarray(leaf), start), given, before))
+        assert not np.array_equal(np.asarray(state.params["embed"]["table"]), before["embed"]["table"])
+
+
+def test_a_memory_map_is_read_part_by_part(tmp_path, drawn):
+    """No shard is made from more than its own rows."""
+
+    class Watched(np.ndarray):
+        largest = 0
+
+        def __getitem__(self, index):
+            part = np.asarray(super().__getitem__(index))
+            Watched.largest = max(Watched.largest, part.size)
+            return part
+
+    table = drawn["embed"]["table"]
+    np.save(tmp_path / "table.npy", table)
+    mapped = np.load(tmp_path / "table.npy", mmap_mode="r").view(Watched)
+    state = step_of("fsdp x data").init(0, {**drawn, "embed": {"table": mapped}})
+    assert Watched.largest == table.size // 4
+    assert np.array_equal(np.asarray(state.params["embed"]["table"]), table)
+
+
+def test_floats_are_cast_to_the_stored_dtype(drawn):
+    halves = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), drawn)
+    state = step_of("fsdp x data").init(0, halves)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype("float32")}
+    same = jax.tree.map(
+        lambda leaf, half: np.array_equal(np.asarray(leaf), half.astype(np.float32)), state.params, halves
+    )
+    assert jax.tree.all(same)
+
+
+def test_every_mistake_is_named_at_once(drawn):
+    blocks = {**drawn["blocks"], "up": drawn["blocks"]["up"][:2], "scale": 1.0}
+    wrong = {"embed": {"tabel": drawn["embed"]["table"]}, "blocks": blocks, "head": {"out": np.zeros((16, 32), int)}}
+    with pytest.raises(ValueError, match="do not fit the model") as error:
+        step_of("uneven stages").init(0, wrong)
+    text = str(error.value)
+    assert "embed/table is missing; the model's is float32[32, 16]" in text
+    assert "Unknown parameter 'embed/tabel'" in text
+    assert "Did you mean 'embed/table'?" in text
+    assert "blocks/up is float32[2, 16, 64], but the model's is float32[3, 16, 64]" in text
+    assert "blocks/scale is a float, not an array" in text
+    assert "head/out is int64[16, 32], but the model's is float32[16, 32]" in text

@@ -1,7 +1,18 @@
 """Strategies, one file each, and the step they compose into.
 
-Read in this order: `model` (what a model is), `data` and `fsdp` (the strategies), `forward` (gather, run, drop),
-`gradients`, `step` (the one compiled program), `census` (what the compiler made of it).
+Read first: `model` (what a model is), `data` and `fsdp` (strategies), `forward` (gather, run, drop), `gradients`,
+`step` (the one compiled program), `census` (what the compiler made of it). Where the rest is:
+
+    strategies             data, zero, fsdp, tensor, context, expert, pipeline, local_steps, compressed
+    from YAML to layouts   strategy, lay_out, default_layout, split_dim, layouts, precision, model, parallel
+    a step                 step, state, given_params, local_step, gradients, forward, remat, sharded, recompilation
+    inside a block         product, collective_matmul, ring_attention, all_to_all_attention, partial_attention,
+                           expert_blocks, floats, prefetch
+    pipeline schedules     schedule, schedules, schedule_csv, schedule_measure, timetable
+    pipelines at work      stages, stored_order, cut, pieces, tick, pipeline_stage, pipeline_message, pipeline_run,
+                           pipeline_loss, pipeline_outer
+    collectives            collectives, calls, in_order, compiled_text, census
+    proof                  verify, verification, oracle, differences, diagnosis, row_counts, collective_check
 """
 
 from .census import census as census

@@ -1,6 +1,7 @@
 """Imports run one way, importing starts nothing, public names are described, files and functions stay short."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,13 @@ assert not backend_started()
 assert not backend_started()
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_the_map_of_parallel_names_every_file_once():
+    told = ast.get_docstring(parse(ROOT / "parallel/__init__.py")) or ""
+    lines = re.findall(r"^ {4}(?:\S.*?)? {3,}(.*)$", told, re.MULTILINE)
+    named = [each.strip() for line in lines for each in line.split(",") if each.strip()]
+    assert sorted(named) == sorted(path.stem for path in (ROOT / "parallel").glob("[a-z]*.py"))
 
 
 def public_definitions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:

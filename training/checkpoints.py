@@ -62,9 +62,11 @@ class Checkpoints:
         self._failure: SaveFailed | None = None
         self._swept = False
         # Folders made in the background that cannot be made leave Orbax's threads waiting for minutes, at exit too.
-        options = ocp.AsyncOptions(create_directories_asynchronously=False)
-        handler = ocp.CompositeCheckpointHandler(state=ocp.StandardCheckpointHandler())
-        self._orbax = ocp.AsyncCheckpointer(handler, async_options=options)
+        at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
+        handler = ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(async_options=at_once), state=ocp.StandardCheckpointHandler()
+        )
+        self._orbax = ocp.AsyncCheckpointer(handler, async_options=at_once)
         self._remover = ThreadPoolExecutor(1, "remove-checkpoints")
 
     def __enter__(self) -> Self:

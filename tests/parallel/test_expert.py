@@ -1,5 +1,7 @@
 """Dispatch and combine by themselves, experts block by block, and whole steps with the axis `expert` in their mesh."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -172,6 +174,19 @@ PRODUCTS = {
 QUICK = ("expert4", "fsdp-tensor", "context")
 
 
+@cache
+def one_device(changes):
+    """First parameters, and their loss and gradients on one device."""
+    model, arrays, key = options(**dict(changes)), batch(), jax.random.fold_in(jax.random.key(0), 0)
+
+    def mean(params):
+        total, weight = model.loss(params, arrays, key)
+        return total / weight
+
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), jax.jit(model.init)(jax.random.key(0)))
+    return params, *jax.jit(jax.value_and_grad(mean))(params)
+
+
 @pytest.mark.parametrize(
     "name", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in PRODUCTS]
 )
@@ -184,19 +199,11 @@ def test_a_step_is_that_of_one_device(name, float64):
     step = build_step(model, optimizer(), layouts, precision=FLOAT64, **how)
     found = census(step.compile(toy.abstract(arrays)).as_text(), layouts.mesh)
     assert found == step.cost(toy.abstract(arrays))
-    state = step.init(0)
-    size = strategy.get("expert", 1)
+    params, loss, gradients = one_device(tuple(changes.items()))
+    state = step.init(0, params)
     gate = state.params["blocks"]["mlp"]["gate"]
-    assert gate.sharding.shard_shape(gate.shape)[1] == gate.shape[1] // size
-    params = jax.tree.map(np.asarray, state.params)
-    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(np.asarray(state.key))), 0)
+    assert gate.sharding.shard_shape(gate.shape)[1] == gate.shape[1] // strategy.get("expert", 1)
     state, metrics = step(state, arrays)
-
-    def mean(params):
-        total, weight = model.loss(params, arrays, key)
-        return total / weight
-
-    loss, gradients = jax.jit(jax.value_and_grad(mean))(params)
     assert toy.relative(metrics.loss, loss) < 1e-12
     assert max(jax.tree.leaves(jax.tree.map(toy.relative, state.opt_state, gradients))) < 1e-12
 

@@ -118,8 +118,16 @@ def pipelined(model, config):
     return run
 
 
-def first_params(model):
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), jax.jit(model.init)(jax.random.key(0)))
+@cache
+def drawn(tied):
+    """Parameters of more blocks than any case has, on the host."""
+    most = model(Case("", 0, max(case.layers for case in CASES), tied=tied))
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), jax.jit(most.init)(jax.random.key(0)))
+
+
+def first_params(case):
+    params = drawn(case.tied)
+    return {**params, "blocks": jax.tree.map(lambda leaf: leaf[: case.layers], params["blocks"])}
 
 
 def config(case):
@@ -143,7 +151,7 @@ def marked(number, case):
 def test_every_schedule_is_one_device(float64, case):
     """Loss, every gradient and the forward-only loss; and the same bits where every empty place holds NaN."""
     own, batch = model(case), toy.batch(3, ROWS)
-    params, key = first_params(own), jax.random.key(1) if case.dropout else None
+    params, key = first_params(case), jax.random.key(1) if case.dropout else None
     loss = jax.jit(jax.value_and_grad(lambda params: own.loss(params, batch, key), has_aux=True))
     (total, weight), expected = loss(params)
     run = pipelined(own, config(case))
@@ -159,8 +167,8 @@ def test_every_schedule_is_one_device(float64, case):
 @pytest.mark.slow
 def test_schedules_agree_to_the_bit(float64):
     """All go through the microbatches in the same order, so even the roundings are the same."""
-    own, batch = model(Case("", 0, 4)), toy.batch(3, ROWS)
-    params = first_params(own)
+    case, batch = Case("", 0, 4), toy.batch(3, ROWS)
+    own, params = model(case), first_params(case)
     given = {name: PipelineConfig(size=2, schedule=name, microbatches=4) for name in ("gpipe", "1f1b", "zb_h1", "zbv")}
     given["recomputed"] = PipelineConfig(size=2, schedule="1f1b", microbatches=4, recompute=True)
     found = {name: pipelined(own, each)(params, batch, None, 0.0) for name, each in given.items()}
@@ -179,25 +187,33 @@ def strategies():
     yield "accumulated", {"pipe": pipe, "fsdp": fsdp, "tensor": 2}, {"accumulate": 2, "remat": "dots"}
 
 
+BESIDE = Case("", 0, 5, dropout=0.1)
+
+
+@cache
+def one_device():
+    """Mean gradients with dropout, and the sums (loss, weight) without, of BESIDE on one device."""
+    own, params, batch = model(BESIDE), first_params(BESIDE), toy.batch(3, ROWS)
+    loss = jax.jit(jax.value_and_grad(lambda params, key: own.loss(params, batch, key), has_aux=True))
+    (_, weight), gradients = loss(params, jax.random.fold_in(jax.random.key(0), 0))
+    (total, _), _ = loss(params, None)
+    return jax.tree.map(lambda leaf: leaf / weight, gradients), (total, weight)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "options"), [each[1:] for each in strategies()], ids=[s[0] for s in strategies()])
 def test_a_step_beside_other_strategies(float64, strategy, options):
     """Gradients, evaluation, and every collective where the cost says: FSDP's in F, B and W, permutes at each tick."""
-    own, batch = model(Case("", 0, 5, dropout=0.1)), toy.batch(3, ROWS)
+    own, batch = model(BESIDE), toy.batch(3, ROWS)
     layouts = lay_out(own, strategy, devices=toy.devices(8), precision=FLOAT64)
     step = build_step(own, optax.sgd(1.0), layouts, precision=FLOAT64, **options)
-    state = step.init(seed=0)
-    natural = layouts.stored_order.to_model
-    params = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, natural(state.params)))
-    key = jax.random.fold_in(jax.random.key(0), 0)
-    loss = jax.jit(jax.value_and_grad(lambda params, key: own.loss(params, batch, key), has_aux=True))
-    (_, weight), expected = loss(params, key)
-    (total, _), _ = loss(params, None)
+    state = step.init(0, first_params(BESIDE))
+    expected, sums = one_device()
     abstract = toy.abstract(batch)
     assert census(step.compile(abstract).as_text(), layouts.mesh) == step.cost(abstract)
-    np.testing.assert_allclose(step.evaluate(state.params, batch), (total, weight), rtol=TOLERANCE)
+    np.testing.assert_allclose(step.evaluate(state.params, batch), sums, rtol=TOLERANCE)
     gradients, _ = step.gradients(state, batch)
-    errors = jax.tree.map(lambda ours, theirs: toy.relative(ours, theirs / weight), natural(gradients), expected)
+    errors = jax.tree.map(toy.relative, layouts.stored_order.to_model(gradients), expected)
     assert max(jax.tree.leaves(errors)) < TOLERANCE
 
 

@@ -24,6 +24,11 @@ class Row(NamedTuple):
     remat: str = "none"
     dropout: float = 0.0
 
+    @property
+    def layers(self):
+        """Blocks of the model; 8 fill 8 stages of a pipeline, 5 fill none evenly."""
+        return {"uneven": 5, "moe": 4}.get(self.kind, 8)
+
 
 def options(axis, size):
     """An axis as the table runs it; the floor is low enough for tiny parameters to be split."""

@@ -25,13 +25,12 @@ SIZES |= {"head_width": 2, "mlp_width": 32}
 
 
 @cache
-def model(kind, dropout=0.0):
-    """The models of the table; 8 layers fill 8 stages, 5 fill none evenly."""
+def model(kind, layers, dropout=0.0):
+    """The models of the table."""
     if kind == "mlp":
         return mlp(MLPConfig(features=FEATURES, widths=(16, 16), classes=CLASSES))
     if kind == "moe":
-        return moe(MoEConfig(**SIZES, layers=4, experts=8, top_k=2, dropout=dropout))
-    layers = 5 if kind == "uneven" else 8
+        return moe(MoEConfig(**SIZES, layers=layers, experts=8, top_k=2, dropout=dropout))
     return transformer(TransformerConfig(**SIZES, layers=layers, tied=kind == "tied", dropout=dropout))
 
 
@@ -70,9 +69,9 @@ def batches(is_mlp):
 
 
 @cache
-def first_params(kind):
+def first_params(kind, layers):
     """Parameters as one device draws them."""
-    return jax.device_get(jax.jit(model(kind).init)(jax.random.key(0)))
+    return jax.device_get(jax.jit(model(kind, layers).init)(jax.random.key(0)))
 
 
 def row_named(name):
@@ -81,13 +80,13 @@ def row_named(name):
 
 
 @cache
-def one_device(kind, dropout):
+def one_device(kind, layers, dropout):
     """First loss and gradients, and last parameters by plain JAX: no mesh, no runtime.
 
     In float64 for rows of float32 as well. AdamW divides a gradient by its own size: where that is next to zero, one
     device in float32 is itself further than the tolerance from what is right.
     """
-    own = model(kind, dropout)
+    own = model(kind, layers, dropout)
 
     def mean(params, batch, key):
         total, weight = own.loss(params, batch, key)
@@ -102,7 +101,7 @@ def one_device(kind, dropout):
         return optax.apply_updates(params, updates), state, loss
 
     with jax.enable_x64(True):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), first_params(kind))
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), first_params(kind, layers))
         state, first = chain.init(params), None
         for number, batch in enumerate(batches(kind == "mlp")):
             params, state, loss = step(params, state, batch, jax.random.fold_in(jax.random.key(0), number))
@@ -137,10 +136,12 @@ DRAWN_BY_EXPERTS = ("data2-fsdp2-expert2", "expert2-context2-tensor2", "pipe2-fs
 def test_first_parameters_are_the_bits_of_one_device(name):
     """Wherever a part of a parameter is drawn. Rows of the table start from given ones, which compile faster."""
     row = row_named(name)
-    own = model(row.kind)
+    own = model(row.kind, row.layers)
     layouts = lay_out(own, row.strategy, devices=toy.devices(num_devices(row)))
     found = natural(layouts, build_step(own, optax.sgd(1.0), layouts).init(seed=0).params)
-    assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), b), found, first_params(row.kind)))
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), b), found, first_params(row.kind, row.layers))
+    )
 
 
 @pytest.mark.slow
@@ -152,7 +153,7 @@ def test_some_rows_of_the_table(name, float64):
 
 def check(row, dtype, *, drawn=False):
     """Trains one row of the table from given parameters, or from drawn ones, and compares."""
-    own, is_mlp = model(row.kind, row.dropout), row.kind == "mlp"
+    own, is_mlp = model(row.kind, row.layers, row.dropout), row.kind == "mlp"
     precision = Precision(params=dtype, compute=dtype, reduce=dtype)
     sizes = sizes_of(row)
     layouts = lay_out(own, row.strategy, devices=toy.devices(num_devices(row)), precision=precision)
@@ -161,8 +162,8 @@ def check(row, dtype, *, drawn=False):
     )
     abstract = toy.abstract(batches(is_mlp)[0])
     compiled = step.compile(abstract)
-    loss, gradients, params = one_device(row.kind, row.dropout)
-    state = step.init(seed=0, params=None if drawn else first_params(row.kind))
+    loss, gradients, params = one_device(row.kind, row.layers, row.dropout)
+    state = step.init(seed=0, params=None if drawn else first_params(row.kind, row.layers))
     assert_really_on(state.params, layouts, sizes)
 
     for number, batch in enumerate(batches(is_mlp)):

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import pytest
-import table
 import test_equivalence as equivalence
 import toy
 from jax import lax
@@ -80,8 +79,8 @@ def test_scatter_first_has_the_gradients_of_nothing():
 @pytest.mark.parametrize("name", ROWS)
 def test_steps_and_evaluation_are_in_order(name):
     """Every row of the table is looked at where the table runs; here are those that are in order by `in_order.py`."""
-    row = next(row for row in table.ROWS if row.name == name)
-    own = equivalence.model(row.kind, row.dropout)
+    row = equivalence.row_named(name)
+    own = equivalence.model(row.kind, row.layers, row.dropout)
     layouts = lay_out(own, row.strategy, devices=toy.devices(equivalence.num_devices(row)))
     step = build_step(own, equivalence.optimizer(), layouts, accumulate=row.accumulate, remat=row.remat)
     batch = toy.abstract(equivalence.batches(row.kind == "mlp")[0])

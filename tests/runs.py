@@ -16,8 +16,9 @@ QUICK = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAX_COMPILATION_CACHE_DIR": str(CACHE),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
 }
-"""Environment of processes whose programs compile for longer than they run."""
+"""Environment of processes whose programs compile for longer than they run; they compile as this process does."""
 
 TINY = {
     "run": {"simulate": 8, "log_every": 1},

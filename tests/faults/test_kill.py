@@ -1,6 +1,5 @@
 """kill -9 at any moment, then the same command again: what follows is what would have been, bit for bit."""
 
-import os
 import random
 import subprocess
 import sys
@@ -35,16 +34,13 @@ MOMENTS = {  # what is about to happen, for the how-manieth time, and the step o
     "before the report is written": ("spmdkit.launch.finish:write_report", 1, STEPS),
 }
 
-SAME_CODE = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
-"""Processes compile as this one does, which trains as well: bits depend on the code."""
-
 pytestmark = pytest.mark.slow
 
 
 def killed(moment: str, count: int, config: Path) -> None:
     """Trains, and dies at the moment."""
     arguments = [sys.executable, str(DIE), moment, str(count), "train", str(config)]
-    ended = subprocess.run(arguments, env=environment(**SAME_CODE), capture_output=True, text=True, timeout=240)
+    ended = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=240)
     assert ended.returncode == -9, ended.stdout + ended.stderr
 
 
@@ -71,7 +67,7 @@ def classifier(tmp_path_factory) -> Path:
 def language(tmp_path_factory) -> Path:
     """Another one: a transformer with dropout."""
     config = write_language_config(tmp_path_factory.mktemp("language"), checkpoint=SAVED)
-    trained("train", config, **SAME_CODE)
+    trained("train", config)
     return config
 
 
@@ -97,7 +93,7 @@ def test_killed_twice_at_random_steps(language, tmp_path):
     second = random.randint(1, STEPS - held(config))
     print(f"killed before record {first}, then before record {second} of what was left")
     killed(RECORD, second, config)
-    trained("train", config, **SAME_CODE)
+    trained("train", config)
     assert_same_run(config, language)
 
 

@@ -1,6 +1,7 @@
 """`spmdkit launch` as a user runs it: real training in two processes with simulated devices."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ def make(**options):
 
 def spmdkit(*arguments: str | Path) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "spmdkit", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+    as_a_user = {**os.environ, "XLA_FLAGS": ""}  # compiled by the generator that users have, see conftest.py
+    return subprocess.run(command, env=as_a_user, capture_output=True, text=True, timeout=280)
 
 
 @pytest.fixture

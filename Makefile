@@ -24,7 +24,7 @@ test: $(VENV)/.test  ## run the whole test suite; ARGS= goes to pytest, WORKERS=
 	$(PYTEST) -m "not table" $(ARGS)
 
 test-equivalence: $(VENV)/.test  ## hold every strategy and product to one device, in float64 and float32: 12 minutes
-	$(PYTEST) -m table $(ARGS)
+	$(PYTEST) -m table tests/parallel/test_equivalence.py $(ARGS)
 
 test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: under 2 minutes
 	$(PYTEST) -m "not slow and not multiprocess and not table" $(ARGS)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from spmdkit.parallel.product import product
+from spmdkit.parallel.product import product, weight_first
 
 
 def test_value_and_gradients_are_those_of_autodiff(float64):
@@ -23,3 +23,19 @@ def test_gradients_keep_the_dtype_of_what_they_belong_to():
     x, weight = jnp.ones((2, 3, 4), jnp.bfloat16), jnp.ones((4, 5), jnp.bfloat16)
     gradients = jax.grad(lambda x, weight: product(x, weight).sum(), argnums=(0, 1))(x, weight)
     assert [gradient.dtype for gradient in gradients] == [jnp.bfloat16] * 2
+
+
+def test_backward_goes_on_once_the_matrix_has_its_gradient():
+    """The gradient of the activations alone takes one product; made after that of the matrix, it takes two."""
+
+    def gradient(factors):
+        def backward(x, weight, cotangent):
+            return jax.vjp(lambda x, weight: jnp.matmul(*factors(x, weight)), x, weight)[1](cotangent)[0]
+
+        return jax.jit(backward)
+
+    x, weight, cotangent = jnp.ones((2, 3)), jnp.full((3, 4), 2.0), jnp.ones((2, 4))
+    plain, ours = gradient(lambda x, weight: (x, weight)), gradient(weight_first)
+    products = [each.lower(x, weight, cotangent).compile().as_text().count(" dot(") for each in (plain, ours)]
+    assert products == [1, 2]
+    np.testing.assert_array_equal(ours(x, weight, cotangent), plain(x, weight, cotangent))

@@ -26,13 +26,14 @@ class Row(NamedTuple):
 
     @property
     def layers(self):
-        """Blocks of the model; 8 fill 8 stages of a pipeline, 5 fill none evenly.
+        """Blocks of the model: 4, or 5 that fill no stages evenly, or 8, which fill 8 stages or twice 4.
 
         With dropout 8 as well: of 4, one gradient is so near zero that one device in float32 is 5e-5 off.
         """
-        if self.kind == "uneven":
-            return 5
-        return 8 if self.kind != "moe" and ("pipe" in self.strategy or self.dropout) else 4
+        if self.kind in ("uneven", "moe"):
+            return {"uneven": 5, "moe": 4}[self.kind]
+        stages = getattr(self.strategy.get("pipe"), "size", 1)
+        return 8 if stages > 2 or self.dropout else 4
 
 
 def options(axis, size):

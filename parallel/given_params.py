@@ -4,6 +4,7 @@ Each device is sent its own part alone, cut out of the host's array. So weights 
 host's memory, and no device ever holds a whole large one.
 """
 
+import difflib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 from jax import Array
 
 from ..layouts.paths import leaves_with_paths, map_with_path
-from ..mesh.shapes import near_miss
 from .model import Params
 from .stages import Stages
 from .stored_order import StoredOrder
+
+MAX_LISTED = 20
+"""Problems listed in one message."""
 
 
 def place(given: Params, stored: Params, order: StoredOrder) -> Params:
@@ -36,7 +39,9 @@ def place(given: Params, stored: Params, order: StoredOrder) -> Params:
     """
     problems = list(_problems(given, order.abstract_model(stored)))
     if problems:
-        raise ValueError("Parameters that do not fit the model:\n" + "\n".join(f"  {line}" for line in problems))
+        more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
+        lines = "\n".join(f"  {line}" for line in problems[:MAX_LISTED] + more)
+        raise ValueError(f"Parameters that do not fit the model:\n{lines}")
     arrays = {path: _of_host(leaf) for path, leaf in leaves_with_paths(given)}
     stages = order.reordered
 
@@ -77,8 +82,10 @@ def _problems(given: Params, expected: Params) -> Iterator[str]:
                 f"{path} is spread over several processes. Give arrays that every process holds whole, or restore a "
                 "checkpoint, which needs no whole array anywhere."
             )
-    for path in have.keys() - own.keys():
-        yield near_miss("parameter", path, own)
+    for path in have:
+        if path not in own:
+            near = difflib.get_close_matches(path, own, n=1)
+            yield f"{path} is not a parameter of the model." + (f" Did you mean {near[0]}?" if near else "")
 
 
 def _text(leaf: Any) -> str:

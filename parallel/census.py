@@ -12,7 +12,7 @@ import numpy as np
 
 from ..mesh.device_mesh import DeviceMesh
 from .collectives import Collective, merge
-from .compiled_text import COLLECTIVE, Call, calls_of, computations_of
+from .compiled_text import Call, calls_of, collective_of, computations_of
 
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _GROUP_LIST = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
@@ -41,7 +41,7 @@ def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
     while pending:
         name, times = pending.pop()
         for instruction in computations.get(name, ()):
-            found = COLLECTIVE.search(instruction)
+            found = collective_of(instruction)
             if found:
                 assert times.denominator == 1, f"{instruction} runs {times} times"
                 lines.extend(_collective(found, instruction, mesh, int(times)))

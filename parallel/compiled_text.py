@@ -9,12 +9,10 @@ from fractions import Fraction
 from typing import NamedTuple
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all|ragged-all-to-all|collective-broadcast"
-COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(-start)?\(")
-"""An instruction that is a collective: the type of its result, its kind, and whether it is only the start of one."""
+_COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(-start)?\(")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
-_CALLED = re.compile(
-    r"(body|to_apply|calls|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
-)
+_ROLES = ("body", "to_apply", "calls", "branch_computations", "true_computation", "false_computation")
+_CALLED = re.compile(rf"({'|'.join(_ROLES)})=(\{{[^}}]*\}}|%?[\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)\b")
 
@@ -41,8 +39,17 @@ def computations_of(text: str) -> tuple[dict[str, list[str]], str]:
     return computations, entry
 
 
+def collective_of(instruction: str) -> re.Match[str] | None:
+    """Of an instruction that is a collective: the type of its result, its kind, and "-start" if it only starts one."""
+    if any(kind in instruction for kind in _KINDS.split("|")):  # thousands are not, and are read ten times as fast
+        return _COLLECTIVE.search(instruction)
+    return None
+
+
 def calls_of(instruction: str) -> Iterator[Call]:
     """The computations that an instruction runs."""
+    if not any(role in instruction for role in _ROLES):
+        return
     trips, turns = _TRIPS.search(instruction), _TURNS.search(instruction)
     for role, names in _CALLED.findall(instruction):
         times = Fraction(1)

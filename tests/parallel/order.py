@@ -1,8 +1,9 @@
 """Finds collectives that simulated devices may start in different orders; see `parallel/in_order.py`."""
 
 import re
+from functools import cache
 
-from spmdkit.parallel.compiled_text import COLLECTIVE, calls_of, computations_of
+from spmdkit.parallel.compiled_text import calls_of, collective_of, computations_of
 
 RESULT = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
 OPERAND = re.compile(r"%([\w.\-]+)")
@@ -16,6 +17,12 @@ def unordered(compiled_text):
     """
     assert "is_scheduled=true" in compiled_text
     computations, _ = computations_of(compiled_text)
+
+    @cache
+    def communicates(name):
+        lines = computations.get(name, ())
+        return any(collective_of(line) or any(communicates(call.name) for call in calls_of(line)) for line in lines)
+
     pairs = []
     for lines in computations.values():
         parents = {}
@@ -26,20 +33,13 @@ def unordered(compiled_text):
                 continue
             name = found.group(1)
             parents[name] = set(OPERAND.findall(line[found.end() :])) - {name}
-            loops = any(_communicates(call.name, computations) for call in calls_of(line))
-            if not loops and not COLLECTIVE.search(line):
+            loops = any(communicates(call.name) for call in calls_of(line))
+            if not loops and not collective_of(line):
                 continue
             if before and before[1] and not _needs(name, before[0], parents):
                 pairs.append((before[0], name))
             before = (name, loops)
     return pairs
-
-
-def _communicates(name, computations):
-    return any(
-        COLLECTIVE.search(line) or any(_communicates(call.name, computations) for call in calls_of(line))
-        for line in computations.get(name, ())
-    )
 
 
 def _needs(name, wanted, parents):

@@ -80,7 +80,7 @@ def row_named(name):
 
 
 @cache
-def one_device(kind, layers, dropout):
+def one_device(kind, layers, dropout, seed):
     """First loss and gradients, and last parameters by plain JAX: no mesh, no runtime.
 
     In float64 for rows of float32 as well. AdamW divides a gradient by its own size: where that is next to zero, one
@@ -104,7 +104,7 @@ def one_device(kind, layers, dropout):
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), first_params(kind, layers))
         state, first = chain.init(params), None
         for number, batch in enumerate(batches(kind == "mlp")):
-            params, state, loss = step(params, state, batch, jax.random.fold_in(jax.random.key(0), number))
+            params, state, loss = step(params, state, batch, jax.random.fold_in(jax.random.key(seed), number))
             first = first or (loss, state[1][0].gradients)
     return jax.device_get((*first, params))
 
@@ -162,8 +162,8 @@ def check(row, dtype, *, drawn=False):
     )
     abstract = toy.abstract(batches(is_mlp)[0])
     compiled = step.compile(abstract)
-    loss, gradients, params = one_device(row.kind, row.layers, row.dropout)
-    state = step.init(seed=0, params=None if drawn else first_params(row.kind, row.layers))
+    loss, gradients, params = one_device(row.kind, row.layers, row.dropout, row.seed)
+    state = step.init(row.seed, None if drawn else first_params(row.kind, row.layers))
     assert_really_on(state.params, layouts, sizes)
 
     for number, batch in enumerate(batches(is_mlp)):

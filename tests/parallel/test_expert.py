@@ -52,6 +52,22 @@ def tenfold(weights, x_mD):
     return x_mD * weights[None, :]
 
 
+@cache
+def there_and_back(devices):
+    """(x, weights, chosen, kept) -> what comes back, compiled."""
+
+    def run(x_ND, weights_eD, expert_Nk, kept_Nk):
+        placed = plan(dropless(devices), expert_Nk, kept_Nk)
+        x_MD, expert_b = dispatch(placed, x_ND)
+        return combine(placed, apply_experts(tenfold, weights_eD, x_MD, expert_b))
+
+    spec = PartitionSpec("expert")
+    mapped = jax.shard_map(run, mesh=toy.mesh(expert=devices).backend_mesh, in_specs=(spec,) * 4, out_specs=spec)
+    shapes = (devices * POSITIONS, WIDTH), (EXPERTS, WIDTH), (devices * POSITIONS, TOP_K), (devices * POSITIONS, TOP_K)
+    dtypes = jnp.float32, jnp.float32, jnp.int32, jnp.bool
+    return jax.jit(mapped).lower(*map(jax.ShapeDtypeStruct, shapes, dtypes)).compile()
+
+
 @pytest.mark.parametrize("skewed", [False, True])
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_every_choice_meets_its_expert_and_comes_back(devices, skewed):
@@ -60,21 +76,14 @@ def test_every_choice_meets_its_expert_and_comes_back(devices, skewed):
     x = random.normal(size=(devices * POSITIONS, WIDTH)).astype(np.float32)
     weights = random.normal(size=(EXPERTS, WIDTH)).astype(np.float32)
     chosen, kept = choices(devices, skewed=skewed), random.random((devices * POSITIONS, TOP_K)) < 0.8
-
-    def there_and_back(x_ND, weights_eD, expert_Nk, kept_Nk):
-        placed = plan(dropless(devices), expert_Nk, kept_Nk)
-        x_MD, expert_b = dispatch(placed, x_ND)
-        return combine(placed, apply_experts(tenfold, weights_eD, x_MD, expert_b))
-
-    spec = PartitionSpec("expert")
-    program = jax.jit(
-        jax.shard_map(there_and_back, mesh=toy.mesh(expert=devices).backend_mesh, in_specs=(spec,) * 4, out_specs=spec)
-    )
     expected = x[:, None, :] * weights[chosen] * kept[:, :, None]
-    np.testing.assert_array_equal(program(x, weights, chosen, kept), expected)
-    assert tuple(cost(dropless(devices), width=WIDTH, dtype="float32", platform="cpu").forward) == census(
-        program.lower(x, weights, chosen, kept).compile().as_text(), toy.mesh(expert=devices)
-    )
+    np.testing.assert_array_equal(there_and_back(devices)(x, weights, chosen, kept), expected)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_what_moves_is_what_the_cost_says(devices):
+    moved = cost(dropless(devices), width=WIDTH, dtype="float32", platform="cpu").forward
+    assert census(there_and_back(devices).as_text(), toy.mesh(expert=devices)) == tuple(moved)
 
 
 @pytest.mark.parametrize("most", [POSITIONS, 5])
@@ -83,14 +92,20 @@ def test_buffers_hold_the_worst_case(devices, most):
     """All choices fit, as many as capacity allows, whichever experts they are for."""
     buffer = buffer_of(ExpertConfig(size=devices), experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, most=most)
     assert buffer.rows % buffer.block == 0
-    for chosen in (choices(), choices(skewed=True), choices(skewed=True)[:, ::-1]):
-        place, _ = places(jnp.asarray(chosen.reshape(1, -1)), None, EXPERTS)
+
+    @jax.jit
+    def placed(chosen):
+        place, _ = places(chosen.reshape(1, -1), None, EXPERTS)
         kept = (place < most).reshape(chosen.shape)
-        placed = plan(buffer, jnp.asarray(chosen), kept)
-        used = np.asarray(placed.row_Nk)[np.asarray(kept)]
+        found = plan(buffer, chosen, kept)
+        return found.row_Nk, found.choice_M, kept
+
+    for chosen in (choices(), choices(skewed=True), choices(skewed=True)[:, ::-1]):
+        row, choice, kept = map(np.asarray, placed(chosen))
+        used = row[kept]
         assert len(set(used.tolist())) == kept.sum()  # a row of its own for each
-        np.testing.assert_array_equal(used // buffer.rows, chosen[np.asarray(kept)] // buffer.experts)
-        np.testing.assert_array_equal(np.asarray(placed.choice_M)[used], np.flatnonzero(kept))
+        np.testing.assert_array_equal(used // buffer.rows, chosen[kept] // buffer.experts)
+        np.testing.assert_array_equal(choice[used], np.flatnonzero(kept))
 
 
 def test_the_cost_of_capacity_and_of_none():
@@ -157,21 +172,25 @@ def options(**changes):
     return moe(MoEConfig(**(vars(SIZES) | changes)))
 
 
-PRODUCTS = {
-    "expert4": ({"expert": 4}, {}, {}),
-    "expert8": ({"expert": 8}, {"experts": 8, "top_k": 3, "dropout": 0.1}, {}),
-    "dropless": ({"expert": 2, "data": 2}, {"capacity_factor": 0.0}, {"accumulate": 2}),
-    "top1": ({"expert": 2, "data": 2}, {"top_k": 1}, {"remat": "full"}),
-    "fsdp": ({"expert": 2, "fsdp": SMALL_FSDP}, {"tied": True}, {"remat": "dots"}),
-    "tensor": ({"expert": 2, "tensor": 2}, {}, {"remat": "full"}),
-    "context": ({"expert": 2, "context": 2}, {"dropout": 0.1}, {"accumulate": 2}),
-    "context-dropless": ({"expert": 2, "context": 4}, {"capacity_factor": 0.0, "auxiliary_loss": 0.0}, {}),
-    "fsdp-tensor": ({"expert": 2, "fsdp": SMALL_FSDP, "tensor": 2}, {}, {}),
-    "fsdp-context": ({"expert": 2, "fsdp": SMALL_FSDP, "context": 2}, {}, {"remat": "full"}),
-    "tensor-context": ({"expert": 2, "tensor": 2, "context": 2}, {}, {}),
-    "data-alone": ({"data": 4}, {}, {}),
+LIMITLESS = {"capacity_factor": 0.0, "auxiliary_loss": 0.0}
+STEPS = {  # (strategy, changes of the model, options of the step): what the table's rows with experts leave out
+    "dropless": ({"expert": 2, "data": 2}, LIMITLESS, {"accumulate": 2}),
+    "dropless-context": ({"expert": 2, "context": 4}, LIMITLESS, {}),
+    "top1-tensor": ({"expert": 2, "tensor": 2}, {"top_k": 1}, {"remat": "full"}),
+    "tied-fsdp": ({"expert": 2, "fsdp": SMALL_FSDP}, {"tied": True}, {"remat": "dots"}),
+    "dropout-fsdp-context": (
+        {"expert": 2, "fsdp": SMALL_FSDP, "context": 2},
+        {"dropout": 0.1},
+        {"accumulate": 2, "remat": "full"},
+    ),
 }
-QUICK = ("expert4", "fsdp-tensor", "context")
+QUICK = ("dropless", "top1-tensor")
+
+
+@cache
+def first_params(tied):
+    """Parameters of any of the models, on the host."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), jax.jit(options(tied=tied).init)(jax.random.key(0)))
 
 
 @cache
@@ -183,16 +202,16 @@ def one_device(changes):
         total, weight = model.loss(params, arrays, key)
         return total / weight
 
-    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), jax.jit(model.init)(jax.random.key(0)))
+    params = first_params("tied" in dict(changes))
     return params, *jax.jit(jax.value_and_grad(mean))(params)
 
 
 @pytest.mark.parametrize(
-    "name", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in PRODUCTS]
+    "name", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in STEPS]
 )
 def test_a_step_is_that_of_one_device(name, float64):
     """Loss and every gradient; what moves is what the cost says, and no device holds another's experts."""
-    strategy, changes, how = PRODUCTS[name]
+    strategy, changes, how = STEPS[name]
     model, arrays = options(**changes), batch()
     count = int(np.prod([getattr(size, "size", size) for size in strategy.values()]))
     layouts = lay_out(model, strategy, devices=toy.devices(count), precision=FLOAT64)

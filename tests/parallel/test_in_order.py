@@ -12,7 +12,7 @@ from spmdkit.parallel import build_step, lay_out
 from spmdkit.parallel.in_order import after, apart, scatter_first
 from spmdkit.parallel.remat import save_arithmetic
 
-ROWS = ("transformer-fsdp4", "fsdp-prefetch-full", "transformer-fsdp2-context4", "moe-fsdp2-expert2", "zero2-size2")
+ROWS = ("transformer-fsdp4", "fsdp-prefetch-full", "transformer-fsdp2-context4", "moe-fsdp2-expert2")
 
 
 def compiled_text(function):
@@ -77,13 +77,12 @@ def test_scatter_first_has_the_gradients_of_nothing():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
-def test_steps_and_evaluation_are_in_order(name):
-    """Every row of the table is looked at where the table runs; here are those that are in order by `in_order.py`."""
+def test_evaluation_is_in_order(name):
+    """Every row's step is looked at where the table runs; here is the evaluation of those that need `in_order.py`."""
     row = equivalence.row_named(name)
     own = equivalence.model(row.kind, row.layers, row.dropout)
     layouts = lay_out(own, row.strategy, devices=toy.devices(equivalence.num_devices(row)))
-    step = build_step(own, equivalence.optimizer(), layouts, accumulate=row.accumulate, remat=row.remat)
+    step = build_step(own, equivalence.optimizer(), layouts, remat=row.remat)
     batch = toy.abstract(equivalence.batches(row.kind == "mlp")[0])
-    assert unordered(step.compile(batch).as_text()) == []
     evaluate = jax.jit(step.evaluate).lower(step.abstract_state().params, batch)
     assert unordered(evaluate.compile().as_text()) == []

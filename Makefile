@@ -11,11 +11,13 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-quick test-equivalence lint format bench clean
+.PHONY: help install train test test-quick test-equivalence lint format bench clean
 
 help:  ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS=\"...\"]"
 	@sed -n 's/^\([a-z-]*\):.*##\(.*\)$$/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '|' '{ printf "%-14s%s\n", $$1, $$2 }'
+
+install: $(VENV)/.dev  ## install spmdkit with the tools for tests and lint; the targets below install what they need
 
 train: $(VENV)/.spmdkit  ## train the quickstart on 8 simulated devices; CONFIG= another config, ARGS="train.steps=50" overrides
 	$(BIN)/spmdkit train $(CONFIG) $(ARGS)

@@ -1,7 +1,5 @@
-"""`spmdkit launch` as a user runs it: real training in two processes with simulated devices."""
+"""`spmdkit launch` on this machine: what its workers are given, and what it says where one cannot start."""
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,8 +31,7 @@ def make(**options):
 
 def spmdkit(*arguments: str | Path) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "spmdkit", *map(str, arguments)]
-    as_a_user = {**os.environ, "XLA_FLAGS": ""}  # compiled by the generator that users have, see conftest.py
-    return subprocess.run(command, env=as_a_user, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
 @pytest.fixture
@@ -42,10 +39,6 @@ def config(tmp_path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY)
     return path
-
-
-def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_environment_of_a_worker(monkeypatch):
@@ -59,20 +52,6 @@ def test_environment_of_a_worker(monkeypatch):
         "SPMDKIT_SIMULATE": "4",
     }
     assert environment["NO_PROXY"] == "example.org,127.0.0.1"
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_two_processes_give_the_losses_of_one(config, tmp_path):
-    alone = spmdkit("train", config, f"run.dir={tmp_path}/one")
-    assert alone.returncode == 0, alone.stderr
-    together = spmdkit("launch", config, f"run.dir={tmp_path}/two", "--on", "local:2x2")
-    assert together.returncode == 0, together.stderr
-    assert "2 processes x 2 simulated devices = 4 devices" in together.stderr
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
-    assert len(losses(tmp_path / "two")) == 6
-    assert "[Gloo]" not in together.stdout
-    assert all((tmp_path / "two" / "logs" / f"rank-{rank}.log").is_file() for rank in range(2))
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import toy
 from jax import lax
 from spmdkit.parallel import BlockModel, FSDPConfig, Model, Precision, diagnosis, local_step, verify
 from spmdkit.parallel import step as step_file
+from spmdkit.parallel.oracle import OneDevice, prepared
 from spmdkit.parallel.pipeline_stage import Stage
 
 ROWS, WIDTH, CLASSES = 16, 16, 8
@@ -22,9 +23,11 @@ AXES = ("data", "fsdp")
 
 
 def init(key):
-    keys = jax.random.split(key)
+    """Another matrix for every seed, of operations that compile fast."""
+    index = jnp.arange(WIDTH * WIDTH, dtype=jnp.uint32) + jax.random.key_data(key)[-1]
+    first = (index * jnp.uint32(2654435761) >> 8).astype(jnp.float32) * 2.0**-24 - 0.5
     return {
-        "first": jax.random.normal(keys[0], (WIDTH, WIDTH)) * 0.3,
+        "first": first.reshape(WIDTH, WIDTH),
         "scale": jnp.ones(WIDTH),
         "second": jnp.zeros((WIDTH, CLASSES)),
     }
@@ -51,8 +54,49 @@ def batches(steps=2):
     ]
 
 
-def verified(model=MODEL, strategy=MESH, **options):
-    return verify(model, strategy, batches(), devices=toy.devices(4), **options)
+OPTIMIZER = optax.adamw(1e-3, weight_decay=0.1)
+
+
+class CompiledOnce(OneDevice):
+    """One device, whose first parameters are kept as well."""
+
+    init = cache(OneDevice.init)
+
+
+def once(function):
+    """Keeps what it makes of a model itself: one with rules has no hash."""
+    kept = {}
+
+    def call(model, *given, **options):
+        key = (id(model), *given, *options.items())
+        if key not in kept:
+            kept[key] = model, function(model, *given, **options)
+        return kept[key][1]
+
+    return call
+
+
+SHARED = {"prepared": once(prepared), "OneDevice": once(CompiledOnce)}
+
+
+@pytest.fixture(autouse=True)
+def one_device_is_compiled_once(monkeypatch):
+    """For all tests of a model: what they plant is in the strategies."""
+    for name, shared in SHARED.items():
+        monkeypatch.setitem(verify.__globals__, name, shared)
+
+
+def given_init(key):
+    """Parameters of the toy as constants, which compile faster than draws."""
+    random, shapes = np.random.default_rng(0), jax.eval_shape(toy.init, key)
+    return jax.tree.map(lambda leaf: jnp.asarray(random.normal(size=leaf.shape) * 0.3, jnp.float32), shapes)
+
+
+BLOCK_MODEL = replace(toy.BLOCK_MODEL, init=given_init)
+
+
+def verified(model=MODEL, strategy=MESH, *, optimizer=OPTIMIZER, **options):
+    return verify(model, strategy, batches(), optimizer=optimizer, devices=toy.devices(4), **options)
 
 
 def found(result, what, where, *texts):
@@ -146,7 +190,7 @@ def test_blocks_accumulation_and_rules_over_an_axis_of_xla():
     strategy = {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=256), "tensor": {"size": 2}}
     rules = {"blocks/up": (None, "fsdp", "tensor")}
     given = [toy.batch(seed) for seed in range(3)]
-    result = verify(toy.BLOCK_MODEL, strategy, given, rules=rules, accumulate=2, clip_norm=0.5)
+    result = verify(BLOCK_MODEL, strategy, given, rules=rules, accumulate=2, clip_norm=0.5)
     assert result.ok, str(result)
     assert any("tensor" in line.axes for line in result.collectives.left_to_xla)
 
@@ -396,16 +440,16 @@ def split_block_model(size):
         return toy.head(groups, x, {name: own(batch[name]) for name in ("targets", "weights")}, key)
 
     rules = {"blocks/up": (None, None, "tensor"), "blocks/down": (None, "tensor", None)}
-    return replace(toy.BLOCK_MODEL, embed=embed, block=block, head=head, rules=rules)
+    return replace(BLOCK_MODEL, embed=embed, block=block, head=head, rules=rules)
 
 
-TENSOR_MODEL = replace(toy.BLOCK_MODEL, parallelize=lambda parallel: split_block_model(parallel.tensor.size))
+TENSOR_MODEL = replace(BLOCK_MODEL, parallelize=lambda parallel: split_block_model(parallel.tensor.size))
 
 
 def verified_tensor():
     assert isinstance(TENSOR_MODEL, BlockModel)
     given = [toy.batch(seed, rows=4) for seed in range(2)]
-    return verify(TENSOR_MODEL, {"data": 2, "tensor": 2}, given, devices=toy.devices(4))
+    return verify(TENSOR_MODEL, {"data": 2, "tensor": 2}, given, optimizer=OPTIMIZER, devices=toy.devices(4))
 
 
 def test_a_missing_sum_over_tensor(monkeypatch):
@@ -438,7 +482,7 @@ def test_refusals_of_other_kinds_are_not_taken_for_missing_sums():
 
 def verified_pipeline(**options):
     given = [toy.batch(seed, rows=8) for seed in range(2)]
-    return verify(toy.BLOCK_MODEL, {"pipe": {"size": 2, **options}}, given, devices=toy.devices(2))
+    return verify(BLOCK_MODEL, {"pipe": {"size": 2, **options}}, given, optimizer=OPTIMIZER, devices=toy.devices(2))
 
 
 @pytest.mark.slow
@@ -446,10 +490,10 @@ def test_blocks_that_are_stored_in_another_order():
     """5 blocks on 2 stages of 2 chunks, the second in the opposite order, with places that are filled up."""
 
     def five(key):
-        params = toy.init(key)
+        params = given_init(key)
         return {**params, "blocks": jax.tree.map(lambda leaf: jnp.concatenate([leaf, -leaf[:2]]), params["blocks"])}
 
-    model = replace(toy.BLOCK_MODEL, init=five, num_blocks=5)
+    model = replace(BLOCK_MODEL, init=five, num_blocks=5)
     strategy = {"pipe": {"size": 2, "schedule": "zbv", "microbatches": 2}}
     result = verify(model, strategy, [toy.batch(seed, rows=4) for seed in range(2)], devices=toy.devices(2))
     assert result.ok, str(result)

@@ -25,7 +25,7 @@ train: $(VENV)/.spmdkit  ## train the quickstart on 8 simulated devices; CONFIG=
 test: $(VENV)/.test  ## run the whole test suite; ARGS= goes to pytest, WORKERS=2 processes
 	$(PYTEST) -m "not table" $(ARGS)
 
-test-equivalence: $(VENV)/.test  ## hold every strategy and product to one device, in float64 and float32: 12 minutes
+test-equivalence: $(VENV)/.test  ## hold every strategy and product to one device, in float64 and float32: 10 minutes
 	$(PYTEST) -m table tests/parallel/test_equivalence.py $(ARGS)
 
 test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: under 2 minutes

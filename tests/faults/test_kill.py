@@ -12,7 +12,6 @@ from runs import (
     listing,
     metrics,
     state_arrays,
-    trained,
     write_config,
     write_language_config,
 )
@@ -67,7 +66,7 @@ def classifier(tmp_path_factory) -> Path:
 def language(tmp_path_factory) -> Path:
     """Another one: a transformer with dropout."""
     config = write_language_config(tmp_path_factory.mktemp("language"), checkpoint=SAVED)
-    trained("train", config)
+    assert main(["train", str(config)]) == 0
     return config
 
 
@@ -93,7 +92,7 @@ def test_killed_twice_at_random_steps(language, tmp_path):
     second = random.randint(1, STEPS - held(config))
     print(f"killed before record {first}, then before record {second} of what was left")
     killed(RECORD, second, config)
-    trained("train", config)
+    assert main(["train", str(config)]) == 0
     assert_same_run(config, language)
 
 

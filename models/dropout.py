@@ -14,7 +14,7 @@ def dropout(x_BlD: Array, example_B: Array, position_l: Array, key: Array, *, na
     position in the row. So it meets the same mask on every mesh, in every microbatch and next to any other rows.
 
     These four are put into the two words of a Threefry key, whose bits depend on every bit of it: one call for all
-    draws. Folding one after the other into the key would take a call each, and twice as long to compile.
+    draws. Folding one after the other into the key would take a call each, and longer to compile.
 
     Args:
         x_BlD: (B, l, D), per-device rows and positions.
@@ -28,7 +28,7 @@ def dropout(x_BlD: Array, example_B: Array, position_l: Array, key: Array, *, na
         An array like `x_BlD`.
 
     Source:
-        Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3 (Threefry's key).
+        Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Threefry, keyed and counted).
     """
     place, row = jax.random.key_data(key)[:2] ^ jnp.asarray([zlib.crc32(name.encode()), 0], jnp.uint32)
     words = place ^ position_l.astype(jnp.uint32), row ^ example_B[:, None].astype(jnp.uint32)

@@ -53,9 +53,9 @@ def alone(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory) -> Path:
-    """The config of the same run in 2 processes with 4 devices each."""
+    """The config of the same run in 2 processes with 4 devices each, compiled as users have it."""
     config = write_language_config(tmp_path_factory.mktemp("together"))
-    ended = trained("launch", config, "--on", "local:2x4")
+    ended = trained("launch", config, "--on", "local:2x4", **AS_USERS)
     printed = ended.stdout.splitlines()
     assert printed
     assert all(line.startswith(("[0] ", "[1] ")) for line in printed), ended.stdout
@@ -66,16 +66,11 @@ def together(tmp_path_factory) -> Path:
     return config
 
 
-def assert_same_metrics(found: Path, expected: Path) -> None:
-    """Two runs wrote the same, but for rounding."""
-    found, expected = metrics(found / "run"), metrics(expected / "run")
+def test_losses_are_those_of_one_process(alone, together):
+    expected, found = metrics(alone.parent / "run"), metrics(together.parent / "run")
     assert [record.keys() for record in found] == [record.keys() for record in expected]
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
-
-
-def test_losses_are_those_of_one_process(alone, together):
-    assert_same_metrics(together.parent, alone.parent)
 
 
 def test_parameters_are_those_of_one_process(alone, together):
@@ -84,30 +79,31 @@ def test_parameters_are_those_of_one_process(alone, together):
         assert found[path] == pytest.approx(leaf, rel=1e-3, abs=1e-4), path
 
 
-def fails(folder: Path, fault: str, code: int, **variables: str) -> tuple[list[str | Path], str]:
-    """A run in 2 processes, of which one fails after some steps: the command, and what it says of the end."""
+def faulty_config(folder: Path) -> Path:
     (folder / "faulty.py").write_text(FAULTY)
-    command = ["launch", write_config(folder, data={"source": "faulty:splits"}), "--on", "local:2x4"]
+    return write_config(folder, data={"source": "faulty:splits"})
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> Path:
+    """The folder of a run in 2 processes that nothing happened to."""
+    config = faulty_config(tmp_path_factory.mktemp("sound"))
+    trained("launch", config, "--on", "local:2x4")
+    return config.parent / "run"
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "ending"), [("kill1", 75, "killed by SIGKILL"), ("raise0", 1, "exit code 1")]
+)
+def test_one_that_fails_ends_all_and_the_same_command_goes_on(fault, code, ending, sound, tmp_path):
+    command = ["launch", faulty_config(tmp_path), "--on", "local:2x4"]
     start = time.monotonic()
-    ended = spmdkit(*command, FAULT=fault, **variables)
+    ended = spmdkit(*command, FAULT=fault)
     assert ended.returncode == code, ended.stdout + ended.stderr
     assert time.monotonic() - start < BOUND
-    assert max(losses(folder / "run"), default=0) < 12
-    return command, ended.stderr
-
-
-def test_one_that_is_killed_ends_all_and_the_same_command_goes_on(tmp_path):
-    """To the losses of one process that nothing happened to; until the end of one it all runs as users have it."""
-    command, said = fails(tmp_path, "kill1", 75, **AS_USERS)
-    assert "spmdkit launch: rank 1 failed first: killed by SIGKILL." in said
-    assert max(losses(tmp_path / "run")) >= 4
+    assert f"spmdkit launch: rank {fault[-1]} failed first: {ending}." in ended.stderr
+    if code == 1:
+        assert "the disk is gone" in ended.stderr
+    assert max(losses(tmp_path / "run"), default=0) < 12
     trained(*command)
-    (tmp_path / "sound").mkdir()
-    assert main(["train", str(write_config(tmp_path / "sound"))]) == 0
-    assert_same_metrics(tmp_path, tmp_path / "sound")
-
-
-def test_one_that_raises_ends_all(tmp_path):
-    _, said = fails(tmp_path, "raise0", 1)
-    assert "spmdkit launch: rank 0 failed first: exit code 1." in said
-    assert "the disk is gone" in said
+    assert metrics(tmp_path / "run") == metrics(sound)

@@ -145,8 +145,10 @@ def test_first_parameters_are_the_bits_of_one_device(name):
 
 
 @pytest.mark.slow
-def test_a_row_that_draws_its_parameters(float64):
-    check(row_named("transformer-pipe2-fsdp2-tensor2"), "float64", drawn=True)
+@pytest.mark.parametrize("name", ["transformer-pipe2-fsdp2-tensor2", "moe-data2-expert2-context2", "zero2-size2"])
+def test_some_rows_of_the_table(name, float64):
+    """With parameters that the mesh draws itself."""
+    check(row_named(name), "float64", drawn=True)
 
 
 def check(row, dtype, *, drawn=False):

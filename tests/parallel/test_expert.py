@@ -172,10 +172,9 @@ def options(**changes):
     return moe(MoEConfig(**(vars(SIZES) | changes)))
 
 
-LIMITLESS = {"capacity_factor": 0.0, "auxiliary_loss": 0.0}
 STEPS = {  # (strategy, changes of the model, options of the step): what the table's rows with experts leave out
-    "dropless": ({"expert": 2, "data": 2}, LIMITLESS, {"accumulate": 2}),
-    "dropless-context": ({"expert": 2, "context": 4}, LIMITLESS, {}),
+    "dropless": ({"expert": 2, "data": 2}, {"capacity_factor": 0.0}, {"accumulate": 2}),
+    "dropless-context": ({"expert": 2, "context": 4}, {"capacity_factor": 0.0, "auxiliary_loss": 0.0}, {}),
     "top1-tensor": ({"expert": 2, "tensor": 2}, {"top_k": 1}, {"remat": "full"}),
     "tied-fsdp": ({"expert": 2, "fsdp": SMALL_FSDP}, {"tied": True}, {"remat": "dots"}),
     "dropout-fsdp-context": (

@@ -6,6 +6,7 @@ import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ..mesh.errors import UserError
 from .errors import Problem, did_you_mean
 from .words import describe, shown
 
@@ -135,12 +136,12 @@ def _build(cls: type, given: dict[str, Any], path: str, problems: list[Problem])
     """Makes the instance; what its own checks refuse becomes problems."""
     try:
         return cls(**given)
-    except ValueError as error:
+    except UserError as error:
         problems.extend(Problem(_named_in(line, path), line) for line in str(error).splitlines())
     needed = {f.name: given[f.name] for f in dataclasses.fields(cls) if not has_default(f)}
     try:
         return cls(**needed)
-    except ValueError:
+    except UserError:
         return None
 
 

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ..mesh.errors import UserError
+
 
 class Problem(NamedTuple):
     """One thing wrong with a config.
@@ -17,7 +19,7 @@ class Problem(NamedTuple):
     message: str
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A config that cannot be used.
 
     Attributes:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ..mesh.errors import UserError
 from .config import DataConfig
 from .documents import hash_fraction
 from .files import find_files
@@ -17,17 +18,17 @@ class ArraySource:
         arrays: Name -> array with examples on dim 0. "weights" of 1 (float32, one for each target) are added if absent.
 
     Raises:
-        ValueError: no arrays, no rows, or arrays with different numbers of rows.
+        UserError: no arrays, no rows, or arrays with different numbers of rows.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         arrays = {name: np.asarray(array) for name, array in arrays.items()}
         rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
         if len(set(rows.values())) != 1 or "no dim" in rows.values():
-            raise ValueError(f"the arrays of a source have one row per example on dim 0; these have {rows}.")
+            raise UserError(f"the arrays of a source have one row per example on dim 0; these have {rows}.")
         self._length = len(next(iter(arrays.values())))
         if not self._length:
-            raise ValueError("a split of arrays holds no rows; give more data, or no evaluation split.")
+            raise UserError("a split of arrays holds no rows; give more data, or no evaluation split.")
         shape = arrays["targets"].shape if "targets" in arrays else (self._length,)
         self._arrays = {"weights": np.ones(shape, np.float32)} | arrays
 
@@ -62,7 +63,7 @@ def from_arrays(
         The splits. Arrays are not copied.
 
     Raises:
-        ValueError: rows do not match, or the two splits have different names, dtypes or row shapes.
+        UserError: rows do not match, or the two splits have different names, dtypes or row shapes.
     """
     splits = [ArraySource(arrays) for arrays in (train, evaluation) if arrays is not None]
     if evaluation is not None:
@@ -85,7 +86,7 @@ def read_arrays(config: DataConfig) -> Splits:
         config: `files`, and `eval_files` or `eval_fraction` (rows are held out by the hash of their number).
 
     Raises:
-        ValueError: a pattern matches nothing, or the files' arrays do not fit together.
+        UserError: a pattern matches nothing, or the files' arrays do not fit together.
     """
     arrays = _load(config.files, "data.files")
     if config.eval_files:
@@ -101,12 +102,12 @@ def held_out_rows(arrays: Mapping[str, np.ndarray], eval_fraction: float) -> Spl
         eval_fraction: Share of rows to hold out, in [0, 1); 0 for no evaluation split.
 
     Raises:
-        ValueError: a split would hold no rows.
+        UserError: a split would hold no rows.
     """
     rows = len(next(iter(arrays.values())))
     held_out = np.array([hash_fraction(b"%d" % row) < eval_fraction for row in range(rows)], bool)
     if held_out.all() or (eval_fraction and not held_out.any()):
-        raise ValueError(
+        raise UserError(
             f"data.eval_fraction={eval_fraction} of {rows:,} rows holds out {held_out.sum():,}: both splits need rows. "
             "Give more rows, change data.eval_fraction, or set it to 0 to go without evaluation."
         )
@@ -123,7 +124,7 @@ def _load(patterns: tuple[str, ...], key: str) -> dict[str, np.ndarray]:
     first_path, first = parts[0]
     for path, arrays in parts[1:]:
         if arrays.keys() != first.keys():
-            raise ValueError(f"{key}: {path} holds the arrays {[*arrays]}, but {first_path} holds {[*first]}.")
+            raise UserError(f"{key}: {path} holds the arrays {[*arrays]}, but {first_path} holds {[*first]}.")
     return {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in first}
 
 
@@ -134,4 +135,4 @@ def _check_alike(train: Mapping[str, np.ndarray], evaluation: Mapping[str, np.nd
         for arrays in (train, evaluation)
     ]
     if forms[0] != forms[1]:
-        raise ValueError(f"training examples are {forms[0]}, evaluation examples are {forms[1]}; they must be alike.")
+        raise UserError(f"training examples are {forms[0]}, evaluation examples are {forms[1]}; they must be alike.")

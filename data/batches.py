@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from ..mesh.errors import UserError
 from .order import sample_order
 from .placement import check_divisible, place_rows, rows_of_devices
 from .prefetch import run_ahead
@@ -55,15 +56,15 @@ def train_batches(
         sample index (mod 2**31). Closing it stops its threads; an error while reading is raised at the step it hits.
 
     Raises:
-        ValueError: the batch does not divide over the mesh or is larger than the split, or a number is negative.
+        UserError: the batch does not divide over the mesh or is larger than the split, or a number is negative.
     """
     if global_batch > len(source):
-        raise ValueError(
+        raise UserError(
             f"train.global_batch={global_batch} rows, but the training split holds {len(source)} examples. "
             f"Set train.global_batch to at most {len(source)}, lower data.length, or give more data."
         )
     if min(seed, start_step, num_steps) < 0:
-        raise ValueError(f"seed={seed}, start_step={start_step} and num_steps={num_steps} must be 0 or more.")
+        raise UserError(f"seed={seed}, start_step={start_step} and num_steps={num_steps} must be 0 or more.")
     rows = rows_of_devices(sharding, global_batch, sharding.addressable_devices)
 
     def read(step: int) -> LocalBatch:
@@ -99,7 +100,7 @@ def eval_batches(
         repeat the last example with weights of zero.
 
     Raises:
-        ValueError: the batch does not divide over the mesh.
+        UserError: the batch does not divide over the mesh.
     """
     rows = rows_of_devices(sharding, global_batch, sharding.addressable_devices)
     num_batches = -(-len(source) // global_batch)
@@ -126,7 +127,7 @@ def abstract_batch(source: Source, global_batch: int, sharding: NamedSharding) -
         sharding: How rows are split over the mesh; its devices need not exist.
 
     Raises:
-        ValueError: the batch does not divide over the mesh.
+        UserError: the batch does not divide over the mesh.
     """
     check_divisible(sharding, global_batch)
     example = {**source[0], "example": np.int32(0)}

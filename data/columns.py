@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..mesh.errors import UserError
 from .config import DataConfig
 from .documents import Corpus, Document
 from .files import find_files
@@ -28,7 +29,7 @@ def read_jsonl(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpu
         key: Config key of the patterns, for messages.
 
     Raises:
-        ValueError: a pattern matches nothing, a line is no JSON object, lacks the key, or holds neither text nor ids.
+        UserError: a pattern matches nothing, a line is no JSON object, lacks the key, or holds neither text nor ids.
     """
     return _read_columns(patterns, config, key, (".jsonl", ".ndjson", ".json"), _jsonl_values)
 
@@ -42,7 +43,7 @@ def read_parquet(patterns: tuple[str, ...], config: DataConfig, key: str) -> Cor
         key: Config key of the patterns, for messages.
 
     Raises:
-        ValueError: a pattern matches nothing, the column is missing or holds neither text nor ids, or pyarrow is not
+        UserError: a pattern matches nothing, the column is missing or holds neither text nor ids, or pyarrow is not
             installed.
     """
     return _read_columns(patterns, config, key, (".parquet", ".pq"), _parquet_values)
@@ -60,14 +61,14 @@ def _read_columns(
     documents = [document for file in files for document in _documents(file.path, values(file.path, config.column))]
     kinds = {document.ids.dtype for document in documents}
     if len(kinds) > 1:
-        raise ValueError(
+        raise UserError(
             f"data.column={config.column!r} holds texts in some rows and token ids in others; give one kind."
         )
     described = f"rows ({len(documents):,} rows of {len(files):,} {suffixes[0][1:]} files)"
     if kinds == {np.dtype(np.uint32)}:
         return Corpus(documents, token_separator(config), None, f"token id {described}")
     if config.separator >= 0 and documents:
-        raise ValueError(
+        raise UserError(
             f"data.separator={config.separator}: data.column={config.column!r} holds texts, which end with byte 0; "
             "leave data.separator out."
         )
@@ -98,7 +99,7 @@ def _token_ids(value: Any, where: str) -> np.ndarray:
     if ids.ndim == 1 and len(ids) == 0:
         return ids.astype(np.uint32)
     if ids.ndim != 1 or ids.dtype.kind not in "ui" or ids.min() < 0 or ids.max() >= 2**31:
-        raise ValueError(f"{where}: {str(value)[:60]!r} is neither a text nor a list of token ids in [0, 2**31).")
+        raise UserError(f"{where}: {str(value)[:60]!r} is neither a text nor a list of token ids in [0, 2**31).")
     return ids.astype(np.uint32)
 
 
@@ -111,11 +112,11 @@ def _jsonl_values(path: Path, column: str) -> Iterator[Any]:
             try:
                 record = json.loads(line)
             except ValueError as error:  # no JSON, or no UTF-8
-                raise ValueError(f"{path}, line {number}: it cannot be read as JSON: {error}.") from None
+                raise UserError(f"{path}, line {number}: it cannot be read as JSON: {error}.") from None
             if not isinstance(record, dict):
-                raise ValueError(f"{path}, line {number}: a JSON {type(record).__name__}; each line is an object.")
+                raise UserError(f"{path}, line {number}: a JSON {type(record).__name__}; each line is an object.")
             if column not in record:
-                raise ValueError(f"{path}, line {number}: {_unknown_column(column, list(record))}")
+                raise UserError(f"{path}, line {number}: {_unknown_column(column, list(record))}")
             yield record[column]
 
 
@@ -124,17 +125,17 @@ def _parquet_values(path: Path, column: str) -> Iterator[Any]:
     try:
         import pyarrow.parquet as parquet
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             "data.source=parquet needs pyarrow, which is not installed: pip install 'spmdkit[parquet]'"
         ) from error
     try:
         opened = parquet.ParquetFile(path)
     except ValueError as error:
-        raise ValueError(f"{path}: it cannot be read as Parquet: {error}") from error
+        raise UserError(f"{path}: it cannot be read as Parquet: {error}") from error
     with opened as file:
         names = file.schema_arrow.names
         if column not in names:
-            raise ValueError(f"{path}: {_unknown_column(column, names)}")
+            raise UserError(f"{path}: {_unknown_column(column, names)}")
         for batch in file.iter_batches(columns=[column]):
             for value in batch.column(0):
                 yield value.values.to_numpy(zero_copy_only=False) if _is_list(value) else value.as_py()

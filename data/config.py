@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from ..mesh.errors import UserError
+
 EMBEDDED_SOURCES = ("stdlib", "synthetic")
 FILE_SOURCES = ("text", "tokens", "jsonl", "parquet", "arrays")
 TOKEN_DTYPES = ("uint8", "uint16", "uint32")
@@ -14,7 +16,7 @@ class DataConfig:
     """What is read, how it is cut into examples and split, and in which order it is served.
 
     Raises:
-        ValueError: a value is out of its range, or values contradict each other; all problems at once.
+        UserError: a value is out of its range, or values contradict each other; all problems at once.
     """
 
     source: str = "stdlib"
@@ -63,7 +65,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         problems = [*_problems(self)]
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
 
 
 def _problems(config: DataConfig) -> Iterator[str]:

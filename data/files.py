@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
+from ..mesh.errors import UserError
+
 
 class FoundFile(NamedTuple):
     """A file, and the name that stands for it on every machine.
@@ -31,7 +33,7 @@ def find_files(patterns: tuple[str, ...], *, key: str, suffixes: tuple[str, ...]
         The files; never empty.
 
     Raises:
-        ValueError: a pattern matches no file, or a file has an extension that this source cannot read.
+        UserError: a pattern matches no file, or a file has an extension that this source cannot read.
     """
     problems = []
     found: dict[Path, FoundFile] = {}
@@ -44,7 +46,7 @@ def find_files(patterns: tuple[str, ...], *, key: str, suffixes: tuple[str, ...]
     unreadable = [file for file in found.values() if suffixes and file.path.suffix not in suffixes]
     problems += [_unreadable(file, suffixes, key) for file in unreadable]
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     return tuple(sorted(found.values(), key=lambda file: (file.name, str(file.path))))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ..mesh.compat import Device
+from ..mesh.errors import UserError
 
 
 def rows_of_devices(sharding: NamedSharding, global_batch: int, devices: Iterable[Device]) -> np.ndarray:
@@ -26,7 +27,7 @@ def rows_of_devices(sharding: NamedSharding, global_batch: int, devices: Iterabl
         int64, the row indices, sorted, each once.
 
     Raises:
-        ValueError: the mesh does not split `global_batch` rows evenly.
+        UserError: the mesh does not split `global_batch` rows evenly.
     """
     check_divisible(sharding, global_batch)
     index_of = sharding.devices_indices_map((global_batch,))
@@ -35,7 +36,7 @@ def rows_of_devices(sharding: NamedSharding, global_batch: int, devices: Iterabl
 
 
 def check_divisible(sharding: NamedSharding, global_batch: int) -> None:
-    """Raises a ValueError unless the sharding splits `global_batch` rows evenly."""
+    """Raises a UserError unless the sharding splits `global_batch` rows evenly."""
     axes = sharding.spec[0] if len(sharding.spec) else None
     axes = (axes,) if isinstance(axes, str) else tuple(axes or ())
     sizes = {axis: sharding.mesh.shape[axis] for axis in axes}
@@ -44,7 +45,7 @@ def check_divisible(sharding: NamedSharding, global_batch: int) -> None:
         below, above = global_batch // parts * parts, (global_batch // parts + 1) * parts
         nearest = " or ".join(str(size) for size in (below, above) if size > 0)
         product = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise ValueError(
+        raise UserError(
             f"train.global_batch={global_batch} rows cannot be split over the mesh axes {product} = {parts} parts: "
             f"{global_batch} % {parts} = {global_batch % parts}. Set train.global_batch to {nearest}."
         )

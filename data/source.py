@@ -6,10 +6,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from ..mesh.errors import UserError
+
 WHOLE_BYTES = 1 << 24
 
 
-class BadDataError(ValueError):
+class BadDataError(UserError):
     """The data itself is wrong, found while reading it: trying again cannot help."""
 
     exit_code = 3

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..mesh.errors import UserError
 from .arrays import read_arrays
 from .columns import read_jsonl, read_parquet
 from .config import DataConfig
@@ -38,7 +39,7 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
         Training and evaluation examples; every process that calls this with the same files gets the same ones.
 
     Raises:
-        ValueError: files, columns or a package are missing, files are unreadable, a split holds no example, or ids do
+        UserError: files, columns or a package are missing, files are unreadable, a split holds no example, or ids do
             not fit.
     """
     if ":" in config.source:
@@ -58,15 +59,15 @@ def _user_splits(config: DataConfig) -> Splits:
         make_splits = getattr(importlib.import_module(module), function)
     except (ModuleNotFoundError, AttributeError) as error:
         given = f"data.source={config.source!r}: {error}."
-        raise ValueError(f"{given} It names a function of an importable module.") from error
+        raise UserError(f"{given} It names a function of an importable module.") from error
     splits = make_splits(config)
     if not isinstance(splits, Splits):
-        raise ValueError(
+        raise UserError(
             f"data.source={config.source!r} returned a {type(splits).__name__}; it returns spmdkit.data.Splits, "
             "for example spmdkit.data.from_arrays(...)."
         )
     if "weights" not in splits.train[0]:
-        raise ValueError(
+        raise UserError(
             f"data.source={config.source!r} returned examples with {', '.join(splits.train[0])}; each also needs "
             '"weights": float32, what each target counts (1, or 0 for padding).'
         )
@@ -108,7 +109,7 @@ def _language_splits(config: DataConfig) -> Splits:
 def _document_end(corpus: Corpus) -> int:
     """The id that ends each document."""
     if not len(corpus.separator):
-        raise ValueError(
+        raise UserError(
             f"data.packed=True: the {corpus.description} hold token ids, and nothing tells where a document ends; set "
             "data.separator to an id that is put after each."
         )
@@ -118,7 +119,7 @@ def _document_end(corpus: Corpus) -> int:
 def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> int:
     """The number of token ids: the config's, the reader's, or the largest id + 1."""
     if corpus.vocabulary is not None and 0 < config.vocabulary < corpus.vocabulary:
-        raise ValueError(
+        raise UserError(
             f"data.vocabulary={config.vocabulary}: text is bytes, and they need {corpus.vocabulary} ids. "
             "Leave data.vocabulary out, or make it larger."
         )
@@ -128,7 +129,7 @@ def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> in
     extremes = [(int(stream.ids.min()), int(stream.ids.max()), stream.name) for stream in streams]
     for lowest, highest, name in extremes:
         if lowest < 0 or highest >= 2**31 - 1:
-            raise ValueError(
+            raise UserError(
                 f"{name} holds values from {lowest} to {highest}; token ids are at least 0 and below 2**31 - 1. "
                 "Check that the file holds token ids and, for a raw file, data.dtype."
             )
@@ -153,4 +154,4 @@ def _check_not_empty(
             "data.length, or set data.eval_fraction: 0 to go without evaluation."
         )
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))

@@ -11,6 +11,7 @@ import platform
 import sysconfig
 from pathlib import Path
 
+from ..mesh.errors import UserError
 from .config import DataConfig
 from .documents import Corpus
 from .files import FoundFile
@@ -53,14 +54,14 @@ def read_stdlib(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corp
         key: Not used.
 
     Raises:
-        ValueError: the sources are not there, as in an embedded Python that keeps them in a zip file.
+        UserError: the sources are not there, as in an embedded Python that keeps them in a zip file.
     """
     del patterns, config, key
     root = Path(sysconfig.get_paths()["stdlib"])
     corpus = text_corpus(stdlib_files(root), f"source of Python {platform.python_version()}")
     num_bytes = sum(len(document.ids) for document in corpus.documents)
     if num_bytes < FEWEST_BYTES:
-        raise ValueError(
+        raise UserError(
             f"data.source=stdlib: {root} holds {num_bytes:,} bytes of Python source, fewer than {FEWEST_BYTES:,}. "
             "This Python came without its sources; set data.source: text and data.files to a text of yours."
         )

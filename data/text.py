@@ -25,7 +25,7 @@ def read_text(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus
         The corpus; files of 64 MiB and more are memory-mapped, smaller ones read into memory.
 
     Raises:
-        ValueError: a pattern matches nothing.
+        UserError: a pattern matches nothing.
     """
     del config
     return text_corpus(find_files(patterns, key=key), "text files")

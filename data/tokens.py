@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..mesh.errors import UserError
 from .config import DataConfig
 from .documents import Corpus, Document
 from .files import FoundFile, find_files
@@ -29,7 +30,7 @@ def read_tokens(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corp
         The corpus; its ids are read from the files only where examples need them.
 
     Raises:
-        ValueError: a pattern matches nothing, or files are not one-dimensional arrays of ids of the right type, or
+        UserError: a pattern matches nothing, or files are not one-dimensional arrays of ids of the right type, or
             too short for one example; all files are checked first.
     """
     files = find_files(patterns, key=key, suffixes=(".npy", *RAW_SUFFIXES))
@@ -43,7 +44,7 @@ def read_tokens(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corp
         else:
             documents.append(_document(file, ids))
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     num_tokens = sum(len(document.ids) for document in documents)
     separator = token_separator(config)
     return Corpus(documents, separator, None, f"token files ({len(documents):,} files, {num_tokens:,} tokens)")
@@ -57,21 +58,21 @@ def _map_npy(path: Path, dtype: str) -> np.ndarray:
     """A .npy file as a memory map."""
     ids = np.load(path, mmap_mode="r")
     if ids.ndim != 1 or ids.dtype.kind not in "ui":
-        raise ValueError(
+        raise UserError(
             f"it holds {ids.dtype} of shape {ids.shape}; token ids are integers in one dim. Save ids.reshape(-1)."
         )
     if dtype and ids.dtype != dtype:
-        raise ValueError(f"it holds {ids.dtype}, but data.dtype={dtype}; leave data.dtype out, .npy files know theirs.")
+        raise UserError(f"it holds {ids.dtype}, but data.dtype={dtype}; leave data.dtype out, .npy files know theirs.")
     return ids
 
 
 def _map_raw(path: Path, dtype: str) -> np.ndarray:
     """A raw file as a memory map."""
     if not dtype:
-        raise ValueError("a raw file does not know its type; set data.dtype to uint8, uint16 or uint32.")
+        raise UserError("a raw file does not know its type; set data.dtype to uint8, uint16 or uint32.")
     size, width = path.stat().st_size, np.dtype(dtype).itemsize
     if size % width:
-        raise ValueError(
+        raise UserError(
             f"its {size:,} bytes are no whole number of {dtype}: {size:,} % {width} = {size % width}. "
             "Check data.dtype, and that the file is complete."
         )
@@ -80,4 +81,4 @@ def _map_raw(path: Path, dtype: str) -> np.ndarray:
 
 def _check_length(ids: np.ndarray, length: int) -> None:
     if len(ids) <= length:
-        raise ValueError(f"its {len(ids):,} tokens are too few for one example: data.length + 1 = {length + 1:,}.")
+        raise UserError(f"its {len(ids):,} tokens are too few for one example: data.length + 1 = {length + 1:,}.")

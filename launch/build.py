@@ -66,7 +66,7 @@ def build(
 
     Raises:
         ConfigError: The strategy or the batch does not fit the devices that there are.
-        ValueError: Something else does not fit (LayoutError where it is the layouts); nothing was started.
+        UserError: Something else does not fit (LayoutError where it is the layouts); nothing was started.
     """
     splits = splits or open_splits(config.data, search_path(config))
     model = model or configured_model(config, splits)

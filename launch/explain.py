@@ -84,7 +84,7 @@ def explain(config: Config) -> Explanation:
     """Lays out and compiles the run of a config, without training.
 
     Raises:
-        ValueError: The config does not work out, as `build` says.
+        UserError: The config does not work out, as `build` says.
     """
     prepare_devices(config)
     return explain_built(build(config))

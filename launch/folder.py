@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
+from ..mesh.errors import UserError
+
 
 def make_folder(folder: Path) -> None:
     """Makes a folder of a run with those above it; it may exist.
 
     Raises:
-        ValueError: It cannot be made: a file is in its place, or there is no permission.
+        UserError: It cannot be made: a file is in its place, or there is no permission.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ValueError(f"The folder {folder} of run.dir cannot be made: {reason}. Set run.dir to another.") from error
+        raise UserError(f"The folder {folder} of run.dir cannot be made: {reason}. Set run.dir to another.") from error

@@ -27,7 +27,7 @@ def launch(source: str, overrides: Sequence[str], target: LocalTarget) -> int:
         by a signal, so try again.
 
     Raises:
-        ValueError: The config cannot be used; no process was started.
+        UserError: The config cannot be used; no process was started.
     """
     config = load_config(source, overrides, num_processes=target.num_processes, simulate=target.devices)
     logs = Path(config.run.dir) / "logs"

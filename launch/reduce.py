@@ -52,7 +52,7 @@ def reduce_config(config: Config, precision: Precision, devices: list[str]) -> R
         devices: Names of the devices of the mesh.
 
     Raises:
-        ValueError: The config as it is given does not work out.
+        UserError: The config as it is given does not work out.
     """
     sizes = resolved_sizes(axis_sizes(config), len(devices))
     inside = prod(size for axis, size in sizes.items() if axis not in BATCH_AXES)

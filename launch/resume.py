@@ -8,6 +8,7 @@ from jax.experimental import multihost_utils
 
 from ..configs.schema import Config
 from ..configs.write import as_plain, resolved_yaml
+from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process
 from .folder import make_folder
 
@@ -26,7 +27,7 @@ def adopt_folder(config: Config) -> Path:
         The absolute path of `run.dir`.
 
     Raises:
-        ValueError: The folder holds a run that differs in something fixed; every difference is listed.
+        UserError: The folder holds a run that differs in something fixed; every difference is listed.
     """
     folder = Path(config.run.dir).absolute()
     written = folder / "config.yaml"
@@ -40,7 +41,7 @@ def write_config(config: Config, folder: Path) -> None:
     """Writes the whole config as config.yaml into an adopted folder, in one piece; only process 0 does.
 
     Raises:
-        ValueError: The folder cannot be made.
+        UserError: The folder cannot be made.
     """
     if not is_main_process():
         return
@@ -57,7 +58,7 @@ def _check_same_run(folder: Path, before: Any, now: dict[str, Any]) -> None:
         if _is_fixed(key) and _get(before, key) != _get(now, key)
     ]
     if changed:
-        raise ValueError(
+        raise UserError(
             f"{folder} holds a run that differs from this one in what a run cannot change halfway:\n"
             + "\n".join(f"  {line}" for line in changed)
             + "\nSet these back to go on with it, or choose another run.dir to start anew."

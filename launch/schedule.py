@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ..mesh.errors import UserError
 from ..parallel.schedule import LETTERS, Action, Kind, Schedule
 from ..parallel.schedule_csv import csv_text, read_schedule
 from ..parallel.schedule_measure import Timing, measure, peak_activations, peak_inputs
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        ValueError: The name, the sizes, the costs or a file do not work.
+        UserError: The name, the sizes, the costs or a file do not work.
     """
     costs = _costs(arguments.costs)
     schedule = _schedule(arguments)
@@ -127,16 +128,14 @@ def _schedule(arguments: argparse.Namespace) -> Schedule:
     name, stages, microbatches = arguments.name, arguments.stages, arguments.microbatches
     if name.endswith(".csv"):
         if arguments.recompute:
-            raise ValueError(
-                f"{name} itself says what is recomputed: put R0, R1, ... in it, and leave --recompute out."
-            )
+            raise UserError(f"{name} itself says what is recomputed: put R0, R1, ... in it, and leave --recompute out.")
         return read_schedule(name, stages=stages, microbatches=microbatches, virtual=arguments.virtual)
     if stages is None or microbatches is None:
         missing = " and ".join(
             option for option, value in (("--stages", stages), ("--microbatches", microbatches)) if value is None
         )
         make_schedule(name, 1, 1, virtual=None)  # an unknown name is told first
-        raise ValueError(f"schedule {name} needs {missing}; for example --stages 4 --microbatches 8.")
+        raise UserError(f"schedule {name} needs {missing}; for example --stages 4 --microbatches 8.")
     return make_schedule(name, stages, microbatches, virtual=arguments.virtual, recompute=arguments.recompute)
 
 
@@ -144,7 +143,7 @@ def _costs(text: str) -> list[float]:
     try:
         return [float(cost) for cost in text.split(",")]
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"--costs {text} are not numbers; give those of forward, backward to the input and backward to the "
             "weights, such as --costs 1,1.2,0.9."
         ) from None
@@ -154,7 +153,7 @@ def _write(path: str, text: str) -> str:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"Cannot write {path}: {error.strerror}.") from error
+        raise UserError(f"Cannot write {path}: {error.strerror}.") from error
     return path
 
 

@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+from ..mesh.errors import UserError
+
 FORM = "local:PxD, P processes that simulate D CPU devices each, such as local:2x4"
 
 
@@ -25,9 +27,9 @@ def parse_target(text: str) -> LocalTarget:
     """Reads a target.
 
     Raises:
-        ValueError: It is of another form; the message says which form there is.
+        UserError: It is of another form; the message says which form there is.
     """
     match = re.fullmatch(r"local:([1-9][0-9]*)x([1-9][0-9]*)", text)
     if match is None:
-        raise ValueError(f"--on {text!r} is not a target; give {FORM}.")
+        raise UserError(f"--on {text!r} is not a target; give {FORM}.")
     return LocalTarget(int(match[1]), int(match[2]))

@@ -28,7 +28,7 @@ def train(config: Config) -> int:
         0, the exit code of a finished run.
 
     Raises:
-        ValueError: A mistake in the config or in the files it names; nothing was lost.
+        UserError: A mistake in the config or in the files it names; nothing was lost.
         Diverged: The loss is no longer finite.
     """
     prepare_devices(config)

@@ -12,6 +12,7 @@ from ..configs.schema import Config
 from ..data.order import sample_order
 from ..data.source import Source, take
 from ..data.splits import open_splits
+from ..mesh.errors import UserError
 from ..mesh.simulate import simulate
 from ..parallel.oracle import HostBatch, prepared
 from ..parallel.precision import Precision
@@ -34,10 +35,10 @@ def verify(config: Config, *, full: bool = False, float32: bool = False, steps: 
         steps: Optimizer steps after which parameters are compared.
 
     Raises:
-        ValueError: The config does not work out, as `build` says, or `steps` is less than 1.
+        UserError: The config does not work out, as `build` says, or `steps` is less than 1.
     """
     if steps < 1:
-        raise ValueError(f"--steps {steps}: parameters are compared after at least 1 step.")
+        raise UserError(f"--steps {steps}: parameters are compared after at least 1 step.")
     devices = simulated_devices(config)
     dtype = "float32" if float32 else "float64"
     precision = Precision(params=dtype, compute=dtype, reduce=dtype)

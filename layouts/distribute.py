@@ -23,7 +23,7 @@ def distribute_tensor(tensor: Any, layout: TensorLayout | Sharding | Format) -> 
         that way already.
 
     Raises:
-        ValueError: If a TensorLayout has no mesh, has more entries than the array has dims, or does not divide it.
+        UserError: If a TensorLayout has no mesh, has more entries than the array has dims, or does not divide it.
     """
     if isinstance(tensor, jax.ShapeDtypeStruct):
         return tensor

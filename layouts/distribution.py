@@ -7,6 +7,7 @@ from typing import Any
 from ..mesh.compat import Device
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.devices import list_devices
+from ..mesh.errors import UserError
 from .distribution_base import Distribution as Distribution
 from .distribution_base import distribution as distribution
 from .distribution_base import first_axis, own_layout
@@ -40,7 +41,7 @@ class DataParallel(Distribution):
             auto_shard_dataset: Whether each process reads its own part of a data set.
 
         Raises:
-            ValueError: If `device_mesh` is no DeviceMesh.
+            UserError: If `device_mesh` is no DeviceMesh.
 
         Warns:
             UserWarning: If other axes have sizes over 1, as devices along those do the same work.
@@ -49,7 +50,7 @@ class DataParallel(Distribution):
             names = list_devices() if devices is None else list(devices)
             device_mesh = DeviceMesh((len(names),), ("batch",), names)
         elif not isinstance(device_mesh, DeviceMesh):
-            raise ValueError(
+            raise UserError(
                 f"Expect `mesh` to be an instance of `DeviceMesh`. Received: mesh={device_mesh!r} (of type "
                 f"{type(device_mesh).__name__}). Devices go into devices=[...]."
             )
@@ -132,18 +133,18 @@ class ModelParallel(Distribution):
             device_mesh: Not needed; the mesh of `layout_map` if given.
 
         Raises:
-            ValueError: If `layout_map` is missing or no LayoutMap, `device_mesh` is another mesh than its own, the mesh
+            UserError: If `layout_map` is missing or no LayoutMap, `device_mesh` is another mesh than its own, the mesh
                 has no axis `batch_dim_name`, or processes and model replicas do not divide.
         """
         if layout_map is None:
-            raise ValueError("You must specify a layout_map argument.")
+            raise UserError("You must specify a layout_map argument.")
         if not isinstance(layout_map, LayoutMap):
-            raise ValueError(
+            raise UserError(
                 f"Argument `layout_map` must be a `LayoutMap` instance. Received: layout_map={layout_map!r}. Make one "
                 "with LayoutMap(device_mesh) and add the rules to it."
             )
         if device_mesh is not None and device_mesh != layout_map.device_mesh:
-            raise ValueError(
+            raise UserError(
                 f"device_mesh={device_mesh!r} is not the mesh of layout_map, {layout_map.device_mesh!r}. Leave it out."
             )
         super().__init__(
@@ -151,7 +152,7 @@ class ModelParallel(Distribution):
         )
         self._layout_map = layout_map
         if self.num_processes > self.num_model_replicas and self.num_processes % self.num_model_replicas:
-            raise ValueError(
+            raise UserError(
                 "If there are more processes than model replicas, `num_processes` must be divisible by "
                 f"`num_model_replicas`: {self.num_processes} % {self.num_model_replicas} = "
                 f"{self.num_processes % self.num_model_replicas}. The replicas are the size of mesh axis "
@@ -179,14 +180,14 @@ class ModelParallel(Distribution):
             Its own layout, else that of the rule for its path, else all dims whole.
 
         Raises:
-            ValueError: If it has no path, or several rules match it.
+            UserError: If it has no path, or several rules match it.
         """
         own = own_layout(variable)
         if own is not None:
             return own
         path = getattr(variable, "path", None) if path is None else path
         if path is None:
-            raise ValueError("The variable has no path, by which its rule is found. Give get_variable_layout(x, path).")
+            raise UserError("The variable has no path, by which its rule is found. Give get_variable_layout(x, path).")
         return self._layout_map[path] or self.whole_layout(variable)
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:

@@ -9,6 +9,7 @@ import jax
 from ..mesh.axes import AXES
 from ..mesh.compat import backend_started
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.errors import UserError
 from ..mesh.shapes import near_miss
 from .table import LayoutTable
 from .tensor_layout import TensorLayout
@@ -32,11 +33,11 @@ def set_distribution(value: "Distribution | None") -> None:
         value: The distribution; None to clear it.
 
     Raises:
-        ValueError: If it is neither.
+        UserError: If it is neither.
     """
     global _current
     if value is not None and not isinstance(value, Distribution):
-        raise ValueError(
+        raise UserError(
             f"set_distribution takes a DataParallel, a ModelParallel or None, not {value!r} ({type(value).__name__})."
         )
     _current = value
@@ -60,12 +61,12 @@ class Distribution:
             auto_shard_dataset: Whether each process reads its own part of a data set.
 
         Raises:
-            ValueError: If `device_mesh` is no DeviceMesh, or has no axis `batch_dim_name`.
+            UserError: If `device_mesh` is no DeviceMesh, or has no axis `batch_dim_name`.
         """
         if not isinstance(device_mesh, DeviceMesh):
-            raise ValueError(f"Expect `device_mesh` to be an instance of DeviceMesh, got {type(device_mesh).__name__}.")
+            raise UserError(f"Expect `device_mesh` to be an instance of DeviceMesh, got {type(device_mesh).__name__}.")
         if batch_dim_name is not None and batch_dim_name not in device_mesh.axis_names:
-            raise ValueError("batch_dim_name: " + near_miss("mesh axis", batch_dim_name, device_mesh.axis_names))
+            raise UserError("batch_dim_name: " + near_miss("mesh axis", batch_dim_name, device_mesh.axis_names))
         self._device_mesh = device_mesh
         self._batch_dim_name = batch_dim_name
         self.auto_shard_dataset = auto_shard_dataset
@@ -128,10 +129,10 @@ class Distribution:
             Rows split over the batch axis, all other dims whole.
 
         Raises:
-            ValueError: If the shape is (): a scalar has no rows.
+            UserError: If the shape is (): a scalar has no rows.
         """
         if not data_shape:
-            raise ValueError(
+            raise UserError(
                 f"Data of shape () has no dim 0 to split over mesh axis {self._batch_dim_name!r}. Give it a dim of "
                 "rows, or leave it out of the batch."
             )

@@ -5,6 +5,7 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any, Literal
 
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.errors import UserError
 from ..mesh.shapes import near_miss
 from .tensor_layout import TensorLayout
 
@@ -35,12 +36,12 @@ class LayoutMap(MutableMapping[str, Any]):
                 "first": as "fullmatch", but of several matches the rule added first wins.
 
         Raises:
-            ValueError: If `device_mesh` is not a DeviceMesh or `match` is not one of these.
+            UserError: If `device_mesh` is not a DeviceMesh or `match` is not one of these.
         """
         if not isinstance(device_mesh, DeviceMesh):
-            raise ValueError(f"LayoutMap needs a DeviceMesh, not {device_mesh!r} ({type(device_mesh).__name__}).")
+            raise UserError(f"LayoutMap needs a DeviceMesh, not {device_mesh!r} ({type(device_mesh).__name__}).")
         if match not in MATCH_MODES:
-            raise ValueError(near_miss("layouts.match", match, MATCH_MODES))
+            raise UserError(near_miss("layouts.match", match, MATCH_MODES))
         self._device_mesh = device_mesh
         self._match: MatchMode = match
         self._layouts: dict[str, TensorLayout] = {}
@@ -59,14 +60,14 @@ class LayoutMap(MutableMapping[str, Any]):
     def __setitem__(self, key: str, layout: TensorLayout | tuple) -> None:
         """Adds a rule; a tuple of axis names stands for a TensorLayout, and the map's mesh is put into it."""
         if key in self._layouts:
-            raise ValueError(
+            raise UserError(
                 f"{key} already exist in the LayoutMap with value {self._layouts[key]}. Delete it first, or change "
                 "the new key."
             )
         if isinstance(layout, tuple):
             layout = TensorLayout(layout)
         if not isinstance(layout, TensorLayout):
-            raise ValueError(
+            raise UserError(
                 f"The value of rule {key!r} should be a TensorLayout type (or a tuple of axis names), got {layout!r} "
                 f"of type {type(layout).__name__}." + (f" Write {tuple(layout)}." if isinstance(layout, list) else "")
             )
@@ -74,10 +75,10 @@ class LayoutMap(MutableMapping[str, Any]):
         self._layouts[key] = self._on_this_mesh(key, layout)
 
     def __getitem__(self, path: str) -> TensorLayout | None:
-        """Looks a path up: the layout of its rule, or None; ValueError if several rules match."""
+        """Looks a path up: the layout of its rule, or None; UserError if several rules match."""
         keys = self.deciding_keys(path)
         if len(keys) > 1:
-            raise ValueError(
+            raise UserError(
                 f"Path '{path}' matches multiple layout specification keys: {list(keys)}. Please make the keys more "
                 'specific, so that one matches, or use match="first" (layouts.match: first).'
             )
@@ -190,7 +191,7 @@ class LayoutMap(MutableMapping[str, Any]):
         if layout.device_mesh is None:
             layout.device_mesh = self._device_mesh
         if layout.device_mesh != self._device_mesh:
-            raise ValueError(
+            raise UserError(
                 f"The layout {layout} of rule {key!r} belongs to another mesh, {layout.device_mesh!r}; this LayoutMap "
                 f"is for {self._device_mesh!r}. Leave the layout's mesh out, or give the map's."
             )
@@ -202,7 +203,7 @@ def _compiled(key: str) -> re.Pattern[str]:
         return re.compile(key)
     except re.error as error:
         place = "" if error.pos is None else f" at position {error.pos}"
-        raise ValueError(
+        raise UserError(
             f"Rule {key!r} is not a valid regular expression: {error.msg}{place}. Escape special characters with a "
             "backslash, and write '.*' where any text may stand."
         ) from error

@@ -4,11 +4,12 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
+from ..mesh.errors import UserError
 from .sizes import format_bytes
 from .tensor_layout import TensorLayout
 
 
-class LayoutError(ValueError):
+class LayoutError(UserError):
     """Everything that is wrong with the layouts of a tree, found at once."""
 
     def __init__(self, problems: Sequence[str]) -> None:

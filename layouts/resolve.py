@@ -9,6 +9,7 @@ import jax
 from jax.tree_util import tree_structure
 
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.errors import UserError
 from ..mesh.shapes import near_miss
 from . import problems
 from .layout_map import LayoutMap
@@ -57,7 +58,7 @@ def resolve(
         The table.
 
     Raises:
-        ValueError: If a policy is unknown or the rules are for another mesh.
+        UserError: If a policy is unknown or the rules are for another mesh.
         LayoutError: Listing every problem: unmatched parameters, rules that match nothing, two rules for one path,
             a wrong number of entries, indivisible dims, an axis twice in one layout, required axes left unused.
     """
@@ -97,11 +98,11 @@ class _Choice(NamedTuple):
 
 def _check_arguments(mesh: DeviceMesh, rules: LayoutMap | None, unmatched: str, indivisible: str) -> None:
     if unmatched not in UNMATCHED:
-        raise ValueError(near_miss("layouts.unmatched", unmatched, UNMATCHED))
+        raise UserError(near_miss("layouts.unmatched", unmatched, UNMATCHED))
     if indivisible not in INDIVISIBLE:
-        raise ValueError(near_miss("layouts.indivisible", indivisible, INDIVISIBLE))
+        raise UserError(near_miss("layouts.indivisible", indivisible, INDIVISIBLE))
     if rules is not None and rules.device_mesh != mesh:
-        raise ValueError(f"The rules are for mesh {rules.device_mesh!r}, the parameters for {mesh!r}; use one mesh.")
+        raise UserError(f"The rules are for mesh {rules.device_mesh!r}, the parameters for {mesh!r}; use one mesh.")
 
 
 def _choose(path: str, leaf: Any, rules: LayoutMap | None, default: Default | None, policy: _Policy) -> _Choice:

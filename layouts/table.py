@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 
 from ..mesh.compat import PyTreeDef
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.errors import UserError
 from ..mesh.shapes import near_miss
 from .paths import joined_path, numberless
 from .sizes import array_bytes, format_bytes
@@ -55,7 +56,7 @@ def make_row(path: str, leaf: Any, rule: str, layout: TensorLayout) -> LayoutRow
         The row.
 
     Raises:
-        ValueError: If the layout does not divide the array.
+        UserError: If the layout does not divide the array.
     """
     shape = tuple(leaf.shape)
     shard_bytes = array_bytes(layout.shard_shape(shape), leaf.dtype)
@@ -93,7 +94,7 @@ class LayoutTable:
             The pytree of NamedShardings.
 
         Raises:
-            ValueError: If not abstract and the mesh has devices that are not on this machine.
+            UserError: If not abstract and the mesh has devices that are not on this machine.
         """
         mesh = self.mesh.abstract_mesh if abstract else self.mesh.backend_mesh
         return self._tree(NamedSharding(mesh, row.layout.spec) for row in self.rows)
@@ -128,10 +129,10 @@ class LayoutTable:
             The row.
 
         Raises:
-            ValueError: If there is no such path; names the nearest.
+            UserError: If there is no such path; names the nearest.
         """
         if path not in self._by_path:
-            raise ValueError(near_miss("path", path, self._by_path))
+            raise UserError(near_miss("path", path, self._by_path))
         return self._by_path[path]
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from math import prod
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.errors import UserError
 from ..mesh.shapes import near_miss
 
 AxisEntry = str | tuple[str, ...] | None
@@ -29,7 +30,7 @@ class TensorLayout:
             device_mesh: The mesh; may be set once later.
 
         Raises:
-            ValueError: If an entry is none of these, or names an axis that the mesh does not have.
+            UserError: If an entry is none of these, or names an axis that the mesh does not have.
         """
         self._axes = tuple(_entry(entry, axes) for entry in axes)
         self._device_mesh = None
@@ -49,14 +50,14 @@ class TensorLayout:
     @device_mesh.setter
     def device_mesh(self, device_mesh: DeviceMesh) -> None:
         if self._device_mesh is not None:
-            raise ValueError(
+            raise UserError(
                 f"Cannot override device mesh value. Existing value is {self._device_mesh!r}, new value is "
                 f"{device_mesh!r}. Make another TensorLayout({self._axes}) for the other mesh."
             )
         valid = tuple(device_mesh.axis_names)
         unknown = [name for entry in self._axes for name in _names(entry) if name not in valid]
         if unknown:
-            raise ValueError(
+            raise UserError(
                 f"Invalid axis names for Layout. Valid axis names: {valid}, Got {self._axes}. "
                 + " ".join(near_miss("mesh axis", name, valid) for name in unknown)
             )
@@ -64,9 +65,9 @@ class TensorLayout:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The mesh; ValueError while there is none."""
+        """The mesh; UserError while there is none."""
         if self._device_mesh is None:
-            raise ValueError(
+            raise UserError(
                 "Cannot create sharding when device mesh is not set for TensorLayout. "
                 f"Give it: TensorLayout({self._axes}, device_mesh)."
             )
@@ -74,11 +75,11 @@ class TensorLayout:
 
     @cached_property
     def spec(self) -> PartitionSpec:
-        """The PartitionSpec, without axes of size 1 and without trailing None; ValueError if an axis is used twice
+        """The PartitionSpec, without axes of size 1 and without trailing None; UserError if an axis is used twice
         or there is no mesh."""
         repeated = self.repeated_axes
         if repeated:
-            raise ValueError(
+            raise UserError(
                 f"Layout {self} uses mesh axis {repeated[0]!r} more than once; an axis can split one dim only. "
                 "Keep it in one place."
             )
@@ -90,12 +91,12 @@ class TensorLayout:
 
     @cached_property
     def backend_layout(self) -> NamedSharding:
-        """The sharding on the mesh's real devices; ValueError without a mesh."""
+        """The sharding on the mesh's real devices; UserError without a mesh."""
         return NamedSharding(self.mesh.backend_mesh, self.spec)
 
     @cached_property
     def abstract_layout(self) -> NamedSharding:
-        """The sharding on the mesh without devices, for lowering; ValueError without a mesh."""
+        """The sharding on the mesh without devices, for lowering; UserError without a mesh."""
         return NamedSharding(self.mesh.abstract_mesh, self.spec)
 
     @property
@@ -143,16 +144,16 @@ class TensorLayout:
             The per-device shape.
 
         Raises:
-            ValueError: If the layout has more entries than the array has dims, or a dim cannot be split evenly.
+            UserError: If the layout has more entries than the array has dims, or a dim cannot be split evenly.
         """
         if len(self._axes) > len(shape):
-            raise ValueError(
+            raise UserError(
                 f"Layout {self} has {len(self._axes)} entries, but the array of shape {tuple(shape)} has "
                 f"{len(shape)} dims. Give one entry per dim."
             )
         problems = [problem for dim, size in enumerate(shape) if (problem := self.indivisible(dim, size))]
         if problems:
-            raise ValueError(f"Layout {self} cannot split shape {tuple(shape)}: {'; '.join(problems)}.")
+            raise UserError(f"Layout {self} cannot split shape {tuple(shape)}: {'; '.join(problems)}.")
         return tuple(size // self.parts_of_dim(dim) for dim, size in enumerate(shape))
 
     def indivisible(self, dim: int, size: int) -> str | None:
@@ -203,7 +204,7 @@ def _entry(entry: str | Sequence[str] | None, axes: Sequence) -> AxisEntry:
     if isinstance(entry, (tuple, list)) and all(isinstance(name, str) for name in entry):
         names = tuple(entry)
         return names if len(names) > 1 else (names[0] if names else None)
-    raise ValueError(
+    raise UserError(
         f"Invalid entry {entry!r} in layout {axes!r}. Each entry is None (the dim is whole), the name of a mesh axis, "
         "or a tuple of names."
     )

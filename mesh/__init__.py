@@ -5,6 +5,7 @@ from .axes import BATCH_AXES as BATCH_AXES
 from .device_mesh import DeviceMesh as DeviceMesh
 from .devices import get_device_count as get_device_count
 from .devices import list_devices as list_devices
+from .errors import UserError as UserError
 from .processes import initialize as initialize
 from .processes import is_main_process as is_main_process
 from .simulate import backend_started as backend_started
@@ -14,6 +15,7 @@ __all__ = [
     "AXES",
     "BATCH_AXES",
     "DeviceMesh",
+    "UserError",
     "backend_started",
     "get_device_count",
     "initialize",

@@ -11,6 +11,7 @@ from .axes import AXES
 from .compat import Device, make_abstract_mesh
 from .devices import device_name, find_devices, list_devices
 from .drawing import draw
+from .errors import UserError
 from .ordering import axes_across, physical_order
 from .shapes import check_shape, near_miss, resolve_shape, sizes_text
 from .simulate import simulate
@@ -41,14 +42,14 @@ class DeviceMesh:
             devices: Names such as "cpu:0" (or JAX devices); None for all devices of all processes in JAX's order.
 
         Raises:
-            ValueError: If shape or names are empty, differ in length or repeat, a size is invalid, a device is named
+            UserError: If shape or names are empty, differ in length or repeat, a size is invalid, a device is named
                 twice, or the product of the sizes is not the number of devices.
         """
         check_shape(shape, axis_names)
         names = list_devices() if devices is None else [_name(device) for device in np.asarray(devices).flat]
         repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
         if repeated:
-            raise ValueError(f"devices names {repeated} more than once; a mesh holds each device in one place.")
+            raise UserError(f"devices names {repeated} more than once; a mesh holds each device in one place.")
         self._axis_names = axis_names
         self._devices = np.array(names).reshape(resolve_shape(shape, axis_names, len(names)))
         self._devices.flags.writeable = False
@@ -66,11 +67,11 @@ class DeviceMesh:
             The mesh, its axes in the order of `AXES`.
 
         Raises:
-            ValueError: If a name is not in `AXES`, or the sizes do not multiply to the number of devices.
+            UserError: If a name is not in `AXES`, or the sizes do not multiply to the number of devices.
         """
         unknown = [name for name in axis_sizes if name not in AXES]
         if unknown:
-            raise ValueError("; ".join(near_miss("mesh axis", name, AXES) for name in unknown))
+            raise UserError("; ".join(near_miss("mesh axis", name, AXES) for name in unknown))
         if devices is None:
             devices = physical_order(jax.devices())
         return cls(tuple(axis_sizes.get(name, 1) for name in AXES), AXES, list(devices))
@@ -89,7 +90,7 @@ class DeviceMesh:
             The mesh over cpu:0 .. cpu:num_devices-1, with the six canonical axes. Opens no device.
 
         Raises:
-            ValueError: If the sizes do not multiply to `num_devices`.
+            UserError: If the sizes do not multiply to `num_devices`.
             RuntimeError: If JAX has opened fewer CPU devices already.
         """
         simulate(num_devices)
@@ -118,7 +119,7 @@ class DeviceMesh:
 
     @cached_property
     def backend_mesh(self) -> Mesh:
-        """The JAX mesh over the real devices, all axes Auto; ValueError if a device is not on this machine."""
+        """The JAX mesh over the real devices, all axes Auto; UserError if a device is not on this machine."""
         devices = np.array(find_devices(self._devices.flat), dtype=object).reshape(self.shape)
         return Mesh(devices, tuple(self._axis_names), axis_types=(AxisType.Auto,) * len(self._axis_names))
 
@@ -129,7 +130,7 @@ class DeviceMesh:
 
     @cached_property
     def axes_across_processes(self) -> tuple[str, ...]:
-        """The axes whose collectives cross processes, so hosts; ValueError if a device is not on this machine."""
+        """The axes whose collectives cross processes, so hosts; UserError if a device is not on this machine."""
         processes = [device.process_index for device in self.backend_mesh.devices.flat]
         return axes_across(np.array(processes).reshape(self.shape), self._axis_names)
 
@@ -143,13 +144,13 @@ class DeviceMesh:
             The size; 1 for an axis of `AXES` that this mesh does not have.
 
         Raises:
-            ValueError: If the name is neither.
+            UserError: If the name is neither.
         """
         if name in self._axis_names:
             return self.shape[list(self._axis_names).index(name)]
         if name in AXES:
             return 1
-        raise ValueError(near_miss("mesh axis", name, dict.fromkeys((*self._axis_names, *AXES))))
+        raise UserError(near_miss("mesh axis", name, dict.fromkeys((*self._axis_names, *AXES))))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceMesh):

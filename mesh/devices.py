@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import jax
 
 from .compat import Device
+from .errors import UserError
 
 PLATFORM_ALIASES = {"cuda": "gpu", "rocm": "gpu"}
 
@@ -19,7 +20,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
         Names such as "cpu:0", global, in JAX's order.
 
     Raises:
-        ValueError: If this machine has no device of that type.
+        UserError: If this machine has no device of that type.
     """
     return [device_name(device) for device in _devices(device_type)]
 
@@ -34,7 +35,7 @@ def get_device_count(device_type: str | None = None) -> int:
         The global number of devices.
 
     Raises:
-        ValueError: If this machine has no device of that type.
+        UserError: If this machine has no device of that type.
     """
     return len(_devices(device_type))
 
@@ -61,14 +62,14 @@ def find_devices(names: Iterable[str]) -> list[Device]:
         The JAX devices, in the order of the names.
 
     Raises:
-        ValueError: If any name has no device here; lists the missing and the present ones.
+        UserError: If any name has no device here; lists the missing and the present ones.
     """
     names = list(names)
     present = {name: device for platform in _platforms(names) for name, device in _by_name(platform).items()}
     missing = [name for name in names if _normal(name) not in present]
     if missing:
         here = list_devices()
-        raise ValueError(
+        raise UserError(
             f"{len(missing)} of the mesh's {len(names)} devices are not on this machine: {_some(missing)}. "
             f"JAX sees {len(here)} device(s): {_some(here)}. Such a mesh can be planned and lowered with "
             "(abstract_mesh), not run. Use devices that exist, or DeviceMesh.simulated(n) for CPU devices."
@@ -83,7 +84,7 @@ def _devices(device_type: str | None) -> list[Device]:
     except RuntimeError as error:
         if platform is None:
             raise
-        raise ValueError(
+        raise UserError(
             f"device_type={device_type!r}: JAX has no such devices here; it sees {_some(list_devices())}. "
             "Use one of the types it sees, or install the jaxlib plug-in for that type."
         ) from error

@@ -5,6 +5,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from .compat import backend_started
+from .errors import UserError
 from .shapes import sizes_text
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _crossing(mesh: "DeviceMesh") -> list[str]:
         return []
     try:
         across = mesh.axes_across_processes
-    except ValueError:  # a mesh of devices that are elsewhere
+    except UserError:  # a mesh of devices that are elsewhere
         return []
     return [f"  crosses processes: {', '.join(across)}"] if across else []
 

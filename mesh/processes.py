@@ -5,6 +5,7 @@ import os
 import jax
 
 from .compat import backend_started
+from .errors import UserError
 
 ENVIRONMENTS = ("SPMDKIT_", "KERAS_DISTRIBUTION_")
 """Prefixes of the environment variables read for missing arguments, in order."""
@@ -34,7 +35,7 @@ def initialize(
         shutdown_timeout_seconds: Seconds to wait for the others at exit.
 
     Raises:
-        ValueError: If the number of addresses is not `num_processes`, an environment variable is not a number, or
+        UserError: If the number of addresses is not `num_processes`, an environment variable is not a number, or
             the process id is out of range.
         RuntimeError: If JAX has opened its devices already.
     """
@@ -78,7 +79,7 @@ def _number(name: str) -> int | None:
         return int(text)
     except ValueError:
         variable = next(prefix + name for prefix in ENVIRONMENTS if os.environ.get(prefix + name))
-        raise ValueError(f"Environment variable {variable}={text!r} must be a whole number.") from None
+        raise UserError(f"Environment variable {variable}={text!r} must be a whole number.") from None
 
 
 def _coordinator(job_addresses: str | None, num_processes: int | None) -> tuple[str | None, int | None]:
@@ -86,7 +87,7 @@ def _coordinator(job_addresses: str | None, num_processes: int | None) -> tuple[
         return job_addresses, num_processes
     addresses = [address.strip() for address in job_addresses.split(",")]
     if num_processes is not None and num_processes != len(addresses):
-        raise ValueError(
+        raise UserError(
             f"The provided job_addresses {addresses} has {len(addresses)} jobs, but num_processes is {num_processes}. "
             "Give one address per process, or the coordinator's address alone."
         )
@@ -95,9 +96,9 @@ def _coordinator(job_addresses: str | None, num_processes: int | None) -> tuple[
 
 def _check(num_processes: int | None, process_id: int | None) -> None:
     if num_processes is not None and num_processes < 1:
-        raise ValueError(f"num_processes={num_processes} must be at least 1.")
+        raise UserError(f"num_processes={num_processes} must be at least 1.")
     if None not in (num_processes, process_id) and not 0 <= process_id < num_processes:  # pyright: ignore
-        raise ValueError(
+        raise UserError(
             f"process_id={process_id} must be in 0 .. num_processes - 1 = {num_processes - 1}."  # pyright: ignore
         )
     if backend_started():

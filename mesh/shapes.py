@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from math import prod
 
+from .errors import UserError
+
 
 def check_shape(shape: Sequence[int], axis_names: Sequence[str]) -> None:
     """Checks sizes and names before any device is counted.
@@ -13,28 +15,28 @@ def check_shape(shape: Sequence[int], axis_names: Sequence[str]) -> None:
         axis_names: One name per axis.
 
     Raises:
-        ValueError: If either is empty, they differ in length, a name repeats, or a size is not >= 1 (one -1 allowed).
+        UserError: If either is empty, they differ in length, a name repeats, or a size is not >= 1 (one -1 allowed).
     """
     if not shape or not axis_names:
-        raise ValueError(
+        raise UserError(
             f"Shape and axis_names cannot be empty. Received: shape={shape}, axis_names={axis_names}. "
             "A single device is shape (1,) with one axis name."
         )
     if len(shape) != len(axis_names):
-        raise ValueError(
+        raise UserError(
             f"Shape and axis_names should have same size. Received: shape={shape} ({len(shape)} sizes), "
             f"axis_names={axis_names} ({len(axis_names)} names). Give one name per size."
         )
     repeated = sorted({name for name in axis_names if list(axis_names).count(name) > 1})
     if repeated:
-        raise ValueError(f"axis_names={axis_names} repeats {repeated}; each axis needs its own name.")
+        raise UserError(f"axis_names={axis_names} repeats {repeated}; each axis needs its own name.")
     wrong = [f"{name}={size}" for name, size in zip(axis_names, shape, strict=True) if not _is_size(size)]
     if wrong:
-        raise ValueError(
+        raise UserError(
             f"Mesh sizes must be whole numbers, at least 1 or one -1 for the rest. Received: {', '.join(wrong)}."
         )
     if list(shape).count(-1) > 1:
-        raise ValueError(f"Only one mesh size may be -1 (the rest). Received: {sizes_text(shape, axis_names)}.")
+        raise UserError(f"Only one mesh size may be -1 (the rest). Received: {sizes_text(shape, axis_names)}.")
 
 
 def resolve_shape(shape: Sequence[int], axis_names: Sequence[str], num_devices: int) -> tuple[int, ...]:
@@ -49,7 +51,7 @@ def resolve_shape(shape: Sequence[int], axis_names: Sequence[str], num_devices: 
         The sizes, all at least 1.
 
     Raises:
-        ValueError: If they do not multiply out; proposes sizes that do.
+        UserError: If they do not multiply out; proposes sizes that do.
     """
     known = prod(size for size in shape if size != -1)
     if -1 in shape and num_devices % known == 0 and num_devices:
@@ -61,7 +63,7 @@ def resolve_shape(shape: Sequence[int], axis_names: Sequence[str], num_devices: 
         arithmetic = f"{num_devices} % {known} = {num_devices % known}, so -1 has no whole size"
     else:
         arithmetic = f"{arithmetic} = {known}, not {num_devices}"
-    raise ValueError(
+    raise UserError(
         f"Shape does not match the number of devices. Received: {sizes_text(shape, axis_names)} for {num_devices} "
         f"device(s): {arithmetic}. {_remedy(shape, axis_names, num_devices)}"
     )

@@ -5,6 +5,7 @@ import os
 import jax
 
 from .compat import backend_started as backend_started
+from .errors import UserError
 
 SCHEDULER_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
@@ -20,11 +21,11 @@ def simulate(num_devices: int) -> None:
         num_devices: CPU devices of this process, at least 1.
 
     Raises:
-        ValueError: If `num_devices` is less than 1.
+        UserError: If `num_devices` is less than 1.
         RuntimeError: If the devices are open already and there are fewer CPU devices.
     """
     if num_devices < 1:
-        raise ValueError(f"simulate({num_devices}): the number of simulated devices must be at least 1.")
+        raise UserError(f"simulate({num_devices}): the number of simulated devices must be at least 1.")
     if backend_started():
         _check_enough(num_devices)
         return

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..mesh.errors import UserError
 from ..parallel.model import BlockModel, Model
 from .mlp import MLPConfig, mlp
 from .moe import moe
@@ -46,7 +47,7 @@ def load_model(
         The model.
 
     Raises:
-        ValueError: There is no such model, module or function; options that it does not have, or cannot have; sizes
+        UserError: There is no such model, module or function; options that it does not have, or cannot have; sizes
             that do not hold the data; or the function returned something else.
     """
     options = dict(spec)
@@ -57,7 +58,7 @@ def load_model(
         return _user_model(name, options, known_facts, search_path)
     if name not in MODELS:
         known = [*MODELS, "your own as module:function"]
-        raise ValueError(f"model.name={name!r} is not a model{nearest(str(name), known, 'choose from ')}.")
+        raise UserError(f"model.name={name!r} is not a model{nearest(str(name), known, 'choose from ')}.")
     return _reference_model(name, options, known_facts)
 
 
@@ -71,7 +72,7 @@ def _reference_model(name: str, options: dict[str, Any], facts: dict[str, int]) 
         for fact in too_small
     ]
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     from_data = {fact: value for fact, value in facts.items() if fact in known and not options.get(fact)}
     return build(config_class(**(options | from_data)))
 
@@ -82,17 +83,17 @@ def _user_model(
     named = import_named(name, "model.name", search_path)
     if as_model(named, name) is not None and not isinstance(named, type):
         if options:
-            raise ValueError(
+            raise UserError(
                 f"model.name={name!r} is a model, not a function: it takes no options such as {next(iter(options))}."
             )
         result = named
     elif not callable(named):
-        raise ValueError(f"model.name={name!r} is a {type(named).__name__}: neither a function nor a model. {EXPECTED}")
+        raise UserError(f"model.name={name!r} is a {type(named).__name__}: neither a function nor a model. {EXPECTED}")
     else:
         result = call_with_options(named, options, facts, "model")
     model = as_model(result, name)
     if model is None:
-        raise ValueError(f"model.name={name!r} returned a {type(result).__name__}. {EXPECTED}")
+        raise UserError(f"model.name={name!r} returned a {type(result).__name__}. {EXPECTED}")
     return model
 
 

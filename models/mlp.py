@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ..mesh.errors import UserError
 from ..parallel.model import Batch, Model, Params
 from .cross_entropy import cross_entropy
 from .initializers import truncated_normal
@@ -38,7 +39,7 @@ class MLPConfig:
         if any(width < 1 for width in self.widths):
             problems.append(f"model.widths={list(self.widths)}: each has to be at least 1.")
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -61,11 +62,11 @@ def mlp(config: MLPConfig) -> Model:
         A classifier over batches {"inputs" (B, features), "targets" (B,), "weights" (B,)}; `predict` gives logits.
 
     Raises:
-        ValueError: The number of features or classes is still 0.
+        UserError: The number of features or classes is still 0.
     """
     unknown = [name for name in ("features", "classes") if not getattr(config, name)]
     if unknown:
-        raise ValueError(
+        raise UserError(
             "\n".join(f"model.{name} is not given, and the data does not tell it either." for name in unknown)
         )
     return Model(

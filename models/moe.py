@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ..mesh.errors import UserError
 from ..parallel import context, expert, tensor
 from ..parallel.collectives import Collective
 from ..parallel.expert_blocks import apply_experts, varying_zeros
@@ -48,12 +49,12 @@ def moe(config: MoEConfig, parallel: Parallel = WHOLE) -> BlockModel:
         A language model over the batches of `transformer`; "router_loss" (B,) flows beside "hidden" in training.
 
     Raises:
-        ValueError: The vocabulary or the length is still 0, or the sizes cannot be split so.
+        UserError: The vocabulary or the length is still 0, or the sizes cannot be split so.
     """
     base = transformer(config)
     problems = [*split_problems(config, parallel), *expert.check(parallel.expert, config.experts)]
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     bind = functools.partial
     return replace(
         base,

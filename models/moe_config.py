@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import ceil
 
+from ..mesh.errors import UserError
 from .transformer_config import TransformerConfig
 
 
@@ -26,10 +27,10 @@ class MoEConfig(TransformerConfig):
         problems = _problems(self)
         try:
             super().__post_init__()
-        except ValueError as error:
+        except UserError as error:
             problems.insert(0, str(error))
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
 
     def capacity(self, length: int) -> int:
         """Positions of a row of this length that one expert takes."""

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..mesh.errors import UserError
 from ..parallel.model import Batch, BlockModel, Model, Params
 
 
@@ -55,12 +56,12 @@ def generate(
         The whole prompt and `length` new tokens. The program is compiled once for each model, length and window.
 
     Raises:
-        ValueError: The model predicts nothing, its predictions are no logits over tokens, a token of the prompt is
+        UserError: The model predicts nothing, its predictions are no logits over tokens, a token of the prompt is
             outside its vocabulary, or a number is out of range.
     """
     predict = model.predict
     if predict is None:
-        raise ValueError(f"The model {model.name} has no `predict`, so it cannot continue a prompt.")
+        raise UserError(f"The model {model.name} has no `predict`, so it cannot continue a prompt.")
     tokens = list(prompt.encode() if isinstance(prompt, str) else prompt)
     start = (tokens or [0])[-window:]
     _check_numbers(length=(length, 1), window=(window, 1), temperature=(temperature, 0), seed=(seed, 0))
@@ -131,7 +132,7 @@ def _check_numbers(**numbers: tuple[float, float]) -> None:
         f"{name}={given} has to be at least {least}." for name, (given, least) in numbers.items() if given < least
     ]
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
 
 
 def _check_tokens(predict: Callable[[Params, Batch], Array], params: Params, start: Sequence[int], window: int) -> None:
@@ -139,10 +140,10 @@ def _check_tokens(predict: Callable[[Params, Batch], Array], params: Params, sta
     inputs: Any = jax.ShapeDtypeStruct((1, window), jnp.int32)
     shape = jax.eval_shape(predict, params, {"inputs": inputs}).shape
     if len(shape) != 3 or shape[:2] != (1, window):
-        raise ValueError(
+        raise UserError(
             f"The model predicts an array of shape {shape} for {window} tokens. To continue a prompt it has to predict "
             f"logits for each position: (1, {window}, vocabulary)."
         )
     outside = [token for token in start if not 0 <= token < shape[2]]
     if outside:
-        raise ValueError(f"The prompt holds tokens {outside[:5]}, but the model's vocabulary is 0 to {shape[2] - 1}.")
+        raise UserError(f"The prompt holds tokens {outside[:5]}, but the model's vocabulary is 0 to {shape[2] - 1}.")

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..mesh.errors import UserError
 from ..parallel import expert, tensor
 from ..parallel.all_to_all_attention import all_to_all_attention
 from ..parallel.model import Batch, BlockModel, Params
@@ -71,16 +72,16 @@ def transformer(config: TransformerConfig, parallel: Parallel = WHOLE) -> BlockM
         and "positions"; `predict` gives logits (B, L, V).
 
     Raises:
-        ValueError: The vocabulary or the length is still 0, or the sizes cannot be split so.
+        UserError: The vocabulary or the length is still 0, or the sizes cannot be split so.
     """
     unknown = [name for name in ("vocabulary", "length") if not getattr(config, name)]
     if unknown:
-        raise ValueError(
+        raise UserError(
             "\n".join(f"model.{name} is not given, and the data does not tell it either." for name in unknown)
         )
     problems = [*split_problems(config, parallel), *expert.check(parallel.expert, experts=0)]
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     bind = functools.partial
     return BlockModel(
         init=bind(init, config),

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ..mesh.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
@@ -37,7 +39,7 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         problems = _problems(self)
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
 
     @property
     def num_kv_heads(self) -> int:

@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ..mesh.errors import UserError
+
 
 def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) -> Any:
     """Imports the object that `module:function` names.
@@ -23,17 +25,17 @@ def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) ->
         The object.
 
     Raises:
-        ValueError: The name is malformed, there is no such module, another module already has its name, or it holds no
+        UserError: The name is malformed, there is no such module, another module already has its name, or it holds no
             such function; with the nearest that it holds.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        raise ValueError(f"{key}={name!r} has to be module:function, such as my_model:make.")
+        raise UserError(f"{key}={name!r} has to be module:function, such as my_model:make.")
     sys.path[:0] = [folder for folder in map(str, search_path) if folder not in sys.path]
     module = _import(module_name, f"{key}={name!r}", search_path)
     if not hasattr(module, attribute):
         public = [each for each in vars(module) if not each.startswith("_")]
-        raise ValueError(
+        raise UserError(
             f"{key}={name!r}: {module.__file__} holds no {attribute}{nearest(attribute, public, 'it defines ')}."
         )
     return getattr(module, attribute)
@@ -48,7 +50,7 @@ def _import(module_name: str, given: str, search_path: Sequence[str | Path]) -> 
             raise
         own = [folder for folder in sys.path if not folder.startswith((sys.prefix, sys.base_prefix))]
         searched = ", ".join(dict.fromkeys(str(Path(folder).resolve()) for folder in own))
-        raise ValueError(
+        raise UserError(
             f"{given}: there is no module {error.name}. Looked in {searched} and the installed packages."
         ) from None
     _check_not_shadowed(module, module_name, given, search_path)
@@ -64,7 +66,7 @@ def _check_not_shadowed(module: Any, module_name: str, given: str, search_path: 
             continue
         loaded = getattr(module, "__file__", None)
         if loaded is None or not files[0].samefile(loaded):
-            raise ValueError(
+            raise UserError(
                 f"{given} means {files[0].resolve()}, but a module named {module_name} is already loaded from "
                 f"{loaded or 'the interpreter itself'}. Rename your file."
             )
@@ -86,7 +88,7 @@ def call_with_options(
         What the function returns.
 
     Raises:
-        ValueError: Options it does not take, or parameters without a default that nobody gives: all of them.
+        UserError: Options it does not take, or parameters without a default that nobody gives: all of them.
     """
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -97,7 +99,7 @@ def call_with_options(
     missing = [p.name for p in named if p.default is p.empty and p.name not in arguments]
     problems += [f"{key}.{name} has to be given: {function.__name__} has no default for it." for name in missing]
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     return function(**arguments)
 
 

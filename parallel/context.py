@@ -43,6 +43,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..mesh.errors import UserError
 from .collectives import Collective, wire_bytes
 
 AXIS = "context"
@@ -54,7 +55,7 @@ class ContextConfig:
     """Options of the strategy `context`.
 
     Raises:
-        ValueError: there is no such attention.
+        UserError: there is no such attention.
     """
 
     size: int = 1
@@ -72,7 +73,7 @@ class ContextConfig:
         if self.attention not in choices:
             near = get_close_matches(self.attention, choices, n=1, cutoff=0.3)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise ValueError(
+            raise UserError(
                 f"strategy.context.attention={self.attention!r}: the choices are {', '.join(choices)}.{hint}"
             )
 

@@ -38,6 +38,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..mesh.compat import Equation, Graph, Variable, is_literal, run_equations, trace
+from ..mesh.errors import UserError
 from .floats import join_floats, split_floats
 from .model import Activations, Params
 
@@ -95,7 +96,7 @@ def cut(
         extra: Example of what else the block is run with.
 
     Raises:
-        ValueError: The block's output is not of its input's structure, shapes and dtypes.
+        UserError: The block's output is not of its input's structure, shapes and dtypes.
     """
     floats, others = split_floats(x)
 
@@ -122,7 +123,7 @@ def cut(
 def _check_output(x: Activations, y: Activations) -> None:
     given, made = (jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree) for tree in (x, y))
     if given != made:
-        raise ValueError(
+        raise UserError(
             f"A block has to return activations like those it is given, since the next block gets them: given {given}, "
             f"returned {made}. Keep structure, shapes and dtypes of `x` in the model's `block`."
         )

@@ -33,6 +33,7 @@ from jax import Array, lax
 
 from ..layouts.table import LayoutRow, LayoutTable
 from ..layouts.tensor_layout import TensorLayout
+from ..mesh.errors import UserError
 from .collectives import Collective, wire_bytes
 
 AXIS = "data"
@@ -65,7 +66,7 @@ class DataParallelConfig:
     def __post_init__(self) -> None:
         problems = _option_problems(self)
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
 
 
 def _option_problems(config: DataParallelConfig) -> list[str]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout
+from ..mesh.errors import UserError
 from .fsdp import attach, gather
 from .in_order import after, apart, scatter_first
 from .layouts import Layouts
@@ -153,12 +154,12 @@ def as_scalars(result: Any) -> tuple[Array, Array]:
     """Checks that a loss is a pair of scalars and brings both to at least float32.
 
     Raises:
-        ValueError: It is something else.
+        UserError: It is something else.
     """
     parts = jax.tree.leaves(result)
     if not isinstance(result, tuple) or len(parts) != 2 or any(jnp.ndim(part) for part in parts):
         given = [jnp.shape(part) for part in parts]
-        raise ValueError(
+        raise UserError(
             f"The model's loss returned {type(result).__name__} with shapes {given}. It has to return a pair of "
             "scalars, (sum of the weighted losses, sum of the weights) over the rows it is given: for a mean over n "
             "rows, return (mean * n, n). The runtime divides once, by the weight of the whole global batch."

@@ -44,6 +44,7 @@ from jax import Array, ShapeDtypeStruct, lax
 from ..layouts.table import LayoutTable
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.errors import UserError
 from .calls import Calls
 from .collectives import Collective, wire_bytes
 from .precision import Precision, cast_float
@@ -74,7 +75,7 @@ class FSDPConfig:
         if self.keep == "step" and self.prefetch:
             problems.append("strategy.fsdp.prefetch has no use with keep: step, which gathers before the first block.")
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
 
 
 def layout(

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from ..layouts.paths import leaves_with_paths, map_with_path
+from ..mesh.errors import UserError
 from .model import Params
 from .stages import Stages
 from .stored_order import StoredOrder
@@ -35,13 +36,13 @@ def place(given: Params, stored: Params, order: StoredOrder) -> Params:
         New global arrays, which share no memory with those given.
 
     Raises:
-        ValueError: A parameter is missing, is not the model's, or has another shape or kind of number; all at once.
+        UserError: A parameter is missing, is not the model's, or has another shape or kind of number; all at once.
     """
     problems = list(_problems(given, order.abstract_model(stored)))
     if problems:
         more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
         lines = "\n".join(f"  {line}" for line in problems[:MAX_LISTED] + more)
-        raise ValueError(f"Parameters that do not fit the model:\n{lines}")
+        raise UserError(f"Parameters that do not fit the model:\n{lines}")
     arrays = {path: _of_host(leaf) for path, leaf in leaves_with_paths(given)}
     stages = order.reordered
 

@@ -12,6 +12,7 @@ from ..layouts.problems import LayoutError
 from ..layouts.resolve import Indivisible, Unmatched, resolve
 from ..mesh.axes import AXES, BATCH_AXES
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.errors import UserError
 from . import compressed, context, expert, fsdp, local_steps, pipeline, pipeline_outer, prefetch, tensor
 from .data import DataParallelConfig
 from .default_layout import check_layouts, default_layout
@@ -64,13 +65,13 @@ def lay_out(
 
     Raises:
         LayoutError: Everything that is wrong with the layouts, at once.
-        ValueError: The strategy is not understood.
+        UserError: The strategy is not understood.
     """
     meaning = _understand(model, strategy, devices)
     params = abstract_parameters(in_stage_order(model, meaning.pipeline), precision)
     mesh = meaning.mesh
     if rules is not None and meaning.rules is not None:
-        raise ValueError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")
+        raise UserError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")
     layout_map = meaning.rules if rules is None else _as_layout_map(rules, mesh, match)
     table = resolve(
         params,
@@ -164,7 +165,7 @@ def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline |
     if config.size == 1:
         return None
     if not isinstance(model, BlockModel):
-        raise ValueError(
+        raise UserError(
             f"strategy.pipe={config.size}: model {model.name!r} is one function, and a pipeline needs layers to deal "
             "out. Write it as a BlockModel (embed, block, head), or give the devices to strategy.data or fsdp."
         )
@@ -187,7 +188,7 @@ def _inside_model(model: Model | BlockModel, configs: StrategyConfigs) -> Parall
     if isinstance(model, BlockModel) and model.parallelize is not None:
         return Parallel(**{name: config for name, config in given.items() if getattr(config, "explicit", True)})
     if "context" in given and given["context"].size > 1:
-        raise ValueError(
+        raise UserError(
             f"strategy.context={given['context'].size}: model {model.name!r} cannot split the positions of a row. Use "
             "a model with `parallelize`, such as the transformer, or give the devices to strategy.data or fsdp."
         )
@@ -198,7 +199,7 @@ def _sizes(mesh: DeviceMesh) -> dict[str, int]:
     """The strategies that a mesh with the runtime's axis names stands for."""
     foreign = [name for name in mesh.axis_names if name not in AXES]
     if foreign:
-        raise ValueError(
+        raise UserError(
             f"The mesh has axes {foreign} that no strategy owns: the runtime's own are {', '.join(AXES)}. For other "
             "names, pass ModelParallel(layout_map=...) or DataParallel(device_mesh=...) instead of the mesh."
         )

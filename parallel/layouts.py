@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..layouts.table import LayoutTable
 from ..mesh.axes import AXES
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.errors import UserError
 from . import data, expert, fsdp
 from .data import DataParallelConfig
 from .fsdp import FSDPConfig
@@ -153,7 +154,7 @@ class Layouts:
         """Checks that a batch can be split.
 
         Raises:
-            ValueError: The number of rows is no multiple of shards times microbatches.
+            UserError: The number of rows is no multiple of shards times microbatches.
         """
         piped = self.pipeline.schedule.microbatches if self.pipeline else 1
         pieces = self.num_batch_shards * microbatches * piped
@@ -161,7 +162,7 @@ class Layouts:
             split = " x ".join(f"{axis} {self.mesh.axis_size(axis)}" for axis in self.batch_axes) or "1 device"
             split += f", strategy.pipe.microbatches {piped}" if self.pipeline else ""
             near = max(pieces, round(global_batch / pieces) * pieces)
-            raise ValueError(
+            raise UserError(
                 f"A batch of {global_batch} rows cannot be split over {split} and accumulate {microbatches}: "
                 f"{global_batch} % {pieces} = {global_batch % pieces}. Set train.global_batch to a multiple of "
                 f"{pieces} ({near} is the nearest), or change strategy or train.accumulate."

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ..mesh.errors import UserError
 from . import compressed, data, fsdp, pipeline_outer, zero
 from .calls import Calls, pipeline_calls, plain_calls
 from .collectives import Collective
@@ -146,7 +147,7 @@ class LocalStep:
         if not isinstance(model, BlockModel) or (model.traffic is None and pipeline is None):
             return []
         if batch is None:
-            raise ValueError("What a step moves depends on the batch here: give its shapes.")
+            raise UserError("What a step moves depends on the batch here: give its shapes.")
         pieces = self.layouts.num_batch_shards * self.accumulate
         pieces *= pipeline.schedule.microbatches if pipeline else 1
         shapes = {

@@ -67,7 +67,7 @@ class BlockModel:
         predict: as in `Model`.
         name: what reports call it.
         flops_per_row: as in `Model`.
-        parallelize: `parallelize(parallel) -> model`: the same model, its work split as told; raises ValueError with
+        parallelize: `parallelize(parallel) -> model`: the same model, its work split as told; raises UserError with
             all that cannot be split. None: the model knows of no mesh, and axes inside it are left to XLA.
         rules: of a model that was split: regex of a parameter's path -> mesh axis (or None) of each of its dims.
         traffic: of a model that was split: `traffic(part, shapes, dtype) -> Traffic` for the parts "embed", "block"

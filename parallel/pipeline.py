@@ -34,6 +34,7 @@ from typing import Literal, NamedTuple
 
 from jax import Array
 
+from ..mesh.errors import UserError
 from .model import BlockModel, Model, Params
 from .schedule import Action, Kind, Schedule, check
 from .schedules import make_schedule
@@ -85,10 +86,10 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
         num_blocks: Blocks of the model.
 
     Raises:
-        ValueError: The schedule does not fit the sizes, or the blocks cannot be dealt out.
+        UserError: The schedule does not fit the sizes, or the blocks cannot be dealt out.
     """
     if config.embed_and_head not in ("whole", "split"):
-        raise ValueError(f"strategy.pipe.embed_and_head={config.embed_and_head!r}: give whole or split.")
+        raise UserError(f"strategy.pipe.embed_and_head={config.embed_and_head!r}: give whole or split.")
     microbatches = config.microbatches or 2 * config.size
     try:
         schedule = make_schedule(
@@ -96,8 +97,8 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
         )
         check(schedule)
         _check_recomputed(schedule)
-    except ValueError as error:
-        raise ValueError(f"strategy.pipe.schedule={config.schedule}: {error}") from None
+    except UserError as error:
+        raise UserError(f"strategy.pipe.schedule={config.schedule}: {error}") from None
     stages = assign(num_blocks, schedule, config.layers)
     return Pipeline(schedule, stages, make_timetable(schedule, stages))
 
@@ -113,7 +114,7 @@ def _check_recomputed(schedule: Schedule) -> None:
     missing = sorted(of_kind[Kind.FORWARD] - of_kind[Kind.RECOMPUTE])
     if of_kind[Kind.RECOMPUTE] and missing:
         stage, chunk, microbatch = missing[0]
-        raise ValueError(
+        raise UserError(
             f"{len(of_kind[Kind.RECOMPUTE])} of {len(of_kind[Kind.FORWARD])} forwards are computed again (R), but not "
             f"F{microbatch} of chunk {chunk} on stage {stage}. A run computes all again or none: add the "
             f"{len(missing)} missing R, or take all out."

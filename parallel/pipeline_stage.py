@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..mesh.compat import varying_axes
+from ..mesh.errors import UserError
 from .cut import Cut, Held, cut
 from .floats import join_floats, split_floats
 from .model import Activations, Batch, Params, fold_block
@@ -57,7 +58,7 @@ class Stage:
         self.params, self.whole, self.batch, self.key = inputs
         rows = next(iter(inputs.batch.values())).shape[0]
         if rows % timetable.microbatches:
-            raise ValueError(
+            raise UserError(
                 f"{rows} rows on a device cannot be cut into strategy.pipe.microbatches={timetable.microbatches}: "
                 f"{rows} % {timetable.microbatches} = {rows % timetable.microbatches}."
             )

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ..mesh.errors import UserError
+
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -32,7 +34,7 @@ class Precision:
             if getattr(self, role) not in DTYPES
         ]
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
 
     @property
     def needs_x64(self) -> bool:

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..mesh.errors import UserError
 from . import fsdp
 from .cut import Cut, cut
 from .floats import join_floats, split_floats
@@ -81,7 +82,7 @@ def check_prefetch(num_blocks: int, remat: str) -> None:
     """Checks what a prefetched stack needs.
 
     Raises:
-        ValueError: There are too few blocks, or the remat policy is another.
+        UserError: There are too few blocks, or the remat policy is another.
     """
     problems = []
     if num_blocks < FEWEST_BLOCKS:
@@ -95,7 +96,7 @@ def check_prefetch(num_blocks: int, remat: str) -> None:
             f"that backward needs, or their input. Set train.remat to {' or '.join(PREFETCH_REMAT)}, or prefetch to 0."
         )
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
 
 
 def run_prefetched(

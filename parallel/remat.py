@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from ..mesh.errors import UserError
+
 REMAT_POLICIES = ("none", "dots", "full")
 
 # Moving or casting a value costs little and would keep a gathered parameter alive under another shape.
@@ -56,10 +58,10 @@ def remat_block(block: Callable[..., Any], remat: str, *, makes_copies: bool, in
             needs no barrier between them.
 
     Raises:
-        ValueError: The policy's name is unknown.
+        UserError: The policy's name is unknown.
     """
     if remat not in REMAT_POLICIES:
-        raise ValueError(f"train.remat={remat!r} is not a policy. Choose one of {', '.join(REMAT_POLICIES)}.")
+        raise UserError(f"train.remat={remat!r} is not a policy. Choose one of {', '.join(REMAT_POLICIES)}.")
     if remat == "none" and not makes_copies:
         return block
     policies = {

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
+from ..mesh.errors import UserError
+
 Placement = Literal["loop", "v"]
 PLACEMENTS: tuple[Placement, ...] = ("loop", "v")
 
@@ -143,7 +145,7 @@ def check(schedule: Schedule) -> None:
     """Makes sure that a schedule can run and does all that training needs, once.
 
     Raises:
-        ValueError: It lists all that is wrong: rows of unequal length, numbers out of range, actions that are missing
+        UserError: It lists all that is wrong: rows of unequal length, numbers out of range, actions that are missing
             or there twice, and actions at or before the tick of what they need.
     """
     problems = _misshapen(schedule)
@@ -154,7 +156,7 @@ def check(schedule: Schedule) -> None:
         left_out = len(problems) - MOST_PROBLEMS
         lines = [*problems[:MOST_PROBLEMS], *([f"... and {left_out} more"] if left_out > 0 else [])]
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        raise ValueError(f"{count} in schedule {schedule.name}:\n" + "\n".join(f"  {line}" for line in lines))
+        raise UserError(f"{count} in schedule {schedule.name}:\n" + "\n".join(f"  {line}" for line in lines))
 
 
 def _misshapen(schedule: Schedule) -> list[str]:

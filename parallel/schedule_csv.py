@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from ..mesh.errors import UserError
 from ..mesh.shapes import near_miss
 from .schedule import LETTERS, PLACEMENTS, Action, Placement, Schedule, check
 
@@ -39,7 +40,7 @@ def read_schedule(
         The schedule, under the file's name.
 
     Raises:
-        ValueError: The file cannot be read, a cell or setting is not one, sizes differ from those asked for, or `check`
+        UserError: The file cannot be read, a cell or setting is not one, sizes differ from those asked for, or `check`
             finds problems. All of one sort are told at once, with line and tick.
     """
     path = Path(path)
@@ -47,7 +48,7 @@ def read_schedule(
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ValueError(f"Cannot read the schedule {path}: {reason}.") from error
+        raise UserError(f"Cannot read the schedule {path}: {reason}.") from error
     problems: list[str] = []
     settings = _settings(lines, problems)
     rows = _rows(lines, problems)
@@ -133,4 +134,4 @@ def _rows(lines: Sequence[str], problems: list[str]) -> tuple[tuple[Action | Non
 def _report(path: Path, problems: Sequence[str]) -> None:
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        raise ValueError(f"{count} in the schedule {path}:\n" + "\n".join(f"  {problem}" for problem in problems))
+        raise UserError(f"{count} in the schedule {path}:\n" + "\n".join(f"  {problem}" for problem in problems))

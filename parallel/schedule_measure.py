@@ -14,6 +14,7 @@ from itertools import accumulate
 from math import isfinite
 from typing import NamedTuple
 
+from ..mesh.errors import UserError
 from .schedule import Action, Kind, Schedule
 
 UNIT_COSTS = (1.0, 1.0, 1.0)
@@ -47,7 +48,7 @@ def measure(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> Timing:
         Its ticks, times and bubble.
 
     Raises:
-        ValueError: The costs are not three positive numbers.
+        UserError: The costs are not three positive numbers.
     """
     length = _of_a_stage(costs)  # divided by V once, at the end, so that nothing is rounded before
     slowest: list[float] = [0] * schedule.num_ticks
@@ -82,7 +83,7 @@ def tick_lengths(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> lis
 def _of_a_stage(costs: Sequence[float]) -> dict[Kind, float]:
     if len(costs) != 3 or not all(isfinite(cost) and cost > 0 for cost in costs):
         given = ",".join(f"{cost:g}" for cost in costs)
-        raise ValueError(
+        raise UserError(
             f"costs {given} are not three positive numbers. Give those of forward, backward to the input and backward "
             "to the weights, such as 1,1.2,0.9."
         )

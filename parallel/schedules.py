@@ -26,6 +26,7 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
+from ..mesh.errors import UserError
 from ..mesh.shapes import near_miss
 from .schedule import Action, Kind, Placement, Schedule
 from .schedule_csv import read_schedule
@@ -173,19 +174,19 @@ def make_schedule(
         A table that `check` accepts.
 
     Raises:
-        ValueError: The name is unknown, or the sizes do not fit it or each other.
+        UserError: The name is unknown, or the sizes do not fit it or each other.
     """
     if name.endswith(".csv"):
         if recompute:
-            raise ValueError(f"{name} itself says what is recomputed: put R0, R1, ... in it, and leave recompute out.")
+            raise UserError(f"{name} itself says what is recomputed: put R0, R1, ... in it, and leave recompute out.")
         return read_schedule(name, stages=stages, microbatches=microbatches, virtual=virtual)
     if name not in SCHEDULES:
-        raise ValueError(near_miss("schedule", name, SCHEDULES) + " A file of your own ends in .csv.")
+        raise UserError(near_miss("schedule", name, SCHEDULES) + " A file of your own ends in .csv.")
     recipe = SCHEDULES[name]
     chunks = recipe.chunks if virtual is None else virtual
     problems = _unfit(name, recipe, stages, microbatches, chunks)
     if problems:
-        raise ValueError("\n  ".join([f"schedule {name} does not fit:", *problems] if len(problems) > 1 else problems))
+        raise UserError("\n  ".join([f"schedule {name} does not fit:", *problems] if len(problems) > 1 else problems))
     orders = [recipe.order(stage, stages, microbatches, chunks) for stage in range(stages)]
     if recompute:
         orders = [_recomputed(order) for order in orders]

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ..mesh.errors import UserError
 from .schedule import Schedule
 
 
@@ -105,12 +106,12 @@ def assign(num_blocks: int, schedule: Schedule, layers: Sequence[int] = ()) -> S
             first positions taking what is left over (the last has the head besides).
 
     Raises:
-        ValueError: There are fewer blocks than positions, or `layers` does not add up.
+        UserError: There are fewer blocks than positions, or `layers` does not add up.
     """
     positions = schedule.num_positions
     problem = _problem(num_blocks, schedule, layers)
     if problem:
-        raise ValueError(problem)
+        raise UserError(problem)
     base, extra = divmod(num_blocks, positions)
     sizes = list(layers) or [base + (position < extra) for position in range(positions)]
     starts = [sum(sizes[:position]) for position in range(positions)]

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 
 from ..layouts.optimizer_state import resolve_optimizer_state
 from ..layouts.table import LayoutTable
+from ..mesh.errors import UserError
 from . import compressed, given_params, local_steps
 from .collectives import Collective, merge
 from .lay_out import abstract_parameters
@@ -68,7 +69,7 @@ class Step:
             params: Parameters to start from instead: whole arrays of the host, as `given_params.place` takes them.
 
         Raises:
-            ValueError: The parameters given are not the model's.
+            UserError: The parameters given are not the model's.
         """
         abstract = self.abstract_state()
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
@@ -285,11 +286,11 @@ def build_step(
         precision: The dtypes.
 
     Raises:
-        ValueError: A number is out of its range, or the policy is unknown.
+        UserError: A number is out of its range, or the policy is unknown.
     """
     if accumulate < 1:
-        raise ValueError(f"train.accumulate={accumulate}: a step has at least 1 microbatch.")
+        raise UserError(f"train.accumulate={accumulate}: a step has at least 1 microbatch.")
     if clip_norm < 0:
-        raise ValueError(f"train.clip_norm={clip_norm}: a norm is positive; 0 turns clipping off.")
+        raise UserError(f"train.clip_norm={clip_norm}: a norm is positive; 0 turns clipping off.")
     options: Any = {"accumulate": accumulate, "clip_norm": clip_norm, "remat": remat, "precision": precision}
     return Step(model, optimizer, layouts, **options)

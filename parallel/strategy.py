@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
+from ..mesh.errors import UserError
 from .context import ContextConfig
 from .data import DataParallelConfig
 from .expert import ExpertConfig
@@ -37,7 +38,7 @@ def read_strategy(strategy: Mapping[str, Any]) -> StrategyConfigs:
         Name -> options dataclass, in the order given.
 
     Raises:
-        ValueError: All unknown strategies and options, with the nearest that exist.
+        UserError: All unknown strategies and options, with the nearest that exist.
     """
     problems: list[str] = []
     configs: StrategyConfigs = {}
@@ -57,7 +58,7 @@ def read_strategy(strategy: Mapping[str, Any]) -> StrategyConfigs:
         else:
             problems.append(f"strategy.{name}={given!r}: give a size (an int) or a mapping of options.")
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     return configs
 
 

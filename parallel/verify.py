@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import optax
 
+from ..mesh.errors import UserError
 from . import diagnosis
 from .collective_check import CollectiveCheck, check_collectives
 from .diagnosis import Case
@@ -68,7 +69,7 @@ def verify(
         What was measured; `ok` where everything agrees.
 
     Raises:
-        ValueError: The strategy does not fit the model or the batches.
+        UserError: The strategy does not fit the model or the batches.
     """
     with x64(precision):
         model = prepared(model, precision.reduce)
@@ -106,7 +107,7 @@ def verify_step(
         What was measured.
 
     Raises:
-        ValueError: The strategy trains differently from one device on purpose.
+        UserError: The strategy trains differently from one device on purpose.
     """
     _check_exact(step)
     device = step.layouts.mesh.backend_mesh.devices.flat[0]
@@ -118,7 +119,7 @@ def _check_exact(step: Step) -> None:
     if step.layouts.exact is step.layouts:
         return
     option, off = ("local_steps", "0") if step.layouts.local_steps else ("compress", "none")
-    raise ValueError(
+    raise UserError(
         f"strategy.data.{option}={getattr(step.layouts.data, option)} does not train as one device would, by design. "
         f"The rest of the strategy can be verified: set strategy.data.{option}={off}."
     )

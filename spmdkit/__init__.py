@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .layouts import distribution as distribution
     from .layouts import set_distribution as set_distribution
     from .mesh import DeviceMesh as DeviceMesh
+    from .mesh import UserError as UserError
     from .mesh import get_device_count as get_device_count
     from .mesh import initialize as initialize
     from .mesh import list_devices as list_devices
@@ -66,7 +67,7 @@ _HOMES = {
         "distribution",
         "set_distribution",
     ),
-    "mesh": ("DeviceMesh", "get_device_count", "initialize", "list_devices"),
+    "mesh": ("DeviceMesh", "UserError", "get_device_count", "initialize", "list_devices"),
     "parallel": (
         "BlockModel",
         "FSDPConfig",

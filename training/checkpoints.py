@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from ..layouts.paths import leaves_with_paths
+from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process
 from .exits import TRY_AGAIN
 
@@ -26,7 +27,7 @@ MAX_LISTED = 20
 """Problems listed in one message."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """There is no checkpoint to restore, it is damaged, or it does not fit the state of this run."""
 
 
@@ -51,10 +52,10 @@ class Checkpoints:
             abstract_state: The state as a pytree of ShapeDtypeStructs whose shardings are those of this run.
 
         Raises:
-            ValueError: If `keep` is less than 1.
+            UserError: If `keep` is less than 1.
         """
         if keep < 1:
-            raise ValueError(f"checkpoint.keep={keep} must be at least 1.")
+            raise UserError(f"checkpoint.keep={keep} must be at least 1.")
         self._directory = Path(directory).absolute()
         self._keep = keep
         self._abstract_state = abstract_state

@@ -4,10 +4,12 @@ import os
 import sys
 import traceback
 
+from ..mesh.errors import UserError
+
 FINISHED = 0
 FAILED = 1
 """An error nobody foresaw; its traceback is printed."""
-USER_MISTAKE = 2
+USER_MISTAKE = UserError.exit_code
 """A config, file or argument that cannot work; trying again will not help."""
 DIVERGED = 3
 """The loss is not finite, or the data is bad; trying again will not help."""
@@ -15,14 +17,18 @@ TRY_AGAIN = 75
 """Stopped from outside or by the machine; the same command resumes."""
 
 TRACEBACK_VARIABLE = "SPMDKIT_TRACEBACK"
+PLEASE_REPORT = (
+    "This is an error that spmdkit did not foresee, not a mistake in your config. Please report it with the traceback "
+    "above, the config, and what `pip list` says of jax."
+)
 
 
 def report_error(error: BaseException) -> int:
     """Prints an error to stderr as its reader needs it, and returns the exit code it stands for.
 
-    A ValueError that this package raised is a user's mistake: its message alone is printed, or the traceback as well
-    where SPMDKIT_TRACEBACK=1. Any error may name its own code in an attribute `exit_code`, and is printed the same way.
-    Everything else is printed with its traceback.
+    A UserError, and any other error that names its code in an attribute `exit_code`, is printed as its message alone,
+    or with its traceback where SPMDKIT_TRACEBACK=1. Everything else is an error of ours: it is printed with its
+    traceback and a request to report it.
 
     Args:
         error: What was raised.
@@ -36,12 +42,9 @@ def report_error(error: BaseException) -> int:
         print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         return TRY_AGAIN
     code = getattr(error, "exit_code", None)
-    if code is None and isinstance(error, ValueError) and _raised_here(error):
-        code = USER_MISTAKE
     if code is None or os.environ.get(TRACEBACK_VARIABLE, "0") != "0":
         traceback.print_exception(error)
-    if code is not None:
-        print(f"error: {error}", file=sys.stderr)
+    print(f"error: {error}" if code is not None else PLEASE_REPORT, file=sys.stderr)
     return FAILED if code is None else code
 
 
@@ -51,13 +54,3 @@ def _system_exit_code(error: SystemExit) -> int:
         print(error.code, file=sys.stderr)
         return FAILED
     return error.code or FINISHED
-
-
-def _raised_here(error: BaseException) -> bool:
-    """Tells whether the innermost frame of an error is in this package, not in JAX or in the user's code."""
-    frame = error.__traceback__
-    if frame is None:
-        return False
-    while frame.tb_next is not None:
-        frame = frame.tb_next
-    return frame.tb_frame.f_globals.get("__name__", "").startswith("spmdkit.")

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..mesh.errors import UserError
 from ..parallel.model import Batch
 from ..parallel.state import StepMetrics, TrainState
 from ..parallel.step import Step
@@ -212,7 +213,7 @@ def evaluate(step: Step, params: Any, batches: Iterable[Batch]) -> float:
         batches: Global batches of one shape.
 
     Raises:
-        ValueError: There was nothing to evaluate.
+        UserError: There was nothing to evaluate.
     """
     totals: list[tuple[Any, Any]] = []
     for batch in batches:
@@ -221,5 +222,5 @@ def evaluate(step: Step, params: Any, batches: Iterable[Batch]) -> float:
             totals[-1 - RUN_AHEAD][0].block_until_ready()
     sums = np.asarray(jax.device_get([tuple(map(_local, pair)) for pair in totals]), np.float64)
     if not totals or sums[:, 1].sum() == 0:
-        raise ValueError("There is nothing to evaluate: every row has weight zero. Raise data.eval_fraction.")
+        raise UserError("There is nothing to evaluate: every row has weight zero. Raise data.eval_fraction.")
     return float(sums[:, 0].sum() / sums[:, 1].sum())

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from ..mesh.errors import UserError
+
 
 class MetricsLog:
     """Appends records to a file of JSON lines; one process of a run writes it."""
@@ -57,7 +59,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         The records, in the order written.
 
     Raises:
-        ValueError: If a line other than the last is no JSON object; names it.
+        UserError: If a line other than the last is no JSON object; names it.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     records = []
@@ -68,7 +70,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if record is not None:
             records.append(record)
         elif number < len(lines):
-            raise ValueError(f"{path} line {number} is not a JSON object: {line[:80]!r}. Remove it.")
+            raise UserError(f"{path} line {number} is not a JSON object: {line[:80]!r}. Remove it.")
     return records
 
 

@@ -19,6 +19,7 @@ import jax
 import optax
 import optax.contrib
 
+from ..mesh.errors import UserError
 from ..models.user_code import call_with_options, import_named, nearest
 from .parameter_kinds import by_layer, is_stacked, select
 from .schedules import make_schedule as make_schedule
@@ -69,7 +70,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         problems = [*_name_problems(self), *_range_problems(self), *schedule_problems(self.schedule)]
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
 
 
 def _name_problems(config: OptimizerConfig) -> list[str]:
@@ -138,7 +139,7 @@ def make_optimizer(
         muon look across a matrix, never across blocks.
 
     Raises:
-        ValueError: The schedule does not fit the run, a pattern meets no parameter, this optax has no muon, or the
+        UserError: The schedule does not fit the run, a pattern meets no parameter, this optax has no muon, or the
             user's function is missing, takes other options or returns something else.
     """
     schedule = make_schedule(config, num_steps)
@@ -159,10 +160,10 @@ def _user_optimizer(
 ) -> optax.GradientTransformation:
     function = import_named(config.name, "optimizer.name", search_path)
     if not callable(function):
-        raise ValueError(f"optimizer.name={config.name!r} is a {type(function).__name__}, not a function.")
+        raise UserError(f"optimizer.name={config.name!r} is a {type(function).__name__}, not a function.")
     result = call_with_options(function, config.options, offered, "optimizer.options")
     if not isinstance(result, optax.GradientTransformation):
-        raise ValueError(
+        raise UserError(
             f"optimizer.name={config.name!r} returned a {type(result).__name__}. "
             "It has to return an optax.GradientTransformation."
         )
@@ -201,7 +202,7 @@ MUON_RMS = 0.2
 def _muon(config: OptimizerConfig, abstract_params: Any, stacked: bool) -> optax.GradientTransformation:
     """The average gradient of each matrix with its singular values brought near 1; adam for everything else."""
     if "consistent_rms" not in inspect.signature(getattr(optax.contrib, "muon", lambda: None)).parameters:
-        raise ValueError(f"optimizer.name=muon needs optax 0.2.7; this is optax {optax.__version__}.")
+        raise UserError(f"optimizer.name=muon needs optax 0.2.7; this is optax {optax.__version__}.")
     matrices = select(abstract_params, stacked, skip=config.muon_skip, key=None, layer_rank=(2,))
     labels = jax.tree.map(lambda is_matrix: "muon" if is_matrix else "adam", matrices)
     per_matrix = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)

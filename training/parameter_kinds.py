@@ -8,6 +8,7 @@ import jax
 import optax
 
 from ..layouts.paths import leaves_with_paths, map_with_path
+from ..mesh.errors import UserError
 from ..models.user_code import nearest
 
 
@@ -42,7 +43,7 @@ def select(
         A tree of bools, structured like the parameters.
 
     Raises:
-        ValueError: An expression meets no parameter; names the nearest path.
+        UserError: An expression meets no parameter; names the nearest path.
     """
     paths = [path for path, _ in leaves_with_paths(abstract_params)]
     unmet = [pattern for pattern in skip if not any(re.fullmatch(pattern, path) for path in paths)] if key else []
@@ -50,7 +51,7 @@ def select(
         lines = [
             f"{key}: {pattern!r} matches no parameter{nearest(pattern, paths, 'there are ')}." for pattern in unmet
         ]
-        raise ValueError("\n".join(lines))
+        raise UserError("\n".join(lines))
 
     def picked(path: str, leaf: Any) -> bool:
         rank = len(leaf.shape) - (stacked and in_blocks(path))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import optax
 
+from ..mesh.errors import UserError
 from ..models.user_code import nearest, unknown_options
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ def make_schedule(config: "OptimizerConfig", num_steps: int) -> optax.Schedule:
         A function of the step (an integer, or an array of them) that gives the learning rate.
 
     Raises:
-        ValueError: There is no such schedule or option, or the parts of the schedule are longer than the run.
+        UserError: There is no such schedule or option, or the parts of the schedule are longer than the run.
     """
     problems = schedule_problems(config.schedule)
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     options = dict(config.schedule)
     return SCHEDULES[_canonical(options.pop("name", "constant"))](config.learning_rate, num_steps, **options)
 
@@ -143,7 +144,7 @@ def _check_fits(num_steps: int, **parts: int) -> None:
     total = sum(parts.values())
     if total > num_steps or parts["warmup_steps"] == num_steps:
         sums = " + ".join(f"{KEY}.{name}={steps}" for name, steps in parts.items())
-        raise ValueError(
+        raise UserError(
             f"{sums}{f' = {total} steps' if len(parts) > 1 else ''}, but the run has train.steps={num_steps}. "
             "Make them fewer, or train for more steps."
         )

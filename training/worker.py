@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..mesh.errors import UserError
 from ..mesh.processes import ENVIRONMENTS, initialize
 from .exits import report_error
 
@@ -34,7 +35,7 @@ class Timeouts:
             if getattr(self, name) < 1
         ]
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
 
 
 class Job(NamedTuple):
@@ -82,7 +83,7 @@ def simulated_by_job() -> int | None:
 def _number(variable: str) -> int:
     text = os.environ[variable]
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"Environment variable {variable}={text!r} must be a whole number of at least 1.")
+        raise UserError(f"Environment variable {variable}={text!r} must be a whole number of at least 1.")
     return int(text)
 
 

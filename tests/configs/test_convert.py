@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from spmdkit.configs.convert import parse_bytes, to_dataclass
 from spmdkit.configs.schema import AtLeast
+from spmdkit.mesh.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Section:
 
     def __post_init__(self) -> None:
         if self.count > 100:
-            raise ValueError(f"section.count={self.count} is too many.\nThe second line is a second problem.")
+            raise UserError(f"section.count={self.count} is too many.\nThe second line is a second problem.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ Syntax, for the gradients G of one bucket on each of N devices, with errors E an
 1. A bucket is, as in `data.py`, the set of gradients that lack a sum over the same axes: `data` alone for what is split
    over all others, `data` with others for what is not. Its leaves, each padded to whole blocks, form R rows.
 2. A block is sent as 256 integers in [-127, 127] and the float32 scale max |x| / 127 in 4 more bytes, rounded to the
-   nearest: no randomness, and two collectives a bucket.
+   nearest: no randomness, and two collectives a bucket. A block with a NaN or an infinity is sent with the scale NaN:
+   all of it is NaN on every device, so that the norm of this very step shows it.
 3. Error feedback: what rounding left out is added to the next step's gradients, so that errors do not add up: the sum
    of the gradients of all steps differs from the exact one by the last errors alone. Errors are in units of the mean
    gradient, whatever the weights of the batches. `TrainState.extra` holds them, each device its own.
@@ -151,17 +152,18 @@ def quantize(values: Array) -> Array:
         values: (..., B) float32, one block along the last dim.
 
     Returns:
-        (..., B + 4) int8: B integers, then the bytes of the block's scale.
+        (..., B + 4) int8: B integers, then the bytes of the block's scale, NaN where not all of its values are finite.
     """
     scale = jnp.max(jnp.abs(values), axis=-1, keepdims=True) / 127
     divisor = jnp.where(scale > jnp.finfo(jnp.float32).tiny, scale, 1)
+    divisor = jnp.where(jnp.isfinite(values).all(axis=-1, keepdims=True), divisor, jnp.nan)
     integers = jnp.round(values / divisor).astype(jnp.int8)
     scale_bytes = lax.bitcast_convert_type(divisor, jnp.int8)[..., 0, :]
     return jnp.concatenate([integers, scale_bytes], axis=-1)
 
 
 def dequantize(packed: Array) -> Array:
-    """The float32 numbers, (..., B), that `quantize` rounded to."""
+    """The float32 numbers, (..., B), that `quantize` rounded to; all NaN in a block that was not finite."""
     integers, scale_bytes = packed[..., :-SCALE_BYTES], packed[..., -SCALE_BYTES:]
     scale = lax.bitcast_convert_type(scale_bytes, jnp.float32)
     return integers.astype(jnp.float32) * scale[..., None]

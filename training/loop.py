@@ -84,8 +84,8 @@ def run_steps(
         The state after the last batch.
 
     Raises:
-        Diverged: A loss, a norm or, at a pause, a parameter is not finite; the message names the step. `on_pause` and
-            `after_pause` never see such a state.
+        Diverged: A loss, a norm or, at a pause, a parameter or what strategies keep in `state.extra` is not finite; the
+            message names the step. `on_pause` and `after_pause` never see such a state.
     """
     log = _LateLog(start, log_every, on_progress)
     for number, batch in enumerate(batches, start + 1):
@@ -93,7 +93,7 @@ def run_steps(
         log.push(number, metrics)
         if pause_at(number):
             log.drain()
-            _check_finite(number, state.params)
+            _check_finite(number, state)
             log.pause(partial(on_pause, number, state), partial(after_pause, number, state))
     log.finish()
     return state
@@ -184,13 +184,17 @@ class _LateLog:
         self._counted, self._since, self._weight = step, at, 0.0
 
 
-def _check_finite(number: int, params: Any) -> None:
-    """The loss of a step is from before its update: the last update shows in the parameters alone."""
-    if not jax.device_get(_local(_all_finite(params))):
-        raise Diverged(
-            f"Step {number}: the parameters are not finite after its update. Lower optimizer.learning_rate. "
-            "Checkpoints on disk are from before it."
-        )
+def _check_finite(number: int, state: TrainState) -> None:
+    """The loss of a step is from before its update: the last update shows in the state alone."""
+    trees = {"the parameters are": state.params}
+    for name, tree in state.extra._asdict().items() if state.extra else ():
+        trees[f"what strategy.data keeps between steps (TrainState.extra.{name}) is"] = tree
+    for what, tree in trees.items():
+        if not jax.device_get(_local(_all_finite(tree))):
+            raise Diverged(
+                f"Step {number}: {what} not finite after its update. Lower optimizer.learning_rate. Checkpoints on "
+                "disk are from before it."
+            )
 
 
 @jax.jit

@@ -11,6 +11,7 @@ from spmdkit.layouts.problems import LayoutError
 from spmdkit.parallel import DataParallelConfig, Model, build_step, census, lay_out, verify
 from spmdkit.parallel.compressed import BLOCK, dequantize, quantize
 from spmdkit.training.checkpoints import Checkpoints
+from spmdkit.training.loop import Diverged, run_steps
 
 FSDP = {"size": 2, "floor_bytes": 1024}
 STRATEGY = {"data": {"size": 4, "compress": "int8"}, "fsdp": FSDP}
@@ -44,6 +45,43 @@ def test_blocks_round_to_a_hundredth_of_their_largest():
 def test_rounding_moves_numbers_too_small_for_a_scale_into_the_error():
     packed = quantize(jnp.full((1, BLOCK), 1e-42, jnp.float32))
     assert (np.asarray(dequantize(packed)) == 0).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_not_finite_and_touches_no_other_block(bad):
+    values = np.random.default_rng(0).normal(size=(3, BLOCK)).astype(np.float32)
+    spoilt = values.copy()
+    spoilt[1, 7] = bad
+    back = np.asarray(dequantize(quantize(jnp.asarray(spoilt))))
+    assert not np.isfinite(back[1]).any()
+    expected = np.asarray(dequantize(quantize(jnp.asarray(values))))
+    assert np.array_equal(back[[0, 2]], expected[[0, 2]])
+
+
+def test_a_nan_on_one_device_ends_the_run_in_its_step():
+    """The gradient of one row is NaN, its loss is not: once swallowed, these parameters would never move again."""
+
+    def loss(params, batch, key):
+        rows = batch["inputs"].astype(jnp.float32).mean(axis=1)
+        spoilt = jnp.sqrt(params["w"][:1] * (1 - batch["spoilt"])).sum()  # of 0: a gradient of infinity times 0
+        total = (rows * (jnp.sin(params["w"] * jnp.arange(300.0)).mean() + params["small"].sum())).sum()
+        return total + spoilt, rows.sum()
+
+    model = Model(init=lambda key: {"w": jnp.ones(300), "small": jnp.zeros(3)}, loss=loss)
+    step = make({"data": {"size": 4, "compress": "int8"}}, model=model, clip_norm=1.0)
+
+    def batches(spoilt):
+        for number in range(1, 6):
+            rows = np.zeros(toy.ROWS, np.float32)
+            rows[5] = number == spoilt
+            yield {"inputs": toy.batch(number)["inputs"], "spoilt": rows}
+
+    reported = []
+    with pytest.raises(Diverged, match=r"Step 3: the loss is -?\d+\.\d+ and the norm of the gradients nan"):
+        run_steps(step, step.init(0), batches(3), log_every=1, on_progress=lambda found: reported.append(found.step))
+    assert reported == [1, 2]
+    state = run_steps(step, step.init(0), batches(0))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.extra)))
 
 
 def test_gradients_of_all_steps_sum_to_the_exact_ones_but_for_the_last_errors(ours):

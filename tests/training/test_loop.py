@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.models.mlp import MLPConfig, mlp
+from spmdkit.parallel.local_steps import Copies
 from spmdkit.parallel.state import TrainState
 from spmdkit.parallel.step import StepMetrics
 from spmdkit.training.exits import DIVERGED
@@ -36,17 +37,18 @@ class Late:
 class PretendStep:
     """Counts steps; step n has loss 100 + n, takes `seconds` once it is waited for, and may go wrong."""
 
-    def __init__(self, *, seconds: float = 0.0, losses: dict[int, float] | None = None, params=None):
+    def __init__(self, *, seconds: float = 0.0, losses: dict[int, float] | None = None, norms=None, params=None):
         self.started: list[int] = []
         self.awaited: list[tuple[int, int]] = []
         """Steps that were waited for, each with the newest step then started."""
-        self.seconds, self.losses, self.params = seconds, losses or {}, params or {}
+        self.seconds, self.losses, self.norms, self.params = seconds, losses or {}, norms or {}, params or {}
 
     def __call__(self, state, batch):
         number = int(state.step) + 1
         self.started.append(number)
         loss = Late(self.losses.get(number, 100.0 + number), lambda: self._on_wait(number))
-        return first_state(number, self.params.get(number, 1.0)), StepMetrics(loss, Late(1.0), Late(10.0))
+        norm = Late(self.norms.get(number, 1.0))
+        return first_state(number, self.params.get(number, 1.0)), StepMetrics(loss, norm, Late(10.0))
 
     def _on_wait(self, number: int) -> None:
         time.sleep(self.seconds)
@@ -187,6 +189,35 @@ def test_divergence_names_the_step_and_stops_before_a_pause(loss):
     assert paused == [4, 4]
     assert reported == [1, 2, 3, 4, 5]
     assert step.started[-1] <= 6 + RUN_AHEAD
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf")])
+def test_a_norm_that_is_not_finite_is_divergence_whatever_the_loss(norm):
+    step = PretendStep(norms={6: norm})
+    with pytest.raises(Diverged, match=rf"Step 6: the loss is 106\.0 and the norm of the gradients {norm}\."):
+        run_steps(step, first_state(), [{}] * 20, log_every=1)
+    assert step.started[-1] <= 6 + RUN_AHEAD
+
+
+def test_what_strategies_keep_is_checked_at_the_pause_too():
+    """The last update of local steps shows in a group's copy alone, which the shared parameters meet later."""
+
+    def step(state, batch):
+        number = int(state.step) + 1
+        copies = {"w": jnp.full((2,), np.inf if number == 4 else 1.0)}
+        extra = Copies(copies, {"w": jnp.zeros(2)})
+        return first_state(number)._replace(extra=extra), StepMetrics(Late(1.0), Late(1.0), Late(10.0))
+
+    paused = []
+    with pytest.raises(Diverged, match=r"Step 4: what strategy\.data .*\(TrainState\.extra\.copies\) is not finite"):
+        run_steps(
+            step,
+            first_state(),
+            [{}] * 4,
+            pause_at=lambda number: number % 2 == 0,
+            on_pause=lambda number, state: paused.append(number) or {},
+        )
+    assert paused == [2]
 
 
 def test_an_update_that_spoils_the_parameters_is_found_at_the_pause():

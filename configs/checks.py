@@ -91,16 +91,11 @@ def _named_axes(entries: Iterable[str | tuple[str, ...] | None]) -> list[str]:
 
 
 def _bad_sizes(sizes: Mapping[str, int]) -> list[Problem]:
-    problems = [
-        Problem(f"strategy.{axis}", f"strategy.{axis}={size} must be at least 1, or -1 for the rest of the devices.")
-        for axis, size in sizes.items()
-        if size < 1 and size != REST
-    ]
     rests = [axis for axis, size in sizes.items() if size == REST]
-    if len(rests) > 1:
-        given = " and ".join(f"{axis}=-1" for axis in rests)
-        problems.append(Problem("strategy", f"strategy: {given}: only one axis can be the rest; size the others."))
-    return problems
+    if len(rests) < 2:
+        return []
+    given = " and ".join(f"{axis}=-1" for axis in rests)
+    return [Problem("strategy", f"strategy: {given}: only one axis can be the rest; size the others.")]
 
 
 def _product(sizes: Mapping[str, int]) -> int:

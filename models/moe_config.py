@@ -1,7 +1,7 @@
 """Sizes and choices of the mixture-of-experts transformer, and what can be wrong with them."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from ..mesh.errors import UserError
 from .transformer_config import TransformerConfig
@@ -61,6 +61,6 @@ def _problems(config: MoEConfig) -> list[str]:
             f"model.experts={config.experts} of them."
         )
     for name in ("capacity_factor", "auxiliary_loss", "z_loss"):
-        if getattr(config, name) < 0:
-            problems.append(f"model.{name}={getattr(config, name)} has to be at least 0.")
+        if not 0 <= getattr(config, name) < inf:
+            problems.append(f"model.{name}={getattr(config, name)} has to be at least 0 and finite.")
     return problems

@@ -1,6 +1,7 @@
 """Sizes and choices of the transformer, and what can be wrong with them."""
 
 from dataclasses import dataclass
+from math import inf
 
 from ..mesh.errors import UserError
 
@@ -83,9 +84,9 @@ def _problems(config: TransformerConfig) -> list[str]:
     ]
     if not 0 <= config.dropout < 1:
         problems.append(f"model.dropout={config.dropout} has to be a part of the values: 0 <= dropout < 1.")
-    if config.rope_base <= 1:
+    if not 1 < config.rope_base < inf:
         problems.append(f"model.rope_base={config.rope_base} has to be over 1: frequencies fall along a head.")
-    if config.norm_epsilon <= 0:
+    if not 0 < config.norm_epsilon < inf:
         problems.append(f"model.norm_epsilon={config.norm_epsilon} has to be over 0.")
     return problems or _head_problems(config)
 

@@ -4,7 +4,7 @@ Read first: `model` (what a model is), `data` and `fsdp` (strategies), `forward`
 `step` (the one compiled program), `census` (what the compiler made of it). Where the rest is:
 
     strategies             data, zero, fsdp, tensor, context, expert, pipeline, local_steps, compressed
-    from YAML to layouts   strategy, lay_out, default_layout, split_dim, layouts, precision, model, parallel
+    from YAML to layouts   strategy, options, lay_out, default_layout, split_dim, layouts, precision, model, parallel
     a step                 step, state, given_params, local_step, gradients, forward, remat, sharded, recompilation
     inside a block         product, collective_matmul, ring_attention, all_to_all_attention, partial_attention,
                            expert_blocks, floats, prefetch

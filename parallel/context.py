@@ -36,15 +36,14 @@ section 3.3.2 (balancing by chunks r and 2 N - 1 - r); Jacobs et al. 2023, "Deep
 """
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import gcd
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..mesh.errors import UserError
 from .collectives import Collective, wire_bytes
+from .options import check_options
 
 AXIS = "context"
 Attention = Literal["ring", "all_to_all"]
@@ -52,11 +51,7 @@ Attention = Literal["ring", "all_to_all"]
 
 @dataclass(frozen=True, kw_only=True)
 class ContextConfig:
-    """Options of the strategy `context`.
-
-    Raises:
-        UserError: there is no such attention.
-    """
+    """Options of the strategy `context`."""
 
     size: int = 1
     """Devices over which the positions of each row are split; -1 = the rest."""
@@ -69,13 +64,7 @@ class ContextConfig:
     CPU backend needs beside a pipeline: its permutes wait for all devices, those at other work too."""
 
     def __post_init__(self) -> None:
-        choices = get_args(Attention)
-        if self.attention not in choices:
-            near = get_close_matches(self.attention, choices, n=1, cutoff=0.3)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise UserError(
-                f"strategy.context.attention={self.attention!r}: the choices are {', '.join(choices)}.{hint}"
-            )
+        check_options(AXIS, self)
 
     @property
     def num_chunks(self) -> int:

@@ -22,7 +22,7 @@ W its bytes/s into the network (float32 gradients, 2-byte compute; overlap with 
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", sections 3 and 4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -33,8 +33,8 @@ from jax import Array, lax
 
 from ..layouts.table import LayoutRow, LayoutTable
 from ..layouts.tensor_layout import TensorLayout
-from ..mesh.errors import UserError
 from .collectives import Collective, wire_bytes
+from .options import check_options
 
 AXIS = "data"
 SCALARS = 2
@@ -64,34 +64,30 @@ class DataParallelConfig:
     """With `local_steps`, the Nesterov momentum of that movement."""
 
     def __post_init__(self) -> None:
-        problems = _option_problems(self)
-        if problems:
-            raise UserError("\n".join(problems))
+        check_options(AXIS, self, _option_problems(self))
 
 
-def _option_problems(config: DataParallelConfig) -> list[str]:
-    problems = []
+def _option_problems(config: DataParallelConfig) -> Iterator[str]:
     if config.zero not in (0, 1, 2):
-        problems.append(
-            f"strategy.data.zero={config.zero!r} is not a stage: 0 splits nothing, 1 the optimizer's state, 2 "
+        yield (
+            f"strategy.data.zero={config.zero} is not a stage: 0 splits nothing, 1 the optimizer's state, 2 "
             "gradients too. Stage 3, parameters as well, is the strategy fsdp."
         )
-    if config.compress not in ("none", "int8"):
-        problems.append(f"strategy.data.compress={config.compress!r} is neither none nor int8.")
+    if config.floor_bytes < 0:
+        yield f"strategy.data.floor_bytes={config.floor_bytes} must be at least 0 bytes: 0 splits every parameter."
     if config.local_steps < 0:
-        problems.append(f"strategy.data.local_steps={config.local_steps}: give a number of steps, or 0 for none.")
+        yield f"strategy.data.local_steps={config.local_steps}: give a number of steps, or 0 for none."
     if config.outer_learning_rate <= 0:
-        problems.append(f"strategy.data.outer_learning_rate={config.outer_learning_rate} must be more than 0.")
+        yield f"strategy.data.outer_learning_rate={config.outer_learning_rate} must be more than 0."
     if not 0 <= config.outer_momentum < 1:
-        problems.append(f"strategy.data.outer_momentum={config.outer_momentum} must be at least 0 and less than 1.")
+        yield f"strategy.data.outer_momentum={config.outer_momentum} must be at least 0 and less than 1."
     chosen = {"zero": config.zero, "compress": config.compress, "local_steps": config.local_steps}
     given = [f"{name}={value}" for name, value in chosen.items() if value not in (0, "none")]
     if len(given) > 1:
-        problems.append(
+        yield (
             f"strategy.data: {' and '.join(given)} do not combine: each decides alone what crosses the axis. Keep one; "
             "to split the state as well, give some of the devices to strategy.fsdp."
         )
-    return problems
 
 
 def make_varying(params: Any, layouts: Any, axes: tuple[str, ...]) -> Any:

@@ -46,6 +46,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .collectives import Collective, wire_bytes
+from .options import check_options
 
 AXIS = "expert"
 SMALLEST_BLOCK, LARGEST_BLOCK = 8, 512
@@ -57,6 +58,9 @@ class ExpertConfig:
 
     size: int = 1
     """Devices that share out the experts of a mixture; rows of a batch are split over them too; -1 = the rest."""
+
+    def __post_init__(self) -> None:
+        check_options(AXIS, self)
 
 
 def check(config: ExpertConfig, experts: int) -> list[str]:

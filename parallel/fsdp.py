@@ -32,6 +32,7 @@ Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Tri
 Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -44,9 +45,9 @@ from jax import Array, ShapeDtypeStruct, lax
 from ..layouts.table import LayoutTable
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.errors import UserError
 from .calls import Calls
 from .collectives import Collective, wire_bytes
+from .options import check_options
 from .precision import Precision, cast_float
 from .split_dim import add_axis, split_further
 
@@ -67,15 +68,16 @@ class FSDPConfig:
     """Blocks gathered ahead of the one that runs, 0 or 1: 1 hides the gather, and holds one more block."""
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.keep not in ("block", "step"):
-            problems.append(f"strategy.fsdp.keep={self.keep!r} is neither block nor step.")
-        if self.prefetch not in (0, 1):
-            problems.append(f"strategy.fsdp.prefetch={self.prefetch!r}: a block gathers 0 or 1 blocks ahead.")
-        if self.keep == "step" and self.prefetch:
-            problems.append("strategy.fsdp.prefetch has no use with keep: step, which gathers before the first block.")
-        if problems:
-            raise UserError("\n".join(problems))
+        check_options(AXIS, self, _option_problems(self))
+
+
+def _option_problems(config: FSDPConfig) -> Iterator[str]:
+    if config.floor_bytes < 0:
+        yield f"strategy.fsdp.floor_bytes={config.floor_bytes} must be at least 0 bytes: 0 splits every parameter."
+    if config.prefetch not in (0, 1):
+        yield f"strategy.fsdp.prefetch={config.prefetch}: a block gathers 0 or 1 blocks ahead."
+    if config.keep == "step" and config.prefetch:
+        yield "strategy.fsdp.prefetch has no use with keep: step, which gathers before the first block."
 
 
 def layout(

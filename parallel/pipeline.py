@@ -36,6 +36,7 @@ from jax import Array
 
 from ..mesh.errors import UserError
 from .model import BlockModel, Model, Params
+from .options import check_options
 from .schedule import Action, Kind, Schedule, check
 from .schedules import make_schedule
 from .stages import Stages, assign
@@ -63,6 +64,9 @@ class PipelineConfig:
     recompute: bool = False
     """Whether a stage keeps only what it was given for backward, and runs forward again to have the rest."""
 
+    def __post_init__(self) -> None:
+        check_options(AXIS, self)
+
 
 class Pipeline(NamedTuple):
     """A pipeline, worked out.
@@ -88,8 +92,6 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
     Raises:
         UserError: The schedule does not fit the sizes, or the blocks cannot be dealt out.
     """
-    if config.embed_and_head not in ("whole", "split"):
-        raise UserError(f"strategy.pipe.embed_and_head={config.embed_and_head!r}: give whole or split.")
     microbatches = config.microbatches or 2 * config.size
     try:
         schedule = make_schedule(

@@ -42,6 +42,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .collective_matmul import ring_gather_products, ring_product_scatter
+from .options import check_options
 from .product import product
 
 AXIS = "tensor"
@@ -57,6 +58,9 @@ class TensorConfig:
     """Whether a model that knows how to split itself does so; false leaves the axis to XLA and your layout rules."""
     collective_matmul: bool = False
     """Whether gathers and scatters go in steps of a ring, each behind the product of the part at hand."""
+
+    def __post_init__(self) -> None:
+        check_options(AXIS, self)
 
 
 def gather_products(config: TensorConfig, x_BlD: Array, weights_Df: Sequence[Array]) -> list[Array]:

@@ -44,7 +44,6 @@ def test_sizes_that_multiply_out(sizes, num_devices, resolved):
         ({"fsdp": 3, "data": 5}, 8,
          "strategy: fsdp 3 x data 5, but there are 8 devices: 15 != 8. Set sizes whose product is 8."),
         ({}, 8, "strategy: no axes, but there are 8 devices: 1 != 8. Set strategy.data=8."),
-        ({"fsdp": 0}, 8, "strategy.fsdp=0 must be at least 1, or -1 for the rest of the devices."),
         ({"fsdp": -1, "data": -1}, 8,
          "strategy: fsdp=-1 and data=-1: only one axis can be the rest; size the others."),
     ],

@@ -213,6 +213,8 @@ def test_by_name_and_writing_text():
             r"model\.top_k=9: a position chooses different experts, at least 1 and at most all model\.experts=8",
         ),
         ({"capacity_factor": -1.0}, r"model\.capacity_factor=-1\.0 has to be at least 0"),
+        ({"capacity_factor": float("nan")}, r"model\.capacity_factor=nan has to be at least 0 and finite"),
+        ({"auxiliary_loss": float("inf")}, r"model\.auxiliary_loss=inf has to be at least 0 and finite"),
         (
             {"z_loss": -0.1, "heads": 0},
             r"model\.heads=0 has to be at least 1\.\nmodel\.z_loss=-0\.1 has to be at least 0",

@@ -339,6 +339,8 @@ def test_worked_out_sizes():
         ({"dropout": 1.0}, "model.dropout=1.0 has to be a part"),
         ({"rope_base": 1.0}, "model.rope_base=1.0 has to be over 1"),
         ({"norm_epsilon": 0.0}, "model.norm_epsilon=0.0 has to be over 0"),
+        ({"norm_epsilon": float("nan")}, "model.norm_epsilon=nan has to be over 0"),
+        ({"rope_base": float("nan")}, "model.rope_base=nan has to be over 1"),
     ],
 )
 def test_options_out_of_range(options, message):

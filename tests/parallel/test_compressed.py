@@ -197,7 +197,7 @@ def test_it_trains_as_well_as_uncompressed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compress": "int4"}, "strategy.data.compress='int4' is neither none nor int8"),
+        ({"compress": "int4"}, "strategy.data.compress='int4': the choices are none, int8"),
         ({"compress": "int8", "zero": 2}, "zero=2 and compress=int8 do not combine"),
     ],
 )

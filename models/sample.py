@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..mesh.errors import UserError
+from ..parallel.keys import make_key
 from ..parallel.model import Batch, BlockModel, Model, Params
 
 
@@ -99,7 +100,7 @@ def _continue(
         token = _draw(logits_V.astype(jnp.float32), temperature, key)
         return _append(window, token), token
 
-    _, tokens = lax.scan(write, window, jax.random.split(jax.random.key(seed), length))
+    _, tokens = lax.scan(write, window, jax.random.split(make_key(seed), length))
     return tokens if replicated is None else lax.with_sharding_constraint(tokens, replicated)
 
 

@@ -5,7 +5,8 @@ Read first: `model` (what a model is), `data` and `fsdp` (strategies), `forward`
 
     strategies             data, zero, fsdp, tensor, context, expert, pipeline, local_steps, compressed
     from YAML to layouts   strategy, options, lay_out, default_layout, split_dim, layouts, precision, model, parallel
-    a step                 step, state, given_params, local_step, gradients, forward, remat, sharded, recompilation
+    a step                 step, state, keys, given_params, local_step, gradients, forward, remat, sharded,
+                           recompilation
     inside a block         product, collective_matmul, ring_attention, all_to_all_attention, partial_attention,
                            expert_blocks, floats, prefetch
     pipeline schedules     schedule, schedules, schedule_csv, schedule_measure, timetable

@@ -16,6 +16,7 @@ from ..mesh.errors import UserError
 from . import compressed, context, expert, fsdp, local_steps, pipeline, pipeline_outer, prefetch, tensor
 from .data import DataParallelConfig
 from .default_layout import check_layouts, default_layout
+from .keys import make_key
 from .layouts import Layouts
 from .model import BlockModel, Model, Params
 from .parallel import Parallel
@@ -30,7 +31,7 @@ StrategyLike: TypeAlias = Mapping[str, Any] | DeviceMesh | Distribution
 
 def abstract_parameters(model: Model | BlockModel, precision: Precision) -> Params:
     """Shapes and dtypes of a model's parameters as they are stored; no array is made."""
-    return jax.eval_shape(lambda key: cast_floats(model.init(key), precision.params), jax.random.key(0))
+    return jax.eval_shape(lambda key: cast_floats(model.init(key), precision.params), make_key(0))
 
 
 def lay_out(

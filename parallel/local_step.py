@@ -20,6 +20,7 @@ from .collectives import Collective
 from .data import make_varying, reduce_gradients
 from .forward import local_loss
 from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm, norm_cost
+from .keys import key_of
 from .layouts import Layouts
 from .model import Batch, BlockModel, Model, Params
 from .parallel import Traffic
@@ -67,7 +68,7 @@ class LocalStep:
         """
         layouts, axes = self.layouts, self.layouts.summed_axes
         stored, update = layouts.table.layouts, layouts.update_table.layouts
-        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
+        key = jax.random.fold_in(key_of(key_data), step)
         gradients, sums = self._gradients(self._whole(make_varying(params, stored, axes)), batch, key)
         if layouts.pipeline:
             gradients = pipeline_outer.scatter_outer(gradients, stored, self.precision.reduce)

@@ -93,7 +93,7 @@ class OneDevice:
 
     def init(self, dtype: str) -> Params:
         """The first parameters, stored in `dtype`, on the host."""
-        params = jax.jit(lambda key: _cast(self.model.init(key), dtype))(jax.random.key(self.seed))
+        params = jax.jit(lambda key: _cast(self.model.init(key), dtype))(_key_of(self.seed))
         return jax.tree.map(np.asarray, params)
 
     def sums(self, params: Params, batch: HostBatch, step: int = 0) -> Sums:
@@ -153,7 +153,7 @@ class OneDevice:
         return jax.tree.map(np.asarray, {**params, "blocks": order(params["blocks"])})
 
     def _sums(self, params: Params, batch: Any, step: Array) -> tuple[tuple[Array, Array], Params]:
-        key = jax.random.fold_in(jax.random.key(self.seed), step)
+        key = jax.random.fold_in(_key_of(self.seed), step)
 
         def loss(params: Params) -> tuple[Array, Array]:
             total, weight = self.model.loss(_cast(params, self.compute), batch, key)
@@ -220,6 +220,11 @@ def _moved(leaf: Any, number: int) -> Any:
     noise = hashed.astype(jnp.float32) * 2.0**-23 - 1.0
     moved = jnp.where(leaf == 0, JITTER * (1.5 + noise), leaf * (1.0 + JITTER * noise))
     return moved.astype(leaf.dtype)
+
+
+def _key_of(seed: int) -> Array:
+    """The run's key: masks and first parameters are threefry's, whatever JAX's default generator is."""
+    return jax.random.key(seed, impl="threefry2x32")
 
 
 def _cast(tree: Params, dtype: str) -> Params:

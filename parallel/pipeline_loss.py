@@ -13,6 +13,7 @@ from .collectives import Collective, wire_bytes
 from .floats import split_floats
 from .forward import Kept, LocalLoss, carriers_of, without_blocks
 from .fsdp import gather
+from .keys import make_key
 from .layouts import Layouts
 from .model import Activations, Batch, BlockModel, Params
 from .pieces import make_pieces
@@ -105,7 +106,7 @@ def _activation_shapes(
         kept = gather(without_blocks(params), without_blocks(layouts.table.layouts), layouts.gather_axes, precision)
         groups = {name: params[name] for name in model.embed_reads}
         batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in microbatch.items()}
-        x = pieces.embed(groups, kept, batch, jax.random.key(0))
+        x = pieces.embed(groups, kept, batch, make_key(0))
         found.append(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x))
         return jnp.zeros(())
 

@@ -36,6 +36,7 @@ from .cut import Cut, cut
 from .floats import join_floats, split_floats
 from .fsdp import gather, scatter
 from .in_order import after
+from .keys import key_of
 from .layouts import Layouts
 from .model import Activations, BlockModel, Model, Params, fold_block
 from .precision import Precision
@@ -165,7 +166,7 @@ class _Stack:
 
     def key_of(self, key_data: Array | None, index: Array | int) -> Array | None:
         """The key of one block."""
-        return fold_block(None if key_data is None else jax.random.wrap_key_data(key_data), jnp.asarray(index))
+        return fold_block(None if key_data is None else key_of(key_data), jnp.asarray(index))
 
     def run(self, params: Params, x: Activations, key: Array | None) -> tuple[Activations, Any]:
         """One block forward, and what backward keeps of it."""

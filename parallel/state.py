@@ -8,6 +8,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from ..layouts.table import LayoutTable
+from .keys import WORDS
 from .layouts import Layouts
 from .model import Params
 
@@ -21,6 +22,7 @@ class TrainState(NamedTuple):
         params: The parameters, laid out by the layout table, in the stored dtype.
         opt_state: The optimizer's state; each moment laid out as its parameter.
         key: uint32 (2,), raw data of the run's random key, on every device; it does not change, the step is folded in.
+            Always of threefry2x32, whatever JAX's default generator is (see `keys.py`).
         extra: What strategies over slow links keep: `local_steps.Copies`, `compressed.Errors`, or () for nothing.
     """
 
@@ -61,7 +63,7 @@ def abstract_state(
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated),  # pyright: ignore[reportArgumentType]
         params=_with_shardings(layouts.table, abstract),
         opt_state=_with_shardings(optimizer_table, abstract),
-        key=jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=replicated),  # pyright: ignore[reportArgumentType]
+        key=jax.ShapeDtypeStruct((WORDS,), jnp.uint32, sharding=replicated),  # pyright: ignore[reportArgumentType]
         extra=_with_shardings(extra_table, abstract),
     )
 

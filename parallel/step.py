@@ -25,6 +25,7 @@ from ..layouts.table import LayoutTable
 from ..mesh.errors import UserError
 from . import compressed, given_params, local_steps
 from .collectives import Collective, merge
+from .keys import key_of, make_key
 from .lay_out import abstract_parameters
 from .layouts import Layouts
 from .local_step import LocalStep
@@ -73,7 +74,7 @@ class Step:
         """
         abstract = self.abstract_state()
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        key_data = jax.random.key_data(jax.random.key(seed))
+        key_data = jax.random.key_data(make_key(seed))
         if params is None:
             # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
             params = jax.jit(self._first_params, out_shardings=shardings.params)(key_data)
@@ -193,7 +194,7 @@ class Step:
     # The program, from the outside in.
 
     def _first_params(self, key_data: Array) -> Params:
-        return cast_floats(self.model.init(jax.random.wrap_key_data(key_data)), self.precision.params)
+        return cast_floats(self.model.init(key_of(key_data)), self.precision.params)
 
     def _first_state(self, params: Params, key_data: Array) -> TrainState:
         state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data)

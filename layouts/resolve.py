@@ -38,6 +38,7 @@ def resolve(
     unmatched_floor_bytes: int = 1 << 20,
     indivisible: Indivisible = "error",
     required_axes: Sequence[str] = (),
+    fixed_dims: Callable[[str], int] = lambda path: 0,
 ) -> LayoutTable:
     """Gives every parameter its layout: by its rule, else by the default, else by the policy for unmatched ones.
 
@@ -53,6 +54,8 @@ def resolve(
         indivisible: What to do with a dim that its axes do not divide: "error", "replicate" (keep that dim whole) or
             "next_dim" (move its axes to the largest whole dim that they divide; an error where there is none).
         required_axes: Axes that must split some parameter if their size is over 1.
+        fixed_dims: Path -> how many leading dims of this parameter "next_dim" leaves alone: they count copies of one
+            array (the blocks of a stack), and are no dims of it.
 
     Returns:
         The table.
@@ -64,7 +67,13 @@ def resolve(
     """
     _check_arguments(mesh, rules, unmatched, indivisible)
     leaves = leaves_with_paths(abstract_params)
-    policy = _Policy(mesh=mesh, unmatched=unmatched, floor_bytes=unmatched_floor_bytes, indivisible=indivisible)
+    policy = _Policy(
+        mesh=mesh,
+        unmatched=unmatched,
+        floor_bytes=unmatched_floor_bytes,
+        indivisible=indivisible,
+        fixed_dims=fixed_dims,
+    )
     choices = [_choose(path, leaf, rules, default, policy) for path, leaf in leaves]
     found = _problems_of(leaves, choices)
     if rules is not None:
@@ -85,6 +94,7 @@ class _Policy:
     unmatched: Unmatched
     floor_bytes: int
     indivisible: Indivisible
+    fixed_dims: Callable[[str], int]
 
 
 class _Choice(NamedTuple):
@@ -111,9 +121,9 @@ def _choose(path: str, leaf: Any, rules: LayoutMap | None, default: Default | No
     if len(keys) > 1:
         return _Choice(whole, "", problems.ambiguous(keys))
     if rules is not None and keys:
-        return _divided(leaf, _Choice(rules[keys[0]] or whole, keys[0], key=keys[0]), policy)
+        return _divided(path, leaf, _Choice(rules[keys[0]] or whole, keys[0], key=keys[0]), policy)
     if default is not None:
-        return _divided(leaf, _Choice(*default(path, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))), policy)
+        return _divided(path, leaf, _Choice(*default(path, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))), policy)
     return _unmatched(leaf, whole, policy)
 
 
@@ -125,7 +135,7 @@ def _unmatched(leaf: Any, whole: TensorLayout, policy: _Policy) -> _Choice:
     return _Choice(whole, NO_RULE, problem)
 
 
-def _divided(leaf: Any, choice: _Choice, policy: _Policy) -> _Choice:
+def _divided(path: str, leaf: Any, choice: _Choice, policy: _Policy) -> _Choice:
     """Checks a layout against its array, and settles dims that do not divide."""
     layout, rule, shape = choice.layout, choice.rule, tuple(leaf.shape)
     if layout.axes and len(layout.axes) != len(shape):
@@ -136,7 +146,7 @@ def _divided(leaf: Any, choice: _Choice, policy: _Policy) -> _Choice:
         reason = layout.indivisible(dim, size)
         if reason is None:
             continue
-        target = _next_dim(layout, shape, dim) if policy.indivisible == "next_dim" else None
+        target = _next_dim(layout, shape, dim, policy.fixed_dims(path)) if policy.indivisible == "next_dim" else None
         if target is None and policy.indivisible != "replicate":
             return choice._replace(problem=problems.indivisible(choice.layout, choice.rule, reason))
         parts = layout.parts_of_dim(dim)
@@ -145,10 +155,11 @@ def _divided(leaf: Any, choice: _Choice, policy: _Policy) -> _Choice:
     return choice._replace(layout=layout, rule=rule)
 
 
-def _next_dim(layout: TensorLayout, shape: Sequence[int], dim: int) -> int | None:
-    """Finds the largest whole dim that the axes of `dim` divide."""
+def _next_dim(layout: TensorLayout, shape: Sequence[int], dim: int, first: int) -> int | None:
+    """Finds the largest whole dim, from `first` on, that the axes of `dim` divide."""
     parts = layout.parts_of_dim(dim)
-    fits = [other for other, size in enumerate(shape) if not layout.axes_of_dim(other) and size % parts == 0 and size]
+    whole = [other for other in range(first, len(shape)) if not layout.axes_of_dim(other)]
+    fits = [other for other in whole if shape[other] and shape[other] % parts == 0]
     return max(fits, key=lambda other: shape[other], default=None)
 
 

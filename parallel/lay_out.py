@@ -74,6 +74,7 @@ def lay_out(
     if rules is not None and meaning.rules is not None:
         raise UserError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")
     layout_map = meaning.rules if rules is None else _as_layout_map(rules, mesh, match)
+    stacked = isinstance(model, BlockModel)
     table = resolve(
         params,
         mesh,
@@ -85,8 +86,8 @@ def lay_out(
         unmatched_floor_bytes=unmatched_floor_bytes,
         indivisible=indivisible,
         required_axes=meaning.required_axes,
+        fixed_dims=lambda path: int(stacked and path.split("/")[0] == "blocks"),
     )
-    stacked = isinstance(model, BlockModel)
     layouts = Layouts(
         table=table,
         update_table=update_table(meaning.configs.get("data", DataParallelConfig()), table, stacked=stacked),

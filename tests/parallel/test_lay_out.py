@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 import toy
 from spmdkit.models.transformer import TransformerConfig, transformer
-from spmdkit.parallel import FSDPConfig, Model, Precision, lay_out
+from spmdkit.parallel import BlockModel, FSDPConfig, Model, Precision, lay_out
 from spmdkit.parallel.lay_out import abstract_parameters
 from spmdkit.parallel.strategy import read_strategy
 
@@ -63,6 +63,27 @@ def test_indivisible_parameters_stop_or_stay_whole_as_told():
     table = rows(strategy, model=model, indivisible="replicate")
     assert table["odd"].layout.used_axes == ()
     assert table["odd"].rule == "fsdp: whole, 8 divides no dim"
+
+
+@pytest.mark.parametrize("strategy", [{"tensor": {"size": 4, "explicit": False}}, {"fsdp": 4}])
+def test_next_dim_never_takes_the_dim_that_counts_blocks(strategy):
+    """8 blocks, the largest dim and the only one that 4 divides, of w; in v another one is divisible."""
+    (axis,) = strategy
+    leaves = {"w": jnp.zeros((8, 6, 7)), "v": jnp.zeros((8, 4, 7))}
+    model = BlockModel(
+        init=lambda key: {"embed": {}, "blocks": dict(leaves), "head": {}},
+        embed=lambda groups, batch, key: batch["x"],
+        block=lambda params, x, key: x,
+        head=lambda groups, x, batch, key: (x.sum(), 1.0),
+        num_blocks=8,
+    )
+    rules = {"blocks/.*": (None, None, axis)}
+    with pytest.raises(LayoutError, match=r"'blocks/w' .* dim 2 of size 7 does not divide over") as raised:
+        lay_out(model, strategy, rules=rules, indivisible="next_dim", devices=toy.devices(4))
+    assert len(raised.value.problems) == 1
+    del leaves["w"]
+    table = rows(strategy, model=model, rules=rules, indivisible="next_dim", devices=toy.devices(4))
+    assert table["blocks/v"].layout.axes == (None, axis, None)
 
 
 def test_rules_win_over_the_strategy():

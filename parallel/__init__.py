@@ -14,6 +14,7 @@ Read first: `model` (what a model is), `data` and `fsdp` (strategies), `forward`
                            pipeline_loss, pipeline_outer
     collectives            collectives, calls, in_order, compiled_text, census
     proof                  verify, verification, oracle, differences, diagnosis, row_counts, collective_check
+    a model's contract     contract, contract_probe, contract_words
 """
 
 from .census import census as census

@@ -13,7 +13,7 @@ from .errors import ConfigError as ConfigError
 from .errors import Problem, did_you_mean
 from .overrides import apply_overrides
 from .reader import Document, read_yaml
-from .schema import Config
+from .schema import Config, ModelCheck
 from .words import shown
 
 PRESETS = Path(__file__).parent
@@ -104,8 +104,10 @@ def _to_model(value: Any, problems: list[Problem]) -> dict[str, Any]:
         value = None
     options = {"name": "transformer", **(value or {})}
     name = options.pop("name")
+    given = {"check": options.pop("check")} if "check" in options else {}
+    check = _shallow(to_dataclass(ModelCheck, given, "model", problems))
     if isinstance(name, str) and ":" in name:
-        return {"name": name, **options}
+        return {"name": name, **check, **options}
     if name not in MODELS:
         near = did_you_mean(name, MODELS) if isinstance(name, str) else ""
         known = ", ".join(sorted(MODELS))
@@ -113,7 +115,7 @@ def _to_model(value: Any, problems: list[Problem]) -> dict[str, Any]:
         problems.append(Problem("model.name", message))
         return {"name": "transformer"}
     built = to_dataclass(MODELS[name][0], options, "model", problems)
-    return {"name": name, **({} if built is None else _shallow(built))}
+    return {"name": name, **check, **({} if built is None else _shallow(built))}
 
 
 def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:

@@ -41,6 +41,15 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelCheck:
+    """What the model's section holds for every model, beside `name` and the model's own options."""
+
+    check: Literal["error", "warn", "off"] = "error"
+    """What happens where a model of your own breaks what training relies on, found on a few rows when the run is built:
+    error, nothing is trained; warn; off, nobody looks. Models of the catalogue are held to it by tests instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayoutsConfig:
     """Which mesh axes split which dims of which parameter, where the strategy's own choice is not wanted."""
 
@@ -117,7 +126,7 @@ class Config:
 
     run: RunConfig = field(default_factory=RunConfig)
     model: Mapping[str, Any] = field(default_factory=lambda: {"name": "transformer"})
-    """`name`, a model of the catalogue or the user's own `module:function`, and that model's options."""
+    """`name`, a model of the catalogue or the user's own `module:function`, `check`, and that model's options."""
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"data": STRATEGIES["data"](size=-1)})

@@ -12,7 +12,7 @@ from ..parallel import STRATEGIES
 from .convert import has_default
 from .help import field_help
 from .reader import SCALARS
-from .schema import Config
+from .schema import Config, ModelCheck
 from .words import describe
 
 
@@ -36,7 +36,7 @@ def describe_config() -> str:
             continue
         value = getattr(defaults, field.name)
         if field.name == "model":
-            lines += ["", f"model: {help_of['model']}"]
+            lines += ["", f"model: {help_of['model']}", *_describe_fields(ModelCheck)]
             for name, (options, _) in sorted(MODELS.items()):
                 lines += ["", f"model: (name: {name})", *_describe_fields(options)]
         elif field.name == "strategy":

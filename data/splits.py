@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..mesh.errors import UserError
+from ..mesh.user_errors import told_as_users
 from .arrays import read_arrays
 from .columns import read_jsonl, read_parquet
 from .config import DataConfig
@@ -44,7 +45,8 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
     """
     if ":" in config.source:
         sys.path[:0] = [folder for folder in map(str, search_path) if folder not in sys.path]
-        return _user_splits(config)
+        with told_as_users(f"data.source={config.source!r}"):
+            return _user_splits(config)
     if config.source == "synthetic":
         return synthetic_digits(config.eval_fraction)
     if config.source == "arrays":

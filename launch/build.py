@@ -10,6 +10,7 @@ from ..configs.checks import check_devices
 from ..configs.schema import Config
 from ..data.batches import abstract_batch
 from ..data.splits import Splits, open_splits
+from ..mesh.compat import Device
 from ..mesh.simulate import simulate
 from ..models.catalog import load_model
 from ..parallel.lay_out import abstract_parameters, lay_out
@@ -18,10 +19,11 @@ from ..parallel.model import BlockModel, Model
 from ..parallel.step import Step, build_step
 from ..training.optimizers import make_optimizer
 from ..training.worker import simulated_by_job
+from .model_check import check_contract, check_functions
 
 
 class Built(NamedTuple):
-    """A run that is ready to start: nothing has been computed, no array exists.
+    """A run that is ready to start: its model is checked, nothing has been compiled for its mesh, no array exists.
 
     Attributes:
         config: what it was built from.
@@ -66,6 +68,8 @@ def build(
 
     Raises:
         ConfigError: The strategy or the batch does not fit the devices that there are.
+        ModelError: The model's functions cannot be called as a run calls them.
+        ContractError: The user's own model breaks the contract, under `model.check: error`.
         UserError: Something else does not fit (LayoutError where it is the layouts); nothing was started.
     """
     splits = splits or open_splits(config.data, search_path(config))
@@ -100,7 +104,15 @@ def build(
         precision=config.precision,
     )
     batch = abstract_batch(splits.train, config.train.global_batch, layouts.batch_sharding())
+    if check_functions(model, step, batch, evaluates=splits.evaluation is not None):
+        check_contract(config, model, splits.train, own_device(layouts))
     return Built(config, splits, model, layouts, step, batch)
+
+
+def own_device(layouts: Layouts) -> Device:
+    """The first device of a mesh that this process holds."""
+    devices = layouts.mesh.backend_mesh.devices.flat
+    return next(device for device in devices if device.process_index == jax.process_index())
 
 
 def configured_model(config: Config, splits: Splits) -> Model | BlockModel:

@@ -103,7 +103,8 @@ def _models(config: Config, splits: Splits, sizes: Mapping[str, int]) -> Iterato
 def _smaller(config: Config, splits: Splits, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Options of a reference model: every size smaller, divided by what divided it."""
     options = dict(config.model)
-    known: Any = MODELS[options["name"]][0](**{name: value for name, value in options.items() if name != "name"})
+    given = {name: value for name, value in options.items() if name not in ("name", "check")}
+    known: Any = MODELS[options["name"]][0](**given)
     devices, inside = prod(sizes.values()), prod(size for axis, size in sizes.items() if axis not in BATCH_AXES)
     pipe = config.strategy.get("pipe")
     pieces = getattr(pipe, "size", 1) * (getattr(pipe, "virtual", None) or 1)

@@ -14,7 +14,7 @@ from .folder import make_folder
 
 FIXED = ("model", "data", "optimizer.name", "run.seed", "train.global_batch", "precision.params")
 """What a run cannot change halfway: it would no longer be the run its checkpoints and losses are from."""
-FREE = ("data.prefetch", "data.threads")
+FREE = ("data.prefetch", "data.threads", "model.check")
 """Keys under FIXED that change nothing in the numbers."""
 
 

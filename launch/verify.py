@@ -40,6 +40,7 @@ def verify(config: Config, *, full: bool = False, float32: bool = False, steps: 
     if steps < 1:
         raise UserError(f"--steps {steps}: parameters are compared after at least 1 step.")
     devices = simulated_devices(config)
+    config = replace(config, model={**config.model, "check": "off"})  # what it breaks shows in the comparison
     dtype = "float32" if float32 else "float64"
     precision = Precision(params=dtype, compute=dtype, reduce=dtype)
     with x64(precision), _quick_compilation():

@@ -33,9 +33,9 @@ def load_model(
     """Builds the model that a config's `model:` section describes.
 
     Args:
-        spec: `name`, one of `MODELS` or the user's own `module:function`, and options. The user's function gets the
-            options as keyword arguments and returns a `Model`, a `BlockModel`, a pair (init, loss), or any object with
-            `init` and `loss`; an object that is already one of these may be named too.
+        spec: `name`, one of `MODELS` or the user's own `module:function`, and options; `check` is not the model's. The
+            user's function gets the options as keyword arguments and returns a `Model`, a `BlockModel`, a pair (init,
+            loss), or any object with `init` and `loss`; an object that is already one of these may be named too.
         vocabulary: Number of token ids in the data; fills an option of that name that is 0 or not given, and so do the
             following three.
         length: Positions in a row of the data.
@@ -50,7 +50,7 @@ def load_model(
         UserError: There is no such model, module or function; options that it does not have, or cannot have; sizes
             that do not hold the data; or the function returned something else.
     """
-    options = dict(spec)
+    options = {option: value for option, value in spec.items() if option != "check"}
     name = options.pop("name", "transformer")
     facts = {"vocabulary": vocabulary, "length": length, "features": features, "classes": classes}
     known_facts = {fact: value for fact, value in facts.items() if value}
@@ -90,7 +90,7 @@ def _user_model(
     elif not callable(named):
         raise UserError(f"model.name={name!r} is a {type(named).__name__}: neither a function nor a model. {EXPECTED}")
     else:
-        result = call_with_options(named, options, facts, "model")
+        result = call_with_options(named, options, facts, "model", f"model.name={name!r}")
     model = as_model(result, name)
     if model is None:
         raise UserError(f"model.name={name!r} returned a {type(result).__name__}. {EXPECTED}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mesh.errors import UserError
+from ..mesh.user_errors import told_as_users
 
 
 def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) -> Any:
@@ -25,8 +26,8 @@ def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) ->
         The object.
 
     Raises:
-        UserError: The name is malformed, there is no such module, another module already has its name, or it holds no
-            such function; with the nearest that it holds.
+        UserError: The name is malformed, there is no such module, it raises something while it is imported, another
+            module already has its name, or it holds no such function; with the nearest that it holds.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
@@ -44,10 +45,9 @@ def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) ->
 def _import(module_name: str, given: str, search_path: Sequence[str | Path]) -> Any:
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(module_name)
+        with told_as_users(f"{given}: the module", passes=lambda error: _is_missing(error, module_name)):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
         own = [folder for folder in sys.path if not folder.startswith((sys.prefix, sys.base_prefix))]
         searched = ", ".join(dict.fromkeys(str(Path(folder).resolve()) for folder in own))
         raise UserError(
@@ -55,6 +55,11 @@ def _import(module_name: str, given: str, search_path: Sequence[str | Path]) -> 
         ) from None
     _check_not_shadowed(module, module_name, given, search_path)
     return module
+
+
+def _is_missing(error: Exception, module_name: str) -> bool:
+    """Whether the module itself, or the package it is in, is what is not there."""
+    return isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
 
 
 def _check_not_shadowed(module: Any, module_name: str, given: str, search_path: Sequence[str | Path]) -> None:
@@ -74,7 +79,11 @@ def _check_not_shadowed(module: Any, module_name: str, given: str, search_path: 
 
 
 def call_with_options(
-    function: Callable[..., Any], options: Mapping[str, Any], offered: Mapping[str, Any], key: str
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    offered: Mapping[str, Any],
+    key: str,
+    what: str = "",
 ) -> Any:
     """Calls a user's function with the options of its config section.
 
@@ -83,12 +92,14 @@ def call_with_options(
         options: What the config gives; every one has to be taken.
         offered: What the run knows; given to a function that has a parameter of that name, unless the config gives it.
         key: The config section, for messages.
+        what: Names the function, for messages: "model.name='mine:make'".
 
     Returns:
         What the function returns.
 
     Raises:
-        UserError: Options it does not take, or parameters without a default that nobody gives: all of them.
+        UserError: Options it does not take, or parameters without a default that nobody gives: all of them; or the
+            function raises something, told with its file and line.
     """
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -100,7 +111,8 @@ def call_with_options(
     problems += [f"{key}.{name} has to be given: {function.__name__} has no default for it." for name in missing]
     if problems:
         raise UserError("\n".join(problems))
-    return function(**arguments)
+    with told_as_users(what or f"{key}: {getattr(function, '__name__', 'the function')}", function):
+        return function(**arguments)
 
 
 def unknown_options(unknown: Iterable[str], known: Iterable[str], key: str) -> list[str]:

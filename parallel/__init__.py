@@ -14,10 +14,11 @@ Read first: `model` (what a model is), `data` and `fsdp` (strategies), `forward`
                            pipeline_loss, pipeline_outer
     collectives            collectives, calls, in_order, compiled_text, census
     proof                  verify, verification, oracle, differences, diagnosis, row_counts, collective_check
-    a model's contract     contract, contract_probe, contract_words
+    a model's contract     check_model, contract, contract_probe, contract_words, model_errors
 """
 
 from .census import census as census
+from .check_model import check_model as check_model
 from .collectives import Collective as Collective
 from .data import DataParallelConfig as DataParallelConfig
 from .fsdp import FSDPConfig as FSDPConfig

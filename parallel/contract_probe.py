@@ -128,7 +128,7 @@ class Probe:
 
 
 def _compiled(function: Callable[..., Any], arguments: Any, rows: int) -> Any:
-    with _quick_compilation(), jax.default_matmul_precision("highest"):
+    with quick_compilation(), jax.default_matmul_precision("highest"):
         compiled = jax.jit(function).lower(*arguments).compile()
     needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
     if needed > MOST_TEMPORARY_BYTES:
@@ -196,7 +196,7 @@ def _scaled(params: Params, by: float, of_zero: Callable[[Any], Any]) -> Params:
 
 
 @contextmanager
-def _quick_compilation() -> Iterator[None]:
+def quick_compilation() -> Iterator[None]:
     """Leaves out what makes code fast and slow to compile; what is compiled later is compiled as before."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)

@@ -16,9 +16,9 @@ from ..mesh.errors import UserError
 from . import compressed, context, expert, fsdp, local_steps, pipeline, pipeline_outer, prefetch, tensor
 from .data import DataParallelConfig
 from .default_layout import check_layouts, default_layout
-from .keys import make_key
 from .layouts import Layouts
 from .model import BlockModel, Model, Params
+from .model_errors import abstract_init, check_groups
 from .parallel import Parallel
 from .pipeline import Pipeline, PipelineConfig, in_stage_order, make_pipeline
 from .precision import FLOAT32, Precision, cast_floats
@@ -30,8 +30,12 @@ StrategyLike: TypeAlias = Mapping[str, Any] | DeviceMesh | Distribution
 
 
 def abstract_parameters(model: Model | BlockModel, precision: Precision) -> Params:
-    """Shapes and dtypes of a model's parameters as they are stored; no array is made."""
-    return jax.eval_shape(lambda key: cast_floats(model.init(key), precision.params), make_key(0))
+    """Shapes and dtypes of a model's parameters as they are stored; no array is made.
+
+    Raises:
+        ModelError: The model's init cannot be called, raises, or returns what cannot be trained.
+    """
+    return jax.eval_shape(lambda params: cast_floats(params, precision.params), abstract_init(model))
 
 
 def lay_out(
@@ -69,7 +73,10 @@ def lay_out(
         UserError: The strategy is not understood.
     """
     meaning = _understand(model, strategy, devices)
-    params = abstract_parameters(in_stage_order(model, meaning.pipeline), precision)
+    params = abstract_parameters(model, precision)
+    check_groups(model, params)
+    if meaning.pipeline:
+        params = abstract_parameters(in_stage_order(model, meaning.pipeline), precision)
     mesh = meaning.mesh
     if rules is not None and meaning.rules is not None:
         raise UserError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")

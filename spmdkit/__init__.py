@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .parallel import TrainState as TrainState
     from .parallel import build_step as build_step
     from .parallel import census as census
+    from .parallel import check_model as check_model
     from .parallel import lay_out as lay_out
     from .parallel import verify as verify
     from .training.checkpoints import Checkpoints as Checkpoints
@@ -78,6 +79,7 @@ _HOMES = {
         "TrainState",
         "build_step",
         "census",
+        "check_model",
         "lay_out",
         "verify",
     ),

@@ -161,7 +161,8 @@ def _user_optimizer(
     function = import_named(config.name, "optimizer.name", search_path)
     if not callable(function):
         raise UserError(f"optimizer.name={config.name!r} is a {type(function).__name__}, not a function.")
-    result = call_with_options(function, config.options, offered, "optimizer.options")
+    given = f"optimizer.name={config.name!r}"
+    result = call_with_options(function, config.options, offered, "optimizer.options", given)
     if not isinstance(result, optax.GradientTransformation):
         raise UserError(
             f"optimizer.name={config.name!r} returned a {type(result).__name__}. "

@@ -63,7 +63,16 @@ def test_models_own_options_are_complete(write):
 
 def test_users_own_model_is_kept_as_given(write):
     config = load_config(write("model: {name: 'mine:make', width: 3}"))
-    assert config.model == {"name": "mine:make", "width": 3}
+    assert config.model == {"name": "mine:make", "check": "error", "width": 3}
+
+
+@pytest.mark.parametrize("model", ["name: 'mine:make', width: 3", "name: mlp"])
+def test_the_check_of_a_model_is_a_key_of_every_model(model, write):
+    config = load_config(write(f"model: {{{model}, check: off}}"))
+    assert config.model["check"] == "off"
+    assert load_config(write(f"model: {{{model}}}"), ["model.check=warn"]).model["check"] == "warn"
+    with pytest.raises(ConfigError, match=r"line 1: model.check must be one of error, warn, off \(Did you mean warn"):
+        load_config(write(f"model: {{{model}, check: warm}}"))
 
 
 def test_layout_rules(write):

@@ -53,5 +53,6 @@ def test_reference_of_all_keys():
     for line in ("  steps: 100", "  learning_rate: ", "  floor_bytes: 16384", "strategy.fsdp: ", "  prompt: 'def '"):
         assert f"\n{line}" in text
     assert "model: (name: transformer)" in text
+    assert "\n  check: error                      (one of error, warn, off)\n" in text
     assert "Optimizer steps in the whole run, those before a resume included." in text
     assert max(map(len, text.splitlines())) <= 130

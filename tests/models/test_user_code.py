@@ -1,6 +1,7 @@
 import sys
 
 import pytest
+from spmdkit.mesh import UserError
 from spmdkit.models.user_code import call_with_options, import_named
 
 
@@ -30,8 +31,31 @@ def test_no_such_module_says_where_it_looked(folder):
 
 def test_a_missing_import_inside_the_module_is_not_hidden(folder):
     (folder / "broken.py").write_text("import a_package_not_installed\n")
-    with pytest.raises(ModuleNotFoundError, match="a_package_not_installed"):
+    with pytest.raises(UserError, match="a_package_not_installed") as error:
         import_named("broken:make", "model.name", [folder])
+    assert isinstance(error.value.__cause__, ModuleNotFoundError)
+    place = f"in {folder}/broken.py, line 1 (import a_package_not_installed): ModuleNotFoundError"
+    assert str(error.value).startswith(f"model.name='broken:make': the module fails {place}")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("x = (\n", "line 1: SyntaxError: '(' was never closed"), ("x = 1\nx / 0\n", "line 2 (x / 0): ZeroDivisionError")],
+)
+def test_a_module_that_cannot_be_imported(text, told, folder):
+    (folder / "broken.py").write_text(text)
+    with pytest.raises(UserError) as error:
+        import_named("broken:make", "model.name", [folder])
+    assert f"the module fails in {folder}/broken.py, {told}" in str(error.value)
+
+
+def test_a_function_that_raises_is_told_with_its_line(folder):
+    (folder / "raising.py").write_text("def make(width):\n    return [0][width]\n")
+    function = import_named("raising:make", "model.name", [folder])
+    with pytest.raises(UserError) as error:
+        call_with_options(function, {"width": 3}, {}, "model", "model.name='raising:make'")
+    place = f"in {folder}/raising.py, line 2 (return [0][width])"
+    assert str(error.value) == f"model.name='raising:make' fails {place}: IndexError: list index out of range"
 
 
 def test_no_such_function_names_the_nearest(folder):

@@ -9,7 +9,7 @@ import pytest
 import toy
 from jax import lax
 from spmdkit.models import MoEConfig, TransformerConfig, moe, transformer
-from spmdkit.parallel import Model, contract
+from spmdkit.parallel import Model
 from spmdkit.parallel.contract import breaches
 
 WIDTH, CLASSES, ROWS = 8, 4, 6

@@ -1,0 +1,141 @@
+"""Errors of functions that the user wrote: told as theirs, with the file and the line that they come from."""
+
+import inspect
+import linecache
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+RUNTIME = {"spmdkit", "jax", "jaxlib", "numpy", "optax", "orbax", "grain"}
+"""Packages that are never the user's own, wherever they are installed."""
+TOLD_OF_OURS = (KeyError, TypeError, ValueError)
+"""What functions of spmdkit's own raise for arrays of other names, dtypes or shapes than they read."""
+MOST_CHARACTERS = 300
+"""Of the text of an error of another package; some of JAX's fill a page."""
+
+
+@contextmanager
+def told_as_users(
+    what: str,
+    function: Any = None,
+    error_class: type[UserError] = UserError,
+    passes: Callable[[Exception], bool] = lambda error: False,
+) -> Iterator[None]:
+    """Turns any error of the user's code inside into one message with its file and line.
+
+    Args:
+        what: Names the code: "optimizer.name='mine:make'".
+        function: What is called, for an error that no line of the user's raised.
+        error_class: The class of the error that is raised in its place.
+        passes: Tells errors that pass as they are.
+
+    Raises:
+        UserError: Of `error_class`, from the error. What passes as it is: a UserError of a class of its own or that no
+            line of the user's led to, and what can only be a mistake in a function of spmdkit's own.
+    """
+    try:
+        yield
+    except Exception as error:
+        if passes(error) or _passes(error, function):
+            raise
+        raise error_class(f"{what} fails {place_of(error, function)}: {text_of(error)}") from error
+
+
+def _passes(error: Exception, function: Any) -> bool:
+    """Whether an error says all there is to say, or is no error of the user's code."""
+    if isinstance(error, UserError):
+        return type(error) is not UserError or _users_frame(error) is None
+    return _is_ours(function) and _users_frame(error) is None and not isinstance(error, TOLD_OF_OURS)
+
+
+def place_of(error: BaseException, function: Any = None) -> str:
+    """Where the user's own code raised an error, as `in /a/file.py, line 3 (x = batch["images"])`.
+
+    Args:
+        error: As it was caught.
+        function: The user's function, for an error in calling it.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"in {error.filename}, line {error.lineno}"
+    frame = _users_frame(error)
+    if frame is None:
+        return place_of_function(function)
+    line = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    return f"in {frame.filename}, line {frame.lineno}{f' ({line})' if line else ''}"
+
+
+def place_of_function(function: Any) -> str:
+    """Where a function stands, as `in /a/file.py, line 3`; `in <its name>` where nothing tells."""
+    plain = _plain(function)
+    code = getattr(plain, "__code__", None)
+    if code is None:
+        return f"in {getattr(plain, '__name__', type(plain).__name__)}"
+    return f"in {code.co_filename}, line {code.co_firstlineno}"
+
+
+def text_of(error: BaseException) -> str:
+    """The class and the first lines of the text of an error; a UserError's message as it is."""
+    if isinstance(error, UserError):
+        return str(error)
+    text = " ".join(str(error).split())
+    if len(text) > MOST_CHARACTERS:
+        text = f"{text[:MOST_CHARACTERS].rsplit(' ', 1)[0]} ..."
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name
+
+
+def accepts(function: Callable[..., Any], number: int) -> bool:
+    """Whether a function can be called with so many positional arguments; True where nothing tells."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * number)
+    except TypeError:
+        return False
+    return True
+
+
+def _users_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost frame in the user's own files; else the innermost in another package than those of the runtime."""
+    own: traceback.FrameSummary | None = None
+    other: traceback.FrameSummary | None = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
+        if name.split(".")[0] in RUNTIME or file.startswith("<frozen"):
+            continue
+        summary = traceback.FrameSummary(file, line, frame.f_code.co_name, lookup_line=False)
+        if not _is_installed(file):
+            own = summary
+        elif not file.startswith(STANDARD):
+            other = summary
+    return own or other
+
+
+def _is_ours(function: Any) -> bool:
+    return str(getattr(_plain(function), "__module__", "")).split(".")[0] == "spmdkit"
+
+
+STANDARD = sysconfig.get_paths()["stdlib"]
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(STANDARD) or bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+
+
+def _plain(function: Any) -> Any:
+    """The function behind partial applications, decorators and bound methods, and behind an object that is called."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function) if callable(function) else function
+    function = getattr(function, "__func__", function)
+    if hasattr(function, "__code__") or isinstance(function, type):
+        return function
+    return vars(type(function)).get("__call__", function)

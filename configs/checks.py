@@ -5,8 +5,11 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 from ..mesh.axes import AXES, BATCH_AXES
+from ..mesh.shapes import divisors
 from ..parallel.schedules import too_few_microbatches
+from ..training.worker import processes_in_job
 from .errors import ConfigError, Problem, did_you_mean
+from .limits import largest
 from .schema import Config
 from .words import listed
 
@@ -26,7 +29,8 @@ def check_devices(config: Config, num_devices: int) -> dict[str, int]:
     Raises:
         ConfigError: If the sizes of the strategy do not make `num_devices`, or the batch cannot be split over them.
     """
-    problems = size_problems(config, num_devices, f"there are {num_devices} devices")
+    there_are = "there is 1 device" if num_devices == 1 else f"there are {num_devices} devices"
+    problems = size_problems(config, num_devices, there_are)
     if problems:
         raise ConfigError([problem.message for problem in problems])
     return resolved_sizes(axis_sizes(config), num_devices)
@@ -115,9 +119,14 @@ def _product_problem(sizes: Mapping[str, int], num_devices: int, known_from: str
     ]
     if "data" not in sizes and not has_rest and num_devices % product == 0:
         remedies.insert(0, f"strategy.data={num_devices // product}")
-    if known_from.startswith("run.simulate"):
-        remedies.append(f"run.simulate={-(-num_devices // product) * product if has_rest else product}")
-    remedy = listed(remedies, "or") if remedies else f"sizes whose product is {num_devices}"
+    remedies = remedies or [f"sizes whose product is {num_devices}"]
+    enough = -(-num_devices // product) * product if has_rest else product
+    if enough <= largest("run.simulate"):
+        if known_from.startswith("run.simulate"):
+            remedies.append(f"run.simulate={enough}")
+        elif known_from.startswith("there ") and product > num_devices and processes_in_job() == 1:
+            remedies.append(f"run.simulate={enough} to simulate that many on the CPU")
+    remedy = listed(remedies, "or")
     return Problem("strategy", f"strategy: {given}, but {known_from}: {arithmetic}. Set {remedy}.")
 
 
@@ -192,5 +201,4 @@ def _rounds_problem(config: Config) -> Problem | None:
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
-    divisors = (divisor for divisor in range(1, number + 1) if number % divisor == 0)
-    return min(divisors, key=lambda divisor: abs(divisor - wanted))
+    return min(divisors(number), key=lambda divisor: abs(divisor - wanted))

@@ -1,16 +1,22 @@
 """Plain values from YAML to the typed fields of dataclasses; every mismatch is noted, none raised."""
 
 import dataclasses
+import math
 import re
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..mesh.errors import UserError
+from ..mesh.text import is_printable
 from .errors import Problem, did_you_mean
+from .limits import LARGEST_NUMBER, largest
+from .synonyms import meant_by
 from .words import describe, shown
 
 BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+FREE_TEXT = "sample.prompt"
+"""The key whose text may hold anything."""
 
 
 class Mismatch(Exception):
@@ -56,7 +62,7 @@ def to_field(hint: Any, value: Any, path: str, problems: list[Problem], given: d
     if isinstance(value, str) and name.endswith(("_bytes", "_floor")):
         value = parse_bytes(value)
     try:
-        given[name] = to_type(hint, value)
+        given[name] = _within_limits(to_type(hint, value), path)
     except Mismatch as mismatch:
         remedy = f" Quote it to make it text: '\"{value}\"'." if _is_text(hint) and not isinstance(value, str) else ""
         problems.append(Problem(path, f"{path} must be {mismatch}, not {shown(value)}.{remedy}"))
@@ -83,8 +89,8 @@ def to_type(hint: Any, value: Any) -> Any:
 
 
 def _to_scalar(hint: type, value: Any) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return _to_float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if hint in (Mapping, dict) and isinstance(value, Mapping):
@@ -94,8 +100,27 @@ def _to_scalar(hint: type, value: Any) -> Any:
     raise Mismatch(describe(hint))
 
 
+def _to_float(value: float) -> float:
+    """Returns a number that float32 can hold, without the sign of a zero."""
+    if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:  # not a number is no less and no more
+        raise Mismatch(f"a finite number, at most {LARGEST_NUMBER:g}")
+    return float(value) + 0.0
+
+
+def _within_limits(value: Any, path: str) -> Any:
+    """Returns the value of a key, unless it is a number too large to compute with or a text that cannot be shown."""
+    parts = value if isinstance(value, tuple) else (value,)
+    most = largest(path)
+    for part in parts:
+        if isinstance(part, int) and not isinstance(part, bool) and abs(part) > most:
+            raise Mismatch(f"at most {most}" if part > 0 else f"at least {-most}")
+        if isinstance(part, str) and path != FREE_TEXT and not is_printable(part):
+            raise Mismatch("text without control characters")
+    return value
+
+
 def _in_range(value: Any, allowed: Any) -> Any:
-    if value is not None and value < allowed.minimum:
+    if value is not None and (value < allowed.minimum or math.isnan(value)):
         raise Mismatch(f"at least {allowed.minimum}")
     return value
 
@@ -154,7 +179,8 @@ def _named_in(message: str, path: str) -> str:
 def unknown_key(path: str, valid: list[str], kind: str = "key") -> Problem:
     """Returns the problem of a key that does not exist, with the nearest that does, or all there are."""
     parent, _, name = path.rpartition(".")
-    near = did_you_mean(name, valid, parent=parent)
+    meant = meant_by(path)
+    near = f" Did you mean {meant}?" if meant else did_you_mean(name, valid, parent=parent)
     return Problem(path, f"{path} is not a {kind}.{near or f' The {kind}s here: ' + ', '.join(valid) + '.'}")
 
 

@@ -1,5 +1,6 @@
 """From a YAML file and overrides to a checked Config; everything that is wrong is told at once."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -11,8 +12,8 @@ from .checks import layout_problems, size_problems
 from .convert import below, to_dataclass, unknown_key
 from .errors import ConfigError as ConfigError
 from .errors import Problem, did_you_mean
-from .overrides import apply_overrides
-from .reader import Document, read_yaml
+from .overrides import apply_overrides, sizes_to_options
+from .reader import Document, read_text, read_yaml
 from .schema import Config, ModelCheck
 from .words import shown
 
@@ -43,9 +44,8 @@ def load_config(
     path = find_config(source)
     document = _read_file(path)
     tree = document.value if isinstance(document.value, dict) else {}
-    _sizes_to_options(tree)
     problems, given_by = apply_overrides(tree, overrides)
-    _sizes_to_options(tree)
+    sizes_to_options(tree)
     problems = [*document.problems, *problems]
     if not isinstance(document.value, dict | None):
         problems.append(Problem("", f"the file must be a mapping of sections, not {shown(document.value)}."))
@@ -64,15 +64,31 @@ def find_config(source: str | Path) -> Path:
         ConfigError: There is neither; names the nearest presets.
     """
     path = Path(source)
-    if path.is_file():
+    if os.path.isfile(path):
         return path
     preset = PRESETS / f"{path.name.removesuffix('.yaml')}.yaml"
     if path.parent == Path() and preset.is_file():
         return preset
+    raise ConfigError([_no_config(path)], str(source) or "an empty name")
+
+
+def _no_config(path: Path) -> str:
+    """Why a path is no config."""
     names = preset_names()
-    near = did_you_mean(path.name.removesuffix(".yaml"), names, count=3)
-    problem = f"there is no such file, nor a preset of that name.{near} Presets: {', '.join(names)}."
-    raise ConfigError([problem], str(source))
+    presets = f"Presets: {', '.join(names)}."
+    try:
+        path.stat()
+    except FileNotFoundError:
+        near = did_you_mean(path.name.removesuffix(".yaml"), names, count=3)
+        return f"there is no such file, nor a preset of that name.{near} {presets}"
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return f"there is no such file, nor a preset of that name: {reason}. {presets}"
+    if not path.is_dir():
+        return f"this is no regular file. Give the path of a YAML file, or a preset. {presets}"
+    files = sorted(each.name for each in path.glob("*.yaml"))[:5]
+    hint = f"a file in it ({', '.join(files)})" if files else "a YAML file"
+    return f"this is a folder. Give {hint}, or a preset. {presets}"
 
 
 def preset_names() -> list[str]:
@@ -132,15 +148,6 @@ def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:
     }
 
 
-def _sizes_to_options(tree: dict[str, Any]) -> None:
-    """Writes `strategy: {fsdp: 4}` as `strategy: {fsdp: {size: 4}}`, in place."""
-    strategy = tree.get("strategy")
-    if isinstance(strategy, dict):
-        for name, value in strategy.items():
-            if not isinstance(value, Mapping):
-                strategy[name] = {"size": value}
-
-
 def _cross_checks(
     config: Config, problems: Sequence[Problem], num_processes: int, simulate: int | None
 ) -> list[Problem]:
@@ -165,14 +172,17 @@ def _unknown_section(key: str, names: list[str]) -> Problem:
     homes = [f"{name}.{key}" for name, section in sections.items() if is_dataclass(section) and hasattr(section, key)]
     if homes:
         return Problem(key, f"{key} is not a section. Did you mean {' or '.join(homes)}?")
+    first, dot, rest = key.partition(".")
+    if dot and first in names:
+        return Problem(
+            key, f"{key} is not a section: in a file, dots do not part keys. Write {first}: {{{rest}: ...}}."
+        )
     return unknown_key(key, names, "section")
 
 
 def _read_file(path: Path) -> Document:
-    try:
-        return read_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"cannot be read: {error}"], str(path)) from None
+    text, problems = read_text(path)
+    return Document(None, {}, problems) if problems else read_yaml(text)
 
 
 def _located(problem: Problem, document: Document, given_by: Mapping[str, str]) -> str:

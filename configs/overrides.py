@@ -3,20 +3,23 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ..mesh.text import is_printable
 from .errors import Problem
-from .reader import read_yaml
+from .reader import MOST_BYTES, read_yaml
 
 FREE_KEYS = "layouts.rules"
 """The mapping whose keys are patterns: what follows its name is one key, dots and all."""
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Problem], dict[str, str]]:
-    """Sets the value of each override in the tree of plain values, in place; the last of two for one key wins.
+    """Sets the value of each override in the tree of plain values, in place.
 
-    A size given for a strategy sets its size and leaves its other options: `strategy.fsdp=2`.
+    A key goes before the mapping that it stands in, whatever their order: `strategy={fsdp: 4}` sets the section, and
+    `strategy.fsdp.floor_bytes=1` one option in it. Of two overrides for one key the last wins. A size given for a
+    strategy sets its size and leaves its other options: `strategy.fsdp=2`.
 
     Args:
-        tree: What the file holds, every strategy as a mapping of options.
+        tree: What the file holds.
         overrides: `key=value`, the value read as YAML.
 
     Returns:
@@ -24,17 +27,39 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
     """
     problems: list[Problem] = []
     given_by: dict[str, str] = {}
+    readable: list[tuple[list[str], Any, str]] = []
     for text in overrides:
         key, equals, value_text = text.partition("=")
-        if not equals or not all(_split(key)):
-            problems.append(Problem("", f"override {text!r} must be key=value, such as train.steps=20."))
+        if not equals or not all(_split(key)) or not is_printable(key):
+            problems.append(Problem("", f"override {text[:200]!r} must be key=value, such as train.steps=20."))
+            continue
+        if len(value_text) > MOST_BYTES:
+            problems.append(Problem("", f"override {key}: a value of {len(value_text):,} characters is too long."))
             continue
         document = read_yaml(value_text)
-        problems += [Problem("", f"override {text!r}: {problem.message}") for problem in document.problems]
+        problems += [Problem("", f"override {text[:200]!r}: {problem.message}") for problem in document.problems]
         if not document.problems:
-            given_by[key] = f"override {text}"
-            problems += _set(tree, _as_option(_split(key), document.value), document.value, text)
+            given_by[key] = f"override {_shown(text)}"
+            readable.append((_as_option(_split(key), document.value), document.value, text))
+    for parts, value, text in sorted(readable, key=lambda override: len(override[0])):
+        sizes_to_options(tree)
+        problems += _set(tree, parts, value, text)
     return problems, given_by
+
+
+def sizes_to_options(tree: dict[str, Any]) -> None:
+    """Writes `strategy: {fsdp: 4}` as `strategy: {fsdp: {size: 4}}`, in place."""
+    strategy = tree.get("strategy")
+    if isinstance(strategy, dict):
+        for name, value in strategy.items():
+            if not isinstance(value, dict):
+                strategy[name] = {"size": value}
+
+
+def _shown(text: str) -> str:
+    """An override as it was typed, where that stands on one line."""
+    short = text if len(text) <= 200 else f"{text[:200]}..."
+    return short if is_printable(short) else repr(short)
 
 
 def _split(key: str) -> list[str]:
@@ -56,7 +81,7 @@ def _set(tree: dict[str, Any], parts: list[str], value: Any, text: str) -> list[
             tree[part] = {}
         if not isinstance(tree[part], dict):
             above = ".".join(parts[:depth])
-            return [Problem("", f"override {text!r}: {above} is {tree[part]!r} and has no keys below it.")]
+            return [Problem("", f"override {text[:200]!r}: {above} is {tree[part]!r} and has no keys below it.")]
         tree = tree[part]
     tree[parts[-1]] = value
     return []

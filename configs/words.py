@@ -34,7 +34,8 @@ def shown(value: Any) -> str:
     if value is None:
         return "null (nothing)"
     text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({VALUES.get(type(value), 'a mapping')})"
+    kind = VALUES.get(type(value)) or ("a mapping" if isinstance(value, dict) else type(value).__name__)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
 
 
 def listed(words: list[str], conjunction: str) -> str:

@@ -6,7 +6,9 @@ Each command is one line of COMMANDS. What a command needs is imported when it r
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
+
+from .streams import open_closed_streams, restart_in_utf8, tolerant_streams
 
 CONFIG_HELP = """
 CONFIG is a YAML file, or the name of a preset that comes with spmdkit (quickstart). key=value arguments lay single
@@ -249,10 +251,20 @@ class HelpConfig(argparse.Action):
         parser.exit()
 
 
+class Parser(argparse.ArgumentParser):
+    """Argparse's parser; arguments that it quotes cannot change the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse where an argument is wrong."""
+        from ..mesh.text import printable
+
+        super().error(printable(message))
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Builds the parser of the first word: which command."""
     names = "".join(f"  {command.name:<10}{command.summary}\n" for command in COMMANDS)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="spmdkit",
         usage="spmdkit COMMAND CONFIG [key=value ...] [options]",
         description=f"Distributed SPMD training for JAX.\n\ncommands:\n{names}",
@@ -266,7 +278,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def make_command_parser(command: Command) -> argparse.ArgumentParser:
     """Builds the parser of the arguments of one command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"spmdkit {command.name}",
         description=command.text,
         epilog=command.help + EXIT_CODES,
@@ -285,15 +297,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: see training/exits.py.
     """
-    first = make_parser().parse_args(argv)
-    command = next(command for command in COMMANDS if command.name == first.command)
-    arguments = make_command_parser(command).parse_intermixed_args(first.rest)
-    try:
-        return command.run(arguments)
-    except (Exception, KeyboardInterrupt) as error:
-        from ..training.exits import report_error
+    if argv is None:
+        restart_in_utf8()
+        open_closed_streams()
+    with tolerant_streams():
+        first = make_parser().parse_args(argv)
+        command = next(command for command in COMMANDS if command.name == first.command)
+        arguments = make_command_parser(command).parse_intermixed_args(first.rest)
+        try:
+            code = command.run(arguments)
+            sys.stdout.flush()
+            return code
+        except (Exception, KeyboardInterrupt) as error:
+            from ..training.exits import report_error
 
-        return report_error(error)
+            return report_error(error)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from ..mesh.processes import is_main_process
 from ..mesh.user_errors import text_of, told_as_users
 from ..parallel.check_model import first_params, report
 from ..parallel.contract import NotChecked, breaches
+from ..parallel.keys import make_key
 from ..parallel.lay_out import abstract_parameters
 from ..parallel.model import BlockModel, Model
 from ..parallel.model_errors import ModelError, check_loss
@@ -92,7 +93,7 @@ def check_contract(config: Config, model: Model | BlockModel, source: Source, de
     rows = _first_rows(source, config)
     try:
         with jax.default_device(device):
-            key = jax.random.key(config.run.seed)
+            key = make_key(config.run.seed)
             broken = breaches(model, first_params(model, key), rows, jax.random.fold_in(key, 0))
     except NotChecked as error:
         _skipped(str(error))

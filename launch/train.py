@@ -3,8 +3,6 @@
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-import numpy as np
-
 from ..configs.schema import Config
 from ..data.batches import eval_batches, train_batches
 from ..mesh.processes import is_main_process
@@ -14,6 +12,7 @@ from ..training.display import Display, make_display
 from ..training.loop import Progress, evaluate, run_steps
 from ..training.metrics import MetricsLog
 from ..training.optimizers import make_schedule
+from ..training.rates import LearningRates
 from ..training.worker import multi_process
 from .build import Built, build, prepare_devices
 from .explain import explain_built
@@ -157,7 +156,7 @@ class _Run:
     def record(self, progress: Progress) -> None:
         """One line of metrics.jsonl and of the display; errors of a save under way surface here."""
         self.checkpoints.check()
-        record = {**progress._asdict(), **progress.extra, "learning_rate": float(self.rates[progress.step - 1])}
+        record = {**progress._asdict(), **progress.extra, "learning_rate": self.rates[progress.step - 1]}
         del record["extra"]
         if self.built.model.flops_per_row is not None:
             flops = self.built.model.flops_per_row * self.config.train.global_batch
@@ -167,11 +166,9 @@ class _Run:
         self.display.update(record)
 
 
-def learning_rates(config: Config) -> np.ndarray:
-    """The learning rate of every step of the run, worked out once so that no step waits for it."""
-    schedule = make_schedule(config.optimizer, config.train.steps)
-    rates = schedule(np.arange(config.train.steps))  # pyright: ignore[reportArgumentType]
-    return np.broadcast_to(np.asarray(rates), (config.train.steps,))
+def learning_rates(config: Config) -> LearningRates:
+    """The learning rate of every step of the run, by step from 0, so that no step waits for it."""
+    return LearningRates(make_schedule(config.optimizer, config.train.steps), config.train.steps)
 
 
 def _due(number: int, every: int, last: int) -> bool:

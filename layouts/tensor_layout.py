@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
-from ..mesh.shapes import near_miss
+from ..mesh.shapes import divisors, near_miss
 
 AxisEntry = str | tuple[str, ...] | None
 
@@ -174,7 +174,7 @@ class TensorLayout:
         product = f"{sizes} = {parts}" if len(names) > 1 else sizes
         below, above = size // parts * parts, (size // parts + 1) * parts
         nearest = f"{below} or {above}" if below else f"{above}"
-        fits = [number for number in range(1, size + 1) if size % number == 0]
+        fits = [number for number in divisors(self.mesh.size) if size % number == 0]  # devices can make up these alone
         fewer, more = [n for n in fits if n < parts][-1:], [n for n in fits if n > parts][:1]
         return (
             f"dim {dim} of size {size} does not divide over {_text(names)} (size {product}): "

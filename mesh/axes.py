@@ -3,5 +3,17 @@
 AXES: tuple[str, ...] = ("pipe", "data", "fsdp", "expert", "context", "tensor")
 """Canonical axis names. Neighbours along the last ones sit on the fastest links."""
 
+SYNONYMS: dict[str, str] = {
+    **dict.fromkeys(("dp", "ddp", "data_parallel", "replicate", "replica"), "data"),
+    **dict.fromkeys(("zero3", "zero_3", "zero-3", "sharded", "shard", "fully_sharded", "fsdp2", "hsdp"), "fsdp"),
+    **dict.fromkeys(("tp", "mp", "model", "model_parallel", "tensor_parallel"), "tensor"),
+    **dict.fromkeys(("pp", "pipeline", "stage", "stages", "pipeline_parallel"), "pipe"),
+    **dict.fromkeys(
+        ("cp", "sp", "seq", "sequence", "ring", "ulysses", "context_parallel", "sequence_parallel"), "context"
+    ),
+    **dict.fromkeys(("ep", "moe", "experts", "expert_parallel"), "expert"),
+}
+"""What other libraries call the axes, in small letters -> the axis; for errors about an unknown one."""
+
 BATCH_AXES: tuple[str, ...] = ("data", "fsdp")
 """The axes over which the rows of a batch are split."""

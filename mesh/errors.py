@@ -12,3 +12,7 @@ class UserError(ValueError):
     """
 
     exit_code = 2
+
+
+class TooLateError(UserError, RuntimeError):
+    """Something that JAX settles once was asked for after it had been settled."""

@@ -5,7 +5,7 @@ import os
 import jax
 
 from .compat import backend_started
-from .errors import UserError
+from .errors import TooLateError, UserError
 
 ENVIRONMENTS = ("SPMDKIT_", "KERAS_DISTRIBUTION_")
 """Prefixes of the environment variables read for missing arguments, in order."""
@@ -37,7 +37,7 @@ def initialize(
     Raises:
         UserError: If the number of addresses is not `num_processes`, an environment variable is not a number, or
             the process id is out of range.
-        RuntimeError: If JAX has opened its devices already.
+        TooLateError: If JAX has opened its devices already (a RuntimeError too).
     """
     if jax.distributed.is_initialized():
         return
@@ -102,7 +102,7 @@ def _check(num_processes: int | None, process_id: int | None) -> None:
             f"process_id={process_id} must be in 0 .. num_processes - 1 = {num_processes - 1}."  # pyright: ignore
         )
     if backend_started():
-        raise RuntimeError(
+        raise TooLateError(
             "initialize() is too late: JAX has already opened its devices, so this process would train alone. "
             "Call it before anything that asks for devices or makes an array (also in what you import)."
         )

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import isqrt, prod
 
 from .errors import UserError
 
@@ -83,6 +83,16 @@ def sizes_text(shape: Sequence[int], axis_names: Sequence[str]) -> str:
     return ", ".join(pairs) or f"{axis_names[-1]}=1"
 
 
+def divisors(number: int) -> list[int]:
+    """Lists the whole numbers that divide a number, from 1 up; quick for large numbers too.
+
+    Args:
+        number: At least 1.
+    """
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return small + [number // divisor for divisor in reversed(small) if divisor * divisor != number]
+
+
 def near_miss(kind: str, name: str, known: Iterable[str]) -> str:
     """Says that a name is unknown, with the nearest known one.
 
@@ -123,7 +133,7 @@ def _closest(shape: Sequence[int], num_devices: int) -> list[int]:
     sizes, rest = list(shape), num_devices
     for axis in reversed(range(len(sizes))):
         if axis != taker:
-            sizes[axis] = max(size for size in range(1, sizes[axis] + 1) if rest % size == 0)
+            sizes[axis] = max(size for size in divisors(rest) if size <= sizes[axis])
             rest //= sizes[axis]
     sizes[taker] = rest
     return sizes

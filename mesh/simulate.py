@@ -5,7 +5,7 @@ import os
 import jax
 
 from .compat import backend_started as backend_started
-from .errors import UserError
+from .errors import TooLateError, UserError
 
 SCHEDULER_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
@@ -22,7 +22,7 @@ def simulate(num_devices: int) -> None:
 
     Raises:
         UserError: If `num_devices` is less than 1.
-        RuntimeError: If the devices are open already and there are fewer CPU devices.
+        TooLateError: If the devices are open already and there are fewer CPU devices (a RuntimeError too).
     """
     if num_devices < 1:
         raise UserError(f"simulate({num_devices}): the number of simulated devices must be at least 1.")
@@ -42,7 +42,7 @@ def _check_enough(num_devices: int) -> None:
     except RuntimeError:  # JAX_PLATFORMS left the CPU out
         available = 0
     if available < num_devices:
-        raise RuntimeError(
+        raise TooLateError(
             f"simulate({num_devices}) is too late: JAX has already opened its devices, and this process has "
             f"{available} CPU device(s) ({available} < {num_devices}). The number is fixed once any array or device "
             "has been used. Call simulate or DeviceMesh.simulated first thing in the program, set run.simulate in the "

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from ..mesh.errors import UserError
+from ..mesh.shapes import divisors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ def _head_problems(config: TransformerConfig) -> list[str]:
     if config.heads % config.num_kv_heads:
         problems.append(
             f"model.kv_heads={config.kv_heads} does not divide model.heads={config.heads}: each key-value head serves "
-            f"equally many query heads. Take one of {[n for n in range(1, config.heads + 1) if config.heads % n == 0]}."
+            f"equally many query heads. Take one of {divisors(config.heads)}."
         )
     if not config.head_width and config.width % config.heads:
         problems.append(

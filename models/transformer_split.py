@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from ..mesh.shapes import divisors
 from ..parallel import context, tensor
 from ..parallel.collective_matmul import num_permutes
 from ..parallel.collectives import Collective, wire_bytes
@@ -37,12 +38,13 @@ def split_problems(config: TransformerConfig, parallel: Parallel) -> list[str]:
     """All sizes that the mesh does not divide, each with what would work."""
     size, problems = parallel.tensor.size, []
     wholes = {"model.heads": config.heads, "model.mlp_width": config.mlp_size, "model.vocabulary": config.vocabulary}
+    fitting = [n for n in divisors(size) if all(whole % n == 0 for whole in wholes.values())]  # devices can make up
     for key, whole in wholes.items():
         if whole % size:
-            fitting = [n for n in range(1, size + 1) if whole % n == 0]
             problems.append(
                 f"{key}={whole} cannot be split over strategy.tensor={size}: {whole} % {size} = {whole % size}. "
-                f"Set {key} to {whole + size - whole % size}, or strategy.tensor to one of {fitting}."
+                f"Set {key} to {_next_multiple(config, key, whole, size)}, or strategy.tensor to one of "
+                f"{fitting}."
             )
     if problems:
         return problems
@@ -56,6 +58,15 @@ def split_problems(config: TransformerConfig, parallel: Parallel) -> list[str]:
             f"strategy.tensor={size}: {held} % {size} = {held % size}. Set data.length to a multiple of {step}."
         )
     return problems
+
+
+def _next_multiple(config: TransformerConfig, key: str, whole: int, size: int) -> int:
+    """A multiple of `size` near to a size; of heads, one that also divides the width into even parts."""
+    above = whole + size - whole % size
+    if key != "model.heads" or config.head_width:
+        return above
+    fits = [heads for heads in divisors(config.width) if heads % size == 0 and config.width // heads % 2 == 0]
+    return min(fits, key=lambda heads: abs(heads - whole), default=above)
 
 
 def _kv_heads_on_device(config: TransformerConfig, parallel: Parallel) -> int:

@@ -10,6 +10,7 @@ from jax import Array
 from ..mesh.errors import UserError
 from .contract import Breach, ContractError, NotChecked, breaches
 from .contract_probe import HostBatch, count, quick_compilation
+from .keys import make_key
 from .model import BlockModel, Model, Params
 from .model_errors import check_loss
 from .precision import cast_floats
@@ -53,7 +54,7 @@ def check_model(
     check_loss(model, {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in arrays.items()})
     if check == "off":
         return ()
-    key = jax.random.key(seed)
+    key = make_key(seed)
     params = first_params(model, key) if params is None else params
     try:
         broken = breaches(model, params, arrays, jax.random.fold_in(key, 0))

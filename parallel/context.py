@@ -42,6 +42,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..mesh.shapes import divisors
 from .collectives import Collective, wire_bytes
 from .options import check_options
 
@@ -122,7 +123,7 @@ def check(config: ContextConfig, length: int, heads: int, kv_heads: int) -> list
         below = length - length % config.num_chunks
         lengths = [n for n in (below, below + config.num_chunks) if n]
         per_device = config.num_chunks // size
-        sizes = [n for n in range(1, size + 1) if n == 1 or length % (n * per_device) == 0]
+        sizes = [n for n in divisors(size) if n == 1 or length % (n * per_device) == 0]  # what the devices can make up
         problems.append(
             f"data.length={length} cannot be split over strategy.context={size}: attention={config.attention} cuts a "
             f"row into {per_device} * {size} = {config.num_chunks} equal pieces, and {length} % {config.num_chunks} = "
@@ -130,7 +131,7 @@ def check(config: ContextConfig, length: int, heads: int, kv_heads: int) -> list
             f"to {sizes[-1]}."
         )
     if config.attention == "all_to_all" and heads % size:
-        sizes = [n for n in range(1, size) if heads % n == 0]
+        sizes = [n for n in divisors(size) if heads % n == 0]
         more = heads - heads % size + size
         problems.append(
             f"model.heads: {heads} heads on one device cannot be split over strategy.context={size} with "

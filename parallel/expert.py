@@ -45,6 +45,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..mesh.shapes import divisors
 from .collectives import Collective, wire_bytes
 from .options import check_options
 
@@ -83,7 +84,7 @@ def check(config: ExpertConfig, experts: int) -> list[str]:
         ]
     if experts % size == 0:
         return []
-    fitting = [n for n in range(1, experts + 1) if experts % n == 0]
+    fitting = [n for n in divisors(size) if experts % n == 0]  # whatever the devices, these can be made of them
     return [
         f"model.experts={experts} cannot be shared out over strategy.expert={size}: {experts} % {size} = "
         f"{experts % size}. Set model.experts to {experts + size - experts % size}, or strategy.expert to one of "

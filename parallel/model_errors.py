@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from ..layouts.paths import leaves_with_paths
 from ..mesh.errors import UserError
 from ..mesh.user_errors import accepts, place_of_function, told_as_users
+from .keys import make_key
 from .model import BlockModel, Model, Params
 from .precision import cast_floats
 
@@ -53,7 +54,7 @@ def abstract_init(model: Model | BlockModel) -> Params:
         return () if wrong else params
 
     with told_as_users(f"model {model.name!r}: init", model.init, ModelError):
-        params = jax.eval_shape(init, jax.random.key(0))
+        params = jax.eval_shape(init, make_key(0))
     where = _of_init(model)
     if wrong:
         raise ModelError(
@@ -115,7 +116,7 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
     params = abstract_init(model)
     check_groups(model, params)
     params = jax.eval_shape(lambda tree: cast_floats(tree, compute), params)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.eval_shape(lambda: make_key(0))
     for given in (key, None) if evaluates else (key,):
         without = " without a key, as in evaluation," if given is None else ""
         if isinstance(model, BlockModel):

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
+from ..mesh.axes import SYNONYMS
 from ..mesh.errors import UserError
 from .context import ContextConfig
 from .data import DataParallelConfig
@@ -63,5 +64,6 @@ def read_strategy(strategy: Mapping[str, Any]) -> StrategyConfigs:
 
 
 def _nearest(name: Any, known: Any) -> str:
-    close = get_close_matches(str(name), list(known), n=1)
+    meant = SYNONYMS.get(str(name).lower())
+    close = [meant] if meant in known else get_close_matches(str(name), list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else f"; choose from {', '.join(sorted(known))}"

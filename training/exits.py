@@ -5,6 +5,8 @@ import sys
 import traceback
 
 from ..mesh.errors import UserError
+from ..mesh.text import printable
+from .known_causes import known_cause
 
 FINISHED = 0
 FAILED = 1
@@ -27,8 +29,9 @@ def report_error(error: BaseException) -> int:
     """Prints an error to stderr as its reader needs it, and returns the exit code it stands for.
 
     A UserError, and any other error that names its code in an attribute `exit_code`, is printed as its message alone,
-    or with its traceback where SPMDKIT_TRACEBACK=1. Everything else is an error of ours: it is printed with its
-    traceback and a request to report it.
+    or with its traceback where SPMDKIT_TRACEBACK=1; so is an error of the machine or of a file whose cause is known
+    (see `known_causes`). Everything else is an error of ours: it is printed with its traceback and a request to report
+    it. Control characters of what is quoted come out as escapes.
 
     Args:
         error: What was raised.
@@ -41,11 +44,20 @@ def report_error(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         return TRY_AGAIN
-    code = getattr(error, "exit_code", None)
-    if code is None or os.environ.get(TRACEBACK_VARIABLE, "0") != "0":
+    code, message = _code_and_message(error)
+    if code == FAILED or os.environ.get(TRACEBACK_VARIABLE, "0") != "0":
         traceback.print_exception(error)
-    print(f"error: {error}" if code is not None else PLEASE_REPORT, file=sys.stderr)
-    return FAILED if code is None else code
+    print(printable(message), file=sys.stderr)
+    return code
+
+
+def _code_and_message(error: BaseException) -> tuple[int, str]:
+    """The exit code of an error, and what is said of it."""
+    code = getattr(error, "exit_code", None)
+    if code is not None:
+        return code, f"error: {error}"
+    cause = known_cause(error)
+    return (cause.exit_code, f"error: {cause.message}") if cause else (FAILED, PLEASE_REPORT)
 
 
 def _system_exit_code(error: SystemExit) -> int:

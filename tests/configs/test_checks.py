@@ -37,12 +37,22 @@ def test_sizes_that_multiply_out(sizes, num_devices, resolved):
     ("sizes", "num_devices", "problem"),
     [
         ({"fsdp": 4, "data": 2}, 4,
-         "strategy: fsdp 4 x data 2, but there are 4 devices: 8 != 4. Set strategy.fsdp=2 or strategy.data=1."),
+         "strategy: fsdp 4 x data 2, but there are 4 devices: 8 != 4. Set strategy.fsdp=2, strategy.data=1 or "
+         "run.simulate=8 to simulate that many on the CPU."),
+        ({"data": 8}, 1,
+         "strategy: data 8, but there is 1 device: 8 != 1. Set strategy.data=1 or run.simulate=8 to simulate that many "
+         "on the CPU."),
         ({"fsdp": 4}, 8, "strategy: fsdp 4, but there are 8 devices: 4 != 8. Set strategy.data=2 or strategy.fsdp=8."),
         ({"fsdp": 3, "data": -1}, 8,
          "strategy: fsdp 3 x data -1, but there are 8 devices: 8 % 3 = 2. Set strategy.fsdp=2."),
         ({"fsdp": 3, "data": 5}, 8,
-         "strategy: fsdp 3 x data 5, but there are 8 devices: 15 != 8. Set sizes whose product is 8."),
+         "strategy: fsdp 3 x data 5, but there are 8 devices: 15 != 8. Set sizes whose product is 8 or "
+         "run.simulate=15 to simulate that many on the CPU."),
+        ({"fsdp": 3, "data": 2}, 8,
+         "strategy: fsdp 3 x data 2, but there are 8 devices: 6 != 8. Set strategy.fsdp=4."),
+        ({"fsdp": 2, "data": -1}, 1,
+         "strategy: fsdp 2 x data -1, but there is 1 device: 1 % 2 = 1. Set strategy.fsdp=1 or run.simulate=2 to "
+         "simulate that many on the CPU."),
         ({}, 8, "strategy: no axes, but there are 8 devices: 1 != 8. Set strategy.data=8."),
         ({"fsdp": -1, "data": -1}, 8,
          "strategy: fsdp=-1 and data=-1: only one axis can be the rest; size the others."),

@@ -45,7 +45,7 @@ def test_one_device_holds_all_positions(attention):
             (100, 4, 4),
             [
                 "data.length=100 cannot be split over strategy.context=8: attention=ring cuts a row into 2 * 8 = 16 "
-                "equal pieces, and 100 % 16 = 4. Set data.length to 96 or 112, or strategy.context to 5."
+                "equal pieces, and 100 % 16 = 4. Set data.length to 96 or 112, or strategy.context to 2."
             ],
         ),
         (
@@ -61,9 +61,9 @@ def test_one_device_holds_all_positions(attention):
             (20, 12, 4),
             [
                 "data.length=20 cannot be split over strategy.context=8: attention=all_to_all cuts a row into 1 * 8 = "
-                "8 equal pieces, and 20 % 8 = 4. Set data.length to 16 or 24, or strategy.context to 5.",
+                "8 equal pieces, and 20 % 8 = 4. Set data.length to 16 or 24, or strategy.context to 4.",
                 "model.heads: 12 heads on one device cannot be split over strategy.context=8 with "
-                "attention=all_to_all: 12 % 8 = 4. Set strategy.context to 6, model.heads to give 16 on one device, or "
+                "attention=all_to_all: 12 % 8 = 4. Set strategy.context to 4, model.heads to give 16 on one device, or "
                 "strategy.context.attention to ring.",
             ],
         ),

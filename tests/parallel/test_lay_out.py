@@ -175,7 +175,7 @@ AHEAD = FSDPConfig(size=2, floor_bytes=64, prefetch=1)
         (MODEL, {"pipe": {"size": 2, "microbatches": 1}}, "Set strategy.pipe.microbatches to 2 or more"),
         (MODEL, {"pipe": {"size": 2, "virtual": 2}}, "Leave strategy.pipe.virtual out, or take interleaved_1f1b."),
         (MODEL, {"expert": 2}, "this model has no experts to share out. Set model.name=moe, or give these devices to"),
-        (MODEL, {"context": 3}, "Set data.length to 12 or 18, or strategy.context to 2."),
+        (MODEL, {"context": 3}, "Set data.length to 12 or 18, or strategy.context to 1."),
         (MODEL, {"pipe": 2, "fsdp": AHEAD}, "strategy.fsdp.prefetch=1 does not combine with strategy.pipe"),
         (MODEL, {"data": {"size": 2, "zero": 2}, "fsdp": AHEAD}, "does not combine with strategy.data.zero=2"),
         (toy.PLAIN_MODEL, {"fsdp": AHEAD}, "model 'model' is one function and has no blocks to gather one by one."),

@@ -97,10 +97,10 @@ def test_weights_of_key_value_heads_are_split_only_where_whole_heads_are():
     [
         ({"heads": 6, "kv_heads": 2, "head_width": 4}, 4,
          "model.heads=6 cannot be split over strategy.tensor=4: 6 % 4 = 2. Set model.heads to 8, or strategy.tensor to "
-         "one of [1, 2, 3]."),
+         "one of [1, 2]."),
         ({"mlp_width": 30}, 4,
          "model.mlp_width=30 cannot be split over strategy.tensor=4: 30 % 4 = 2. Set model.mlp_width to 32, or "
-         "strategy.tensor to one of [1, 2, 3]."),
+         "strategy.tensor to one of [1, 2]."),
         ({"vocabulary": 49}, 2,
          "model.vocabulary=49 cannot be split over strategy.tensor=2: 49 % 2 = 1. Set model.vocabulary to 50, or "
          "strategy.tensor to one of [1]."),

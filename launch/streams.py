@@ -1,0 +1,83 @@
+"""The standard streams of a command: text that the terminal cannot show, and a reader that has gone, do no harm."""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+
+def restart_in_utf8() -> None:
+    """Starts this process anew in Python's UTF-8 mode where its locale is another, as C or Latin-1.
+
+    Paths in a config are UTF-8; under such a locale Python could not open them, nor name them. Does nothing elsewhere.
+    """
+    if sys.flags.utf8_mode or sys.getfilesystemencoding().lower() in ("utf-8", "utf8") or os.name != "posix":
+        return
+    if sys.executable:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
+def open_closed_streams() -> None:
+    """Opens the null device for standard streams that were closed (`>&-`), so that no other file gets their number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (lives as long as the process)
+
+
+@contextmanager
+def tolerant_streams() -> Iterator[None]:
+    """For the duration of a `with` block stdout and stderr take any text, and drop it once their reader has gone."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_Tolerant(stream) for stream in before)
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        sys.stdout, sys.stderr = before
+
+
+class _Tolerant:
+    """A text stream: what its encoding lacks is written as an escape; what a closed pipe does not take is dropped.
+
+    Any other failure is raised once, as an OSError that names the stream.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        """Writes a text."""
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Writes what is held back."""
+        self._try(self._stream.flush)
+
+    def _try(self, action: Any) -> None:
+        try:
+            action()
+        except OSError as error:
+            self._drop_the_rest()
+            if error.errno != errno.EPIPE:
+                name = "the standard output" if self._stream is not sys.__stderr__ else "the standard error"
+                raise OSError(error.errno, error.strerror, name) from None
+
+    def _drop_the_rest(self) -> None:
+        """Leads the stream, with what it still holds, to the null device."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

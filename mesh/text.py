@@ -1,0 +1,33 @@
+"""Text for a terminal: what would move the cursor, change colours or turn the line around is written as an escape."""
+
+import unicodedata
+
+ALLOWED = "\n\t"
+"""Control characters that are let through."""
+INVISIBLE = ("Cc", "Cs", "Co", "Zl", "Zp")
+"""Unicode categories that are escaped: controls, lone surrogates, private use, separators of lines and paragraphs."""
+TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that change the direction of what follows."""
+
+
+def printable(text: str) -> str:
+    """Returns a text with its control characters, but for newline and tab, written as escapes: `\\x1b`."""
+    if text.isascii() and all(character.isprintable() or character in ALLOWED for character in text):
+        return text
+    return "".join(_escaped(character) if _is_hidden(character) else character for character in text)
+
+
+def is_printable(text: str) -> bool:
+    """Tells whether a text holds no control characters at all, so that it may stand in a message as it is."""
+    return not any(character in ALLOWED or _is_hidden(character) for character in text)
+
+
+def _is_hidden(character: str) -> bool:
+    if character in ALLOWED:
+        return False
+    return character in TURNING or unicodedata.category(character) in INVISIBLE
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

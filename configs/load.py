@@ -13,6 +13,7 @@ from .convert import below, to_dataclass, unknown_key
 from .errors import ConfigError as ConfigError
 from .errors import Problem, did_you_mean
 from .overrides import apply_overrides, sizes_to_options
+from .paths import anchor_overrides, find_root
 from .reader import Document, read_text, read_yaml
 from .schema import Config, ModelCheck
 from .words import shown
@@ -46,11 +47,14 @@ def load_config(
     tree = document.value if isinstance(document.value, dict) else {}
     problems, given_by = apply_overrides(tree, overrides)
     sizes_to_options(tree)
+    root = find_root(tree, given_by, None if path.parent == PRESETS else path.parent)
+    anchor_overrides(tree, given_by, root)
     problems = [*document.problems, *problems]
     if not isinstance(document.value, dict | None):
         problems.append(Problem("", f"the file must be a mapping of sections, not {shown(document.value)}."))
     config = to_config(tree, problems)
-    config = replace(config, run=replace(config.run, dir=config.run.dir or f"runs/{path.stem}"), source=path)
+    run = replace(config.run, dir=config.run.dir or f"runs/{path.stem}", root=str(root))
+    config = replace(config, run=run, source=path)
     problems += _cross_checks(config, problems, num_processes, simulate)
     if problems:
         raise ConfigError([_located(problem, document, given_by) for problem in problems], _shown_path(path))

@@ -32,6 +32,10 @@ class RunConfig:
     dir: str = ""
     """Folder of checkpoints, metrics, logs and report; empty = runs/<name of the YAML file>. Training again with the
     same folder resumes."""
+    root: str = ""
+    """Folder from which relative paths start (data.files, data.eval_files, the CSV file of a schedule), and where your
+    own modules are looked for first; empty = the folder of the YAML file, for a preset the working directory. Paths in
+    key=value arguments, and run.dir, start from the working directory."""
     seed: Annotated[int, AtLeast(0)] = 0
     """Seed of the initial parameters, the order of examples and dropout; the same on every mesh."""
     simulate: Annotated[int, AtLeast(0)] = 0
@@ -121,7 +125,7 @@ class Config:
     """A whole run.
 
     Attributes:
-        source: The YAML file it was read from; a user's own modules are looked for beside it. Not a key.
+        source: The YAML file it was read from. Not a key.
     """
 
     run: RunConfig = field(default_factory=RunConfig)

@@ -1,6 +1,7 @@
 """Examples that are in memory: NumPy arrays with one row per example, given directly or read from .npz files."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -119,13 +120,40 @@ def _load(patterns: tuple[str, ...], key: str) -> dict[str, np.ndarray]:
     """The arrays of all files, concatenated by name."""
     parts = []
     for file in find_files(patterns, key=key, suffixes=(".npz",)):
-        with np.load(file.path) as archive:
-            parts.append((file.path, {name: archive[name] for name in archive.files}))
+        parts.append((file.path, _read_npz(file.path, key)))
     first_path, first = parts[0]
     for path, arrays in parts[1:]:
         if arrays.keys() != first.keys():
             raise UserError(f"{key}: {path} holds the arrays {[*arrays]}, but {first_path} holds {[*first]}.")
+        for name, array in arrays.items():
+            if array.shape[1:] != first[name].shape[1:]:
+                raise UserError(
+                    f"{key}: rows of {name!r} have shape {array.shape[1:]} in {path} and {first[name].shape[1:]} in "
+                    f"{first_path}; all files need the same."
+                )
     return {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in first}
+
+
+def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:
+    """The arrays of one file: numbers, with the same number of rows."""
+    remedy = "Write it with np.savez(path, inputs=..., targets=...), both arrays of numbers with a row per example."
+    try:
+        with np.load(path) as archive:  # of an .npy file under another name, an array
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, MemoryError) as error:
+        if isinstance(error, MemoryError) or error.errno is not None:
+            raise
+        raise UserError(f"{key}: {path} cannot be read as .npz: {error}. {remedy}") from None
+    except Exception as error:  # whatever parsing garbage raises; objects are refused, since they are programs
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{key}: {path} cannot be read as .npz: {reason.rstrip('.')}. {remedy}") from None
+    rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
+    wrong = [f"{name!r} holds {array.dtype}" for name, array in arrays.items() if array.dtype.kind not in "biufc"]
+    if wrong or not arrays:
+        raise UserError(f"{key}: {path}: {', '.join(wrong) or 'it holds no arrays'}. {remedy}")
+    if len(set(rows.values())) != 1 or "no dim" in rows.values():
+        raise UserError(f"{key}: {path}: its arrays have {rows} rows; each has one row per example on dim 0.")
+    return arrays
 
 
 def _check_alike(train: Mapping[str, np.ndarray], evaluation: Mapping[str, np.ndarray]) -> None:

@@ -5,6 +5,7 @@ empty values hold no text and are left out.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -58,7 +59,12 @@ def _read_columns(
 ) -> Corpus:
     """All rows of all files as a corpus of bytes, or of token ids."""
     files = find_files(patterns, key=key, suffixes=suffixes)
-    documents = [document for file in files for document in _documents(file.path, values(file.path, config.column))]
+    counts = Counter[str]()
+    documents = [
+        document for file in files for document in _documents(file.path, values(file.path, config.column), counts)
+    ]
+    if not documents:
+        raise UserError(_nothing_in(config.column, key, len(files), counts))
     kinds = {document.ids.dtype for document in documents}
     if len(kinds) > 1:
         raise UserError(
@@ -75,12 +81,25 @@ def _read_columns(
     return Corpus(documents, SEPARATOR, BYTES, f"text {described}")
 
 
-def _documents(path: Path, values: Iterable[Any]) -> Iterator[Document]:
-    """Each row with something in it as a document of bytes (uint8) or of token ids (uint32)."""
+def _nothing_in(column: str, key: str, num_files: int, counts: Counter[str]) -> str:
+    """Why there is no text at all."""
+    files = "1 file" if num_files == 1 else f"{num_files:,} files"
+    if not counts["rows"]:
+        return f"{key}: the {files} hold no rows. Give files with text in them."
+    return (
+        f"{key}: data.column={column!r} is null in {counts['null']:,} and empty in {counts['rows'] - counts['null']:,} "
+        f"of {counts['rows']:,} rows of {files}, so there is no text. Set data.column to the column that holds it."
+    )
+
+
+def _documents(path: Path, values: Iterable[Any], counts: Counter[str]) -> Iterator[Document]:
+    """Each row with something in it as a document of bytes (uint8) or of token ids (uint32); counts rows, and nulls."""
     name = str(path)
     for row, value in enumerate(values, 1):
+        counts["rows"] += 1
+        counts["null"] += value is None
         if isinstance(value, str):
-            value = value.encode()
+            value = _encoded(value, f"{path}, row {row}")
         if isinstance(value, bytes):
             ids = np.frombuffer(value, np.uint8)
         else:
@@ -88,6 +107,14 @@ def _documents(path: Path, values: Iterable[Any]) -> Iterator[Document]:
             value = ids.tobytes()
         if len(ids):
             yield Document(value, ids, name)
+
+
+def _encoded(text: str, where: str) -> bytes:
+    """A text as UTF-8."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: the text holds half a character (a lone surrogate). Write it anew.") from None
 
 
 def _token_ids(value: Any, where: str) -> np.ndarray:
@@ -99,8 +126,14 @@ def _token_ids(value: Any, where: str) -> np.ndarray:
     if ids.ndim == 1 and len(ids) == 0:
         return ids.astype(np.uint32)
     if ids.ndim != 1 or ids.dtype.kind not in "ui" or ids.min() < 0 or ids.max() >= 2**31:
-        raise UserError(f"{where}: {str(value)[:60]!r} is neither a text nor a list of token ids in [0, 2**31).")
+        raise UserError(
+            f"{where}: {str(value)[:60]!r} is neither a text nor a list of token ids in [0, 2**31).{_remedy(ids)}"
+        )
     return ids.astype(np.uint32)
+
+
+def _remedy(ids: np.ndarray) -> str:
+    return " Token ids are whole numbers: write them without a decimal point." if ids.dtype.kind == "f" else ""
 
 
 def _jsonl_values(path: Path, column: str) -> Iterator[Any]:
@@ -111,7 +144,7 @@ def _jsonl_values(path: Path, column: str) -> Iterator[Any]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:  # no JSON, or no UTF-8
+            except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or lists in lists without end
                 raise UserError(f"{path}, line {number}: it cannot be read as JSON: {error}.") from None
             if not isinstance(record, dict):
                 raise UserError(f"{path}, line {number}: a JSON {type(record).__name__}; each line is an object.")

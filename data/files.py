@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from ..mesh.errors import UserError
 
+STARTS = "Paths in a YAML file start from its folder (run.root), those in key=value from the working directory."
+
 
 class FoundFile(NamedTuple):
     """A file, and the name that stands for it on every machine.
@@ -74,12 +76,13 @@ def _no_match(pattern: str, key: str) -> str:
     if Path(pattern).expanduser().is_dir():
         return f"{given} It is a folder; to read the files below it, write {pattern.rstrip('/') + '/**/*'!r}."
     if folder.is_dir():
-        return f"{given} The folder {folder} exists and holds {_entries(folder)}."
+        return f"{given} The folder {folder} exists and holds {_entries(folder)}. {STARTS}"
     existing = next(parent for parent in folder.parents if parent.is_dir())
     missing = folder.relative_to(existing).parts[0]
     near = get_close_matches(missing, os.listdir(existing), n=1)
     hint = f" Did you mean {near[0]!r} for {missing!r}?" if near else ""
-    return f"{given} The folder {folder} does not exist; {existing} does, and holds {_entries(existing)}.{hint}"
+    there = f"The folder {folder} does not exist; {existing} does, and holds {_entries(existing)}."
+    return f"{given} {there}{hint} {STARTS}"
 
 
 def _entries(folder: Path) -> str:

@@ -1,8 +1,10 @@
 """From a `data:` section to training and evaluation examples."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..mesh.errors import UserError
@@ -34,7 +36,8 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
 
     Args:
         config: The `data:` section.
-        search_path: Folders where the user's own module is looked for before the installed packages.
+        search_path: Folders where the user's own module is looked for before the installed packages. Relative files
+            start from the first of them, or without any from the working directory.
 
     Returns:
         Training and evaluation examples; every process that calls this with the same files gets the same ones.
@@ -43,6 +46,8 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
         UserError: files, columns or a package are missing, files are unreadable, a split holds no example, or ids do
             not fit.
     """
+    if search_path:
+        config = _below(config, Path(search_path[0]))
     if ":" in config.source:
         sys.path[:0] = [folder for folder in map(str, search_path) if folder not in sys.path]
         with told_as_users(f"data.source={config.source!r}"):
@@ -54,14 +59,37 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
     return _language_splits(config)
 
 
+def _below(config: DataConfig, root: Path) -> DataConfig:
+    """The same with its files named from the root of the file system."""
+    folder = root.absolute()
+    changed = {
+        key: tuple(os.path.join(folder, os.path.expanduser(pattern)) for pattern in getattr(config, key))
+        for key in ("files", "eval_files")
+    }
+    return replace(config, **changed)
+
+
 def _user_splits(config: DataConfig) -> Splits:
     """The splits that the user's own function returns."""
     module, _, function = config.source.partition(":")
+    given = f"data.source={config.source!r}"
     try:
-        make_splits = getattr(importlib.import_module(module), function)
-    except (ModuleNotFoundError, AttributeError) as error:
-        given = f"data.source={config.source!r}: {error}."
-        raise UserError(f"{given} It names a function of an importable module.") from error
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # something that the user's module imports
+        own = [folder for folder in sys.path if not folder.startswith((sys.prefix, sys.base_prefix))]
+        searched = ", ".join(dict.fromkeys(os.path.abspath(folder) for folder in own))
+        raise UserError(
+            f"{given}: No module named {error.name!r}. Looked in {searched} and the installed packages. It names a "
+            "function of an importable module."
+        ) from error
+    if not hasattr(loaded, function):
+        raise UserError(
+            f"{given}: module {loaded.__file__} has no attribute {function!r}. It names a function of an importable "
+            "module."
+        )
+    make_splits = getattr(loaded, function)
     splits = make_splits(config)
     if not isinstance(splits, Splits):
         raise UserError(

@@ -39,7 +39,7 @@ def read_tokens(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corp
         try:
             ids = _map_npy(file.path, config.dtype) if file.path.suffix == ".npy" else _map_raw(file.path, config.dtype)
             _check_length(ids, config.length)
-        except (ValueError, EOFError) as error:
+        except UserError as error:
             problems.append(f"{key}: {file.path}: {error}")
         else:
             documents.append(_document(file, ids))
@@ -56,8 +56,23 @@ def _document(file: FoundFile, ids: np.ndarray) -> Document:
 
 def _map_npy(path: Path, dtype: str) -> np.ndarray:
     """A .npy file as a memory map."""
-    ids = np.load(path, mmap_mode="r")
-    if ids.ndim != 1 or ids.dtype.kind not in "ui":
+    try:
+        ids = np.load(path, mmap_mode="r")
+    except (OSError, MemoryError) as error:
+        if isinstance(error, MemoryError) or error.errno is not None:
+            raise
+        raise UserError(f"it cannot be read as .npy: {error}. Write it with np.save.") from None
+    except Exception as error:  # whatever parsing garbage raises; objects are refused, since they are programs
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        raise UserError(f"it cannot be read as .npy: {reason}. Write it with np.save, an array of integers.") from None
+    if not isinstance(ids, np.ndarray):
+        raise UserError("it is an archive of arrays (.npz). Save the token ids alone, with np.save.")
+    if ids.dtype.kind not in "ui":
+        raise UserError(
+            f"it holds {ids.dtype} of shape {ids.shape}; token ids are integers. Save ids.astype(np.uint32), once you "
+            "have made sure that these are ids."
+        )
+    if ids.ndim != 1:
         raise UserError(
             f"it holds {ids.dtype} of shape {ids.shape}; token ids are integers in one dim. Save ids.reshape(-1)."
         )

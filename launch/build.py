@@ -1,12 +1,14 @@
 """From a config to everything a run is made of, each line a whole idea: data, model, layouts, optimizer, step."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from ..configs.checks import check_devices
+from ..configs.paths import below_root, is_schedule_file
 from ..configs.schema import Config
 from ..data.batches import abstract_batch
 from ..data.splits import Splits, open_splits
@@ -77,7 +79,7 @@ def build(
     check_devices(config, len(devices) if devices else jax.device_count())
     layouts = lay_out(
         model,
-        config.strategy,
+        strategy_from_root(config),
         rules=config.layouts.rules or None,
         match=config.layouts.match,
         unmatched=config.layouts.unmatched,
@@ -127,8 +129,17 @@ def configured_model(config: Config, splits: Splits) -> Model | BlockModel:
 
 
 def search_path(config: Config) -> tuple[Path, ...]:
-    """Where the user's own modules are looked for first: beside the config, then in the working directory."""
-    return (*((config.source.parent,) if config.source else ()), Path.cwd())
+    """Where files and the user's own modules are: below run.root; a module, then, in the working directory."""
+    return (Path(config.run.root or "."), Path.cwd())
+
+
+def strategy_from_root(config: Config) -> dict[str, Any]:
+    """The strategy of a config; the CSV file of a schedule starts from run.root."""
+    strategy = dict(config.strategy)
+    pipe = strategy.get("pipe")
+    if pipe is not None and is_schedule_file(pipe.schedule):
+        strategy["pipe"] = replace(pipe, schedule=below_root(pipe.schedule, config.run.root))
+    return strategy
 
 
 def _features(splits: Splits) -> int | None:

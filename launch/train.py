@@ -17,6 +17,7 @@ from ..training.worker import multi_process
 from .build import Built, build, prepare_devices
 from .explain import explain_built
 from .finish import finish, is_reported
+from .memory import check_memory
 from .resume import adopt_folder, write_config
 
 
@@ -33,6 +34,7 @@ def train(config: Config) -> int:
     prepare_devices(config)
     with multi_process(config.timeouts), ExitStack() as stack:
         built = build(config)
+        check_memory(built)
         folder = adopt_folder(config)
         saved = built.layouts.stored_order.abstract_model(built.step.abstract_state())
         checkpoints = stack.enter_context(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def array_bytes(shape: Sequence[int], dtype: Any) -> int:
@@ -17,7 +17,7 @@ def array_bytes(shape: Sequence[int], dtype: Any) -> int:
     Returns:
         Number of elements times bytes per element.
     """
-    return prod(shape) * dtype.itemsize
+    return prod(map(int, shape)) * dtype.itemsize  # of NumPy's sizes the product would run over
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -17,6 +17,7 @@ from ..mesh.errors import UserError
 from ..parallel.model import Batch, Model, Params
 from .cross_entropy import cross_entropy
 from .initializers import truncated_normal
+from .transformer_config import MOST_PARAMETERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,12 @@ class MLPConfig:
         ]
         if any(width < 1 for width in self.widths):
             problems.append(f"model.widths={list(self.widths)}: each has to be at least 1.")
+        total = sum(rows * columns for rows, columns in self.sizes)
+        if not problems and total > MOST_PARAMETERS:
+            problems.append(
+                f"model.widths={list(self.widths)} make {total:.3g} parameters; {MOST_PARAMETERS:.0e} are the most. "
+                "Set model.widths lower."
+            )
         if problems:
             raise UserError("\n".join(problems))
 

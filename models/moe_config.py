@@ -50,6 +50,12 @@ class MoEConfig(TransformerConfig):
         experts = 3 * self.width * self.mlp_size * self.top_k + self.width * self.experts
         return self.layers * (attention + experts) + self.width * self.vocabulary
 
+    @property
+    def total_parameters(self) -> int:
+        """Parameters in all matrices, those of all experts and of the embedding included."""
+        others = 3 * self.width * self.mlp_size * (self.experts - self.top_k)
+        return self.matmul_parameters + self.layers * others + self.width * self.vocabulary
+
 
 def _problems(config: MoEConfig) -> list[str]:
     problems = []

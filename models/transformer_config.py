@@ -6,6 +6,9 @@ from math import inf
 from ..mesh.errors import UserError
 from ..mesh.shapes import divisors
 
+MOST_PARAMETERS = 10**15
+"""A hundred times what the largest models have; the bytes of ten copies still fit 64 bits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
@@ -65,6 +68,11 @@ class TransformerConfig:
         return self.layers * (attention + 3 * self.width * self.mlp_size) + self.width * self.vocabulary
 
     @property
+    def total_parameters(self) -> int:
+        """Parameters in all matrices, those of the embedding included."""
+        return self.matmul_parameters + self.width * self.vocabulary
+
+    @property
     def flops_per_row(self) -> float:
         """Operations of forward and backward for one row.
 
@@ -89,7 +97,19 @@ def _problems(config: TransformerConfig) -> list[str]:
         problems.append(f"model.rope_base={config.rope_base} has to be over 1: frequencies fall along a head.")
     if not 0 < config.norm_epsilon < inf:
         problems.append(f"model.norm_epsilon={config.norm_epsilon} has to be over 0.")
-    return problems or _head_problems(config)
+    return problems or _head_problems(config) or _total_problems(config)
+
+
+def _total_problems(config: TransformerConfig) -> list[str]:
+    """More parameters than anything could hold: the arithmetic of bytes would run over, here and in XLA."""
+    total = config.total_parameters
+    if total <= MOST_PARAMETERS:
+        return []
+    return [
+        f"model.width={config.width} makes {total:.3g} parameters, with model.layers={config.layers} and an MLP of "
+        f"width {config.mlp_size}; {MOST_PARAMETERS:.0e} are the most. Set model.width, model.mlp_width or "
+        "model.layers lower."
+    ]
 
 
 def _head_problems(config: TransformerConfig) -> list[str]:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from ..data.config import DataConfig
+from ..mesh.errors import UserError
 from ..parallel import STRATEGIES
 from ..parallel.precision import Precision
+from ..parallel.state import seed_problem
 from ..training.optimizers import OptimizerConfig
 from ..training.worker import Timeouts
 
@@ -37,11 +39,16 @@ class RunConfig:
     own modules are looked for first; empty = the folder of the YAML file, for a preset the working directory. Paths in
     key=value arguments, and run.dir, start from the working directory."""
     seed: Annotated[int, AtLeast(0)] = 0
-    """Seed of the initial parameters, the order of examples and dropout; the same on every mesh."""
+    """Seed of the initial parameters, the order of examples and dropout, up to 2**32 - 1; the same on every mesh."""
     simulate: Annotated[int, AtLeast(0)] = 0
     """CPU devices that each process simulates; 0 = the machine's real devices."""
     log_every: Annotated[int, AtLeast(1)] = 10
     """Steps between two records of metrics."""
+
+    def __post_init__(self) -> None:
+        problem = seed_problem(self.seed, "run.seed")
+        if problem:
+            raise UserError(problem)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Examples that are in memory: NumPy arrays with one row per example, given directly or read from .npz files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,7 +10,29 @@ from ..mesh.errors import UserError
 from .config import DataConfig
 from .documents import hash_fraction
 from .files import find_files
+from .ranges import Limit, Limits, check_source
 from .source import Splits, fingerprint
+
+
+class Origin(NamedTuple):
+    """Where the rows of arrays come from.
+
+    Attributes:
+        files: Each file and how many rows it gave, in their order.
+        rows: Numbers of the rows that are kept, counted over all files; None: all.
+    """
+
+    files: Sequence[tuple[str, int]]
+    rows: np.ndarray | None = None
+
+    def describe(self, index: int) -> str:
+        """File and row, in that file, of the row at `index`."""
+        row = int(index if self.rows is None else self.rows[index])
+        for path, count in self.files:
+            if row < count:
+                return f"row {row} of {path}"
+            row -= count
+        return ""
 
 
 class ArraySource:
@@ -17,12 +40,13 @@ class ArraySource:
 
     Args:
         arrays: Name -> array with examples on dim 0. "weights" of 1 (float32, one for each target) are added if absent.
+        origin: Where the rows come from, for messages.
 
     Raises:
         UserError: no arrays, no rows, or arrays with different numbers of rows.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, arrays: Mapping[str, np.ndarray], origin: Origin | None = None) -> None:
         arrays = {name: np.asarray(array) for name, array in arrays.items()}
         rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
         if len(set(rows.values())) != 1 or "no dim" in rows.values():
@@ -32,6 +56,7 @@ class ArraySource:
             raise UserError("a split of arrays holds no rows; give more data, or no evaluation split.")
         shape = arrays["targets"].shape if "targets" in arrays else (self._length,)
         self._arrays = {"weights": np.ones(shape, np.float32)} | arrays
+        self._origin = origin
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -44,6 +69,15 @@ class ArraySource:
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The rows at `indices` (int64, (N,)) of each array."""
         return {name: array[indices] for name, array in self._arrays.items()}
+
+    @property
+    def arrays_in_memory(self) -> dict[str, np.ndarray]:
+        """The arrays themselves, weights among them."""
+        return self._arrays
+
+    def origin(self, index: int) -> str:
+        """File and row of example `index`; "" where it is from no file."""
+        return self._origin.describe(index) if self._origin else ""
 
 
 def from_arrays(
@@ -65,10 +99,28 @@ def from_arrays(
 
     Raises:
         UserError: rows do not match, or the two splits have different names, dtypes or row shapes.
+        BadDataError: inputs, targets or weights are not finite, weights are negative, or inputs are no token ids of
+            the vocabulary. Arrays over 1 GiB are checked batch by batch instead.
     """
-    splits = [ArraySource(arrays) for arrays in (train, evaluation) if arrays is not None]
+    return _splits(train, evaluation, vocabulary)
+
+
+def _splits(
+    train: Mapping[str, np.ndarray],
+    evaluation: Mapping[str, np.ndarray] | None,
+    vocabulary: int | None = None,
+    origins: tuple[Origin | None, Origin | None] = (None, None),
+) -> Splits:
+    """As `from_arrays`, with where the rows of both splits come from."""
+    given = [
+        (arrays, origin) for arrays, origin in zip((train, evaluation), origins, strict=True) if arrays is not None
+    ]
+    splits = [ArraySource(arrays, origin) for arrays, origin in given]
     if evaluation is not None:
         _check_alike(train, evaluation)
+    limits = Limits(inputs=Limit("vocabulary", vocabulary) if vocabulary else None)
+    for name, split in zip(("training", "evaluation"), splits, strict=False):
+        check_source(split, limits, name)
     sizes = " and ".join(f"{len(split):,}" for split in splits)
     all_arrays = [np.asarray(array) for arrays in (train, evaluation or {}) for _, array in sorted(arrays.items())]
     return Splits(
@@ -89,21 +141,27 @@ def read_arrays(config: DataConfig) -> Splits:
     Raises:
         UserError: a pattern matches nothing, or the files' arrays do not fit together.
     """
-    arrays = _load(config.files, "data.files")
+    arrays, origin = _load(config.files, "data.files")
     if config.eval_files:
-        return from_arrays(arrays, _load(config.eval_files, "data.eval_files"))
-    return held_out_rows(arrays, config.eval_fraction)
+        evaluation, eval_origin = _load(config.eval_files, "data.eval_files")
+        return _splits(arrays, evaluation, config.vocabulary or None, (origin, eval_origin))
+    return held_out_rows(arrays, config.eval_fraction, config.vocabulary or None, origin)
 
 
-def held_out_rows(arrays: Mapping[str, np.ndarray], eval_fraction: float) -> Splits:
+def held_out_rows(
+    arrays: Mapping[str, np.ndarray], eval_fraction: float, vocabulary: int | None = None, origin: Origin | None = None
+) -> Splits:
     """Splits arrays by row: a row is held out when the hash of its number falls below `eval_fraction`.
 
     Args:
         arrays: Name -> array with examples on dim 0.
         eval_fraction: Share of rows to hold out, in [0, 1); 0 for no evaluation split.
+        vocabulary: Number of token ids, where the arrays hold tokens.
+        origin: Where the rows come from.
 
     Raises:
         UserError: a split would hold no rows.
+        BadDataError: as `from_arrays`.
     """
     rows = len(next(iter(arrays.values())))
     held_out = np.array([hash_fraction(b"%d" % row) < eval_fraction for row in range(rows)], bool)
@@ -113,11 +171,13 @@ def held_out_rows(arrays: Mapping[str, np.ndarray], eval_fraction: float) -> Spl
             "Give more rows, change data.eval_fraction, or set it to 0 to go without evaluation."
         )
     evaluation = {name: array[held_out] for name, array in arrays.items()} if eval_fraction else None
-    return from_arrays({name: array[~held_out] for name, array in arrays.items()}, evaluation)
+    origins = [origin and origin._replace(rows=np.flatnonzero(kept)) for kept in (~held_out, held_out)]
+    train = {name: array[~held_out] for name, array in arrays.items()}
+    return _splits(train, evaluation, vocabulary, (origins[0], origins[1]))
 
 
-def _load(patterns: tuple[str, ...], key: str) -> dict[str, np.ndarray]:
-    """The arrays of all files, concatenated by name."""
+def _load(patterns: tuple[str, ...], key: str) -> tuple[dict[str, np.ndarray], Origin]:
+    """The arrays of all files, concatenated by name, and where their rows come from."""
     parts = []
     for file in find_files(patterns, key=key, suffixes=(".npz",)):
         parts.append((file.path, _read_npz(file.path, key)))
@@ -131,7 +191,8 @@ def _load(patterns: tuple[str, ...], key: str) -> dict[str, np.ndarray]:
                     f"{key}: rows of {name!r} have shape {array.shape[1:]} in {path} and {first[name].shape[1:]} in "
                     f"{first_path}; all files need the same."
                 )
-    return {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in first}
+    origin = Origin([(str(path), len(next(iter(arrays.values()), ()))) for path, arrays in parts])
+    return {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in first}, origin
 
 
 def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:

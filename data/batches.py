@@ -19,7 +19,8 @@ from ..mesh.errors import UserError
 from .order import sample_order
 from .placement import check_divisible, place_rows, rows_of_devices
 from .prefetch import run_ahead
-from .source import Source, take
+from .ranges import NO_LIMITS, Limits, checked
+from .source import Source
 
 Batch = dict[str, jax.Array]
 LocalBatch = dict[str, np.ndarray]
@@ -37,6 +38,7 @@ def train_batches(
     shuffle: bool = True,
     prefetch: int = 2,
     threads: int = 0,
+    limits: Limits = NO_LIMITS,
 ) -> Generator[Batch, None, None]:
     """The batches of training steps start_step, start_step + 1, ..., start_step + num_steps - 1.
 
@@ -50,6 +52,7 @@ def train_batches(
         shuffle: False for the source's own order in every epoch.
         prefetch: Batches kept ready on the devices ahead of the step, by a background thread; 0 reads on demand.
         threads: Further threads that read examples, for slow storage.
+        limits: What the model takes; every batch is checked against it.
 
     Returns:
         A generator of name -> global array (global_batch, ...), plus "example": int32 (global_batch,), the global
@@ -57,19 +60,17 @@ def train_batches(
 
     Raises:
         UserError: the batch does not divide over the mesh or is larger than the split, or a number is negative.
+        BadDataError: while reading, for a value that is not allowed (see `ranges`).
     """
-    if global_batch > len(source):
-        raise UserError(
-            f"train.global_batch={global_batch} rows, but the training split holds {len(source)} examples. "
-            f"Set train.global_batch to at most {len(source)}, lower data.length, or give more data."
-        )
+    check_enough(source, global_batch)
     if min(seed, start_step, num_steps) < 0:
         raise UserError(f"seed={seed}, start_step={start_step} and num_steps={num_steps} must be 0 or more.")
     rows = rows_of_devices(sharding, global_batch, sharding.addressable_devices)
+    take = checked(source, limits, "training")
 
     def read(step: int) -> LocalBatch:
         samples = step * global_batch + rows
-        local = take(source, sample_order(samples, num_examples=len(source), seed=seed, shuffle=shuffle))
+        local = take(sample_order(samples, num_examples=len(source), seed=seed, shuffle=shuffle))
         return {**local, "example": (samples % EXAMPLE_MODULUS).astype(np.int32)}
 
     place = partial(place_rows, rows=rows, sharding=sharding, global_batch=global_batch)
@@ -84,6 +85,7 @@ def eval_batches(
     max_batches: int | None = None,
     prefetch: int = 2,
     threads: int = 0,
+    limits: Limits = NO_LIMITS,
 ) -> Generator[Batch, None, None]:
     """All examples of a source in order, each once.
 
@@ -94,6 +96,7 @@ def eval_batches(
         max_batches: Stop after so many batches; None for the whole split.
         prefetch: Batches kept ready on the devices ahead, by a background thread; 0 reads on demand.
         threads: Further threads that read examples, for slow storage.
+        limits: What the model takes; every batch is checked against it.
 
     Returns:
         A generator like that of `train_batches`, where "example" is the index into the source. Rows past its end
@@ -101,7 +104,9 @@ def eval_batches(
 
     Raises:
         UserError: the batch does not divide over the mesh.
+        BadDataError: while reading, for a value that is not allowed (see `ranges`).
     """
+    take = checked(source, limits, "evaluation")
     rows = rows_of_devices(sharding, global_batch, sharding.addressable_devices)
     num_batches = -(-len(source) // global_batch)
     if max_batches is not None:
@@ -109,13 +114,22 @@ def eval_batches(
 
     def read(step: int) -> LocalBatch:
         indices = step * global_batch + rows
-        local = take(source, np.minimum(indices, len(source) - 1))
+        local = take(np.minimum(indices, len(source) - 1))
         weights = local["weights"].copy()
         weights[indices >= len(source)] = 0
         return {**local, "weights": weights, "example": (indices % EXAMPLE_MODULUS).astype(np.int32)}
 
     place = partial(place_rows, rows=rows, sharding=sharding, global_batch=global_batch)
     return _batches(read, place, range(num_batches), prefetch=prefetch, threads=threads)
+
+
+def check_enough(source: Source, global_batch: int) -> None:
+    """Raises a UserError where a training split has fewer examples than one batch has rows."""
+    if global_batch > len(source):
+        raise UserError(
+            f"train.global_batch={global_batch} rows, but the training split holds {len(source)} examples. "
+            f"Set train.global_batch to at most {len(source)}, lower data.length, or give more data."
+        )
 
 
 def abstract_batch(source: Source, global_batch: int, sharding: NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:

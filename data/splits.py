@@ -96,12 +96,27 @@ def _user_splits(config: DataConfig) -> Splits:
             f"data.source={config.source!r} returned a {type(splits).__name__}; it returns spmdkit.data.Splits, "
             "for example spmdkit.data.from_arrays(...)."
         )
-    if "weights" not in splits.train[0]:
+    for name, split in (("training", splits.train), ("evaluation", splits.evaluation)):
+        if split is not None and not len(split):
+            raise UserError(
+                f"data.source={config.source!r} returned no examples for {name}. Give some"
+                f"{', or evaluation=None to go without' if name == 'evaluation' else ''}."
+            )
+        if split is not None and "weights" not in split[0]:
+            raise UserError(
+                f"data.source={config.source!r} returned {_of(name)}examples with {', '.join(split[0])}; each also "
+                'needs "weights": float32, what each target counts (1, or 0 for padding).'
+            )
+    if splits.evaluation is not None and splits.evaluation[0].keys() != splits.train[0].keys():
         raise UserError(
-            f"data.source={config.source!r} returned examples with {', '.join(splits.train[0])}; each also needs "
-            '"weights": float32, what each target counts (1, or 0 for padding).'
+            f"data.source={config.source!r} returned training examples with {', '.join(splits.train[0])}, but "
+            f"evaluation examples with {', '.join(splits.evaluation[0])}; they have the same names."
         )
     return splits
+
+
+def _of(split: str) -> str:
+    return "" if split == "training" else f"{split} "
 
 
 def _language_splits(config: DataConfig) -> Splits:
@@ -130,7 +145,7 @@ def _language_splits(config: DataConfig) -> Splits:
         ),
         fingerprint=fingerprint(
             [stream.ids for stream in train + evaluation],
-            *(config.length, len(train), vocabulary),
+            *(config.length, len(train), vocabulary, [stream.name for stream in train + evaluation]),
             *(() if ends is None else ("packed", ends)),
         ),
     )

@@ -63,19 +63,28 @@ class WindowSource:
         for stream in np.unique(of_stream):
             chosen = of_stream == stream
             windows = self._windows[stream][indices[chosen] - self._starts[stream]]
-            self._check(windows, self._names[stream])
+            self._check(windows, int(stream), indices[chosen])
             ids[chosen] = windows
         inputs, targets = np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
         if self._separator is not None:
             return {"inputs": inputs, "targets": targets, **mark_documents(inputs, self._separator)}
         return {"inputs": inputs, "targets": targets, "weights": np.ones(inputs.shape, np.float32)}
 
-    def _check(self, ids: np.ndarray, name: str) -> None:
+    def origin(self, index: int) -> str:
+        """Which tokens of which stream example `index` is, for messages."""
+        stream = int(np.searchsorted(self._starts, index, side="right")) - 1
+        first = (index - int(self._starts[stream])) * self._length
+        return f"{self._names[stream]}, from token {first:,}"
+
+    def _check(self, ids: np.ndarray, stream: int, indices: np.ndarray) -> None:
         """Raises where an id does not fit the vocabulary."""
         if self._vocabulary is None or (ids.max() < self._vocabulary and ids.min() >= 0):
             return
-        wrong = ids.max() if ids.max() >= self._vocabulary else ids.min()
+        wrong = ids.argmax() if ids.max() >= self._vocabulary else ids.argmin()
+        row, column = np.unravel_index(wrong, ids.shape)
+        place = (int(indices[row]) - int(self._starts[stream])) * self._length + int(column)
         raise BadDataError(
-            f"{name} holds token id {wrong}; data.vocabulary={self._vocabulary} allows 0 .. {self._vocabulary - 1}. "
-            "Raise data.vocabulary (0 finds it), or check data.dtype (a wrong one reads noise)."
+            f"{self._names[stream]} holds token id {ids[row, column]}; data.vocabulary={self._vocabulary} allows 0 .. "
+            f"{self._vocabulary - 1}. It is token {place:,} of this split's part of it, in example "
+            f"{indices[row]:,}. Raise data.vocabulary (0 finds it), or check data.dtype (a wrong one reads noise)."
         )

@@ -10,11 +10,12 @@ import jax
 from ..configs.checks import check_devices
 from ..configs.paths import below_root, is_schedule_file
 from ..configs.schema import Config
-from ..data.batches import abstract_batch
+from ..data.batches import abstract_batch, check_enough
+from ..data.ranges import Limit, Limits, check_splits
 from ..data.splits import Splits, open_splits
 from ..mesh.compat import Device
 from ..mesh.simulate import simulate
-from ..models.catalog import load_model
+from ..models.catalog import MODELS, load_model
 from ..parallel.lay_out import abstract_parameters, lay_out
 from ..parallel.layouts import Layouts
 from ..parallel.model import BlockModel, Model
@@ -73,10 +74,13 @@ def build(
         ModelError: The model's functions cannot be called as a run calls them.
         ContractError: The user's own model breaks the contract, under `model.check: error`.
         UserError: Something else does not fit (LayoutError where it is the layouts); nothing was started.
+        BadDataError: Data in memory holds a value that the model does not take.
     """
     splits = splits or open_splits(config.data, search_path(config))
     model = model or configured_model(config, splits)
+    check_splits(splits, data_limits(config, splits))
     check_devices(config, len(devices) if devices else jax.device_count())
+    check_enough(splits.train, config.train.global_batch)
     layouts = lay_out(
         model,
         strategy_from_root(config),
@@ -126,6 +130,21 @@ def configured_model(config: Config, splits: Splits) -> Model | BlockModel:
         features=_features(splits),
         search_path=search_path(config),
     )
+
+
+def data_limits(config: Config, splits: Splits) -> Limits:
+    """Which token ids and classes the model of a config takes, as far as the config and the data say.
+
+    Integer inputs are token ids wherever there is a vocabulary. What targets are is known of the models of the
+    catalogue alone; the user's own may mean anything by them.
+    """
+    numbers = {"model.vocabulary": config.model.get("vocabulary"), "model.classes": config.model.get("classes")}
+    known = {key: Limit(key, value) for key, value in numbers.items() if isinstance(value, int) and value > 0}
+    tokens = Limit("vocabulary", splits.vocabulary) if splits.vocabulary else known.get("model.vocabulary")
+    name = config.model["name"]
+    if name not in MODELS:
+        return Limits(inputs=tokens)
+    return Limits(targets=known.get("model.classes")) if name == "mlp" else Limits(inputs=tokens, targets=tokens)
 
 
 def search_path(config: Config) -> tuple[Path, ...]:

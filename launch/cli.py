@@ -42,9 +42,19 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="values laid over those of the file")
 
 
+def add_fresh(parser: argparse.ArgumentParser) -> None:
+    """Adds --fresh."""
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start anew: what run.dir holds of a run, but its logs, is moved to run.dir.old-1 (-2, ...)",
+    )
+
+
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `train`."""
     add_config(parser)
+    add_fresh(parser)
     parser.add_argument("--help-config", action=HelpConfig, help="list every key with its default, and exit")
 
 
@@ -55,12 +65,14 @@ def train(arguments: argparse.Namespace) -> int:
     from .train import train as run
 
     processes, simulate = processes_in_job(), simulated_by_job()
-    return run(load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate))
+    config = load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate)
+    return run(config, fresh=arguments.fresh)
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `launch`."""
     add_config(parser)
+    add_fresh(parser)
     parser.add_argument("--on", required=True, metavar="local:PxD", help="P processes with D simulated devices each")
 
 
@@ -69,7 +81,7 @@ def launch(arguments: argparse.Namespace) -> int:
     from .local import launch as run
     from .target import parse_target
 
-    return run(arguments.config, arguments.overrides, parse_target(arguments.on))
+    return run(arguments.config, arguments.overrides, parse_target(arguments.on), fresh=arguments.fresh)
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
@@ -165,6 +177,7 @@ that folder holds an unfinished run, training goes on from its last checkpoint.
   spmdkit train quickstart                       a language model on 8 simulated devices
   spmdkit train my.yaml train.steps=20           a file of yours, one value changed
   spmdkit train my.yaml strategy.fsdp=-1         all devices hold one copy of the state between them
+  spmdkit train my.yaml --fresh                  from step 0; what was there is moved aside, not removed
   spmdkit train --help-config                    every key, its default and what it does
 """,
         add_train,

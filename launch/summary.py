@@ -8,13 +8,18 @@ from .output import last_words, log_file
 from .processes import Outcome
 
 
-def summary(outcome: Outcome, logs: Path) -> list[str]:
-    """Returns the last lines of a launch: none where all is well; else which rank failed, how, and what it said."""
+def summary(outcome: Outcome, logs: Path | None) -> list[str]:
+    """Returns the last lines of a launch: none where all is well; else which rank failed, how, and what it said.
+
+    Args:
+        outcome: How the processes ended.
+        logs: The folder of their output, where it is kept.
+    """
     cause = outcome.cause
     if cause is None:
         return [] if outcome.signal is None else [f"stopped by {outcome.signal.name}; the same command goes on"]
-    log = log_file(logs, cause.rank)
-    lines = [f"rank {cause.rank} failed first: {ending(cause.code)}. Its last lines, all of them in {log}:"]
+    kept = f", all of them in {log_file(logs, cause.rank)}" if logs else ""
+    lines = [f"rank {cause.rank} failed first: {ending(cause.code)}. Its last lines{kept}:"]
     lines += [f"  {line}" for line in last_words(outcome.tails[cause.rank])] or ["  (it printed nothing)"]
     others = ", ".join(f"rank {end.rank} {ending(end.code)}" for end in outcome.exits if end.rank != cause.rank)
     return [*lines, f"the others: {others}"] if others else lines

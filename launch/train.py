@@ -1,11 +1,19 @@
-"""`spmdkit train`: config -> build -> restore -> steps -> evaluation, sample and report. The whole run reads here."""
+"""`spmdkit train`: config -> build -> folder -> compile -> restore -> steps -> evaluation, sample and report.
 
+The whole run reads here. All checks come first: nothing is written before the step has compiled and a checkpoint and
+the first batch have been read, so a command that fails leaves no trace and the corrected one finds nothing in its way.
+"""
+
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
+from itertools import chain, islice
 from pathlib import Path
 
 from ..configs.schema import Config
 from ..data.batches import eval_batches, train_batches
+from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process
+from ..parallel.model import Batch
 from ..parallel.state import TrainState
 from ..training.checkpoints import Checkpoints
 from ..training.display import Display, make_display
@@ -14,35 +22,47 @@ from ..training.metrics import MetricsLog
 from ..training.optimizers import make_schedule
 from ..training.rates import LearningRates
 from ..training.worker import multi_process
-from .build import Built, build, prepare_devices
+from .build import Built, build, data_limits, prepare_devices
 from .explain import explain_built
 from .finish import finish, is_reported
 from .memory import check_memory
-from .resume import adopt_folder, write_config
+from .provenance import provenance, remarks
+from .resume import adopt_folder, earlier, write_config
 
 
-def train(config: Config) -> int:
+def train(config: Config, *, fresh: bool = False) -> int:
     """Trains as a config says, or goes on where its folder left off.
+
+    Args:
+        config: The config.
+        fresh: Start anew; what the folder holds of a run is moved aside once the new one is ready to start.
 
     Returns:
         0, the exit code of a finished run.
 
     Raises:
         UserError: A mistake in the config or in the files it names; nothing was lost.
+        BadDataError: A value in the data is not allowed.
+        FolderUnavailable: The file system of run.dir cannot be written to.
         Diverged: The loss is no longer finite.
     """
     prepare_devices(config)
     with multi_process(config.timeouts), ExitStack() as stack:
         built = build(config)
         check_memory(built)
-        folder = adopt_folder(config)
+        made_of = provenance(built)
+        folder = adopt_folder(config, made_of, fresh=fresh)
+        before = None if fresh else earlier(folder)
         saved = built.layouts.stored_order.abstract_model(built.step.abstract_state())
         checkpoints = stack.enter_context(
             Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=saved)
         )
-        start = checkpoints.latest() or 0
+        start = 0 if fresh else checkpoints.latest() or 0
         display = stack.enter_context(make_display(config.train.steps, start, title(built)))
-        _Run(built, folder, checkpoints, display, start).go()
+        for line in remarks(before, made_of, config.data.source, goes_on=start > 0):
+            display.message(line)
+        run = _Run(built, folder, checkpoints, display, start)
+        run.go(lambda: write_config(config, folder, made_of, fresh=fresh))
     return 0
 
 
@@ -66,28 +86,35 @@ class _Run:
         self.start = start
         self.metrics: MetricsLog | None = None
         self.rates = learning_rates(self.config)
+        self.limits = data_limits(self.config, built.splits)
 
-    def go(self) -> None:
-        """Restores or initialises, trains what is left, and finishes; changes nothing where that is done already."""
+    def go(self, take_folder: Callable[[], list[str]]) -> None:
+        """Restores or initialises, trains what is left, and finishes; changes nothing where that is done already.
+
+        Args:
+            take_folder: Writes into the folder that it is this run's; called when nothing is left to check.
+        """
         steps = self.config.train.steps
         if self.start >= steps and is_reported(self.folder, self.folder / "checkpoints" / str(self.start)):
             self.display.message(
                 f"{self.folder} is finished: it holds step {self.start} of {steps}. Raise train.steps to go on, or "
-                "choose another run.dir to start anew."
+                "start anew with another run.dir or --fresh."
             )
             return
         explanation = explain_built(self.built)  # compiles the step, which then starts at once
         self.display.message(str(explanation))
-        write_config(self.config, self.folder)
-        state = self.first_state()
-        if self.start < steps:
-            state = self.train(state)
+        with closing(self.batches()) as batches:
+            first = list(islice(batches, 1))
+            state = self.first_state()
+            for line in take_folder():
+                self.display.message(line)
+            if self.start < steps:
+                state = self.train(state, chain(first, batches))
         finish(self.built, explanation, state, self.folder, self.display)
 
-    def train(self, state: TrainState) -> TrainState:
+    def train(self, state: TrainState, batches: Iterable[Batch]) -> TrainState:
         """The steps that are left."""
         with ExitStack() as stack:
-            batches = stack.enter_context(closing(self.batches()))
             if is_main_process():
                 self.metrics = stack.enter_context(MetricsLog(self.folder / "metrics.jsonl", start_step=self.start))
             state = run_steps(
@@ -123,6 +150,7 @@ class _Run:
             shuffle=data.shuffle,
             prefetch=data.prefetch,
             threads=data.threads,
+            limits=self.limits,
         )
 
     def evaluates_at(self, number: int) -> bool:
@@ -151,6 +179,7 @@ class _Run:
             global_batch=self.config.train.global_batch,
             max_batches=self.config.eval.batches or None,
             threads=self.config.data.threads,
+            limits=self.limits,
         )
         with closing(batches):
             return evaluate(self.built.step, params, batches)
@@ -169,8 +198,19 @@ class _Run:
 
 
 def learning_rates(config: Config) -> LearningRates:
-    """The learning rate of every step of the run, by step from 0, so that no step waits for it."""
-    return LearningRates(make_schedule(config.optimizer, config.train.steps), config.train.steps)
+    """The learning rate of every step of the run, by step from 0, so that no step waits for it.
+
+    Raises:
+        UserError: The schedule gives a rate that is not a finite number, of float32; names the first such step.
+    """
+    rates = LearningRates(make_schedule(config.optimizer, config.train.steps), config.train.steps)
+    wrong = rates.first_not_finite()
+    if wrong is not None:
+        raise UserError(
+            f"optimizer.schedule={dict(config.optimizer.schedule)} gives step {wrong + 1} the learning rate "
+            f"{rates[wrong]}. Change its options or optimizer.learning_rate={config.optimizer.learning_rate}."
+        )
+    return rates
 
 
 def _due(number: int, every: int, last: int) -> bool:

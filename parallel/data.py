@@ -77,8 +77,8 @@ def _option_problems(config: DataParallelConfig) -> Iterator[str]:
         yield f"strategy.data.floor_bytes={config.floor_bytes} must be at least 0 bytes: 0 splits every parameter."
     if config.local_steps < 0:
         yield f"strategy.data.local_steps={config.local_steps}: give a number of steps, or 0 for none."
-    if config.outer_learning_rate <= 0:
-        yield f"strategy.data.outer_learning_rate={config.outer_learning_rate} must be more than 0."
+    if not 0 < config.outer_learning_rate < float("inf"):
+        yield f"strategy.data.outer_learning_rate={config.outer_learning_rate} must be more than 0, and finite."
     if not 0 <= config.outer_momentum < 1:
         yield f"strategy.data.outer_momentum={config.outer_momentum} must be at least 0 and less than 1."
     chosen = {"zero": config.zero, "compress": config.compress, "local_steps": config.local_steps}

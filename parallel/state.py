@@ -73,3 +73,19 @@ def _with_shardings(table: LayoutTable, abstract: bool) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree.map(attach, table.abstract_arrays, table.shardings(abstract=abstract))
+
+
+MOST_SEED = 2**32 - 1
+"""JAX makes a key of the lower 32 bits of a seed, unless 64-bit types are on: beyond, two seeds would draw the same."""
+
+
+def seed_problem(seed: int, name: str) -> str | None:
+    """What is wrong with a seed, or None.
+
+    Args:
+        seed: A seed.
+        name: What the message calls it.
+    """
+    if 0 <= seed <= MOST_SEED:
+        return None
+    return f"{name}={seed} has to be from 0 to 2**32 - 1 = {MOST_SEED}: keys take 32 bits, others would be cut off."

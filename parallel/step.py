@@ -34,7 +34,7 @@ from .pipeline import in_stage_order
 from .precision import FLOAT32, Precision, cast_floats
 from .recompilation import RecompilationWatch
 from .sharded import over_manual_axes
-from .state import StepMetrics, TrainState, abstract_state
+from .state import StepMetrics, TrainState, abstract_state, seed_problem
 
 
 class Step:
@@ -66,12 +66,15 @@ class Step:
         """Makes the first state, every array born in its own layout.
 
         Args:
-            seed: The run's seed; parameters depend on it alone, never on the mesh.
+            seed: The run's seed, 0 .. 2**32 - 1; parameters depend on it alone, never on the mesh.
             params: Parameters to start from instead: whole arrays of the host, as `given_params.place` takes them.
 
         Raises:
-            UserError: The parameters given are not the model's.
+            UserError: The parameters given are not the model's, or the seed is out of its range.
         """
+        problem = seed_problem(seed, "seed")
+        if problem:
+            raise UserError(problem)
         abstract = self.abstract_state()
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         key_data = jax.random.key_data(make_key(seed))
@@ -291,7 +294,7 @@ def build_step(
     """
     if accumulate < 1:
         raise UserError(f"train.accumulate={accumulate}: a step has at least 1 microbatch.")
-    if clip_norm < 0:
-        raise UserError(f"train.clip_norm={clip_norm}: a norm is positive; 0 turns clipping off.")
+    if not 0 <= clip_norm < float("inf"):
+        raise UserError(f"train.clip_norm={clip_norm}: a norm is positive and finite; 0 turns clipping off.")
     options: Any = {"accumulate": accumulate, "clip_norm": clip_norm, "remat": remat, "precision": precision}
     return Step(model, optimizer, layouts, **options)

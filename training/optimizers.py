@@ -9,6 +9,7 @@ Stern 2018 (adafactor); Jordan et al. 2024, Liu et al. 2025 (muon).
 """
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -93,12 +94,12 @@ def _default(each: Field[Any]) -> Any:
 
 def _range_problems(config: OptimizerConfig) -> list[str]:
     problems = []
-    if config.learning_rate <= 0:
-        problems.append(f"optimizer.learning_rate={config.learning_rate} has to be over 0.")
-    if config.weight_decay < 0:
-        problems.append(f"optimizer.weight_decay={config.weight_decay} has to be at least 0.")
-    if config.epsilon is not None and config.epsilon <= 0:
-        problems.append(f"optimizer.epsilon={config.epsilon} has to be over 0.")
+    if not 0 < config.learning_rate < math.inf:
+        problems.append(f"optimizer.learning_rate={config.learning_rate} has to be over 0, and finite.")
+    if not 0 <= config.weight_decay < math.inf:
+        problems.append(f"optimizer.weight_decay={config.weight_decay} has to be at least 0, and finite.")
+    if config.epsilon is not None and not 0 < config.epsilon < math.inf:
+        problems.append(f"optimizer.epsilon={config.epsilon} has to be over 0, and finite.")
     rates = {"betas": config.betas or (), "momentum": () if config.momentum is None else (config.momentum,)}
     for name, values in rates.items():
         if not all(0 <= value < 1 for value in values):

@@ -8,6 +8,8 @@ import optax
 
 WINDOW = 2**16
 """Steps whose rates are worked out together."""
+LOOKED_AT = 2**20
+"""Steps whose rates are looked at before a run starts, besides those of its last window."""
 
 
 class LearningRates:
@@ -39,6 +41,19 @@ class LearningRates:
             raise IndexError(f"step {step} of {self._num_steps}")
         if not self._first <= step < self._first + len(self._window):
             self._first = step // WINDOW * WINDOW
-            steps = np.arange(self._first, min(self._first + WINDOW, self._num_steps))
-            self._window = np.broadcast_to(np.asarray(self._schedule(steps)), steps.shape)  # pyright: ignore
+            self._window = self._rates(self._first)
         return float(self._window[step - self._first])
+
+    def first_not_finite(self) -> int | None:
+        """The first step whose rate is no finite number of float32, of the first million steps and the last ones."""
+        last = (self._num_steps - 1) // WINDOW * WINDOW
+        for first in dict.fromkeys((*range(0, min(self._num_steps, LOOKED_AT), WINDOW), last)):
+            wrong = np.flatnonzero(~np.isfinite(self._rates(first).astype(np.float32)))
+            if len(wrong):
+                return first + int(wrong[0])
+        return None
+
+    def _rates(self, first: int) -> np.ndarray:
+        """The rates of the window that begins at a step."""
+        steps = np.arange(first, min(first + WINDOW, self._num_steps))
+        return np.broadcast_to(np.asarray(self._schedule(steps)), steps.shape)  # pyright: ignore

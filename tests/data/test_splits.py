@@ -33,14 +33,36 @@ def test_the_fingerprint_changes_with_the_data(corpus):
     assert open_splits(config(corpus)).fingerprint != before
 
 
-def test_the_fingerprint_samples_large_arrays():
-    large = np.zeros(1 << 25, np.uint8)
-    before = fingerprint([large])
-    large[5] = 1
-    assert fingerprint([large]) == before  # not looked at
-    large[-1] = 1
-    assert fingerprint([large]) != before
-    assert fingerprint([large], 3) != fingerprint([large], 4)
+def test_the_fingerprint_covers_every_byte_of_what_is_not_huge():
+    array = np.zeros((1 << 16, 2, 300), np.uint8)[:, 1]  # 19 MiB, not contiguous
+    before = fingerprint([array])
+    for place in ((0, 0), (5, 7), (40_000, 1), (65_535, 299)):
+        array[place] = 1
+        assert fingerprint([array]) != before
+        array[place] = 0
+    assert fingerprint([array]) == before
+    assert fingerprint([array[:-1]]) != before
+    assert fingerprint([array.astype(np.int8)]) != before
+    assert fingerprint([array], 3) != fingerprint([array], 4)
+    assert fingerprint([array[:1], array[1:]]) != before
+
+
+def test_the_fingerprint_samples_blocks_of_what_is_huge(tmp_path):
+    with (tmp_path / "huge.bin").open("wb") as file:
+        file.truncate(1 << 40)
+    huge = np.memmap(tmp_path / "huge.bin", np.uint16, mode="r+")
+    small = np.zeros(100, np.uint8)
+    before = fingerprint([huge, small])
+    step = (len(huge) - (1 << 15)) / 511
+    for place in (0, 2047, len(huge) - 1, int(100 * step) + 77, int(510 * step)):
+        huge[place] = 1
+        assert fingerprint([huge, small]) != before
+        huge[place] = 0
+    small[99] = 1  # its ends are read, however little it is beside the other
+    assert fingerprint([huge, small]) != before
+    small[99] = 0
+    huge[1_000_000] = 1  # between the blocks: not looked at, as its docstring says
+    assert fingerprint([huge, small]) == before
 
 
 def test_too_little_to_train_on(corpus):

@@ -1,12 +1,14 @@
 """`spmdkit train` in this process: what a run writes, how it goes on, and every kind of step it can be made of."""
 
 import json
+import sys
 
 import jax
 import numpy as np
 import pytest
-from runs import losses, metrics, state_arrays, write_config, write_language_config
+from runs import listing, losses, metrics, state_arrays, write_config, write_language_config
 from spmdkit.configs import load_config
+from spmdkit.launch import train as train_module
 from spmdkit.launch.build import build
 from spmdkit.launch.cli import main
 from spmdkit.launch.train import learning_rates
@@ -26,6 +28,7 @@ def test_what_a_run_leaves(tmp_path, capsys):
         "checkpoints",
         "config.yaml",
         "metrics.jsonl",
+        "provenance.json",
         "report.html",
     ]
     assert sorted(int(path.name) for path in (folder / "checkpoints").iterdir()) == [8, 12]
@@ -80,6 +83,112 @@ def test_another_strategy_goes_on(strategy, whole, tmp_path):
 def test_data_threads_and_prefetching_change_nothing(whole, tmp_path):
     train(write_config(tmp_path, optimizer=CONSTANT), "data.threads=2", "data.prefetch=0")
     assert metrics(tmp_path / "run") == whole
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch):
+    def compile_step(built):
+        raise AssertionError("the step was compiled before all was checked")
+
+    monkeypatch.setattr(train_module, "explain_built", compile_step)
+
+
+SMALL_EVALUATION = """
+import numpy as np
+from spmdkit.data import Splits, from_arrays
+
+def rows(number, **more):
+    return {"inputs": np.ones((number, 64), np.float32), "targets": np.arange(number) % 10, **more}
+
+def make(evaluation):
+    splits = from_arrays(rows(64))
+    return lambda config: splits._replace(evaluation=evaluation)
+
+empty = make([])
+weightless = make([{"inputs": np.ones(64, np.float32), "targets": np.int64(0)}])
+renamed = make([{"images": np.ones(64, np.float32), "weights": np.float32(1)}])
+labels = make(from_arrays(rows(20, targets=np.arange(20))).train)
+fractions = make(from_arrays(rows(20, targets=np.full(20, 0.5))).train)
+"""
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize(
+    ("overrides", "code", "text"),
+    [
+        (["train.global_batch=10000"], 2, "train.global_batch=10000 rows, but the training split holds 7772 examples"),
+        (["run.seed=18446744073709551616"], 2, "run.seed=18446744073709551616 has to be from 0 to 2**32 - 1"),
+        (["run.seed=4294967296"], 2, "run.seed=4294967296 has to be from 0 to 2**32 - 1"),
+        (["data.source=evaluations:empty"], 2, "returned no examples for evaluation"),
+        (
+            ["data.source=evaluations:weightless"],
+            2,
+            "returned evaluation examples with inputs, targets; each also needs",
+        ),
+        (["data.source=evaluations:renamed"], 2, "but evaluation examples with images, weights; they have the same"),
+        (
+            ["data.source=evaluations:labels"],
+            3,
+            "targets of example 10 of the evaluation split is 10; model.classes=10",
+        ),
+        (
+            ["data.source=evaluations:fractions"],
+            3,
+            "targets are float64; model.classes=10 needs whole numbers, 0 .. 9.",
+        ),
+        (["optimizer.learning_rate=1e39"], 2, "gives step 1 the learning rate inf"),
+    ],
+)
+def test_a_command_that_cannot_work_leaves_no_trace(overrides, code, text, there, tmp_path, capsys, monkeypatch):
+    (tmp_path / "evaluations.py").write_text(SMALL_EVALUATION)
+    monkeypatch.delitem(sys.modules, "evaluations", raising=False)
+    config = write_config(tmp_path)
+    if there:
+        (tmp_path / "run").mkdir()
+    before = listing(tmp_path)
+    assert main(["train", str(config), *overrides]) == code
+    assert text in capsys.readouterr().err
+    left = {name: file for name, file in listing(tmp_path).items() if "__pycache__" not in name}
+    assert (left, (tmp_path / "run").exists()) == (before, there)
+
+
+def test_the_first_batch_is_read_before_anything_is_written(tmp_path, capsys):
+    np.save(tmp_path / "ids.npy", np.full(4000, 300, np.uint16))
+    data = {"source": "tokens", "files": [str(tmp_path / "ids.npy")], "length": 16, "vocabulary": 256}
+    model = {"name": "transformer", "layers": 1, "width": 16, "heads": 2, "mlp_width": 32}
+    config = write_config(tmp_path, data=data, model=model, strategy={"data": 8})
+    assert main(["train", str(config)]) == 3
+    assert "ids.npy holds token id 300; data.vocabulary=256 allows 0 .. 255." in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_failed_does_not_stand_in_the_way_of_the_corrected_command(tmp_path):
+    config = write_config(tmp_path, train={"steps": 1, "global_batch": 16}, eval={"every": 0, "batches": 1})
+    assert main(["train", str(config), "train.global_batch=10000", "model.widths=[16]"]) == 2
+    train(config)
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, capsys):
+    """The config of the run stays the one its checkpoints are from."""
+    config = write_config(tmp_path, train={"steps": 1, "global_batch": 16}, eval={"every": 0, "batches": 1})
+    train(config)
+    before = listing(tmp_path)
+    overrides = ["train.steps=2", "strategy={data: {size: 8, compress: int8}}"]
+    assert main(["train", str(config), *overrides]) == 2
+    assert "does not fit the state of this run" in capsys.readouterr().err
+    assert listing(tmp_path) == before
+    assert main(["train", str(config), "run.seed=3"]) == 2
+    assert listing(tmp_path) == before
+    assert main(["train", str(config), "run.seed=3", "--fresh"]) == 0
+    assert (
+        f"Moved the run in {tmp_path / 'run'} to {tmp_path / 'run.old-1'}: checkpoints, metrics.jsonl, report.html, "
+        in (capsys.readouterr().out)
+    )
+    moved = {name.removeprefix("run/"): held for name, held in before.items() if name.startswith("run/")}
+    assert listing(tmp_path / "run.old-1") == moved
+    assert list(losses(tmp_path / "run")) == [1]
+    assert losses(tmp_path / "run") != losses(tmp_path / "run.old-1")
 
 
 VARIANTS = {

@@ -1,11 +1,13 @@
 """The mixture of experts against a plain NumPy one: routing, capacity, losses, and what a whole block adds."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from spmdkit.models import generate, load_model
 from spmdkit.models.moe import moe
 from spmdkit.models.moe_config import MoEConfig
@@ -133,6 +135,32 @@ def test_a_block_adds_the_mixture(factor, float64):
         change, loss = reference_mixture(config, params["mlp"], normed * params["mlp"]["norm"])
         np.testing.assert_allclose(y["hidden"][row], x[row] + change, rtol=1e-11, atol=1e-11)
         np.testing.assert_allclose(y["router_loss"][row], 1 + loss, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(SMALL, dropout=0.3),
+        pytest.param(replace(SMALL, capacity_factor=0.0, top_k=1, tied=True), marks=pytest.mark.slow),
+    ],
+    ids=["capacity", "dropless"],
+)
+def test_loss_and_gradients_are_those_of_the_plain_one(config, float64):
+    """Of dispatch, expert by expert, combine and the router, whose losses count; some choices have no place."""
+    params, batch, key = make_params(config), make_batch(config, rows=2), jax.random.key(5)
+    differentiate = jax.jit(jax.value_and_grad(lambda p: moe(config).loss(p, batch, key), has_aux=True))
+    sums, gradients = differentiate(params)
+    expected_sums, expected = reference.mixture.differentiate(config, params, batch, key)
+    np.testing.assert_allclose(sums, expected_sums, rtol=1e-11)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), gradients, expected)
+
+
+def test_first_parameters_are_those_of_the_plain_one():
+    config = replace(SMALL, layers=3)
+    found, expected = (
+        init(jax.random.key(1)) for init in (jax.jit(moe(config).init), partial(reference.mixture.init, config))
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_the_losses_count_in_training_with_the_weight_of_their_row(float64):

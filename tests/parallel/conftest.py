@@ -1,6 +1,7 @@
-"""Lets the tests of this folder import `toy`."""
+"""Lets the tests of this folder import `toy`, and `reference` from the folder above."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+FOLDER = Path(__file__).parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]

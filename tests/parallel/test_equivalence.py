@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 import table
 import toy
 from order import unordered
@@ -24,14 +25,28 @@ SIZES: dict[str, Any] = {"vocabulary": VOCABULARY, "length": LENGTH, "width": 16
 SIZES |= {"head_width": 2, "mlp_width": 32}
 
 
-@cache
-def model(kind, layers, dropout=0.0):
+MODELS = {"mlp": mlp, "moe": moe}
+REFERENCES = {"mlp": reference.mlp, "moe": reference.mixture}
+
+
+def config(kind, layers, dropout=0.0):
     """The models of the table."""
     if kind == "mlp":
-        return mlp(MLPConfig(features=FEATURES, widths=(16, 16), classes=CLASSES))
+        return MLPConfig(features=FEATURES, widths=(16, 16), classes=CLASSES)
     if kind == "moe":
-        return moe(MoEConfig(**SIZES, layers=layers, experts=8, top_k=2, dropout=dropout))
-    return transformer(TransformerConfig(**SIZES, layers=layers, tied=kind == "tied", dropout=dropout))
+        return MoEConfig(**SIZES, layers=layers, experts=8, top_k=2, dropout=dropout)
+    return TransformerConfig(**SIZES, layers=layers, tied=kind == "tied", dropout=dropout)
+
+
+@cache
+def model(kind, layers, dropout=0.0):
+    """The runtime's model."""
+    return MODELS.get(kind, transformer)(config(kind, layers, dropout))
+
+
+def plain(kind):
+    """The same model, written without anything of the runtime."""
+    return REFERENCES.get(kind, reference.transformer)
 
 
 class Recorded(NamedTuple):
@@ -70,8 +85,8 @@ def batches(is_mlp):
 
 @cache
 def first_params(kind, layers):
-    """Parameters as one device draws them."""
-    return jax.device_get(jax.jit(model(kind, layers).init)(jax.random.key(0)))
+    """Parameters as they are to be drawn, wherever."""
+    return plain(kind).init(config(kind, layers), jax.random.key(0))
 
 
 def row_named(name):
@@ -81,32 +96,23 @@ def row_named(name):
 
 @cache
 def one_device(kind, layers, dropout, seed):
-    """First loss and gradients, and last parameters by plain JAX: no mesh, no runtime.
+    """First loss and gradients, and last parameters by plain JAX and NumPy: no mesh, and nothing of the runtime.
 
     In float64 for rows of float32 as well. AdamW divides a gradient by its own size: where that is next to zero, one
     device in float32 is itself further than the tolerance from what is right.
     """
-    own = model(kind, layers, dropout)
-
-    def mean(params, batch, key):
-        total, weight = own.loss(params, batch, key)
-        return total / weight
-
-    chain = optax.chain(optax.clip_by_global_norm(CLIP), optimizer())
-
-    @jax.jit
-    def step(params, state, batch, key):
-        loss, gradients = jax.value_and_grad(mean)(params, batch, key)
-        updates, state = chain.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state, loss
-
+    own, first = config(kind, layers, dropout), None
     with jax.enable_x64(True):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), first_params(kind, layers))
-        state, first = chain.init(params), None
+        params = jax.tree.map(np.float64, first_params(kind, layers))
+        adamw = reference.AdamW(params, rate=1e-3, decay=0.1)
         for number, batch in enumerate(batches(kind == "mlp")):
-            params, state, loss = step(params, state, batch, jax.random.fold_in(jax.random.key(seed), number))
-            first = first or (loss, state[1][0].gradients)
-    return jax.device_get((*first, params))
+            key = jax.random.fold_in(jax.random.key(seed), number)
+            (total, weight), sums = plain(kind).differentiate(own, params, batch, key)
+            means = jax.tree.map(lambda leaf, weight=weight: np.asarray(leaf) / float(weight), sums)
+            gradients, _ = reference.clip(means, CLIP)
+            params = adamw.update(params, gradients)
+            first = first or (float(total / weight), gradients)
+    return (*first, params)
 
 
 def worst(tree, reference):

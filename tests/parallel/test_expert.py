@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 import toy
 from jax.sharding import PartitionSpec
 from spmdkit.models.moe import moe
@@ -168,8 +169,12 @@ def batch():
     }
 
 
+def config(**changes):
+    return MoEConfig(**(vars(SIZES) | changes))
+
+
 def options(**changes):
-    return moe(MoEConfig(**(vars(SIZES) | changes)))
+    return moe(config(**changes))
 
 
 STEPS = {  # (strategy, changes of the model, options of the step): what the table's rows with experts leave out
@@ -194,15 +199,10 @@ def first_params(tied):
 
 @cache
 def one_device(changes):
-    """First parameters, and their loss and gradients on one device."""
-    model, arrays, key = options(**dict(changes)), batch(), jax.random.fold_in(jax.random.key(0), 0)
-
-    def mean(params):
-        total, weight = model.loss(params, arrays, key)
-        return total / weight
-
-    params = first_params("tied" in dict(changes))
-    return params, *jax.jit(jax.value_and_grad(mean))(params)
+    """First parameters, and their mean loss and its gradients in plain JAX on one device."""
+    params, key = first_params("tied" in dict(changes)), jax.random.fold_in(jax.random.key(0), 0)
+    (total, weight), sums = reference.mixture.differentiate(config(**dict(changes)), params, batch(), key)
+    return params, total / weight, jax.tree.map(lambda leaf: leaf / weight, sums)
 
 
 @pytest.mark.parametrize(

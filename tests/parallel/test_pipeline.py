@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 import toy
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
@@ -57,21 +58,13 @@ CASES = [
 
 def model(layers, tied=False, dropout=0.0):
     """A transformer where there is dropout; elsewhere a lighter model, which compiles in less than half the time."""
-    if not dropout:
-        return light(layers, tied)
-    return transformer(
-        TransformerConfig(
-            vocabulary=VOCABULARY,
-            length=LENGTH,
-            layers=layers,
-            width=16,
-            heads=4,
-            kv_heads=2,
-            mlp_width=32,
-            tied=tied,
-            dropout=dropout,
-        )
-    )
+    return transformer(sizes(layers, tied, dropout)) if dropout else light(layers, tied)
+
+
+def sizes(layers, tied, dropout):
+    """Those of the transformer."""
+    given = {"vocabulary": VOCABULARY, "length": LENGTH, "width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 32}
+    return TransformerConfig(**given, layers=layers, tied=tied, dropout=dropout)
 
 
 def light(layers, tied=False):
@@ -153,10 +146,16 @@ def first_params(layers, tied=False, dropout=0.0):
 
 @cache
 def one_device(layers, tied, dropout):
-    """((sum of the loss, of the weights), gradients) on one device; with dropout those of key 1."""
-    own, batch, key = model(layers, tied, dropout), toy.batch(3, ROWS), jax.random.key(1) if dropout else None
-    loss = jax.jit(jax.value_and_grad(lambda params: own.loss(params, batch, key), has_aux=True))
-    return loss(first_params(layers, tied, dropout))
+    """((sum of the loss, of the weights), gradients) in plain JAX on one device; with dropout those of key 1."""
+    return differentiate(layers, tied, dropout, jax.random.key(1))
+
+
+def differentiate(layers, tied, dropout, key):
+    params, batch = first_params(layers, tied, dropout), toy.batch(3, ROWS)
+    if dropout:
+        return reference.transformer.differentiate(sizes(layers, tied, dropout), params, batch, key)
+    own = model(layers, tied)
+    return jax.jit(jax.value_and_grad(lambda params: own.loss(params, batch, None), has_aux=True))(params)
 
 
 @cache
@@ -230,9 +229,8 @@ def keeps_gradients():
 def means_of_one_device(dropout):
     """Mean gradients of the first step, and the sums (loss, weight) of evaluation, on one device."""
     own, params, batch = model(LAYERS, dropout=dropout), first_params(LAYERS, dropout=dropout), toy.batch(3, ROWS)
-    key = jax.random.fold_in(jax.random.key(0), 0)
-    gradients, weight = jax.jit(jax.grad(lambda params: own.loss(params, batch, key), has_aux=True))(params)
-    return jax.tree.map(lambda leaf: leaf / weight, gradients), jax.jit(lambda: own.loss(params, batch, None))()
+    (_, weight), sums = differentiate(LAYERS, False, dropout, jax.random.fold_in(jax.random.key(0), 0))
+    return jax.tree.map(lambda leaf: leaf / weight, sums), jax.jit(lambda: own.loss(params, batch, None))()
 
 
 @pytest.mark.slow

@@ -1,0 +1,162 @@
+"""The reference shares nothing with what it is there to judge; each piece that has its own gradient, against it."""
+
+import ast
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+from reference.transformer import attention, kept_values, rms_norm, rotate
+from spmdkit.models.attention import causal_attention
+from spmdkit.models.attention import rotate as rotate_heads
+from spmdkit.models.cross_entropy import cross_entropy
+from spmdkit.models.dropout import dropout
+from spmdkit.models.moe_config import MoEConfig
+from spmdkit.models.moe_router import route
+from spmdkit.models.transformer import WHOLE, _swiglu
+from spmdkit.models.transformer import rms_norm as our_rms_norm
+from spmdkit.parallel.expert import ExpertConfig, buffer_of, combine, dispatch, plan
+from spmdkit.parallel.product import product, weight_first
+
+RANDOM = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return jnp.asarray(RANDOM.normal(size=shape), jnp.float64 if jax.config.jax_enable_x64 else jnp.float32)
+
+
+def test_the_reference_imports_nothing_of_the_runtime():
+    imported = set()
+    for path in Path(reference.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add((node.module or "").split(".")[0])
+    assert imported <= {"jax", "numpy", "math", "zlib", "functools", "itertools", "dataclasses"}
+
+
+def assert_same(ours, plain, *arguments, rtol=1e-10):
+    """Values and the gradients of every argument, in a random direction."""
+    shapes = jax.eval_shape(plain, *arguments)
+    direction = jax.tree.map(lambda leaf: normal(*leaf.shape), shapes)
+
+    @partial(jax.jit, static_argnums=0)
+    def run(function):
+        value, backward = jax.vjp(function, *arguments)
+        return value, backward(direction)
+
+    compare = partial(np.testing.assert_allclose, rtol=rtol, atol=rtol)
+    jax.tree.map(compare, run(ours), run(plain))
+
+
+@pytest.mark.parametrize(("width", "columns"), [(4, 5), (5, 4), (4, 4)])
+def test_product(width, columns, float64):
+    """The gradient of the matrix is written in two ways: one where it has more rows than columns."""
+    assert_same(product, lambda x, w: jnp.einsum("bld,df->blf", x, w), normal(2, 3, width), normal(width, columns))
+
+
+def test_weight_first(float64):
+    x, weight = normal(3, 4), normal(4, 2)
+    assert_same(lambda x, w: jnp.matmul(*weight_first(x, w)), lambda x, w: x @ w, x, weight)
+
+
+def test_causal_attention(float64):
+    """Four query heads read two heads of keys and values; two documents in the second row; two slices."""
+    query, key, value = normal(2, 66, 4, 6), normal(2, 66, 2, 6), normal(2, 66, 2, 6)
+    segments = np.stack([np.zeros(66, int), np.arange(66) >= 33]).astype(np.int32)
+
+    def plain(query, key, value):
+        heads = [attention(query[:, :, h], key[:, :, h // 2], value[:, :, h // 2], segments) for h in range(4)]
+        return jnp.stack(heads, axis=2)
+
+    assert_same(lambda *x: causal_attention(*x, jnp.asarray(segments)), plain, query, key, value)
+
+
+def test_rotation(float64):
+    position = jnp.asarray([[0, 1, 2, 0, 1], [3, 4, 5, 6, 7]])
+    assert_same(
+        lambda x: rotate_heads(x, 100.0, position),
+        lambda x: jnp.stack([rotate(x[:, :, h], position, 100.0) for h in range(3)], axis=2),
+        normal(2, 5, 3, 4),
+    )
+
+
+def test_rms_norm(float64):
+    x, scale = normal(2, 3, 4), normal(4)
+    assert_same(lambda x, s: our_rms_norm(x, s, 1e-2), lambda x, s: rms_norm(x, s, 1e-2), x, scale)
+
+
+def test_swiglu(float64):
+    assert_same(_swiglu, lambda gate, up: gate / (1 + jnp.exp(-gate)) * up, normal(2, 3, 4), normal(2, 3, 4))
+
+
+def test_dropout(float64):
+    """The mask of the documented words, and its gradient."""
+    x, example, key = normal(2, 5, 6), jnp.asarray([7, 1 << 20], jnp.int32), jax.random.key(3)
+    kept = kept_values(key, "mlp", example, x.shape, 0.3)
+    assert 0 < kept.sum() < kept.size
+    assert_same(
+        lambda x: dropout(x, example, jnp.arange(5), key, name="mlp", rate=0.3),
+        lambda x: jnp.where(kept, x / 0.7, 0.0),
+        x,
+    )
+
+
+def test_cross_entropy(float64):
+    targets, weights = RANDOM.integers(0, 7, (2, 3)).astype(np.int32), RANDOM.random((2, 3))
+    plain = reference.transformer.cross_entropy
+    assert_same(
+        lambda x: cross_entropy(x, targets, weights), lambda x: plain(x, targets, weights), 20 * normal(2, 3, 7)
+    )
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_router(top_k, float64):
+    """Gates, places and losses; and the gradients of gates and losses, by the router's matrix and by what it reads."""
+    config = MoEConfig(experts=4, top_k=top_k, capacity_factor=1.0, auxiliary_loss=0.5, z_loss=0.25)
+    router, x = normal(6, 4), normal(2, 10, 6)
+    found = jax.jit(lambda: route(config, WHOLE, router, x))()
+    expert, _, kept, _ = jax.jit(lambda: reference.mixture.route(config, router, x))()
+    np.testing.assert_array_equal(found.expert_BLk, expert)
+    np.testing.assert_array_equal(found.kept_BLk, kept)
+    assert 0 < kept.sum() < kept.size
+
+    def ours(router, x):
+        routing = route(config, WHOLE, router, x)
+        return routing.gate_BLk, routing.loss_B
+
+    assert_same(ours, lambda *own: reference.mixture.route(config, *own)[1::2], router, x)
+
+
+def test_dispatch_and_combine(float64):
+    """There and back: each position once for every choice that is kept, and so are their gradients."""
+    chosen = jnp.asarray(np.argsort(RANDOM.random((12, 4)), axis=1)[:, :3], jnp.int32)
+    kept = jnp.asarray(RANDOM.random((12, 3)) < 0.7)
+    placed = plan(buffer_of(ExpertConfig(), experts=4, top_k=3, positions=12, most=12), chosen, kept)
+    assert_same(
+        lambda x: combine(placed, dispatch(placed, x)[0]),
+        lambda x: jnp.where(kept[:, :, None], x[:, None, :], 0.0),
+        normal(12, 5),
+    )
+
+
+# The optimizer
+
+
+def test_adamw_and_clipping(float64):
+    """NumPy's steps are those of optax."""
+    shapes = {"a": (3, 4), "b": (2,)}
+    params = {name: np.asarray(normal(*shape)) for name, shape in shapes.items()}
+    chain = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2, weight_decay=0.1))
+    mine, theirs, state, adamw = params, params, chain.init(params), reference.AdamW(params, rate=1e-2, decay=0.1)
+    for _ in range(3):
+        gradients = {name: np.asarray(normal(*shape)) for name, shape in shapes.items()}
+        updates, state = chain.update(gradients, state, theirs)
+        theirs = optax.apply_updates(theirs, updates)
+        mine = adamw.update(mine, reference.clip(gradients, 0.5)[0])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), mine, theirs)

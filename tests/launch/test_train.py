@@ -1,6 +1,7 @@
 """`spmdkit train` in this process: what a run writes, how it goes on, and every kind of step it can be made of."""
 
 import json
+import shutil
 import sys
 
 import jax
@@ -78,6 +79,73 @@ def test_another_strategy_goes_on(strategy, whole, tmp_path):
     train(config, f"strategy={strategy}")
     expected = {record["step"]: record["loss"] for record in whole}
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
+
+
+OWN_MODEL = """
+import jax, jax.numpy as jnp
+from spmdkit.parallel import BlockModel
+
+def model(vocabulary, layers=4, width=8):
+    def init(key):
+        tokens, blocks, logits = (jax.random.normal(jax.random.fold_in(key, n), shape) for n, shape in enumerate(
+            [(vocabulary, width), (layers, width, width), (width, vocabulary)]))
+        return {"embed": {"tokens": tokens}, "blocks": {"kernel": blocks}, "head": {"logits": logits}}
+
+    def embed(groups, batch, key):
+        return groups["embed"]["tokens"][batch["inputs"]]
+
+    def block(params, x, key):
+        return jnp.tanh(x @ params["kernel"])
+
+    def head(groups, x, batch, key):
+        log_probability = jax.nn.log_softmax(x @ groups["head"]["logits"])
+        losses = -jnp.take_along_axis(log_probability, batch["targets"][..., None], -1)[..., 0]
+        return (losses * batch["weights"]).sum(), batch["weights"].sum()
+
+    return BlockModel(init=init, embed=embed, block=block, head=head, num_blocks=layers)
+"""
+OWN = {"name": "own:model"}
+TRANSFORMER = {"name": "transformer", "layers": 5, "width": 16, "heads": 2, "mlp_width": 32, "dropout": 0.1}
+SAMPLE = {"length": 8, "prompt": "the mesh", "temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "model", "sample"),
+    [
+        pytest.param("interleaved_1f1b", OWN, {"length": 0}, id="interleaved"),
+        # 5 blocks in 4 places: some rows are filled up.
+        pytest.param("zbv", TRANSFORMER, SAMPLE, id="zbv", marks=pytest.mark.slow),
+    ],
+)
+def test_blocks_stored_in_the_order_of_stages_go_on(schedule, model, sample, tmp_path, capsys):
+    """Stopped and resumed, each step is that of the run that was not stopped, bit for bit; elsewhere nearly so."""
+    strategy = {"pipe": {"size": 2, "schedule": schedule, "microbatches": 2}, "data": 4}
+    train_options = {"steps": 4, "global_batch": 16}
+    sections = {"model": model, "strategy": strategy, "train": train_options, "sample": sample}
+    often = {
+        "eval": {"every": 2, "batches": 1},
+        "checkpoint": {"every": 2, "keep": 2},
+        "optimizer": {"learning_rate": 0.1},
+    }
+    config = write_language_config(tmp_path, **sections, **often)
+    (tmp_path / "own.py").write_text(OWN_MODEL)
+    train(config)
+    written = capsys.readouterr().out.partition("A sample of what it writes:")[2].partition("Wrote")[0]
+    whole = metrics(tmp_path / "run")
+    again, elsewhere = (tmp_path / name for name in ("again", "elsewhere"))
+    for folder in (again, elsewhere):  # a run that was stopped after step 2
+        shutil.copytree(tmp_path / "run", folder)
+        shutil.rmtree(folder / "checkpoints" / "4")
+        (folder / "report.html").unlink()
+    train(config, f"run.dir={again}", "sample.length=0")
+    assert metrics(again) == whole
+    capsys.readouterr()
+    train(config, f"run.dir={elsewhere}", "strategy={data: 8}")
+    assert "Resuming" in (printed := capsys.readouterr().out)
+    assert written in printed
+    for name in ("loss", "eval_loss"):
+        found, expected = ([r[name] for r in records if name in r] for records in (metrics(elsewhere), whole))
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_data_threads_and_prefetching_change_nothing(whole, tmp_path):

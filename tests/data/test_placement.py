@@ -50,6 +50,20 @@ def test_place_rows_puts_each_row_where_the_sharding_says(mesh, spec):
             assert np.array_equal(part.data, array[part.index])
 
 
+@pytest.mark.parametrize("spec", [(("data", "fsdp"),), ("data",), (("fsdp", "data"),)])
+def test_a_process_finds_its_rows_among_those_it_read(monkeypatch, spec):
+    """Two pretend processes whose devices lie anywhere on the mesh: what one has read begins at no row 0."""
+    shuffled = np.random.default_rng(1).permutation(np.array(jax.devices()))
+    sharding, batch = shard(shuffled, (2, 4), ("data", "fsdp"), *spec), np.arange(16) * 10
+    monkeypatch.setattr(jax, "make_array_from_callback", lambda shape, sharding, part: part)
+    for devices in (jax.devices()[:4], jax.devices()[4:]):
+        rows = rows_of_devices(sharding, 16, devices)
+        part = place_rows({"a": batch[rows]}, rows, sharding, 16)["a"]
+        for device in devices:
+            index = sharding.devices_indices_map((16,))[device]
+            np.testing.assert_array_equal(part(index), batch[index])
+
+
 def test_dtypes_are_those_of_jax(sharding):
     placed = place_rows({"a": np.zeros(8, np.int64), "b": np.zeros(8, np.float64)}, np.arange(8), sharding, 8)
     assert (placed["a"].dtype, placed["b"].dtype) == (np.int32, np.float32)

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 from runs import metrics, write_config, write_language_config
+from spmdkit.configs import load_config
+from spmdkit.data import bigram_loss
+from spmdkit.launch.build import build
 from spmdkit.launch.cli import main
-from spmdkit.launch.finish import _verdict, is_reported
+from spmdkit.launch.finish import _summary, _verdict, is_reported
 
 SHORT = {"train": {"steps": 2, "global_batch": 16}, "checkpoint": {"every": 0}}
 
@@ -25,6 +28,24 @@ def test_a_language_model_is_judged_and_writes(tmp_path, capsys):
     assert f"Wrote {report}" in printed
     assert "the mesh" in report.read_text(encoding="utf-8")
     assert "blocks/attention/query" in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("batches", [1, 3, 0])
+def test_the_bigram_model_is_measured_on_the_rows_that_the_model_is(batches, tmp_path):
+    """`eval.batches` batches of `train.global_batch` rows; 0 is the whole split."""
+    config = write_language_config(tmp_path, **SHORT | {"eval": {"every": 0, "batches": batches}})
+    built = build(load_config(config))
+    record = {"step": 2, "loss": 1.0, "tokens_per_second": 1.0, "flops_per_second": 1.0}
+    measured = built.splits.evaluation
+    rows = batches * 16 or len(measured)
+    assert rows <= len(measured)
+    few = [measured[index] for index in range(rows)]
+    expected = bigram_loss(built.splits.train, Rows(few), 256)
+    assert dict(_summary(built, [record]))["bigram_loss"] == pytest.approx(expected, rel=1e-12)
+
+
+class Rows(list):
+    """Examples as a source."""
 
 
 def test_a_classifier_has_no_sample_and_no_bigrams(tmp_path, capsys):

@@ -25,6 +25,14 @@ def test_orders_by_process_then_id():
     assert [device.id for device in physical_order(hosts(2, 3))] == [0, 1, 2, 2048, 2049, 2050]
 
 
+def test_ids_need_not_follow_processes():
+    """The devices of a process are together wherever their ids are; and an axis inside a host stays there."""
+    devices = [SimpleNamespace(process_index=id % 2, id=id, platform="cpu") for id in range(8)]
+    assert [device.id for device in physical_order(devices)] == [0, 2, 4, 6, 1, 3, 5, 7]
+    backwards = [SimpleNamespace(process_index=1 - id // 4, id=id, platform="cpu") for id in range(8)]
+    assert [device.id for device in physical_order(backwards)] == [4, 5, 6, 7, 0, 1, 2, 3]
+
+
 def test_orders_slices_first():
     devices = [SimpleNamespace(process_index=p, id=p, slice_index=s) for p, s in [(0, 1), (1, 0), (2, 1), (3, 0)]]
     assert [device.id for device in physical_order(devices)] == [1, 3, 0, 2]
@@ -41,8 +49,9 @@ def test_orders_slices_first():
         (1, 8, {"data": 2, "fsdp": 4}, ()),
     ],
 )
-def test_fast_axes_stay_inside_a_host(monkeypatch, num_hosts, per_host, sizes, across):
-    devices = hosts(num_hosts, per_host)
+@pytest.mark.parametrize("stride", [2048, -100])
+def test_fast_axes_stay_inside_a_host(monkeypatch, num_hosts, per_host, sizes, across, stride):
+    devices = hosts(num_hosts, per_host, stride)
     monkeypatch.setattr(jax, "devices", lambda platform=None: devices)
     mesh = DeviceMesh.of(**sizes)
     process_of = {f"cpu:{device.id}": device.process_index for device in devices}

@@ -86,12 +86,13 @@ def test_every_group_is_a_run_of_its_own_and_their_mean_moves_the_shared(float64
     shared = jax.tree.map(np.asarray, start().params)
     place = partial(jax.device_put, device=one.layouts.table.shardings())
     velocity = jax.tree.map(np.zeros_like, shared)
-    groups, losses = [start(), start()], []
+    groups, losses, norms = [start(), start()], [], []
     for index in range(2 * every):
         rows = [{name: leaf[half] for name, leaf in toy.batch(index).items()} for half in halves]
         results = [one(group, batch) for group, batch in zip(groups, rows, strict=True)]
         groups = [group for group, _ in results]
         losses.append(sum(m.loss * m.weight for _, m in results) / sum(m.weight for _, m in results))
+        norms.append(np.mean([m.grad_norm for _, m in results]))
         if (index + 1) % every == 0:
             away = jax.tree.map(lambda w, *v: w - sum(map(np.asarray, v)) / 2, shared, *(g.params for g in groups))
             velocity = jax.tree.map(lambda old, new: momentum * old + new, velocity, away)
@@ -99,6 +100,8 @@ def test_every_group_is_a_run_of_its_own_and_their_mean_moves_the_shared(float64
             groups = [group._replace(params=place(shared)) for group in groups]
     assert error(state.params, shared) < 1e-9
     assert [float(each.loss) for each in metrics] == pytest.approx([float(loss) for loss in losses], rel=1e-9)
+    assert [float(each.grad_norm) for each in metrics] == pytest.approx(norms, rel=1e-9)
+    assert [float(each.weight) for each in metrics] == [toy.batch(n)["weights"].sum() for n in range(2 * every)]
 
 
 MODEL = transformer(TransformerConfig(vocabulary=32, length=8, layers=2, width=16, heads=4, kv_heads=2, mlp_width=32))

@@ -250,6 +250,22 @@ def test_a_step_beside_other_strategies(float64, strategy, dropout, options):
     assert max(jax.tree.leaves(errors)) < TOLERANCE
 
 
+@pytest.mark.parametrize("strategy", [{}, {"fsdp": FSDP}], ids=["pipe", "pipe x fsdp"])
+def test_clipping_is_by_the_norm_over_all_stages(float64, strategy):
+    """Each block counts once, on whichever stage it is; what every stage holds and what fills them up does not more."""
+    own, batch = model(LAYERS), toy.batch(3, ROWS)
+    pipe = PipelineConfig(size=2, schedule="interleaved_1f1b", microbatches=4)
+    strategy = {"pipe": pipe, **strategy}
+    layouts = lay_out(own, strategy, devices=toy.devices(2 * len(strategy)), precision=FLOAT64)
+    step = build_step(own, keeps_gradients(), layouts, precision=FLOAT64, clip_norm=0.01)
+    state, metrics = step(step.init(0, first_params(LAYERS)), batch)
+    expected, norm = reference.clip(means_of_one_device(0.0)[0], 0.01)
+    assert norm > 0.02
+    np.testing.assert_allclose(metrics.grad_norm, norm, rtol=1e-12)
+    errors = jax.tree.map(toy.relative, layouts.stored_order.to_model(state).opt_state, expected)
+    assert max(jax.tree.leaves(errors)) < TOLERANCE
+
+
 @cache
 def temporary_bytes(schedule, microbatches, recompute=False):
     """Compiled memory of a step on 4 stages, with so many microbatches of 2 rows each."""

@@ -1,5 +1,6 @@
 """The step as a whole: state, donation, metrics, errors, lowering without devices, models that do not type."""
 
+import re
 import warnings
 
 import jax
@@ -7,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 import toy
+from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
 from spmdkit.parallel.sharded import UncheckedStep
 
@@ -142,9 +145,67 @@ def test_mixed_precision_reduces_in_float32(layouts, expected):
     assert scatters
     assert gathers
     assert all("bf16" in line for line in gathers)
+    assert summed_dtypes(text) == {"f32"}
+    narrow = Precision(compute="bfloat16", reduce="bfloat16")
+    step = build_step(toy.BLOCK_MODEL, optax.adamw(1e-2), layouts, precision=narrow)
+    assert "bf16" in summed_dtypes(step.lower(toy.abstract(toy.batch(0))).as_text())
     state, metrics = run(layouts, precision=mixed)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
     assert toy.relative(metrics.loss, expected.loss) < 1e-2
+
+
+def summed_dtypes(text):
+    """What is summed over devices, by the types behind the function that adds two of them."""
+    pattern = r'"stablehlo\.(?:reduce_scatter|all_reduce)".*?\}\) : \(tensor<(?:\d+x)*(\w+)>'
+    return set(re.findall(pattern, text, re.DOTALL))
+
+
+REMAT = ("none", "dots", "full")
+
+
+@pytest.mark.parametrize("strategy", [{"data": 2}, {"fsdp": FSDPConfig(size=2, floor_bytes=256)}], ids=["data", "fsdp"])
+def test_how_much_a_policy_computes_again(strategy):
+    """`full` computes once more the one product of a block that its backward reads; `dots` the tanh behind it alone."""
+    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(2))
+    products, arithmetic = {}, {}
+    for remat in REMAT:
+        step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, remat=remat)
+        text = step.lower(toy.abstract(toy.batch(0))).as_text()
+        products[remat], arithmetic[remat] = text.count("stablehlo.dot_general"), text.count("stablehlo.tanh")
+    assert products["none"] == products["dots"] == products["full"] - 1
+    assert arithmetic["none"] == 1
+    assert arithmetic["dots"] == arithmetic["full"] == 2
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"data": 2, "context": 2},
+        pytest.param({"fsdp": FSDPConfig(size=2, floor_bytes=64), "tensor": 2}, marks=pytest.mark.slow),
+    ],
+    ids=["data x context", "fsdp x tensor"],
+)
+def test_each_step_has_masks_of_its_own_and_each_mesh_the_same(strategy, float64):
+    """Dropout of the step with the number n is that of the run's key with n folded in, wherever the positions are."""
+    config = TransformerConfig(vocabulary=32, length=8, layers=2, width=16, heads=2, mlp_width=16, dropout=0.3)
+    wide, model, batch = (
+        Precision(params="float64", compute="float64", reduce="float64"),
+        transformer(config),
+        toy.batch(5),
+    )
+    step = build_step(
+        model, optax.sgd(0.0), lay_out(model, strategy, devices=toy.devices(4), precision=wide), precision=wide
+    )
+    params, losses, expected = first_params(model), [], []
+    state = step.init(7, params)
+    for number in range(2):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics.loss))
+        key = jax.random.fold_in(jax.random.key(7), number)
+        total, weight = reference.transformer.loss(config, jax.tree.map(np.float64, params), batch, key)
+        expected.append(float(total / weight))
+    assert losses == pytest.approx(expected, rel=1e-12)
+    assert abs(losses[0] - losses[1]) > 1e-3
 
 
 def test_a_step_lowers_for_devices_that_do_not_exist():

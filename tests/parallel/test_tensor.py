@@ -7,11 +7,18 @@ import jax
 import numpy as np
 import optax
 import pytest
+import reference
 import toy
 from jax.sharding import PartitionSpec as P
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
-from spmdkit.parallel.tensor import TensorConfig, embed_tokens, key_value_rule, own_key_value_weight
+from spmdkit.parallel.tensor import (
+    TensorConfig,
+    embed_tokens,
+    key_value_rule,
+    own_key_value_weight,
+    split_cross_entropy,
+)
 
 from spmdkit import LayoutError
 
@@ -153,6 +160,28 @@ def test_a_token_outside_the_vocabulary_is_not_a_number():
     inside = (tokens >= 0) & (tokens < 8)
     np.testing.assert_array_equal(found[inside], table[tokens[inside]])
     assert np.isnan(found[~inside]).all()
+
+
+def test_the_split_loss_and_its_gradient_are_those_of_the_whole(float64):
+    """Also where the largest logits of the parts are far apart, so that one shift has to hold for all of them."""
+    random, size = np.random.default_rng(1), 4
+    logits = random.normal(size=(2, 8, 12)) + np.repeat([-900.0, 0.0, 900.0, 850.0], 3)
+    logits[:, ::2] = random.normal(size=(2, 4, 12))
+    targets, weights = random.integers(0, 12, (2, 8)).astype(np.int32), random.random((2, 8))
+
+    def local(logits, targets, weights):
+        def share(own):
+            return split_cross_entropy(TensorConfig(size=size), own, targets, weights)
+
+        (total, weight), gradient = jax.value_and_grad(share, has_aux=True)(logits)
+        return jax.lax.psum((total, weight), "tensor"), gradient
+
+    specs = P(None, None, "tensor"), P(), P(None, "tensor")
+    sums, gradient = over_tensor(size, local, specs, (P(), specs[0]))(logits, targets, weights)
+    plain = jax.value_and_grad(reference.transformer.cross_entropy, has_aux=True)
+    expected, right = plain(jax.numpy.asarray(logits), targets, weights)
+    np.testing.assert_allclose(sums, expected, rtol=1e-12)
+    np.testing.assert_allclose(gradient, right, rtol=1e-9, atol=1e-12)
 
 
 def whole_rows(step):

@@ -48,7 +48,8 @@ class LearningRates:
         """The first step whose rate is no finite number of float32, of the first million steps and the last ones."""
         last = (self._num_steps - 1) // WINDOW * WINDOW
         for first in dict.fromkeys((*range(0, min(self._num_steps, LOOKED_AT), WINDOW), last)):
-            wrong = np.flatnonzero(~np.isfinite(self._rates(first).astype(np.float32)))
+            with np.errstate(over="ignore"):
+                wrong = np.flatnonzero(~np.isfinite(self._rates(first).astype(np.float32)))
             if len(wrong):
                 return first + int(wrong[0])
         return None

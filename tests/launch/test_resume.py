@@ -33,7 +33,7 @@ def test_a_new_folder_is_taken_without_writing(tmp_path):
 def test_the_whole_config_is_written(config):
     written = yaml.safe_load((config.parent / "run" / "config.yaml").read_text())
     assert written["train"]["remat"] == "none"
-    assert written["model"] == {"name": "mlp", "features": 0, "classes": 10, "widths": [32]}
+    assert written["model"] == {"name": "mlp", "check": "error", "features": 0, "classes": 10, "widths": [32]}
     assert sorted(path.name for path in (config.parent / "run").iterdir()) == ["config.yaml", "metrics.jsonl"]
 
 

@@ -13,6 +13,7 @@ from spmdkit.launch import train as train_module
 from spmdkit.launch.build import build
 from spmdkit.launch.cli import main
 from spmdkit.launch.train import learning_rates
+from spmdkit.mesh.errors import UserError
 
 CONSTANT = {"learning_rate": 0.01}
 
@@ -207,7 +208,7 @@ fractions = make(from_arrays(rows(20, targets=np.full(20, 0.5))).train)
             3,
             "targets are float64; model.classes=10 needs whole numbers, 0 .. 9.",
         ),
-        (["optimizer.learning_rate=1e39"], 2, "gives step 1 the learning rate inf"),
+        (["optimizer.learning_rate=1e39"], 2, "optimizer.learning_rate must be a finite number"),
     ],
 )
 def test_a_command_that_cannot_work_leaves_no_trace(overrides, code, text, there, tmp_path, capsys, monkeypatch):
@@ -316,3 +317,11 @@ def test_accumulation_and_remat_give_the_same_losses(tmp_path):
         found.append(losses)
     assert found[1] == pytest.approx(found[0], rel=1e-5)
     assert len(set(found[0])) == 3
+
+
+def test_a_schedule_that_gives_no_number_names_its_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "spmdkit.launch.train.make_schedule", lambda *_: lambda steps: np.where(steps == 7, np.nan, 0.1)
+    )
+    with pytest.raises(UserError, match=r"optimizer\.schedule=.* gives step 8 the learning rate nan\."):
+        learning_rates(load_config(write_config(tmp_path)))

@@ -33,3 +33,18 @@ def test_two_billion_steps(name):
 def test_steps_that_there_are_not(step):
     with pytest.raises(IndexError, match="of 12"):
         LearningRates(make_schedule(COSINE.__class__(), 12), 12)[step]
+
+
+@pytest.mark.parametrize("step", [0, 7, WINDOW - 1, WINDOW, 5 * WINDOW + 3])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1e39])
+def test_the_first_rate_that_is_no_number_of_float32(step, wrong):
+    rates = LearningRates(lambda steps: np.where(steps >= step, wrong, 0.1), 6 * WINDOW)
+    assert rates.first_not_finite() == step
+
+
+def test_rates_that_are_numbers():
+    assert LearningRates(make_schedule(COSINE, STEPS), STEPS).first_not_finite() is None
+    assert (
+        LearningRates(lambda steps: np.where(steps == 2**31 - 2, np.nan, 0.1), 2**31 - 1).first_not_finite()
+        == 2**31 - 2
+    )

@@ -138,4 +138,5 @@ def _plain(function: Any) -> Any:
     function = getattr(function, "__func__", function)
     if hasattr(function, "__code__") or isinstance(function, type):
         return function
-    return vars(type(function)).get("__call__", function)
+    called = vars(type(function)).get("__call__")
+    return called if hasattr(called, "__code__") else function

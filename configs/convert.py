@@ -23,6 +23,10 @@ class Mismatch(Exception):
     """A value that does not fit its type; the message says what was expected."""
 
 
+class OutOfRange(Mismatch):
+    """A value of the right type that nothing could compute with."""
+
+
 def to_dataclass(cls: type, value: Any, path: str, problems: list[Problem]) -> Any:
     """Builds a dataclass from a mapping.
 
@@ -105,7 +109,7 @@ def _to_scalar(hint: type, value: Any) -> Any:
 def _to_float(value: float) -> float:
     """Returns a number that float32 can hold, without the sign of a zero."""
     if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:  # not a number is no less and no more
-        raise Mismatch(f"a finite number, at most {LARGEST_NUMBER:g}")
+        raise OutOfRange(f"a finite number, at most {LARGEST_NUMBER:g}")
     return float(value) + 0.0
 
 
@@ -141,6 +145,8 @@ def _any_of(hints: tuple[Any, ...], value: Any, whole: Any) -> Any:
     for hint in (*exact, *hints):
         try:
             return to_type(hint, value)
+        except OutOfRange:
+            raise
         except Mismatch:
             continue
     raise Mismatch(describe(whole))

@@ -25,6 +25,7 @@ MOST_KEY = 500
 """Characters of a key."""
 
 TOO_DEEP = f"the values nest too deeply, or one holds itself; at most {MOST_DEPTH} lists and mappings lie in each other"
+COLLECTIONS = (None, "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 UNREADABLE: Any = object()
 """Stands for a value that was left out, with a problem noted."""
 
@@ -140,6 +141,10 @@ class _Reading:
             raise Unusable(f"it holds more than {MOST_VALUES:,} values, each alias counted as often as it is used")
         if len(path) > MOST_DEPTH:
             raise Unusable(TOO_DEEP)
+        if isinstance(node, yaml.CollectionNode) and node.tag not in COLLECTIONS:
+            line, tag = node.start_mark.line + 1, printable(node.tag.removeprefix("tag:yaml.org,2002:"))
+            self.problems.append(Problem("", f"line {line}: the tag {tag!r} has no meaning here. Leave it out."))
+            return UNREADABLE
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):

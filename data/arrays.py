@@ -199,7 +199,7 @@ def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:
     """The arrays of one file: numbers, with the same number of rows."""
     remedy = "Write it with np.savez(path, inputs=..., targets=...), both arrays of numbers with a row per example."
     try:
-        with np.load(path) as archive:  # of an .npy file under another name, an array
+        with path.open("rb") as file, np.load(file) as archive:  # of an .npy file under another name, an array
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, MemoryError) as error:
         if isinstance(error, MemoryError) or error.errno is not None:

@@ -99,7 +99,7 @@ def _to_scalar(hint: type, value: Any) -> Any:
         return int(value)
     if hint in (Mapping, dict) and isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, float) and not math.isfinite(value):
+    if hint is float and isinstance(value, float) and not math.isfinite(value):
         raise Mismatch(f"{describe(hint)}, and finite")
     if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value

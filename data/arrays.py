@@ -43,7 +43,7 @@ class ArraySource:
         origin: Where the rows come from, for messages.
 
     Raises:
-        UserError: no arrays, no rows, or arrays with different numbers of rows.
+        UserError: no arrays, no rows, arrays with different numbers of rows, or of what are no numbers.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], origin: Origin | None = None) -> None:
@@ -51,6 +51,9 @@ class ArraySource:
         rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
         if len(set(rows.values())) != 1 or "no dim" in rows.values():
             raise UserError(f"the arrays of a source have one row per example on dim 0; these have {rows}.")
+        no_numbers = [f"{name} holds {array.dtype}" for name, array in arrays.items() if _is_no_number(array.dtype)]
+        if no_numbers:
+            raise UserError(f"the arrays of a source hold numbers; {', '.join(no_numbers)}. Convert or remove them.")
         self._length = len(next(iter(arrays.values())))
         if not self._length:
             raise UserError("a split of arrays holds no rows; give more data, or no evaluation split.")
@@ -209,12 +212,17 @@ def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{key}: {path} cannot be read as .npz: {reason.rstrip('.')}. {remedy}") from None
     rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
-    wrong = [f"{name!r} holds {array.dtype}" for name, array in arrays.items() if array.dtype.kind not in "biufc"]
+    wrong = [f"{name!r} holds {array.dtype}" for name, array in arrays.items() if _is_no_number(array.dtype)]
     if wrong or not arrays:
         raise UserError(f"{key}: {path}: {', '.join(wrong) or 'it holds no arrays'}. {remedy}")
     if len(set(rows.values())) != 1 or "no dim" in rows.values():
         raise UserError(f"{key}: {path}: its arrays have {rows} rows; each has one row per example on dim 0.")
     return arrays
+
+
+def _is_no_number(dtype: np.dtype) -> bool:
+    """Whether values are objects, texts, times or records."""
+    return dtype.kind in "OSUMm" or dtype.names is not None
 
 
 def _check_alike(train: Mapping[str, np.ndarray], evaluation: Mapping[str, np.ndarray]) -> None:

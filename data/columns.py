@@ -17,6 +17,7 @@ from ..mesh.errors import UserError
 from .config import DataConfig
 from .documents import Corpus, Document
 from .files import find_files
+from .source import BadDataError
 from .text import BYTES, SEPARATOR
 from .tokens import token_separator
 
@@ -61,7 +62,9 @@ def _read_columns(
     files = find_files(patterns, key=key, suffixes=suffixes)
     counts = Counter[str]()
     documents = [
-        document for file in files for document in _documents(file.path, values(file.path, config.column), counts)
+        document
+        for file in files
+        for document in _documents(file.path, values(file.path, config.column), config.vocabulary, counts)
     ]
     if not documents:
         raise UserError(_nothing_in(config.column, key, len(files), counts))
@@ -92,7 +95,7 @@ def _nothing_in(column: str, key: str, num_files: int, counts: Counter[str]) -> 
     )
 
 
-def _documents(path: Path, values: Iterable[Any], counts: Counter[str]) -> Iterator[Document]:
+def _documents(path: Path, values: Iterable[Any], vocabulary: int, counts: Counter[str]) -> Iterator[Document]:
     """Each row with something in it as a document of bytes (uint8) or of token ids (uint32); counts rows, and nulls."""
     name = str(path)
     for row, value in enumerate(values, 1):
@@ -104,6 +107,7 @@ def _documents(path: Path, values: Iterable[Any], counts: Counter[str]) -> Itera
             ids = np.frombuffer(value, np.uint8)
         else:
             ids = _token_ids([] if value is None else value, f"{path}, row {row}")
+            _check_vocabulary(ids, vocabulary, f"{path}, row {row}")
             value = ids.tobytes()
         if len(ids):
             yield Document(value, ids, name)
@@ -134,6 +138,15 @@ def _token_ids(value: Any, where: str) -> np.ndarray:
 
 def _remedy(ids: np.ndarray) -> str:
     return " Token ids are whole numbers: write them without a decimal point." if ids.dtype.kind == "f" else ""
+
+
+def _check_vocabulary(ids: np.ndarray, vocabulary: int, where: str) -> None:
+    """Raises where a row holds an id outside the vocabulary that the config gives; 0 gives none."""
+    if vocabulary and len(ids) and ids.max() >= vocabulary:
+        raise BadDataError(
+            f"{where}: it holds token id {ids.max()}; data.vocabulary={vocabulary} allows 0 .. {vocabulary - 1}. Raise "
+            "data.vocabulary (0 finds it), or mend the row."
+        )
 
 
 def _jsonl_values(path: Path, column: str) -> Iterator[Any]:

@@ -59,9 +59,12 @@ def check_rows(arrays: Mapping[str, np.ndarray], limits: Limits, describe: Calla
     """
     for name, array in arrays.items():
         allowed = _allowed(name, array.dtype, limits)
-        if allowed is None or not array.size or (allowed[0] <= array.min() and array.max() <= allowed[1]):
+        if allowed is None or not array.size:
             continue
-        wrong = ~((array >= allowed[0]) & (array <= allowed[1]))
+        with np.errstate(invalid="ignore"):  # NaN is between nothing
+            if allowed[0] <= array.min() and array.max() <= allowed[1]:
+                continue
+            wrong = ~((array >= allowed[0]) & (array <= allowed[1]))
         if name == "targets":
             wrong &= _counted(arrays.get("weights"), array.shape)
         if wrong.any():
@@ -169,7 +172,8 @@ def _message(name: str, value: Any, place: tuple[int, ...], limits: Limits, exam
         return f"{given}; {allowed}. Raise it, or mend the data.{unless}"
     if np.issubdtype(np.asarray(value).dtype, np.integer):
         return f"{given}, which does not fit int32; 64-bit numbers need precision.params=float64. Mend the data."
-    return f"{given}: not a finite number (of float32, in which JAX computes). Mend the data, or leave the example out."
+    used = jax.dtypes.canonicalize_dtype(np.asarray(value).dtype)
+    return f"{given}: not a finite number of {used}. Mend the data, or leave the example out."
 
 
 def _is_mapped(array: Any) -> bool:

@@ -88,4 +88,5 @@ def seed_problem(seed: int, name: str) -> str | None:
     """
     if 0 <= seed <= MOST_SEED:
         return None
-    return f"{name}={seed} has to be from 0 to 2**32 - 1 = {MOST_SEED}: keys take 32 bits, others would be cut off."
+    given = seed if seed.bit_length() <= 128 else f"a number of {seed.bit_length()} bits"
+    return f"{name}={given} has to be from 0 to 2**32 - 1 = {MOST_SEED}: keys take 32 bits, others would be cut off."

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -84,6 +85,8 @@ def test_right_types(given, name, expected):
         ({"files": "a.txt"}, "files", "section.files must be a list of text, not 'a.txt' (text)."),
         ({"betas": [1]}, "betas", "section.betas must be a list of 2 values, not [1] (a list)."),
         ({"options": 3}, "options", "section.options must be a mapping (key: value), not 3 (a whole number)."),
+        ({"rate": math.nan}, "rate", "section.rate must be a number, and finite, not nan (a number)."),
+        ({"rate": math.inf}, "rate", "section.rate must be a number, and finite, not inf (a number)."),
         ({"steps": 0}, "steps", "section.steps must be at least 1, not 0 (a whole number)."),
         ({"floor_bytes": "big"}, "floor_bytes", "section.floor_bytes must be a whole number, not 'big' (text)."),
         ({"conut": 1}, "conut", "section.conut is not a key. Did you mean section.count?"),

@@ -13,6 +13,7 @@ import toy
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
 from spmdkit.parallel.sharded import UncheckedStep
+from spmdkit.parallel.state import MOST_SEED
 
 from spmdkit import DataParallel, DeviceMesh, LayoutMap, ModelParallel
 
@@ -274,6 +275,8 @@ def test_a_loss_that_is_not_a_pair_says_what_to_return(layouts):
     ("options", "message"),
     [
         ({"accumulate": 0}, "train.accumulate=0"),
+        ({"clip_norm": float("nan")}, "train.clip_norm=nan: a norm is positive and finite"),
+        ({"clip_norm": float("inf")}, "train.clip_norm=inf: a norm is positive and finite"),
         ({"clip_norm": -1.0}, "0 turns clipping off"),
         ({"remat": "some"}, "train.remat='some'.*none, dots, full"),
     ],
@@ -281,6 +284,18 @@ def test_a_loss_that_is_not_a_pair_says_what_to_return(layouts):
 def test_options_out_of_range(layouts, options, message):
     with pytest.raises(ValueError, match=message):
         build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, **options)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**63, 2**70])
+def test_a_seed_that_keys_would_cut_off(layouts, seed):
+    """Keys take 32 bits: 2**32 would draw the parameters of seed 0."""
+    with pytest.raises(ValueError, match=rf"seed={seed} has to be from 0 to 2\*\*32 - 1 = 4294967295"):
+        build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts).init(seed)
+
+
+def test_the_largest_seed_draws_of_its_own():
+    keys = [jax.random.key_data(jax.random.key(seed)).tolist() for seed in (0, 1, 2**31, MOST_SEED)]
+    assert len({tuple(key) for key in keys}) == 4
 
 
 def test_rows_that_cannot_be_split_show_the_arithmetic(layouts):

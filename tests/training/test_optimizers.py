@@ -232,11 +232,24 @@ def test_problems_of_own_optimizers(user_module):
 # Options
 
 
+NAN, INF = float("nan"), float("inf")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"name": "adamW"}, "optimizer.name='adamW' is not an optimizer; did you mean adamw, or your own module:funct"),
         ({"learning_rate": 0.0}, "optimizer.learning_rate=0.0 has to be over 0"),
+        ({"learning_rate": NAN}, "optimizer.learning_rate=nan has to be over 0, and finite"),
+        ({"learning_rate": INF}, "optimizer.learning_rate=inf has to be over 0, and finite"),
+        ({"weight_decay": NAN}, "optimizer.weight_decay=nan has to be at least 0, and finite"),
+        ({"weight_decay": INF}, "optimizer.weight_decay=inf has to be at least 0, and finite"),
+        ({"epsilon": NAN}, "optimizer.epsilon=nan has to be over 0, and finite"),
+        ({"epsilon": INF}, "optimizer.epsilon=inf has to be over 0, and finite"),
+        ({"betas": (NAN, 0.9)}, r"optimizer.betas=\(nan, 0.9\): a decay rate has to be at least 0"),
+        ({"name": "sgd", "momentum": NAN}, "optimizer.momentum=nan: a decay rate has to be at least 0"),
+        ({"schedule": {"name": "cosine", "final_ratio": NAN}}, "optimizer.schedule.final_ratio=nan has to be a part"),
+        ({"schedule": {"name": "cosine", "final_ratio": INF}}, "optimizer.schedule.final_ratio=inf has to be a part"),
         ({"weight_decay": -0.1}, "optimizer.weight_decay=-0.1 has to be at least 0"),
         ({"betas": (0.9, 1.0)}, r"optimizer.betas=\(0.9, 1.0\): a decay rate has to be at least 0 and below 1"),
         ({"name": "sgd", "momentum": 1.5}, "optimizer.momentum=1.5: a decay rate"),

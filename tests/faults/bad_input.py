@@ -74,9 +74,15 @@ NUMBERS = {
     "a batch beyond 32 bits": number("train.global_batch", "8589934592", UP_TO_INT32),
     "a prime batch": Bad(("train.global_batch=2147483647",), ("2147483647 rows cannot be split evenly",)),
     "microbatches beyond the batch": Bad(("train.accumulate=2147483647",), ("train.accumulate 2147483647",)),
-    "a seed of 2**63": number("run.seed", "9223372036854775808", "must be at most 4294967295"),
-    "a seed of 2**70": number("run.seed", "1180591620717411303424", "must be at most 4294967295"),
-    "a seed of 2**32, which JAX takes for 0": number("run.seed", "4294967296", "must be at most 4294967295"),
+    "a seed of 2**63": Bad(
+        ("run.seed=9223372036854775808",), ("run.seed=9223372036854775808 has to be from 0 to 2**32 - 1",)
+    ),
+    "a seed of 2**70": Bad(
+        ("run.seed=1180591620717411303424",), ("run.seed=1180591620717411303424 has to be from 0 to 2**32 - 1",)
+    ),
+    "a seed of 2**32, which JAX takes for 0": Bad(
+        ("run.seed=4294967296",), ("run.seed=4294967296 has to be from 0 to 2**32 - 1",)
+    ),
     "a seed below 0": number("run.seed", "-1", "must be at least 0"),
     "a seed of 5000 digits": Bad((f"run.seed={'9' * 5000}",), ("the value: ", "cannot be read as int")),
     "a seed of 5000 hexadecimal digits": Bad((f"run.seed=0x{'f' * 5000}",), ("20,000 bits is too large",)),
@@ -262,7 +268,7 @@ DATA = {
     ),
     "a module that imports what is not there": Bad(
         ("data.source=mine:make",),
-        ("There is no module no_such_package", "mine.py line 1 imports"),
+        ("mine.py, line 1 (import no_such_package)", "No module named 'no_such_package'"),
         files={"mine.py": b"import no_such_package\n"},
     ),
 }

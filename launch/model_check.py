@@ -63,6 +63,8 @@ def check_functions(
         try:
             with told_as_users(f"model {model.name!r}: on the mesh, loss", model.loss, ModelError):
                 jax.eval_shape(step.gradients, step.abstract_state(), dict(batch))
+                if evaluates:
+                    jax.eval_shape(step.evaluate, step.abstract_state().params, dict(batch))
         except ModelError as on_the_mesh:
             raise (on_the_mesh if any(word in text_of(cause) for word in OF_A_MESH) else error) from cause
         return False
@@ -88,7 +90,7 @@ def check_contract(config: Config, model: Model | BlockModel, source: Source, de
         return
     size = sum(leaf.size * 4 for leaf in jax.tree.leaves(abstract_parameters(model, FLOAT32)))
     if size > MOST_BYTES:
-        _skipped(f"its parameters are {format_bytes(size)} and {format_bytes(MOST_BYTES)} are made whole on one device")
+        _skipped(f"its parameters are {format_bytes(size)}, and at most {format_bytes(MOST_BYTES)} are made whole")
         return
     rows = _first_rows(source, config)
     try:

@@ -164,7 +164,7 @@ def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shape
     params = _some([f"{path} {_shape(leaf)}" for path, leaf in leaves_with_paths(arguments[0])])
     given = f"On each device the batch holds {held}; the parameters are {params}."
     if isinstance(error, KeyError):
-        near = get_close_matches(str(error.args[0]) if error.args else "", list(batch), n=1, cutoff=0.5)
+        near = get_close_matches(str(error.args[0]) if error.args else "", list(batch), n=1, cutoff=0.7)
         return f"{given} Read what is there{f' (did you mean {near[0]})' if near else ''}, or give data of that name."
     if isinstance(error, TypeError) and "dtype" in str(error):
         return f"{given} Bring both to one dtype, as in x.astype(kernel.dtype)."

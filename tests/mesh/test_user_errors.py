@@ -1,0 +1,84 @@
+"""Errors of the user's own functions are told with the file and the line that they come from."""
+
+import inspect
+from functools import partial
+
+import numpy as np
+import pytest
+from spmdkit.mesh import DeviceMesh, UserError
+from spmdkit.mesh.user_errors import MOST_CHARACTERS, accepts, place_of, place_of_function, told_as_users
+
+
+class OwnError(UserError):
+    """A class of its own."""
+
+
+def told(function, *arguments, **options):
+    with pytest.raises(UserError) as caught, told_as_users("mine", function, **options):
+        function(*arguments)
+    return caught.value
+
+
+def start_of(function):
+    return inspect.getsourcelines(function)[1]
+
+
+def test_the_innermost_line_of_the_users_own():
+    """Whatever of a package it calls raises in the end."""
+
+    def outer():
+        return inner()
+
+    def inner():
+        return np.reshape(np.zeros(3), (2, 2))
+
+    error = told(outer)
+    code = "return np.reshape(np.zeros(3), (2, 2))"
+    text = "ValueError: cannot reshape array of size 3 into shape (2,2)"
+    assert str(error) == f"mine fails in {__file__}, line {start_of(inner) + 1} ({code}): {text}"
+    assert isinstance(error.__cause__, ValueError)
+
+
+def test_an_error_without_a_line_of_the_users():
+    def takes_one(x):
+        return x
+
+    place = f"in {__file__}, line {start_of(takes_one)}"
+    assert place_of(TypeError("as raised by a call"), takes_one) == place
+    assert place_of_function(partial(takes_one, 3)) == place
+    assert place_of_function(len) == "in len"
+
+
+def test_what_spmdkit_says_of_the_users_call_gets_its_line():
+    def mine():
+        return DeviceMesh((2,), ("data",), ["cpu:0"])
+
+    error = told(mine)
+    assert str(error).startswith(f"mine fails in {__file__}, line {start_of(mine) + 1} (return DeviceMesh(")
+    assert type(error) is UserError
+
+
+def test_errors_of_classes_of_their_own_pass():
+    def mine():
+        raise OwnError("all said")
+
+    assert str(told(mine)) == "all said"
+    assert isinstance(told(lambda: 1 / 0, error_class=OwnError), OwnError)
+    with pytest.raises(ZeroDivisionError), told_as_users("mine", passes=lambda error: True):
+        1 / 0  # noqa: B018
+
+
+def test_long_texts_are_cut():
+    def mine():
+        raise ValueError("word " * 1000)
+
+    assert len(str(told(mine))) < MOST_CHARACTERS + 200
+    assert str(told(mine)).endswith("word ...")
+
+
+@pytest.mark.parametrize(
+    ("function", "numbers"),
+    [(lambda: 0, {0}), (lambda a, b=1: 0, {1, 2}), (lambda *a: 0, {0, 1, 2, 3}), (lambda a, *, b: 0, set())],
+)
+def test_how_many_arguments_a_function_takes(function, numbers):
+    assert {number for number in range(4) if accepts(function, number)} == numbers

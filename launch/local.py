@@ -46,13 +46,13 @@ def launch(source: str, overrides: Sequence[str], target: LocalTarget, *, fresh:
     command = [sys.executable, "-P", "-m", "spmdkit", "train", source, *overrides, *(["--fresh"] if fresh else [])]
     environments = [worker_environment(address, target, rank) for rank in range(target.num_processes)]
     outcome = run_processes(command, environments, logs)
-    removed = outcome.exit_code == USER_MISTAKE and _remove_new(missing, logs)
+    removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs)
     for line in summary(outcome, None if removed else logs):
         _say(line)
     return outcome.exit_code
 
 
-def _remove_new(made: Sequence[Path], logs: Path) -> bool:
+def remove_new(made: Sequence[Path], logs: Path) -> bool:
     """Removes the logs of a mistake, and the folders made for them: a command that cannot work leaves no trace.
 
     Args:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from spmdkit.launch.local import worker_environment
+from spmdkit.launch.local import remove_new, worker_environment
 from spmdkit.launch.target import LocalTarget
 
 TINY = """
@@ -69,3 +69,26 @@ def test_a_bad_config_starts_no_process(config, tmp_path):
     assert ended.returncode == 2
     assert "2 processes with 3 devices each give 6: 4 != 6" in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_mistake_that_a_worker_finds_leaves_no_trace(config, tmp_path):
+    ended = spmdkit("launch", config, "train.global_batch=10000", f"run.dir={tmp_path}/runs/new", "--on", "local:2x2")
+    assert ended.returncode == 2
+    assert "failed first: exit code 2. Its last lines:\n  error: train.global_batch=10000 rows, but" in ended.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_logs_of_a_mistake_are_removed_and_no_others(tmp_path):
+    logs = tmp_path / "runs" / "new" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-0.log").write_text("error")
+    assert not remove_new([], logs)  # they were there before
+    (logs.parent / "config.yaml").write_text("")
+    assert not remove_new([logs, logs.parent], logs)  # the run has started
+    assert logs.is_dir()
+    (logs.parent / "config.yaml").unlink()
+    (tmp_path / "runs" / "other").mkdir()
+    assert remove_new([logs, logs.parent, tmp_path / "runs"], logs)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]

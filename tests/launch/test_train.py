@@ -208,6 +208,11 @@ fractions = make(from_arrays(rows(20, targets=np.full(20, 0.5))).train)
             3,
             "targets are float64; model.classes=10 needs whole numbers, 0 .. 9.",
         ),
+        (
+            ["model.classes=5"],
+            3,
+            "; model.classes=5 allows 0 .. 4. Raise it, or mend the data. Where it is padding, give it weight 0.",
+        ),
         (["optimizer.learning_rate=1e39"], 2, "optimizer.learning_rate must be a finite number"),
     ],
 )
@@ -232,6 +237,17 @@ def test_the_first_batch_is_read_before_anything_is_written(tmp_path, capsys):
     assert main(["train", str(config)]) == 3
     assert "ids.npy holds token id 300; data.vocabulary=256 allows 0 .. 255." in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_used(tmp_path, capsys, nothing_compiles):
+    config = write_config(tmp_path)
+    (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
+    for command in (["train"], ["launch", "--on", "local:2x4"]):
+        assert main([*command, str(config)]) == 2
+        assert f"{tmp_path}/run/metrics.jsonl is a folder; a run keeps a file of that name." in capsys.readouterr().err
+        assert main([*command, str(config), f"run.dir={tmp_path}/{'n' * 300}"]) == 2
+        assert "of run.dir cannot be made: File name too long." in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
 
 def test_what_failed_does_not_stand_in_the_way_of_the_corrected_command(tmp_path):

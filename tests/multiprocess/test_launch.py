@@ -107,3 +107,22 @@ def test_one_that_fails_ends_all_and_the_same_command_goes_on(fault, code, endin
     assert max(losses(tmp_path / "run"), default=0) < 12
     trained(*command)
     assert metrics(tmp_path / "run") == metrics(sound)
+
+
+def test_fresh_in_several_processes(tmp_path):
+    """Process 0 moves the run aside, once, and all start anew; logs go on."""
+    config = write_config(tmp_path, train={"steps": 2, "global_batch": 16}, eval={"every": 0, "batches": 1})
+    folder, aside = tmp_path / "run", tmp_path / "run.old-1"
+    assert main(["train", str(config)]) == 0
+    before = losses(folder)
+    (folder / "logs").mkdir()
+    (folder / "logs" / "rank-0.log").write_text("what it said before\n")
+    printed = trained("launch", config, "run.seed=1", "--on", "local:2x4", "--fresh").stdout
+    moved = "checkpoints, metrics.jsonl, report.html, provenance.json, config.yaml"
+    assert printed.count(f"Moved the run in {folder} to {aside}: {moved}.") == 1
+    assert losses(aside) == before
+    assert list(losses(folder)) == [1, 2]
+    assert losses(folder) != before
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["2"]
+    assert not (tmp_path / "run.old-2").exists()
+    assert (folder / "logs" / "rank-0.log").read_text().startswith("what it said before\n--- ")

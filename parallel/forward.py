@@ -76,9 +76,12 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
     keeps_blocks = layouts.zero == 2 or layouts.fsdp.keep == "step"
     gathers = layouts.gathers_blocks
     makes_copies = not keeps_blocks and (gathers or precision.compute != precision.params)
+    unroll = blocks_in_turn(model, makes_copies=makes_copies)
+    copies_outside_loops = makes_copies and unroll == model.num_blocks
 
     def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
-        whole = gather(shards, block_stored, axes, precision) if kept is None else kept
+        mine = after(x, shards) if copies_outside_loops else shards
+        whole = gather(mine, block_stored, axes, precision) if kept is None else kept
         params = attach(shards, whole, block_reduced, axes, precision)
         if gathers and layouts.loops_in_blocks:
             params, x = apart(params, x)
@@ -97,7 +100,7 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
         precision=precision,
         remat=remat,
     )
-    block = remat_block(block, remat, makes_copies=makes_copies, in_loop=model.scan_unroll < model.num_blocks)
+    block = remat_block(block, remat, makes_copies=makes_copies, in_loop=unroll < model.num_blocks)
 
     def keep(params: Params) -> Kept:
         return gather(params if keeps_blocks else without_blocks(params), _like(stored, keeps_blocks), axes, precision)
@@ -113,6 +116,9 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
             block_shards, block_kept, index = layer
             return block(x, block_shards, block_kept, fold_block(key, index)), None
 
+        if copies_outside_loops:  # else they are made once, before a loop over microbatches, and kept
+            blocks, batch = lax.optimization_barrier((shards["blocks"], dict(batch)))
+            shards = {**shards, "blocks": blocks}
         embed_params = attached(part_of(model.embed_reads, shards))
         x = model.embed(embed_params, batch, key)
         if gathers:
@@ -121,7 +127,7 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
             x = prefetched(shards["blocks"], x, key)
         else:
             layers = (shards["blocks"], kept.get("blocks"), jnp.arange(model.num_blocks))
-            x, _ = lax.scan(body, x, layers, unroll=model.scan_unroll)
+            x, _ = lax.scan(body, x, layers, unroll=unroll)
         head_shards = part_of(head_alone, shards)
         if gathers:
             head_shards, x = scatter_first(head_shards, x)
@@ -129,6 +135,15 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
         return as_scalars(model.head(head_params, x, batch, key))
 
     return LocalLoss(keep, carriers_of(layouts), loss)
+
+
+def blocks_in_turn(model: BlockModel, *, makes_copies: bool) -> int:
+    """How many blocks one turn of the loop over blocks holds; what divides their number, where copies are made.
+
+    A rest of blocks would run outside the loop, and what autodiff keeps of both be copied together.
+    """
+    most = min(model.scan_unroll, model.num_blocks)
+    return max(size for size in range(1, most + 1) if not makes_copies or model.num_blocks % size == 0)
 
 
 def _like(tree: dict[str, Any], with_blocks: bool) -> dict[str, Any]:

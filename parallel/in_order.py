@@ -7,11 +7,14 @@ numbers. So a collective outside a loop of collectives waits for the loop, or th
 drops every weaker tie. Other platforms start all collectives in the order of the program, and see none of this.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.tree_util import Partial
 
 Tree = TypeVar("Tree")
 Params = TypeVar("Params")
@@ -70,6 +73,41 @@ def _scatter_first_backward(_: None, gradients: tuple[Any, Any]) -> tuple[Any, A
 
 
 scatter_first.defvjp(lambda shards, value: ((shards, value), None), _scatter_first_backward)
+
+
+def recomputed_late(block: Callable[..., Tree], *, inputs_alone: bool) -> Callable[..., Tree]:
+    """A block whose backward starts, on simulated devices, only once the gradient of its result is there.
+
+    Where forward and backward of a block lie in one computation, XLA would merge what `jax.checkpoint` computes again
+    with what forward computed, and keep it till then: gathered parameters, of every block. Others are held back by the
+    barrier of `prevent_cse`, which XLA:CPU may drop.
+
+    Args:
+        block: A function of arrays, made by `jax.checkpoint`.
+        inputs_alone: Whether it is enough that the block's inputs wait, where all else that it keeps is used as it is;
+            otherwise everything that it keeps waits.
+    """
+
+    def forward(*inputs: Any) -> tuple[Tree, Any]:
+        y, pull = jax.vjp(block, *inputs)
+        leaves, treedef = jax.tree.flatten(pull)
+        own = {id(leaf) for leaf in jax.tree.leaves(inputs)}
+        waits = tuple(not inputs_alone or id(leaf) in own for leaf in leaves)
+        kept = ([leaf for leaf, each in zip(leaves, waits, strict=True) if each is flag] for flag in (True, False))
+        return y, Partial(partial(_pull_late, treedef, waits), *kept)
+
+    def backward(pull: Any, gradient: Any) -> Any:
+        return pull(gradient)
+
+    run = jax.custom_vjp(block)
+    run.defvjp(forward, backward)
+    return run
+
+
+def _pull_late(treedef: Any, waits: tuple[bool, ...], waiting: list[Any], others: list[Any], gradient: Any) -> Any:
+    done = [leaf for leaf in jax.tree.leaves(gradient) if leaf.dtype != jax.dtypes.float0]
+    late, free = iter(after(done, waiting)), iter(others)
+    return jax.tree.unflatten(treedef, [next(late if each else free) for each in waits])(gradient)
 
 
 @jax.custom_vjp

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from ..mesh.errors import UserError
+from .in_order import recomputed_late
 
 REMAT_POLICIES = ("none", "dots", "full")
 
@@ -54,8 +55,8 @@ def remat_block(block: Callable[..., Any], remat: str, *, makes_copies: bool, in
         remat: One of `REMAT_POLICIES`.
         makes_copies: Whether the block gathers or casts its parameters, so that backward would keep the copies of all
             blocks; if not, `none` leaves it as it is.
-        in_loop: Whether forward and backward are separate loops, so that XLA cannot merge the two computations and
-            needs no barrier between them.
+        in_loop: Whether forward and backward are separate loops of more than one turn, so that XLA cannot merge the
+            two computations; otherwise what is computed again waits for the gradient.
 
     Raises:
         UserError: The policy's name is unknown.
@@ -69,4 +70,5 @@ def remat_block(block: Callable[..., Any], remat: str, *, makes_copies: bool, in
         "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
         "full": jax.checkpoint_policies.nothing_saveable,
     }
-    return jax.checkpoint(block, policy=policies[remat], prevent_cse=not in_loop)
+    again = jax.checkpoint(block, policy=policies[remat], prevent_cse=not in_loop)
+    return again if in_loop else recomputed_late(again, inputs_alone=remat == "none")

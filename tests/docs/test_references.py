@@ -42,7 +42,7 @@ def known_keys() -> set[str]:
     }
     models = {f"model.{field.name}" for options, _ in MODELS.values() for field in fields(options)}
     strategies = {f"strategy.{name}.{field.name}" for name, options in STRATEGIES.items() for field in fields(options)}
-    return keys | models | strategies | {"model.name"} | {f"strategy.{name}" for name in STRATEGIES}
+    return keys | models | strategies | {"model.name", "model.check"} | {f"strategy.{name}" for name in STRATEGIES}
 
 
 def is_file(key: str) -> bool:

@@ -82,8 +82,9 @@ def test_logits_loss_and_gradients_are_those_of_the_plain_one(name, float64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), gradients, expected)
 
 
-def test_first_parameters_are_those_of_the_plain_one():
-    config = replace(SMALL, layers=3)
+@pytest.mark.parametrize("tied", [False, True])
+def test_first_parameters_are_those_of_the_plain_one(tied):
+    config = replace(SMALL, layers=3, tied=tied)
     expected = reference.transformer.init(config, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, first_params(config), expected)
 

@@ -12,10 +12,13 @@ import toy
 from jax.sharding import PartitionSpec
 from spmdkit.models.moe import moe
 from spmdkit.models.moe_config import MoEConfig
+from spmdkit.models.moe_router import route
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel.context import ContextConfig, local_positions
 from spmdkit.parallel.expert import ExpertConfig, buffer_of, check, combine, cost, dispatch, places, plan
 from spmdkit.parallel.expert_blocks import apply_experts
+from spmdkit.parallel.parallel import Parallel
 
 EXPERTS, TOP_K, POSITIONS, WIDTH = 8, 3, 24, 4
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
@@ -224,6 +227,34 @@ def test_a_step_is_that_of_one_device(name, float64):
     state, metrics = step(state, arrays)
     assert toy.relative(metrics.loss, loss) < 1e-12
     assert max(jax.tree.leaves(jax.tree.map(toy.relative, state.opt_state, gradients))) < 1e-12
+
+
+@pytest.mark.parametrize("attention", ["ring", "all_to_all"])
+def test_a_row_whose_positions_are_apart_is_routed_as_one(attention, float64):
+    """Places are counted in the order of positions, wherever these are; shares of the losses add up."""
+    context = ContextConfig(size=4, attention=attention)
+    router, x = np.random.default_rng(4).normal(size=(6, 4)), np.random.default_rng(5).normal(size=(2, 16, 6))
+    x[:, :, 0], router[0] = 1.0, (2.0, 0.0, 0.0, 0.0)  # one expert is liked best, and runs out of places
+    parallel, own = (
+        Parallel(context=context),
+        MoEConfig(experts=4, capacity_factor=1.0, auxiliary_loss=0.5, z_loss=0.25),
+    )
+
+    def local(x):
+        held = local_positions(16, context)
+        routing = route(own, parallel, jnp.asarray(router), jnp.take(x, held, axis=1))
+        return held, routing.expert_BLk, routing.kept_BLk, jax.lax.psum(routing.loss_B, "context")
+
+    rows = PartitionSpec(None, "context")
+    mesh = toy.mesh(context=4).backend_mesh
+    specs = (PartitionSpec("context"), rows, rows, PartitionSpec())
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs)
+    held, expert, kept, losses = jax.jit(mapped)(x)
+    right = jax.jit(lambda: reference.mixture.route(own, jnp.asarray(router), jnp.asarray(x)))()
+    assert 0 < right[2].sum() < right[2].size
+    np.testing.assert_array_equal(expert, np.asarray(right[0])[:, held])
+    np.testing.assert_array_equal(kept, np.asarray(right[2])[:, held])
+    np.testing.assert_allclose(losses, right[3], rtol=1e-12)
 
 
 def test_sizes_that_do_not_fit():

@@ -182,7 +182,7 @@ def test_how_much_a_policy_computes_again(strategy):
     "strategy",
     [
         {"data": 2, "context": 2},
-        pytest.param({"fsdp": FSDPConfig(size=2, floor_bytes=64), "tensor": 2}, marks=pytest.mark.slow),
+        {"fsdp": FSDPConfig(size=2, floor_bytes=64), "tensor": 2},
     ],
     ids=["data x context", "fsdp x tensor"],
 )

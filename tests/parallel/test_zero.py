@@ -36,6 +36,26 @@ def axes(table):
     return {row.path: row.layout.axes for row in table.rows}
 
 
+@pytest.mark.parametrize(("stage", "fsdp"), [(1, 1), (2, 1), (2, 2)])
+def test_two_steps_are_those_of_one_device(stage, fsdp):
+    """Clipped, in two microbatches: the norm counts each shard once, and every device gets all parameters back."""
+    beside = {"fsdp": FSDPConfig(size=fsdp, floor_bytes=512)} if fsdp > 1 else {}
+    params = jax.tree.map(
+        lambda leaf: 0.1 * np.random.default_rng(0).normal(size=leaf.shape), toy.init(jax.random.key(0))
+    )
+    found = []
+    for strategy, accumulate in (({**zero(stage, 2), **beside}, 2), ({"data": 1}, 1)):
+        layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(2 * fsdp if accumulate == 2 else 1))
+        step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, accumulate=accumulate, clip_norm=0.05)
+        state, metrics = step.init(0, params), []
+        for number in range(2):
+            state, latest = step(state, toy.batch(number))
+            metrics.append([float(latest.loss), float(latest.grad_norm)])
+        found.append((jax.tree.map(np.asarray, state.params), np.array(metrics)))
+    errors = jax.tree.map(toy.relative, *found)
+    assert max(jax.tree.leaves(errors)) < 1e-5, errors
+
+
 # Where things are
 
 

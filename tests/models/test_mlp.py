@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from spmdkit.models.mlp import MLPConfig, mlp
 
 CONFIG = MLPConfig(features=6, classes=3, widths=(8, 5))
@@ -23,6 +24,17 @@ def test_matches_numpy(float64):
     losses = np.log(np.exp(x).sum(axis=-1)) - x[np.arange(16), BATCH["targets"]]
     total, weight = mlp(CONFIG).loss(params, BATCH, None)
     np.testing.assert_allclose((total, weight), (losses.sum(), 16), rtol=1e-12)
+
+
+def test_first_parameters_loss_and_gradients_are_those_of_the_plain_one(float64):
+    key, plain = jax.random.key(2), reference.mlp
+    drawn = plain.init(CONFIG, key)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(mlp(CONFIG).init)(key), drawn)
+    params = jax.tree.map(lambda leaf: np.float64(leaf) + 0.1, drawn)
+    batch = {**BATCH, "weights": RANDOM.random(16)}
+    found = jax.jit(jax.value_and_grad(lambda p: mlp(CONFIG).loss(p, batch, None), has_aux=True))(params)
+    expected = plain.differentiate(CONFIG, params, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found, expected)
 
 
 def test_learns():

@@ -56,6 +56,16 @@ def test_temperature():
     assert drawn != generate(even, PARAMS, [0], length=300, window=4, temperature=1.0, seed=1)[1:]
 
 
+@pytest.mark.parametrize("temperature", [0.5, 3.0])
+def test_a_temperature_divides_the_logits(temperature):
+    """Under 1 the likely become likelier, over 1 all become alike."""
+    logits = jnp.arange(V) * 0.5
+    fixed = model_of(lambda params, batch: jnp.broadcast_to(logits, (1, batch["inputs"].shape[1], V)))
+    drawn = generate(fixed, PARAMS, [0], length=2000, window=2, temperature=temperature)[1:]
+    expected = jax.nn.softmax(logits / temperature)
+    np.testing.assert_allclose(np.bincount(drawn, minlength=V) / 2000, expected, atol=0.04)
+
+
 def test_one_compilation_for_any_prompt():
     model = model_of(counting)
     generate(model, PARAMS, [0], length=3, window=5)

@@ -1,5 +1,6 @@
 """ZeRO stages 1 and 2: where the state lives, what stays whole, how often gradients move, and checkpoints of it."""
 
+from dataclasses import replace
 from functools import cache
 from math import prod
 
@@ -72,6 +73,18 @@ def test_the_state_is_split_and_the_parameters_are_not():
     rules = {row.path: row.rule for row in layouts.update_table.rows}
     assert rules["blocks/up"] == "zero: dim 1 over data"
     assert rules["blocks/scale"] == "data: whole"
+
+
+def test_the_dim_that_counts_blocks_is_not_split():
+    """Though `data` divides the number of blocks, and a stack of them is over the floor where a block is not."""
+    params = {"blocks": {"up": jnp.ones((4, 8, 6)), "scale": jnp.ones((4, 8))}, "embed": {}, "head": {"w": jnp.ones(8)}}
+    model = replace(toy.BLOCK_MODEL, init=lambda key: params, num_blocks=4)
+    layouts = lay_out(model, zero(1, 4, floor_bytes=100), devices=toy.devices(4))
+    assert axes(layouts.update_table) == {
+        "blocks/scale": (None, None),
+        "blocks/up": (None, "data", None),
+        "head/w": (None,),
+    }
 
 
 @pytest.mark.parametrize(("stage", "backward", "update"), [(0, 1, 1), (1, 1, 4), (2, 4, 4)])

@@ -155,6 +155,9 @@ def test_pauses_do_not_count_as_training():
     assert [progress.step for progress in reported] == [4, 6, 8, 12]
     assert all(0.01 <= progress.seconds < 0.2 for progress in reported)
     assert all(50 < progress.tokens_per_second <= 1000 for progress in reported)
+    assert [progress.tokens_per_second * progress.seconds for progress in reported] == pytest.approx(
+        [10] * len(reported)
+    )
 
 
 def test_the_first_step_compiles_and_is_not_timed():
@@ -169,6 +172,9 @@ def test_the_first_step_compiles_and_is_not_timed():
     assert [progress.step for progress in reported] == [10, 12]
     assert all(0.01 <= progress.seconds < 0.2 for progress in reported)
     assert all(50 < progress.tokens_per_second <= 1000 for progress in reported)
+    assert [progress.tokens_per_second * progress.seconds for progress in reported] == pytest.approx(
+        [10] * len(reported)
+    )
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])

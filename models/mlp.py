@@ -27,7 +27,7 @@ class MLPConfig:
     features: int = 0
     """Values in the inputs of an example; 0 = the data's."""
     classes: int = 0
-    """Number of classes; 0 = the data's."""
+    """Number of classes; it has to be given, the data does not tell it."""
     widths: tuple[int, ...] = (128, 128)
     """Widths of the hidden layers, first to last; none = a linear classifier."""
 

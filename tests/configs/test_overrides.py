@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 from spmdkit.configs.overrides import apply_overrides
 
@@ -35,6 +37,29 @@ def test_options_of_a_strategy():
     tree = {"strategy": {"fsdp": {"size": 8}}}
     assert applied(tree, "strategy.fsdp.floor_bytes=0")["strategy"]["fsdp"] == {"size": 8, "floor_bytes": 0}
     assert applied(tree, "strategy.fsdp={size: 4}")["strategy"]["fsdp"] == {"size": 4}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("strategy={fsdp: 4}", "strategy.fsdp.floor_bytes=1"),
+        ("strategy.fsdp.floor_bytes=1", "strategy={fsdp: 4}"),
+        ("strategy.fsdp=4", "strategy.fsdp.floor_bytes=1"),
+        ("strategy.fsdp.floor_bytes=1", "strategy.fsdp=4"),
+        ("strategy.fsdp=4", "strategy.fsdp={floor_bytes: 1}"),
+    ],
+)
+@pytest.mark.parametrize("given", [{}, {"strategy": {"fsdp": 8}}, {"strategy": {"fsdp": {"size": 8}}}])
+def test_an_option_below_a_plain_size_in_any_order(overrides, given):
+    tree = copy.deepcopy(given)
+    assert applied(tree, *overrides)["strategy"] == {"fsdp": {"size": 4, "floor_bytes": 1}}
+
+
+def test_an_option_below_a_plain_size_of_the_file():
+    tree = {"strategy": {"fsdp": 8, "data": 1}}
+    assert applied(tree, "strategy.fsdp.floor_bytes=1") == {
+        "strategy": {"fsdp": {"size": 8, "floor_bytes": 1}, "data": {"size": 1}}
+    }
 
 
 def test_patterns_keep_their_dots():

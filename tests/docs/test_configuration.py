@@ -3,9 +3,11 @@
 `python tests/docs/test_configuration.py` renews it.
 """
 
+import re
 from pathlib import Path
 
 from spmdkit.configs import describe_config
+from spmdkit.configs.load import preset_names
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 BEGIN, END = "```text\n", "```\n"
@@ -19,6 +21,11 @@ def renewed() -> str:
 
 def test_the_reference_is_the_schemas_own():
     assert PAGE.read_text(encoding="utf-8") == renewed(), __doc__
+
+
+def test_every_preset_is_listed():
+    section = PAGE.read_text(encoding="utf-8").partition("## The presets\n")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == preset_names()
 
 
 if __name__ == "__main__":

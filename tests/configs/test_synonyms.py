@@ -1,0 +1,72 @@
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.configs.errors import ConfigError
+from spmdkit.configs.schema import Config
+from spmdkit.configs.synonyms import OF_KEYS, meant_by
+from spmdkit.mesh.axes import AXES, SYNONYMS
+from spmdkit.models.catalog import MODELS
+from spmdkit.parallel import STRATEGIES
+from spmdkit.parallel.strategy import read_strategy
+
+
+def exists(key: str) -> bool:
+    section, name, *option = key.split(".")
+    if section == "model":
+        return any(name in kind.__dataclass_fields__ for kind, _ in MODELS.values())
+    if section == "strategy":
+        return name in STRATEGIES and not set(option) - set(STRATEGIES[name].__dataclass_fields__)
+    return hasattr(getattr(Config(), section), name)
+
+
+def test_every_key_that_is_meant_exists():
+    assert [key for key in OF_KEYS if not exists(key)] == []
+    assert set(SYNONYMS.values()) == set(AXES)
+
+
+def test_no_synonym_is_a_key_of_its_own():
+    keys = [f"{key.split('.')[0]}.{name}" for key, names in OF_KEYS.items() for name in names]
+    assert [key for key in keys if exists(key)] == []
+
+
+@pytest.mark.parametrize(
+    ("unknown", "meant"),
+    [
+        ("strategy.dp", "strategy.data"),
+        ("strategy.DDP", "strategy.data"),
+        ("strategy.tp", "strategy.tensor"),
+        ("strategy.pp", "strategy.pipe"),
+        ("strategy.cp", "strategy.context"),
+        ("strategy.sp", "strategy.context"),
+        ("strategy.ep", "strategy.expert"),
+        ("strategy.zero3", "strategy.fsdp"),
+        ("strategy.zero", "strategy.data.zero"),
+        ("optimizer.lr", "optimizer.learning_rate"),
+        ("train.lr", "optimizer.learning_rate"),
+        ("lr", "optimizer.learning_rate"),
+        ("data.batch_size", "train.global_batch"),
+        ("train.epochs", "train.steps"),
+        ("optimizer.warmup_steps", "optimizer.schedule"),
+        ("dp", "strategy.data"),
+        ("model.n_layers", "model.layers"),
+        ("strategy.lr", None),
+        ("train.nonsense", None),
+    ],
+)
+def test_what_is_meant(unknown, meant):
+    assert meant_by(unknown) == meant
+
+
+def test_the_error_names_it(tmp_path):
+    (tmp_path / "a.yaml").write_text("strategy: {dp: 8}\ntrain: {epochs: 3}\nlr: 1e-3\n")
+    with pytest.raises(ConfigError) as info:
+        load_config(tmp_path / "a.yaml")
+    assert sorted(info.value.problems) == [
+        "line 1: strategy.dp is not a key. Did you mean strategy.data?",
+        "line 2: train.epochs is not a key. Did you mean train.steps?",
+        "line 3: lr is not a section. Did you mean optimizer.learning_rate?",
+    ]
+
+
+def test_also_from_python():
+    with pytest.raises(ValueError, match=r"strategy\.dp: there is no such strategy \(did you mean data\?\)"):
+        read_strategy({"dp": 8})

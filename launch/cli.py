@@ -30,6 +30,9 @@ A tick lasts as long as its slowest action; with V chunks each costs 1/V. In a C
 tick: F0, B3, W3, R2, F0.1 (microbatch 0, chunk 1), or empty; `# placement: v` and `# joint: true` may stand on top.
 """
 
+MOST_STEPS = 1000
+"""That `verify` compares."""
+
 EXIT_CODES = """
 exit codes: 0 finished, 1 an unforeseen error, 2 a mistake to correct, 3 diverged or bad data, 75 stopped: try again.
 SPMDKIT_TRACEBACK=1 shows the traceback of a mistake as well.
@@ -116,9 +119,12 @@ def verify(arguments: argparse.Namespace) -> int:
     import json
 
     from ..configs import load_config
+    from ..mesh.errors import UserError
     from .verify import verify as run
 
     config = load_config(arguments.config, arguments.overrides)
+    if arguments.steps > MOST_STEPS:
+        raise UserError(f"--steps {arguments.steps}: at most {MOST_STEPS}; a mistake shows in the first few.")
     result = run(config, full=arguments.full, float32=arguments.float32, steps=arguments.steps)
     print(json.dumps(result.to_json(), indent=2) if arguments.json else result)
     return 0 if result.ok else 1

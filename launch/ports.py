@@ -22,7 +22,7 @@ def free_port() -> int:
             port = probe.getsockname()[1]
             if _free_on_ipv6(port):
                 return port
-    raise OSError("no port is free on both IPv4 and IPv6")
+    raise OSError(errno.EADDRINUSE, "no port is free on both IPv4 and IPv6")
 
 
 def _free_on_ipv6(port: int) -> bool:

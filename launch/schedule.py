@@ -14,6 +14,7 @@ from ..parallel.schedule import LETTERS, Action, Kind, Schedule
 from ..parallel.schedule_csv import csv_text, read_schedule
 from ..parallel.schedule_measure import Timing, measure, peak_activations, peak_inputs
 from ..parallel.schedules import make_schedule
+from ..training.known_causes import OF_THE_MACHINE
 from .schedule_svg import NAMES, draw_svg, title
 
 STYLES = {
@@ -153,6 +154,8 @@ def _write(path: str, text: str) -> str:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
+        if error.errno in OF_THE_MACHINE:
+            raise
         raise UserError(f"Cannot write {path}: {error.strerror}.") from error
     return path
 

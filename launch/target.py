@@ -7,6 +7,8 @@ from ..mesh.errors import UserError
 
 FORM = "local:PxD, P processes that simulate D CPU devices each, such as local:2x4"
 
+MOST_PROCESSES, MOST_DEVICES = 256, 4096
+
 
 class LocalTarget(NamedTuple):
     """Processes on this machine.
@@ -27,9 +29,15 @@ def parse_target(text: str) -> LocalTarget:
     """Reads a target.
 
     Raises:
-        UserError: It is of another form; the message says which form there is.
+        UserError: It is of another form, or more than a machine can run; the message says which form there is.
     """
     match = re.fullmatch(r"local:([1-9][0-9]*)x([1-9][0-9]*)", text)
     if match is None:
         raise UserError(f"--on {text!r} is not a target; give {FORM}.")
-    return LocalTarget(int(match[1]), int(match[2]))
+    target = LocalTarget(*(int(number[:20]) for number in match.groups()))
+    if target.num_processes > MOST_PROCESSES or target.devices > MOST_DEVICES:
+        raise UserError(
+            f"--on {text[:60]!r}: one machine runs at most {MOST_PROCESSES} processes of {MOST_DEVICES} simulated "
+            "devices. Give fewer."
+        )
+    return target

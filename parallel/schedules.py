@@ -149,6 +149,9 @@ class Recipe(NamedTuple):
     joint: bool = True
 
 
+MOST_ACTIONS = 2**18
+"""Forwards in a table, so that it is made in seconds: 256 stages of 1024 microbatches."""
+
 SCHEDULES: dict[str, Recipe] = {
     "gpipe": Recipe(gpipe),
     "1f1b": Recipe(one_forward_one_backward),
@@ -211,6 +214,12 @@ def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: in
         problems.append(f"{given}: each must be at least 1.")
     elif few := too_few_microbatches(stages, microbatches):
         problems.append(few)
+    elif stages * microbatches * chunks > MOST_ACTIONS:
+        problems.append(
+            f"strategy.pipe.size={stages} x strategy.pipe.microbatches={microbatches} x strategy.pipe.virtual={chunks} "
+            f"= {stages * microbatches * chunks} forwards; a schedule has at most {MOST_ACTIONS}. Set "
+            f"strategy.pipe.microbatches to {max(stages, MOST_ACTIONS // (stages * chunks))} or less."
+        )
     if chunks != recipe.chunks and not recipe.chunks_vary:
         several = [other for other, each in SCHEDULES.items() if each.chunks_vary]
         problems.append(

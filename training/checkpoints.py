@@ -20,6 +20,7 @@ from ..layouts.paths import leaves_with_paths
 from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process
 from .exits import TRY_AGAIN
+from .known_causes import is_out_of_memory
 
 REMOVED = "removed-"
 """Prefix of a checkpoint on its way out: renamed first, so that a kill during the removal leaves no half checkpoint."""
@@ -178,6 +179,8 @@ class Checkpoints:
         try:
             return read()
         except Exception as error:
+            if is_out_of_memory(error):
+                raise  # the checkpoint is whole: nobody should remove it
             others = [step for step in self.steps() if str(step) != folder.name]
             remedy = f"Remove that folder to go on from step {others[-1]}" if others else "There is no other checkpoint"
             raise CheckpointError(f"The checkpoint {folder} cannot be read: {_reason(error)}. {remedy}.") from error

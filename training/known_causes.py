@@ -23,6 +23,7 @@ OF_THE_MACHINE = {
     errno.ENOMEM: "Free some memory",
     errno.EMFILE: "Raise the number of open files (ulimit -n)",
     errno.ENFILE: "Close some files: the machine has no handle left",
+    errno.EADDRINUSE: "Close programs that listen on ports of this machine",
     errno.ETIMEDOUT: "The file system does not answer: repair it",
 }
 """What is wrong with the machine, and the remedy; the same command may work later."""

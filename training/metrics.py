@@ -59,7 +59,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         The records, in the order written.
 
     Raises:
-        UserError: If a line other than the last is no JSON object; names it.
+        UserError: If a line other than the last is no JSON object, or its step is no whole number; names it.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     records = []
@@ -77,9 +77,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _parse(line: str) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    return record if isinstance(record, dict) and type(record.get("step", 0)) is int else None
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 import spmdkit.mesh.processes as processes
-from spmdkit.mesh import initialize, is_main_process
+from spmdkit.mesh import UserError, initialize, is_main_process
 
 NAMES = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
 
@@ -89,8 +89,9 @@ def test_rejects_a_word_for_a_number(calls, monkeypatch):
 
 
 def test_says_when_it_is_too_late():
-    with pytest.raises(RuntimeError, match=r"too late: JAX has already opened its devices.*would train alone"):
+    with pytest.raises(RuntimeError, match=r"too late: JAX has already opened its devices.*would train alone") as info:
         initialize("127.0.0.1:1", 2, 0)
+    assert isinstance(info.value, UserError)  # on the command line a mistake (2), not an error of ours
 
 
 def test_a_second_call_does_nothing(calls, monkeypatch):

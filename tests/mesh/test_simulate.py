@@ -2,7 +2,7 @@
 
 import jax
 import pytest
-from spmdkit.mesh import DeviceMesh, backend_started, simulate
+from spmdkit.mesh import DeviceMesh, UserError, backend_started, simulate
 
 BEFORE = """
 import os
@@ -63,8 +63,9 @@ def test_after_the_devices_are_open():
     simulate(8)
     assert DeviceMesh.simulated(4).devices.flatten().tolist() == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
     assert DeviceMesh.simulated(8, data=2, fsdp=-1).axis_size("fsdp") == 4
-    with pytest.raises(RuntimeError, match=r"simulate\(9\) is too late"):
+    with pytest.raises(RuntimeError, match=r"simulate\(9\) is too late") as info:
         DeviceMesh.simulated(9)
+    assert isinstance(info.value, UserError)  # on the command line a mistake (2), not an error of ours
 
 
 def test_rejects_no_devices():

@@ -118,3 +118,10 @@ def test_large_tables_are_made_at_once():
     check(schedule)
     measure(schedule)
     assert time.monotonic() - start < 5  # 0.3 s on an idle machine
+
+
+def test_a_table_that_would_take_minutes_is_refused():
+    with pytest.raises(
+        ValueError, match=r"= 1048576 forwards; a schedule has at most 262144. Set .*microbatches to 1024 "
+    ):
+        make_schedule("1f1b", 256, 4096)

@@ -12,19 +12,25 @@ from .batches import train_batches as train_batches
 from .bigram import bigram_loss as bigram_loss
 from .config import DataConfig as DataConfig
 from .order import sample_order as sample_order
+from .ranges import Limit as Limit
+from .ranges import Limits as Limits
 from .source import BadDataError as BadDataError
 from .source import Source as Source
 from .source import Splits as Splits
+from .source import fingerprint as fingerprint
 from .splits import open_splits as open_splits
 
 __all__ = [
     "BadDataError",
     "DataConfig",
+    "Limit",
+    "Limits",
     "Source",
     "Splits",
     "abstract_batch",
     "bigram_loss",
     "eval_batches",
+    "fingerprint",
     "from_arrays",
     "open_splits",
     "sample_order",

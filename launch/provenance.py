@@ -28,7 +28,8 @@ from ..parallel.lay_out import abstract_parameters
 from .build import Built
 
 NAME = "provenance.json"
-ADDRESS = re.compile(r"0x[0-9a-f]+")
+NO_MATTER = re.compile(r"\b0x[0-9a-f]+|\b(?:name|fwd|bwd|jvp)=(?:<lambda>|\w+)")
+"""What a trace shows of functions besides what they compute: their addresses and names."""
 REMEDY = "set it back, choose another run.dir, or start anew with --fresh, which moves this run aside."
 
 
@@ -207,7 +208,7 @@ def _program(trace: Callable[[], Any]) -> str:
     try:
         traced = trace()
         text = traced.jaxpr.pretty_print(use_color=False)
-        return fingerprint([np.asarray(each) for each in traced.consts], ADDRESS.sub("", text))
+        return fingerprint([np.asarray(each) for each in traced.consts], NO_MATTER.sub("", text))
     except Exception:  # the user's code; whatever it cannot do is told when the step is built, not here
         return ""
 

@@ -31,10 +31,21 @@ def make():
     return Model(init=init, loss=loss)
 """
 LAYERS = """
+import jax
 import jax.numpy as jnp
 
+@jax.custom_vjp
+def straight(x):
+    return jnp.round(x, 2)
+
+straight.defvjp(lambda x: (straight(x), None), lambda _, gradient: (gradient,))
+
+def tanh(x):
+    return jnp.tanh(x)
+
 def logits(params, batch):
-    return jnp.tanh(batch["inputs"] @ params["w"] + params["v"][None, :])
+    policy = jax.checkpoint_policies.dots_saveable  # the trace shows its address
+    return straight(jax.checkpoint(tanh, policy=policy)(batch["inputs"] @ params["w"] + params["v"][None, :]))
 """
 OPTIMIZER = """
 import optax
@@ -121,9 +132,12 @@ def test_nothing_changed(config):
     assert told(config, made_of(config), "train.steps=99", "optimizer.learning_rate=0.5") == []
 
 
-def test_a_changed_comment_is_a_remark(config):
+@pytest.mark.parametrize(
+    ("old", "new"), [("import jax.numpy as jnp", "import jax.numpy as jnp  # as ever"), ("straight", "as_it_is")]
+)
+def test_a_changed_comment_or_name_is_a_remark(old, new, config):
     before = made_of(config)
-    edit(config.parent / "layers_of_mine.py", "import jax.numpy as jnp", "import jax.numpy as jnp  # as ever")
+    edit(config.parent / "layers_of_mine.py", old, new)
     (line,) = told(config, before)
     path = config.parent / "layers_of_mine.py"
     assert line == f"model.name=model_of_mine:make: {path} has changed since, but not what the loss computes."

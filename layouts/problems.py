@@ -69,6 +69,62 @@ def unused_rule(key: str, paths: Sequence[str]) -> str:
     return f"Rule {key!r} matches no parameter. {hint} Correct the rule or remove it from layouts.rules."
 
 
+def unused_output_rule(key: str, named: Sequence[str]) -> str:
+    """Says that a rule for activations meets none, with the name nearest to it."""
+    near = nearest_path(key, named)
+    if near is None:
+        name = _literal(key)
+        return (
+            f"Rule {key!r} is for an activation, as its key ends in /output, but the model names none. Name it in the "
+            f'model: y = spmdkit.name_output(y, "{name}"), or remove the rule from layouts.rules.'
+        )
+    return (
+        f"Rule {key!r} matches no activation that the model names. The nearest name is {near!r}. Correct the rule or "
+        "remove it from layouts.rules."
+    )
+
+
+def repeated_axis_of_output(layout: TensorLayout) -> str:
+    """Says that the layout of an activation names an axis twice."""
+    axes = ", ".join(map(repr, layout.repeated_axes))
+    return f"gives activations the layout {layout}, which uses {axes} twice. An axis can split one dim only."
+
+
+def rows_of_output(layout: TensorLayout, row_axes: Sequence[str]) -> str:
+    """Says that an activation's rows are split otherwise than those of the batch."""
+    rows = row_axes[0] if len(row_axes) == 1 else f"[{', '.join(row_axes)}]"
+    return (
+        f"gives activations the layout {layout}, but their dim 0 are the rows of the batch, which lie over {rows}. "
+        f"Begin dim 0 with {rows}, or write null there, which leaves rows as they lie."
+    )
+
+
+def row_axis_of_output(layout: TensorLayout, axis: str, dim: int) -> str:
+    """Says that an axis of the rows is to split another dim of an activation."""
+    return (
+        f"gives activations the layout {layout}, but {axis!r} splits the rows of the batch, which are dim 0, and "
+        f"cannot split dim {dim} too. Leave it out of dim {dim} in this rule of layouts.rules."
+    )
+
+
+def manual_axis_of_output(layout: TensorLayout, axis: str) -> str:
+    """Says that the step has split its work along an axis already."""
+    leave = " (strategy.tensor.explicit=false leaves it to XLA)" if axis == "tensor" else ""
+    return (
+        f"gives activations the layout {layout}, but the step itself splits its work over {axis!r}, so its activations "
+        f"lie as the strategy has them. Leave {axis} out of this rule in layouts.rules{leave}."
+    )
+
+
+def indivisible_output(layout: TensorLayout, rule: str, reason: str) -> str:
+    """Says that a dim of an activation cannot be split evenly."""
+    axes = " or ".join(f"strategy.{name}" for name in layout.used_axes)
+    return (
+        f"gets the layout {layout} from rule {rule!r}, but {reason}. Change the dim or {axes}, or write null for this "
+        "dim in the rule."
+    )
+
+
 def unused_axis(name: str, size: int) -> str:
     """Says that a mesh axis splits nothing."""
     floor = "lower strategy.fsdp.floor_bytes, " if name == "fsdp" else ""
@@ -88,7 +144,7 @@ def nearest_path(key: str, paths: Iterable[str]) -> str | None:
     Returns:
         The path whose end, from some "/" on, is most like the expression's literal text; None if there are no paths.
     """
-    text = re.sub(r"\.[*+?]|[\\^$*+?()\[\]{}|]", "", key).strip("/")
+    text = _literal(key)
 
     def likeness(path: str) -> float:
         parts = path.split("/")
@@ -96,3 +152,8 @@ def nearest_path(key: str, paths: Iterable[str]) -> str | None:
         return max(difflib.SequenceMatcher(None, text, tail).ratio() for tail in tails)
 
     return max(paths, key=likeness, default=None)
+
+
+def _literal(key: str) -> str:
+    """The text of a regular expression without its special characters."""
+    return re.sub(r"\.[*+?]|[\\^$*+?()\[\]{}|]", "", key).strip("/")

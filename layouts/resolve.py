@@ -13,6 +13,7 @@ from ..mesh.errors import UserError
 from ..mesh.shapes import near_miss
 from . import problems
 from .layout_map import LayoutMap
+from .output_rules import OUTPUT
 from .paths import joined_path, leaves_with_paths, numberless
 from .problems import LayoutError as LayoutError
 from .sizes import array_bytes, format_bytes
@@ -24,7 +25,6 @@ Unmatched = Literal["error", "warn", "replicate"]
 Indivisible = Literal["error", "replicate", "next_dim"]
 UNMATCHED: tuple[Unmatched, ...] = ("error", "warn", "replicate")
 INDIVISIBLE: tuple[Indivisible, ...] = ("error", "replicate", "next_dim")
-OUTPUT = "/output"  # rules ending so are for intermediate values, not for parameters
 NO_RULE = "replicated: no rule"
 
 
@@ -45,7 +45,7 @@ def resolve(
     Args:
         abstract_params: Pytree of ShapeDtypeStructs (or arrays) with global shapes.
         mesh: The mesh of all layouts.
-        rules: Rules on that mesh. Keys that end in "/output" are for intermediate values and need not match.
+        rules: Rules on that mesh. Keys that end in "/output" are for activations and need not match.
         default: Called as `default(path, leaf)` for parameters no rule matches; returns the layout and, for the
             table, the reason.
         unmatched: Without a default, what to do with unmatched parameters of at least `unmatched_floor_bytes`:

@@ -4,9 +4,10 @@ Read first: `model` (what a model is), `data` and `fsdp` (strategies), `forward`
 `step` (the one compiled program), `census` (what the compiler made of it). Where the rest is:
 
     strategies             data, zero, fsdp, tensor, context, expert, pipeline, local_steps, compressed
-    from YAML to layouts   strategy, options, lay_out, default_layout, split_dim, layouts, precision, model, parallel
-    a step                 step, state, keys, given_params, local_step, gradients, forward, remat, sharded,
-                           recompilation
+    from YAML to layouts   strategy, options, lay_out, default_layout, split_dim, layouts, precision, model, parallel,
+                           named_outputs
+    a step                 step, state, keys, step_inputs, update, given_params, local_step, gradients, forward, remat,
+                           sharded, recompilation
     inside a block         product, collective_matmul, ring_attention, all_to_all_attention, partial_attention,
                            expert_blocks, floats, prefetch
     pipeline schedules     schedule, schedules, schedule_csv, schedule_measure, timetable
@@ -26,6 +27,7 @@ from .lay_out import lay_out as lay_out
 from .layouts import Layouts as Layouts
 from .model import BlockModel as BlockModel
 from .model import Model as Model
+from .named_outputs import name_output as name_output
 from .precision import Precision as Precision
 from .state import TrainState as TrainState
 from .step import Step as Step

@@ -8,6 +8,7 @@ import jax
 
 from ..layouts.distribution import Distribution, ModelParallel
 from ..layouts.layout_map import LayoutMap, MatchMode
+from ..layouts.output_rules import output_rule_problems, output_rules
 from ..layouts.problems import LayoutError
 from ..layouts.resolve import Indivisible, Unmatched, resolve
 from ..mesh.axes import AXES, BATCH_AXES
@@ -82,6 +83,8 @@ def lay_out(
         raise UserError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")
     layout_map = meaning.rules if rules is None else _as_layout_map(rules, mesh, match)
     stacked = isinstance(model, BlockModel)
+    of_outputs = output_rules(layout_map)
+    named = {axis for layout in (of_outputs or {}).values() for axis in layout.used_axes}
     table = resolve(
         params,
         mesh,
@@ -92,7 +95,7 @@ def lay_out(
         unmatched=unmatched,
         unmatched_floor_bytes=unmatched_floor_bytes,
         indivisible=indivisible,
-        required_axes=meaning.required_axes,
+        required_axes=[axis for axis in meaning.required_axes if axis not in named],
         fixed_dims=lambda path: int(stacked and path.split("/")[0] == "blocks"),
     )
     layouts = Layouts(
@@ -103,10 +106,13 @@ def lay_out(
         parallel=meaning.parallel,
         configs=meaning.configs,
         pipeline=meaning.pipeline,
+        output_rules=of_outputs,
     )
     check_layouts(meaning.model, layouts)
     problems = local_steps.check(layouts) + compressed.check(layouts) + prefetch.check_place(model, layouts)
     problems += pipeline_outer.check(layouts)
+    if of_outputs is not None:
+        problems += output_rule_problems(of_outputs, layouts.batch_axes, layouts.manual_axes)
     if problems:
         raise LayoutError(problems)
     return layouts

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..layouts.layout_map import LayoutMap
 from ..layouts.table import LayoutTable
 from ..mesh.axes import AXES
 from ..mesh.device_mesh import DeviceMesh
@@ -33,6 +34,7 @@ class Layouts:
         parallel: What the model is told of the mesh.
         configs: Options of the strategies, sizes worked out.
         pipeline: Which blocks live on which stage, and who does what when; None without the axis `pipe`.
+        output_rules: Rules for activations, see `named_outputs.py`; None where there are none.
     """
 
     table: LayoutTable
@@ -42,6 +44,7 @@ class Layouts:
     parallel: Parallel
     configs: StrategyConfigs
     pipeline: Pipeline | None = None
+    output_rules: LayoutMap | None = None
 
     @property
     def stored_order(self) -> StoredOrder:
@@ -149,6 +152,21 @@ class Layouts:
             return PartitionSpec(*(axes or None for axes in kept))
 
         return table.treedef.unflatten([manual(row) for row in table.rows])
+
+    def check_eval_rows(self, rows: int) -> None:
+        """Checks that a batch of an evaluation can be split.
+
+        Raises:
+            UserError: The number of rows is no multiple of the shards.
+        """
+        pieces = self.num_batch_shards
+        if rows <= 0 or rows % pieces:
+            split = " x ".join(f"{axis} {self.mesh.axis_size(axis)}" for axis in self.batch_axes) or "1 device"
+            remainder = f": {rows} % {pieces} = {rows % pieces}" if rows > 0 else ""
+            raise UserError(
+                f"An evaluation's batch of {rows} rows cannot be split over {split}{remainder}. Pad it to a multiple "
+                f"of {pieces} with rows of weight 0, as spmdkit.eval_batches does."
+            )
 
     def check_rows(self, global_batch: int, microbatches: int = 1) -> None:
         """Checks that a batch can be split.

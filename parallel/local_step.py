@@ -1,18 +1,22 @@
 """What each device runs in one step: from its shards and its rows to the reduced gradients of its shards.
 
 params    = make_varying(params)                  gradients stay local until we reduce them
+batch     = cast_inputs(batch)                    to the compute dtype, as parameters are cast where they are used
 gradients = accumulate_gradients(local loss)      FSDP's gathers and reduce-scatters happen inside
 gradients = scatter_gradients(gradients)          ZeRO-1's reduce-scatter
 gradients = reduce_gradients(gradients)           data parallel's all-reduce, or the compressed one
 gradients = gradients * (clip_factor / weight)    the one division by the weight of the global batch
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
+from ..layouts.table import LayoutTable
 from ..mesh.errors import UserError
 from . import compressed, data, fsdp, pipeline_outer, zero
 from .calls import Calls, pipeline_calls, plain_calls
@@ -23,10 +27,12 @@ from .gradients import accumulate_gradients, clip_factor, complete_squares, glob
 from .keys import key_of
 from .layouts import Layouts
 from .model import Batch, BlockModel, Model, Params
+from .named_outputs import NamedOutputs
 from .parallel import Traffic
 from .pieces import computes_whole_again
 from .pipeline_loss import pipeline_cost, pipeline_loss
-from .precision import Precision
+from .precision import Precision, cast_inputs
+from .sharded import over_manual_axes
 from .state import StepMetrics
 from .zero import scatter_gradients
 
@@ -46,7 +52,9 @@ class LocalStep:
     ) -> None:
         """Composes the strategies; the arguments are those of `build_step`."""
         split = model.parallelize if isinstance(model, BlockModel) else None
-        self.model = split(layouts.parallel) if split and layouts.parallel.splits_anything else model
+        model = split(layouts.parallel) if split and layouts.parallel.splits_anything else model
+        self.outputs = NamedOutputs(layouts)
+        self.model = self.outputs.within(model)
         self.layouts, self.precision = layouts, precision
         self.accumulate, self.clip_norm, self.remat = accumulate, clip_norm, remat
         if isinstance(self.model, BlockModel) and layouts.pipeline:
@@ -69,6 +77,7 @@ class LocalStep:
         layouts, axes = self.layouts, self.layouts.summed_axes
         stored, update = layouts.table.layouts, layouts.update_table.layouts
         key = jax.random.fold_in(key_of(key_data), step)
+        batch = cast_inputs(batch, self.precision.compute)
         gradients, sums = self._gradients(self._whole(make_varying(params, stored, axes)), batch, key)
         if layouts.pipeline:
             gradients = pipeline_outer.scatter_outer(gradients, stored, self.precision.reduce)
@@ -87,6 +96,21 @@ class LocalStep:
         gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
         return gradients, StepMetrics(total / divisor, norm, weight), errors
 
+    def mapped_gradients(self, extra_table: LayoutTable, *, abstract: bool) -> Callable[..., Any]:
+        """`gradients` on global arrays: `extra_table` lays out `errors`; `abstract` needs no devices."""
+        layouts, whole = self.layouts, PartitionSpec()
+        errors = layouts.manual_specs(extra_table) if layouts.compressed else ()
+        in_specs = (layouts.manual_specs(layouts.table), layouts.batch_spec, whole, whole, errors)
+        metrics: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
+        out_specs = (layouts.manual_specs(layouts.update_table), metrics, errors)
+        return over_manual_axes(self.gradients, layouts, in_specs, out_specs, abstract=abstract)
+
+    def mapped_sums(self) -> Callable[..., Any]:
+        """`sums` on global arrays."""
+        layouts, whole = self.layouts, PartitionSpec()
+        in_specs = (layouts.manual_specs(layouts.table), layouts.batch_spec)
+        return over_manual_axes(self.sums, layouts, in_specs, (whole, whole), abstract=False)
+
     def _gradients(self, params: Params, batch: Batch, key: Array) -> tuple[Params, tuple[Array, Array]]:
         """Local sums of gradients, and this device's share of (loss, weight)."""
         axes = self.layouts.manual_axes
@@ -102,6 +126,7 @@ class LocalStep:
         """The sums (loss, weight) over the global batch, for evaluation."""
         axes = self.layouts.manual_axes
         varying = self._whole(make_varying(params, self.layouts.table.layouts, axes))
+        batch = cast_inputs(batch, self.precision.compute)
         shares = self._loss.loss(self._loss.carriers(varying), self._loss.keep(varying), batch, None)
         total, weight = reduce_gradients((), shares, (), axes, self.precision.reduce)[1]
         return total, weight
@@ -144,20 +169,21 @@ class LocalStep:
 
     def _traffic(self, batch: dict[str, jax.ShapeDtypeStruct] | None, platform: str) -> list[Collective]:
         """What the model itself moves: its parts' traffic, times blocks and microbatches."""
-        model, pipeline = self.model, self.layouts.pipeline
+        model, pipeline, precision = self.model, self.layouts.pipeline, self.precision
         if not isinstance(model, BlockModel) or (model.traffic is None and pipeline is None):
             return []
         if batch is None:
             raise UserError("What a step moves depends on the batch here: give its shapes.")
         pieces = self.layouts.num_batch_shards * self.accumulate
         pieces *= pipeline.schedule.microbatches if pipeline else 1
+        rows = jax.eval_shape(lambda batch: cast_inputs(batch, precision.compute), batch)
         shapes = {
             name: jax.ShapeDtypeStruct((leaf.shape[0] // pieces, *leaf.shape[1:]), leaf.dtype)
-            for name, leaf in batch.items()
+            for name, leaf in rows.items()
         }
         lines: list[Collective] = []
         if pipeline:
-            lines += pipeline_cost(model, self.layouts, shapes, self.precision, self.accumulate, platform=platform)
+            lines += pipeline_cost(model, self.layouts, shapes, precision, self.accumulate, platform=platform)
         if model.traffic is None:
             return lines
         calls = self._calls
@@ -166,7 +192,7 @@ class LocalStep:
             ("block", calls.block, calls.block_backward),
             ("head", calls.head, calls.head),
         ):
-            moved = model.traffic(part, shapes, self.precision.compute, platform)
+            moved = model.traffic(part, shapes, precision.compute, platform)
             lines += [line.times(forward) for line in moved.forward]
             lines += [line.times(backward) for line in moved.backward]
             if part == "block":

@@ -28,6 +28,7 @@ Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training o
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ from .local_step import LocalStep
 from .model import Batch, Params
 from .sharded import over_manual_axes
 from .state import StepMetrics, TrainState
+from .update import apply_optimizer
 
 METRICS = 3
 """Scalars that cross `data` in every step: the sum of the loss, its weight, the norm."""
@@ -114,26 +116,26 @@ def make_step(
     whole = PartitionSpec()
     metrics_specs: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
 
-    def own_gradients(copies: Params, batch: Batch, key: Array, step: Array) -> tuple[Params, StepMetrics]:
+    def own_gradients(copies: Params, batch: Batch, key: Array, step: Array) -> tuple[Params, Array, StepMetrics]:
         found, metrics, _ = local.gradients(_own(copies), batch, key, step, ())
-        return _stacked(found), _shared_metrics(metrics, reduce_dtype)
+        return _stacked(found), metrics.loss[None], _shared_metrics(metrics, reduce_dtype)
 
     def end_round(params: Params, extra: Copies, step: Array) -> tuple[Params, Copies]:
         own = _own(extra.copies)
         moved, copies, momentum = outer_step(params, own, extra.momentum, step, layouts.data, reduce_dtype)
         return moved, Copies(_stacked(copies), momentum)
 
-    differentiate = over_manual_axes(
-        own_gradients, layouts, (copied, layouts.batch_spec, whole, whole), (copied, metrics_specs), abstract=abstract
-    )
+    in_specs, out_specs = (copied, layouts.batch_spec, whole, whole), (copied, PartitionSpec(AXIS), metrics_specs)
+    differentiate = over_manual_axes(own_gradients, layouts, in_specs, out_specs, abstract=abstract)
     extra_specs = Copies(copied, shared)
     meet = over_manual_axes(end_round, layouts, (shared, extra_specs, whole), (shared, extra_specs), abstract=abstract)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         copies = state.extra.copies
-        found, metrics = differentiate(copies, batch, state.key, state.step)
-        updates, opt_state = jax.vmap(optimizer.update)(found, state.opt_state, copies)
-        extra = state.extra._replace(copies=optax.apply_updates(copies, updates))
+        found, losses, metrics = differentiate(copies, batch, state.key, state.step)
+        update = jax.vmap(partial(apply_optimizer, optimizer))  # each group's loss is that of its own rows
+        copies, opt_state = update(found, state.opt_state, copies, losses)
+        extra = state.extra._replace(copies=copies)
         params, extra = meet(state.params, extra, state.step + 1)
         return TrainState(state.step + 1, params, opt_state, state.key, extra), metrics
 

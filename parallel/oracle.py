@@ -88,8 +88,8 @@ class OneDevice:
         self.stages = stages
         self.compute = compute
         self.seed = seed
-        clip = [optax.clip_by_global_norm(clip_norm)] if clip_norm else []
-        self.optimizer = optax.chain(*clip, optimizer)
+        self.clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
+        self.optimizer = optimizer
 
     def init(self, dtype: str) -> Params:
         """The first parameters, stored in `dtype`, on the host."""
@@ -121,8 +121,8 @@ class OneDevice:
             sums = self._sums_of(params, batch, number)
             first = first or sums
             mean = jax.tree.map(lambda leaf, weight=sums.weight: (leaf / (weight or 1)).astype(leaf.dtype), sums[2])
-            params, opt_state = self._update(params, opt_state, mean)
             losses.append(sums.total / (sums.weight or 1))
+            params, opt_state = self._update(params, opt_state, mean, losses[-1])
         assert first is not None, "there is at least one batch"
         gradients = jax.tree.map(lambda leaf: leaf / (first.weight or 1), first.gradients)
         norm = float(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(gradients))))
@@ -134,7 +134,7 @@ class OneDevice:
         params = self._to_model(params)
         loss = jax.make_jaxpr(self._sums)(params, dict(batch), np.int32(0))
         opt_state = jax.eval_shape(self.optimizer.init, params)
-        update = jax.make_jaxpr(self._apply)(params, opt_state, params)
+        update = jax.make_jaxpr(self._apply)(params, opt_state, params, 0.0)
         stored = max((str(leaf.dtype) for leaf in jax.tree.leaves(params) if _is_float(leaf)), key=_width, default="")
         narrowest = (  # a learning rate in float32 is the same number everywhere
             min((stored, *_narrowed(loss.jaxpr, scalars=True)), key=_width),
@@ -154,6 +154,8 @@ class OneDevice:
 
     def _sums(self, params: Params, batch: Any, step: Array) -> tuple[tuple[Array, Array], Params]:
         key = jax.random.fold_in(_key_of(self.seed), step)
+        compared = ("weights", "targets")  # with what the model makes in float32: they stay as they are
+        batch = {name: rows if name in compared else _cast(rows, self.compute) for name, rows in batch.items()}
 
         def loss(params: Params) -> tuple[Array, Array]:
             total, weight = self.model.loss(_cast(params, self.compute), batch, key)
@@ -161,8 +163,10 @@ class OneDevice:
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    def _apply(self, params: Params, opt_state: Any, gradients: Params) -> tuple[Params, Any]:
-        updates, opt_state = self.optimizer.update(gradients, opt_state, params)
+    def _apply(self, params: Params, opt_state: Any, gradients: Params, loss: Any) -> tuple[Params, Any]:
+        gradients, _ = self.clip.update(gradients, self.clip.init(params))
+        optimizer = optax.with_extra_args_support(self.optimizer)  # some ask for the loss, or the gradients
+        updates, opt_state = optimizer.update(gradients, opt_state, params, value=jnp.asarray(loss), grad=gradients)
         return optax.apply_updates(params, updates), opt_state
 
     @cached_property

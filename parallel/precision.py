@@ -1,5 +1,6 @@
 """The dtypes of a step: what parameters are stored in, computed in, and what their gradients are summed in."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,8 @@ class Precision:
     params: str = "float32"
     """Dtype of the stored parameters and of the optimizer's moments."""
     compute: str = "float32"
-    """Dtype that parameters are cast to before the model sees them (before they are gathered, under FSDP)."""
+    """Dtype that parameters are cast to before the model sees them (before they are gathered, under FSDP), and with
+    them the floating-point arrays of a batch but for "weights" and "targets"."""
     reduce: str = "float32"
     """Dtype in which gradients are summed over devices."""
 
@@ -44,6 +46,16 @@ class Precision:
 
 FLOAT32 = Precision()
 """Everything in float32."""
+
+
+AS_GIVEN = ("weights", "targets")
+"""Arrays of a batch that keep their dtype: sums of weights are counts, which 16 bits cannot count beyond 256, and
+targets are compared with what the model makes in float32 or wider."""
+
+
+def cast_inputs(batch: Mapping[str, Array], dtype: str) -> dict[str, Array]:
+    """Casts the floating-point arrays of a batch, as parameters are cast, all but those of `AS_GIVEN`."""
+    return {name: array if name in AS_GIVEN else cast_float(array, dtype) for name, array in batch.items()}
 
 
 def cast_floats(tree: Any, dtype: str) -> Any:

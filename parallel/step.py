@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.sharding import PartitionSpec
 
 from ..layouts.optimizer_state import resolve_optimizer_state
 from ..layouts.table import LayoutTable
@@ -33,8 +32,9 @@ from .model import Batch, BlockModel, Model, Params
 from .pipeline import in_stage_order
 from .precision import FLOAT32, Precision, cast_floats
 from .recompilation import RecompilationWatch
-from .sharded import over_manual_axes
 from .state import StepMetrics, TrainState, abstract_state, seed_problem
+from .step_inputs import BatchCheck, explain, explained, refuse_consumed
+from .update import abstract_optimizer_state, apply_optimizer
 
 
 class Step:
@@ -61,6 +61,9 @@ class Step:
         self._exact = self._local if layouts.exact is layouts else LocalStep(model, layouts.exact, **options)
         self._watch = RecompilationWatch("the training step")
         self._compiled: jax.stages.Compiled | None = None
+        rows = partial(layouts.check_rows, microbatches=accumulate)
+        self._batches, self._own_batches = (BatchCheck(name, rows) for name in ("the step", "step.gradients"))
+        self._eval_batches = BatchCheck("step.evaluate", layouts.check_eval_rows)
 
     def init(self, seed: int, params: Params | None = None) -> TrainState:
         """Makes the first state, every array born in its own layout.
@@ -72,8 +75,7 @@ class Step:
         Raises:
             UserError: The parameters given are not the model's, or the seed is out of its range.
         """
-        problem = seed_problem(seed, "seed")
-        if problem:
+        if problem := seed_problem(seed, "seed"):
             raise UserError(problem)
         abstract = self.abstract_state()
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
@@ -94,9 +96,18 @@ class Step:
 
         Returns:
             The next state and this step's metrics, still being computed: read them late.
+
+        Raises:
+            UserError: The state was consumed or is of another step, the batch or the optimizer cannot be taken.
+            LayoutError: A rule for activations does not fit the model.
         """
         compilations = self._watch.compilations
-        result = self._launch(state, batch)
+        try:
+            refuse_consumed(state.step)
+            result = self._launch(state, batch)
+        except Exception as error:
+            explain(error, state, self.abstract_state, batch, self._batches)
+            raise
         self._watch.check(compilations, state, batch)
         return result
 
@@ -104,15 +115,13 @@ class Step:
         if self._compiled is not None:
             try:
                 return self._compiled(state, batch)
-            except TypeError:  # other shapes than it was compiled for: compile again, and be warned
-                self._compiled = None
+            except TypeError as error:  # a mistake, or other shapes than it was compiled for
+                explain(error, state, self.abstract_state, batch, self._batches)
+                self._compiled = None  # compile again, and be warned
         return self._run(state, batch)
 
     def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
-        """Compiles the step for the devices of the mesh, once; calls with batches of these shapes then run it.
-
-        Args:
-            abstract_batch: Global shapes and dtypes of a batch.
+        """Compiles the step, once; calls with batches of these global shapes then run it.
 
         Returns:
             The compiled program, for its memory analysis and its text.
@@ -123,18 +132,16 @@ class Step:
 
     def evaluate(self, params: Params, batch: Batch) -> tuple[Array, Array]:
         """The sums (loss, weight) over one global batch, without randomness and without an update."""
-        return self._evaluate(params, batch)
+        with explained(params, lambda: self.abstract_state().params, batch, self._eval_batches):
+            return self._evaluate(params, batch)
 
     def gradients(self, state: TrainState, batch: Batch) -> tuple[Params, StepMetrics]:
         """The gradients that the next step would use (averaged and clipped), laid out as the update.
 
-        Under local steps and compression: those of `state.params` over the whole batch, exactly.
-
-        Args:
-            state: The state; it is not consumed.
-            batch: As for a step.
+        Under local steps and compression: exactly those of `state.params`. The state is not consumed.
         """
-        return self._differentiate(state.params, batch, state.key, state.step)
+        with explained(state, self.abstract_state, batch, self._own_batches):
+            return self._differentiate(state.params, batch, state.key, state.step)
 
     def lower(
         self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct], platform: str | None = None
@@ -147,8 +154,7 @@ class Step:
                 exist; None lowers for the devices of the mesh, so that the result can be compiled and run here.
         """
         abstract = platform is not None
-        rows = next(iter(abstract_batch.values())).shape[0]
-        self.layouts.check_rows(rows, self.accumulate)
+        self._batches.check(abstract_batch)
         sharding = self.layouts.batch_sharding(abstract=abstract)
         batch = {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -167,7 +173,8 @@ class Step:
     def optimizer_table(self) -> LayoutTable:
         """The layout of every array of the optimizer's state."""
         params = abstract_parameters(self.model, self.precision)
-        table = resolve_optimizer_state(jax.eval_shape(self.optimizer.init, params), self.layouts.update_table)
+        state = abstract_optimizer_state(self.optimizer, params)
+        table = resolve_optimizer_state(state, self.layouts.update_table)
         return local_steps.copies_table(table) if self.layouts.local_steps else table
 
     @cached_property
@@ -209,8 +216,7 @@ class Step:
     def _step(self, gradients: Callable[..., Any], state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         grads, metrics, extra = gradients(state.params, batch, state.key, state.step, state.extra)
         params = self._as_updated(state.params)
-        updates, opt_state = self.optimizer.update(grads, state.opt_state, params)
-        params = optax.apply_updates(params, updates)
+        params, opt_state = apply_optimizer(self.optimizer, grads, state.opt_state, params, metrics.loss)
         return TrainState(state.step + 1, params, opt_state, state.key, extra), metrics
 
     def _as_updated(self, params: Params) -> Params:
@@ -218,14 +224,6 @@ class Step:
         if not self.layouts.zero:
             return params
         return jax.lax.with_sharding_constraint(params, self.layouts.update_table.shardings())
-
-    def _sharded_gradients(self, local: LocalStep, abstract: bool) -> Callable[..., Any]:
-        layouts, batch, whole = local.layouts, local.layouts.batch_spec, PartitionSpec()
-        errors = layouts.manual_specs(self.extra_table) if layouts.compressed else ()
-        in_specs = (layouts.manual_specs(layouts.table), batch, whole, whole, errors)
-        metrics: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
-        out_specs = (layouts.manual_specs(layouts.update_table), metrics, errors)
-        return over_manual_axes(local.gradients, layouts, in_specs, out_specs, abstract=abstract)
 
     def _jit_step(self, *, abstract: bool) -> Any:
         step = self._whole_step(abstract)
@@ -241,8 +239,10 @@ class Step:
     def _whole_step(self, abstract: bool) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
         """The step on global arrays."""
         if self.layouts.local_steps:
-            return local_steps.make_step(self._local, self.optimizer, abstract=abstract)
-        return partial(self._step, self._sharded_gradients(self._local, abstract))
+            step = local_steps.make_step(self._local, self.optimizer, abstract=abstract)
+        else:
+            step = partial(self._step, self._local.mapped_gradients(self.extra_table, abstract=abstract))
+        return self._batches.around(self._local.outputs.around(step))
 
     @cached_property
     def _run(self) -> Any:
@@ -251,20 +251,18 @@ class Step:
     @cached_property
     def _differentiate(self) -> Any:
         table, replicated = self.layouts.table, self.layouts.replicated()
-        gradients = self._sharded_gradients(self._exact, abstract=False)
+        gradients = self._exact.outputs.around(self._exact.mapped_gradients(self.extra_table, abstract=False))
         return jax.jit(
-            lambda *arguments: gradients(*arguments, ())[:2],
+            self._own_batches.around(lambda *arguments: gradients(*arguments, ())[:2]),
             in_shardings=(table.shardings(), self.layouts.batch_sharding(), replicated, replicated),
             out_shardings=(self.layouts.update_table.shardings(), replicated),
         )
 
     @cached_property
     def _evaluate(self) -> Any:
-        layouts, whole = self.layouts, PartitionSpec()
-        in_specs = (layouts.manual_specs(layouts.table), layouts.batch_spec)
-        sums = over_manual_axes(self._local.sums, layouts, in_specs, (whole, whole), abstract=False)
-        shardings: Any = (layouts.table.shardings(), layouts.batch_sharding())
-        return jax.jit(sums, in_shardings=shardings)
+        sums = self._local.outputs.around(self._local.mapped_sums(), unused=False)
+        layouts: Any = (self.layouts.table.shardings(), self.layouts.batch_sharding())
+        return jax.jit(self._eval_batches.around(sums), in_shardings=layouts)
 
 
 def build_step(

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .parallel import census as census
     from .parallel import check_model as check_model
     from .parallel import lay_out as lay_out
+    from .parallel import name_output as name_output
     from .parallel import verify as verify
     from .training.checkpoints import Checkpoints as Checkpoints
     from .training.loop import evaluate as evaluate
@@ -81,6 +82,7 @@ _HOMES = {
         "census",
         "check_model",
         "lay_out",
+        "name_output",
         "verify",
     ),
     "training.checkpoints": ("Checkpoints",),

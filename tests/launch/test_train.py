@@ -309,6 +309,29 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, capsys):
     assert losses(tmp_path / "run") != losses(tmp_path / "run.old-1")
 
 
+OWN_OPTIMIZER = """
+import optax, optax.contrib
+
+def make(learning_rate):
+    return optax.chain(optax.sgd(learning_rate), optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=0.5))
+"""
+
+
+def test_an_optimizer_that_asks_for_the_loss_goes_on(tmp_path):
+    """Its state, in which the losses are, is saved and restored: the rate goes on falling from where it was."""
+    (tmp_path / "my_plateau.py").write_text(OWN_OPTIMIZER, encoding="utf-8")
+    optimizer = {"name": "my_plateau:make", "learning_rate": 0.01}
+    config = write_config(tmp_path, optimizer=optimizer, run={"simulate": 8, "dir": str(tmp_path / "whole")})
+    train(config, "train.steps=8", "eval.every=0")
+    config = write_config(tmp_path, optimizer=optimizer, run={"simulate": 8, "log_every": 1})
+    train(config, "train.steps=4", "eval.every=0")
+    train(config, "train.steps=8", "eval.every=0", "strategy={data: 8}")
+    found = losses(tmp_path / "run")
+    assert {step: found[step] for step in (4, 8)} == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    scales = [state_arrays(config, step)["opt_state/1/scale"] for step in (4, 8)]
+    assert 1 > scales[0] > scales[1] > 0
+
+
 VARIANTS = {
     "bfloat16 compute": ["precision.compute=bfloat16"],
     "float64": ["precision={params: float64, compute: float64, reduce: float64}"],

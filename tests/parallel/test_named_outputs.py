@@ -1,0 +1,261 @@
+"""Rules for activations: they take effect where the model names them, change no number, and fail loudly."""
+
+import warnings
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from spmdkit.layouts import LayoutError
+from spmdkit.mesh.errors import UserError
+from spmdkit.parallel import Model, build_step, lay_out, verify
+
+from spmdkit import DeviceMesh, LayoutMap, ModelParallel, name_output
+
+SEEN = []
+"""Shardings of the activation, as the compiler has them: one for each device that reports."""
+
+
+def block(params, x, key):
+    """The toy's, its hidden activation named; whoever compiles it is told how that lies."""
+    hidden = name_output(jnp.tanh((x * params["scale"][None, None]) @ params["up"]), "blocks/mlp/output")
+    jax.debug.inspect_array_sharding(hidden, callback=SEEN.append)
+    return name_output(x + hidden @ params["down"], "blocks/output")
+
+
+NAMED = replace(toy.BLOCK_MODEL, block=block)
+PLAIN = Model(init=toy.init, loss=NAMED.loss)
+PARAMETERS = {"head/out": [None, "tensor"]}
+MLP = {"blocks/mlp/output": [None, None, "tensor"]}
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    SEEN.clear()
+
+
+def make(strategy, rules=None, model=NAMED, devices=4, **options):
+    return build_step(
+        model, optax.sgd(0.1), lay_out(model, strategy, rules=rules, devices=toy.devices(devices), **options)
+    )
+
+
+def keras(axes=("batch", None, "model"), shape=(2, 2)):
+    mesh = DeviceMesh(shape, ("batch", "model"), toy.devices(shape[0] * shape[1]))
+    layout_map = LayoutMap(mesh)
+    layout_map["head/out"] = (None, "model")
+    layout_map["blocks/mlp/output"] = axes
+    return ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+
+
+def first_step(step):
+    params = jax.tree.map(
+        lambda leaf: 0.1 * np.random.default_rng(leaf.size).normal(size=leaf.shape), step.layouts.table.abstract_arrays
+    )
+    state, metrics = step(step.init(0, params=params), toy.batch(0))
+    return jax.device_get((state.params, metrics))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What one device makes of it, which ignores names."""
+    return first_step(make({"data": 1}, devices=1))
+
+
+def split_dims(sharding):
+    """The mesh axes left to XLA that split each dim, () for a whole one; a step is told of no others."""
+    sizes = dict(sharding.mesh.shape)
+    spec = [*sharding.spec, *(None,) * 3][:3]
+    names = [() if each is None else each if isinstance(each, tuple) else (each,) for each in spec]
+    return tuple(tuple(name for name in each if sizes[name] > 1) for each in names)
+
+
+@pytest.mark.parametrize("model", [NAMED, PLAIN], ids=["blocks", "plain"])
+@pytest.mark.parametrize(
+    ("strategy", "axis"),
+    [
+        ({"data": 2, "tensor": 2}, "tensor"),
+        ({"tensor": 4}, "tensor"),
+        (keras(), "model"),
+        (keras(shape=(1, 4)), "model"),
+    ],
+    ids=["data x tensor", "tensor alone", "ModelParallel", "ModelParallel without a split batch"],
+)
+def test_the_activation_lies_as_its_rule_says(expected, model, strategy, axis):
+    rules = None if isinstance(strategy, ModelParallel) else {**PARAMETERS, **MLP}
+    step = make(strategy, rules, model)
+    found = first_step(step)
+    assert SEEN
+    assert {split_dims(each)[2] for each in SEEN} == {(axis,)}
+    assert max(jax.tree.leaves(jax.tree.map(toy.relative, found, expected))) < 1e-5
+    without = {"head/out": [None, "tensor"]} if rules else None
+    if without:
+        SEEN.clear()
+        first_step(make(strategy, without, model))
+        assert {split_dims(each)[2] for each in SEEN} == {()}  # nothing else would split it
+
+
+def test_null_keeps_a_dim_whole():
+    """Parameters that are split would leave the activation split, too."""
+    split = {"blocks/up": [None, None, "tensor"], "blocks/down": [None, "tensor", None]}
+    for rules, dims in (({}, ("tensor",)), ({"blocks/mlp/output": [None, None, None]}, ())):
+        SEEN.clear()
+        first_step(make({"data": 2, "tensor": 2}, {**split, **rules}))
+        assert {split_dims(each)[2] for each in SEEN} == {dims}, rules
+
+
+def test_gradients_evaluation_and_microbatches_too(expected):
+    step = make({"data": 2, "tensor": 2}, {**PARAMETERS, **MLP})
+    state = step.init(0)
+    for run in (
+        lambda: step.gradients(state, toy.batch(0)),
+        lambda: step.evaluate(state.params, toy.batch(0)),
+        lambda: make({"data": 2, "tensor": 2}, {**PARAMETERS, **MLP}).lower(toy.abstract(toy.batch(0))).compile(),
+    ):
+        SEEN.clear()
+        jax.block_until_ready(run())
+        assert {split_dims(each)[2] for each in SEEN} == {("tensor",)}
+
+
+def test_it_is_verified_against_one_device():
+    result = verify(
+        NAMED,
+        {"data": 2, "tensor": 2},
+        [toy.batch(0), toy.batch(1)],
+        rules={**PARAMETERS, **MLP},
+        devices=toy.devices(4),
+    )
+    assert result.ok, str(result)
+
+
+def test_a_jitted_layer_is_traced_for_each_step():
+    """JAX keeps the traces of `jax.jit`: one of a step without the rule must not serve a step that has it."""
+    jitted = jax.jit(block)
+    model = replace(NAMED, block=jitted)
+    for rules, dims in (({}, ()), (MLP, ("tensor",)), ({}, ())):
+        SEEN.clear()
+        first_step(make({"tensor": 4}, {**PARAMETERS, **rules}, model))
+        assert {split_dims(each)[2] for each in SEEN} == {dims}
+
+
+def test_under_a_pipeline():
+    rules = {"head/out": [None, "tensor"], **MLP}
+    step = make({"pipe": {"size": 3, "microbatches": 4}, "tensor": 2}, rules, devices=6)
+    text = step.lower(toy.abstract(toy.batch(0))).as_text()
+    assert '[{}, {}, {"tensor"}]' in "".join(line for line in text.splitlines() if "sharding_constraint" in line)
+
+
+def test_an_axis_that_only_activations_name_is_in_use():
+    layouts = lay_out(NAMED, {"data": 2, "tensor": 2}, rules=MLP, devices=toy.devices(4))
+    assert layouts.table.row("head/out").layout.used_axes == ()
+
+
+def test_without_rules_a_name_is_nothing():
+    x = jnp.ones(3)
+    assert name_output(x, "some/output") is x
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first_step(make({"data": 2}, devices=2))
+
+
+UNMET = {
+    "typo": (
+        {**MLP, "blocks/mpl/output": [None, None, None]},
+        "Rule 'blocks/mpl/output' matches no activation that the model names. The nearest name is 'blocks/mlp/output'.",
+    ),
+    "rank": (
+        {"blocks/mlp/output": [None, "tensor"]},
+        r"Activation 'blocks/mlp/output' of shape \(8, 8, 64\) .on each device. has 3 dim.s., but rule "
+        r"'blocks/mlp/output' gives the layout \(None, tensor\) with 2 entries. Give one entry per dim",
+    ),
+    "ambiguous": (
+        {".*mlp/output": [None, None, None], "blocks/.*/output": [None, None, None]},
+        "is matched by 2 rules, '.*mlp/output' and 'blocks/.*/output'. Make the rules more specific",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rules", "message"), UNMET.values(), ids=UNMET)
+@pytest.mark.parametrize("model", [NAMED, PLAIN], ids=["blocks", "plain"])
+def test_rules_that_do_not_fit_the_model(rules, message, model):
+    step = make({"data": 2, "tensor": 2}, {**PARAMETERS, **rules}, model)
+    with pytest.raises(LayoutError, match=message):
+        step.lower(toy.abstract(toy.batch(0)))
+
+
+def test_a_dim_that_does_not_divide():
+    rules = {"head/out": [None, "tensor"], "blocks/mlp/output": [None, "tensor", None]}
+    step = make({"tensor": 4}, rules)
+    batch = {name: rows[:, :6] if rows.ndim > 1 else rows for name, rows in toy.batch(0).items()}
+    wanted = r"dim 1 of size 6 does not divide over tensor .size 4.: 6 % 4 = 2.*write null for this dim in the rule"
+    with pytest.raises(LayoutError, match=wanted):
+        step.lower(toy.abstract(batch))
+
+
+def test_a_model_that_names_nothing_is_told_how():
+    for rules in ({**PARAMETERS, **MLP}, keras()):
+        strategy = rules if isinstance(rules, ModelParallel) else {"data": 2, "tensor": 2}
+        step = make(strategy, None if strategy is rules else rules, toy.BLOCK_MODEL)
+        with pytest.raises(LayoutError, match=r'names none.*y = spmdkit.name_output\(y, "blocks/mlp/output"\)'):
+            step(step.init(0), toy.batch(0))
+
+
+ROWS = (
+    r"their dim 0 are the rows of the batch, which lie over \[data, fsdp\]. Begin dim 0 with \[data, fsdp\], or write"
+)
+MANUAL = {
+    "twice": ({"tensor": 4}, ["tensor", None, "tensor"], "'tensor' twice. An axis can split one dim only"),
+    "rows elsewhere": ({"data": 4}, [None, None, "data"], "'data' splits the rows.*cannot split dim 2 too"),
+    "some of the rows": ({"data": 2, "fsdp": {"size": 2, "floor_bytes": 0}}, ["data", None, None], ROWS),
+    "rows after": ({"data": 2, "tensor": 2}, [["tensor", "data"], None, None], "which lie over data. Begin dim 0 with"),
+    "stages": ({"pipe": {"size": 3}}, [None, "pipe", None], "the step itself splits its work over 'pipe'.*Leave pipe"),
+}
+
+
+@pytest.mark.parametrize(("strategy", "axes", "message"), MANUAL.values(), ids=MANUAL)
+def test_axes_that_the_step_decides(strategy, axes, message):
+    count = 3 if "pipe" in strategy else 4
+    rules = {"blocks/mlp/output": axes, **(PARAMETERS if "tensor" in strategy else {})}
+    with pytest.raises(LayoutError, match=message):
+        make(strategy, rules, devices=count)
+
+
+@pytest.mark.parametrize("axes", [["data", None, None], [["data", "tensor"], None, None], []])
+def test_the_axes_of_the_rows_may_be_named(axes, expected):
+    found = first_step(make({"data": 2, "tensor": 2}, {**PARAMETERS, "blocks/mlp/output": axes}))
+    assert max(jax.tree.leaves(jax.tree.map(toy.relative, found, expected))) < 1e-5
+    assert {split_dims(each)[0] for each in SEEN} == {("tensor",) if axes and "tensor" in axes[0] else ()}
+
+
+def test_where_a_model_splits_its_own_work_tensor_is_refused():
+    model = replace(NAMED, parallelize=lambda parallel: NAMED)
+    with pytest.raises(LayoutError, match=r"over 'tensor', so its activations.*strategy.tensor.explicit=false"):
+        make({"tensor": 4}, {"blocks/mlp/output": [None, None, "tensor"]}, model)
+
+
+def test_a_rule_may_be_a_parameters_after_all():
+    def init(key):
+        return {"layer": {"output": jax.random.normal(key, (8, 8))}}
+
+    model = Model(init=init, loss=lambda p, b, key: ((b["inputs"] @ p["layer"]["output"]).sum(), 1.0))
+    step = make({"tensor": 4}, {"layer/output": ["tensor", None]}, model)
+    step.lower({"inputs": jax.ShapeDtypeStruct((4, 8), jnp.float32)})
+
+
+@pytest.mark.parametrize("path", ["blocks/mlp", "output", "/output", 3])
+def test_names_end_in_output(path):
+    with pytest.raises(UserError, match="the name of an activation ends in /output"):
+        name_output(jnp.ones(3), path)
+
+
+def test_only_arrays_are_named():
+    def loss(params, batch, key):
+        named = name_output({"a": params["head"]["out"]}, "head/output")
+        return named["a"].sum(), 1.0
+
+    step = make({"tensor": 4}, {**PARAMETERS, "head/output": [None]}, Model(init=toy.init, loss=loss))
+    with pytest.raises(UserError, match="got a dict; it names one array"):
+        step.lower(toy.abstract(toy.batch(0)))

@@ -1,0 +1,193 @@
+"""Batches and states that a step cannot take: each one sentence, with what was given, the rule and the remedy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from spmdkit.mesh.errors import UserError
+from spmdkit.parallel import BlockModel, FSDPConfig, Model, build_step, lay_out
+
+
+def init(key):
+    return {"w": 0.1 * jax.random.normal(key, (8, 8))}
+
+
+def loss(params, batch, key):
+    """Broadcasts whatever it is given: numbers of rows that differ would train in silence."""
+    losses = ((batch["inputs"] @ params["w"]) ** 2).mean(-1) * batch["weights"]
+    return losses.sum(), batch["weights"].sum()
+
+
+MODEL = Model(init=init, loss=loss)
+STRATEGY = {"fsdp": FSDPConfig(size=2, floor_bytes=0), "data": 2}
+
+
+def batch(rows=8):
+    return {"inputs": np.ones((rows, 8), np.float32), "weights": np.ones(rows, np.float32)}
+
+
+def make(strategy=STRATEGY, optimizer=None, model=MODEL, devices=4, **options):
+    layouts = lay_out(model, strategy, devices=toy.devices(devices))
+    return build_step(model, optimizer or optax.adam(1e-3), layouts, **options)
+
+
+@pytest.fixture(scope="module")
+def step():
+    """A step that has run once, and was compiled ahead."""
+    step = make()
+    step.compile(toy.abstract(batch()))
+    step(step.init(0), batch())
+    return step
+
+
+ANY_TIME = {
+    "rows": (lambda b: batch(6), "batch of 6 rows cannot be split over data 2 x fsdp 2.*: 6 % 4 = 2"),
+    "no rows": (lambda b: batch(0), "batch of 0 rows"),
+    "unequal": (lambda b: {**b, "weights": b["weights"][:4]}, "differ in their numbers of rows: inputs 8, weights 4"),
+    "one row": (lambda b: {**b, "weights": b["weights"][:1]}, "differ in their numbers of rows: inputs 8, weights 1"),
+    "list": (lambda b: {**b, "weights": b["weights"].tolist()}, r"batch\['weights'\] is a list.*np.asarray"),
+    "nested": (lambda b: {**b, "more": {"a": b["weights"]}}, r"batch\['more'\] is a dict.*one for each of its entries"),
+    "number": (lambda b: {**b, "weights": 1.0}, r"batch\['weights'\] is a scalar.*rows on dim 0"),
+    "scalar": (lambda b: {**b, "weights": np.float32(1)}, r"batch\['weights'\] is a scalar.*np.full"),
+    "tuple": (lambda b: (b["inputs"], b["weights"]), "The batch is a tuple. A batch is a dict of arrays"),
+    "empty": (lambda b: {}, "The batch holds no arrays"),
+}
+AFTER_THE_FIRST = {
+    "missing": (lambda b: {"inputs": b["inputs"]}, "was compiled for inputs, weights: weights is missing"),
+    "new": (lambda b: {**b, "more": b["weights"]}, "was compiled for inputs, weights: more is new"),
+    "dtype": (
+        lambda b: {**b, "inputs": b["inputs"].astype(int)},
+        r"int32 with 2 dim.*for float32.*astype\('float32'\)",
+    ),
+    "rank": (lambda b: {**b, "weights": b["weights"][:, None]}, r"float32 with 2 dim.*for float32 with 1"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), ANY_TIME.values(), ids=ANY_TIME)
+def test_batches_that_no_step_takes(change, message):
+    fresh = make()
+    with pytest.raises(UserError, match=message):
+        fresh(fresh.init(0), change(batch()))
+
+
+@pytest.mark.parametrize(("change", "message"), [*ANY_TIME.values(), *AFTER_THE_FIRST.values()])
+def test_batches_that_a_compiled_step_does_not_take(step, change, message):
+    compiled, state = step._compiled, step.init(0)
+    with pytest.raises(UserError, match=message):
+        step(state, change(batch()))
+    assert step._compiled is compiled  # a mistake costs no compilation
+    step(state, batch())  # nor the state
+
+
+@pytest.mark.parametrize("call", ["evaluate", "gradients"])
+def test_batches_for_evaluation_and_gradients(step, call):
+    state = step.init(0)
+    run = (lambda b: step.evaluate(state.params, b)) if call == "evaluate" else (lambda b: step.gradients(state, b))
+    run(batch())
+    rows = "evaluation's batch of 6 rows.*data 2 x fsdp 2: 6 % 4 = 2. Pad it to a multiple of 4"
+    for change, message in {**ANY_TIME, **AFTER_THE_FIRST}.values():
+        given = change(batch())
+        if call == "evaluate" and isinstance(given, dict) and message.startswith("batch of"):
+            message = rows if message.startswith("batch of 6") else "evaluation's batch of 0 rows"
+        with pytest.raises(UserError, match=message):
+            run(given)
+    run(batch(12))  # other numbers of rows are other programs
+
+
+def test_a_batch_on_other_devices(step):
+    with pytest.raises(UserError, match=r"batch\['inputs'\] lies on 1 device.*the step runs on 4.*batch_sharding"):
+        step(step.init(0), jax.device_put(batch(), jax.devices()[5]))
+
+
+def test_a_first_mistake_is_not_what_is_expected_from_then_on():
+    def reads(params, batch, key):
+        return (batch["inputs"] @ params["w"]).sum() * batch["weights"].sum(), batch["scale"].sum()
+
+    model = Model(init=init, loss=reads)
+    fresh = make(model=model)
+    with pytest.raises(Exception, match="scale"):
+        fresh(fresh.init(0), batch())
+    fresh(fresh.init(0), {**batch(), "scale": batch()["weights"]})
+
+
+def test_a_state_that_was_consumed(step):
+    """On a mesh the devices would otherwise wait for each other until XLA aborts the process."""
+    state = step.init(0)
+    step(state, batch())
+    for run in (
+        lambda: step(state, batch()),
+        lambda: step.gradients(state, batch()),
+        lambda: step.evaluate(state.params, batch()),
+        lambda: step.evaluate({"w": state.params["w"]}, batch()),
+    ):
+        with pytest.raises(UserError, match=r"was consumed by an earlier step.*state, metrics = step"):
+            run()
+
+
+def other_model():
+    return Model(init=lambda key: {"v": jnp.zeros((8, 8))}, loss=lambda p, b, key: (p["v"].sum(), 1.0))
+
+
+STATES = {
+    "not taken apart": (lambda s: (s.init(0), None), "tuple of 2: a step returns .state, metrics."),
+    "parameters": (lambda s: s.init(0).params, "is the parameters alone, not a TrainState.*step.init"),
+    "nothing": (lambda s: None, "is a NoneType, not a TrainState"),
+    "optimizer": (lambda s: make(optimizer=optax.sgd(0.1)).init(0), "no array at 'opt_state/0/.*of another optimizer"),
+    "more optimizer": (
+        lambda s: make(optimizer=optax.chain(optax.scale_by_adam(), optax.scale(-1.0), optax.trace(0.9))).init(0),
+        "also has an array at 'opt_state/.*another optimizer",
+    ),
+    "model": (lambda s: make(model=other_model()).init(0), "no array at 'params/w'. It is of another model"),
+    "shape": (
+        lambda s: s.init(0)._replace(params={"w": jnp.zeros((8, 4))}),
+        r"'params/w' is float32\[8, 4\], and this step works on float32\[8, 8\]",
+    ),
+    "strategy": (
+        lambda s: make({"data": {"size": 4, "local_steps": 2}}).init(0),
+        r"'opt_state/0/count'.*int32\[4\].*another optimizer|also has an array at 'extra",
+    ),
+    "mesh": (
+        lambda s: make({"fsdp": FSDPConfig(size=4, floor_bytes=0)}).init(0),
+        r"'params/w' lies on 4 device.*fsdp=4.* but this step has it on.*data=2, fsdp=2.*jax.device_put",
+    ),
+    "devices": (lambda s: make({"data": 2}, devices=2).init(0), r"'step' lies on 2 device.*but this step has it on 4"),
+}
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "not compiled"])
+@pytest.mark.parametrize(("given", "message"), STATES.values(), ids=STATES)
+def test_states_of_something_else(step, given, message, compiled):
+    other = step if compiled else make()
+    with pytest.raises(UserError, match=message):
+        other(given(other), batch())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda s: s.init(0), "A whole state was given where the parameters belong. Give state.params."),
+        (lambda s: {"v": np.zeros((8, 8))}, "has no array at 'w'. It is of another model"),
+        (lambda s: make({"data": 2}, devices=2).init(0).params, "The parameters given: 'w' lies on 2 device"),
+    ],
+)
+def test_parameters_of_something_else(step, given, message):
+    with pytest.raises(UserError, match=message):
+        step.evaluate(given(step), batch())
+
+
+def test_a_pipeline_checks_its_microbatches():
+    model = BlockModel(init=toy.init, embed=toy.embed, block=toy.block, head=toy.head, num_blocks=toy.BLOCKS)
+    piped = make({"pipe": {"size": 3, "microbatches": 4}}, model=model, devices=3)
+    with pytest.raises(UserError, match=r"strategy.pipe.microbatches 4 .*6 % 4 = 2"):
+        piped(piped.init(0), toy.batch(0, rows=6))
+
+
+def test_what_an_error_of_the_model_says_is_left_alone():
+    def broken(params, batch, key):
+        raise RuntimeError("mine")
+
+    fresh = make(model=Model(init=init, loss=broken))
+    with pytest.raises(RuntimeError, match="mine"):
+        fresh(fresh.init(0), batch())

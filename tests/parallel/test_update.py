@@ -1,0 +1,195 @@
+"""Optimizers that ask for the loss get it, the same on every mesh; those that break the rules get a sentence."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+import pytest
+import toy
+from spmdkit.mesh.errors import UserError
+from spmdkit.parallel import FSDPConfig, build_step, lay_out, verify
+from spmdkit.training.checkpoints import Checkpoints
+
+STEPS = 4
+MESHES = {
+    "one device": ({"data": 1}, 1),
+    "data x fsdp": ({"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=0)}, 4),
+    "zero": ({"data": {"size": 2, "zero": 1, "floor_bytes": 0}}, 2),
+}
+
+
+def plateau():
+    """Halves the rate whenever the loss did not fall by a tenth: with every step, near enough."""
+    return optax.chain(optax.sgd(0.5), optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=0.1))
+
+
+def polyak():
+    return optax.polyak_sgd(max_learning_rate=0.1)
+
+
+def wants_gradient():
+    """Moves against the gradient that it asks for by name, by as much as the loss."""
+
+    def update(updates, state, params=None, *, value, grad, **extra):
+        return jax.tree.map(lambda leaf: -0.01 * value * leaf, grad), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+OPTIMIZERS = {"reduce_on_plateau": plateau, "polyak": polyak, "grad": wants_gradient}
+
+
+def make(strategy, devices, optimizer):
+    return build_step(
+        toy.PLAIN_MODEL, optimizer, lay_out(toy.PLAIN_MODEL, strategy, devices=toy.devices(devices)), clip_norm=0.5
+    )
+
+
+def by_hand(optimizer):
+    """The same steps without the runtime, the loss given as optax's documentation says."""
+    params = jax.device_get(build_step(toy.PLAIN_MODEL, optimizer, lay_out(toy.PLAIN_MODEL, toy.mesh(data=1))).init(0))
+    params, state = params.params, optimizer.init(params.params)
+    clip = optax.clip_by_global_norm(0.5)
+
+    @jax.jit
+    def step(params, state, batch):
+        def mean(params):
+            total, weight = toy.PLAIN_MODEL.loss(params, batch, None)
+            return total / weight
+
+        value, gradients = jax.value_and_grad(mean)(params)
+        gradients, _ = clip.update(gradients, optax.EmptyState())
+        updates, state = optimizer.update(gradients, state, params, value=value, grad=gradients)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(STEPS):
+        params, state = step(params, state, toy.batch(0))
+    return params, state
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return {name: by_hand(make_optimizer()) for name, make_optimizer in OPTIMIZERS.items()}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("strategy", "devices"), MESHES.values(), ids=MESHES)
+def test_the_loss_is_given_on_every_mesh(expected, strategy, devices, name):
+    step = make(strategy, devices, OPTIMIZERS[name]())
+    state = step.init(0)
+    for _ in range(STEPS):
+        state, _ = step(state, toy.batch(0))
+    params, opt_state = expected[name]
+    errors = jax.tree.map(toy.relative, (state.params, state.opt_state), (params, opt_state))
+    assert max(jax.tree.leaves(errors)) < 1e-4, errors
+    if name == "reduce_on_plateau":
+        assert 0 < float(state.opt_state[1].scale) < 1  # it has seen a loss that did not fall
+
+
+def plateau_of_gradient():
+    return optax.chain(wants_gradient(), optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=0.1))
+
+
+def lbfgs():
+    """Without its line search, which would need the model."""
+    return optax.lbfgs(0.01, memory_size=2, linesearch=None)
+
+
+@pytest.mark.parametrize("make_optimizer", [plateau_of_gradient, pytest.param(lbfgs, marks=pytest.mark.slow)])
+def test_it_is_verified_against_one_device(make_optimizer):
+    batches = [toy.batch(0), toy.batch(0), toy.batch(1)]
+    strategy, count = MESHES["data x fsdp"]
+    result = verify(
+        toy.PLAIN_MODEL, strategy, batches, optimizer=make_optimizer(), clip_norm=0.1, devices=toy.devices(count)
+    )
+    assert result.ok, str(result)
+
+
+def test_local_steps_give_each_group_the_loss_of_its_own_rows():
+    layouts = lay_out(toy.PLAIN_MODEL, {"data": {"size": 2, "local_steps": 4}}, devices=toy.devices(2))
+    step = build_step(toy.PLAIN_MODEL, wants_gradient(), layouts)
+    state, batch = step.init(0), toy.batch(0)
+    params = jax.device_get(state.params)
+    after = jax.device_get(step(state, batch)[0].extra.copies)
+    for group in range(2):
+        rows = {name: array[group * 8 : (group + 1) * 8] for name, array in batch.items()}
+
+        def mean(params, rows=rows):
+            total, weight = toy.PLAIN_MODEL.loss(params, rows, None)
+            return total / weight
+
+        value, gradients = jax.jit(jax.value_and_grad(mean))(params)
+        wanted = jax.tree.map(lambda leaf, g, value=value: leaf - 0.01 * value * g, params, gradients)
+        errors = jax.tree.map(lambda ours, theirs, group=group: toy.relative(ours[group], theirs), after, wanted)
+        assert max(jax.tree.leaves(errors)) < 1e-6
+
+
+def test_its_state_is_saved_and_restored_onto_another_mesh(tmp_path):
+    step = make(*MESHES["data x fsdp"], plateau())
+    state = step.init(0)
+    for _ in range(3):
+        state, _ = step(state, toy.batch(0))
+    scale = float(state.opt_state[1].scale)
+    other = make(*MESHES["zero"], plateau())
+    with Checkpoints(tmp_path, keep=1, abstract_state=step.abstract_state()) as checkpoints:
+        checkpoints.save(3, state)
+    with Checkpoints(tmp_path, keep=1, abstract_state=other.abstract_state()) as checkpoints:
+        restored = checkpoints.restore(3)
+    assert float(restored.opt_state[1].scale) == scale < 1
+    ours, theirs = (one(each, toy.batch(0))[0] for one, each in ((other, restored), (step, state)))
+    assert float(ours.opt_state[1].best_value) == pytest.approx(float(theirs.opt_state[1].best_value), rel=1e-5)
+    assert max(jax.tree.leaves(jax.tree.map(toy.relative, ours.params, theirs.params))) < 1e-5
+
+
+def broken(update, init=lambda params: optax.EmptyState()):
+    return optax.GradientTransformation(init, update)
+
+
+def counts(params):
+    return {"count": jnp.zeros((), jnp.int32)}
+
+
+def asks_python(updates, state, params=None):
+    return (updates if state["count"] > 3 else jax.tree.map(jnp.zeros_like, updates)), {"count": state["count"] + 1}
+
+
+REFUSED = {
+    "lbfgs": (optax.lbfgs(), "needs 'value_fn', which a step does not have.*linesearch=None"),
+    "line search": (
+        optax.chain(optax.sgd(0.1), optax.scale_by_backtracking_linesearch(max_backtracking_steps=5)),
+        "needs 'value_fn', which a step does not have.*runs the model once.*linesearch=None",
+    ),
+    "None": (broken(lambda g, s, p=None: None), r"returned a NoneType. It has to return \(updates, state\)"),
+    "no updates": (broken(lambda g, s, p=None: (None, s)), "returned updates that has no array at 'blocks/down'"),
+    "part": (broken(lambda g, s, p=None: ({"head": g["head"]}, s)), "no array at 'blocks/down', unlike the parameters"),
+    "more": (broken(lambda g, s, p=None: ({**g, "x": 0.0}, s)), "also has an array at 'x', unlike the parameters"),
+    "shape": (
+        broken(lambda g, s, p=None: (jax.tree.map(lambda leaf: leaf.sum(), g), s)),
+        r"with shape \[\] at 'blocks/down', but the parameters has shape \[3, 64, 16\]",
+    ),
+    "state": (broken(lambda g, s, p=None: (g, {}), counts), "returned a state that has no array at 'count'"),
+    "state's dtype": (
+        broken(lambda g, s, p=None: (g, {"count": s["count"] + 0.5}), counts),
+        r"a state with float32\[\] at 'count', but the state that it was given has int32\[\]",
+    ),
+    "Python": (broken(asks_python, counts), "needs the value of an array in Python.*jnp.where or jax.lax.cond"),
+    "text": (
+        broken(lambda g, s, p=None: (g, s), lambda params: {"mode": "fast"}),
+        "init returned something that is no array: .*'str'.*'mode'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("optimizer", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_an_optimizer_cannot_do_is_one_sentence(optimizer, message):
+    step = make({"data": 1}, 1, optimizer)
+    with pytest.raises(UserError, match=message):
+        step.lower(toy.abstract(toy.batch(0)))
+
+
+def test_an_error_of_the_optimizer_itself_is_left_alone():
+    def update(updates, state, params=None):
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine"):
+        make({"data": 1}, 1, broken(update)).lower(toy.abstract(toy.batch(0)))

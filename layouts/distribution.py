@@ -48,7 +48,7 @@ class DataParallel(Distribution):
         """
         if device_mesh is None:
             names = list_devices() if devices is None else list(devices)
-            device_mesh = DeviceMesh((len(names),), ("batch",), names)
+            device_mesh = DeviceMesh((len(names),), ["batch"], names)
         elif not isinstance(device_mesh, DeviceMesh):
             raise UserError(
                 f"Expect `mesh` to be an instance of `DeviceMesh`. Received: mesh={device_mesh!r} (of type "

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator, MutableMapping
 from typing import Any, Literal
 
+from jax.sharding import PartitionSpec
+
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
 from ..mesh.shapes import near_miss
@@ -69,7 +71,8 @@ class LayoutMap(MutableMapping[str, Any]):
         if not isinstance(layout, TensorLayout):
             raise UserError(
                 f"The value of rule {key!r} should be a TensorLayout type (or a tuple of axis names), got {layout!r} "
-                f"of type {type(layout).__name__}." + (f" Write {tuple(layout)}." if isinstance(layout, list) else "")
+                f"of type {type(layout).__name__}."
+                + (f" Write {tuple(layout)}." if isinstance(layout, list | PartitionSpec) else "")
             )
         self._patterns[key] = _compiled(key)
         self._layouts[key] = self._on_this_mesh(key, layout)
@@ -199,6 +202,8 @@ class LayoutMap(MutableMapping[str, Any]):
 
 
 def _compiled(key: str) -> re.Pattern[str]:
+    if not isinstance(key, str):
+        raise UserError(f"Rule {key!r} is a {type(key).__name__}; the key of a rule is a regular expression, a str.")
     try:
         return re.compile(key)
     except re.error as error:

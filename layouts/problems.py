@@ -66,6 +66,7 @@ def unused_rule(key: str, paths: Sequence[str]) -> str:
     """Says that a rule matches nothing, with the path nearest to it."""
     near = nearest_path(key, paths)
     hint = "There are no parameters." if near is None else f"The nearest path is {near!r}."
+    hint += " The key of a rule for activations ends in /output." if "output" in key else ""
     return f"Rule {key!r} matches no parameter. {hint} Correct the rule or remove it from layouts.rules."
 
 

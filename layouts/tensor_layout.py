@@ -1,8 +1,9 @@
 """TensorLayout: for each dim of an array, the mesh axes it is split over."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import prod
+from numbers import Integral
 
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -32,6 +33,9 @@ class TensorLayout:
         Raises:
             UserError: If an entry is none of these, or names an axis that the mesh does not have.
         """
+        if isinstance(axes, str) or not isinstance(axes, Iterable):
+            wish = f"({axes!r},)" if isinstance(axes, str) else "()"
+            raise UserError(f"TensorLayout({axes!r}): axes has one entry for each dim. Write TensorLayout({wish}).")
         self._axes = tuple(_entry(entry, axes) for entry in axes)
         self._device_mesh = None
         if device_mesh is not None:
@@ -167,7 +171,7 @@ class TensorLayout:
             The arithmetic and the nearest sizes that work; None if it can be split.
         """
         parts = self.parts_of_dim(dim)
-        if size % parts == 0:
+        if not isinstance(size, Integral) or size % parts == 0:  # a symbolic size is checked where it is known
             return None
         names = self.axes_of_dim(dim)
         sizes = " x ".join(str(self.mesh.axis_size(name)) for name in names)

@@ -45,6 +45,13 @@ class DeviceMesh:
             UserError: If shape or names are empty, differ in length or repeat, a size is invalid, a device is named
                 twice, or the product of the sizes is not the number of devices.
         """
+        if isinstance(shape, int) or isinstance(axis_names, str):
+            raise UserError(
+                f"DeviceMesh(shape={shape!r}, axis_names={axis_names!r}): both have one entry for each axis. Write "
+                f"DeviceMesh({(shape,) if isinstance(shape, int) else shape}, "
+                f"{[axis_names] if isinstance(axis_names, str) else axis_names})."
+            )
+        shape = shape.tolist() if isinstance(shape, np.ndarray) else shape
         check_shape(shape, axis_names)
         names = list_devices() if devices is None else [_name(device) for device in np.asarray(devices).flat]
         repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []

@@ -15,6 +15,7 @@ from jax import Array
 
 from ..mesh.errors import UserError
 from ..parallel.model import Batch, Model, Params
+from ..parallel.named_outputs import name_output
 from .cross_entropy import cross_entropy
 from .initializers import truncated_normal
 from .transformer_config import MOST_PARAMETERS
@@ -99,9 +100,9 @@ def predict(params: Params, batch: Batch) -> Array:
     """Logits (B, classes), float32 or wider."""
     *hidden, last = params["layers"]
     x_BI = batch["inputs"].astype(last["kernel"].dtype)
-    for layer in hidden:
-        x_BI = jax.nn.relu(_affine(layer, x_BI))
-    logits = _affine(last, x_BI)
+    for index, layer in enumerate(hidden):
+        x_BI = name_output(jax.nn.relu(_affine(layer, x_BI)), f"layers/{index}/output")
+    logits = name_output(_affine(last, x_BI), f"layers/{len(hidden)}/output")
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 

@@ -13,6 +13,9 @@ vocabulary. Shapes of the parameters (rules address them by these paths):
     head/norm               (D,)
     head/logits             (D, V)          absent with tied embeddings: the head then reads embed/tokens
 
+Activations that rules may lay out, by name: embed/output, blocks/attention/output and blocks/mlp/output (B, L, D), and
+head/output (B, L, V), the logits.
+
 Parameters arrive in the compute dtype. Norms, rotations, softmax and the loss are computed in float32 or wider.
 
 Every function takes the split of the work, `parallel`, as an argument: with the default it is plain JAX on one device;
@@ -35,6 +38,7 @@ from ..mesh.errors import UserError
 from ..parallel import expert, tensor
 from ..parallel.all_to_all_attention import all_to_all_attention
 from ..parallel.model import Batch, BlockModel, Params
+from ..parallel.named_outputs import name_output
 from ..parallel.parallel import Parallel, held_positions, own_positions
 from ..parallel.product import weight_first
 from ..parallel.ring_attention import ring_attention
@@ -159,6 +163,7 @@ def embed(
     """Looks up the tokens; a token outside the vocabulary gives NaN, not another token's row."""
     tokens_BL = _held(parallel, batch["inputs"])
     hidden_BlD = tensor.embed_tokens(parallel.tensor, groups["embed"]["tokens"], tokens_BL)
+    hidden_BlD = name_output(hidden_BlD, "embed/output")
     x = {"hidden": hidden_BlD, **{name: batch[name] for name in ("segments", "positions") if name in batch}}
     if key is None or not config.dropout:
         return x
@@ -179,6 +184,7 @@ def block(
     for name, half in (("attention", _attention), ("mlp", mlp or _mlp)):
         normed_BlD = rms_norm(x["hidden"], params[name]["norm"], config.norm_epsilon)
         change_BlD, x = half(config, parallel, params[name], normed_BlD, x)
+        change_BlD = name_output(change_BlD, f"blocks/{name}/output")
         x = {**x, "hidden": x["hidden"] + _dropout(config, parallel, change_BlD, x, key, name)}
     return x
 
@@ -268,7 +274,8 @@ def logits(config: TransformerConfig, parallel: Parallel, groups: dict[str, Para
     table_Dv = groups["embed"]["tokens"].T if config.tied else groups["head"]["logits"]
     wide = jnp.promote_types(normed_BLD.dtype, jnp.float32)
     normed_BLD, table_Dv = weight_first(normed_BLD, table_Dv)
-    return jnp.einsum("BLD,DV->BLV", normed_BLD, table_Dv, preferred_element_type=wide)
+    logits_BLv = jnp.einsum("BLD,DV->BLV", normed_BLD, table_Dv, preferred_element_type=wide)
+    return name_output(logits_BLv, "head/output")
 
 
 def head(

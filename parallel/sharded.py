@@ -29,7 +29,7 @@ def over_manual_axes(
         A function of global arrays.
     """
     if not layouts.manual_axes:
-        return local
+        return _with_mesh(local, layouts, abstract)
     mesh = layouts.mesh.abstract_mesh if abstract else layouts.mesh.backend_mesh
     # Axes of size 1 as well: with none left to XLA, its CPU backend can reduce 16-bit numbers.
     axes = {
@@ -40,6 +40,24 @@ def over_manual_axes(
         for check_vma in (True, False)
     )
     return _with_fallback(checked, unchecked)
+
+
+def _with_mesh(local: Callable[..., Any], layouts: Layouts, abstract: bool) -> Callable[..., Any]:
+    """The same function of global arrays; where its model calls `jax.shard_map` without a mesh, on that of the step."""
+    if layouts.mesh.size == 1:
+        return local
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return local(*arguments)
+        except ValueError as error:
+            if "context mesh cannot be empty" not in str(error):
+                raise
+        mesh = layouts.mesh.abstract_mesh if abstract else layouts.mesh.backend_mesh.abstract_mesh
+        with jax.sharding.use_abstract_mesh(mesh):
+            return local(*arguments)
+
+    return call
 
 
 def _with_fallback(checked: Callable[..., Any], unchecked: Callable[..., Any]) -> Callable[..., Any]:

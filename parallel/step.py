@@ -162,7 +162,8 @@ class Step:
         }
         state = self.abstract_state(abstract=abstract)
         if not abstract:
-            return self._run.lower(state, batch)
+            with explained(state, lambda: state, batch, self._batches):
+                return self._run.lower(state, batch)
         return self._jit_step(abstract=True).trace(state, batch).lower(lowering_platforms=(platform,))
 
     def abstract_state(self, *, abstract: bool = False) -> TrainState:

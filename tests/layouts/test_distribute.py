@@ -1,13 +1,14 @@
 """distribute_tensor inside and outside of jit."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.layouts import TensorLayout, distribute_tensor
-from spmdkit.mesh import DeviceMesh
+from spmdkit.mesh import DeviceMesh, UserError
 
 
 @pytest.fixture
@@ -69,6 +70,57 @@ def test_layouts_that_do_not_fit(mesh, axes, message, place):
 def test_needs_a_mesh():
     with pytest.raises(ValueError, match="Cannot create sharding when device mesh is not set"):
         distribute_tensor(jnp.ones(8), TensorLayout(("data",)))
+
+
+@pytest.mark.parametrize(
+    ("given", "axes"),
+    [([[1, 2], [3, 4]], ("data", None)), ((1.0, 2.0), ("data",)), (1.5, ()), (True, ()), (np.float32(2), ())],
+    ids=repr,
+)
+def test_lists_and_numbers_are_arrays(mesh, given, axes):
+    layout = TensorLayout(axes, mesh)
+    placed = distribute_tensor(given, layout)
+    np.testing.assert_array_equal(placed, np.asarray(given))
+    assert placed.sharding.is_equivalent_to(layout.backend_layout, placed.ndim)
+
+
+def test_a_list_of_traced_arrays(mesh):
+    layout = TensorLayout(("data", None), mesh)
+    stacked = jax.jit(lambda x: distribute_tensor([x, 2 * x], layout))(jnp.ones(4))
+    assert stacked.sharding.is_equivalent_to(layout.backend_layout, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"a": np.ones(2)}, r"got a dict; it lays out one array.*jax.tree.map\(distribute_tensor, tree, layouts\)"),
+        (None, "got a NoneType; it lays out one array"),
+        ("data", "got a str; it lays out one array"),
+        ([[1, 2], [3]], r"got a list that is no array of numbers \(setting an array element"),
+        (np.array(["a", "b"]), "got a ndarray of <U1, which is no dtype of JAX"),
+    ],
+)
+def test_what_is_no_array(mesh, given, message):
+    with pytest.raises(UserError, match=message):
+        distribute_tensor(given, TensorLayout(("data",), mesh))
+
+
+@pytest.mark.parametrize("layout", [None, ("data",), PartitionSpec("data"), "data"], ids=repr)
+def test_what_is_no_layout(layout):
+    with pytest.raises(UserError, match=r"it takes a TensorLayout with a mesh, a JAX Sharding or a Format"):
+        distribute_tensor(np.ones(2), layout)
+
+
+@pytest.mark.parametrize("axes", [("data", None), (None, "model"), (None, None)], ids=str)
+def test_symbolic_sizes(mesh, axes):
+    """`jax.export` with sizes that are known only when the program is called."""
+    function = jax.jit(lambda x: distribute_tensor(x * 2, TensorLayout(axes, mesh)))
+    exported = jax.export.export(function)(jax.ShapeDtypeStruct(jax.export.symbolic_shape("rows, 4"), jnp.float32))
+    assert exported.nr_devices == 8
+    with pytest.raises(ValueError, match="dim 1 of size 3 does not divide"):  # what is known is checked
+        jax.export.export(jax.jit(lambda x: distribute_tensor(x, TensorLayout((None, "model"), mesh))))(
+            jax.ShapeDtypeStruct(jax.export.symbolic_shape("rows, 3"), jnp.float32)
+        )
 
 
 def test_a_subset_of_the_devices():

@@ -132,7 +132,7 @@ def test_data_parallel_on_a_mesh(line, processes):
 @pytest.mark.parametrize("arguments", [{}, {"devices": [f"cpu:{number}" for number in range(8)]}])
 def test_data_parallel_makes_its_mesh(arguments):
     value = DataParallel(**arguments, auto_shard_dataset=False)
-    assert (value.device_mesh.shape, value.device_mesh.axis_names) == ((8,), ("batch",))
+    assert (value.device_mesh.shape, value.device_mesh.axis_names) == ((8,), ["batch"])
     assert value.batch_dim_name == "batch"
     assert not value.auto_shard_dataset
 

@@ -191,6 +191,64 @@ def test_docstring_of_model_parallel(one_device, shape, shard):
     np.testing.assert_allclose(losses, one_device, rtol=1e-5)
 
 
+# What Keras users do beside the guides, and what they get where it is a mistake
+
+
+def test_a_new_mesh_of_data_parallel_has_its_names_in_a_list():
+    assert spmdkit.DataParallel().device_mesh.axis_names == ["batch"]
+    assert spmdkit.DataParallel(devices=["cpu:0", "cpu:1"]).device_mesh.axis_names == ["batch"]
+
+
+def test_layouts_hold_what_was_written_and_specs_one_spelling():
+    """A row of the table in docs/layouts.md: the sharding is the one that Keras makes, its spec the shortest."""
+    mesh = spmdkit.DeviceMesh((2, 4), ("data", "model"))
+    layout = spmdkit.TensorLayout(("data", None), mesh)
+    assert layout.axes == ("data", None)
+    assert tuple(layout.backend_layout.spec) == ("data",)
+    theirs = jax.sharding.NamedSharding(mesh.backend_mesh, jax.sharding.PartitionSpec("data", None))
+    assert layout.backend_layout.is_equivalent_to(theirs, 2)
+
+
+MISTAKES = {
+    "rule as list": (lambda rules, mesh: rules.__setitem__("a", ["data"]), r"Write \('data',\)"),
+    "rule as spec": (
+        lambda rules, mesh: rules.__setitem__("a", jax.sharding.PartitionSpec("data", None)),
+        r"Write \('data', None\)",
+    ),
+    "rule without layout": (lambda rules, mesh: rules.__setitem__("a", None), "should be a TensorLayout type"),
+    "key that is no text": (lambda rules, mesh: rules.__setitem__(3, ("data",)), "Rule 3 is a int; the key of a rule"),
+    "axes as text": (lambda rules, mesh: spmdkit.TensorLayout("data", mesh), r"Write TensorLayout\(\('data',\)\)"),
+    "no axes": (lambda rules, mesh: spmdkit.TensorLayout(None, mesh), "axes has one entry for each dim"),
+    "shape as number": (lambda rules, mesh: spmdkit.DeviceMesh(8, ["batch"]), r"Write DeviceMesh\(\(8,\), \['batch'"),
+    "names as text": (lambda rules, mesh: spmdkit.DeviceMesh((8,), "batch"), r"Write DeviceMesh\(\(8,\), \['batch'"),
+    "no rules": (lambda rules, mesh: spmdkit.ModelParallel(), "must specify a layout_map"),
+    "rules as dict": (lambda rules, mesh: spmdkit.ModelParallel(layout_map={}), "must be a `LayoutMap`"),
+    "mesh of another": (
+        lambda rules, mesh: spmdkit.ModelParallel(layout_map=rules, device_mesh=spmdkit.DeviceMesh((8,), ["batch"])),
+        "is not the mesh of layout_map",
+    ),
+    "batch axis": (
+        lambda rules, mesh: spmdkit.ModelParallel(layout_map=rules, batch_dim_name="bach"),
+        "batch_dim_name: Unknown mesh axis 'bach'",
+    ),
+    "mesh as list": (lambda rules, mesh: spmdkit.DataParallel(["cpu:0"]), r"Devices go into devices=\[...\]"),
+    "scalar data": (lambda rules, mesh: spmdkit.DataParallel().get_data_layout(()), "has no dim 0 to split"),
+    "device type": (lambda rules, mesh: spmdkit.list_devices("npu"), "JAX has no such devices here"),
+    "distribution": (lambda rules, mesh: spmdkit.set_distribution(mesh), "takes a DataParallel, a ModelParallel or"),
+}
+
+
+@pytest.mark.parametrize(("do", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_one_sentence(do, message):
+    mesh = spmdkit.DeviceMesh((2, 4), ("data", "model"))
+    with pytest.raises(spmdkit.UserError, match=message):
+        do(spmdkit.LayoutMap(mesh), mesh)
+
+
+def test_a_shape_may_be_an_array():
+    assert spmdkit.DeviceMesh(np.array([2, 4]), ["data", "model"]).shape == (2, 4)
+
+
 # Behaviour of the JAX backend
 
 

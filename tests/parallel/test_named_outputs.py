@@ -11,6 +11,7 @@ import pytest
 import toy
 from spmdkit.layouts import LayoutError
 from spmdkit.mesh.errors import UserError
+from spmdkit.models import MLPConfig, TransformerConfig, mlp, transformer
 from spmdkit.parallel import Model, build_step, lay_out, verify
 
 from spmdkit import DeviceMesh, LayoutMap, ModelParallel, name_output
@@ -159,6 +160,28 @@ def test_without_rules_a_name_is_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first_step(make({"data": 2}, devices=2))
+
+
+OURS = {
+    "transformer": (
+        transformer(TransformerConfig(layers=2, width=16, heads=2, mlp_width=32, vocabulary=32, length=8)),
+        {
+            "embed/output": ["data", "tensor", None],
+            "blocks/(attention|mlp)/output": [None, "tensor", None],
+            "head/output": [None, None, "tensor"],
+        },
+    ),
+    "mlp": (mlp(MLPConfig(features=8, classes=4, widths=(16,))), {"layers/[01]/output": ["data", "tensor"]}),
+}
+
+
+@pytest.mark.parametrize(("model", "rules"), OURS.values(), ids=OURS)
+def test_our_own_models_name_theirs(model, rules):
+    step = make({"data": 2, "tensor": {"size": 2, "explicit": False}}, rules, model)
+    inputs = toy.batch(0) if model.name == "transformer" else {"inputs": np.ones((8, 8)), "targets": np.ones(8, int)}
+    batch = {"weights": np.ones(inputs["targets"].shape, np.float32), **inputs}
+    lines = step.lower(toy.abstract(batch)).as_text().splitlines()
+    assert sum("sharding_constraint" in line for line in lines) >= 2 * len(rules)  # forward and backward
 
 
 UNMET = {

@@ -38,7 +38,7 @@ class DataParallel(Distribution):
             device_mesh: The mesh; `devices` is not looked at then. Rows are split over its first axis (over "data" if
                 it has the canonical axes).
             devices: Devices of a new mesh; None for all of them.
-            auto_shard_dataset: Whether each process reads its own part of a data set.
+            auto_shard_dataset: As in Keras; it is kept, and read by nothing here.
 
         Raises:
             UserError: If `device_mesh` is no DeviceMesh.
@@ -129,7 +129,7 @@ class ModelParallel(Distribution):
             layout_map: The rules.
             batch_dim_name: The mesh axis that splits the rows of a batch; None for the first (for "data" on a mesh with
                 the canonical axes).
-            auto_shard_dataset: Whether each process reads its own part of a data set.
+            auto_shard_dataset: As in Keras; it is kept, and read by nothing here.
             device_mesh: Not needed; the mesh of `layout_map` if given.
 
         Raises:

@@ -58,7 +58,7 @@ class Distribution:
         Args:
             device_mesh: The mesh.
             batch_dim_name: The mesh axis that splits the rows of a batch.
-            auto_shard_dataset: Whether each process reads its own part of a data set.
+            auto_shard_dataset: As in Keras; it is kept, and read by nothing here.
 
         Raises:
             UserError: If `device_mesh` is no DeviceMesh, or has no axis `batch_dim_name`.

@@ -66,7 +66,8 @@ class OptimizerConfig:
     """Regular expressions of the paths of matrices that muon leaves to adam, as it does vectors."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for your own optimizer. It is also given `learning_rate` (the schedule), `num_steps` and
-    `abstract_params` where it has parameters of these names."""
+    `abstract_params` where it has parameters of these names. The optimizer's update gets `value` (the loss) and `grad`
+    if it asks for them."""
 
     def __post_init__(self) -> None:
         problems = [*_name_problems(self), *_range_problems(self), *schedule_problems(self.schedule)]

@@ -117,3 +117,13 @@ def test_what_is_compared_or_counted_keeps_its_dtype():
         "weights": "float32",
         "ids": "int32",
     }
+
+
+def test_floats_alone_are_cast():
+    """Integers, booleans and keys stay as they are: a cast one would be another."""
+    tree = {"w": jnp.ones(3), "ids": jnp.arange(3) + 300, "seen": jnp.zeros(2, bool), "key": jax.random.key(0)}
+    cast = dtypes.cast_floats(tree, "bfloat16")
+    assert cast["w"].dtype == jnp.bfloat16
+    for name in ("ids", "seen", "key"):
+        assert cast[name].dtype == tree[name].dtype
+    assert (cast["ids"] == tree["ids"]).all()

@@ -187,25 +187,29 @@ def test_how_much_a_policy_computes_again(strategy):
     ids=["data x context", "fsdp x tensor"],
 )
 def test_each_step_has_masks_of_its_own_and_each_mesh_the_same(strategy, float64):
-    """Dropout of the step with the number n is that of the run's key with n folded in, wherever the positions are."""
+    """Dropout of the step with the number n is that of the run's key with n folded in, wherever the positions are.
+
+    The loss and every gradient are those of the plain reference, twice for the same rows and parameters.
+    """
     config = TransformerConfig(vocabulary=32, length=8, layers=2, width=16, heads=2, mlp_width=16, dropout=0.3)
-    wide, model, batch = (
-        Precision(params="float64", compute="float64", reduce="float64"),
-        transformer(config),
-        toy.batch(5),
+    model, batch = transformer(config), toy.batch(5)
+    wide = Precision(params="float64", compute="float64", reduce="float64")
+    keeps_gradients = optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda gradients, _, params=None: (jax.tree.map(jnp.zeros_like, gradients), gradients),
     )
-    step = build_step(
-        model, optax.sgd(0.0), lay_out(model, strategy, devices=toy.devices(4), precision=wide), precision=wide
-    )
-    params, losses, expected = first_params(model), [], []
+    layouts = lay_out(model, strategy, devices=toy.devices(4), precision=wide)
+    step = build_step(model, keeps_gradients, layouts, precision=wide)
+    params, losses = jax.tree.map(np.float64, first_params(model)), []
     state = step.init(7, params)
     for number in range(2):
         state, metrics = step(state, batch)
-        losses.append(float(metrics.loss))
         key = jax.random.fold_in(jax.random.key(7), number)
-        total, weight = reference.transformer.loss(config, jax.tree.map(np.float64, params), batch, key)
-        expected.append(float(total / weight))
-    assert losses == pytest.approx(expected, rel=1e-12)
+        (total, weight), sums = reference.transformer.differentiate(config, params, batch, key)
+        assert toy.relative(metrics.loss, total / weight) < 1e-12
+        errors = jax.tree.map(lambda own, of, weight=weight: toy.relative(own, of / weight), state.opt_state, sums)
+        assert max(jax.tree.leaves(errors)) < 1e-11, errors
+        losses.append(float(metrics.loss))
     assert abs(losses[0] - losses[1]) > 1e-3
 
 

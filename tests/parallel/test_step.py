@@ -1,6 +1,5 @@
 """The step as a whole: state, donation, metrics, errors, lowering without devices, models that do not type."""
 
-import re
 import warnings
 
 import jax
@@ -146,19 +145,13 @@ def test_mixed_precision_reduces_in_float32(layouts, expected):
     assert scatters
     assert gathers
     assert all("bf16" in line for line in gathers)
-    assert summed_dtypes(text) == {"f32"}
+    assert toy.summed_dtypes(text) == {"f32"}
     narrow = Precision(compute="bfloat16", reduce="bfloat16")
     step = build_step(toy.BLOCK_MODEL, optax.adamw(1e-2), layouts, precision=narrow)
-    assert "bf16" in summed_dtypes(step.lower(toy.abstract(toy.batch(0))).as_text())
+    assert "bf16" in toy.summed_dtypes(step.lower(toy.abstract(toy.batch(0))).as_text())
     state, metrics = run(layouts, precision=mixed)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
     assert toy.relative(metrics.loss, expected.loss) < 1e-2
-
-
-def summed_dtypes(text):
-    """What is summed over devices, by the types behind the function that adds two of them."""
-    pattern = r'"stablehlo\.(?:reduce_scatter|all_reduce)".*?\}\) : \(tensor<(?:\d+x)*(\w+)>'
-    return set(re.findall(pattern, text, re.DOTALL))
 
 
 REMAT = ("none", "dots", "full")
@@ -211,6 +204,21 @@ def test_each_step_has_masks_of_its_own_and_each_mesh_the_same(strategy, float64
         assert max(jax.tree.leaves(errors)) < 1e-11, errors
         losses.append(float(metrics.loss))
     assert abs(losses[0] - losses[1]) > 1e-3
+
+
+def test_evaluation_has_no_randomness():
+    """No key: a model then drops nothing."""
+
+    def loss(params, batch, key):
+        rows = jnp.float32(batch["inputs"].shape[0])
+        return params["head"]["out"].sum() * 0 + (rows if key is None else 100 * rows), rows
+
+    model = Model(init=toy.init, loss=loss)
+    step = build_step(model, optax.sgd(0.0), lay_out(model, {"data": 2}, devices=toy.devices(2)))
+    state = step.init(0, first_params())
+    total, weight = step.evaluate(state.params, toy.batch(0))
+    assert (float(total), float(weight)) == (toy.ROWS, toy.ROWS)
+    assert float(step(state, toy.batch(0))[1].loss) == 100
 
 
 def test_a_step_lowers_for_devices_that_do_not_exist():

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 import toy
-from spmdkit.parallel import FSDPConfig, Model, build_step, lay_out
+from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.training.checkpoints import Checkpoints
 
@@ -55,6 +55,19 @@ def test_two_steps_are_those_of_one_device(stage, fsdp):
         found.append((jax.tree.map(np.asarray, state.params), np.array(metrics)))
     errors = jax.tree.map(toy.relative, *found)
     assert max(jax.tree.leaves(errors)) < 1e-5, errors
+
+
+@pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_gradients_are_summed_in_the_reduce_dtype(stage, reduce):
+    precision = Precision(compute="bfloat16", reduce=reduce)
+    layouts = lay_out(toy.BLOCK_MODEL, zero(stage, 2), devices=toy.devices(2), precision=precision)
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, precision=precision)
+    text = step.lower(toy.abstract(toy.batch(0))).as_text()
+    scattered = [line for line in text.split('"stablehlo.')[1:] if line.startswith("reduce_scatter")]
+    assert scattered
+    short = {"float32": "f32", "bfloat16": "bf16"}[reduce]
+    assert {kind for part in scattered for kind in toy.summed_dtypes(f'"stablehlo.{part}')} == {short}
 
 
 # Where things are

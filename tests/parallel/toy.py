@@ -1,5 +1,7 @@
 """A small model with blocks and a plain one, for tests of the runtime alone."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,3 +88,9 @@ def relative(value, reference):
     """The largest difference, relative to the largest element of the reference."""
     value, reference = np.asarray(value, np.float64), np.asarray(reference, np.float64)
     return np.abs(value - reference).max() / max(np.abs(reference).max(), 1e-300)
+
+
+def summed_dtypes(text):
+    """What is summed over devices, by the types behind the function that adds two of them."""
+    pattern = r'"stablehlo\.(?:reduce_scatter|all_reduce)".*?\}\) : \(tensor<(?:\d+x)*(\w+)>'
+    return set(re.findall(pattern, text, re.DOTALL))

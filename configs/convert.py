@@ -68,7 +68,9 @@ def to_field(hint: Any, value: Any, path: str, problems: list[Problem], given: d
     try:
         given[name] = _within_limits(to_type(hint, value), path)
     except Mismatch as mismatch:
-        remedy = f" Quote it to make it text: '\"{value}\"'." if _is_text(hint) and not isinstance(value, str) else ""
+        remedy = (
+            f" Quote it to make it text: '\"{value}\"'." if _is_text(hint) and isinstance(value, int | float) else ""
+        )
         problems.append(Problem(path, f"{path} must be {mismatch}, not {shown(value)}.{remedy}"))
 
 

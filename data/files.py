@@ -73,11 +73,11 @@ def _no_match(pattern: str, key: str) -> str:
     """Why nothing matched, as far as the file system can tell."""
     folder = _fixed_folder(os.path.expanduser(pattern)).absolute()
     given = f"{key}: {pattern!r} matches no file."
-    if Path(pattern).expanduser().is_dir():
+    if os.path.isdir(os.path.expanduser(pattern)):  # pathlib raises for a name that is too long
         return f"{given} It is a folder; to read the files below it, write {pattern.rstrip('/') + '/**/*'!r}."
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return f"{given} The folder {folder} exists and holds {_entries(folder)}. {STARTS}"
-    existing = next(parent for parent in folder.parents if parent.is_dir())
+    existing = next(parent for parent in folder.parents if os.path.isdir(parent))
     missing = folder.relative_to(existing).parts[0]
     near = get_close_matches(missing, os.listdir(existing), n=1)
     hint = f" Did you mean {near[0]!r} for {missing!r}?" if near else ""

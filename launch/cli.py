@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from .streams import open_closed_streams, restart_in_utf8, tolerant_streams
+from .streams import open_closed_streams, restart_in_utf8, tolerant_streams, too_little_memory
 
 CONFIG_HELP = """
 CONFIG is a YAML file, or the name of a preset that comes with spmdkit (quickstart). key=value arguments lay single
@@ -30,6 +30,8 @@ A tick lasts as long as its slowest action; with V chunks each costs 1/V. In a C
 tick: F0, B3, W3, R2, F0.1 (microbatch 0, chunk 1), or empty; `# placement: v` and `# joint: true` may stand on top.
 """
 
+TRY_AGAIN = 75
+"""As in training/exits.py, which a help text cannot wait for."""
 MOST_STEPS = 1000
 """That `verify` compares."""
 
@@ -323,6 +325,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         first = make_parser().parse_args(argv)
         command = next(command for command in COMMANDS if command.name == first.command)
         arguments = make_command_parser(command).parse_intermixed_args(first.rest)
+        problem = too_little_memory()
+        if problem:
+            print(f"error: {problem}", file=sys.stderr)
+            return TRY_AGAIN
         try:
             code = command.run(arguments)
             sys.stdout.flush()

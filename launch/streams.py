@@ -1,4 +1,7 @@
-"""The standard streams of a command: text that the terminal cannot show, and a reader that has gone, do no harm."""
+"""What a process is given before it does anything: standard streams, a locale, an address space.
+
+Text that the terminal cannot show, and a reader that has gone, do no harm. Nothing here imports JAX or NumPy.
+"""
 
 import errno
 import os
@@ -6,6 +9,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+
+LEAST_ADDRESSES = 2 * 2**30
+"""What the smallest run on simulated devices takes is 1.8 GiB, most of it the stacks of threads."""
 
 
 def restart_in_utf8() -> None:
@@ -29,6 +35,25 @@ def open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (lives as long as the process)
+
+
+def too_little_memory() -> str:
+    """Explains that this process may not use enough addresses for JAX to start; "" where it may, or nobody knows.
+
+    Below the limit its native threads abort the process without a word of ours.
+    """
+    try:
+        import resource
+    except ImportError:
+        return ""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit < 0 or limit >= LEAST_ADDRESSES:
+        return ""
+    return (
+        f"There is not enough memory: a process may use {limit / 2**30:.2f} GiB of addresses here (ulimit -v), and JAX "
+        f"takes {LEAST_ADDRESSES / 2**30:.0f} GiB to start. Raise the limit (ulimit -v unlimited), then start the same "
+        "command again."
+    )
 
 
 @contextmanager

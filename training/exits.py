@@ -18,6 +18,9 @@ DIVERGED = 3
 TRY_AGAIN = 75
 """Stopped from outside or by the machine; the same command resumes."""
 
+LONGEST_LINE = 1500
+"""Characters of a line that are printed."""
+
 TRACEBACK_VARIABLE = "SPMDKIT_TRACEBACK"
 PLEASE_REPORT = (
     "This is an error that spmdkit did not foresee, not a mistake in your config. Please report it with the traceback "
@@ -47,8 +50,13 @@ def report_error(error: BaseException) -> int:
     code, message = _code_and_message(error)
     if code == FAILED or os.environ.get(TRACEBACK_VARIABLE, "0") != "0":
         traceback.print_exception(error)
-    print(printable(message), file=sys.stderr)
+    print(printable("\n".join(map(_cut, message.split("\n")))), file=sys.stderr)
     return code
+
+
+def _cut(line: str) -> str:
+    """A line without its middle where that is a value of thousands of characters."""
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
 
 
 def _code_and_message(error: BaseException) -> tuple[int, str]:

@@ -33,6 +33,7 @@ class Explanation:
         predicted: collectives of one step by the strategies' own formulas.
         found: collectives of the compiled step.
         schedule: who does what when, where the mesh has the axis `pipe`.
+        notes: where this program is not the one that other devices would run.
     """
 
     mesh: str
@@ -43,6 +44,7 @@ class Explanation:
     predicted: tuple[Collective, ...]
     found: tuple[Collective, ...]
     schedule: Schedule | None = None
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain values, for `--json`; `schedule` only where there is one."""
@@ -55,6 +57,7 @@ class Explanation:
             "collectives": [_line(collective) for collective in self.found],
             "predicted_collectives": [_line(collective) for collective in self.predicted],
             "as_predicted": self.predicted == self.found,
+            "notes": list(self.notes),
             **({"schedule": schedule_command.to_json(schedule, measure(schedule))} if schedule else {}),
         }
 
@@ -71,6 +74,7 @@ class Explanation:
         ]
         if self.predicted != self.found:
             parts.append("\n".join(_table(self.predicted)))
+        parts += [f"Note: {note}" for note in self.notes]
         if self.schedule:
             title = (
                 f"Pipeline schedule {self.schedule.name}, {self.schedule.microbatches} microbatches, in units of a pass"
@@ -110,6 +114,7 @@ def explain_built(built: Built) -> Explanation:
         predicted=step.cost(built.batch),
         found=census(compiled.as_text() or "", mesh),
         schedule=layouts.pipeline.schedule if layouts.pipeline else None,
+        notes=layouts.notes,
     )
 
 

@@ -39,7 +39,8 @@ class TransformerConfig:
     dropout: float = 0.0
     """Part of the values dropped after the embedding and after each half of a block; 0 <= dropout < 1."""
     scan_unroll: int = 1
-    """Blocks in one turn of the loop over blocks: more compile longer and may run faster."""
+    """Blocks in one turn of the loop over blocks: more compile longer and may run faster. Where blocks gather or cast
+    their parameters, the largest number up to this that divides the layers."""
 
     def __post_init__(self) -> None:
         problems = _problems(self)

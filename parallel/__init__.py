@@ -8,8 +8,8 @@ Read first: `model` (what a model is), `data` and `fsdp` (strategies), `forward`
                            named_outputs
     a step                 step, state, keys, step_inputs, update, given_params, local_step, gradients, forward, remat,
                            sharded, recompilation
-    inside a block         product, collective_matmul, ring_attention, all_to_all_attention, partial_attention,
-                           expert_blocks, floats, prefetch
+    inside a block         product, neighbours, collective_matmul, ring_attention, all_to_all_attention,
+                           partial_attention, expert_blocks, floats, prefetch
     pipeline schedules     schedule, schedules, schedule_csv, schedule_measure, timetable
     pipelines at work      stages, stored_order, cut, pieces, tick, pipeline_stage, pipeline_message, pipeline_run,
                            pipeline_loss, pipeline_outer

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .neighbours import hop
+
 
 def ring_gather_products(x_BlD: Array, weights_Df: Sequence[Array], axis: str, size: int) -> list[Array]:
     """The products of all devices' positions with this device's columns.
@@ -39,10 +41,10 @@ def ring_gather_products(x_BlD: Array, weights_Df: Sequence[Array], axis: str, s
     upward = downward = x_BlD
     outputs = place(outputs, x_BlD, index)
     for step in range(1, size // 2 + 1):
-        upward = lax.ppermute(upward, axis, _shift(size, 1))
+        upward = hop(upward, axis, size, 1)
         outputs = place(outputs, upward, index - step)
         if 2 * step < size:
-            downward = lax.ppermute(downward, axis, _shift(size, -1))
+            downward = hop(downward, axis, size, -1)
             outputs = place(outputs, downward, index + step)
     return outputs
 
@@ -72,13 +74,9 @@ def ring_product_scatter(h_BLf: Array, weight_fD: Array, axis: str, size: int) -
             continue
         travelling = product(index + direction * steps)
         for left in range(steps - 1, 0, -1):
-            travelling = lax.ppermute(travelling, axis, _shift(size, direction)) + product(index + direction * left)
-        result = result + lax.ppermute(travelling, axis, _shift(size, direction))
+            travelling = hop(travelling, axis, size, direction) + product(index + direction * left)
+        result = result + hop(travelling, axis, size, direction)
     return result
-
-
-def _shift(size: int, direction: int) -> list[tuple[int, int]]:
-    return [(source, (source + direction) % size) for source in range(size)]
 
 
 def num_permutes(size: int) -> int:

@@ -61,8 +61,8 @@ class ContextConfig:
     device attends for some of the heads)."""
 
     send: Literal["pairs", "groups"] = "pairs"
-    """How a ring sends: in pairs (collective-permute), or in groups (an all-to-all of N times the bytes), which XLA's
-    CPU backend needs beside a pipeline: its permutes wait for all devices, those at other work too."""
+    """How a ring sends: in pairs (collective-permute), or in groups (an all-to-all of N times the bytes). Simulated
+    devices beside a pipeline send in groups whatever is chosen here, see `neighbours.py`."""
 
     def __post_init__(self) -> None:
         check_options(AXIS, self)

@@ -14,7 +14,7 @@ from ..layouts.resolve import Indivisible, Unmatched, resolve
 from ..mesh.axes import AXES, BATCH_AXES
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
-from . import compressed, context, expert, fsdp, local_steps, pipeline, pipeline_outer, prefetch, tensor
+from . import compressed, context, expert, fsdp, local_steps, pipeline, pipeline_outer, prefetch
 from .data import DataParallelConfig
 from .default_layout import check_layouts, default_layout
 from .layouts import Layouts
@@ -162,8 +162,6 @@ def _understand(model: Model | BlockModel, strategy: StrategyLike, devices: Sequ
         mesh = DeviceMesh.of(devices, **{name: config.size for name, config in configs.items()})
         configs = {name: replace(config, size=mesh.axis_size(name)) for name, config in configs.items()}
     pipe = _pipeline(model, configs)
-    if pipe is not None and str(mesh.devices.flat[0]).startswith("cpu"):
-        configs = _without_permutes(configs)
     parallel = _inside_model(model, configs)
     if isinstance(model, BlockModel) and model.parallelize is not None and parallel.splits_anything:
         model = model.parallelize(parallel)
@@ -185,16 +183,6 @@ def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline |
             "out. Write it as a BlockModel (embed, block, head), or give the devices to strategy.data or fsdp."
         )
     return make_pipeline(config, model.num_blocks)
-
-
-def _without_permutes(configs: StrategyConfigs) -> StrategyConfigs:
-    """What runs inside a stage without permutes: on simulated devices these wait for all stages, whatever they do."""
-    changed = dict(configs)
-    if context.AXIS in configs:
-        changed[context.AXIS] = replace(configs[context.AXIS], send="groups")
-    if tensor.AXIS in configs:
-        changed[tensor.AXIS] = replace(configs[tensor.AXIS], collective_matmul=False)
-    return changed
 
 
 def _inside_model(model: Model | BlockModel, configs: StrategyConfigs) -> Parallel:

@@ -126,6 +126,19 @@ class Layouts:
         return self.mesh_size("context") > 2
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Where the program that runs on this mesh is not the one that other devices would run; one line each."""
+        simulated = str(self.mesh.devices.flat[0]).startswith("cpu")
+        rings = self.parallel.rings
+        if self.pipeline is None or not simulated or not rings:
+            return ()
+        send = f"{' and '.join(rings)} send{'s' if len(rings) == 1 else ''}"
+        return (
+            f"On simulated devices beside strategy.pipe, {send} by all-to-all in the ring's group instead of "
+            "collective-permute; GPUs run collective-permute. The rest of the program is the same.",
+        )
+
+    @property
     def num_batch_shards(self) -> int:
         """Into how many pieces the rows of a batch are split."""
         return prod(self.mesh.axis_size(axis) for axis in self.batch_axes)

@@ -28,6 +28,7 @@ from .keys import key_of
 from .layouts import Layouts
 from .model import Batch, BlockModel, Model, Params
 from .named_outputs import NamedOutputs
+from .neighbours import as_sent
 from .parallel import Traffic
 from .pieces import computes_whole_again
 from .pipeline_loss import pipeline_cost, pipeline_loss
@@ -187,17 +188,19 @@ class LocalStep:
         if model.traffic is None:
             return lines
         calls = self._calls
+        own: list[Collective] = []
         for part, forward, backward in (
             ("embed", calls.embed, calls.embed_backward),
             ("block", calls.block, calls.block_backward),
             ("head", calls.head, calls.head),
         ):
             moved = model.traffic(part, shapes, precision.compute, platform)
-            lines += [line.times(forward) for line in moved.forward]
-            lines += [line.times(backward) for line in moved.backward]
+            own += [line.times(forward) for line in moved.forward]
+            own += [line.times(backward) for line in moved.backward]
             if part == "block":
-                lines += self._recomputed(moved, calls)
-        return lines
+                own += self._recomputed(moved, calls)
+        sizes = self.layouts.mesh_size
+        return lines + ([as_sent(line, sizes(line.axes[-1]), platform) for line in own] if pipeline else own)
 
     def _recomputed(self, moved: Traffic, calls: Calls) -> list[Collective]:
         """What blocks move once more: inside backward under `remat`, and in a pipeline's actions that recompute."""

@@ -32,6 +32,15 @@ class Parallel:
         return self.tensor.size * self.context.size * self.expert.size > 1
 
     @property
+    def rings(self) -> tuple[str, ...]:
+        """The options that send to neighbours, see `neighbours.py`."""
+        context, tensor = self.context, self.tensor
+        attention = context.size > 1 and context.attention == "ring" and context.send == "pairs"
+        products = tensor.size > 1 and tensor.collective_matmul
+        named = {"strategy.context.attention=ring": attention, "strategy.tensor.collective_matmul": products}
+        return tuple(name for name, used in named.items() if used)
+
+    @property
     def splits_positions(self) -> bool:
         """Whether a device holds fewer positions than a row has."""
         return self.tensor.size * self.context.size > 1

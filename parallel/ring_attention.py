@@ -41,6 +41,7 @@ from jax import Array, lax
 from ..mesh.compat import varying_axes
 from .context import AXIS, ContextConfig, chunks_of
 from .in_order import after
+from .neighbours import hop, in_group
 from .partial_attention import Marks, Part, Saved, attend, attend_backward, finish, merge
 
 
@@ -170,12 +171,9 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 def _send(x: Array, config: ContextConfig) -> Array:
     """Gives `x` to the next device, and takes that of the one before."""
-    rank, size = lax.axis_index(AXIS), config.size
-    if config.send == "pairs":
-        return lax.ppermute(x, AXIS, [(device, (device + 1) % size) for device in range(size)])
-    for_each = (jnp.arange(size) == (rank + 1) % size).astype(x.dtype)
-    from_each = lax.all_to_all(jnp.multiply.outer(for_each, x), AXIS, split_axis=0, concat_axis=0)
-    return _pick(from_each, (rank - 1) % size)
+    if config.send == "groups":
+        return in_group(x, AXIS, config.size, direction=1)
+    return hop(x, AXIS, config.size)
 
 
 def _marks(

@@ -66,6 +66,9 @@ class Verification:
     reduced: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Config key -> (what the config says, what was verified)."""
 
+    notes: tuple[str, ...] = ()
+    """Where the program that was verified is not the one that other devices would run."""
+
     @property
     def ok(self) -> bool:
         """Whether everything is as on one device."""
@@ -97,6 +100,7 @@ class Verification:
                 "left_to_xla": _lines(moved.left_to_xla),
                 "equal": not moved.unexpected,
             },
+            "notes": list(self.notes),
             "reduced": {key: {"from": before, "to": after} for key, (before, after) in self.reduced.items()},
             "first_difference": asdict(self.first_difference) if self.first_difference else None,
         }
@@ -110,6 +114,7 @@ class Verification:
             parts.append("\n".join(["Verified at a reduced size (--full for that of the config)", *lines]))
         parts.append("\n".join(_error_lines(self)))
         parts.append("\n".join(_collective_lines(self.collectives)))
+        parts += [f"Note: {note}" for note in self.notes]
         parts.append(_verdict(self))
         return "\n\n".join(parts)
 

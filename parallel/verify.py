@@ -271,4 +271,5 @@ def _facts(
         "init_tolerance": max(tolerances[0], INIT_TOLERANCE),
         "params_tolerance": tolerances[1],
         "reduced": reduced,
+        "notes": step.layouts.notes,
     }

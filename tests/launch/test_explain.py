@@ -44,6 +44,7 @@ def test_keys(explained):
         "collectives",
         "predicted_collectives",
         "as_predicted",
+        "notes",
     ]
     assert {axis: size for axis, size in explained["mesh"].items() if size > 1} == {"data": 2, "fsdp": 4}
 
@@ -102,3 +103,15 @@ def test_a_schedule_costs_what_the_docs_say():
     assert schedule["time"] == idle + busy
     assert schedule["bubble"] == pytest.approx(idle / (idle + busy))
     assert schedule["peak_activations"] == list(range(stages, 0, -1))
+
+
+@pytest.mark.slow
+def test_notes_where_gpus_run_another_program():
+    sizes = ["model.layers=2", "model.width=16", "model.heads=2", "data.length=16", "train.global_batch=16"]
+    found = explain(load_config("quickstart", ["strategy={pipe: 2, context: 2, data: 2}", *sizes]))
+    (note,) = found.to_json()["notes"]
+    assert note.startswith(
+        "On simulated devices beside strategy.pipe, strategy.context.attention=ring sends by all-to-all"
+    )
+    assert f"\n\nNote: {note}\n\n" in str(found)
+    assert found.predicted == found.found

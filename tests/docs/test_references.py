@@ -49,13 +49,30 @@ def is_file(key: str) -> bool:
     return key.rpartition(".")[2] in ("py", "md", "yaml", "json", "jsonl", "html")
 
 
+def code_of_the_package():
+    """All sources as one text, strings over several lines joined."""
+    sources = [path.read_text(encoding="utf-8") for folder in PACKAGES for path in (ROOT / folder).glob("*.py")]
+    return "\n".join(re.sub(r'"\s*\n\s*f?"', "", text) for text in sources)
+
+
+def quoted_messages(text, column):
+    """What the rows of a page's tables quote in a column, from 1."""
+    rows = [row for row in text.splitlines() if row.startswith("|") and not row.startswith("|---")]
+    return [quoted for row in rows for quoted in CODE.findall(row.split("|")[column])]
+
+
 def test_messages_are_the_codes_own():
     """The first column of the table of messages quotes them."""
     table = prose(ROOT / "docs" / "troubleshooting.md").split("## Messages")[1].split("## ")[0]
-    quoted = [text for row in table.splitlines()[4:] for text in CODE.findall(row.split("|")[1] if row else "")]
-    sources = [path.read_text(encoding="utf-8") for folder in PACKAGES for path in (ROOT / folder).glob("*.py")]
-    code = "\n".join(re.sub(r'"\s*\n\s*f?"', "", text) for text in sources)  # strings over several lines
+    quoted, code = quoted_messages(table, 1), code_of_the_package()
     assert quoted
+    assert [text for text in quoted if text not in code] == []
+
+
+def test_checks_are_listed_with_the_codes_own_messages():
+    """The second column of every table of the page of checks quotes what each check says."""
+    quoted, code = quoted_messages(prose(ROOT / "docs" / "checks.md"), 2), code_of_the_package()
+    assert len(quoted) > 50
     assert [text for text in quoted if text not in code] == []
 
 

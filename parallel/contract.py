@@ -28,9 +28,9 @@ SCREEN = 1e-5
 """The smallest difference that is looked into, as a part of the sums: four rows in another order round to 1e-6."""
 SAME = 1e-6
 """The smallest that is a breach when it is looked at in float64, where rounding is 1e-15."""
-NOISE = 30.0
-"""It has to be this many times what changing all parameters by 1e-6 of themselves does: a model that casts to float32
-or bfloat16 by itself rounds about so, in float64 too."""
+NOISE, NARROW_NOISE = 30.0, 3.0
+"""It has to be this many times what changing every parameter by a random part of 1e-6 does, as a model that casts to
+float32 by itself rounds in float64 too; or, of one that casts to fewer bits, by a random part of what these round."""
 MANY_ROWS = 64
 """Rows without any gradient after which a model is called dead: a few may be on the flat side of every unit."""
 
@@ -110,12 +110,18 @@ class _Case:
         """The same in float64, its bound set; as it is where the model does not compute in float64."""
         try:
             wide = _Case(self.model, "float64", self.given, self.rows, self.key)
-            found = wide.sums(self.key)
-            rounding = _apart(wide.probe.pair(nudged(wide.moved), wide.rows, wide.key), found.whole, found)
+            wide.bound = max(SAME, wide.noise())
         except Exception:
+            self.bound = max(SCREEN, self.noise())
             return self
-        wide.bound = max(SAME, NOISE * max(rounding))
-        return wide if found.whole.is_finite else self
+        return wide
+
+    def noise(self) -> float:
+        """What rounding does to the sums, as a part of them, with a margin."""
+        bits = self.probe.rounding(self.moved, self.rows, self.key)
+        found = self.sums(self.key)
+        near = self.probe.pair(nudged(self.moved, max(bits, 1e-6)), self.rows, self.key)
+        return (NOISE if bits <= 1e-6 else NARROW_NOISE) * max(_apart(near, found.whole, found))
 
     def agree(self, sums: Sums) -> bool:
         """Whether the pair adds up, and in any order."""

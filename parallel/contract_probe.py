@@ -101,6 +101,13 @@ class Probe:
         (total, weight), moves = self._run("moves", self._differentiate, params, rows, key)
         return Pair(float(total), float(weight)), bool(moves)
 
+    def rounding(self, params: Params, rows: HostBatch, key: Array | None) -> float:
+        """By what part of itself a number is rounded in the narrowest dtype that arrays of the loss have."""
+        with jax.enable_x64(self.dtype == "float64"):
+            arrays = {name: self._prepared(array) for name, array in rows.items()}
+            jaxpr = jax.make_jaxpr(self._sums)(params, arrays, key)
+        return max((float(jnp.finfo(dtype).eps) / 2 for dtype in _dtypes(jaxpr.jaxpr)), default=0.0)
+
     def _sums(self, params: Params, rows: Any, key: Array | None) -> tuple[Array, Array]:
         total, weight = self.loss(params, rows, key)
         return _wide(total), _wide(weight)
@@ -134,6 +141,20 @@ def _compiled(function: Callable[..., Any], arguments: Any, rows: int) -> Any:
     if needed > MOST_TEMPORARY_BYTES:
         raise NotChecked(f"{rows} rows on one device need {needed / 2**30:.1f} GiB")
     return compiled
+
+
+def _dtypes(jaxpr: Any) -> Iterator[Any]:
+    """The floating-point dtypes of all arrays that a program makes, in its inner programs too."""
+    for equation in jaxpr.eqns:
+        for variable in equation.outvars:
+            dtype = getattr(variable.aval, "dtype", None)
+            if dtype is not None and variable.aval.shape and jnp.issubdtype(dtype, jnp.floating):
+                yield dtype
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _dtypes(inner)
 
 
 def first_rows(batch: HostBatch, most: int = ROWS) -> dict[str, np.ndarray] | None:
@@ -178,9 +199,9 @@ def moved(params: Params) -> Params:
     return _scaled(params, 0.1, lambda noise: 0.1 + noise / 2)
 
 
-def nudged(params: Params) -> Params:
-    """The same parameters up to about what rounding in float32 does to them."""
-    return _scaled(params, 1e-6, lambda noise: 0.0)
+def nudged(params: Params, by: float) -> Params:
+    """The same parameters, every element scaled by a random factor within `by` of 1."""
+    return _scaled(params, by, lambda noise: 0.0)
 
 
 def _scaled(params: Params, by: float, of_zero: Callable[[Any], Any]) -> Params:

@@ -1,5 +1,6 @@
 """Where everything of a step lives: the result of `lay_out`, and all that the rest of the runtime asks of it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -8,7 +9,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..layouts.layout_map import LayoutMap
-from ..layouts.table import LayoutTable
+from ..layouts.table import LayoutRow, LayoutTable
+from ..layouts.tensor_layout import TensorLayout
 from ..mesh.axes import AXES
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
@@ -99,6 +101,16 @@ class Layouts:
         if not self.local_steps and not self.compressed:
             return self
         return replace(self, configs={**self.configs, data.AXIS: replace(self.data, local_steps=0, compress="none")})
+
+    def without(self, paths: Collection[str]) -> "Layouts":
+        """The same with some parameters as arrays without elements, which move nothing."""
+
+        def emptied(row: LayoutRow) -> LayoutRow:
+            shape, layout = (0,) * len(row.shape), TensorLayout((None,) * len(row.shape), row.layout.device_mesh)
+            return replace(row, shape=shape, layout=layout) if row.path in paths else row
+
+        tables = [replace(each, rows=tuple(map(emptied, each.rows))) for each in (self.table, self.update_table)]
+        return replace(self, table=tables[0], update_table=tables[1])
 
     @property
     def summed_axes(self) -> tuple[str, ...]:

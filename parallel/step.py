@@ -51,6 +51,7 @@ class Step:
         remat: str,
         precision: Precision,
     ) -> None:
+        self.given_model, self.remat = model, remat
         self.model = in_stage_order(model, layouts.pipeline)
         self.optimizer = optimizer
         self.layouts = layouts

@@ -1,11 +1,14 @@
 """A smaller config of the same structure, for verification: fewer rows, positions, layers, narrower, smaller tables.
 
 Sizes become smaller and keep what divides them: a dim that the mesh's sizes divide is still divided by them, one that
-they do not is still not. Each reduction is tried: where a strategy refuses it, a weaker one is taken.
+they do not is still not. They keep what the optimizer does as well: dims of 128 or more stay such where adafactor or an
+optimizer of the user's decides by them, and the longer dim of a matrix stays the longer one for muon. Each reduction is
+tried: where a strategy refuses it, a weaker one is taken.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -27,6 +30,12 @@ from .build import Built, build, configured_model, search_path
 
 LEAST_LENGTH, LEAST_LAYERS, LEAST_WIDTH, LEAST_HEAD, LEAST_VOCABULARY = 8, 2, 16, 4, 256
 TOKENS = ("inputs", "targets")
+FACTORED = 128
+"""Adafactor treats a matrix as one where two of its dims have this many elements, and each element alone otherwise."""
+OUTER = ("embed", "head")
+"""Groups of parameters that muon leaves to adam."""
+LEAST_CLIP_NORM = 1e-3
+"""A norm that gradients of a model that learns are over: so clipping is at work."""
 
 
 class Reduced(NamedTuple):
@@ -65,8 +74,11 @@ def reduce_config(config: Config, precision: Precision, devices: list[str]) -> R
     for options in _models(config, splits, sizes):
         smaller = replace(with_length, model=options)
         folded = _with_vocabulary(splits, options)
+        if not _optimized_alike(smaller, folded, original):
+            continue
         for rows in _divisors(config.train.global_batch):
-            train = replace(config.train, global_batch=rows)
+            clip_norm = min(config.train.clip_norm, LEAST_CLIP_NORM)
+            train = replace(config.train, global_batch=rows, clip_norm=clip_norm)
             tried = _lower_floors(replace(smaller, train=train), folded, original)
             if _works(tried, folded, devices):
                 return Reduced(tried, folded, _changes(config, tried, splits))
@@ -84,6 +96,34 @@ def _works(config: Config, splits: Splits, devices: list[str]) -> bool:
     except (ValueError, TypeError) as error:
         return refused(error, built.layouts) is not None
     return True
+
+
+def _looks_at_sizes(config: Config, *names: str) -> bool:
+    """Whether the optimizer is one of these, or the user's own, which may do as any of them."""
+    return config.optimizer.name in names or ":" in config.optimizer.name
+
+
+def _optimized_alike(config: Config, splits: Splits, original: Built) -> bool:
+    """Whether an optimizer that decides by sizes decides the same for every array of a smaller model."""
+    factors, orients = _looks_at_sizes(config, "adafactor"), _looks_at_sizes(config, "muon")
+    if not (factors or orients):
+        return True
+    before = {row.path: row.shape for row in original.layouts.table.rows}
+    arrays = leaves_with_paths(abstract_parameters(configured_model(config, splits), config.precision))
+    pairs = [(path, before[path], leaf.shape) for path, leaf in arrays if len(before.get(path, ())) == leaf.ndim]
+    if factors and not all(_factored_alike(shape, small) for _, shape, small in pairs):
+        return False
+    hidden = [pair for pair in pairs if pair[0].split("/")[0] not in OUTER]
+    return not orients or all(_upright(shape) == _upright(small) for _, shape, small in hidden)
+
+
+def _factored_alike(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return all((size >= FACTORED) == (small >= FACTORED) for size, small in zip(shape[-2:], other[-2:], strict=True))
+
+
+def _upright(shape: tuple[int, ...]) -> bool:
+    """Whether a matrix has more rows than columns; muon multiplies along the shorter dim."""
+    return len(shape) > 1 and shape[-2] > shape[-1]
 
 
 def _divisors(number: int) -> Iterator[int]:
@@ -108,31 +148,45 @@ def _smaller(config: Config, splits: Splits, sizes: Mapping[str, int]) -> dict[s
     devices, inside = prod(sizes.values()), prod(size for axis, size in sizes.items() if axis not in BATCH_AXES)
     pipe = config.strategy.get("pipe")
     pieces = getattr(pipe, "size", 1) * (getattr(pipe, "virtual", None) or 1)
+    least = partial(_least, _looks_at_sizes(config, "adafactor"))
     smaller: dict[str, Any] = {}
     if "heads" in options:
-        smaller = _smaller_heads(known, devices, inside)
+        smaller = _smaller_heads(known, devices, inside, least)
     if "layers" in options:
         smaller["layers"] = shrink(known.layers, pieces, max(LEAST_LAYERS, pieces))
     if "mlp_width" in options:
-        smaller["mlp_width"] = shrink(known.mlp_size, devices, LEAST_WIDTH)
+        longer = 2 * smaller["width"] if _looks_at_sizes(config, "muon") and known.mlp_size > known.width else 0
+        smaller["mlp_width"] = shrink(known.mlp_size, devices, max(longer, least(known.mlp_size)))
     if "vocabulary" in options:
         smaller["vocabulary"] = shrink(known.vocabulary or splits.vocabulary or 0, devices, LEAST_VOCABULARY)
     if "widths" in options:
-        smaller["widths"] = tuple(shrink(width, devices, LEAST_WIDTH) for width in known.widths)
+        smaller["widths"] = tuple(shrink(each, devices, least(each)) for each in known.widths)
     return {**options, **smaller}
 
 
-def _smaller_heads(known: Any, devices: int, inside: int) -> dict[str, int]:
+def _least(factors: bool, size: int, least: int = LEAST_WIDTH) -> int:
+    """The least that a width may become: under an optimizer that factors, what it factors it still does."""
+    return FACTORED if factors and size >= FACTORED else least
+
+
+def _smaller_heads(known: Any, devices: int, inside: int, least: Callable[..., int]) -> dict[str, int]:
     """Fewer and narrower heads: as many queries to a key, and the widths of all of them divided as before."""
     kv_heads = shrink(known.num_kv_heads, inside, min(2, known.num_kv_heads))
     heads = kv_heads * (known.heads // known.num_kv_heads)
     widths = [(number * known.head_size, few) for number, few in ((known.heads, heads), (known.num_kv_heads, kv_heads))]
     sizes = (size for size in range(LEAST_HEAD, known.head_size, 2))
-    fitting = (size for size in sizes if all(_alike(few * size, width, devices) for width, few in widths))
+    fitting = (
+        size
+        for size in sizes
+        if all(_alike(few * size, width, devices) and few * size >= least(width, 0) for width, few in widths)
+    )
     size = next(fitting, known.head_size)
     smaller = {"heads": heads, "kv_heads": kv_heads if known.kv_heads else 0}
+    if known.head_width and known.heads * known.head_size == known.width:
+        return {**smaller, "head_width": size, "width": heads * size}
     if known.head_width:
-        return {**smaller, "head_width": size, "width": shrink(known.width, devices, LEAST_WIDTH)}
+        width = shrink(known.width, devices, least(known.width))
+        return {**smaller, "head_width": size, "width": width}
     return {**smaller, "width": heads * size}
 
 
@@ -205,6 +259,7 @@ def _changes(before: Config, after: Config, splits: Splits) -> dict[str, tuple[A
     from_data = {"vocabulary": splits.vocabulary}
     pairs: dict[str, tuple[Any, Any]] = {
         "train.global_batch": (before.train.global_batch, after.train.global_batch),
+        "train.clip_norm": (before.train.clip_norm, after.train.clip_norm),
         "data.length": (before.data.length, after.data.length),
     }
     for name, value in after.model.items():

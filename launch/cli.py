@@ -223,9 +223,11 @@ kind, the memory of the compiled step, and its collectives by kind and mesh axis
         """
 Trains a few steps twice, from the same parameters on the same data: under the strategy of a config, on as many
 simulated CPU devices as it needs, and in plain JAX on one. Compares the loss, every gradient, their norm, the
-parameters after K steps, and the collectives of the compiled step with those that the strategies predict. Computes in
-float64, where rounding cannot hide a mistake, and at a reduced size that it states. Names the first thing that differs,
-and measures what usually causes it. Model, data, optimizer, clipping, accumulation and rules are those of the config.
+parameters and the optimizer's state after K steps, the collectives of the compiled step with those that the strategies
+predict, an evaluation, and a checkpoint restored onto another mesh and back. Changes later tokens of a language model,
+which may change no earlier loss. Computes in float64, where rounding cannot hide a mistake, and at a reduced size that
+it states. Names the first thing that differs, and measures its cause. The last line says what is proved, and what was
+not looked at. Model, data, optimizer, clipping, accumulation and rules are those of the config.
 
   spmdkit verify quickstart                      the preset's mesh and strategy
   spmdkit verify my.yaml strategy.fsdp=-1        a file of yours under another strategy

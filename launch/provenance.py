@@ -24,6 +24,7 @@ import numpy as np
 
 from ..data.source import fingerprint
 from ..mesh.errors import UserError
+from ..parallel.keys import make_key
 from ..parallel.lay_out import abstract_parameters
 from .build import Built
 
@@ -69,7 +70,7 @@ def provenance(built: Built) -> Provenance:
     """What a run that is ready to start is made of."""
     params = abstract_parameters(built.model, built.config.precision)
     batch = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in built.batch.items()}
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.eval_shape(lambda: make_key(0))
     optimizer = built.step.optimizer
 
     def update(params: Any) -> Any:

@@ -1,8 +1,10 @@
 """`spmdkit verify`: is the training of a config that of one device? Compared on simulated CPU devices, small."""
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,10 +16,13 @@ from ..data.source import Source, take
 from ..data.splits import open_splits
 from ..mesh.errors import UserError
 from ..mesh.simulate import simulate
+from ..parallel.layouts import Layouts
 from ..parallel.oracle import HostBatch, prepared
 from ..parallel.precision import Precision
+from ..parallel.state import TrainState
 from ..parallel.verification import Verification
 from ..parallel.verify import verify_step, x64
+from ..training.checkpoints import Checkpoints
 from .build import build, configured_model, search_path
 from .reduce import Reduced, reduce_config
 
@@ -49,8 +54,43 @@ def verify(config: Config, *, full: bool = False, float32: bool = False, steps: 
         model = prepared(configured_model(small, reduced.splits), precision.reduce)
         built = build(small, splits=reduced.splits, model=model, devices=devices)
         batches = [ragged_batch(reduced.splits.train, small, number) for number in range(steps)]
-        clip_norm, seed = small.train.clip_norm, small.run.seed
-        return verify_step(built.step, batches, clip_norm=clip_norm, seed=seed, reduced=reduced.changes)
+        return verify_step(
+            built.step,
+            batches,
+            clip_norm=small.train.clip_norm,
+            seed=small.run.seed,
+            reduced=reduced.changes,
+            save_and_restore=through_files,
+            untried=tuple(replaced_on_cpu(config, built.layouts)),
+        )
+
+
+def through_files(state: TrainState, like: TrainState) -> TrainState:
+    """Writes a state as the checkpoint of a run, and restores it as one that goes on elsewhere.
+
+    Args:
+        state: Arrays in the model's order.
+        like: Abstract values of the state of the run that goes on.
+
+    Returns:
+        The arrays, laid out as `like`.
+    """
+    number = int(state.step)
+    with tempfile.TemporaryDirectory(prefix="spmdkit-verify-") as folder:
+        with Checkpoints(Path(folder), keep=1, abstract_state=state) as checkpoints:
+            checkpoints.save(number, state)
+        with Checkpoints(Path(folder), keep=1, abstract_state=like) as checkpoints:
+            return checkpoints.restore(checkpoints.latest())
+
+
+def replaced_on_cpu(config: Config, layouts: Layouts) -> Iterator[str]:
+    """What of a config's strategies simulated CPU devices do another way than accelerators."""
+    for axis, given in config.strategy.items():
+        used = layouts.configs.get(axis, given)
+        for name in ("send", "collective_matmul"):
+            before, after = (getattr(each, name, None) for each in (given, used))
+            if before != after:
+                yield f"strategy.{axis}.{name}={before}, in whose place CPU devices have {after}"
 
 
 def simulated_devices(config: Config) -> list[str]:

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..layouts.paths import leaves_with_paths
@@ -48,6 +49,38 @@ def leaf_errors(found: Any, reference: Any, *, scale: float = 1.0, tolerance: fl
         parts = [(np.asarray(shard.data), expected[shard.index]) for shard in leaf.addressable_shards]
         errors.append(LeafError(max(_error(part, wanted, size) for part, wanted in parts), path))
     return sorted(errors, reverse=True)
+
+
+def state_errors(found: Any, reference: Any, params: Any, *, tolerance: float = 0.0) -> list[LeafError]:
+    """Compares an optimizer's state leaf by leaf, the worst first.
+
+    What small leaves are measured by is the largest of their own kind: all first moments, all second moments.
+
+    Args:
+        found: Arrays on the mesh.
+        reference: The same on one device, whole.
+        params: The parameters, whose paths tell the kinds.
+        tolerance: As in `leaf_errors`.
+    """
+    ends = sorted((path for path, _ in leaves_with_paths(params)), key=len, reverse=True)
+    kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+    errors = []
+    for (path, leaf), expected in zip(leaves_with_paths(found), jax.tree.leaves(reference), strict=True):
+        leaf, expected = numbers(leaf), np.asarray(numbers(expected))
+        if not np.isfinite(expected).all() and np.array_equal(leaf, expected, equal_nan=True):
+            errors.append(LeafError(0.0, path))  # such as the best loss so far, which begins as infinite
+            continue
+        end = next((each for each in ends if path == each or path.endswith(f"/{each}")), None)
+        members = kinds.setdefault(path if end is None else path[: -len(end)], ({}, {}))
+        members[0][path], members[1][path] = leaf, expected
+    for arrays, expected in kinds.values():
+        errors += leaf_errors(arrays, expected, tolerance=tolerance)
+    return sorted(errors, reverse=True)
+
+
+def numbers(leaf: Any) -> Any:
+    """An array of numbers; of random keys, their raw data."""
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
 def _largest(array: np.ndarray) -> float:

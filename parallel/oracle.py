@@ -5,7 +5,7 @@ gradients, norm          = gradients / weight, their global norm
 params                   = optimizer.update(clip(gradients))                           optax alone
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,13 +17,11 @@ import optax
 from jax import Array
 
 from .model import BlockModel, Model, Params
+from .rounding import tolerance, width
 from .stages import Stages
 
 HostBatch = Mapping[str, Any]
 """A global batch as host arrays, rows on dim 0."""
-
-TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
-"""The relative error that rounding alone explains, where the narrowest numbers of a program have this dtype."""
 
 JITTER = 0.1
 """How far first parameters are moved."""
@@ -48,30 +46,43 @@ class Reference(NamedTuple):
 
     Attributes:
         losses: The mean loss of each batch, before its update.
-        weight: The weight of the first batch.
+        weights: The weight of each batch.
+        norms: The global norm of the gradients of each batch, not clipped.
         gradients: Gradients of the mean loss of the first batch, not clipped: a pytree of host arrays.
-        norm: Their global norm.
         params: The parameters after all steps, likewise.
+        opt_state: The optimizer's state after all steps, blocks in the model's order.
     """
 
     losses: tuple[float, ...]
-    weight: float
+    weights: tuple[float, ...]
+    norms: tuple[float, ...]
     gradients: Params
-    norm: float
     params: Params
+    opt_state: Any
+
+    @property
+    def weight(self) -> float:
+        """The weight of the first batch."""
+        return self.weights[0]
+
+    @property
+    def norm(self) -> float:
+        """The global norm of the first batch's gradients."""
+        return self.norms[0]
 
 
 class OneDevice:
     """Training on one device.
 
     Args:
-        model: The model, whole.
+        model: The model, whole, its blocks in its own order.
         optimizer: An optax transformation without clipping.
         clip_norm: Largest global norm of gradients; 0 = never clip.
         compute: The dtype that parameters are cast to before the model sees them.
         seed: The run's seed.
         stages: Stages of a pipeline; parameters and gradients are then given and returned as these store them, while
-            the model and the optimizer have them in the model's own order.
+            the model and the optimizer have them in the model's own order. Which row holds which block is all that is
+            asked of them.
     """
 
     def __init__(
@@ -94,7 +105,7 @@ class OneDevice:
     def init(self, dtype: str) -> Params:
         """The first parameters, stored in `dtype`, on the host."""
         params = jax.jit(lambda key: _cast(self.model.init(key), dtype))(_key_of(self.seed))
-        return jax.tree.map(np.asarray, params)
+        return self._to_stored(params)
 
     def sums(self, params: Params, batch: HostBatch, step: int = 0) -> Sums:
         """The sums of a batch and their gradients.
@@ -104,58 +115,94 @@ class OneDevice:
             batch: A global batch.
             step: The number of steps done before; dropout depends on it.
         """
-        sums = self._sums_of(self._to_model(params), batch, step)
+        sums = self.sums_in_order(self.to_model(params), batch, step)
         return sums._replace(gradients=self._to_stored(sums.gradients))
 
-    def _sums_of(self, params: Params, batch: HostBatch, step: int) -> Sums:
+    def sums_in_order(self, params: Params, batch: HostBatch, step: int) -> Sums:
+        """The same with parameters and gradients in the model's order."""
         (total, weight), gradients = self._differentiate(params, dict(batch), np.int32(step))
         return Sums(float(total), float(weight), jax.tree.map(np.asarray, gradients))
 
     def train(self, params: Params, batches: Sequence[HostBatch]) -> Reference:
         """One step for each batch, from these parameters."""
-        params = self._to_model(params)
-        opt_state = jax.jit(self.optimizer.init)(params)
+        params = self.to_model(params)
+        opt_state = self.first_state(params)
         losses: list[float] = []
-        first: Sums | None = None
+        weights: list[float] = []
+        norms: list[float] = []
+        first: Params = None
         for number, batch in enumerate(batches):
-            sums = self._sums_of(params, batch, number)
-            first = first or sums
-            mean = jax.tree.map(lambda leaf, weight=sums.weight: (leaf / (weight or 1)).astype(leaf.dtype), sums[2])
-            losses.append(sums.total / (sums.weight or 1))
-            params, opt_state = self._update(params, opt_state, mean, losses[-1])
-        assert first is not None, "there is at least one batch"
-        gradients = jax.tree.map(lambda leaf: leaf / (first.weight or 1), first.gradients)
-        norm = float(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(gradients))))
-        gradients, params = self._to_stored(gradients), self._to_stored(params)
-        return Reference(tuple(losses), first.weight, gradients, norm, params)
+            sums = self.sums_in_order(params, batch, number)
+            weight = sums.weight or 1
+            mean = jax.tree.map(lambda leaf, weight=weight: leaf / weight, sums.gradients)
+            first = mean if number == 0 else first
+            params, opt_state = self.update(params, opt_state, sums)
+            losses.append(sums.total / weight)
+            weights.append(sums.weight)
+            norms.append(_norm(mean))
+        gradients, params = self._to_stored(first), self._to_stored(params)
+        return Reference(tuple(losses), tuple(weights), tuple(norms), gradients, params, opt_state)
+
+    def first_state(self, params: Params) -> Any:
+        """The optimizer's state before the first step, for parameters in the model's order."""
+        return jax.jit(self.optimizer.init)(params)
+
+    def update(self, params: Params, opt_state: Any, sums: Sums) -> tuple[Params, Any]:
+        """One update with the sums of a batch, all in the model's order."""
+        weight = sums.weight or 1
+        mean = jax.tree.map(lambda leaf: (leaf / weight).astype(leaf.dtype), sums.gradients)
+        return self._update(params, opt_state, mean, sums.total / weight)
+
+    def key(self, step: int | Array) -> Array:
+        """The key of a step."""
+        return jax.random.fold_in(_key_of(self.seed), step)
+
+    def evaluate(self, params: Params, batch: HostBatch) -> tuple[float, float]:
+        """The sums (loss, weight) of a batch without randomness.
+
+        Args:
+            params: Host arrays.
+            batch: A global batch.
+        """
+        total, weight = self._evaluate(self.to_model(params), dict(batch))
+        return float(total), float(weight)
 
     def tolerances(self, params: Params, batch: HostBatch) -> tuple[float, float]:
         """What rounding explains in loss and gradients, and in the update: a model may cast to float32 by itself."""
-        params = self._to_model(params)
+        params = self.to_model(params)
         loss = jax.make_jaxpr(self._sums)(params, dict(batch), np.int32(0))
         opt_state = jax.eval_shape(self.optimizer.init, params)
         update = jax.make_jaxpr(self._apply)(params, opt_state, params, 0.0)
-        stored = max((str(leaf.dtype) for leaf in jax.tree.leaves(params) if _is_float(leaf)), key=_width, default="")
-        narrowest = (  # a learning rate in float32 is the same number everywhere
-            min((stored, *_narrowed(loss.jaxpr, scalars=True)), key=_width),
-            min((stored, *_narrowed(update.jaxpr, scalars=False)), key=_width),
-        )
-        of_loss, of_update = (TOLERANCES.get(dtype, 0.0) for dtype in narrowest)
+        stored = max((str(leaf.dtype) for leaf in jax.tree.leaves(params) if _is_float(leaf)), key=width, default="")
+        of_loss, of_update = tolerance(loss.jaxpr, stored), tolerance(update.jaxpr, stored, scalars=False)
         return of_loss, max(of_loss, of_update)
 
-    def _to_model(self, params: Params) -> Params:
-        return self._ordered(params, self.stages.to_natural) if self.stages else params
+    def to_model(self, params: Params) -> Params:
+        """Parameters with their blocks in the model's order, of those that are stored stage by stage."""
+        if self.stages is None:
+            return params
+        order = list(self.stages.order)
+        rows = [order.index(block) for block in range(max(order) + 1)]
+        blocks = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], params["blocks"])
+        return {**params, "blocks": blocks}
 
     def _to_stored(self, params: Params) -> Params:
-        return self._ordered(params, self.stages.to_storage) if self.stages else jax.tree.map(np.asarray, params)
+        params = jax.tree.map(np.asarray, params)
+        if self.stages is None:
+            return params
+        order = self.stages.order
 
-    def _ordered(self, params: Params, order: Callable[[Params], Params]) -> Params:
-        return jax.tree.map(np.asarray, {**params, "blocks": order(params["blocks"])})
+        def stored(leaf: np.ndarray) -> np.ndarray:
+            return np.stack([leaf[block] if block >= 0 else np.zeros_like(leaf[0]) for block in order])
+
+        return {**params, "blocks": jax.tree.map(stored, params["blocks"])}
+
+    def _inputs(self, batch: Any) -> Any:
+        compared = ("weights", "targets")  # with what the model makes in float32: they stay as they are
+        return {name: rows if name in compared else _cast(rows, self.compute) for name, rows in batch.items()}
 
     def _sums(self, params: Params, batch: Any, step: Array) -> tuple[tuple[Array, Array], Params]:
-        key = jax.random.fold_in(_key_of(self.seed), step)
-        compared = ("weights", "targets")  # with what the model makes in float32: they stay as they are
-        batch = {name: rows if name in compared else _cast(rows, self.compute) for name, rows in batch.items()}
+        key, batch = self.key(step), self._inputs(batch)
 
         def loss(params: Params) -> tuple[Array, Array]:
             total, weight = self.model.loss(_cast(params, self.compute), batch, key)
@@ -174,8 +221,20 @@ class OneDevice:
         return jax.jit(self._sums)
 
     @cached_property
+    def _evaluate(self) -> Any:
+        def sums(params: Params, batch: Any) -> tuple[Array, Array]:
+            total, weight = self.model.loss(_cast(params, self.compute), self._inputs(batch), None)
+            return _wide(total), _wide(weight)
+
+        return jax.jit(sums)
+
+    @cached_property
     def _update(self) -> Any:
         return jax.jit(self._apply)
+
+
+def _norm(gradients: Params) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(gradients))))
 
 
 def prepared(model: Model | BlockModel, dtype: str) -> Model | BlockModel:
@@ -241,26 +300,3 @@ def _is_float(leaf: Any) -> bool:
 
 def _wide(scalar: Any) -> Array:
     return jnp.asarray(scalar, jnp.promote_types(jnp.result_type(scalar), jnp.float32))
-
-
-def _width(dtype: str) -> int:
-    return jnp.finfo(dtype).bits if dtype else 0
-
-
-def _narrowed(jaxpr: Any, scalars: bool) -> Iterator[str]:
-    """The dtypes that floating-point numbers are cast down to, anywhere in a program; `scalars` too, if asked for."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "convert_element_type":
-            given, made = (variables[0].aval.dtype for variables in (equation.invars, equation.outvars))
-            counts = scalars or equation.outvars[0].aval.shape
-            if (
-                counts
-                and all(jnp.issubdtype(each, jnp.floating) for each in (given, made))
-                and made.itemsize < given.itemsize
-            ):
-                yield str(made)
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _narrowed(inner, scalars)

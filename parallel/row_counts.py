@@ -1,8 +1,10 @@
 """Which rows of a batch count other than once: the step runs with the weight of all rows but one at zero."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from ..layouts.paths import leaves_with_paths
 from ..layouts.table import LayoutRow
 from . import pipeline
+from .contract import breaches
 from .layouts import Layouts
 from .oracle import HostBatch, OneDevice, Sums
 
@@ -19,7 +22,8 @@ NEAR = 1e-4
 """Measured ratios this near to a number are that number."""
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """What is at hand where something differs.
 
     Attributes:
@@ -47,6 +51,17 @@ class Case(NamedTuple):
     def row(self, path: str) -> LayoutRow:
         """The layout of the gradient and the update of one parameter."""
         return next(row for row in self.layouts.update_table.rows if row.path == path)
+
+    @cached_property
+    def contract(self) -> str:
+        """What of the contract the model breaks on one device, whatever the strategy; "" where it keeps it."""
+        params = self.oracle.to_model(jax.tree.map(np.asarray, self.params))
+        try:
+            found = breaches(self.oracle.model, params, self.batch, self.oracle.key(0))
+        except Exception:  # so few rows may be none that the model takes: then nothing was measured
+            return ""
+        said = " Besides, ".join(breach.message for breach in found)
+        return f"The model, not the strategy: on one device as well, {said}" if found else ""
 
     def reference(self, params: Any, batch: HostBatch) -> Sums:
         """The same sums on one device."""

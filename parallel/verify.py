@@ -4,26 +4,31 @@
 they differ, it names the first thing that does and measures what usually causes it (`diagnosis`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
 from ..mesh.errors import UserError
-from . import diagnosis
+from . import claims, diagnosis
+from .beyond_steps import beyond_steps
+from .claims import frozen_parameters
 from .collective_check import CollectiveCheck, check_collectives
-from .diagnosis import Case
-from .differences import LeafError, leaf_errors, relative
+from .differences import LeafError, leaf_errors, relative, state_errors
+from .first_difference import Found, first_difference, reported_error
 from .lay_out import StrategyLike, lay_out
 from .model import BlockModel, Model
 from .oracle import HostBatch, OneDevice, Reference, Sums, prepared
 from .precision import Precision
-from .state import TrainState
+from .round_trip import SaveAndRestore
+from .row_counts import Case
+from .state import StepMetrics, TrainState
 from .step import Step, build_step
+from .update_cause import Training
 from .verification import Difference, Verification
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
@@ -31,6 +36,9 @@ FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 
 INIT_TOLERANCE = 1e-5
 """First parameters are drawn in float32 by most models."""
+
+OTHER_STEP = 7919
+"""Whose random numbers are compared with those of step 0."""
 
 
 def verify(
@@ -93,6 +101,8 @@ def verify_step(
     clip_norm: float = 0.0,
     seed: int = 0,
     reduced: Mapping[str, tuple[Any, Any]] | None = None,
+    save_and_restore: SaveAndRestore | None = None,
+    untried: Sequence[str] = (),
 ) -> Verification:
     """Compares a step with one device; `verify` for a step that is built already.
 
@@ -102,6 +112,8 @@ def verify_step(
         clip_norm: What the step was built with.
         seed: As in `verify`.
         reduced: Config key -> (before, after), to be stated.
+        save_and_restore: Writes a state to files and reads it; without it, states are passed on in memory.
+        untried: What the caller knows not to be looked at, to be stated.
 
     Returns:
         What was measured.
@@ -112,7 +124,20 @@ def verify_step(
     _check_exact(step)
     device = step.layouts.mesh.backend_mesh.devices.flat[0]
     with x64(step.precision), jax.default_device(device):
-        return _compare(step, [dict(batch) for batch in batches], clip_norm, seed, reduced or {})
+        given: list[HostBatch] = [dict(batch) for batch in batches]
+        return _compare(_Asked(step, given, clip_norm, seed, reduced or {}, save_and_restore, untried))
+
+
+class _Asked(NamedTuple):
+    """The arguments of `verify_step`."""
+
+    step: Step
+    batches: list[HostBatch]
+    clip_norm: float
+    seed: int
+    reduced: Mapping[str, tuple[Any, Any]]
+    save_and_restore: SaveAndRestore | None
+    untried: Sequence[str]
 
 
 def _check_exact(step: Step) -> None:
@@ -125,91 +150,85 @@ def _check_exact(step: Step) -> None:
     )
 
 
-def _compare(
-    step: Step, batches: list[HostBatch], clip_norm: float, seed: int, reduced: Mapping[str, tuple[Any, Any]]
-) -> Verification:
+def _compare(asked: _Asked) -> Verification:
+    step, batches, clip_norm = asked.step, asked.batches, asked.clip_norm
     compute, pipeline = step.precision.compute, step.layouts.pipeline
     stages = pipeline.stages if pipeline else None
-    oracle = OneDevice(step.model, step.optimizer, clip_norm=clip_norm, compute=compute, seed=seed, stages=stages)
+    oracle = OneDevice(
+        step.given_model, step.optimizer, clip_norm=clip_norm, compute=compute, seed=asked.seed, stages=stages
+    )
     start = oracle.init(step.precision.params)
-    of_loss, of_update = oracle.tolerances(start, batches[0])
-    state = step.init(seed)
+    tolerances = oracle.tolerances(start, batches[0])
+    of_loss, of_update = tolerances
+    state = step.init(asked.seed)
     init = leaf_errors(state.params, start, tolerance=of_loss)
     params = jax.tree.map(np.asarray, state.params)
     reference = oracle.train(params, batches)
     try:
-        collectives = check_collectives(step, batches[0])
+        collectives = check_collectives(step, batches[0], frozen_parameters(reference))
         found, norm = summed(step, state, batches[0], clip_norm)
     except ValueError as error:
         cause = diagnosis.refused(error, step.layouts)
         if cause is None:
             raise
-        return _refused(step, reference, cause, (of_loss, of_update), reduced)
+        return _refused(asked, reference, cause, tolerances)
     gradients = leaf_errors(found.gradients, reference.gradients, scale=found.weight or 1.0, tolerance=of_loss)
-    losses = []
+    reported: list[StepMetrics] = []
     for batch in batches:
         state, metrics = step(state, batch)
-        losses.append(float(metrics.loss))
+        reported.append(jax.device_get(metrics))
+    saved = step.layouts.stored_order.to_model(state)
+    losses = tuple(float(metrics.loss) for metrics in reported)
     measured = Verification(
-        **_facts(step, len(batches), (of_loss, of_update), reduced),
+        **_facts(asked, len(batches), tolerances),
         init_rel=init[0].relative,
         loss_rel=relative(losses[0], reference.losses[0]),
+        weight_rel=relative(found.weight, reference.weight),
         gradients=tuple(gradients),
         grad_norm_rel=relative(norm, reference.norm),
         params=tuple(leaf_errors(state.params, reference.params, tolerance=of_update)),
-        losses=tuple(losses),
+        optimizer=tuple(state_errors(saved.opt_state, reference.opt_state, saved.params, tolerance=of_update)),
+        reported=reported_error(reported, reference),
+        losses=losses,
         reference_losses=reference.losses,
         collectives=collectives,
         first_difference=None,
     )
+    training = Training(step, oracle, batches, asked.seed, of_loss, of_update)
+    results = Found(measured, init[0], found, norm, reference, lambda: _case(asked, oracle), training)
+    first = first_difference(results)
+    if first is None:  # what is beyond the steps is looked at where these are right
+        measured = beyond_steps(measured, training, state, reference, asked.save_and_restore, results.case)
+    else:
+        measured = replace(measured, first_difference=first)
+    return replace(measured, **_claims(asked, measured, oracle, reference, params))
 
+
+def _case(asked: _Asked, oracle: OneDevice) -> Case:
+    """What causes are looked for with, once something differs."""
+    step, pipeline = asked.step, asked.step.layouts.pipeline
     microbatches = step.accumulate * (pipeline.schedule.microbatches if pipeline else 1)
+    fresh = step.init(asked.seed)
 
-    def case() -> Case:
-        fresh = step.init(seed)
+    def run(params: Any, batch: HostBatch) -> Sums:
+        return summed(step, fresh._replace(params=params), batch, asked.clip_norm)[0]
 
-        def run(params: Any, batch: HostBatch) -> Sums:
-            return summed(step, fresh._replace(params=params), batch, clip_norm)[0]
-
-        return Case(step.layouts, microbatches, run, fresh.params, oracle, batches[0])
-
-    return replace(measured, first_difference=_first(measured, init[0], found, norm, reference, case))
+    return Case(step.layouts, microbatches, run, fresh.params, oracle, asked.batches[0])
 
 
-def _first(
-    measured: Verification,
-    init: LeafError,
-    found: Sums,
-    norm: float,
-    reference: Reference,
-    case: Callable[[], Case],
-) -> Difference | None:
-    """The first thing that differs, with its cause."""
-    tolerance, worst, changed = measured.tolerance, measured.gradients[0], measured.params[0]
-    weight = reference.weight or 1.0
-    expected = Sums(
-        reference.losses[0] * weight, reference.weight, jax.tree.map(lambda leaf: leaf * weight, reference.gradients)
+def _claims(
+    asked: _Asked, measured: Verification, oracle: OneDevice, reference: Reference, params: Any
+) -> dict[str, tuple[str, ...]]:
+    """What is proved, and what was not looked at."""
+    totals = {oracle.sums(params, asked.batches[0], step).total for step in (0, OTHER_STEP)}
+    files, random = asked.save_and_restore is not None, len(totals) > 1
+    unseen = claims.not_looked_at(
+        measured, reference, params, untried=asked.untried, files=files, random=random, clip_norm=asked.clip_norm
     )
-    unexpected = measured.collectives.unexpected
-    if init.relative > measured.init_tolerance:
-        hint = "The same seed draws other parameters on this mesh: they depend on the seed and the path alone."
-        return Difference(what="initial parameters", where=init.path, relative=init.relative, hint=hint)
-    if measured.loss_rel > tolerance:
-        hint = diagnosis.of_loss(case(), found, expected)
-        return Difference(what="loss", where="", relative=measured.loss_rel, hint=hint)
-    if worst.relative > tolerance:
-        hint = diagnosis.of_gradient(case(), worst.path, found, expected)
-        return Difference(what="gradients", where=worst.path, relative=worst.relative, hint=hint)
-    if measured.grad_norm_rel > tolerance:
-        hint = diagnosis.of_norm(case(), norm, reference.norm, reference.gradients)
-        return Difference(what="gradient norm", where="", relative=measured.grad_norm_rel, hint=hint)
-    if changed.relative > measured.params_tolerance:
-        hint = diagnosis.of_parameters(changed.path, case(), measured.losses, reference.losses, tolerance)
-        return Difference(what="parameters", where=changed.path, relative=changed.relative, hint=hint)
-    if unexpected:
-        hint = "The numbers are right, but more or less moves than the strategies say: " + "; ".join(unexpected) + "."
-        return Difference(what="collectives", where="", relative=float(len(unexpected)), hint=hint)
-    return None
+    return {
+        "proved": tuple(claims.proved(measured, files=files, random=random)),
+        "not_looked_at": tuple(unseen),
+    }
 
 
 def summed(step: Step, state: TrainState, batch: HostBatch, clip_norm: float) -> tuple[Sums, float]:
@@ -236,40 +255,38 @@ def _scaled(gradients: Any, factor: Any) -> Any:
 
 
 def _refused(
-    step: Step,
-    reference: Reference,
-    cause: tuple[str, str],
-    tolerances: tuple[float, float],
-    reduced: Mapping[str, tuple[Any, Any]],
+    asked: _Asked, reference: Reference, cause: tuple[str, str], tolerances: tuple[float, float]
 ) -> Verification:
     """The result where the step does not even compile, as JAX sees that devices would differ."""
     path, hint = cause
     unknown = LeafError(float("inf"), path)
     return Verification(
-        **_facts(step, 0, tolerances, reduced),
+        **_facts(asked, 0, tolerances),
         init_rel=0.0,
         loss_rel=float("inf"),
+        weight_rel=float("inf"),
         gradients=(unknown,),
         grad_norm_rel=float("inf"),
         params=(unknown,),
+        optimizer=(unknown,),
+        reported=(float("inf"), ""),
         losses=(),
         reference_losses=reference.losses,
         collectives=CollectiveCheck(),
         first_difference=Difference(what="gradients", where=path, relative=float("inf"), hint=hint),
+        not_looked_at=("anything else: the step does not compile",),
     )
 
 
-def _facts(
-    step: Step, steps: int, tolerances: tuple[float, float], reduced: Mapping[str, tuple[Any, Any]]
-) -> dict[str, Any]:
-    mesh = step.layouts.mesh
+def _facts(asked: _Asked, steps: int, tolerances: tuple[float, float]) -> dict[str, Any]:
+    mesh = asked.step.layouts.mesh
     return {
         "mesh": dict(zip(mesh.axis_names, mesh.shape, strict=True)),
-        "dtype": step.precision.compute,
+        "dtype": asked.step.precision.compute,
         "steps": steps,
         "tolerance": tolerances[0],
         "init_tolerance": max(tolerances[0], INIT_TOLERANCE),
         "params_tolerance": tolerances[1],
-        "reduced": reduced,
-        "notes": step.layouts.notes,
+        "reduced": asked.reduced,
+        "notes": asked.step.layouts.notes,
     }

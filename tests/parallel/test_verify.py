@@ -1,124 +1,33 @@
 """Strategies are as one device; each planted mistake is found, named and explained."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 import toy
 from jax import lax
-from spmdkit.parallel import BlockModel, FSDPConfig, Model, Precision, diagnosis, local_step, verify
+from planted import (
+    AXES,
+    BLOCK_MODEL,
+    DROPOUT,
+    MODEL,
+    OPTIMIZER,
+    WIDTH,
+    Namespace,
+    found,
+    given_init,
+    loss,
+    one_device_is_compiled_once,  # noqa: F401  (a fixture of every test here)
+    unchecked,
+    verified,
+)
+from spmdkit.parallel import BlockModel, FSDPConfig, Precision, diagnosis, local_step, verify
 from spmdkit.parallel import step as step_file
-from spmdkit.parallel.oracle import OneDevice, prepared
 from spmdkit.parallel.pipeline_stage import Stage
-
-ROWS, WIDTH, CLASSES = 16, 16, 8
-MESH = {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=512)}
-AXES = ("data", "fsdp")
-
-
-def init(key):
-    """Another matrix for every seed, of operations that compile fast."""
-    index = jnp.arange(WIDTH * WIDTH, dtype=jnp.uint32) + jax.random.key_data(key)[-1]
-    first = (index * jnp.uint32(2654435761) >> 8).astype(jnp.float32) * 2.0**-24 - 0.5
-    return {
-        "first": first.reshape(WIDTH, WIDTH),
-        "scale": jnp.ones(WIDTH),
-        "second": jnp.zeros((WIDTH, CLASSES)),
-    }
-
-
-def loss(params, batch, key):
-    hidden = jnp.tanh(batch["inputs"] @ params["first"]) * params["scale"][None]
-    return toy.cross_entropy(hidden @ params["second"], batch)
-
-
-MODEL = Model(init=init, loss=loss)
-
-
-def batches(steps=2):
-    random = np.random.default_rng(0)
-    return [
-        {
-            "inputs": random.normal(size=(ROWS, WIDTH)).astype(np.float32),
-            "targets": random.integers(0, CLASSES, ROWS).astype(np.int32),
-            "weights": random.choice([0.25, 0.5, 1.0], ROWS).astype(np.float32),
-            "example": np.arange(ROWS, dtype=np.int32),
-        }
-        for _ in range(steps)
-    ]
-
-
-OPTIMIZER = optax.adamw(1e-3, weight_decay=0.1)
-
-
-class CompiledOnce(OneDevice):
-    """One device, whose first parameters are kept as well."""
-
-    init = cache(OneDevice.init)
-
-
-def once(function):
-    """Keeps what it makes of a model itself: one with rules has no hash."""
-    kept = {}
-
-    def call(model, *given, **options):
-        key = (id(model), *given, *options.items())
-        if key not in kept:
-            kept[key] = model, function(model, *given, **options)
-        return kept[key][1]
-
-    return call
-
-
-SHARED = {"prepared": once(prepared), "OneDevice": once(CompiledOnce)}
-
-
-@pytest.fixture(autouse=True)
-def one_device_is_compiled_once(monkeypatch):
-    """For all tests of a model: what they plant is in the strategies."""
-    for name, shared in SHARED.items():
-        monkeypatch.setitem(verify.__globals__, name, shared)
-
-
-def given_init(key):
-    """Parameters of the toy as constants, which compile faster than draws."""
-    random, shapes = np.random.default_rng(0), jax.eval_shape(toy.init, key)
-    return jax.tree.map(lambda leaf: jnp.asarray(random.normal(size=leaf.shape) * 0.3, jnp.float32), shapes)
-
-
-BLOCK_MODEL = replace(toy.BLOCK_MODEL, init=given_init)
-
-
-def verified(model=MODEL, strategy=MESH, *, optimizer=OPTIMIZER, **options):
-    return verify(model, strategy, batches(), optimizer=optimizer, devices=toy.devices(4), **options)
-
-
-def found(result, what, where, *texts):
-    """The first difference is this one, and is explained so."""
-    first = result.first_difference
-    assert not result.ok
-    assert (first.what, first.where) == (what, where), first
-    for text in texts:
-        assert text in first.hint
-    assert first.hint in " ".join(str(result).split())
-    assert result.to_json()["ok"] is False
-    return first
-
-
-@contextmanager
-def unchecked(monkeypatch):
-    """Without JAX's own check of what varies over the mesh, as for a model that does not type."""
-    checked = jax.shard_map
-    with monkeypatch.context() as patch:
-        patch.setattr(jax, "shard_map", lambda *given, **options: checked(*given, **{**options, "check_vma": False}))
-        yield
-
 
 # What is right
 
@@ -170,12 +79,9 @@ def test_a_model_that_casts_to_float32_is_measured_as_such():
 
 @pytest.mark.slow
 def test_dropout_is_that_of_one_device():
-    def dropped(params, batch, key):
-        keys = jax.vmap(lambda example: jax.random.fold_in(key, example))(batch["example"])
-        keep = jax.vmap(lambda key: jax.random.bernoulli(key, 0.8, (WIDTH,)))(keys)
-        return loss(params, {**batch, "inputs": batch["inputs"] * keep}, None)
-
-    assert verified(replace(MODEL, loss=dropped), accumulate=2).ok
+    result = verified(DROPOUT, accumulate=2)
+    assert result.ok, str(result)
+    assert "random numbers" in result.proved
 
 
 def test_an_optimizer_that_looks_across_elements_may_move_what_nobody_predicts():
@@ -372,15 +278,83 @@ def test_a_wrong_update(monkeypatch):
     found(verified(), "parameters", "scale", "so it is the update", "the losses agree until step 1")
 
 
-class Namespace:
-    """A module with some names replaced."""
+def test_a_norm_of_a_part_clips(monkeypatch):
+    """What is reported is right, what gradients are clipped by is not."""
+    right = local_step.clip_factor
+    monkeypatch.setattr(local_step, "clip_factor", lambda norm, clip_norm: right(norm / 2, clip_norm))
+    result = verified(clip_norm=0.1)
+    found(
+        result,
+        "gradients",
+        result.gradients[0].path,
+        "Every gradient is 2 times",
+        "norm that the step reports is right",
+    )
 
-    def __init__(self, module, **names):
-        self.module = module
-        self.__dict__.update(names)
 
-    def __getattr__(self, name):
-        return getattr(self.module, name)
+def test_sums_and_weight_scaled_alike(monkeypatch):
+    """The mean and its gradients are right; what several batches would be summed up to is not."""
+    right = local_step.reduce_gradients
+
+    def wrong(gradients, scalars, *rest):
+        summed, (total, weight, *others) = right(gradients, scalars, *rest)
+        twice = jax.tree.map(lambda leaf: 2 * leaf, summed)
+        return twice, [2 * total, 2 * weight, *(4 * each for each in others)]
+
+    monkeypatch.setattr(local_step, "reduce_gradients", wrong)
+    result = verified()
+    found(result, "weight", "", "the mean is right, the sums are not", "2 times too large")
+    assert result.loss_rel < 1e-12
+
+
+def test_a_step_that_reports_another_weight(monkeypatch):
+    """Only the step does; its gradients, alone, report it rightly."""
+    right = step_file.Step._step
+
+    def wrong(step, gradients, state, batch):
+        state, metrics = right(step, gradients, state, batch)
+        return state, metrics._replace(weight=metrics.weight * (1 + (state.step == 2)))
+
+    monkeypatch.setattr(step_file.Step, "_step", wrong)
+    found(verified(), "what a step reports", "weight of step 1", "the weight of step 1 is reported wrongly")
+
+
+def test_decay_applied_twice(monkeypatch):
+    def wrong(params, updates):
+        return jax.tree.map(lambda leaf, update: leaf + update - 1e-4 * leaf, params, updates)
+
+    monkeypatch.setattr(step_file, "optax", Namespace(optax, apply_updates=wrong))
+    result = verified()
+    found(result, "parameters", result.params[0].path, "so it is the update", "-0.0001 times itself added")
+
+
+def test_a_count_that_changes_no_parameter_yet(monkeypatch):
+    """The optimizer starts at step 1: its schedule is constant for as long as is looked."""
+    right = step_file.Step._first_state
+
+    def wrong(step, params, key_data):
+        state = right(step, params, key_data)
+        return state._replace(opt_state=jax.tree.map(lambda leaf: leaf + (leaf.ndim == 0), state.opt_state))
+
+    monkeypatch.setattr(step_file.Step, "_first_state", wrong)
+    result = verified(optimizer=COUNTED)
+    found(result, "optimizer's state", "1/count", "what later updates begin with")
+
+
+COUNTED = optax.chain(optax.trace(0.9), optax.scale_by_schedule(lambda count: -0.1))
+
+
+def test_the_random_numbers_of_the_first_step_in_all(monkeypatch):
+    right = local_step.LocalStep.gradients
+
+    def wrong(local, params, batch, key_data, step, errors):
+        return right(local, params, batch, key_data, step * 0, errors)
+
+    monkeypatch.setattr(local_step.LocalStep, "gradients", wrong)
+    result = verified(DROPOUT)
+    text = "It is that with the random numbers of step 0: the step is not folded into the key."
+    first = found(result, "parameters", result.params[0].path, "at the same parameters, the loss of step 1", text)
+    assert "update" not in first.hint
 
 
 def test_a_collective_that_nobody_predicts(monkeypatch):
@@ -416,6 +390,80 @@ def test_a_model_that_is_not_finite_is_the_models_own():
     result = verified(replace(MODEL, loss=broken))
     found(result, "loss", "", "It is nan on one device as well")
     json.dumps(result.to_json(), allow_nan=False)
+
+
+# What the model does on one device already
+
+
+def test_a_model_whose_gradients_are_all_zero():
+    def dead(params, batch, key):
+        total, weight = loss(params, batch, key)
+        return total * 0, weight
+
+    result = verified(replace(MODEL, loss=dead))
+    found(result, "the model", "", "Every gradient of the first batch is zero on one device as well, in all 3 arrays")
+    assert result.proved == ()
+
+
+def test_a_parameter_without_a_gradient_is_not_looked_at():
+    def frozen(params, batch, key):
+        return loss({**params, "first": lax.stop_gradient(params["first"])}, batch, key)
+
+    result = verified(replace(MODEL, loss=frozen))
+    assert result.ok, str(result)
+    assert "gradients that are zero on one device (first)" in result.not_looked_at
+
+
+def test_rows_that_depend_on_each_other():
+    """A batch norm: every device would take the mean of its own rows."""
+
+    def normed(params, batch, key):
+        inputs = batch["inputs"]
+        return loss(params, {**batch, "inputs": inputs - inputs.mean(axis=0)[None]}, key)
+
+    first = found(
+        verified(replace(MODEL, loss=normed)), "loss", "", "The model, not the strategy", "on one device as well"
+    )
+    assert "its rows depend on each other" in first.hint
+    assert "is not counted" not in first.hint
+
+
+def test_masks_that_fold_in_no_row():
+    def stock(params, batch, key):
+        keep = jax.random.bernoulli(key, 0.8, batch["inputs"].shape)
+        return loss(params, {**batch, "inputs": batch["inputs"] * keep}, None)
+
+    result = verified(replace(MODEL, loss=stock))
+    found(result, "loss", "", "The model, not the strategy", "its random numbers depend on which rows are together")
+
+
+# What a run says of itself
+
+
+def test_what_is_proved_and_what_is_not_looked_at():
+    result = right()
+    last = str(result).splitlines()[-1]
+    assert last.startswith("proved: initial parameters, loss, weight, gradients, gradient norm, 2 step(s)")
+    proved, unseen = last.split("; not looked at: ")
+    assert proved.removeprefix("proved: ") == ", ".join(result.proved)
+    assert unseen == ", ".join(result.not_looked_at)
+    assert "the state in memory restored onto fsdp 4 and back" in result.proved
+    for text in (
+        "the code of the model and the optimizer (both sides run it)",
+        "checkpoint files",
+        "later tokens (the batch holds no inputs, targets and weights of every position)",
+        "random numbers (the loss does not depend on the key)",
+        "other dtypes than float64",
+    ):
+        assert text in result.not_looked_at
+    read = result.to_json()
+    assert (tuple(read["proved"]), tuple(read["not_looked_at"])) == (result.proved, result.not_looked_at)
+    assert (read["evaluation_rel"], read["checkpoint"]["differing"]) == (result.evaluation_rel, [])
+
+
+def test_clipping_that_never_acts_is_said(monkeypatch):
+    assert not any("clipping" in each for each in right().not_looked_at)
+    assert "clipping (no norm was over 1000)" in verified(clip_norm=1000.0).not_looked_at
 
 
 # A model that splits its own work

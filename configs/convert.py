@@ -110,8 +110,10 @@ def _to_scalar(hint: type, value: Any) -> Any:
 
 def _to_float(value: float) -> float:
     """Returns a number that float32 can hold, without the sign of a zero."""
-    if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:  # not a number is no less and no more
-        raise OutOfRange(f"a finite number, at most {LARGEST_NUMBER:g}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise OutOfRange("a number, and finite")
+    if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
+        raise OutOfRange(f"a number of float32, at most {LARGEST_NUMBER:g}")
     return float(value) + 0.0
 
 

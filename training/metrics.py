@@ -59,7 +59,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         The records, in the order written.
 
     Raises:
-        UserError: If a line other than the last is no JSON object, or its step is no whole number; names it.
+        UserError: If a line other than the last is no JSON object; names it.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     records = []
@@ -79,7 +79,7 @@ def _parse(line: str) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and type(record.get("step", 0)) is int else None
+    return record if isinstance(record, dict) else None
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -58,7 +58,8 @@ NPY = saved(np.save, np.arange(100, dtype=np.uint16))
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
-UP_TO_INT32, UP_TO_FLOAT32 = "must be at most 2147483647", "must be a finite number, at most 3.4e+38"
+UP_TO_INT32, UP_TO_FLOAT32 = "must be at most 2147483647", "must be a number of float32, at most 3.4e+38"
+FINITE = "must be a number, and finite"
 
 NUMBERS = {
     "steps beyond floats' whole numbers": number("train.steps", "1e30", UP_TO_INT32),
@@ -88,22 +89,22 @@ NUMBERS = {
     "a seed of 5000 hexadecimal digits": Bad((f"run.seed=0x{'f' * 5000}",), ("20,000 bits is too large",)),
     "a million devices": number("run.simulate", "1000000", "must be at most 4096"),
     "a mesh of a billion": Bad(("strategy.data=1000000000",), ("strategy.data.size must be at most 1048576",)),
-    "a clip that is no number": number("train.clip_norm", ".nan", UP_TO_FLOAT32),
-    "an endless clip": number("train.clip_norm", ".inf", UP_TO_FLOAT32),
-    "a rate that is no number": number("optimizer.learning_rate", ".NaN", UP_TO_FLOAT32),
-    "a rate below all numbers": number("optimizer.learning_rate", "-.inf", UP_TO_FLOAT32),
-    "a rate beyond float64": number("optimizer.learning_rate", "1e400", UP_TO_FLOAT32),
+    "a clip that is no number": number("train.clip_norm", ".nan", FINITE),
+    "an endless clip": number("train.clip_norm", ".inf", FINITE),
+    "a rate that is no number": number("optimizer.learning_rate", ".NaN", FINITE),
+    "a rate below all numbers": number("optimizer.learning_rate", "-.inf", FINITE),
+    "a rate beyond float64": number("optimizer.learning_rate", "1e400", FINITE),
     "a rate beyond float32": number("optimizer.learning_rate", "1e39", UP_TO_FLOAT32),
     "a rate of 400 digits": number("optimizer.learning_rate", "9" * 300, UP_TO_FLOAT32),
     "a rate of minus nothing": Bad(
         ("optimizer.learning_rate=-0.0",), ("optimizer.learning_rate=0.0 has to be over 0",)
     ),
-    "decay rates that are no numbers": number("optimizer.betas", "[.nan, 0.9]", "must be a finite number"),
+    "decay rates that are no numbers": number("optimizer.betas", "[.nan, 0.9]", FINITE),
     "a ratio that is no number": Bad(
         ("optimizer.schedule={name: cosine, final_ratio: .nan}",), ("optimizer.schedule.final_ratio=nan",)
     ),
-    "a share that is no number": number("data.eval_fraction", ".nan", UP_TO_FLOAT32),
-    "a temperature that is no number": number("sample.temperature", ".nan", UP_TO_FLOAT32),
+    "a share that is no number": number("data.eval_fraction", ".nan", FINITE),
+    "a temperature that is no number": number("sample.temperature", ".nan", FINITE),
     "a sample without end": number("sample.length", "2000000000", "must be at most 1000000"),
     "a billion batches ahead": number("data.prefetch", "1000000000", "must be at most 1024"),
     "a billion threads": number("data.threads", "1000000000", "must be at most 1024"),

@@ -129,8 +129,11 @@ def test_a_path_in_utf_8_under_another_locale(variables, tmp_path):
     folder = tmp_path / "für Zoë ☃"
     folder.mkdir()
     (folder / "mine.csv").write_text("F0,F1,B0,W0,B1,W1\n", encoding="utf-8")
-    ended = run_shell('"$@"', "schedule", str(folder / "mine.csv"), **variables)
+    picture = folder / "☃.svg"
+    ended = run_shell('"$@"', "schedule", str(folder / "mine.csv"), "--svg", str(picture), **variables)
     assert ended.returncode == 0, ended.stderr.decode()
+    assert picture.is_file()
+    assert b"\\u2603.svg" in ended.stdout or "☃.svg".encode() in ended.stdout
     ended = run_shell('"$@"', "explain", str(folder), **variables)
     assert ended.returncode == 2
     assert ended.stderr.startswith(b"error: 1 problem in ")

@@ -32,6 +32,15 @@ def same(ours, theirs):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+def test_examples_are_counted_over_all_epochs(sharding):
+    """Up to 2**31, where they begin anew: no two samples of a run, and so no masks, are alike before that."""
+    for start_step in (10**4, 2**28 - 1):
+        batch = next(on_mesh(numbered(), sharding, start_step=start_step, num_steps=1, prefetch=0))
+        assert batch["example"].tolist() == [(start_step * 8 + row) % 2**31 for row in range(8)]
+    batch = next(on_mesh(numbered(), sharding, start_step=2**28, num_steps=1, prefetch=0))
+    assert batch["example"].tolist() == list(range(8))
+
+
 def test_what_a_batch_holds(sharding):
     batch = next(train_batches(numbered(), sharding, global_batch=16, seed=0, start_step=2, num_steps=1))
     assert {name: (array.shape, str(array.dtype)) for name, array in batch.items()} == {

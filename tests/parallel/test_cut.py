@@ -60,6 +60,14 @@ def test_the_parts_are_the_whole(float64, wrap):
     assert jax.tree.all(jax.tree.map(jnp.array_equal, gradients, gradients_whole))
 
 
+def test_what_is_made_again_is_what_was_kept():
+    params, x, key = example()
+    parts = cut(MODEL.block, params, x, key)
+    kept, again = jax.jit(parts.forward)(params, x, key)[1], jax.jit(parts.again)(params, x, key)
+    assert [(leaf.shape, leaf.dtype) for leaf in again] == [(leaf.shape, leaf.dtype) for leaf in parts.kept]
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, kept, again))
+
+
 def products(function, *arguments):
     """The operations of each product of matrices in a function."""
     counts = []

@@ -229,15 +229,15 @@ def test_a_step_is_that_of_one_device(name, float64):
     assert max(jax.tree.leaves(jax.tree.map(toy.relative, state.opt_state, gradients))) < 1e-12
 
 
-@pytest.mark.parametrize("attention", ["ring", "all_to_all"])
-def test_a_row_whose_positions_are_apart_is_routed_as_one(attention, float64):
+@pytest.mark.parametrize(("attention", "factor"), [("ring", 1.0), ("all_to_all", 0.0)])
+def test_a_row_whose_positions_are_apart_is_routed_as_one(attention, factor, float64):
     """Places are counted in the order of positions, wherever these are; shares of the losses add up."""
     context = ContextConfig(size=4, attention=attention)
     router, x = np.random.default_rng(4).normal(size=(6, 4)), np.random.default_rng(5).normal(size=(2, 16, 6))
     x[:, :, 0], router[0] = 1.0, (2.0, 0.0, 0.0, 0.0)  # one expert is liked best, and runs out of places
     parallel, own = (
         Parallel(context=context),
-        MoEConfig(experts=4, capacity_factor=1.0, auxiliary_loss=0.5, z_loss=0.25),
+        MoEConfig(experts=4, capacity_factor=factor, auxiliary_loss=0.5, z_loss=0.25),
     )
 
     def local(x):
@@ -251,7 +251,8 @@ def test_a_row_whose_positions_are_apart_is_routed_as_one(attention, float64):
     mapped = jax.shard_map(local, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs)
     held, expert, kept, losses = jax.jit(mapped)(x)
     right = jax.jit(lambda: reference.mixture.route(own, jnp.asarray(router), jnp.asarray(x)))()
-    assert 0 < right[2].sum() < right[2].size
+    assert right[2].sum() > 0
+    assert (right[2].sum() < right[2].size) == (factor > 0)
     np.testing.assert_array_equal(expert, np.asarray(right[0])[:, held])
     np.testing.assert_array_equal(kept, np.asarray(right[2])[:, held])
     np.testing.assert_allclose(losses, right[3], rtol=1e-12)

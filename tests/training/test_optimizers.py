@@ -139,6 +139,23 @@ def test_muon_leaves_the_rest_to_adam():
     assert (jnp.abs(everything["head"]["logits"] - adam["head"]["logits"]) > 1e-5).any()
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("muon", {"momentum": 0.95}), ("lion", {"betas": (0.9, 0.99)}), ("adamw", {"betas": (0.9, 0.999)})],
+)
+def test_rates_that_are_not_given_are_these(name, given):
+    params = stacked_params()
+
+    def third_update(**options):
+        optimizer = make_optimizer(OptimizerConfig(name=name, **options), 10, params)
+        state, update = optimizer.init(params), jax.jit(optimizer.update)
+        for seed in range(3):
+            updates, state = update(stacked_params(seed), state, params)
+        return jax.device_get((updates, state))
+
+    jax.tree.map(np.testing.assert_array_equal, third_update(), third_update(**given))
+
+
 def test_muon_of_an_older_optax(monkeypatch):
     monkeypatch.delattr(optax.contrib, "muon")
     with pytest.raises(ValueError, match=r"optimizer.name=muon needs optax 0.2.7; this is optax \d"):

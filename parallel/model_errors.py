@@ -55,15 +55,12 @@ def abstract_init(model: Model | BlockModel) -> Params:
 
     with told_as_users(f"model {model.name!r}: init", model.init, ModelError):
         params = jax.eval_shape(init, make_key(0))
-    where = _of_init(model)
     if wrong:
         raise ModelError(
-            f"{where} what is no parameter: {_some(wrong)}. Parameters have to be floating-point arrays, as they are "
+            f"{_of_init(model)} what is no parameter: {_some(wrong)}. Parameters have to be floating-point arrays, as they are "
             "differentiated and updated. Keep constants, counters and keys out of what init returns: make them where "
             "the loss uses them, or give them in the batch; write a number as jnp.asarray(1.0)."
         )
-    if not jax.tree.leaves(params):
-        raise ModelError(f"{where} no parameters ({params}): there is nothing to train. Return a tree of arrays.")
     return params
 
 
@@ -114,6 +111,9 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
     for name in (*names, *(("predict",) if model.predict is not None else ())):
         _check_arguments(model, name)
     params = abstract_init(model)
+    if not jax.tree.leaves(params):
+        given = f"no parameters ({params}): there is nothing to train. Return a tree of arrays."
+        raise ModelError(f"{_of_init(model)} {given}")
     check_groups(model, params)
     params = jax.eval_shape(lambda tree: cast_floats(tree, compute), params)
     key = jax.eval_shape(lambda: make_key(0))

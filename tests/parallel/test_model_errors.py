@@ -239,7 +239,8 @@ def test_all_that_is_no_parameter_is_told_at_once():
 
 
 def test_no_parameters():
-    assert "returns no parameters ({}): there is nothing to train." in of_init(lambda key: {})
+    message = told(check_loss, Model(init=lambda key: {}, loss=loss), BATCH)
+    assert "returns no parameters ({}): there is nothing to train." in message
 
 
 def test_an_init_that_raises():

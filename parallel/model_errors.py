@@ -57,9 +57,9 @@ def abstract_init(model: Model | BlockModel) -> Params:
         params = jax.eval_shape(init, make_key(0))
     if wrong:
         raise ModelError(
-            f"{_of_init(model)} what is no parameter: {_some(wrong)}. Parameters have to be floating-point arrays, as they are "
-            "differentiated and updated. Keep constants, counters and keys out of what init returns: make them where "
-            "the loss uses them, or give them in the batch; write a number as jnp.asarray(1.0)."
+            f"{_of_init(model)} what is no parameter: {_some(wrong)}. Parameters have to be floating-point arrays, as "
+            "they are differentiated and updated. Keep constants, counters and keys out of init's result: make them "
+            "where the loss uses them, or give them in the batch; write a number as jnp.asarray(1.0)."
         )
     return params
 

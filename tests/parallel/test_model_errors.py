@@ -230,7 +230,7 @@ def test_what_is_no_parameter(extra, told):
     message = of_init(wrong)
     line = wrong.__code__.co_firstlineno
     assert message.startswith(f"model 'mine': init, in {HERE}, line {line}, returns what is no parameter: {told}. ")
-    assert "Keep constants, counters and keys out of what init returns: make them where the loss uses them" in message
+    assert "Keep constants, counters and keys out of init's result: make them where the loss uses them" in message
 
 
 def test_all_that_is_no_parameter_is_told_at_once():

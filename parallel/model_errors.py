@@ -19,7 +19,7 @@ from ..mesh.errors import UserError
 from ..mesh.user_errors import accepts, place_of_function, told_as_users
 from .keys import make_key
 from .model import BlockModel, Model, Params
-from .precision import cast_floats
+from .precision import cast_floats, cast_inputs
 
 GROUPS = ("embed", "blocks", "head")
 MOST_LISTED = 12
@@ -116,6 +116,7 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
         raise ModelError(f"{_of_init(model)} {given}")
     check_groups(model, params)
     params = jax.eval_shape(lambda tree: cast_floats(tree, compute), params)
+    batch = jax.eval_shape(lambda rows: cast_inputs(rows, compute), batch)
     key = jax.eval_shape(lambda: make_key(0))
     for given in (key, None) if evaluates else (key,):
         without = " without a key, as in evaluation," if given is None else ""

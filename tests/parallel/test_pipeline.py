@@ -294,7 +294,11 @@ def test_memory_follows_the_schedule():
         ({"pipe": {"size": 2, "microbatches": 1}}, False, ["strategy.pipe.microbatches=1", "strategy.pipe.size=2"]),
         ({"pipe": {"size": 2, "schedule": "1f1"}}, False, ["1f1", "1f1b"]),
         ({"pipe": {"size": 2, "layers": [1, 1]}}, False, ["strategy.pipe.layers=[1, 1]", "model.layers=3"]),
-        ({"pipe": {"size": 2, "embed_and_head": "first"}}, False, ["embed_and_head='first'", "the choices are whole, split"]),
+        (
+            {"pipe": {"size": 2, "embed_and_head": "first"}},
+            False,
+            ["embed_and_head='first'", "the choices are whole, split"],
+        ),
         ({"pipe": {"size": 2, "chunks": 2}}, False, ["strategy.pipe.chunks: there is no such option"]),
     ],
 )

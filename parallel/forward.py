@@ -80,8 +80,7 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
     copies_outside_loops = makes_copies and unroll == model.num_blocks
 
     def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
-        mine = after(x, shards) if copies_outside_loops else shards
-        whole = gather(mine, block_stored, axes, precision) if kept is None else kept
+        whole = gather(shards, block_stored, axes, precision) if kept is None else kept
         params = attach(shards, whole, block_reduced, axes, precision)
         if gathers and layouts.loops_in_blocks:
             params, x = apart(params, x)

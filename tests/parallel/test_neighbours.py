@@ -124,7 +124,7 @@ TWO = {"tensor": TensorConfig(size=2, collective_matmul=True), "fsdp": FSDPConfi
 ROWS = {
     "products": (RINGS["products"], "none", 1),
     "both": (RINGS["both"], "full", 1),
-    "products, dots, gathered": (TWO, "dots", 2),
+    "products, gathered": (TWO, "none", 2),
 }
 
 

@@ -151,6 +151,26 @@ def test_blocks_stored_in_the_order_of_stages_go_on(schedule, model, sample, tmp
         assert found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("batches", [1, 0])
+def test_an_evaluation_is_of_so_many_batches(batches, tmp_path, monkeypatch):
+    """Those of `eval.batches`, 0 for the whole split; none of them twice."""
+    seen, whole = [], train_module.evaluate
+
+    def evaluate(step, params, given):
+        def counted():
+            for batch in given:
+                seen.append(np.asarray(batch["example"])[np.asarray(batch["weights"]) > 0])
+                yield batch
+
+        return whole(step, params, counted())
+
+    monkeypatch.setattr(train_module, "evaluate", evaluate)
+    config = write_config(tmp_path)
+    train(config, "train.steps=1", f"eval.batches={batches}", "checkpoint.every=0")
+    split = build(load_config(config)).splits.evaluation
+    assert np.concatenate(seen).tolist() == list(range(16 if batches else len(split)))
+
+
 def test_data_threads_and_prefetching_change_nothing(whole, tmp_path):
     train(write_config(tmp_path, optimizer=CONSTANT), "data.threads=2", "data.prefetch=0")
     assert metrics(tmp_path / "run") == whole

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.layouts.paths import leaves_with_paths
-from spmdkit.training.optimizers import DIRECTIONS, READS, OptimizerConfig, make_optimizer
+from spmdkit.training.optimizers import DIRECTIONS, READS, OptimizerConfig, make_optimizer, make_schedule
 
 NAMES = ("sgd", "adam", "adamw", "lion", "adafactor", "muon")
 RATES = {"sgd": 0.3, "adam": 0.1, "adamw": 0.1, "lion": 0.1, "adafactor": 0.3, "muon": 0.3}
@@ -90,6 +90,19 @@ def test_matrices_are_decayed_and_norms_are_not(name):
     for path, update in leaves_with_paths(updates):
         if path != "blocks/norm":
             np.testing.assert_allclose(update, -0.1 * dict(leaves_with_paths(params))[path], rtol=1e-6)
+
+
+def test_the_schedule_scales_every_update():
+    params, gradients = stacked_params(), stacked_params(seed=1)
+    config = OptimizerConfig(name="sgd", learning_rate=0.5, schedule={"name": "linear", "final_ratio": 0.2})
+    optimizer, rates = make_optimizer(config, 5, params), make_schedule(config, 5)
+    state = optimizer.init(params)
+    for number in range(5):
+        updates, state = optimizer.update(gradients, state, params)
+        rate = float(rates(number))
+        expected = jax.tree.map(lambda leaf, rate=rate: -rate * leaf, gradients)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), updates, expected)
+    assert float(rates(0)) == 0.5 > float(rates(4)) > 0.1
 
 
 def test_decay_skip():

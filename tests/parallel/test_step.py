@@ -221,6 +221,27 @@ def test_evaluation_has_no_randomness():
     assert float(step(state, toy.batch(0))[1].loss) == 100
 
 
+def test_gradients_are_those_that_the_next_step_uses():
+    """With its randomness, clipped, at any step; the state is not consumed."""
+
+    def loss(params, batch, key):
+        drawn = jax.random.uniform(key, params["w"].shape) if key is not None else 1.0
+        return (params["w"] * drawn).sum() * batch["inputs"].shape[0], jnp.float32(batch["inputs"].shape[0])
+
+    keeps_gradients = optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda gradients, _, params=None: (gradients, gradients),
+    )
+    model = Model(init=lambda key: {"w": jnp.ones((4, 4))}, loss=loss)
+    step = build_step(model, keeps_gradients, lay_out(model, {"data": 2}, devices=toy.devices(2)), clip_norm=0.5)
+    state = step.init(0)
+    for _ in range(3):
+        expected, metrics = jax.device_get(step.gradients(state, toy.batch(0)))
+        state, used = step(state, toy.batch(0))
+        np.testing.assert_allclose(state.opt_state["w"], expected["w"], rtol=1e-6)
+        assert float(used.grad_norm) == pytest.approx(float(metrics.grad_norm), rel=1e-6)
+
+
 def test_a_step_lowers_for_devices_that_do_not_exist():
     strategy = {"fsdp": FSDPConfig(size=8, floor_bytes=0), "data": 128}
     layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=[f"cuda:{index}" for index in range(1024)])

@@ -17,8 +17,9 @@ from ..data.splits import open_splits
 from ..mesh.errors import UserError
 from ..mesh.simulate import simulate
 from ..parallel.layouts import Layouts
-from ..parallel.oracle import HostBatch, prepared
+from ..parallel.oracle import HostBatch
 from ..parallel.precision import Precision
+from ..parallel.prepared import prepared
 from ..parallel.state import TrainState
 from ..parallel.verification import Verification
 from ..parallel.verify import verify_step, x64

@@ -14,7 +14,7 @@ Read first: `model` (what a model is), `data` and `fsdp` (strategies), `forward`
     pipelines at work      stages, stored_order, cut, pieces, tick, pipeline_stage, pipeline_message, pipeline_run,
                            pipeline_loss, pipeline_outer
     collectives            collectives, calls, in_order, compiled_text, census
-    proof                  verify, verification, oracle, rounding, differences, first_difference, claims,
+    proof                  verify, verification, oracle, prepared, rounding, differences, first_difference, claims,
                            beyond_steps, causality, round_trip, diagnosis, row_counts, update_cause,
                            collective_check, update_traffic
     a model's contract     check_model, contract, contract_probe, contract_words, model_errors

@@ -116,7 +116,8 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
         raise ModelError(f"{_of_init(model)} {given}")
     check_groups(model, params)
     params = jax.eval_shape(lambda tree: cast_floats(tree, compute), params)
-    batch = jax.eval_shape(lambda rows: cast_inputs(rows, compute), batch)
+    cast = jax.eval_shape(lambda rows: cast_inputs(rows, compute), dict(batch))
+    batch = {name: cast[name] for name in batch}
     key = jax.eval_shape(lambda: make_key(0))
     for given in (key, None) if evaluates else (key,):
         without = " without a key, as in evaluation," if given is None else ""

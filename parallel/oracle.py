@@ -5,8 +5,7 @@ gradients, norm          = gradients / weight, their global norm
 params                   = optimizer.update(clip(gradients))                           optax alone
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,9 +21,6 @@ from .stages import Stages
 
 HostBatch = Mapping[str, Any]
 """A global batch as host arrays, rows on dim 0."""
-
-JITTER = 0.1
-"""How far first parameters are moved."""
 
 
 class Sums(NamedTuple):
@@ -198,8 +194,11 @@ class OneDevice:
         return {**params, "blocks": jax.tree.map(stored, params["blocks"])}
 
     def _inputs(self, batch: Any) -> Any:
-        compared = ("weights", "targets")  # with what the model makes in float32: they stay as they are
-        return {name: rows if name in compared else _cast(rows, self.compute) for name, rows in batch.items()}
+        def dtype_of(name: str, rows: Any) -> str:
+            counts = name in ("weights", "targets") and width(str(rows.dtype)) > width(self.compute)
+            return str(rows.dtype) if counts else self.compute
+
+        return {name: _cast(rows, dtype_of(name, rows)) if _is_float(rows) else rows for name, rows in batch.items()}
 
     def _sums(self, params: Params, batch: Any, step: Array) -> tuple[tuple[Array, Array], Params]:
         key, batch = self.key(step), self._inputs(batch)
@@ -235,54 +234,6 @@ class OneDevice:
 
 def _norm(gradients: Params) -> float:
     return float(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(gradients))))
-
-
-def prepared(model: Model | BlockModel, dtype: str) -> Model | BlockModel:
-    """The same model, made fit to show mistakes.
-
-    Its first parameters are moved off their start: a table of zeros or ones hides mistakes, as its gradient may be zero
-    and its parts are the same in any order. Every element is scaled by a random factor near 1, and zeros become small
-    numbers over 0. Its loss and weight are given in `dtype`, so that they travel with gradients of that dtype.
-
-    Args:
-        model: Any model.
-        dtype: The dtype in which gradients are summed.
-    """
-
-    def init(key: Array) -> Any:
-        leaves, treedef = jax.tree.flatten(model.init(key))
-        return jax.tree.unflatten(treedef, [_moved(leaf, number) for number, leaf in enumerate(leaves)])
-
-    if isinstance(model, Model):
-        return replace(model, init=init, loss=_in_dtype(model.loss, dtype))
-    changes: dict[str, Any] = {"init": init, "head": _in_dtype(model.head, dtype)}
-    parallelize = model.parallelize
-    if parallelize is not None:
-        changes["parallelize"] = lambda parallel: prepared(parallelize(parallel), dtype)
-    return replace(model, **changes)
-
-
-def _in_dtype(function: Callable[..., Any], dtype: str) -> Callable[..., Any]:
-    """The same sums, as arrays of at least this dtype; what is no pair of scalars is left to the runtime to refuse."""
-
-    def call(*arguments: Any) -> Any:
-        result = function(*arguments)
-        return jax.tree.map(
-            lambda scalar: jnp.asarray(scalar, jnp.promote_types(jnp.result_type(scalar), dtype)), result
-        )
-
-    return call
-
-
-def _moved(leaf: Any, number: int) -> Any:
-    leaf = jnp.asarray(leaf)
-    if not _is_float(leaf):
-        return leaf
-    index = jnp.arange(leaf.size, dtype=jnp.uint32).reshape(leaf.shape) + jnp.uint32(number * 7919)
-    hashed = index * jnp.uint32(2654435761) >> 8  # whole numbers, so that every program gives the same
-    noise = hashed.astype(jnp.float32) * 2.0**-23 - 1.0
-    moved = jnp.where(leaf == 0, JITTER * (1.5 + noise), leaf * (1.0 + JITTER * noise))
-    return moved.astype(leaf.dtype)
 
 
 def _key_of(seed: int) -> Array:

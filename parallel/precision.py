@@ -48,14 +48,19 @@ FLOAT32 = Precision()
 """Everything in float32."""
 
 
-AS_GIVEN = ("weights", "targets")
-"""Arrays of a batch that keep their dtype: sums of weights are counts, which 16 bits cannot count beyond 256, and
+NOT_NARROWED = ("weights", "targets")
+"""Arrays of a batch that never lose bits: sums of weights are counts, which 16 bits cannot count beyond 256, and
 targets are compared with what the model makes in float32 or wider."""
 
 
 def cast_inputs(batch: Mapping[str, Array], dtype: str) -> dict[str, Array]:
-    """Casts the floating-point arrays of a batch, as parameters are cast, all but those of `AS_GIVEN`."""
-    return {name: array if name in AS_GIVEN else cast_float(array, dtype) for name, array in batch.items()}
+    """Casts the floating-point arrays of a batch as parameters are cast; those of `NOT_NARROWED` only to wider ones."""
+
+    def wanted(name: str, array: Array) -> Any:
+        is_float = jnp.issubdtype(array.dtype, jnp.floating)
+        return jnp.promote_types(array.dtype, dtype) if is_float and name in NOT_NARROWED else dtype
+
+    return {name: cast_float(array, wanted(name, array)) for name, array in batch.items()}
 
 
 def cast_floats(tree: Any, dtype: str) -> Any:
@@ -63,6 +68,6 @@ def cast_floats(tree: Any, dtype: str) -> Any:
     return jax.tree.map(lambda leaf: cast_float(leaf, dtype), tree)
 
 
-def cast_float(leaf: Array, dtype: str) -> Array:
+def cast_float(leaf: Array, dtype: Any) -> Array:
     """Casts one array if it is of a floating-point dtype."""
     return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf

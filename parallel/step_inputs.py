@@ -212,7 +212,9 @@ def _tree_problem(given: Any, expected: Any) -> str | None:
     if jax.tree.structure(given) != jax.tree.structure(expected):
         return f"The {name} given has other containers than this step's. Build the step with what it was made with."
     for path, leaf in found.items():
-        if isinstance(leaf, jax.Array) and not leaf.sharding.is_equivalent_to(wanted[path].sharding, leaf.ndim):
+        if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
+            continue
+        if not leaf.sharding.is_equivalent_to(wanted[path].sharding, leaf.ndim):
             tree = "step.abstract_state()" + ("" if whole else ".params")
             return (
                 f"The {name} given: {path!r} lies on {_place(leaf.sharding)}, but this step has it on "

@@ -22,8 +22,9 @@ from .differences import LeafError, leaf_errors, relative, state_errors
 from .first_difference import Found, first_difference, reported_error
 from .lay_out import StrategyLike, lay_out
 from .model import BlockModel, Model
-from .oracle import HostBatch, OneDevice, Reference, Sums, prepared
+from .oracle import HostBatch, OneDevice, Reference, Sums
 from .precision import Precision
+from .prepared import prepared
 from .round_trip import SaveAndRestore
 from .row_counts import Case
 from .state import StepMetrics, TrainState

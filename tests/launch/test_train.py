@@ -233,7 +233,7 @@ fractions = make(from_arrays(rows(20, targets=np.full(20, 0.5))).train)
             3,
             "; model.classes=5 allows 0 .. 4. Raise it, or mend the data. Where it is padding, give it weight 0.",
         ),
-        (["optimizer.learning_rate=1e39"], 2, "optimizer.learning_rate must be a finite number"),
+        (["optimizer.learning_rate=1e39"], 2, "optimizer.learning_rate must be a number of float32"),
     ],
 )
 def test_a_command_that_cannot_work_leaves_no_trace(overrides, code, text, there, tmp_path, capsys, monkeypatch):

@@ -14,7 +14,7 @@ def test_counts_bytes():
 
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 20, "1 MiB"), (5 << 30, "5 GiB"), (3 << 50, "3072 TiB")],
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 20, "1 MiB"), (5 << 30, "5 GiB"), (3 << 50, "3 PiB")],
 )
 def test_writes_bytes(num_bytes, text):
     assert format_bytes(num_bytes) == text

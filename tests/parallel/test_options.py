@@ -42,7 +42,7 @@ def test_types(strategy, field):
         ("fsdp.floor_bytes", -1, " must be at least 0 bytes: 0 splits every parameter."),
         ("data.floor_bytes", -1, " must be at least 0 bytes: 0 splits every parameter."),
         ("data.zero", "1", " must be a whole number."),
-        ("data.outer_learning_rate", -0.5, " must be more than 0."),
+        ("data.outer_learning_rate", -0.5, " must be more than 0, and finite."),
         ("data.outer_momentum", 1.0, " must be at least 0 and less than 1."),
     ],
 )

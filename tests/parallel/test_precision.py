@@ -1,4 +1,4 @@
-"""Floating-point inputs are cast to the compute dtype beside the parameters; weights and targets are not."""
+"""Floating-point inputs are cast to the compute dtype beside the parameters; weights and targets lose no bits."""
 
 import jax
 import jax.numpy as jnp
@@ -105,18 +105,23 @@ def test_every_way_of_running_a_model_casts(strategy):
     assert all(each == wanted for each in seen), seen
 
 
-def test_what_is_compared_or_counted_keeps_its_dtype():
+@pytest.mark.parametrize(
+    ("compute", "counted"), [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")]
+)
+def test_what_is_compared_or_counted_loses_no_bits(compute, counted, float64):
     batch = {name: jnp.ones(4, "float32") for name in ("inputs", "targets", "weights", "noise")}
-    found = {
-        name: str(rows.dtype) for name, rows in dtypes.cast_inputs({**batch, "ids": jnp.arange(4)}, "bfloat16").items()
-    }
-    assert found == {
-        "inputs": "bfloat16",
-        "noise": "bfloat16",
-        "targets": "float32",
-        "weights": "float32",
+    cast = dtypes.cast_inputs({**batch, "ids": jnp.arange(4, dtype="int32")}, compute)
+    assert {name: str(rows.dtype) for name, rows in cast.items()} == {
+        "inputs": compute,
+        "noise": compute,
+        "targets": counted,
+        "weights": counted,
         "ids": "int32",
     }
+    labels = dtypes.cast_inputs(
+        {"targets": jnp.arange(4, dtype="int32"), "weights": jnp.arange(4, dtype="int32")}, compute
+    )
+    assert {str(rows.dtype) for rows in labels.values()} == {"int32"}
 
 
 def test_floats_alone_are_cast():

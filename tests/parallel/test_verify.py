@@ -27,6 +27,7 @@ from planted import (
 )
 from spmdkit.parallel import BlockModel, FSDPConfig, Precision, diagnosis, local_step, verify
 from spmdkit.parallel import step as step_file
+from spmdkit.parallel import update as update_file
 from spmdkit.parallel.pipeline_stage import Stage
 
 # What is right
@@ -323,7 +324,7 @@ def test_decay_applied_twice(monkeypatch):
     def wrong(params, updates):
         return jax.tree.map(lambda leaf, update: leaf + update - 1e-4 * leaf, params, updates)
 
-    monkeypatch.setattr(step_file, "optax", Namespace(optax, apply_updates=wrong))
+    monkeypatch.setattr(update_file, "optax", Namespace(optax, apply_updates=wrong))
     result = verified()
     found(result, "parameters", result.params[0].path, "so it is the update", "-0.0001 times itself added")
 

@@ -17,6 +17,8 @@ if version("jaxlib").startswith("0.10.") and "use_fusion_emitters" not in os.env
 from spmdkit.mesh.simulate import simulate
 
 NUM_DEVICES = 8
+SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines())
+"""Cases that take a second or more while others of their kind stay in the quick tier: slow as well."""
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "jax"
 
 
@@ -31,6 +33,14 @@ def pytest_configure() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     jax.config.update("jax_disable_most_optimizations", True)  # programs here compile for longer than they run
     jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the cases of slow.txt, before any is left out for its marks."""
+    for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 def keep_to_one_core() -> None:

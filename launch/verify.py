@@ -16,7 +16,6 @@ from ..data.source import Source, take
 from ..data.splits import open_splits
 from ..mesh.errors import UserError
 from ..mesh.simulate import simulate
-from ..parallel.layouts import Layouts
 from ..parallel.oracle import HostBatch
 from ..parallel.precision import Precision
 from ..parallel.prepared import prepared
@@ -62,7 +61,6 @@ def verify(config: Config, *, full: bool = False, float32: bool = False, steps: 
             seed=small.run.seed,
             reduced=reduced.changes,
             save_and_restore=through_files,
-            untried=tuple(replaced_on_cpu(config, built.layouts)),
         )
 
 
@@ -82,16 +80,6 @@ def through_files(state: TrainState, like: TrainState) -> TrainState:
             checkpoints.save(number, state)
         with Checkpoints(Path(folder), keep=1, abstract_state=like) as checkpoints:
             return checkpoints.restore(checkpoints.latest())
-
-
-def replaced_on_cpu(config: Config, layouts: Layouts) -> Iterator[str]:
-    """What of a config's strategies simulated CPU devices do another way than accelerators."""
-    for axis, given in config.strategy.items():
-        used = layouts.configs.get(axis, given)
-        for name in ("send", "collective_matmul"):
-            before, after = (getattr(each, name, None) for each in (given, used))
-            if before != after:
-                yield f"strategy.{axis}.{name}={before}, in whose place CPU devices have {after}"
 
 
 def simulated_devices(config: Config) -> list[str]:

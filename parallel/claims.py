@@ -56,7 +56,6 @@ def not_looked_at(
     reference: Reference,
     params: Any,
     *,
-    untried: Sequence[str],
     files: bool,
     random: bool,
     clip_norm: float,
@@ -67,14 +66,14 @@ def not_looked_at(
         measured: What was measured.
         reference: The training on one device.
         params: The first parameters, on the host.
-        untried: What the caller knows of.
         files: Whether the state went through files.
         random: Whether the loss depends on the key.
         clip_norm: What the step was built with.
     """
     future, trip = measured.future, measured.round_trip
     yield from ALWAYS
-    yield from untried
+    if measured.notes:
+        yield "what GPUs run in place of what the note says"
     if trip is None:
         yield "evaluation, checkpoints and later tokens (what comes before differs)"
     elif not files:

@@ -103,7 +103,6 @@ def verify_step(
     seed: int = 0,
     reduced: Mapping[str, tuple[Any, Any]] | None = None,
     save_and_restore: SaveAndRestore | None = None,
-    untried: Sequence[str] = (),
 ) -> Verification:
     """Compares a step with one device; `verify` for a step that is built already.
 
@@ -114,7 +113,6 @@ def verify_step(
         seed: As in `verify`.
         reduced: Config key -> (before, after), to be stated.
         save_and_restore: Writes a state to files and reads it; without it, states are passed on in memory.
-        untried: What the caller knows not to be looked at, to be stated.
 
     Returns:
         What was measured.
@@ -126,7 +124,7 @@ def verify_step(
     device = step.layouts.mesh.backend_mesh.devices.flat[0]
     with x64(step.precision), jax.default_device(device):
         given: list[HostBatch] = [dict(batch) for batch in batches]
-        return _compare(_Asked(step, given, clip_norm, seed, reduced or {}, save_and_restore, untried))
+        return _compare(_Asked(step, given, clip_norm, seed, reduced or {}, save_and_restore))
 
 
 class _Asked(NamedTuple):
@@ -138,7 +136,6 @@ class _Asked(NamedTuple):
     seed: int
     reduced: Mapping[str, tuple[Any, Any]]
     save_and_restore: SaveAndRestore | None
-    untried: Sequence[str]
 
 
 def _check_exact(step: Step) -> None:
@@ -223,9 +220,7 @@ def _claims(
     """What is proved, and what was not looked at."""
     totals = {oracle.sums(params, asked.batches[0], step).total for step in (0, OTHER_STEP)}
     files, random = asked.save_and_restore is not None, len(totals) > 1
-    unseen = claims.not_looked_at(
-        measured, reference, params, untried=asked.untried, files=files, random=random, clip_norm=asked.clip_norm
-    )
+    unseen = claims.not_looked_at(measured, reference, params, files=files, random=random, clip_norm=asked.clip_norm)
     return {
         "proved": tuple(claims.proved(measured, files=files, random=random)),
         "not_looked_at": tuple(unseen),

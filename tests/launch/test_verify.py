@@ -10,10 +10,9 @@ import pytest
 from runs import spmdkit, write_config, write_language_config
 from spmdkit.configs import load_config
 from spmdkit.data import DataConfig, open_splits
-from spmdkit.launch.build import build
 from spmdkit.launch.cli import main
 from spmdkit.launch.reduce import Folded, reduce_config, shrink
-from spmdkit.launch.verify import ragged_batch, replaced_on_cpu, simulated_devices
+from spmdkit.launch.verify import ragged_batch, simulated_devices
 from spmdkit.parallel import local_step
 from spmdkit.parallel.verify import FLOAT64
 from spmdkit.training.checkpoints import Checkpoints
@@ -167,17 +166,14 @@ def test_clipping_is_at_work_at_the_reduced_size(tmp_path, capsys, monkeypatch):
     assert "Every gradient is 2 times the reference" in result["first_difference"]["hint"]
 
 
-def test_what_cpu_devices_do_another_way_is_said(tmp_path):
-    strategy = {"pipe": {"size": 2, "microbatches": 2}, "context": 2, "tensor": {"size": 2, "collective_matmul": True}}
-    config = load_config(write_language_config(tmp_path, strategy=strategy))
-    layouts = build(config, devices=[f"cpu:{number}" for number in range(8)]).layouts
-    expected = [
-        f"strategy.{axis}.{name}={getattr(config.strategy[axis], name)}, in whose place CPU devices have "
-        f"{getattr(layouts.configs[axis], name)}"
-        for axis, name in (("context", "send"), ("tensor", "collective_matmul"))
-        if getattr(layouts.configs[axis], name) != getattr(config.strategy[axis], name)
-    ]
-    assert sorted(replaced_on_cpu(config, layouts)) == sorted(expected)
+@pytest.mark.slow
+def test_what_cpu_devices_do_another_way_is_said(tmp_path, capsys):
+    strategy = {"pipe": {"size": 2, "microbatches": 2}, "context": 2}
+    code, result = verify(write_language_config(tmp_path, strategy=strategy), capsys=capsys)
+    assert (code, result["ok"]) == (0, True)
+    [note] = result["notes"]
+    assert "strategy.context.attention=ring sends by all-to-all in the ring's group" in note
+    assert "what GPUs run in place of what the note says" in result["not_looked_at"]
 
 
 @pytest.mark.parametrize("given", [["train.global_batch=9"], ["--steps", "0"], ["model.widths=[31]"]])

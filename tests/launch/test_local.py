@@ -59,9 +59,10 @@ def test_environment_of_a_worker(monkeypatch):
 def test_a_failing_worker_is_named(config, tmp_path):
     (tmp_path / "bad.py").write_text(BAD_MODEL)
     ended = spmdkit("launch", config, "model={name: 'bad:make'}", f"run.dir={tmp_path}/run", "--on", "local:2x2")
-    assert ended.returncode == 1
-    assert "spmdkit launch: rank 1 failed first: exit code 1." in ended.stderr
-    assert "\n  KeyError: 'mine'\n" in ended.stderr
+    assert ended.returncode == 2
+    last = ended.stderr.split("spmdkit launch: rank 1 failed first: exit code 2.")[1]
+    assert f"  error: model.name='bad:make' fails in {tmp_path}/bad.py, line 6" in last
+    assert "KeyError: 'mine'" in last
 
 
 def test_a_bad_config_starts_no_process(config, tmp_path):

@@ -168,7 +168,7 @@ def test_clipping_is_at_work_at_the_reduced_size(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_what_cpu_devices_do_another_way_is_said(tmp_path, capsys):
-    strategy = {"pipe": {"size": 2, "microbatches": 2}, "context": 2}
+    strategy = {"pipe": {"size": 2, "microbatches": 2}, "context": 2, "data": 2}
     code, result = verify(write_language_config(tmp_path, strategy=strategy), capsys=capsys)
     assert (code, result["ok"]) == (0, True)
     [note] = result["notes"]

@@ -28,7 +28,7 @@ test: $(VENV)/.test  ## run the whole test suite; ARGS= goes to pytest, WORKERS=
 test-equivalence: $(VENV)/.test  ## hold every strategy and product to one device, in float64 and float32: 10 minutes
 	$(PYTEST) -m table tests/parallel/test_equivalence.py $(ARGS)
 
-test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: under 2 minutes
+test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: 2 to 3 minutes
 	$(PYTEST) -m "not slow and not multiprocess and not table" $(ARGS)
 
 lint: $(VENV)/.dev  ## check style (ruff) and types (pyright)

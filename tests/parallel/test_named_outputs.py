@@ -178,7 +178,8 @@ OURS = {
 @pytest.mark.parametrize(("model", "rules"), OURS.values(), ids=OURS)
 def test_our_own_models_name_theirs(model, rules):
     step = make({"data": 2, "tensor": {"size": 2, "explicit": False}}, rules, model)
-    inputs = toy.batch(0) if model.name == "transformer" else {"inputs": np.ones((8, 8)), "targets": np.ones(8, int)}
+    images = {"inputs": np.ones((8, 8), np.float32), "targets": np.ones(8, np.int32)}
+    inputs = toy.batch(0) if model.name == "transformer" else images
     batch = {"weights": np.ones(inputs["targets"].shape, np.float32), **inputs}
     lines = step.lower(toy.abstract(batch)).as_text().splitlines()
     assert sum("sharding_constraint" in line for line in lines) >= 2 * len(rules)  # forward and backward

@@ -1,12 +1,9 @@
 """`spmdkit verify`: is the training of a config that of one device? Compared on simulated CPU devices, small."""
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from ..configs.checks import REST, axis_sizes
@@ -16,6 +13,7 @@ from ..data.source import Source, take
 from ..data.splits import open_splits
 from ..mesh.errors import UserError
 from ..mesh.simulate import simulate
+from ..parallel.contract_probe import quick_compilation
 from ..parallel.oracle import HostBatch
 from ..parallel.precision import Precision
 from ..parallel.prepared import prepared
@@ -48,7 +46,7 @@ def verify(config: Config, *, full: bool = False, float32: bool = False, steps: 
     config = replace(config, model={**config.model, "check": "off"})  # what it breaks shows in the comparison
     dtype = "float32" if float32 else "float64"
     precision = Precision(params=dtype, compute=dtype, reduce=dtype)
-    with x64(precision), _quick_compilation():
+    with x64(precision), quick_compilation():
         reduced = _unreduced(config, precision) if full else reduce_config(config, precision, devices)
         small = reduced.config
         model = prepared(configured_model(small, reduced.splits), precision.reduce)
@@ -91,17 +89,6 @@ def simulated_devices(config: Config) -> list[str]:
         product = rest if rest % product == 0 else product
     simulate(product)
     return [f"cpu:{number}" for number in range(product)]
-
-
-@contextmanager
-def _quick_compilation() -> Iterator[None]:
-    """Leaves out what makes CPU code fast and slow to compile; it changes no collective."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def _unreduced(config: Config, precision: Precision) -> Reduced:

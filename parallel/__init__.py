@@ -17,7 +17,7 @@ Read first: `model` (what a model is), `data` and `fsdp` (strategies), `forward`
     proof                  verify, verification, oracle, prepared, rounding, differences, first_difference, claims,
                            beyond_steps, causality, round_trip, diagnosis, row_counts, update_cause,
                            collective_check, update_traffic
-    a model's contract     check_model, contract, contract_probe, contract_words, model_errors
+    a model's contract     check_model, contract, contract_probe, contract_key, contract_words, model_errors
 """
 
 from .census import census as census

@@ -9,7 +9,8 @@ from jax import Array
 
 from ..mesh.errors import UserError
 from .contract import Breach, ContractError, NotChecked, breaches
-from .contract_probe import HostBatch, count, quick_compilation
+from .contract_key import check_key
+from .contract_probe import HostBatch, compile_quickly, count
 from .keys import make_key
 from .model import BlockModel, Model, Params
 from .model_errors import check_loss
@@ -65,9 +66,9 @@ def check_model(
 
 
 def first_params(model: Model | BlockModel, key: Array) -> Params:
-    """The first parameters whole on the default device, in float32."""
-    with quick_compilation():
-        return jax.jit(lambda key: cast_floats(model.init(key), "float32"))(key)
+    """First parameters whole on the default device, in float32; drawn with the check's own generator."""
+    key = check_key(key)
+    return compile_quickly(lambda key: cast_floats(model.init(key), "float32"), key)(key)
 
 
 def report(name: str, broken: Sequence[Breach], check: str) -> None:

@@ -20,6 +20,7 @@ from jax import Array
 
 from ..mesh.errors import UserError
 from . import contract_words as words
+from .contract_key import check_key
 from .contract_probe import ROWS, HostBatch, Pair, Probe, Sums, first_rows, moved, nudged, part
 from .contract_probe import NotChecked as NotChecked
 from .model import BlockModel, Model, Params
@@ -72,6 +73,7 @@ def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: A
     rows = first_rows(batch)
     if rows is None:
         return ()
+    key = None if key is None else check_key(key)
     wide = bool(jax.config.read("jax_enable_x64"))
     case = _Case(model, "float64" if wide else "float32", params, rows, key)
     first, moves = case.probe.moves(case.given, rows, key)

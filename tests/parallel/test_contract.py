@@ -301,6 +301,16 @@ def test_flat_for_a_few_rows_is_not_dead():
     assert found(at_its_least, make=lambda key: {"w": jnp.zeros(WIDTH)}) == ()
 
 
+@pytest.mark.parametrize("frozen", ["first", "second"])
+def test_one_gradient_that_is_not_zero_is_enough(frozen):
+    """Whichever it is: the cheapest is looked at first, the others where it is zero."""
+
+    def partly(params, batch, key):
+        return right({**params, frozen: lax.stop_gradient(params[frozen])}, batch, key)
+
+    assert found(partly) == ()
+
+
 def test_zeros_that_multiply_zeros_never_learn():
     (breach,) = found(
         right, make=lambda key: {"first": jnp.zeros((WIDTH, WIDTH)), "second": jnp.zeros((WIDTH, CLASSES))}

@@ -1,0 +1,56 @@
+"""The generator of the contract's random numbers: few operations, so that a program that draws is compiled at once.
+
+The contract needs numbers of the right distribution that depend on nothing but key and shape; it does not need the
+numbers of training. To compile 27 draws of threefry takes 2.6 s of processor on CPU, with this generator 0.8 s.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend.random import define_prng_impl
+
+_UNSIGNED = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}
+
+
+def check_key(key: Array) -> Array:
+    """A key of this generator, from one of any other; scalar, two words as threefry's."""
+    words = jax.random.key_data(key).reshape(-1)[-2:]
+    return jax.random.wrap_key_data(words, impl=_IMPLEMENTATION)
+
+
+def _mix(words: Array) -> Array:
+    """Spreads every bit of 32 over all of them (the "lowbias32" constants of C. Wellons, 2018)."""
+    words = (words ^ (words >> 16)) * jnp.uint32(0x7FEB352D)
+    words = (words ^ (words >> 15)) * jnp.uint32(0x846CA68B)
+    return words ^ (words >> 16)
+
+
+def _counted(key: Array, shape: tuple[int, ...], stream: int) -> Array:
+    """One word for each element of a shape."""
+    counts = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    return _mix(_mix(counts ^ key[0] ^ jnp.uint32(stream)) + key[1])
+
+
+def _seed(seed: Array) -> Array:
+    words = jnp.stack([jnp.uint32(0), seed.astype(jnp.uint32)])
+    return _mix(words + jnp.uint32(1))
+
+
+def _random_bits(key: Array, bits: int, shape: tuple[int, ...]) -> Array:
+    words = _counted(key, shape, 1).astype(_UNSIGNED[bits])
+    return words | (_counted(key, shape, 2).astype(jnp.uint64) << 32) if bits == 64 else words
+
+
+def _split(key: Array, shape: tuple[int, ...]) -> Array:
+    return jnp.stack([_counted(key, shape, 3), _counted(key, shape, 4)], axis=-1)
+
+
+def _fold_in(key: Array, data: Array) -> Array:
+    return _mix(key ^ _mix(data.astype(jnp.uint32) + jnp.uint32(0x9E3779B9)))
+
+
+_IMPLEMENTATION = define_prng_impl(
+    key_shape=(2,), seed=_seed, split=_split, random_bits=_random_bits, fold_in=_fold_in, name="contract", tag="chk"
+)

@@ -6,7 +6,7 @@ from math import prod
 
 from ..mesh.axes import AXES, BATCH_AXES
 from ..mesh.shapes import divisors
-from ..parallel.schedules import too_few_microbatches
+from ..parallel.schedule.builders import too_few_microbatches
 from ..training.worker import processes_in_job
 from .errors import ConfigError, Problem, did_you_mean
 from .limits import largest

@@ -16,7 +16,7 @@ from ..data.config import DataConfig
 from ..mesh.errors import UserError
 from ..parallel import STRATEGIES
 from ..parallel.precision import Precision
-from ..parallel.state import seed_problem
+from ..parallel.step.state import seed_problem
 from ..training.optimizers import OptimizerConfig
 from ..training.worker import Timeouts
 

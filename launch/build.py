@@ -16,10 +16,10 @@ from ..data.splits import Splits, open_splits
 from ..mesh.compat import Device
 from ..mesh.simulate import simulate
 from ..models.catalog import MODELS, load_model
-from ..parallel.lay_out import abstract_parameters, lay_out
-from ..parallel.layouts import Layouts
 from ..parallel.model import BlockModel, Model
-from ..parallel.step import Step, build_step
+from ..parallel.plan import Layouts
+from ..parallel.sharding.lay_out import abstract_parameters, lay_out
+from ..parallel.step.train_step import Step, build_step
 from ..training.optimizers import make_optimizer
 from ..training.worker import simulated_by_job
 from .model_check import check_contract, check_functions

@@ -10,10 +10,10 @@ from ..configs.schema import Config
 from ..layouts.sizes import format_bytes
 from ..layouts.table import LayoutTable
 from ..mesh.drawing import draw
-from ..parallel.census import census
 from ..parallel.collectives import Collective
-from ..parallel.schedule import Schedule
-from ..parallel.schedule_measure import measure
+from ..parallel.schedule.table import Schedule
+from ..parallel.schedule.timing import measure
+from ..parallel.xla.census import census
 from . import schedule as schedule_command
 from .build import Built, build, prepare_devices
 

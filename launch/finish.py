@@ -9,7 +9,7 @@ from ..configs.write import as_plain
 from ..data.bigram import bigram_loss
 from ..mesh.processes import is_main_process
 from ..models.sample import generate
-from ..parallel.state import TrainState
+from ..parallel.step.state import TrainState
 from ..training.display import Display
 from ..training.metrics import read_metrics
 from ..training.report import write_report

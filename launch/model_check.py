@@ -12,16 +12,16 @@ from ..data.order import sample_order
 from ..data.source import Source, take
 from ..layouts.sizes import format_bytes
 from ..mesh.compat import Device
+from ..mesh.keys import make_key
 from ..mesh.processes import is_main_process
 from ..mesh.user_errors import text_of, told_as_users
-from ..parallel.check_model import first_params, report
-from ..parallel.contract import NotChecked, breaches
-from ..parallel.keys import make_key
-from ..parallel.lay_out import abstract_parameters
 from ..parallel.model import BlockModel, Model
-from ..parallel.model_errors import ModelError, check_loss
 from ..parallel.precision import FLOAT32
-from ..parallel.step import Step
+from ..parallel.sharding.lay_out import abstract_parameters
+from ..parallel.sharding.model_errors import ModelError, check_loss
+from ..parallel.step.train_step import Step
+from ..parallel.verification.contract.breaches import NotChecked, breaches
+from ..parallel.verification.contract.check import first_params, report
 
 MOST_BYTES = 256 << 20
 """The largest parameters, in float32, that are made whole on one device to check a model."""

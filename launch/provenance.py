@@ -24,8 +24,8 @@ import numpy as np
 
 from ..data.source import fingerprint
 from ..mesh.errors import UserError
-from ..parallel.keys import make_key
-from ..parallel.lay_out import abstract_parameters
+from ..mesh.keys import make_key
+from ..parallel.sharding.lay_out import abstract_parameters
 from .build import Built
 
 NAME = "provenance.json"

@@ -22,10 +22,10 @@ from ..data.splits import Splits, open_splits
 from ..layouts.paths import leaves_with_paths
 from ..mesh.axes import BATCH_AXES
 from ..models.catalog import MODELS
-from ..parallel.diagnosis import refused
-from ..parallel.lay_out import abstract_parameters
 from ..parallel.model import BlockModel
 from ..parallel.precision import Precision
+from ..parallel.sharding.lay_out import abstract_parameters
+from ..parallel.verification.diagnosis import refused
 from .build import Built, build, configured_model, search_path
 
 LEAST_LENGTH, LEAST_LAYERS, LEAST_WIDTH, LEAST_HEAD, LEAST_VOCABULARY = 8, 2, 16, 4, 256

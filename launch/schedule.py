@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..mesh.errors import UserError
-from ..parallel.schedule import LETTERS, Action, Kind, Schedule
-from ..parallel.schedule_csv import csv_text, read_schedule
-from ..parallel.schedule_measure import Timing, measure, peak_activations, peak_inputs
-from ..parallel.schedules import make_schedule
+from ..parallel.schedule.builders import make_schedule
+from ..parallel.schedule.csv_file import csv_text, read_schedule
+from ..parallel.schedule.table import LETTERS, Action, Kind, Schedule
+from ..parallel.schedule.timing import Timing, measure, peak_activations, peak_inputs
 from ..training.known_causes import OF_THE_MACHINE
 from .schedule_svg import NAMES, draw_svg, title
 

@@ -10,8 +10,8 @@ from html import escape
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..parallel.schedule import LETTERS, Action, Kind, Schedule
-from ..parallel.schedule_measure import (
+from ..parallel.schedule.table import LETTERS, Action, Kind, Schedule
+from ..parallel.schedule.timing import (
     UNIT_COSTS,
     action_lengths,
     live_activations,

@@ -14,7 +14,7 @@ from ..data.batches import eval_batches, train_batches
 from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process
 from ..parallel.model import Batch
-from ..parallel.state import TrainState
+from ..parallel.step.state import TrainState
 from ..training.checkpoints import Checkpoints
 from ..training.display import Display, make_display
 from ..training.loop import Progress, evaluate, run_steps

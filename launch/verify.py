@@ -13,13 +13,13 @@ from ..data.source import Source, take
 from ..data.splits import open_splits
 from ..mesh.errors import UserError
 from ..mesh.simulate import simulate
-from ..parallel.contract_probe import quick_compilation
-from ..parallel.oracle import HostBatch
 from ..parallel.precision import Precision
-from ..parallel.prepared import prepared
-from ..parallel.state import TrainState
-from ..parallel.verification import Verification
-from ..parallel.verify import verify_step, x64
+from ..parallel.step.state import TrainState
+from ..parallel.verification.compare import verify_step, x64
+from ..parallel.verification.contract.probe import quick_compilation
+from ..parallel.verification.prepared import prepared
+from ..parallel.verification.reference import HostBatch
+from ..parallel.verification.result import Verification
 from ..training.checkpoints import Checkpoints
 from .build import build, configured_model, search_path
 from .reduce import Reduced, reduce_config

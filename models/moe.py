@@ -25,10 +25,10 @@ from jax import Array
 
 from ..mesh.errors import UserError
 from ..parallel import context, expert, tensor
+from ..parallel.blocks.grouped_experts import apply_experts, varying_zeros
 from ..parallel.collectives import Collective
-from ..parallel.expert_blocks import apply_experts, varying_zeros
 from ..parallel.model import Batch, BlockModel, Params
-from ..parallel.parallel import Parallel, Traffic
+from ..parallel.sharding.parallel_context import Parallel, Traffic
 from .moe_config import MoEConfig
 from .moe_router import gathers_choices, route
 from .transformer import WHOLE, Hidden, block, draw_matrix, init, predict, transformer

@@ -23,7 +23,7 @@ from jax import Array, lax
 
 from ..parallel import context
 from ..parallel.expert import places
-from ..parallel.parallel import Parallel, held_positions
+from ..parallel.sharding.parallel_context import Parallel, held_positions
 from .moe_config import MoEConfig
 
 

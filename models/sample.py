@@ -11,7 +11,7 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..mesh.errors import UserError
-from ..parallel.keys import make_key
+from ..mesh.keys import make_key
 from ..parallel.model import Batch, BlockModel, Model, Params
 
 

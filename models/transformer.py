@@ -36,12 +36,12 @@ from jax import Array, lax
 
 from ..mesh.errors import UserError
 from ..parallel import expert, tensor
-from ..parallel.all_to_all_attention import all_to_all_attention
+from ..parallel.blocks.attention.ring import ring_attention
+from ..parallel.blocks.attention.ulysses import all_to_all_attention
 from ..parallel.model import Batch, BlockModel, Params
-from ..parallel.named_outputs import name_output
-from ..parallel.parallel import Parallel, held_positions, own_positions
-from ..parallel.product import weight_first
-from ..parallel.ring_attention import ring_attention
+from ..parallel.sharding.named_outputs import name_output
+from ..parallel.sharding.parallel_context import Parallel, held_positions, own_positions
+from ..parallel.xla.product import weight_first
 from .attention import causal_attention, rotate
 from .cross_entropy import cross_entropy
 from .dropout import dropout

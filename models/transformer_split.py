@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from ..mesh.shapes import divisors
 from ..parallel import context, tensor
-from ..parallel.collective_matmul import num_permutes
 from ..parallel.collectives import Collective, wire_bytes
-from ..parallel.parallel import Parallel, Traffic
+from ..parallel.sharding.parallel_context import Parallel, Traffic
+from ..parallel.xla.collective_matmul import num_permutes
 from .transformer_config import TransformerConfig
 
 

@@ -11,7 +11,7 @@ H query heads, G key-value heads of width K, and rows B that are the same on all
 Norms, projections and the MLP work on single positions and communicate nothing.
 
 1. `ring`. A row is cut into 2 N chunks, and device r holds chunks r and 2 N - 1 - r: an early one that sees little and
-   a late one that sees much, so that all devices do equal work in every step of the ring (`ring_attention.py`).
+   a late one that sees much, so that all devices do equal work in every step of the ring (`blocks/attention/ring.py`).
    Forward: N - 1 collective-permutes of keys and values, 2 B l G K elements each, in the compute dtype. Backward: the
    same once more, and N - 1 of their gradients, 2 B l G K elements each, in float32 (or wider). Each runs beside the
    products of the step before it is needed: not on the critical path where these take longer than the permute,
@@ -42,9 +42,9 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..mesh.options import check_options
 from ..mesh.shapes import divisors
 from .collectives import Collective, wire_bytes
-from .options import check_options
 
 AXIS = "context"
 Attention = Literal["ring", "all_to_all"]
@@ -62,7 +62,7 @@ class ContextConfig:
 
     send: Literal["pairs", "groups"] = "pairs"
     """How a ring sends: in pairs (collective-permute), or in groups (an all-to-all of N times the bytes). Simulated
-    devices beside a pipeline send in groups whatever is chosen here, see `neighbours.py`."""
+    devices beside a pipeline send in groups whatever is chosen here, see `xla/neighbours.py`."""
 
     def __post_init__(self) -> None:
         check_options(AXIS, self)

@@ -33,8 +33,8 @@ from jax import Array, lax
 
 from ..layouts.table import LayoutRow, LayoutTable
 from ..layouts.tensor_layout import TensorLayout
+from ..mesh.options import check_options
 from .collectives import Collective, wire_bytes
-from .options import check_options
 
 AXIS = "data"
 SCALARS = 2
@@ -54,10 +54,10 @@ class DataParallelConfig:
     """With `zero`, parameters of fewer bytes than this (in one block, on a device) are not split."""
     compress: Literal["none", "int8"] = "none"
     """How gradients cross the axis: `none` in the reduce dtype, `int8` in a quarter of the bytes (see
-    `compressed.py`)."""
+    `compression.py`)."""
     local_steps: int = 0
     """Steps that each group along the axis trains a copy of its own before the copies are averaged (DiLoCo, see
-    `local_steps.py`); 0 = groups train together."""
+    `diloco.py`); 0 = groups train together."""
     outer_learning_rate: float = 0.7
     """With `local_steps`, how far the shared parameters move towards the mean of the copies; 1 = all the way."""
     outer_momentum: float = 0.9

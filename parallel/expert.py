@@ -18,8 +18,8 @@ device, k experts for each position out of E, and R rows of a buffer for each pa
    (`buffer_of`). With a capacity C for each expert and row of the batch, that is what C allows: E / X experts x B x C.
    What is over capacity is dropped: no expert sees it, and the residual stream carries it on. Without (dropless), R is
    the worst case, all of a device's positions choosing experts of one device: N x min(k, E / X).
-3. Rows in a buffer are grouped by expert, and groups begin blocks (`expert_blocks.py`). Only blocks that hold something
-   are computed: a worst case costs memory and bytes, not operations. E integers say how many rows each group has.
+3. Rows in a buffer are grouped by expert, and groups begin blocks (`blocks/grouped_experts.py`). Only blocks that hold
+   something are computed: a worst case costs memory and bytes, not operations. E integers count each group's rows.
 4. Positions split over `tensor` are gathered before they are dispatched and scattered after they are combined, like
    those of any MLP. The devices along `tensor` hold columns of the same experts: each sends the same buffers.
 5. Positions split over `context` stay where they are: capacity counts along a whole row, so the choices (k integers a
@@ -45,9 +45,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..mesh.options import check_options
 from ..mesh.shapes import divisors
 from .collectives import Collective, wire_bytes
-from .options import check_options
 
 AXIS = "expert"
 SMALLEST_BLOCK, LARGEST_BLOCK = 8, 512

@@ -42,14 +42,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, ShapeDtypeStruct, lax
 
+from ..layouts.split_dim import add_axis, split_further
 from ..layouts.table import LayoutTable
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.device_mesh import DeviceMesh
-from .calls import Calls
+from ..mesh.options import check_options
 from .collectives import Collective, wire_bytes
-from .options import check_options
 from .precision import Precision, cast_float
-from .split_dim import add_axis, split_further
+from .step.call_counts import Calls
 
 AXIS = "fsdp"
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .parallel import Parallel, Traffic
+from .sharding.parallel_context import Parallel, Traffic
 
 Params: TypeAlias = Any
 """A pytree of arrays."""

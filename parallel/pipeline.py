@@ -6,18 +6,19 @@ Syntax, for blocks stacked on dim 0, dealt out over the axis `pipe` of size S, a
     In[M, B, D] {stage s}  ->  Out[M, B, D] {stage s + 1}        ppermute over pipe, at every tick
 
 A schedule says what each stage does at each tick: forward of one microbatch (F), backward to the input (B), backward to
-the weights (W), or forward once more (R); `schedule.py` and `schedules.py` tell which there are and how long they take.
-`cut.py` cuts a block into F, B and W; `pipeline_run.py` runs the ticks, all stages one program.
+the weights (W), or forward once more (R); `schedule/table.py` and `schedule/builders.py` tell which there are and how
+long they take. `blocks/split_backward.py` cuts a block into F, B and W; `executor/run.py` runs the ticks, all stages
+one program.
 
 1. At the end of a tick each stage sends what it made up (activations) and down (gradients): two permutes of one
    microbatch's activations, whether there is something to send or not. The receiver's timetable says what to keep. In
    the "v" both kinds travel both ways; nothing else changes.
 2. What backward needs of a forward stays on the stage, in buffers whose size follows the schedule's peak. With
    `recompute` only the stage's input stays, and R makes the rest just before B.
-3. Embedding and head are the same on all stages (or split between steps, see `pipeline_outer.py`). The embedding runs
-   on the stage of the first piece, in its F; the head on that of the last, forward and backward in its B. Each stage
-   has the gradients of what it ran, 0 of the others, and one all-reduce over `pipe` with the loss adds them up: a table
-   that both share needs nothing more.
+3. Embedding and head are the same on all stages (or split between steps, see `executor/embed_and_head.py`). The
+   embedding runs on the stage of the first piece, in its F; the head on that of the last, forward and backward in its
+   B. Each stage has the gradients of what it ran, 0 of the others, and one all-reduce over `pipe` with the loss adds
+   them up: a table that both share needs nothing more.
 4. Parameters of blocks are gathered (FSDP) in every F, R and B and their gradients scattered in every W, M times a
    step; `strategy.fsdp.keep: step` gathers once.
 
@@ -35,12 +36,12 @@ from typing import Literal, NamedTuple
 from jax import Array
 
 from ..mesh.errors import UserError
+from ..mesh.options import check_options
 from .model import BlockModel, Model, Params
-from .options import check_options
-from .schedule import Action, Kind, Schedule, check
-from .schedules import make_schedule
-from .stages import Stages, assign
-from .timetable import Timetable, make_timetable
+from .schedule.builders import make_schedule
+from .schedule.stages import Stages, assign
+from .schedule.table import Action, Kind, Schedule, check
+from .schedule.timetable import Timetable, make_timetable
 
 AXIS = "pipe"
 

@@ -21,7 +21,7 @@ Syntax, for the two products of an MLP (or of attention) with rows B, positions 
 5. The gradient of a parameter that is whole on every device (a norm) is a partial sum over the device's positions;
    `data.py` adds it up once a step.
 6. `collective_matmul` walks the gather and the scatter in T - 1 steps of a bidirectional ring, each hidden behind the
-   product of the part at hand (`collective_matmul.py`).
+   product of the part at hand (`xla/collective_matmul.py`).
 
 Bytes a block and microbatch in the compute dtype: 2 gathers and 2 scatters of B x L x D forward, as many backward; a
 ring moves (T - 1) / T of that in and out of a device. Compute-bound while F / T > C / W, with C the FLOP/s of a device,
@@ -41,9 +41,9 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .collective_matmul import ring_gather_products, ring_product_scatter
-from .options import check_options
-from .product import product
+from ..mesh.options import check_options
+from .xla.collective_matmul import ring_gather_products, ring_product_scatter
+from .xla.product import product
 
 AXIS = "tensor"
 

@@ -31,11 +31,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..layouts.split_dim import split_further
 from ..layouts.table import LayoutRow, LayoutTable, make_row
 from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective, wire_bytes
 from .data import DataParallelConfig
-from .split_dim import split_further
 
 AXIS = "data"
 

@@ -2,11 +2,13 @@
 
 import gc
 import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "parallel")]  # reference/, and `toy`
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if version("jaxlib").startswith("0.10.") and "use_fusion_emitters" not in os.environ.get("XLA_FLAGS", ""):
     # 0.10 has an older code generator too, which compiles in half the time. The users' one compiles in the test of
@@ -14,7 +16,7 @@ if version("jaxlib").startswith("0.10.") and "use_fusion_emitters" not in os.env
     faster = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {faster}".strip()
 
-from spmdkit.mesh.simulate import simulate
+from spmdkit.mesh.simulate import simulate  # noqa: E402  (after the flags of XLA)
 
 NUM_DEVICES = 8
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines())

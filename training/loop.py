@@ -17,8 +17,8 @@ import numpy as np
 
 from ..mesh.errors import UserError
 from ..parallel.model import Batch
-from ..parallel.state import StepMetrics, TrainState
-from ..parallel.step import Step
+from ..parallel.step.state import StepMetrics, TrainState
+from ..parallel.step.train_step import Step
 from .exits import DIVERGED
 
 RUN_AHEAD = 2

@@ -6,7 +6,7 @@ from spmdkit.configs.synonyms import OF_KEYS, meant_by
 from spmdkit.mesh.axes import AXES, SYNONYMS
 from spmdkit.models.catalog import MODELS
 from spmdkit.parallel import STRATEGIES
-from spmdkit.parallel.strategy import read_strategy
+from spmdkit.parallel.sharding.strategies import read_strategy
 
 
 def exists(key: str) -> bool:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pages import ROOT, blocks
 from spmdkit.launch.cli import main
-from spmdkit.parallel.schedule_csv import read_schedule
-from spmdkit.parallel.schedule_measure import measure, peak_activations
-from spmdkit.parallel.schedules import SCHEDULES, make_schedule
+from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
+from spmdkit.parallel.schedule.csv_file import read_schedule
+from spmdkit.parallel.schedule.timing import measure, peak_activations
 
 PAGE = ROOT / "docs" / "pipeline-schedules.md"
 

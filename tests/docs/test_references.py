@@ -51,7 +51,7 @@ def is_file(key: str) -> bool:
 
 def code_of_the_package():
     """All sources as one text, strings over several lines joined."""
-    sources = [path.read_text(encoding="utf-8") for folder in PACKAGES for path in (ROOT / folder).glob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")]
     return "\n".join(re.sub(r'"\s*\n\s*f?"', "", text) for text in sources)
 
 

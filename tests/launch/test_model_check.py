@@ -16,9 +16,9 @@ from spmdkit.launch import verify as verify_file
 from spmdkit.launch.build import build
 from spmdkit.launch.cli import main
 from spmdkit.launch.resume import FREE
-from spmdkit.parallel import contract_probe
-from spmdkit.parallel.contract import ContractError
-from spmdkit.parallel.model_errors import ModelError
+from spmdkit.parallel.sharding.model_errors import ModelError
+from spmdkit.parallel.verification.contract import probe
+from spmdkit.parallel.verification.contract.breaches import ContractError
 
 OWN = """
 import jax
@@ -170,7 +170,7 @@ def test_what_is_too_large_is_left_out_with_a_line(config, monkeypatch):
             match=r"are 2.5 KiB, and at most 2.5 KiB .*`spmdkit verify` compares",
         ):
             build(config("model.kind=coupled"))
-    monkeypatch.setattr(contract_probe, "MOST_TEMPORARY_BYTES", 0)
+    monkeypatch.setattr(probe, "MOST_TEMPORARY_BYTES", 0)
     with pytest.warns(UserWarning, match=r"contract is not checked: 4 rows on one device need 0.0 GiB"):
         build(config("model.kind=coupled"))
     build(config("model.kind=coupled", "model.check=off"))

@@ -10,8 +10,8 @@ from rich.console import Console
 from spmdkit.launch.cli import main
 from spmdkit.launch.schedule import drawing
 from spmdkit.launch.schedule_svg import draw_svg
-from spmdkit.parallel.schedule_csv import read_schedule
-from spmdkit.parallel.schedules import SCHEDULES, make_schedule
+from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
+from spmdkit.parallel.schedule.csv_file import read_schedule
 from spmdkit.training.exits import USER_MISTAKE
 
 SVG = "{http://www.w3.org/2000/svg}"

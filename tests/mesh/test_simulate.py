@@ -24,8 +24,9 @@ except RuntimeError as error:
 IMPORT = """
 import importlib, pkgutil, spmdkit
 for package in ("mesh", "layouts", "parallel", "models", "data", "training", "configs", "launch"):
-    for module in pkgutil.iter_modules(importlib.import_module("spmdkit." + package).__path__):
-        importlib.import_module(f"spmdkit.{package}.{module.name}")
+    path = importlib.import_module("spmdkit." + package).__path__
+    for module in pkgutil.walk_packages(path, f"spmdkit.{package}."):
+        importlib.import_module(module.name)
 import jax
 assert not spmdkit.mesh.backend_started()
 jax.config.update("jax_num_cpu_devices", 2)

@@ -16,7 +16,7 @@ from spmdkit.models.moe_config import MoEConfig
 from spmdkit.models.moe_router import route
 from spmdkit.models.transformer import WHOLE, TransformerConfig, logits, transformer
 from spmdkit.models.transformer import rms_norm as our_rms_norm
-from spmdkit.parallel.expert_blocks import apply_experts
+from spmdkit.parallel.blocks.grouped_experts import apply_experts
 
 HALF_STEP = 2.0**-8
 """Largest relative error of rounding once to bfloat16."""

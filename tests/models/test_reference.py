@@ -20,7 +20,7 @@ from spmdkit.models.moe_router import route
 from spmdkit.models.transformer import WHOLE, _swiglu
 from spmdkit.models.transformer import rms_norm as our_rms_norm
 from spmdkit.parallel.expert import ExpertConfig, buffer_of, combine, dispatch, plan
-from spmdkit.parallel.product import product, weight_first
+from spmdkit.parallel.xla.product import product, weight_first
 
 RANDOM = np.random.default_rng(0)
 

@@ -8,10 +8,10 @@ import numpy as np
 import toy
 from jax.sharding import PartitionSpec
 from spmdkit.models.attention import causal_attention
-from spmdkit.parallel.all_to_all_attention import all_to_all_attention
-from spmdkit.parallel.census import census
+from spmdkit.parallel.blocks.attention.ring import ring_attention
+from spmdkit.parallel.blocks.attention.ulysses import all_to_all_attention
 from spmdkit.parallel.context import cost, local_positions
-from spmdkit.parallel.ring_attention import ring_attention
+from spmdkit.parallel.xla.census import census
 
 ROWS, LENGTH, HEADS, HEAD_SIZE = 2, 32, 8, 4
 

@@ -1,9 +1,9 @@
-"""Finds collectives that simulated devices may start in different orders; see `parallel/in_order.py`."""
+"""Finds collectives that simulated devices may start in different orders; see `parallel/xla/in_order.py`."""
 
 import re
 from functools import cache
 
-from spmdkit.parallel.compiled_text import calls_of, collective_of, computations_of
+from spmdkit.parallel.xla.compiled_text import calls_of, collective_of, computations_of
 
 RESULT = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
 OPERAND = re.compile(r"%([\w.\-]+)")

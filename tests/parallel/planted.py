@@ -11,8 +11,8 @@ import optax
 import pytest
 import toy
 from spmdkit.parallel import FSDPConfig, Model, verify
-from spmdkit.parallel.oracle import OneDevice
-from spmdkit.parallel.prepared import prepared
+from spmdkit.parallel.verification.prepared import prepared
+from spmdkit.parallel.verification.reference import OneDevice
 
 ROWS, WIDTH, CLASSES = 16, 16, 8
 MESH = {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=512)}

@@ -15,10 +15,10 @@ from spmdkit.models.moe_config import MoEConfig
 from spmdkit.models.moe_router import route
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel.blocks.grouped_experts import apply_experts
 from spmdkit.parallel.context import ContextConfig, local_positions
 from spmdkit.parallel.expert import ExpertConfig, buffer_of, check, combine, cost, dispatch, places, plan
-from spmdkit.parallel.expert_blocks import apply_experts
-from spmdkit.parallel.parallel import Parallel
+from spmdkit.parallel.sharding.parallel_context import Parallel
 
 EXPERTS, TOP_K, POSITIONS, WIDTH = 8, 3, 24, 4
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")

@@ -15,12 +15,12 @@ from jax.sharding import AxisType, PartitionSpec
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
 from spmdkit.parallel import BlockModel, FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel.blocks.pieces import Pieces
 from spmdkit.parallel.data import DataParallelConfig
-from spmdkit.parallel.pieces import Pieces
+from spmdkit.parallel.executor.run import run_forward, run_gradients
+from spmdkit.parallel.executor.stage import Inputs
 from spmdkit.parallel.pipeline import PipelineConfig, forwards_only, make_pipeline
-from spmdkit.parallel.pipeline_run import run_forward, run_gradients
-from spmdkit.parallel.pipeline_stage import Inputs
-from spmdkit.parallel.timetable import make_timetable
+from spmdkit.parallel.schedule.timetable import make_timetable
 
 ROWS, LENGTH, VOCABULARY = 16, 8, 32
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")

@@ -8,9 +8,8 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.models.mlp import MLPConfig, mlp
-from spmdkit.parallel.local_steps import Copies
-from spmdkit.parallel.state import TrainState
-from spmdkit.parallel.step import StepMetrics
+from spmdkit.parallel.diloco import Copies
+from spmdkit.parallel.step.state import StepMetrics, TrainState
 from spmdkit.training.exits import DIVERGED
 from spmdkit.training.loop import RUN_AHEAD, Diverged, evaluate, run_steps
 

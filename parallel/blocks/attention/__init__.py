@@ -1,0 +1,4 @@
+"""Attention over positions that are split over devices.
+
+In: this device's queries, keys and values. Out: its part of the result. Read first: `online_softmax`.
+"""

@@ -1,0 +1,230 @@
+"""Ring attention: keys and values go round the devices of the axis `context`, every step beside equal work on all.
+
+Letters: B rows, L positions of a row, l = L / N of them on one device, H query heads, G key-value heads, R = H / G
+query heads that share one, K width of a head, C = 2 N chunks of S positions (T, where they are keys), Z the two halves
+that a device holds, Y keys and values.
+
+Device r holds the chunks r (half 0) and C - 1 - r (half 1). In step i it sees the keys of device s = r - i mod N:
+
+    i = 0     s = r    half 1 sees half 0 whole, each half itself causally                3 products of S x S
+    i > 0     s < r    half 1 sees half 0 whole, half 0 sees half 0 whole                 2 products
+              s > r    half 1 sees half 0 whole, half 1 sees half 1 whole                 2 products
+
+So all devices compute 2 N + 1 products a round, of the 4 N that the full square would take: half 1 always sees half 0,
+and then one half sees the same half. Which one is an index into arrays: no branch, no mask, no shape depends on it.
+
+Forward, with all permutes to the next device; each has the products of the step before it to hide behind:
+
+    step 0           send own KV      | 3 products
+    steps 1 .. N-2   send KV on       | 2 products
+    step N-1                          | 2 products
+
+Backward sends KV round again, and its gradients after it, which are at home after N - 1 permutes since a device keeps
+what it contributes itself. The work of step 0 is split, so that the first and the last permute have something to hide
+behind too. What it keeps are queries, keys, values, outputs, and one float a query and head; autodiff of the forward
+loop would keep the keys and values of every step, all L positions on each device.
+
+    step 0           send own KV      | half 1 sees half 0
+    step 1           send KV on       | 2 products
+    steps 2 .. N-2   send KV, dKV on  | 2 products
+    step N-1         send dKV on      | 2 products
+    step N           send dKV home    | each half sees itself
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ....mesh.compat import varying_axes
+from ...context import AXIS, ContextConfig, chunks_of
+from ...xla.in_order import after
+from ...xla.neighbours import hop, in_group
+from .online_softmax import Marks, Part, Saved, attend, attend_backward, finish, merge
+
+
+def ring_attention(
+    query_BlHK: Array,
+    key_BlGK: Array,
+    value_BlGK: Array,
+    *,
+    config: ContextConfig,
+    segment_BL: Array | None = None,
+) -> Array:
+    """Causal attention over all positions of a row, of which each device of the axis `context` holds some.
+
+    Args:
+        query_BlHK: (B, l, H, K), per-device: the positions `local_positions` of each row, any float dtype.
+        key_BlGK: (B, l, G, K), G a divisor of H.
+        value_BlGK: (B, l, G, K).
+        config: The strategy's options, N = `size`, over 1.
+        segment_BL: int32, (B, L), the same on all devices of the axis: a query sees keys of its own segment alone.
+
+    Returns:
+        (B, l, H, K), per-device, in the dtype of the query. Scores and softmax are float32 or wider.
+
+    Source:
+        Liu et al. 2023, "Ring Attention", section 3; Llama team 2024, section 3.3.2 (the two chunks).
+    """
+    segment_CBS = None
+    if segment_BL is not None:
+        segment_CBS = segment_BL.reshape(segment_BL.shape[0], config.num_chunks, -1).transpose(1, 0, 2)
+    inputs = (query_BlHK, key_BlGK, value_BlGK)
+    axes = {AXIS}.union(*(varying_axes(x) for x in (*inputs, segment_CBS) if x is not None))
+    query, key, value = (_vary(x, axes) for x in inputs)
+    return _ring(query, key, value, segment_CBS, config)
+
+
+def _vary(x: Array, axes: set[str]) -> Array:
+    missing = tuple(sorted(axes - varying_axes(x)))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _ring(query: Array, key: Array, value: Array, segment_CBS: Array | None, config: ContextConfig) -> Array:
+    return _ring_forward(query, key, value, segment_CBS, config)[0]
+
+
+def _ring_forward(
+    query: Array, key: Array, value: Array, segment_CBS: Array | None, config: ContextConfig
+) -> tuple[Array, Any]:
+    query_ZBGRSK, kv_YZBGTK = _split_queries(query, key.shape[2]), _split_keys(key, value)
+    rank, size, num_positions = lax.axis_index(AXIS), config.size, query.shape[1] // 2
+
+    def see(half: Any, kv: Array, kv_half: Any, source: Any, causal: bool = False) -> Part:
+        marks = _marks(segment_CBS, config, half, kv_half, source, num_positions if causal else 0)
+        key, value = _pick(kv, kv_half, 1)
+        return attend(_pick(query_ZBGRSK, half), key, value, *marks)
+
+    def visit(parts: Part, kv: Array, step: Any) -> Part:
+        source = (rank - step) % size
+        parts = _merge_into(parts, 1, see(1, kv, 0, source))
+        same = (source > rank).astype(jnp.int32)
+        return _merge_into(parts, same, see(same, kv, same, source))
+
+    def body(carry: tuple[Part, Array], step: Array) -> tuple[tuple[Part, Array], None]:
+        parts, kv = carry
+        return (visit(parts, kv, step), _send(kv, config)), None
+
+    arriving = _send(kv_YZBGTK, config)
+    early, late = (see(half, kv_YZBGTK, half, rank, causal=True) for half in (0, 1))
+    late = merge(late, see(1, kv_YZBGTK, 0, rank))
+    parts = jax.tree.map(lambda *halves: jnp.stack(halves), early, late)
+    (parts, kv), _ = _loop(body, (parts, arriving), range(1, size - 1))
+    out_ZBGRSK, log_weight_ZBGRS = finish(visit(parts, kv, size - 1))
+    out = _join_queries(out_ZBGRSK).astype(query.dtype)
+    return out, (query, key, value, segment_CBS, out, log_weight_ZBGRS)
+
+
+def _ring_backward(config: ContextConfig, residuals: Any, gradient: Array) -> tuple[Array, Array, Array, None]:
+    query, key, value, segment_CBS, out, log_weight_ZBGRS = residuals
+    rank, size, num_positions = lax.axis_index(AXIS), config.size, query.shape[1] // 2
+    wide = log_weight_ZBGRS.dtype
+    share_BlH1 = jnp.sum(out.astype(wide) * gradient.astype(wide), axis=-1, keepdims=True)
+    split = partial(_split_queries, G=key.shape[2])
+    saved_Z = Saved(split(query), split(gradient), log_weight_ZBGRS, split(share_BlH1).squeeze(-1))
+    value, key = after((out, gradient), (value, key))  # forward's loop, where it is run again, and the block above
+    vk_YZBGTK = _split_keys(value, key)  # not as in forward: XLA would keep what its first permute brought
+
+    def see(half: Any, vk: Array, vk_half: Any, source: Any, causal: bool = False) -> tuple[Array, Array]:
+        marks = _marks(segment_CBS, config, half, vk_half, source, num_positions if causal else 0)
+        saved = Saved(*(_pick(x, half) for x in saved_Z))
+        value, key = _pick(vk, vk_half, 1)
+        dquery, dkey, dvalue = attend_backward(saved, key, value, *marks)
+        return dquery, jnp.stack([dvalue, dkey])
+
+    def visit(dquery_Z: Array, vk: Array, step: Any) -> tuple[Array, Array]:
+        source = (rank - step) % size
+        dquery, dvk = see(1, vk, 0, source)
+        dquery_Z, dvk_YZ = _add_into(dquery_Z, 1, dquery), jnp.stack([dvk, jnp.zeros_like(dvk)], axis=1)
+        same = (source > rank).astype(jnp.int32)
+        dquery, dvk = see(same, vk, same, source)
+        return _add_into(dquery_Z, same, dquery), _add_into(dvk_YZ, same, dvk, 1)
+
+    def body(carry: tuple[Array, Array, Array], step: Array) -> tuple[tuple[Array, Array, Array], None]:
+        dquery_Z, vk, dvk = carry
+        dquery_Z, contribution = visit(dquery_Z, vk, step)
+        return (dquery_Z, _send(vk, config), _send(dvk, config) + contribution), None
+
+    arriving = _send(vk_YZBGTK, config)
+    dquery, dvk_home = see(1, vk_YZBGTK, 0, rank)
+    dquery_Z = jnp.stack([jnp.zeros_like(dquery), dquery])
+    dvk_home = jnp.stack([dvk_home, jnp.zeros_like(dvk_home)], axis=1)
+    vk = _send(arriving, config) if size > 2 else arriving
+    dquery_Z, dvk = visit(dquery_Z, arriving, 1)
+    (dquery_Z, vk, dvk), _ = _loop(body, (dquery_Z, vk, dvk), range(2, size - 1))
+    if size > 2:
+        dquery_Z, contribution = visit(dquery_Z, vk, size - 1)
+        dvk = _send(dvk, config) + contribution
+    arriving = _send(dvk, config)
+    for half in (0, 1):
+        dquery, dvk = see(half, vk_YZBGTK, half, rank, causal=True)
+        dquery_Z, dvk_home = _add_into(dquery_Z, half, dquery), _add_into(dvk_home, half, dvk, 1)
+    dvalue, dkey = (_join_keys(x).astype(key.dtype) for x in dvk_home + arriving)
+    return _join_queries(dquery_Z).astype(query.dtype), dkey, dvalue, None
+
+
+_ring.defvjp(_ring_forward, _ring_backward)
+
+
+def _send(x: Array, config: ContextConfig) -> Array:
+    """Gives `x` to the next device, and takes that of the one before."""
+    if config.send == "groups":
+        return in_group(x, AXIS, config.size, direction=1)
+    return hop(x, AXIS, config.size)
+
+
+def _marks(
+    segment_CBS: Array | None, config: ContextConfig, half: Any, kv_half: Any, source: Any, num_positions: int
+) -> tuple[Marks, Marks]:
+    """Marks of a half of this device and of a half of device `source`; causal if given a number of positions."""
+    position = jnp.arange(num_positions, dtype=jnp.int32) if num_positions else None
+    if segment_CBS is None:
+        return Marks(position), Marks(position)
+    row, column = chunks_of(lax.axis_index(AXIS), config), chunks_of(source, config)
+    row_segment_BS = _pick(segment_CBS, jnp.where(half == 0, *row))
+    return Marks(position, row_segment_BS), Marks(position, _pick(segment_CBS, jnp.where(kv_half == 0, *column)))
+
+
+def _loop(body: Any, carry: Any, steps: range) -> Any:
+    """A scan over steps, or nothing where there are none."""
+    return lax.scan(body, carry, jnp.asarray(steps, jnp.int32)) if steps else (carry, None)
+
+
+def _pick(x: Array, half: Any, dim: int = 0) -> Array:
+    return lax.dynamic_index_in_dim(x, half, dim, keepdims=False)
+
+
+def _add_into(x: Array, half: Any, change: Array, dim: int = 0) -> Array:
+    return lax.dynamic_update_index_in_dim(x, _pick(x, half, dim) + change, half, dim)
+
+
+def _merge_into(parts: Part, half: Any, part: Part) -> Part:
+    merged = merge(Part(*(_pick(x, half) for x in parts)), part)
+    return Part(*(lax.dynamic_update_index_in_dim(x, y, half, 0) for x, y in zip(parts, merged, strict=True)))
+
+
+def _split_queries(x_BlHK: Array, G: int) -> Array:
+    """(B, l, H, K) -> (Z, B, G, R, S, K)."""
+    B, l, H, K = x_BlHK.shape
+    return x_BlHK.reshape(B, 2, l // 2, G, H // G, K).transpose(1, 0, 3, 4, 2, 5)
+
+
+def _join_queries(x_ZBGRSK: Array) -> Array:
+    """The inverse of `_split_queries`."""
+    Z, B, G, R, S, K = x_ZBGRSK.shape
+    return x_ZBGRSK.transpose(1, 0, 4, 2, 3, 5).reshape(B, Z * S, G * R, K)
+
+
+def _split_keys(key_BlGK: Array, value_BlGK: Array) -> Array:
+    """Twice (B, l, G, K) -> (Y, Z, B, G, T, K)."""
+    B, l, G, K = key_BlGK.shape
+    return jnp.stack([key_BlGK, value_BlGK]).reshape(2, B, 2, l // 2, G, K).transpose(0, 2, 1, 4, 3, 5)
+
+
+def _join_keys(x_ZBGTK: Array) -> Array:
+    """(Z, B, G, T, K) -> (B, l, G, K)."""
+    Z, B, G, T, K = x_ZBGTK.shape
+    return x_ZBGTK.transpose(1, 0, 3, 2, 4).reshape(B, Z * T, G, K)

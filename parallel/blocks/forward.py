@@ -1,0 +1,183 @@
+"""From a model and its layouts to the loss of one device's rows: gather, run, drop, block by block."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ...layouts.tensor_layout import TensorLayout
+from ...mesh.errors import UserError
+from ..fsdp import attach, gather
+from ..model import Activations, Batch, BlockModel, Model, Params, fold_block
+from ..plan import Layouts
+from ..precision import Precision
+from ..xla.in_order import after, apart, scatter_first
+from ..zero import gradient_carriers
+from .prefetch import check_prefetch, run_prefetched
+from .remat import remat_block
+
+Kept: TypeAlias = Any
+"""Whole parameters in the compute dtype that are kept for a whole step."""
+
+
+class LocalLoss(NamedTuple):
+    """The share of the loss of one device as a function of its shards, to run inside `shard_map`.
+
+    Attributes:
+        keep: `keep(params) -> kept`: gathers what stays whole for the whole step; once, before any microbatch.
+        carriers: `carriers(params) -> shards`: what to differentiate with respect to, in the layout of the gradients.
+        loss: `loss(shards, kept, batch, key) -> (sum, weight)`, this device's share of both.
+        differentiate: `differentiate(shards, kept, batch, key) -> ((sum, weight), gradients)`, where it is not autodiff
+            of `loss`.
+    """
+
+    keep: Callable[[Params], Kept]
+    carriers: Callable[[Params], Params]
+    loss: Callable[[Params, Kept, Batch, Array | None], tuple[Array, Array]]
+    differentiate: Callable[[Params, Kept, Batch, Array | None], tuple[tuple[Array, Array], Params]] | None = None
+
+
+def local_loss(model: Model | BlockModel, layouts: Layouts, *, remat: str, precision: Precision) -> LocalLoss:
+    """Composes a model with the gathering of its parameters.
+
+    Args:
+        model: The model, split over the axes inside it; a `BlockModel`'s blocks are gathered one at a time, everything
+            else once a step.
+        layouts: Where its parameters and gradients live.
+        remat: What blocks keep for backward, one of `REMAT_POLICIES`.
+        precision: The compute and reduce dtypes.
+    """
+    if isinstance(model, BlockModel):
+        return _block_loss(model, layouts, remat, precision)
+    stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
+
+    def keep(params: Params) -> Kept:
+        return gather(params, stored, axes, precision)
+
+    def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
+        return as_scalars(model.loss(attach(shards, kept, reduced, axes, precision), batch, key))
+
+    return LocalLoss(keep, carriers_of(layouts), loss)
+
+
+def carriers_of(layouts: Layouts) -> Callable[[Params], Params]:
+    """What makes of parameters what the loss is differentiated with respect to."""
+    if layouts.zero != 2:
+        return lambda params: params
+    return lambda params: gradient_carriers(params, layouts.table.layouts, layouts.update_table.layouts)
+
+
+def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Precision) -> LocalLoss:
+    stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
+    block_stored, block_reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in (stored, reduced))
+    keeps_blocks = layouts.zero == 2 or layouts.fsdp.keep == "step"
+    gathers = layouts.gathers_blocks
+    makes_copies = not keeps_blocks and (gathers or precision.compute != precision.params)
+    unroll = blocks_in_turn(model, makes_copies=makes_copies)
+    copies_outside_loops = makes_copies and unroll == model.num_blocks
+
+    def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
+        whole = gather(shards, block_stored, axes, precision) if kept is None else kept
+        params = attach(shards, whole, block_reduced, axes, precision)
+        if gathers and layouts.loops_in_blocks:
+            params, x = apart(params, x)
+        return model.block(params, x, key)
+
+    prefetches = gathers and bool(layouts.fsdp.prefetch) and not keeps_blocks
+    if prefetches:
+        check_prefetch(model.num_blocks, remat)
+    head_alone = [name for name in model.head_reads if name not in model.embed_reads]
+    prefetched = partial(
+        run_prefetched,
+        model.block,
+        stored=block_stored,
+        reduced=block_reduced,
+        axes=axes,
+        precision=precision,
+        remat=remat,
+    )
+    block = remat_block(block, remat, makes_copies=makes_copies, in_loop=unroll < model.num_blocks)
+
+    def keep(params: Params) -> Kept:
+        return gather(params if keeps_blocks else without_blocks(params), _like(stored, keeps_blocks), axes, precision)
+
+    def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
+        outer_kept = without_blocks(kept)
+
+        def attached(own: Params) -> Params:
+            whole, into = (part_of(own, tree) for tree in (outer_kept, reduced))
+            return attach(own, whole, into, axes, precision)
+
+        def body(x: Activations, layer: tuple[Params, Params | None, Array]) -> tuple[Activations, None]:
+            block_shards, block_kept, index = layer
+            return block(x, block_shards, block_kept, fold_block(key, index)), None
+
+        if copies_outside_loops:  # else they are made once, before a loop over microbatches, and kept
+            blocks, batch = lax.optimization_barrier((shards["blocks"], dict(batch)))
+            shards = {**shards, "blocks": blocks}
+        embed_params = attached(part_of(model.embed_reads, shards))
+        x = model.embed(embed_params, batch, key)
+        if gathers:
+            x = after(outer_kept, x)
+        if prefetches:
+            x = prefetched(shards["blocks"], x, key)
+        else:
+            layers = (shards["blocks"], kept.get("blocks"), jnp.arange(model.num_blocks))
+            x, _ = lax.scan(body, x, layers, unroll=unroll)
+        head_shards = part_of(head_alone, shards)
+        if gathers:
+            head_shards, x = scatter_first(head_shards, x)
+        head_params = part_of(model.head_reads, {**embed_params, **attached(head_shards)})
+        return as_scalars(model.head(head_params, x, batch, key))
+
+    return LocalLoss(keep, carriers_of(layouts), loss)
+
+
+def blocks_in_turn(model: BlockModel, *, makes_copies: bool) -> int:
+    """How many blocks one turn of the loop over blocks holds; what divides their number, where copies are made.
+
+    A rest of blocks would run outside the loop, and what autodiff keeps of both be copied together.
+    """
+    most = min(model.scan_unroll, model.num_blocks)
+    return max(size for size in range(1, most + 1) if not makes_copies or model.num_blocks % size == 0)
+
+
+def _like(tree: dict[str, Any], with_blocks: bool) -> dict[str, Any]:
+    return tree if with_blocks else without_blocks(tree)
+
+
+def without_blocks(tree: dict[str, Any]) -> dict[str, Any]:
+    """The groups of parameters outside the blocks."""
+    return {name: value for name, value in tree.items() if name != "blocks"}
+
+
+def part_of(names: Iterable[str], tree: dict[str, Any]) -> dict[str, Any]:
+    """Some groups of parameters."""
+    return {name: tree[name] for name in names}
+
+
+def without_block_dim(layout: TensorLayout) -> TensorLayout:
+    """The layout of one block, of that of all."""
+    return TensorLayout(layout.axes[1:], layout.device_mesh)
+
+
+def as_scalars(result: Any) -> tuple[Array, Array]:
+    """Checks that a loss is a pair of scalars and brings both to at least float32.
+
+    Raises:
+        UserError: It is something else.
+    """
+    parts = jax.tree.leaves(result)
+    if not isinstance(result, tuple) or len(parts) != 2 or any(jnp.ndim(part) for part in parts):
+        given = [jnp.shape(part) for part in parts]
+        raise UserError(
+            f"The model's loss returned {type(result).__name__} with shapes {given}. It has to return a pair of "
+            "scalars, (sum of the weighted losses, sum of the weights) over the rows it is given: for a mean over n "
+            "rows, return (mean * n, n). The runtime divides once, by the weight of the whole global batch."
+        )
+    loss, weight = (jnp.asarray(part) for part in parts)
+    wide = jnp.promote_types(loss.dtype, jnp.float32)
+    return loss.astype(wide), weight.astype(wide)

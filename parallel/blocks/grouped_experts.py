@@ -1,0 +1,105 @@
+"""Experts applied to rows that are grouped by expert, block by block: no row is computed for an expert it is not for.
+
+Letters: M rows of a buffer, m rows of one block of it, e experts held; b counts the blocks, M / m of them.
+
+A buffer has to be as large as the worst case needs and is mostly empty: expert by expert, products over the whole of it
+would cost e times too much. Here the rows of an expert lie together, each group begins a block of m rows, and a loop
+runs over the blocks that hold something: its number of turns is known only as it runs, everything else when it is
+compiled. Besides the rows there are, it computes the padding of the last block of each group.
+
+Backward runs the same loop and computes each block again: what lies between the products of an expert, (M, F) numbers
+for each of them, is never stored.
+
+Source: Gale et al. 2022, "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", section 4 (rows grouped by
+expert and padded to blocks, instead of a capacity).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ...mesh.compat import varying_axes
+
+Weights: TypeAlias = Any
+"""A pytree of arrays with the experts on dim 0."""
+Expert: TypeAlias = Callable[[Weights, Array], Array]
+"""`expert(weights of one, rows (m, D)) -> (m, D)`; a row of zeros has to give zeros."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def apply_experts(expert: Expert, weights: Weights, x_MD: Array, expert_b: Array) -> Array:
+    """Applies to each block of rows the expert that it is for.
+
+    Args:
+        expert: The function of one expert.
+        weights: Arrays (e, ...), per-device.
+        x_MD: (M, D), per-device; rows of a block beyond its group are zeros.
+        expert_b: int32, (M / m,), the expert of each block, e where it is empty.
+
+    Returns:
+        (M, D), zeros in empty blocks.
+    """
+    blocks_bmD = _in_blocks(x_MD, expert_b)
+    order_b, num_full = _full_blocks(weights, expert_b)
+
+    def turn(i: Array, y_bmD: Array) -> Array:
+        block = order_b[i]
+        y_mD = expert(_one(weights, expert_b[block]), blocks_bmD[block])
+        return y_bmD.at[block].set(y_mD)
+
+    start = varying_zeros(blocks_bmD.shape, x_MD.dtype, (weights, x_MD, expert_b))
+    return lax.fori_loop(0, num_full, turn, start).reshape(x_MD.shape)
+
+
+def _forward(expert: Expert, weights: Weights, x_MD: Array, expert_b: Array) -> tuple[Array, tuple[Any, ...]]:
+    return apply_experts(expert, weights, x_MD, expert_b), (weights, x_MD, expert_b)
+
+
+def _backward(expert: Expert, kept: tuple[Any, ...], dy_MD: Array) -> tuple[Weights, Array, None]:
+    """Sums of gradients over blocks are kept in float32 or wider."""
+    weights, x_MD, expert_b = kept
+    x_bmD, dy_bmD = _in_blocks(x_MD, expert_b), _in_blocks(dy_MD, expert_b)
+    order_b, num_full = _full_blocks(weights, expert_b)
+
+    def turn(i: Array, sums: tuple[Weights, Array]) -> tuple[Weights, Array]:
+        dweights, dx_bmD = sums
+        block = order_b[i]
+        index = expert_b[block]
+        dweight, dx_mD = jax.vjp(expert, _one(weights, index), x_bmD[block])[1](dy_bmD[block])
+        dweights = jax.tree.map(lambda total, part: total.at[index].add(part.astype(total.dtype)), dweights, dweight)
+        return dweights, dx_bmD.at[block].set(dx_mD)
+
+    def start(leaf: Array, dtype: Any) -> Array:
+        return varying_zeros(leaf.shape, dtype, (weights, x_MD, expert_b, dy_MD))
+
+    sums = jax.tree.map(lambda leaf: start(leaf, jnp.promote_types(leaf.dtype, jnp.float32)), weights)
+    dweights, dx_bmD = lax.fori_loop(0, num_full, turn, (sums, start(x_bmD, x_MD.dtype)))
+    dweights = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), dweights, weights)
+    return dweights, dx_bmD.reshape(x_MD.shape), None
+
+
+apply_experts.defvjp(_forward, _backward)
+
+
+def _in_blocks(x_MD: Array, expert_b: Array) -> Array:
+    return x_MD.reshape(expert_b.shape[0], -1, x_MD.shape[1])
+
+
+def _full_blocks(weights: Weights, expert_b: Array) -> tuple[Array, Array]:
+    """The blocks ordered by expert, the empty ones last, and how many are not empty."""
+    num_experts = jax.tree.leaves(weights)[0].shape[0]
+    return jnp.argsort(expert_b), jnp.sum(expert_b < num_experts, dtype=jnp.int32)
+
+
+def _one(weights: Weights, index: Array) -> Weights:
+    return jax.tree.map(lambda leaf: leaf[index], weights)
+
+
+def varying_zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Array:
+    """Zeros that vary over the mesh as what is computed from all of `like` does: what a loop may carry."""
+    zeros, axes = jnp.zeros(shape, dtype), frozenset().union(*map(varying_axes, jax.tree.leaves(like)))
+    return lax.pcast(zeros, tuple(sorted(axes)), to="varying") if axes else zeros

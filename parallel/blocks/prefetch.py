@@ -1,0 +1,233 @@
+"""FSDP's blocks with the next one's gather under way: forward and backward over the stack, written out.
+
+    forward    W0 = gather                                         exposed
+               for each block n:   W(n+1) = gather                 beside the products of block n
+                                   x, kept(n) = block(W(n), x)
+    backward   W(N-1) = gather                                     exposed
+               for each block n, last to first:
+                   W(n-1) = gather                                 beside the products of block n
+                   dW(n+1) = reduce-scatter                        beside the products of block n
+                   dx, dW(n) = gradient of block n
+               dW(0) = reduce-scatter                              exposed
+
+In a plain loop over blocks a gather starts and ends in the turn that needs it, with no product between: the compiler
+does not move it across the boundary of a loop. Here the loop carries the next block's whole parameters, so that each
+turn's gather has all of the turn to finish. The collectives are those of the plain form: N gathers forward, N backward,
+N reduce-scatters of each sharded leaf. Cost: one more gathered block and one more block of whole gradients alive.
+
+What backward keeps is what `blocks/split_backward.py` finds that it needs, without anything made of parameters alone
+(remat `none`), or the input of each block, which is then run once more (remat `full`). On simulated devices, which gain
+nothing by it, a gather waits for the block beside it (`xla/in_order.py`).
+
+Source: Zhao et al. 2023, "PyTorch FSDP", section 3.3.2 (prefetching).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ...mesh.errors import UserError
+from ...mesh.keys import key_of
+from .. import fsdp
+from ..fsdp import gather, scatter
+from ..model import Activations, BlockModel, Model, Params, fold_block
+from ..plan import Layouts
+from ..precision import Precision
+from ..xla.in_order import after
+from .differentiable import join_floats, split_floats
+from .split_backward import Cut, cut
+
+PREFETCH_REMAT = ("none", "full")
+FEWEST_BLOCKS = 4
+"""With fewer, the loops are so short that XLA unrolls them and keeps whole parameters from forward to backward."""
+
+Block = Callable[[Params, Activations, Array | None], Activations]
+
+
+def check_place(model: Model | BlockModel, layouts: Layouts) -> list[str]:
+    """What keeps blocks from being gathered ahead: no blocks, stages, or copies that are kept for the whole step.
+
+    Args:
+        model: The model.
+        layouts: Where its parameters live.
+
+    Returns:
+        One message for each, with what does combine.
+    """
+    if not layouts.fsdp.prefetch or layouts.mesh_size(fsdp.AXIS) == 1:
+        return []
+    problems = []
+    if not isinstance(model, BlockModel):
+        problems.append(
+            f"strategy.fsdp.prefetch=1: model {model.name!r} is one function and has no blocks to gather one by one. "
+            "Write it as a BlockModel (embed, block, head), or set strategy.fsdp.prefetch to 0."
+        )
+    if layouts.pipeline:
+        problems.append(
+            "strategy.fsdp.prefetch=1 does not combine with strategy.pipe, whose stages gather each block where they "
+            "run it. Set strategy.fsdp.prefetch to 0; with strategy.fsdp.keep=step each block is gathered only once."
+        )
+    if layouts.zero == 2:
+        problems.append(
+            "strategy.fsdp.prefetch=1 does not combine with strategy.data.zero=2, which keeps gathered blocks for the "
+            "whole step. Set strategy.fsdp.prefetch to 0, or strategy.data.zero to 1."
+        )
+    return problems
+
+
+def check_prefetch(num_blocks: int, remat: str) -> None:
+    """Checks what a prefetched stack needs.
+
+    Raises:
+        UserError: There are too few blocks, or the remat policy is another.
+    """
+    problems = []
+    if num_blocks < FEWEST_BLOCKS:
+        problems.append(
+            f"strategy.fsdp.prefetch=1 needs {FEWEST_BLOCKS} blocks or more, and the model has {num_blocks}: in loops "
+            "this short there is nothing to hide behind. Set strategy.fsdp.prefetch to 0, or model.layers higher."
+        )
+    if remat not in PREFETCH_REMAT:
+        problems.append(
+            f"train.remat={remat} does not go with strategy.fsdp.prefetch=1: blocks that are gathered ahead keep all "
+            f"that backward needs, or their input. Set train.remat to {' or '.join(PREFETCH_REMAT)}, or prefetch to 0."
+        )
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def run_prefetched(
+    block: Block,
+    shards: Params,
+    x: Activations,
+    key: Array | None,
+    *,
+    stored: Any,
+    reduced: Any,
+    axes: tuple[str, ...],
+    precision: Precision,
+    remat: str,
+) -> Activations:
+    """Runs a stack of blocks, each gathered while the one before it runs. Inside `shard_map`.
+
+    Args:
+        block: The function of one block, on whole parameters.
+        shards: Per-device parameters of all blocks, stacked on dim 0.
+        x: Activations that enter the first block.
+        key: The key of the step, or None.
+        stored: Layouts of one block's parameters.
+        reduced: Layouts of its gradients.
+        axes: The mesh axes to gather over.
+        precision: The compute and reduce dtypes.
+        remat: `none` keeps what backward needs, `full` the input of each block.
+
+    Returns:
+        Activations that leave the last block; differentiable with respect to `shards` and the floats of `x`.
+    """
+    num_blocks = len(jax.tree.leaves(shards)[0])
+    key_data = None if key is None else jax.random.key_data(key)
+    stack = _Stack(block, x, num_blocks, stored, reduced, axes, precision)
+    if remat != "full":
+        stack.parts = cut(block, stack.whole(shards, 0), x, stack.key_of(key_data, 0))
+
+    @jax.custom_vjp
+    def run(shards: Params, floats: list[Array], others: list[Array], key_data: Array | None) -> Activations:
+        return stack.forward(shards, floats, others, key_data)[0]
+
+    run.defvjp(stack.forward, stack.backward)
+    return run(shards, *split_floats(x), key_data)
+
+
+@dataclass
+class _Stack:
+    """Forward and backward of all blocks; `x` is an example of activations, `parts` the cut block (None: recompute)."""
+
+    block: Block
+    x: Activations
+    num_blocks: int
+    stored: Any
+    reduced: Any
+    axes: tuple[str, ...]
+    precision: Precision
+    parts: Cut | None = None
+
+    def whole(self, shards: Params, index: Array | int, done: Any = ()) -> Params:
+        """The gathered parameters of one block, on simulated devices not before `done` is there."""
+        shards = after(done, jax.tree.map(lambda leaf: leaf[index], shards))
+        return gather(shards, self.stored, self.axes, self.precision)
+
+    def shard(self, gradients: Params, done: Any) -> Params:
+        """The reduce-scattered gradients of one block, likewise."""
+        return scatter(after(done, gradients), self.reduced, self.axes, self.precision)
+
+    def key_of(self, key_data: Array | None, index: Array | int) -> Array | None:
+        """The key of one block."""
+        return fold_block(None if key_data is None else key_of(key_data), jnp.asarray(index))
+
+    def run(self, params: Params, x: Activations, key: Array | None) -> tuple[Activations, Any]:
+        """One block forward, and what backward keeps of it."""
+        return self.parts.forward(params, x, key) if self.parts else (self.block(params, x, key), x)
+
+    def differentiate(
+        self, params: Params, kept: Any, key: Array | None, dy: list[Array]
+    ) -> tuple[list[Array], Params]:
+        """One block backward: gradients of its input and of its whole parameters."""
+        if self.parts:
+            dx, crossing = self.parts.backward_input(params, key, kept, dy)
+            return dx, self.parts.backward_weight(params, key, kept, crossing)
+        floats, others = split_floats(kept)
+
+        def again(params: Params, floats: list[Array]) -> list[Array]:
+            return split_floats(self.block(params, join_floats(kept, floats, others), key))[0]
+
+        gradients, dx = jax.vjp(again, params, floats)[1](dy)
+        return dx, gradients
+
+    def forward(self, shards: Params, floats: list[Array], others: list[Array], key_data: Array | None) -> Any:
+        """All blocks forward: the activations that leave, and what `backward` is given."""
+        final = self.num_blocks - 1
+
+        def turn(carry: Any, index: Array) -> Any:
+            x, params = carry
+            x, kept = self.run(params, x, self.key_of(key_data, index))
+            return (x, self.whole(shards, index + 1, done=split_floats(x)[0])), kept
+
+        shards, floats = lax.optimization_barrier((shards, floats))  # else gathers leave a loop over microbatches
+        entering = (join_floats(self.x, floats, others), self.whole(shards, 0))
+        (leaving, params), kept = lax.scan(turn, entering, jnp.arange(final))
+        leaving, last = self.run(params, leaving, self.key_of(key_data, final))
+        return leaving, (shards, kept, last, key_data)
+
+    def backward(self, residuals: Any, gradient: Activations) -> Any:
+        """All blocks backward: gradients of the shards and of the floats."""
+        shards, kept, last, key_data = residuals
+        shards, last = lax.optimization_barrier((shards, last))
+        final = self.num_blocks - 1
+
+        def turn(carry: Any, kept: Any, index: Array | int) -> Any:
+            dx, params, later = carry
+            dx, own = self.differentiate(params, kept, self.key_of(key_data, index), dx)
+            earlier = self.whole(shards, index - 1, done=dx) if not isinstance(index, int) else None
+            return (dx, earlier, own), self.shard(later, done=dx)
+
+        dy = [leaf for leaf in jax.tree.leaves(gradient) if leaf.dtype != jax.dtypes.float0]
+        params = self.whole(shards, final, done=dy)
+        dy, last = after(params, dy), last if self.parts else after(params, last)
+        dx, own = self.differentiate(params, last, self.key_of(key_data, final), dy)
+        carry, middle = lax.scan(
+            lambda carry, layer: turn(carry, *layer),
+            (dx, self.whole(shards, final - 1, done=dx), own),
+            (jax.tree.map(lambda leaf: leaf[1:], kept), jnp.arange(1, final)),
+            reverse=True,
+        )
+        (dx, _, own), second = turn(carry, jax.tree.map(lambda leaf: leaf[0], kept), 0)
+        gradients = [_stacked(self.shard(own, done=dx)), _stacked(second), middle]
+        return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *gradients), dx, None, None
+
+
+def _stacked(tree: Params) -> Params:
+    return jax.tree.map(lambda leaf: leaf[None], tree)

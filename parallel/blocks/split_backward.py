@@ -1,0 +1,293 @@
+"""One block of a model, cut in three: forward, backward to the input, backward to the weights.
+
+Autodiff gives forward and backward of a block as one graph. Here the graph is traced once and its operations are dealt
+out by what they are needed for:
+
+    F   what the output y needs
+    B   what else the gradient dx of the input needs
+    W   what else the gradients of the parameters need
+
+    forward(params, x, extra)                        -> y, kept             in F's tick
+    again(params, x, extra)                          -> kept                in R's, where a stage recomputes one block
+    backward_input(params, extra, kept, dy)          -> dx, crossing        in B's tick
+    backward_weight(params, extra, kept, crossing)   -> gradients           in W's tick, at once or much later
+
+A product Out = In W in a block makes three products of matrices, one in each part: In W, dOut W^T, In^T dOut.
+
+1. *kept* is what F makes (or is given) and B or W use; *crossing* what B makes (or is given) and W uses. A schedule
+   holds kept from F to W, crossing from B to W.
+2. Values that depend on parameters and extra (a random key) alone are never held: each part that uses them makes them
+   again. So FSDP's gathers happen in F, R and B, not in W, and no gathered parameter outlives its tick.
+   FSDP's reduce-scatter is what a gradient ends with: it falls to W.
+3. Where something was only moved, cast or cut up, the smaller side of that operation is held, and the operation is
+   done again: no value is held in two shapes.
+4. A gradient that is a mere sum over rows (a norm's scale, a bias) is made in B: the sum is smaller than what it is
+   made of, and crosses instead.
+5. What a model computes again in backward (`jax.checkpoint`, a gradient of its own) is not what y needs, so it lands in
+   B: how much is held remains the model's choice.
+
+Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2 and figure 1 (the two halves of backward).
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ...mesh.compat import Equation, Graph, Variable, is_literal, run_equations, trace
+from ...mesh.errors import UserError
+from ..model import Activations, Params
+from .differentiable import join_floats, split_floats
+
+Held: TypeAlias = tuple[Array, ...]
+"""Arrays that one part leaves for another."""
+Extra: TypeAlias = Any
+"""A tree of arrays that a block is run with and that has no gradient: its random key, for one."""
+Indices: TypeAlias = set[int]
+"""Equations, by their place in the graph."""
+
+_MOVEMENT = {
+    *("reshape", "transpose", "squeeze", "expand_dims", "slice", "split", "rev", "copy", "copy_p", "broadcast_in_dim"),
+    *("convert_element_type", "reduce_precision", "pvary", "pcast", "stop_gradient", "name"),
+}
+_PRODUCTS = {
+    *("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "scan", "while", "cond"),
+}
+_COLLECTIVES = {
+    *("psum", "psum2", "psum_invariant", "pmax", "pmin", "reduce_scatter", "psum_scatter", "all_gather", "ppermute"),
+    *("all_gather_invariant", "all_to_all", "ragged_all_to_all"),
+}
+
+
+class Cut(NamedTuple):
+    """The three parts of a block; all functions are per-device, for the inside of the `shard_map` they were cut in.
+
+    Attributes:
+        forward: `forward(params, x, extra) -> (y, kept)`.
+        again: `again(params, x, extra) -> kept`: forward without what y alone needs, such as the block's last product.
+        backward_input: `backward_input(params, extra, kept, dy) -> (dx, crossing)`; gradients are lists, one for each
+            floating-point leaf of x, see `split_floats`.
+        backward_weight: `backward_weight(params, extra, kept, crossing) -> gradients`, a tree like the parameters.
+        kept: Shapes and dtypes of what forward leaves.
+        crossing: Shapes and dtypes of what backward to the input leaves.
+    """
+
+    forward: Callable[[Params, Activations, Extra], tuple[Activations, Held]]
+    again: Callable[[Params, Activations, Extra], Held]
+    backward_input: Callable[[Params, Extra, Held, list[Array]], tuple[list[Array], Held]]
+    backward_weight: Callable[[Params, Extra, Held, Held], Params]
+    kept: tuple[jax.ShapeDtypeStruct, ...]
+    crossing: tuple[jax.ShapeDtypeStruct, ...]
+
+
+def cut(
+    block: Callable[[Params, Activations, Extra], Activations], params: Params, x: Activations, extra: Extra
+) -> Cut:
+    """Cuts a block in three.
+
+    Args:
+        block: `block(params, x, extra) -> x`, its collectives, if any, included.
+        params: Example of one block's parameters. Inside `shard_map`, examples are values of the types (shapes, dtypes,
+            axes they vary over) that the parts will be run with; what they hold does not matter.
+        x: Example of activations.
+        extra: Example of what else the block is run with.
+
+    Raises:
+        UserError: The block's output is not of its input's structure, shapes and dtypes.
+    """
+    floats, others = split_floats(x)
+
+    def joint(params: Params, extra: Extra, floats: list[Array], others: list[Array], dy: list[Array]) -> Any:
+        def run(params: Params, floats: list[Array]) -> tuple[list[Array], list[Array]]:
+            y = block(params, join_floats(x, floats, others), extra)
+            _check_output(x, y)
+            return split_floats(y)
+
+        y_floats, pull, y_others = jax.vjp(run, params, floats, has_aux=True)
+        gradients, dx = pull(dy)
+        return y_floats, y_others, gradients, dx
+
+    arguments = (params, extra, floats, others, floats)
+    graph, results = trace(joint, *arguments)
+    sizes = [len(jax.tree.leaves(argument)) for argument in arguments]
+    free, inputs, dy = _pieces(graph.inputs, [sizes[0] + sizes[1], sizes[2] + sizes[3], sizes[4]])
+    sizes = [len(jax.tree.leaves(result)) for result in results]
+    y, gradients, dx = _pieces(graph.outputs, [sizes[0] + sizes[1], sizes[2], sizes[3]])
+    parts = _Parts(graph, free, inputs, dy, y, gradients, dx)
+    return _as_functions(parts, x, jax.tree.structure(params))
+
+
+def _check_output(x: Activations, y: Activations) -> None:
+    given, made = (jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree) for tree in (x, y))
+    if given != made:
+        raise UserError(
+            f"A block has to return activations like those it is given, since the next block gets them: given {given}, "
+            f"returned {made}. Keep structure, shapes and dtypes of `x` in the model's `block`."
+        )
+
+
+def _pieces(variables: list[Variable], sizes: list[int]) -> list[list[Variable]]:
+    starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
+    assert starts[-1] == len(variables)
+    return [variables[start:stop] for start, stop in pairwise(starts)]
+
+
+class _Parts:
+    """Which equations of the graph are F's, B's and W's, and which variables pass between them."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        free: list[Variable],
+        inputs: list[Variable],
+        dy: list[Variable],
+        y: list[Variable],
+        gradients: list[Variable],
+        dx: list[Variable],
+    ) -> None:
+        self.graph, self.inputs, self.free_inputs, self.dy = graph, inputs, free, dy
+        self.y, self.gradients, self.dx = y, gradients, dx
+        self.producer = {out: index for index, eqn in enumerate(graph.equations) for out in eqn.outvars}
+        self.place = {variable: index for index, variable in enumerate([*graph.inputs, *self.producer])}
+        self.free = self._free({*free, *graph.constants})
+        forward = self.slice(y, given=())
+        backward = self.slice(dx, given=()) - forward
+        weight = self.slice(gradients, given=()) - forward - backward
+        light = self._light(weight)
+        backward, weight = backward | light, weight - light
+        made_forward = {*inputs, *self._made(forward)}
+        made_backward = {*dy, *self._made(backward)}
+        used_later = self._used(backward | weight, [*dx, *gradients])
+        self.kept = self._fewest(used_later & made_forward, [])
+        self.crossing = self._fewest(self._used(weight, gradients) & made_backward, self.kept)
+
+    def _free(self, free: set[Variable]) -> set[Variable]:
+        """All variables that depend on parameters, extra and constants alone."""
+        for eqn in self.graph.equations:
+            if all(is_literal(operand) or operand in free for operand in eqn.invars):
+                free.update(eqn.outvars)
+        return free
+
+    def _light(self, weight: Indices) -> Indices:
+        """What leads to gradients of W without products of matrices: sums over rows, as small as their parameters."""
+        light: Indices = set()
+        for gradient in self.gradients:
+            own = self.slice([gradient], given=()) & weight
+            if not any(self._name(index) in _PRODUCTS for index in own):
+                light |= own
+        made_late: set[int] = set()
+        for index in sorted(light):
+            eqn = self.graph.equations[index]
+            if self._name(index) in _COLLECTIVES or not made_late.isdisjoint(map(id, eqn.invars)):
+                made_late.update(map(id, eqn.outvars))
+                light.remove(index)
+        return light
+
+    def _name(self, index: int) -> str:
+        return self.graph.equations[index].primitive.name
+
+    def slice(self, targets: Iterable[Variable], *, given: Iterable[Variable]) -> Indices:
+        """The equations that make the targets from what is given, from inputs and from constants."""
+        found: Indices = set()
+        given, pending = set(given), list(targets)
+        while pending:
+            variable = pending.pop()
+            if is_literal(variable) or variable in given or variable not in self.producer:
+                continue
+            index = self.producer[variable]
+            if index not in found:
+                found.add(index)
+                pending += self.graph.equations[index].invars
+        return found
+
+    def _made(self, part: Indices) -> set[Variable]:
+        return {out for index in part for out in self.graph.equations[index].outvars} - self.free
+
+    def _used(self, part: Indices, results: list[Variable]) -> set[Variable]:
+        equations = (self.graph.equations[index] for index in part)
+        used = [*(operand for eqn in equations for operand in eqn.invars), *results]
+        return {variable for variable in used if not is_literal(variable) and variable not in self.free}
+
+    def _fewest(self, wanted: set[Variable], given: list[Variable]) -> list[Variable]:
+        """What to hold so that the wanted variables can be had: what they were moved or cast from, if it is no larger.
+
+        Args:
+            wanted: Variables that a later part uses.
+            given: Variables that it has anyway.
+        """
+        had = set(given)
+        for variable in self.place:
+            if self._source(variable) in had:
+                had.add(variable)
+        wanted = self._without_keys(wanted) - had
+        for parent in sorted(self.place, key=self.place.__getitem__, reverse=True):
+            children = {child for child in wanted if self._source(child) is parent}
+            if children and (parent in wanted or _num_bytes([parent]) <= _num_bytes(children)):
+                wanted = (wanted - children) | {parent}
+        return sorted(wanted, key=self.place.__getitem__)
+
+    def _source(self, variable: Variable) -> Variable | None:
+        """What a variable was only moved or cast from."""
+        eqn = self._equation(variable)
+        if eqn is None or eqn.primitive.name not in _MOVEMENT:
+            return None
+        operands = [operand for operand in eqn.invars if not is_literal(operand) and operand not in self.free]
+        return operands[0] if len(operands) == 1 else None
+
+    def _without_keys(self, wanted: set[Variable]) -> set[Variable]:
+        """Random keys cannot lie in a buffer; they are made again from what they came from."""
+        keys = {variable for variable in wanted if jnp.issubdtype(variable.aval.dtype, jax.dtypes.prng_key)}
+        if not keys:
+            return wanted
+        equations = [eqn for eqn in map(self._equation, keys) if eqn is not None]
+        operands = {operand for eqn in equations for operand in eqn.invars if not is_literal(operand)}
+        return self._without_keys((wanted - keys) | (operands - self.free))
+
+    def _equation(self, variable: Variable) -> Equation | None:
+        index = self.producer.get(variable)
+        return None if index is None else self.graph.equations[index]
+
+    def function(self, inputs: list[Variable], outputs: list[Variable]) -> Callable[..., list[Array]]:
+        """A function of values of some variables that runs just the equations which make others from them."""
+        indices = sorted(self.slice(outputs, given=inputs))
+        return run_equations(self.graph, [self.graph.equations[index] for index in indices], inputs, outputs)
+
+
+def _num_bytes(variables: Iterable[Variable]) -> int:
+    return sum(variable.aval.size * variable.aval.dtype.itemsize for variable in variables)
+
+
+def _as_functions(parts: _Parts, x: Activations, params_treedef: Any) -> Cut:
+    free, kept, crossing = parts.free_inputs, parts.kept, parts.crossing
+    run_forward = parts.function([*free, *parts.inputs], [*parts.y, *kept])
+    run_again = parts.function([*free, *parts.inputs], kept)
+    run_input = parts.function([*free, *kept, *parts.dy], [*parts.dx, *crossing])
+    run_weight = parts.function([*free, *kept, *crossing], parts.gradients)
+    num_floats, num_y, num_dx = len(parts.dy), len(parts.y), len(parts.dx)
+
+    def leaves(params: Params, extra: Extra) -> list[Array]:
+        return jax.tree.leaves((params, extra))
+
+    def forward(params: Params, x: Activations, extra: Extra) -> tuple[Activations, Held]:
+        floats, others = split_floats(x)
+        results = run_forward(*leaves(params, extra), *floats, *others)
+        return join_floats(x, results[:num_floats], results[num_floats:num_y]), tuple(results[num_y:])
+
+    def again(params: Params, x: Activations, extra: Extra) -> Held:
+        floats, others = split_floats(x)
+        return tuple(run_again(*leaves(params, extra), *floats, *others))
+
+    def backward_input(params: Params, extra: Extra, kept: Held, dy: list[Array]) -> tuple[list[Array], Held]:
+        results = run_input(*leaves(params, extra), *kept, *dy)
+        return results[:num_dx], tuple(results[num_dx:])
+
+    def backward_weight(params: Params, extra: Extra, kept: Held, crossing: Held) -> Params:
+        return jax.tree.unflatten(params_treedef, run_weight(*leaves(params, extra), *kept, *crossing))
+
+    def shapes(variables: list[Variable]) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in variables)
+
+    return Cut(forward, again, backward_input, backward_weight, shapes(kept), shapes(crossing))

@@ -1,0 +1,4 @@
+"""Runs the timetable of a pipeline on devices.
+
+In: a model's blocks and a `Timetable`. Out: loss and gradients of a step's rows. Read first: `tick`, then `run`.
+"""

@@ -1,0 +1,274 @@
+"""What one stage of a pipeline computes: the parts of a tick, and the buffers between them."""
+
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ...mesh.compat import varying_axes
+from ...mesh.errors import UserError
+from ..blocks.differentiable import join_floats, split_floats
+from ..blocks.pieces import Pieces
+from ..blocks.split_backward import Cut, Held, cut
+from ..model import Activations, Batch, Params, fold_block
+from ..pipeline import AXIS
+from ..schedule.table import Kind
+from ..schedule.timetable import Entry, Timetable, most_turns
+from .message import Fill, Message, spent
+from .tick import Tick, add, put, take
+
+Sums: TypeAlias = tuple[Array, Array]
+"""Shares of (sum of the loss, sum of the weights)."""
+
+
+class Inputs(NamedTuple):
+    """What one device works on.
+
+    Attributes:
+        params: Parameters, varying over all manual axes; "blocks" hold this stage's rows, see `schedule/stages.py`.
+        whole: What was gathered of them for the whole step; "blocks", if there, with as many rows.
+        batch: Its rows, the same on all stages.
+        key: Randomness of this step, or None.
+    """
+
+    params: Params
+    whole: Params
+    batch: Batch
+    key: Array | None
+
+
+class State(NamedTuple):
+    """What a stage carries from tick to tick; buffers have their slots on dim 0."""
+
+    inbox: Message
+    kept: Held
+    crossing: Held
+    gradients: Params
+    sums: Sums
+
+
+class Stage:
+    """The parts of a tick on one device."""
+
+    def __init__(self, pieces: Pieces, timetable: Timetable, inputs: Inputs, axes: tuple[str, ...], fill: Fill) -> None:
+        self.pieces, self.timetable, self.axes = pieces, timetable, axes
+        self.fill = 0.0 if fill is None else fill
+        self.params, self.whole, self.batch, self.key = inputs
+        rows = next(iter(inputs.batch.values())).shape[0]
+        if rows % timetable.microbatches:
+            raise UserError(
+                f"{rows} rows on a device cannot be cut into strategy.pipe.microbatches={timetable.microbatches}: "
+                f"{rows} % {timetable.microbatches} = {rows % timetable.microbatches}."
+            )
+        self.rows = rows // timetable.microbatches
+
+    def entries(self) -> Entry:
+        """This stage's column of the timetable, for a scan over its ticks."""
+        stage = lax.axis_index(AXIS)
+        columns = (lax.dynamic_index_in_dim(jnp.asarray(field), stage, 1, False) for field in self.timetable.entries)
+        return Entry(*columns)
+
+    def outer(self, names: tuple[str, ...]) -> Params:
+        """Groups of parameters outside the blocks."""
+        return {name: self.params[name] for name in names}
+
+    # What a stage starts with.
+
+    @cached_property
+    def like(self) -> Activations:
+        """Activations of one microbatch: their types, and of no meaning."""
+        batch, outer = self.microbatch(0), self.outer(self.pieces.embed_reads)
+        shapes = jax.eval_shape(lambda: self.pieces.embed(outer, self.whole, batch, self.key))
+        return jax.tree.map(lambda leaf: self.vary(jnp.zeros(leaf.shape, leaf.dtype)), shapes)
+
+    @cached_property
+    def cut(self) -> Cut:
+        """The block in three parts."""
+        params, extra = self.layer(jnp.zeros((), jnp.int32) + lax.axis_index(AXIS), lax.axis_index(AXIS))
+        return cut(lambda params, x, extra: self.pieces.block(params, extra[0], x, extra[1]), params, self.like, extra)
+
+    def start(self) -> State:
+        """The state before the first tick."""
+        blocks = self.timetable.blocks_per_slot
+        kept = self.buffers(self.timetable.kept * blocks, self.cut.kept)
+        crossing = self.buffers(self.timetable.crossing * blocks, self.cut.crossing)
+        return State(self.new_inbox(), kept, crossing, jax.tree.map(jnp.zeros_like, self.params), self.no_sums())
+
+    def new_inbox(self) -> Message:
+        """The inbox before the first tick."""
+        floats, others = split_floats(self.like)
+        return Message(*(list(self.buffers(self.timetable.inbox, leaves)) for leaves in (floats, others)))
+
+    def buffers(self, slots: int, shapes: Any) -> Held:
+        """A buffer for each shape, filled with `fill`."""
+
+        def make(leaf: Any) -> Array:
+            value = self.fill if jnp.issubdtype(leaf.dtype, jnp.floating) else 0
+            return self.vary(jnp.full((slots, *leaf.shape), value, leaf.dtype))
+
+        return tuple(map(make, shapes))
+
+    def no_sums(self) -> Sums:
+        """Loss and weight of no rows."""
+        outer, batch = self.outer(self.pieces.head_reads), self.microbatch(0)
+        shapes = jax.eval_shape(lambda: self.pieces.head(outer, self.whole, self.like, batch, self.key))
+        total, weight = (self.vary(jnp.zeros(shape.shape, shape.dtype)) for shape in shapes)
+        return total, weight
+
+    def vary(self, value: Array) -> Array:
+        """A value typed as different on each device."""
+        missing = tuple(axis for axis in self.axes if axis not in varying_axes(value))
+        return lax.pcast(value, missing, to="varying") if missing else value
+
+    # What a tick reads.
+
+    def microbatch(self, index: Array | int) -> Batch:
+        """The rows of one microbatch."""
+        start = index * self.rows
+        return {name: lax.dynamic_slice_in_dim(rows, start, self.rows) for name, rows in self.batch.items()}
+
+    def layer(self, row: Array, block: Array, tick: Tick | None = None) -> tuple[Params, tuple[Params, Array | None]]:
+        """Parameters of one block, and what else it is run with: gathered copies and its key."""
+        read = tick.take if tick and self.pieces.gathers else take  # gathers are to stay in the loop
+        params, whole = read(self.params["blocks"], row), take(self.whole.get("blocks"), row)
+        return params, (whole, fold_block(self.key, block))
+
+    # The parts of a tick.
+
+    def tick(self, entry: Entry) -> Tick:
+        """Starts a tick."""
+        return Tick(entry, most_turns(self.timetable), len(self.timetable.entries.kind))
+
+    def read(self, tick: Tick, inbox: Message) -> Message:
+        """What the action starts from."""
+        return take(inbox, tick.entry.reads)
+
+    def embed(self, tick: Tick, message: Message) -> Message:
+        """What forward starts from: what arrived or, at the model's first position, the embedding."""
+        outer = self.outer(self.pieces.embed_reads)
+
+        def run(_: Message) -> Message:
+            batch = self.microbatch(tick.after(tick.entry.microbatch))
+            return self.message(self.pieces.embed(outer, self.whole, batch, self.key))
+
+        return tick.once("embed", tick.entry.embeds * tick.does(Kind.FORWARD, Kind.RECOMPUTE), run, message)
+
+    def forward(self, tick: Tick, kind: Kind, message: Message, kept: Held) -> tuple[Message, Held]:
+        """Runs the chunk's blocks; puts what backward needs into `kept`, or drops it where that is ()."""
+        entry, slot = tick.entry, tick.entry.kept * self.timetable.blocks_per_slot
+
+        def run(index: Array, carry: tuple[Message, Held]) -> tuple[Message, Held]:
+            x, kept = carry
+            params, extra = self.layer(entry.row + index, entry.block + index, tick)
+            y, new = self.cut.forward(params, self.activations(x), extra)
+            return self.message(y), put(kept, slot + index, new) if kept else kept
+
+        return tick.loop(kind.name.lower(), tick.does(kind) * entry.num_blocks, run, (message, kept))
+
+    def recompute(self, tick: Tick, message: Message, kept: Held) -> tuple[Message, Held]:
+        """Runs the chunk's blocks again for what backward needs; of a single one, not what only its output needs."""
+        if self.timetable.blocks_per_slot > 1 or self.pieces.whole_again:
+            return self.forward(tick, Kind.RECOMPUTE, message, kept)
+        entry = tick.entry
+
+        def run(kept: Held) -> Held:
+            row, x = tick.after((entry.row, message))
+            params, extra = self.layer(row, entry.block, tick)
+            return put(kept, entry.kept, self.cut.again(params, self.activations(x), extra))
+
+        return message, tick.once("recompute", tick.does(Kind.RECOMPUTE) * entry.num_blocks, run, kept)
+
+    def head(self, tick: Tick, groups: Params, y: Message) -> tuple[Array, Array]:
+        """The share of (loss, weight) of one microbatch."""
+        batch = self.microbatch(tick.entry.microbatch)
+        return self.pieces.head(groups, self.whole, self.activations(y), batch, self.key)
+
+    def head_forward(self, tick: Tick, message: Message, sums: Sums) -> tuple[Message, Sums]:
+        """Adds up the shares, at the last position, where nothing is left to send."""
+
+        def run(carry: tuple[Message, Sums]) -> tuple[Message, Sums]:
+            y, sums = carry
+            shares = self.head(tick, self.outer(self.pieces.head_reads), y)
+            return spent(y), add(sums, tuple(map(self.vary, shares)))
+
+        return tick.once("head_forward", tick.entry.heads * tick.does(Kind.FORWARD), run, (message, sums))
+
+    def head_backward(
+        self, tick: Tick, message: Message, gradients: Params, sums: Sums
+    ) -> tuple[Message, Params, Sums]:
+        """What backward starts from: what arrived or, at the last position, the gradient of the head."""
+        names = self.pieces.head_reads
+
+        def run(carry: tuple[list[Array], Params, Sums]) -> tuple[list[Array], Params, Sums]:
+            y, gradients, sums = carry
+
+            def share(groups: Params, floats: list[Array]) -> tuple[Array, Array]:
+                return self.head(tick, groups, message._replace(floats=floats))
+
+            differentiate = jax.value_and_grad(share, argnums=(0, 1), has_aux=True)
+            new_sums, (new_gradients, dy) = differentiate(self.outer(names), y)
+            return dy, add(gradients, new_gradients), add(sums, tuple(map(self.vary, new_sums)))
+
+        carry = (message.floats, {name: gradients[name] for name in names}, sums)
+        dy, own, sums = tick.once("head_backward", tick.entry.heads * tick.does(Kind.BACKWARD_INPUT), run, carry)
+        return message._replace(floats=dy), {**gradients, **own}, sums
+
+    def backward_input(self, tick: Tick, message: Message, kept: Held, crossing: Held) -> tuple[Message, Held]:
+        """Takes the gradient through the chunk's blocks, last to first."""
+        entry, blocks = tick.entry, self.timetable.blocks_per_slot
+
+        def run(turn: Array, carry: tuple[list[Array], Held]) -> tuple[list[Array], Held]:
+            dy, crossing = carry
+            index = entry.num_blocks - 1 - turn
+            params, extra = self.layer(entry.row + index, entry.block + index, tick)
+            dx, new = self.cut.backward_input(params, extra, tick.take(kept, entry.kept * blocks + index), dy)
+            return list(map(self.vary, dx)), put(crossing, entry.crossing * blocks + index, new)
+
+        turns = tick.does(Kind.BACKWARD_INPUT) * entry.num_blocks
+        dx, crossing = tick.loop("backward_input", turns, run, (message.floats, crossing))
+        return message._replace(floats=dx), crossing
+
+    def backward_weight(self, tick: Tick, kept: Held, crossing: Held, gradients: Params) -> Params:
+        """Adds the gradients of the parameters of the chunk's blocks."""
+        entry, blocks = tick.entry, self.timetable.blocks_per_slot
+
+        def run(index: Array, sums: Params) -> Params:
+            row = entry.row + index
+            params, extra = self.layer(row, entry.block + index, tick)
+            own = (
+                tick.take(kept, entry.kept * blocks + index),
+                tick.take(crossing, entry.crossing * blocks + index),
+            )
+            return put(sums, row, add(take(sums, row), self.cut.backward_weight(params, extra, *own)))
+
+        turns = tick.does(Kind.BACKWARD_WEIGHT) * entry.num_blocks
+        return {**gradients, "blocks": tick.loop("backward_weight", turns, run, gradients["blocks"])}
+
+    def embed_backward(self, tick: Tick, message: Message, gradients: Params) -> tuple[Message, Params]:
+        """Adds the gradient of the embedding, at the model's first position, where nothing is left to send."""
+        names = self.pieces.embed_reads
+
+        def embed(groups: Params) -> list[Array]:
+            batch = self.microbatch(tick.after(tick.entry.microbatch))
+            return split_floats(self.pieces.embed(groups, self.whole, batch, self.key))[0]
+
+        def run(carry: tuple[Message, Params]) -> tuple[Message, Params]:
+            dx, gradients = carry
+            (new,) = jax.vjp(embed, self.outer(names))[1](dx.floats)
+            return spent(dx), add(gradients, new)
+
+        carry = (message, {name: gradients[name] for name in names})
+        turns = tick.entry.embeds * tick.does(Kind.BACKWARD_INPUT)
+        message, own = tick.once("embed_backward", turns, run, carry)
+        return message, {**gradients, **own}
+
+    def message(self, x: Activations) -> Message:
+        """Activations as they travel."""
+        floats, others = split_floats(x)
+        return Message(list(map(self.vary, floats)), list(map(self.vary, others)))
+
+    def activations(self, message: Message) -> Activations:
+        """Activations as the model has them."""
+        return join_floats(self.like, message.floats, message.others)

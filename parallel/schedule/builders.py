@@ -1,0 +1,267 @@
+"""The schedules: each is the order of actions on one stage, and every action goes to the earliest tick it can.
+
+S stages, M microbatches, V chunks on each stage, G the most microbatches in a group (S where S divides M). At unit
+costs, for every M >= S:
+
+    name               time                                     most activations of stage s, in microbatches
+    gpipe              3 (M + S - 1)                            M
+    1f1b               3 (M + S - 1)                            S - s
+    interleaved_1f1b   3 (M + (S - 1) / V)                      ((V - 1) G + S - s) / V; for G = S it is S - s / V
+    zb_h1              3 M + S - 1                              S
+    zbv                3 M + max((S - 1) / 2, 2 S - 1 - M)      S, or less where M < 2 S - 1
+
+All but the last are one pattern: a stage runs some forwards to warm up, then one forward and one backward in turn, then
+the backwards that are left. Warming up with all forwards is GPipe; with as many as there are stages yet to pass, 1F1B;
+and where stage s lets the second half of each backward wait for s others, to fill the ticks that would be idle at the
+end, ZB-H1. The last is the "v": the model's last piece is on the stage of its first, so that gradients set out from
+where activations did.
+
+Recomputing puts a forward in front of each backward, which need not wait for the gradient: M is added to each time, no
+idle tick is. Activations then live from there, and before it a stage keeps its input alone.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+from typing import NamedTuple
+
+from ...mesh.errors import UserError
+from ...mesh.shapes import near_miss
+from .csv_file import read_schedule
+from .table import Action, Kind, Placement, Schedule
+
+Order = list[Action]
+"""What one stage does, first to last, without its idle ticks."""
+
+F, R, B, W = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
+
+
+def gpipe(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
+    """All forwards, then all backwards.
+
+    Source: Huang et al. 2019, "GPipe: Easy Scaling with Micro-Batch Pipeline Parallelism", section 2.2.
+    """
+    return _in_turn([microbatches], chunks, warmup=microbatches * chunks)
+
+
+def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
+    """One forward, one backward in turn: a stage holds no more activations than there are stages yet to pass.
+
+    With several chunks it is interleaved: a group of microbatches goes through chunk 0, then through chunk 1, and so
+    on, and filling and draining the pipeline take 1/V of the time. A group has at least S microbatches, so that its
+    first is back from the last stage when its last has left; groups are as equal as they can be, so that nothing is
+    lost where S does not divide M.
+
+    Megatron-LM warms up with 2 (S - 1 - s) forwards where this does with S - 1 - s. That hides the time of sending; a
+    tick of ours includes it, so the extra activations would buy nothing.
+
+    Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2.
+    """
+    groups = microbatches // stages
+    sizes = [microbatches // groups + (group < microbatches % groups) for group in range(groups)]
+    return _in_turn(sizes, chunks, warmup=(chunks - 1) * max(sizes) + stages - 1 - stage)
+
+
+def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
+    """1F1B whose gradients do not wait for the weights: their half of a backward runs s microbatches late on stage s.
+
+    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.1 (ZB-H1).
+    """
+    return _in_turn([microbatches], chunks, warmup=stages - 1 - stage, late=stage)
+
+
+def zero_bubble_v(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
+    """Two chunks on each stage, one on the model's way down the stages and one on its way up.
+
+    Chunk 0 runs ahead until the way up comes by; from then on a stage takes one microbatch through all it has to do on
+    one chunk, then on the other. Near the end gradients go first, and the weights fill what is left.
+
+    The order is that of at least 2 S - 1 microbatches; where there are fewer, those it has too many are left out.
+
+    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (ZB-V); Qi et al. 2024, "Pipeline Parallelism with
+    Controllable Memory" (V-ZB).
+    """
+    (f0, b0, w0), (f1, b1, w1) = ([(kind, chunk) for kind in (F, B, W)] for chunk in range(chunks))
+    total = max(microbatches, 2 * stages - 1)
+    to_turn = stages - stage  # stages from here to the turn of the v, this one included
+    steps = [
+        *[f0] * (2 * to_turn - 1),
+        *[f1, f0] * stage,
+        *[f1, b1, w1] * to_turn,
+        *[f0, b0, w0, f1, b1, w1] * (total - stages - to_turn + 1),
+        *[b0, w0, f1, b1, w1] * (to_turn - 1),
+        *[b0, b1] * stage,
+        *[b0, w0] * to_turn,
+        *[w1] * stage,
+        *[w0] * stage,
+    ]
+    numbers = {step: itertools.count() for step in steps}  # each step's microbatches come in order
+    order = [Action(kind, next(numbers[kind, chunk]), chunk) for kind, chunk in steps]
+    return [action for action in order if action.microbatch < microbatches]
+
+
+def _in_turn(sizes: Sequence[int], chunks: int, *, warmup: int, late: int = 0) -> Order:
+    """Some forwards, then one forward and one backward in turn, then the other backwards.
+
+    Args:
+        sizes: Microbatches in each group; a group passes all chunks before the next begins.
+        chunks: V.
+        warmup: Forwards before the first that is followed by a backward.
+        late: Backwards to the input that run between that of a microbatch and the one to its weights.
+    """
+    forwards = _in_groups(F, sizes, range(chunks))
+    inputs = _in_groups(B, sizes, range(chunks)[::-1])
+    weights = _in_groups(W, sizes, range(chunks)[::-1])
+    order = forwards[:warmup]
+    for i in range(len(inputs) + late):
+        order += forwards[warmup + i : warmup + i + 1]
+        order += inputs[i : i + 1]
+        order += weights[i - late : i - late + 1] if i >= late else []
+    return order
+
+
+def _in_groups(kind: Kind, sizes: Sequence[int], chunks: Sequence[int]) -> Order:
+    order: Order = []
+    start = 0
+    for size in sizes:
+        group = range(start, start + size)
+        order += [Action(kind, microbatch, chunk) for chunk in chunks for microbatch in group]
+        start += size
+    return order
+
+
+class Recipe(NamedTuple):
+    """How the table of a schedule is made.
+
+    Attributes:
+        order: (stage, stages, microbatches, chunks) -> what this stage does, first to last.
+        chunks: V, where none is asked for.
+        chunks_vary: Whether another V may be asked for.
+        placement: Where the chunks are.
+        joint: Whether both halves of a backward come before the gradient is passed on.
+    """
+
+    order: Callable[[int, int, int, int], Order]
+    chunks: int = 1
+    chunks_vary: bool = False
+    placement: Placement = "loop"
+    joint: bool = True
+
+
+MOST_ACTIONS = 2**18
+"""Forwards in a table, so that it is made in seconds: 256 stages of 1024 microbatches."""
+
+SCHEDULES: dict[str, Recipe] = {
+    "gpipe": Recipe(gpipe),
+    "1f1b": Recipe(one_forward_one_backward),
+    "interleaved_1f1b": Recipe(one_forward_one_backward, chunks=2, chunks_vary=True),
+    "zb_h1": Recipe(zero_bubble_h1, joint=False),
+    "zbv": Recipe(zero_bubble_v, chunks=2, placement="v", joint=False),
+}
+
+
+def make_schedule(
+    name: str, stages: int, microbatches: int, *, virtual: int | None = None, recompute: bool = False
+) -> Schedule:
+    """Makes the table of a schedule.
+
+    Args:
+        name: One of SCHEDULES, or the path of a CSV file of your own.
+        stages: S, the size of the mesh axis `pipe`.
+        microbatches: M, at least S.
+        virtual: V, chunks on each stage; None = what the schedule is made for (2 in `interleaved_1f1b` and `zbv`).
+        recompute: Whether a forward is computed again for its backward, so that only inputs are kept between the two.
+
+    Returns:
+        A table that `check` accepts.
+
+    Raises:
+        UserError: The name is unknown, or the sizes do not fit it or each other.
+    """
+    if name.endswith(".csv"):
+        if recompute:
+            raise UserError(f"{name} itself says what is recomputed: put R0, R1, ... in it, and leave recompute out.")
+        return read_schedule(name, stages=stages, microbatches=microbatches, virtual=virtual)
+    if name not in SCHEDULES:
+        raise UserError(near_miss("schedule", name, SCHEDULES) + " A file of your own ends in .csv.")
+    recipe = SCHEDULES[name]
+    chunks = recipe.chunks if virtual is None else virtual
+    problems = _unfit(name, recipe, stages, microbatches, chunks)
+    if problems:
+        raise UserError("\n  ".join([f"schedule {name} does not fit:", *problems] if len(problems) > 1 else problems))
+    orders = [recipe.order(stage, stages, microbatches, chunks) for stage in range(stages)]
+    if recompute:
+        orders = [_recomputed(order) for order in orders]
+    empty = Schedule(
+        name=name,
+        stages=stages,
+        microbatches=microbatches,
+        chunks=chunks,
+        placement=recipe.placement,
+        joint=recipe.joint,
+        rows=((),) * stages,
+    )
+    return _place(empty, orders)
+
+
+def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: int) -> list[str]:
+    problems = []
+    if stages < 1 or microbatches < 1 or chunks < 1:
+        given = (
+            f"strategy.pipe.size={stages}, strategy.pipe.microbatches={microbatches}, strategy.pipe.virtual={chunks}"
+        )
+        problems.append(f"{given}: each must be at least 1.")
+    elif few := too_few_microbatches(stages, microbatches):
+        problems.append(few)
+    elif stages * microbatches * chunks > MOST_ACTIONS:
+        problems.append(
+            f"strategy.pipe.size={stages} x strategy.pipe.microbatches={microbatches} x strategy.pipe.virtual={chunks} "
+            f"= {stages * microbatches * chunks} forwards; a schedule has at most {MOST_ACTIONS}. Set "
+            f"strategy.pipe.microbatches to {max(stages, MOST_ACTIONS // (stages * chunks))} or less."
+        )
+    if chunks != recipe.chunks and not recipe.chunks_vary:
+        several = [other for other, each in SCHEDULES.items() if each.chunks_vary]
+        problems.append(
+            f"{name} has {recipe.chunks} chunk{'s'[: recipe.chunks > 1]} on each stage, not {chunks}. Leave "
+            f"strategy.pipe.virtual out, or take {' or '.join(several)}."
+        )
+    return problems
+
+
+def too_few_microbatches(stages: int, microbatches: int) -> str:
+    """Explains why so many stages need more microbatches; "" where they do not."""
+    if microbatches >= stages:
+        return ""
+    lower = f", or strategy.pipe.size to {microbatches} or less" if microbatches > 0 else ""
+    return (
+        f"strategy.pipe.microbatches={microbatches} is fewer than strategy.pipe.size={stages}: {microbatches} < "
+        f"{stages}, so not all stages could ever work at once. Set strategy.pipe.microbatches to {stages} or more"
+        f"{lower}."
+    )
+
+
+def _recomputed(order: Order) -> Order:
+    """Puts a forward, computed again, in front of each backward."""
+    return [each for action in order for each in ((action._replace(kind=R), action) if action.kind == B else (action,))]
+
+
+def _place(empty: Schedule, orders: Sequence[Order]) -> Schedule:
+    """Puts every action at the earliest tick at which its stage is free and what it needs is done."""
+    when: dict[tuple[int, Action], float] = {
+        (stage, action): inf for stage, order in enumerate(orders) for action in order
+    }
+    rows: list[list[Action | None]] = [[] for _ in orders]
+    upcoming = [iter(order) for order in orders]
+    heads = [next(actions, None) for actions in upcoming]
+    tick = 0
+    while any(heads):
+        for stage, action in enumerate(heads):
+            ready = action is not None and all(when.get(need, -1) < tick for need in empty.needs(stage, action))
+            rows[stage].append(action if ready else None)
+            if action is not None and ready:
+                when[stage, action] = tick
+                heads[stage] = next(upcoming[stage], None)
+        assert any(row[tick] for row in rows), f"{empty.name} waits for ever"
+        tick += 1
+    return replace(empty, rows=tuple(map(tuple, rows)))

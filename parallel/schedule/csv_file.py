@@ -1,0 +1,137 @@
+"""Schedules as CSV files: a user's own table in, any table out.
+
+    # placement: v
+    F0,    , F0.1, B0.1, W0.1, B0, W0
+
+One line per stage, one cell per tick: F (forward), R (the forward again), B (backward to the input) or W (to the
+weights), then the microbatch, then a point and the chunk where it is not chunk 0. An empty cell is an idle tick. How
+many stages, microbatches and chunks there are follows from the cells. Lines that begin with # come first; two of them
+mean something: `# placement: loop` or `v`, and `# joint: true` where a gradient is passed on only after its W.
+"""
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from ...mesh.errors import UserError
+from ...mesh.shapes import near_miss
+from .table import LETTERS, PLACEMENTS, Action, Placement, Schedule, check
+
+KINDS = {letter: kind for kind, letter in LETTERS.items()}
+CELL = re.compile(r"([FRBW])(\d+)(?:\.(\d+))?")
+SETTING = re.compile(r"#\s*(\w+)\s*:\s*(\S*)\s*")
+SETTINGS = {"placement": PLACEMENTS, "joint": ("true", "false")}
+
+
+def read_schedule(
+    path: str | Path, *, stages: int | None = None, microbatches: int | None = None, virtual: int | None = None
+) -> Schedule:
+    """Reads a schedule and checks that it can run.
+
+    Args:
+        path: A CSV file.
+        stages: S, where the file has to have that many; and so for the others.
+        microbatches: M.
+        virtual: V.
+
+    Returns:
+        The schedule, under the file's name.
+
+    Raises:
+        UserError: The file cannot be read, a cell or setting is not one, sizes differ from those asked for, or `check`
+            finds problems. All of one sort are told at once, with line and tick.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"Cannot read the schedule {path}: {reason}.") from error
+    problems: list[str] = []
+    settings = _settings(lines, problems)
+    rows = _rows(lines, problems)
+    if not rows:
+        problems.append("there is no line of actions; give one for each stage, such as F0,B0,W0")
+    actions = [action for row in rows for action in row if action is not None]
+    num_microbatches = 1 + max((action.microbatch for action in actions), default=0)
+    num_chunks = 1 + max((action.chunk for action in actions), default=0)
+    if rows and num_microbatches * num_chunks > len(rows[0]):
+        problems.append(
+            f"microbatches up to {num_microbatches - 1} through chunks up to {num_chunks - 1} are more than its "
+            f"{len(rows[0])} ticks have room for; both count from 0"
+        )
+    _report(path, problems)
+    schedule = Schedule(
+        name=path.name,
+        stages=len(rows),
+        microbatches=num_microbatches,
+        chunks=num_chunks,
+        placement=cast(Placement, settings.get("placement", "loop")),
+        joint=settings.get("joint") == "true",
+        rows=rows,
+    )
+    check(schedule)
+    wanted = {"stages": stages, "microbatches": microbatches, "chunks": virtual}
+    _report(
+        path,
+        [
+            f"it is a schedule for {getattr(schedule, name)} {name}, not for {size}"
+            for name, size in wanted.items()
+            if size is not None and getattr(schedule, name) != size
+        ],
+    )
+    return schedule
+
+
+def csv_text(schedule: Schedule) -> str:
+    """Writes a schedule so that `read_schedule` reads the same table."""
+    settings = []
+    if schedule.placement != "loop":
+        settings.append(f"# placement: {schedule.placement}")
+    if schedule.joint:
+        settings.append("# joint: true")
+    rows = [",".join("" if action is None else str(action) for action in row) for row in schedule.rows]
+    return "\n".join([*settings, *rows]) + "\n"
+
+
+def _settings(lines: Sequence[str], problems: list[str]) -> dict[str, str]:
+    settings = {}
+    for number, line in enumerate(lines, 1):
+        found = SETTING.fullmatch(line.strip())
+        if not found:
+            continue
+        name, value = found.groups()
+        if name not in SETTINGS:
+            problems.append(f"line {number}: {near_miss('setting', name, SETTINGS)}")
+        elif value not in SETTINGS[name]:
+            problems.append(f"line {number}: {name} is {' or '.join(SETTINGS[name])}, not {value!r}")
+        settings[name] = value
+    return settings
+
+
+def _rows(lines: Sequence[str], problems: list[str]) -> tuple[tuple[Action | None, ...], ...]:
+    """Reads one row from each line that has cells; short ones are idle to the end, as spreadsheets write them."""
+    rows: list[list[Action | None]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        row: list[Action | None] = []
+        for tick, cell in enumerate(next(csv.reader([line]))):
+            found = CELL.fullmatch(cell.strip())
+            if cell.strip() and not found:
+                problems.append(
+                    f"line {number}, stage {len(rows)}, tick {tick}: {cell.strip()!r} is no action; write F, R, B or W "
+                    "and the microbatch, then .chunk where there are several, such as F0, B3, W3 or F0.1"
+                )
+            row.append(Action(KINDS[found[1]], int(found[2]), int(found[3] or 0)) if found else None)
+        rows.append(row)
+    length = max((len(row) for row in rows), default=0)
+    return tuple((*row, *[None] * (length - len(row))) for row in rows)
+
+
+def _report(path: Path, problems: Sequence[str]) -> None:
+    if problems:
+        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        raise UserError(f"{count} in the schedule {path}:\n" + "\n".join(f"  {problem}" for problem in problems))

@@ -1,0 +1,249 @@
+"""A schedule as the executor reads it: for each tick and stage, what to run and where in memory its values lie.
+
+Everything about a schedule is known before anything is compiled, so it is worked out here, on the host, into arrays of
+integers (ticks x stages). A value that has to wait lies in a numbered slot of one of three buffers, from the tick that
+makes it to the last that reads it; a slot is used again as soon as it is free. A buffer has as many slots as are in
+use at once on the stage that needs most, so memory follows the schedule's peak and not the number of microbatches.
+
+    inbox      activations and gradients that arrived from other stages    from arrival to the action that reads them
+    kept       what forward leaves for backward                            from F (or R, where it recomputes) to W
+    crossing   what the first half of backward leaves for the second       from B to W
+
+`blocks/split_backward.py` finds what is kept and what crosses.
+
+The inbox has one slot more, the last, for what nobody reads: all stages receive at every tick.
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from .stages import Stages
+from .table import Action, Kind, Schedule
+
+Integers: TypeAlias = Any
+"""int32: an array (ticks, stages) on the host; a traced scalar where the executor has arrived at a tick and a stage."""
+
+
+class Entry(NamedTuple):
+    """What one stage does in one tick.
+
+    Attributes:
+        kind: A `Kind`.
+        microbatch: Of which microbatch.
+        row: The first row of the chunk's blocks in the stage's part of the parameters.
+        block: The first of these blocks in the model.
+        num_blocks: How many there are.
+        embeds: 1 where the action begins with the embedding (forward) or ends with it (backward).
+        heads: 1 where the position is the model's last: a forward goes on to the head, a backward begins with it.
+        reads: Slot of the inbox with what the action starts from.
+        kept: Slot of what is kept.
+        crossing: Slot of what crosses from B to W.
+        from_below: Slot of the inbox for what arrives from the stage before at the end of this tick.
+        from_above: The same for the stage after.
+        from_self: The same for what the stage itself has just made.
+    """
+
+    kind: Integers
+    microbatch: Integers
+    row: Integers
+    block: Integers
+    num_blocks: Integers
+    embeds: Integers
+    heads: Integers
+    reads: Integers
+    kept: Integers
+    crossing: Integers
+    from_below: Integers
+    from_above: Integers
+    from_self: Integers
+
+
+class Timetable(NamedTuple):
+    """A schedule as integers.
+
+    Attributes:
+        entries: What each stage does at each tick.
+        inbox: Slots of the inbox, the last one, for what nobody reads, included.
+        kept: Slots of the buffer of kept values, each of `blocks_per_slot` blocks.
+        crossing: Slots of the buffer of crossing values, likewise.
+        blocks_per_slot: Blocks of the largest position.
+        rows: Rows of blocks that each stage stores.
+        microbatches: M.
+        up: (from, to) of the messages that go up the stages, one pair for each stage that has somebody to send to.
+        down: The same for those that go down.
+        both_ways: Whether activations and gradients travel in both directions, and not each in one alone.
+        recomputes: Whether forwards are computed again, and leave nothing the first time.
+    """
+
+    entries: Entry
+    inbox: int
+    kept: int
+    crossing: int
+    blocks_per_slot: int
+    rows: int
+    microbatches: int
+    up: tuple[tuple[int, int], ...]
+    down: tuple[tuple[int, int], ...]
+    both_ways: bool
+    recomputes: bool
+
+
+class _Message(NamedTuple):
+    """An activation or a gradient on its way from one action to another, one position up or down the model."""
+
+    direction: str
+    receiver: int
+    sent: int
+    read: tuple[int, ...]
+
+
+def make_timetable(schedule: Schedule, stages: Stages) -> Timetable:
+    """Turns a schedule into integers.
+
+    Args:
+        schedule: A schedule that `check` accepts, or one of forwards alone.
+        stages: Where the blocks live.
+    """
+    shape = (schedule.num_ticks, schedule.stages)
+    table = Entry(*(np.zeros(shape, np.int32) for _ in Entry._fields))
+    when = {(stage, action): tick for tick, stage, action in schedule.actions()}
+    for (stage, action), tick in when.items():
+        _describe(table, schedule, stages, stage, action, tick)
+    inbox = _place_messages(table, list(_messages(schedule, when)))
+    kept = _place_held(table.kept, when, (Kind.RECOMPUTE, Kind.FORWARD), schedule)
+    crossing = _place_held(table.crossing, when, (Kind.BACKWARD_INPUT,), schedule)
+    num, wraps = schedule.stages, schedule.placement == "loop" and schedule.chunks > 1
+    up = tuple((stage, (stage + 1) % num) for stage in range(num if wraps else num - 1))
+    return Timetable(
+        entries=table,
+        inbox=inbox,
+        kept=kept,
+        crossing=crossing,
+        blocks_per_slot=stages.slots,
+        rows=stages.slots * stages.chunks,
+        microbatches=schedule.microbatches,
+        up=up,
+        down=tuple((target, source) for source, target in up),
+        both_ways=schedule.placement == "v",
+        recomputes=any(action.kind == Kind.RECOMPUTE for _, action in when),
+    )
+
+
+def _describe(table: Entry, schedule: Schedule, stages: Stages, stage: int, action: Action, tick: int) -> None:
+    position = schedule.position(stage, action.chunk)
+    table.kind[tick, stage] = action.kind
+    table.microbatch[tick, stage] = action.microbatch
+    table.row[tick, stage] = action.chunk * stages.slots
+    table.block[tick, stage] = stages.starts[stage][action.chunk]
+    table.num_blocks[tick, stage] = stages.counts[stage][action.chunk]
+    table.embeds[tick, stage] = position == 0 and action.kind != Kind.BACKWARD_WEIGHT
+    table.heads[tick, stage] = position == schedule.num_positions - 1
+
+
+def _messages(schedule: Schedule, when: dict[tuple[int, Action], int]) -> Iterator[_Message]:
+    """What a forward makes goes to the next position (of the last: to its own backward), dx to the one before."""
+    for (stage, action), sent in when.items():
+        position = schedule.position(stage, action.chunk)
+        last = schedule.num_positions - 1
+        if action.kind == Kind.FORWARD and position < last:
+            target, kinds = position + 1, (Kind.FORWARD, Kind.RECOMPUTE)
+        elif action.kind == Kind.FORWARD:
+            target, kinds = position, (Kind.BACKWARD_INPUT,)
+        elif action.kind == Kind.BACKWARD_INPUT and position > 0:
+            target, kinds = position - 1, (Kind.BACKWARD_INPUT,)
+        else:
+            continue
+        receiver, chunk = schedule.home(target)
+        readers = [when.get((receiver, Action(kind, action.microbatch, chunk))) for kind in kinds]
+        ticks = tuple(tick for tick in readers if tick is not None)
+        if ticks:
+            yield _Message(_direction(schedule, action.kind, stage, receiver), receiver, sent, ticks)
+
+
+def _direction(schedule: Schedule, kind: Kind, sender: int, receiver: int) -> str:
+    """From which side the receiver gets it; round the stages, activations only go up and gradients only down."""
+    if sender == receiver:
+        return "from_self"
+    up = receiver > sender if schedule.placement == "v" else kind == Kind.FORWARD
+    return "from_below" if up else "from_above"
+
+
+def _place_messages(table: Entry, messages: list[_Message]) -> int:
+    """Gives messages slots of the inbox, writes both ends into the table, and returns the number of slots."""
+    slots = allocate((message.receiver, message.sent, max(message.read)) for message in messages)
+    count = max(slots, default=-1) + 1
+    for array in (table.reads, table.from_below, table.from_above, table.from_self):
+        array[...] = count
+    for message, slot in zip(messages, slots, strict=True):
+        table.reads[list(message.read), message.receiver] = slot
+        getattr(table, message.direction)[message.sent, message.receiver] = slot
+    return count + 1
+
+
+def _place_held(
+    slots_of: np.ndarray, when: dict[tuple[int, Action], int], makers: tuple[Kind, ...], schedule: Schedule
+) -> int:
+    """Gives slots to what one action leaves for those up to W, and returns their number."""
+    pieces = [(stage, action.microbatch, action.chunk) for stage, action in when if action.kind == Kind.BACKWARD_WEIGHT]
+    lives = []
+    for stage, microbatch, chunk in pieces:
+        made = [when.get((stage, Action(kind, microbatch, chunk))) for kind in makers]
+        start = next(tick for tick in made if tick is not None)
+        lives.append((stage, start, when[stage, Action(Kind.BACKWARD_WEIGHT, microbatch, chunk)] + 1))
+    slots = allocate(lives)
+    for (stage, microbatch, chunk), (_, start, _), slot in zip(pieces, lives, slots, strict=True):
+        for kind in (makers[0], *makers[1:], Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT):
+            tick = when.get((stage, Action(kind, microbatch, chunk)))
+            if tick is not None and tick >= start:
+                slots_of[tick, stage] = slot
+    return max(slots, default=0) + 1
+
+
+def allocate(lives: Iterable[tuple[int, int, int]]) -> list[int]:
+    """Gives each value a slot that no other value of its stage has while it lives.
+
+    Args:
+        lives: (stage, start, stop) of each value; a slot is free again for a value that starts where another stops.
+
+    Returns:
+        A slot for each, from 0; as few as the most that live at once on one stage.
+    """
+    lives = list(lives)
+    slots = [0] * len(lives)
+    free: dict[int, list[int]] = {}
+    busy: dict[int, list[tuple[int, int]]] = {}
+    used: dict[int, int] = {}
+    for index in sorted(range(len(lives)), key=lambda index: lives[index][1]):
+        stage, start, stop = lives[index]
+        ends, spare = busy.setdefault(stage, []), free.setdefault(stage, [])
+        while ends and ends[0][0] <= start:
+            heappush(spare, heappop(ends)[1])
+        if not spare:
+            heappush(spare, used.setdefault(stage, 0))
+            used[stage] += 1
+        slots[index] = heappop(spare)
+        heappush(ends, (stop, slots[index]))
+    return slots
+
+
+def most_turns(timetable: Timetable) -> dict[str, int]:
+    """How many turns each loop of the executor makes in all ticks together, on the stage where it makes most."""
+    entry = timetable.entries
+    forward, recompute, backward, weight = (
+        (entry.kind == kind).astype(int)
+        for kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+    )
+    turns = {
+        "embed": entry.embeds * (forward + recompute),
+        "forward": entry.num_blocks * forward,
+        "recompute": entry.num_blocks * recompute,
+        "head_forward": entry.heads * forward,
+        "head_backward": entry.heads * backward,
+        "backward_input": entry.num_blocks * backward,
+        "embed_backward": entry.embeds * backward,
+        "backward_weight": entry.num_blocks * weight,
+    }
+    return {part: int(counts.sum(axis=0).max()) for part, counts in turns.items()}

@@ -1,0 +1,223 @@
+"""Mistakes in a model's own functions, found by tracing them before anything is compiled, each told in one message.
+
+init     its arguments, what it raises, no parameters, parameters that are no floating-point arrays, blocks that
+         are not stacked
+loss     its arguments, what it raises, what it returns, for the rows of one device
+blocks   what embed, block and head raise and return, a block that gives back another shape or dtype
+predict  its arguments
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ...layouts.paths import leaves_with_paths
+from ...mesh.errors import UserError
+from ...mesh.keys import make_key
+from ...mesh.user_errors import accepts, place_of_function, told_as_users
+from ..model import BlockModel, Model, Params
+from ..precision import cast_floats, cast_inputs
+
+GROUPS = ("embed", "blocks", "head")
+MOST_LISTED = 12
+CALLED_WITH = {
+    "init": "key",
+    "loss": "params, batch, key",
+    "predict": "params, batch",
+    "embed": "groups, batch, key",
+    "block": "block_params, x, key",
+    "head": "groups, x, batch, key",
+}
+"""The functions of a model and what the runtime gives them."""
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
+
+
+class ModelError(UserError):
+    """A mistake in one of a model's own functions."""
+
+
+def abstract_init(model: Model | BlockModel) -> Params:
+    """Shapes and dtypes of what a model's init returns; no array is made.
+
+    Raises:
+        ModelError: init cannot be called with a key alone, raises something, or returns what cannot be trained.
+    """
+    _check_arguments(model, "init")
+    wrong: list[str] = []
+
+    def init(key: Any) -> Params:
+        params = model.init(key)
+        wrong.extend(f"{path or 'it'} is {_kind(leaf)}" for path, leaf in leaves_with_paths(params) if _kind(leaf))
+        return () if wrong else params
+
+    with told_as_users(f"model {model.name!r}: init", model.init, ModelError):
+        params = jax.eval_shape(init, make_key(0))
+    if wrong:
+        raise ModelError(
+            f"{_of_init(model)} what is no parameter: {_some(wrong)}. Parameters have to be floating-point arrays, as "
+            "they are differentiated and updated. Keep constants, counters and keys out of init's result: make them "
+            "where the loss uses them, or give them in the batch; write a number as jnp.asarray(1.0)."
+        )
+    return params
+
+
+def check_groups(model: Model | BlockModel, params: Params) -> None:
+    """Checks the groups of a `BlockModel` and that its blocks are stacked.
+
+    Args:
+        model: Any model; of others there is nothing to check.
+        params: What `abstract_init` returns for it, or the same cast.
+
+    Raises:
+        ModelError: A group is missing, or a leaf of "blocks" has another first dim than `num_blocks`.
+    """
+    if not isinstance(model, BlockModel):
+        return
+    where = _of_init(model)
+    if not isinstance(params, Mapping) or any(name not in params for name in GROUPS):
+        given = f"the groups {', '.join(map(str, params))}" if isinstance(params, Mapping) else type(params).__name__
+        raise ModelError(f'{where} {given}. A BlockModel has the groups "embed", "blocks" and "head"; one may be {{}}.')
+    missing = [name for name in (*model.embed_reads, *model.head_reads) if name not in params]
+    if missing:
+        raise ModelError(f"{where} the groups {', '.join(params)}; embed_reads or head_reads name {missing[0]!r} too.")
+    wrong = [
+        f"blocks/{path} is {_shape(leaf)}"
+        for path, leaf in leaves_with_paths(params["blocks"])
+        if leaf.shape[:1] != (model.num_blocks,)
+    ]
+    if wrong or not jax.tree.leaves(params["blocks"]):
+        raise ModelError(
+            f"{where} blocks that are not num_blocks={model.num_blocks} stacked on dim 0: "
+            f"{_some(wrong) or 'blocks is empty'}. Give every leaf of blocks that first dim, as with jnp.stack."
+        )
+
+
+def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "float32", evaluates: bool = False) -> None:
+    """Traces the loss of the rows of one device.
+
+    Args:
+        model: The model.
+        batch: Per-device shapes and dtypes of a batch.
+        compute: The dtype in which parameters reach the model.
+        evaluates: Whether the loss will also be called without a key.
+
+    Raises:
+        ModelError: The loss, or a part of a model of blocks, cannot be called so, raises, or returns something else.
+    """
+    names = ("embed", "block", "head") if isinstance(model, BlockModel) else ("loss",)
+    for name in (*names, *(("predict",) if model.predict is not None else ())):
+        _check_arguments(model, name)
+    params = abstract_init(model)
+    if not jax.tree.leaves(params):
+        given = f"no parameters ({params}): there is nothing to train. Return a tree of arrays."
+        raise ModelError(f"{_of_init(model)} {given}")
+    check_groups(model, params)
+    params = jax.eval_shape(lambda tree: cast_floats(tree, compute), params)
+    cast = jax.eval_shape(lambda rows: cast_inputs(rows, compute), dict(batch))
+    batch = {name: cast[name] for name in batch}
+    key = jax.eval_shape(lambda: make_key(0))
+    for given in (key, None) if evaluates else (key,):
+        without = " without a key, as in evaluation," if given is None else ""
+        if isinstance(model, BlockModel):
+            _trace_blocks(model, params, batch, given, without)
+        else:
+            result = _trace(model, "loss", (params, batch, given), batch, without)
+            _check_pair(model, "loss", result)
+
+
+def _trace_blocks(model: BlockModel, params: Params, batch: Shapes, key: Any, without: str) -> None:
+    embed = {name: params[name] for name in model.embed_reads}
+    head = {name: params[name] for name in model.head_reads}
+    x = _trace(model, "embed", (embed, batch, key), batch, without)
+    block = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["blocks"])
+    y = _trace(model, "block", (block, x, key), batch, without)
+    before, after = (dict(leaves_with_paths(each)) for each in (x, y))
+    changed = [
+        f"{path or 'x'} from {_shape(before.get(path))} to {_shape(after.get(path))}"
+        for path in {**before, **after}
+        if _shape(before.get(path)) != _shape(after.get(path))
+    ]
+    if changed or jax.tree.structure(x) != jax.tree.structure(y):
+        raise ModelError(
+            f"model {model.name!r}: block, {place_of_function(model.block)}, changes "
+            f"{_some(changed) or 'the structure of x'}. Every block gets what the one before it returns: it has to "
+            "give back the shapes and dtypes that embed returns (cast with .astype(x.dtype))."
+        )
+    _check_pair(model, "head", _trace(model, "head", (head, x, batch, key), batch, without))
+
+
+def _trace(model: Any, name: str, arguments: tuple[Any, ...], batch: Shapes, without: str) -> Any:
+    """What a function returns, as shapes."""
+    function = getattr(model, name)
+    try:
+        with told_as_users(f"model {model.name!r}: {name}{without}", function, ModelError):
+            return jax.eval_shape(function, *arguments)
+    except ModelError as error:
+        facts = _facts(error.__cause__, arguments, batch)
+        raise ModelError(f"{str(error).rstrip('.')}. {facts}") from error.__cause__
+
+
+def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shapes) -> str:
+    """What the function was given, and what to do."""
+    held = _some([f"{name} {_shape(leaf)}" for name, leaf in batch.items()])
+    params = _some([f"{path} {_shape(leaf)}" for path, leaf in leaves_with_paths(arguments[0])])
+    given = f"On each device the batch holds {held}; the parameters are {params}."
+    if isinstance(error, KeyError):
+        near = get_close_matches(str(error.args[0]) if error.args else "", list(batch), n=1, cutoff=0.7)
+        return f"{given} Read what is there{f' (did you mean {near[0]})' if near else ''}, or give data of that name."
+    if isinstance(error, TypeError) and "dtype" in str(error):
+        return f"{given} Bring both to one dtype, as in x.astype(kernel.dtype)."
+    return f"{given} Mend that line, or the data."
+
+
+def _check_arguments(model: Any, name: str) -> None:
+    function = getattr(model, name)
+    wanted = CALLED_WITH[name]
+    if not accepts(function, len(wanted.split(","))):
+        raise ModelError(
+            f"model {model.name!r}: {name}, {place_of_function(function)}, cannot be called with "
+            f"({wanted}), as the runtime calls it. Give it these arguments, in this order."
+        )
+
+
+def _of_init(model: Model | BlockModel) -> str:
+    return f"model {model.name!r}: init, {place_of_function(model.init)}, returns"
+
+
+def _check_pair(model: Any, name: str, result: Any) -> None:
+    """Checks what a loss returned: a pair of scalars, the first of floating point."""
+    leaves = jax.tree.leaves(result)
+    is_pair = isinstance(result, tuple) and len(result) == 2 and len(leaves) == 2
+    if is_pair and not any(leaf.shape for leaf in leaves) and jnp.issubdtype(leaves[0].dtype, jnp.floating):
+        return
+    given = "None" if result is None else f"{len(leaves)} values, " + _some([_shape(leaf) for leaf in leaves])
+    if is_pair and not any(leaf.shape for leaf in leaves):
+        given = f"a sum of dtype {leaves[0].dtype}, which has no gradient"
+    third = " Drop what comes after the pair." if isinstance(result, tuple) and len(result) > 2 else ""
+    raise ModelError(
+        f"model {model.name!r}: {name}, {place_of_function(getattr(model, name))}, returns {given}. It has to return a "
+        "pair of floating-point scalars, (sum of loss x weight, sum of weights) over the rows it is given; for a mean "
+        f"over n rows, (mean * n, n).{third}"
+    )
+
+
+def _kind(leaf: Any) -> str:
+    """What a leaf of the parameters is that cannot be one; empty for an array of floating-point numbers."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return f"{leaf!r} of type {type(leaf).__name__}"
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return "a random key"
+    return "" if jnp.issubdtype(dtype, jnp.inexact) else _shape(leaf)
+
+
+def _shape(leaf: Any) -> str:
+    return "nothing" if leaf is None else f"{leaf.dtype} {tuple(leaf.shape)}"
+
+
+def _some(items: list[str]) -> str:
+    rest = len(items) - MOST_LISTED
+    return ", ".join(items[:MOST_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,154 @@
+"""Activations by name: what flows inside a model lies as a rule says, as the outputs of Keras's layers do.
+
+    in the model     y = name_output(y, "blocks/mlp/output")                       y itself
+    in layouts.rules blocks/mlp/output: [data, null, tensor]                       a key that ends in /output
+    in the step      y[B_data, L, F] = with_sharding_constraint(y, [·, null, tensor])   forward, and its gradient
+
+1. The step works on rows of its own, so the axes that split rows are dropped from dim 0: they are there already. The
+   other axes that it is manual over have split the work, too; a rule that names them is refused. What is left are the
+   axes left to XLA, over which the constraint holds, null meaning whole.
+2. Names are met while the model is traced. A rule that no name met is an error then, as an unused rule is.
+3. Outside a step (one device, the reference of `verify`, `predict`) a name does nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ...layouts import problems
+from ...layouts.output_rules import OUTPUT, unused_output_rules
+from ...layouts.problems import LayoutError
+from ...layouts.tensor_layout import TensorLayout
+from ...mesh.errors import UserError
+from ..model import BlockModel, Model
+from ..plan import Layouts
+
+_current: Any = jax.make_user_context(None)
+"""The `NamedOutputs` of the step being traced. JAX keeps traces apart by it: a jitted layer is traced for each step."""
+
+
+def name_output(x: Any, path: str) -> Any:
+    """Names an activation, so that a rule of the run can lay it out; without one it is returned as it is.
+
+    Args:
+        x: An array, as the model has it: rows on dim 0.
+        path: Its name: names joined by "/", the last of them "output", for example "blocks/mlp/output". Calls in a
+            loop over layers may share one.
+
+    Returns:
+        `x`, laid out by the run's rule for `path` where a step with such a rule is being traced.
+
+    Raises:
+        UserError: The name does not end in "/output", or `x` is no array.
+    """
+    if not isinstance(path, str) or not path.endswith(OUTPUT) or path == OUTPUT:
+        raise UserError(
+            f"name_output(x, {path!r}): the name of an activation ends in {OUTPUT}, as the rules for activations do. "
+            f'Write name_output(x, "{str(path).strip("/")}{OUTPUT}").'
+        )
+    outputs: NamedOutputs | None = _current.value
+    if outputs is None:
+        return x
+    if not hasattr(x, "shape"):
+        raise UserError(
+            f'name_output(x, "{path}") got a {type(x).__name__}; it names one array. Name each array of it by itself.'
+        )
+    return outputs.constrain(x, path)
+
+
+class NamedOutputs:
+    """The activations that one step's model names, and the rules that they meet."""
+
+    def __init__(self, layouts: Layouts) -> None:
+        """Starts without names; `layouts.output_rules` are the rules, `layouts.manual_axes` what they cannot decide."""
+        self._layouts = layouts
+        self._named: dict[str, tuple[int, ...]] = {}
+        self._problems: dict[str, None] = {}
+
+    def within(self, model: Model | BlockModel) -> Model | BlockModel:
+        """The same model, whose names are met by the rules whenever it is traced; itself where there are no rules."""
+        if self._layouts.output_rules is None:
+            return model
+        if isinstance(model, Model):
+            return replace(model, loss=self._bound(model.loss))
+        return replace(
+            model, embed=self._bound(model.embed), block=self._bound(model.block), head=self._bound(model.head)
+        )
+
+    def constrain(self, x: Any, path: str) -> Any:
+        """Lays an activation out by the rule for its name; what is wrong is kept for `check`."""
+        rules = self._layouts.output_rules
+        assert rules is not None
+        self._named[path] = x.shape
+        keys = rules.deciding_keys(path)
+        problem = problems.ambiguous(keys) if len(keys) > 1 else None
+        layout = None if problem else rules[path]
+        if layout is not None:
+            problem = self._problem(x, layout, *keys)
+        if problem is not None:
+            self._problems[f"Activation {path!r} of shape {x.shape} (on each device) {problem}"] = None
+        return x if problem or layout is None else self._constrained(x, layout)
+
+    def around(self, program: Callable[..., Any], *, unused: bool = True) -> Callable[..., Any]:
+        """The same function, which traces the model, and then raises a LayoutError of all that was wrong.
+
+        Args:
+            program: Any function that calls what `within` gave.
+            unused: Also look for rules that no name met.
+        """
+
+        def call(*arguments: Any) -> Any:
+            result = program(*arguments)
+            self._check(unused)
+            return result
+
+        return call
+
+    def _check(self, unused: bool) -> None:
+        rules = self._layouts.output_rules
+        if rules is None:
+            return
+        found = list(self._problems)
+        if unused:
+            found += unused_output_rules(rules, list(self._named), [row.path for row in self._layouts.table.rows])
+        if found:
+            raise LayoutError(found)
+
+    def _bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            with _current(self):
+                return function(*arguments)
+
+        return call
+
+    def _problem(self, x: Any, layout: TensorLayout, key: str) -> str | None:
+        if layout.axes and len(layout.axes) != jnp.ndim(x):
+            return problems.rank_mismatch(jnp.ndim(x), layout, key)
+        left = self._left_to_xla(layout)
+        reasons = (left.indivisible(dim, size) for dim, size in enumerate(x.shape))
+        reason = next((reason for reason in reasons if reason is not None), None)
+        return None if reason is None else problems.indivisible_output(layout, key, reason)
+
+    def _left_to_xla(self, layout: TensorLayout) -> TensorLayout:
+        """The layout of what each device works on: only the axes that are left to XLA."""
+        manual = self._layouts.manual_axes
+        dims = [layout.axes_of_dim(dim) for dim in range(len(layout.axes))]
+        return TensorLayout([tuple(axis for axis in axes if axis not in manual) for axes in dims], layout.device_mesh)
+
+    def _constrained(self, x: Any, layout: TensorLayout) -> Any:
+        layouts = self._layouts
+        sizes = {axis: layouts.mesh.axis_size(axis) for axis in layouts.mesh.axis_names}
+        if not any(size > 1 and axis not in layouts.manual_axes for axis, size in sizes.items()):
+            return x  # nothing is left to XLA: it lies so
+        left = self._left_to_xla(layout)
+        dims = [left.axes_of_dim(dim) for dim in range(jnp.ndim(x))]
+        context = jax.sharding.get_abstract_mesh()
+        mesh = layouts.mesh.abstract_mesh if context.empty else context
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*(axes or None for axes in dims))))

@@ -1,0 +1,117 @@
+"""Arrays whose blocks are in the order that pipeline stages store them in, and the same in the model's own order.
+
+Checkpoints, samples and comparisons use the model's order, so that nothing outside the step knows of stages. Where the
+two orders are one (a chunk on each stage, as many blocks on all), nothing is moved.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ...layouts.paths import map_with_path
+from ..pipeline import AXIS
+from ..schedule.stages import Stages
+
+
+@dataclass(frozen=True)
+class StoredOrder:
+    """Goes from one order to the other, for parameters, gradients, or a whole train state.
+
+    Attributes:
+        stages: Which block is stored where; None where there are no stages.
+    """
+
+    stages: Stages | None
+
+    @property
+    def reordered(self) -> Stages | None:
+        """The stages, where the two orders differ."""
+        return None if self.stages is None or self.stages.is_natural else self.stages
+
+    def to_model(self, tree: Any) -> Any:
+        """Puts the blocks of stored global arrays into the model's order, leaf by leaf.
+
+        A leaf that has blocks is one under "blocks", with a dim laid out over `pipe` or with a dim 0 that counts stored
+        rows (a factored moment of an optimizer).
+        """
+        stages = self.reordered
+        if stages is None:
+            return tree
+
+        def move(path: str, leaf: Array) -> Array:
+            dim = _block_dim(path, leaf, stages)
+            return leaf if dim is None else _move(leaf, dim, stages.to_natural, _fitting(leaf, dim, stages))
+
+        return map_with_path(move, tree)
+
+    def abstract_model(self, tree: Any) -> Any:
+        """Shapes and shardings of what `to_model` makes of stored arrays of these."""
+        stages = self.reordered
+        if stages is None:
+            return tree
+
+        def move(path: str, leaf: Any) -> Any:
+            dim = _block_dim(path, leaf, stages)
+            if dim is None:
+                return leaf
+            shape = (*leaf.shape[:dim], stages.num_blocks, *leaf.shape[dim + 1 :])
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=_fitting(leaf, dim, stages))
+
+        return map_with_path(move, tree)
+
+    def to_stored(self, tree: Any, like: Any) -> Any:
+        """Undoes `to_model`.
+
+        Args:
+            tree: Global arrays with blocks in the model's order.
+            like: Stored arrays or their abstract values: the layouts to end in.
+        """
+        stages = self.reordered
+        if stages is None:
+            return tree
+
+        def move(path: str, target: Any, leaf: Array) -> Array:
+            dim = _block_dim(path, target, stages)
+            return leaf if dim is None else _move(leaf, dim, stages.to_storage, target.sharding)
+
+        return map_with_path(move, like, tree)
+
+
+def _block_dim(path: str, leaf: Any, stages: Stages) -> int | None:
+    """The dim of a stored array that counts rows of blocks."""
+    if "blocks" not in path.split("/"):
+        return None
+    spec = leaf.sharding.spec
+    over_pipe = [dim for dim in range(len(spec)) if AXIS in _axes(spec[dim])]
+    if over_pipe:
+        return over_pipe[0]
+    return 0 if leaf.shape[:1] == (len(stages.order),) else None
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _fitting(leaf: Any, dim: int, stages: Stages) -> NamedSharding:
+    """The leaf's sharding, without `pipe` where that does not divide the model's number of blocks."""
+    sharding = leaf.sharding
+    if stages.num_blocks % stages.stages == 0:
+        return sharding
+    spec = list(sharding.spec)
+    if dim < len(spec):
+        spec[dim] = tuple(axis for axis in _axes(spec[dim]) if axis not in (AXIS, None)) or None
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+
+
+def _move(leaf: Array, dim: int, reorder: Callable[[Array], Array], sharding: NamedSharding) -> Array:
+    """Reorders one dim of one array; one at a time, so that no more than one is ever whole anywhere."""
+
+    def moved(array: Array) -> Array:
+        return jnp.moveaxis(reorder(jnp.moveaxis(array, dim, 0)), 0, dim)
+
+    return jax.jit(moved, out_shardings=sharding)(leaf)

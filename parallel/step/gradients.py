@@ -1,0 +1,134 @@
+"""Gradients of the loss: summed over microbatches on each device, and measured once over the mesh."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ...layouts.tensor_layout import TensorLayout
+from ...mesh.compat import varying_axes
+from ..blocks.forward import LocalLoss
+from ..collectives import Collective
+from ..data import scalar_width
+from ..model import Batch, Params
+
+
+def accumulate_gradients(
+    local: LocalLoss, params: Params, batch: Batch, key: Array | None, *, microbatches: int, axes: tuple[str, ...]
+) -> tuple[Params, tuple[Array, Array]]:
+    """Sums the gradients of one device's rows over its microbatches.
+
+    Since the loss is a sum, not a mean, gradients add up whatever the weights of the microbatches: one microbatch or
+    many give the same.
+
+    Args:
+        local: The local loss.
+        params: Per-device parameters, varying over the axes.
+        batch: Per-device rows; their number is a multiple of `microbatches`.
+        key: Randomness of this step, the same on all devices and in all microbatches.
+        microbatches: How many pieces the rows are cut into, one after the other in memory.
+        axes: Mesh axes over which devices hold shares of the loss.
+
+    Returns:
+        Gradients in the parameters' dtype and layout, and the sums (loss, weight), all local to the device.
+    """
+    kept = local.keep(params)
+    params = local.carriers(params)
+    differentiate = local.differentiate or jax.value_and_grad(local.loss, has_aux=True)
+    if microbatches == 1:
+        (total, weight), gradients = differentiate(params, kept, batch, key)
+        return gradients, (_varying(total, axes), _varying(weight, axes))
+
+    def body(sums: Any, microbatch: Batch) -> tuple[Any, None]:
+        (total, weight), gradients = differentiate(params, kept, microbatch, key)
+        return jax.tree.map(lambda a, b: a + b, sums, (gradients, total, weight)), None
+
+    pieces = {name: _split(rows, microbatches) for name, rows in batch.items()}
+    first = {name: rows[0] for name, rows in pieces.items()}
+    shapes = jax.eval_shape(lambda batch: local.loss(params, kept, batch, key), first)
+    zeros = (
+        jax.tree.map(jnp.zeros_like, params),
+        *(_varying(jnp.zeros(shape.shape, shape.dtype), axes) for shape in shapes),
+    )
+    (gradients, total, weight), _ = lax.scan(body, zeros, pieces)
+    return gradients, (total, weight)
+
+
+def _split(rows: Array, microbatches: int) -> Array:
+    return rows.reshape(microbatches, rows.shape[0] // microbatches, *rows.shape[1:])
+
+
+def _varying(scalar: Array, axes: tuple[str, ...]) -> Array:
+    """A scalar typed as different on each device of the axes (a weight may be a constant, the same everywhere)."""
+    missing = tuple(axis for axis in axes if axis not in varying_axes(scalar))
+    return lax.pcast(scalar, missing, to="varying") if missing else scalar
+
+
+def complete_squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> list[Array]:
+    """The local sum of squares of gradients that are complete, to travel with the loss; empty if none is."""
+    squares = _squares(gradients, layouts, axes).get(axes, []) if axes else []
+    return [jnp.asarray(sum(squares))] if squares else []
+
+
+def global_norm(
+    gradients: Params, layouts: Any, axes: tuple[str, ...], complete: Sequence[Array], divisor: Array
+) -> Array:
+    """The Euclidean norm over all elements of all gradients, each element counted once, divided.
+
+    Squares of gradients that are split over some axes, and the same along the others, are summed over all axes, in one
+    reduction, each device counting its share. It starts from numbers divided by what the first reduction brought, so
+    that it follows that one: two that are independent would sometimes be merged.
+
+    Args:
+        gradients: Per-device gradients, reduced, laid out as their parameters.
+        layouts: The parameters' `TensorLayout`s.
+        axes: Mesh axes over which devices hold shares of the loss.
+        complete: `complete_squares`, summed over the axes.
+        divisor: A number over 0, the weight of the global batch.
+
+    Returns:
+        A scalar of at least float32, the same on every device.
+    """
+    squares = _squares(gradients, layouts, axes)
+    totals = [*complete, *squares.get((), [])]
+    shares = [
+        sum(found) / _num_copies(split, axes) for split, found in sorted(squares.items()) if 0 < len(split) < len(axes)
+    ]
+    if shares:
+        totals.append(lax.psum(_varying(jnp.asarray(sum(shares)) / divisor, axes), axes) * divisor)
+    return jnp.sqrt(jnp.asarray(sum(totals))) / divisor
+
+
+def _num_copies(split: tuple[str, ...], axes: tuple[str, ...]) -> int:
+    """How many devices hold the same part of what is split over some of the axes."""
+    return prod(lax.axis_size(axis) for axis in axes if axis not in split)
+
+
+def _squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> dict[tuple[str, ...], list[Array]]:
+    """Local sums of squares, by the axes that the gradient is split over."""
+    leaves, treedef = jax.tree.flatten(gradients)
+    groups: dict[tuple[str, ...], list[Array]] = {}
+    for leaf, layout in zip(leaves, treedef.flatten_up_to(layouts), strict=True):
+        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        groups.setdefault(_split_axes(layout, axes), []).append(jnp.sum(wide * wide))
+    return groups
+
+
+def norm_cost(layouts: Sequence[TensorLayout], axes: tuple[str, ...], reduce_dtype: str) -> list[Collective]:
+    """One all-reduce of a scalar, where parameters are split over some, not all, axes."""
+    partly = any(0 < len(_split_axes(layout, axes)) < len(axes) for layout in layouts)
+    return [Collective("all-reduce", axes, 1, scalar_width(reduce_dtype))] if partly else []
+
+
+def _split_axes(layout: TensorLayout, axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis in layout.used_axes)
+
+
+def clip_factor(norm: Array, clip_norm: float) -> Array:
+    """The factor that brings gradients of this global norm down to `clip_norm`, or 1 below it (0 = never clip)."""
+    if clip_norm == 0:
+        return jnp.ones_like(norm)
+    return jnp.minimum(1.0, clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))

@@ -1,0 +1,97 @@
+"""Parameters that training starts from instead of drawing them: checked against the model, then put on their devices.
+
+Each device is sent its own part alone, cut out of the host's array. So weights in memory maps may be larger than the
+host's memory, and no device ever holds a whole large one.
+"""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...layouts.paths import leaves_with_paths, map_with_path
+from ...mesh.errors import UserError
+from ..model import Params
+from ..schedule.stages import Stages
+from ..sharding.stored_order import StoredOrder
+
+MAX_LISTED = 20
+"""Problems listed in one message."""
+
+
+def place(given: Params, stored: Params, order: StoredOrder) -> Params:
+    """Lays out parameters that the user gives.
+
+    Args:
+        given: The whole parameters, in the model's own order of blocks and the same on every process: NumPy arrays,
+            memory maps, or JAX arrays that this process holds whole. Floats are cast to the stored dtype.
+        stored: Shapes, dtypes and shardings of the parameters as the step stores them.
+        order: Between the model's order of blocks and the stored one.
+
+    Returns:
+        New global arrays, which share no memory with those given.
+
+    Raises:
+        UserError: A parameter is missing, is not the model's, or has another shape or kind of number; all at once.
+    """
+    problems = list(_problems(given, order.abstract_model(stored)))
+    if problems:
+        more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
+        lines = "\n".join(f"  {line}" for line in problems[:MAX_LISTED] + more)
+        raise UserError(f"Parameters that do not fit the model:\n{lines}")
+    arrays = {path: _of_host(leaf) for path, leaf in leaves_with_paths(given)}
+    stages = order.reordered
+
+    def put(path: str, leaf: jax.ShapeDtypeStruct) -> Array:
+        rows = stages if path.split("/")[0] == "blocks" else None
+        return jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, lambda index: _part(arrays[path], index, leaf.dtype, rows)
+        )
+
+    return map_with_path(put, stored)
+
+
+def _of_host(leaf: Any) -> np.ndarray:
+    return leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+
+
+def _part(array: np.ndarray, index: Any, dtype: Any, stages: Stages | None) -> np.ndarray:
+    """Copies one device's part of a parameter; `index` counts stored rows of blocks where there are stages."""
+    if stages is None:
+        return np.array(array[index], dtype)
+    blocks = stages.order[index[0]]
+    part = np.array(array[(np.maximum(blocks, 0), *index[1:])], dtype)
+    part[blocks < 0] = 0
+    return part
+
+
+def _problems(given: Params, expected: Params) -> Iterator[str]:
+    have, own = dict(leaves_with_paths(given)), dict(leaves_with_paths(expected))
+    for path, leaf in own.items():
+        if path not in have:
+            yield f"{path} is missing; the model's is {_text(leaf)}. Give it, or draw it with the model's own init."
+        elif not hasattr(have[path], "shape") or not hasattr(have[path], "dtype"):
+            yield f"{path} is a {type(have[path]).__name__}, not an array. Give it as np.asarray(...)."
+        elif tuple(have[path].shape) != leaf.shape or _is_float(have[path]) != _is_float(leaf):
+            yield f"{path} is {_text(have[path])}, but the model's is {_text(leaf)}."
+        elif isinstance(have[path], Array) and not have[path].is_fully_addressable:
+            yield (
+                f"{path} is spread over several processes. Give arrays that every process holds whole, or restore a "
+                "checkpoint, which needs no whole array anywhere."
+            )
+    for path in have:
+        if path not in own:
+            near = difflib.get_close_matches(path, own, n=1)
+            yield f"{path} is not a parameter of the model." + (f" Did you mean {near[0]}?" if near else "")
+
+
+def _text(leaf: Any) -> str:
+    return f"{jnp.dtype(leaf.dtype)}{list(leaf.shape)}"
+
+
+def _is_float(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))

@@ -1,0 +1,299 @@
+"""The step: one compiled, donated program (state, batch) -> (state, metrics) that strategies compose into.
+
+    shard_map over the manual axes, check_vma=True        every line of it is per device: see `step/device_step.py`
+        gradients = LocalStep.gradients(params, batch)    all collectives of all strategies
+    under the same jit, on global arrays in their layouts
+        params    = optimizer.update(gradients)           elementwise optimizers move nothing; XLA adds what others need
+
+The optimizer runs outside `shard_map` on purpose: an optax transformation sees whole (sharded) arrays there, so one
+that looks across elements of a parameter (adafactor's factored moments, muon's orthogonalisation, a per-tensor trust
+ratio) is right on every mesh without knowing it, and an elementwise one compiles to no communication at all.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from ...layouts.optimizer_state import resolve_optimizer_state
+from ...layouts.table import LayoutTable
+from ...mesh.errors import UserError
+from ...mesh.keys import key_of, make_key
+from .. import compression, diloco
+from ..collectives import Collective, merge
+from ..model import Batch, BlockModel, Model, Params
+from ..pipeline import in_stage_order
+from ..plan import Layouts
+from ..precision import FLOAT32, Precision, cast_floats
+from ..sharding.lay_out import abstract_parameters
+from . import initial_params
+from .device_step import LocalStep
+from .inputs import BatchCheck, explain, explained, refuse_consumed
+from .recompilation import RecompilationWatch
+from .state import StepMetrics, TrainState, abstract_state, seed_problem
+from .update import abstract_optimizer_state, apply_optimizer
+
+
+class Step:
+    """One training step, built from abstract values alone; see `build_step`."""
+
+    def __init__(
+        self,
+        model: Model | BlockModel,
+        optimizer: optax.GradientTransformation,
+        layouts: Layouts,
+        *,
+        accumulate: int,
+        clip_norm: float,
+        remat: str,
+        precision: Precision,
+    ) -> None:
+        self.given_model, self.remat = model, remat
+        self.model = in_stage_order(model, layouts.pipeline)
+        self.optimizer = optimizer
+        self.layouts = layouts
+        self.accumulate = accumulate
+        self.precision = precision
+        options: Any = {"accumulate": accumulate, "clip_norm": clip_norm, "remat": remat, "precision": precision}
+        self._local = LocalStep(model, layouts, **options)
+        self._exact = self._local if layouts.exact is layouts else LocalStep(model, layouts.exact, **options)
+        self._watch = RecompilationWatch("the training step")
+        self._compiled: jax.stages.Compiled | None = None
+        rows = partial(layouts.check_rows, microbatches=accumulate)
+        self._batches, self._own_batches = (BatchCheck(name, rows) for name in ("the step", "step.gradients"))
+        self._eval_batches = BatchCheck("step.evaluate", layouts.check_eval_rows)
+
+    def init(self, seed: int, params: Params | None = None) -> TrainState:
+        """Makes the first state, every array born in its own layout.
+
+        Args:
+            seed: The run's seed, 0 .. 2**32 - 1; parameters depend on it alone, never on the mesh.
+            params: Parameters to start from instead: whole arrays of the host, as `given_params.place` takes them.
+
+        Raises:
+            UserError: The parameters given are not the model's, or the seed is out of its range.
+        """
+        if problem := seed_problem(seed, "seed"):
+            raise UserError(problem)
+        abstract = self.abstract_state()
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        key_data = jax.random.key_data(make_key(seed))
+        if params is None:
+            # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
+            params = jax.jit(self._first_params, out_shardings=shardings.params)(key_data)
+        else:
+            params = initial_params.place(params, abstract.params, self.layouts.stored_order)
+        return jax.jit(self._first_state, out_shardings=shardings, donate_argnums=0)(params, key_data)
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        """Runs one step; the state given is donated and must not be used again.
+
+        Args:
+            state: As `init` or a checkpoint gives it.
+            batch: Global arrays, rows on dim 0, laid out by `layouts.batch_sharding()` (host arrays are placed so).
+
+        Returns:
+            The next state and this step's metrics, still being computed: read them late.
+
+        Raises:
+            UserError: The state was consumed or is of another step, the batch or the optimizer cannot be taken.
+            LayoutError: A rule for activations does not fit the model.
+        """
+        compilations = self._watch.compilations
+        try:
+            refuse_consumed(state.step)
+            result = self._launch(state, batch)
+        except Exception as error:
+            explain(error, state, self.abstract_state, batch, self._batches)
+            raise
+        self._watch.check(compilations, state, batch)
+        return result
+
+    def _launch(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        if self._compiled is not None:
+            try:
+                return self._compiled(state, batch)
+            except TypeError as error:  # a mistake, or other shapes than it was compiled for
+                explain(error, state, self.abstract_state, batch, self._batches)
+                self._compiled = None  # compile again, and be warned
+        return self._run(state, batch)
+
+    def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
+        """Compiles the step, once; calls with batches of these global shapes then run it.
+
+        Returns:
+            The compiled program, for its memory analysis and its text.
+        """
+        if self._compiled is None:
+            self._compiled = self.lower(abstract_batch).compile()
+        return self._compiled
+
+    def evaluate(self, params: Params, batch: Batch) -> tuple[Array, Array]:
+        """The sums (loss, weight) over one global batch, without randomness and without an update."""
+        with explained(params, lambda: self.abstract_state().params, batch, self._eval_batches):
+            return self._evaluate(params, batch)
+
+    def gradients(self, state: TrainState, batch: Batch) -> tuple[Params, StepMetrics]:
+        """The gradients that the next step would use (averaged and clipped), laid out as the update.
+
+        Under local steps and compression: exactly those of `state.params`. The state is not consumed.
+        """
+        with explained(state, self.abstract_state, batch, self._own_batches):
+            return self._differentiate(state.params, batch, state.key, state.step)
+
+    def lower(
+        self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct], platform: str | None = None
+    ) -> jax.stages.Lowered:
+        """Lowers the step from shapes alone: no array, and with `platform` no device either.
+
+        Args:
+            abstract_batch: Global shapes and dtypes of a batch.
+            platform: Lower for this platform ("cpu", "cuda", "tpu") over the abstract mesh, whose devices need not
+                exist; None lowers for the devices of the mesh, so that the result can be compiled and run here.
+        """
+        abstract = platform is not None
+        self._batches.check(abstract_batch)
+        sharding = self.layouts.batch_sharding(abstract=abstract)
+        batch = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            for name, leaf in abstract_batch.items()
+        }
+        state = self.abstract_state(abstract=abstract)
+        if not abstract:
+            with explained(state, lambda: state, batch, self._batches):
+                return self._run.lower(state, batch)
+        return self._jit_step(abstract=True).trace(state, batch).lower(lowering_platforms=(platform,))
+
+    def abstract_state(self, *, abstract: bool = False) -> TrainState:
+        """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
+        return abstract_state(self.layouts, self.optimizer_table, self.extra_table, abstract=abstract)
+
+    @cached_property
+    def optimizer_table(self) -> LayoutTable:
+        """The layout of every array of the optimizer's state."""
+        params = abstract_parameters(self.model, self.precision)
+        state = abstract_optimizer_state(self.optimizer, params)
+        table = resolve_optimizer_state(state, self.layouts.update_table)
+        return diloco.copies_table(table) if self.layouts.local_steps else table
+
+    @cached_property
+    def extra_table(self) -> LayoutTable:
+        """The layout of every array of `TrainState.extra`."""
+        if self.layouts.local_steps:
+            return diloco.extra_table(self.layouts.table)
+        if self.layouts.compressed:
+            return compression.errors_table(self.layouts)
+        return LayoutTable(rows=(), treedef=jax.tree.structure(()), mesh=self.layouts.mesh)
+
+    def cost(
+        self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct] | None = None, platform: str | None = None
+    ) -> tuple[Collective, ...]:
+        """The collectives of one step over the manual axes, as the strategies predict them from the layouts alone.
+
+        Args:
+            abstract_batch: Global shapes and dtypes of a batch; needed where the model splits its own work.
+            platform: Where the step runs ("cpu", "cuda", ...); by default that of the mesh's devices.
+        """
+        platform = platform or str(self.layouts.mesh.devices.flat[0]).split(":")[0]
+        lines = self._local.cost(dict(abstract_batch) if abstract_batch else None, platform)
+        if self.layouts.local_steps:
+            lines += diloco.cost(self.layouts.table, self.precision.reduce, platform=platform)
+        return merge(lines)
+
+    def _first_params(self, key_data: Array) -> Params:
+        return cast_floats(self.model.init(key_of(key_data)), self.precision.params)
+
+    def _first_state(self, params: Params, key_data: Array) -> TrainState:
+        state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data)
+        if self.layouts.local_steps:
+            return diloco.start(state, self.optimizer, self.layouts.mesh_size(diloco.AXIS))
+        errors = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.extra_table.abstract_arrays)
+        return state._replace(opt_state=self.optimizer.init(params), extra=errors)
+
+    def _step(self, gradients: Callable[..., Any], state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        grads, metrics, extra = gradients(state.params, batch, state.key, state.step, state.extra)
+        params = self._as_updated(state.params)
+        params, opt_state = apply_optimizer(self.optimizer, grads, state.opt_state, params, metrics.loss)
+        return TrainState(state.step + 1, params, opt_state, state.key, extra), metrics
+
+    def _as_updated(self, params: Params) -> Params:
+        """The parts of the parameters that this device updates; the copies of the others are not needed."""
+        if not self.layouts.zero:
+            return params
+        return jax.lax.with_sharding_constraint(params, self.layouts.update_table.shardings())
+
+    def _jit_step(self, *, abstract: bool) -> Any:
+        step = self._whole_step(abstract)
+        state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(abstract=abstract))
+        replicated = self.layouts.replicated(abstract=abstract)
+        return jax.jit(
+            step,
+            in_shardings=(state_shardings, self.layouts.batch_sharding(abstract=abstract)),
+            out_shardings=(state_shardings, replicated),
+            donate_argnums=0,
+        )
+
+    def _whole_step(self, abstract: bool) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
+        """The step on global arrays."""
+        if self.layouts.local_steps:
+            step = diloco.make_step(self._local, self.optimizer, abstract=abstract)
+        else:
+            step = partial(self._step, self._local.mapped_gradients(self.extra_table, abstract=abstract))
+        return self._batches.around(self._local.outputs.around(step))
+
+    @cached_property
+    def _run(self) -> Any:
+        return self._jit_step(abstract=False)
+
+    @cached_property
+    def _differentiate(self) -> Any:
+        table, replicated = self.layouts.table, self.layouts.replicated()
+        gradients = self._exact.outputs.around(self._exact.mapped_gradients(self.extra_table, abstract=False))
+        return jax.jit(
+            self._own_batches.around(lambda *arguments: gradients(*arguments, ())[:2]),
+            in_shardings=(table.shardings(), self.layouts.batch_sharding(), replicated, replicated),
+            out_shardings=(self.layouts.update_table.shardings(), replicated),
+        )
+
+    @cached_property
+    def _evaluate(self) -> Any:
+        sums = self._local.outputs.around(self._local.mapped_sums(), unused=False)
+        layouts: Any = (self.layouts.table.shardings(), self.layouts.batch_sharding())
+        return jax.jit(self._eval_batches.around(sums), in_shardings=layouts)
+
+
+def build_step(
+    model: Model | BlockModel,
+    optimizer: optax.GradientTransformation,
+    layouts: Layouts,
+    *,
+    accumulate: int = 1,
+    clip_norm: float = 0.0,
+    remat: str = "none",
+    precision: Precision = FLOAT32,
+) -> Step:
+    """Builds the training step. Nothing is computed and no device is touched until it runs.
+
+    Args:
+        model: The model.
+        optimizer: Any optax transformation; it must not clip by global norm (the step does).
+        layouts: From `lay_out`, with the same precision.
+        accumulate: Microbatches a step, one after the other; their gradients are summed.
+        clip_norm: Largest global norm of the gradients; 0 leaves them as they are.
+        remat: What blocks keep for backward: `none` drops only gathered parameters, `dots` keeps products of matrices,
+            `full` only the input of each block.
+        precision: The dtypes.
+
+    Raises:
+        UserError: A number is out of its range, or the policy is unknown.
+    """
+    if accumulate < 1:
+        raise UserError(f"train.accumulate={accumulate}: a step has at least 1 microbatch.")
+    if not 0 <= clip_norm < float("inf"):
+        raise UserError(f"train.clip_norm={clip_norm}: a norm is positive and finite; 0 turns clipping off.")
+    options: Any = {"accumulate": accumulate, "clip_norm": clip_norm, "remat": remat, "precision": precision}
+    return Step(model, optimizer, layouts, **options)

@@ -1,0 +1,115 @@
+"""The optimizer's part of a step: from averaged gradients to the next parameters; any optax transformation.
+
+    updates, opt_state = optimizer.update(gradients, opt_state, params, value=loss, grad=gradients)
+
+`value` and `grad` are for transformations that ask for them (`optax.GradientTransformationExtraArgs`): the loss of the
+batch before the update, and the gradients that are given anyway. Functions (`value_fn`, `grad_fn`) would run the model
+again within a step, which holds one forward and one backward pass: an optimizer that needs them is refused.
+"""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from ...layouts.paths import leaves_with_paths
+from ...mesh.errors import UserError
+from ..model import Params
+
+_MISSING = re.compile(r"missing \d+ required keyword-only arguments?: (.*)")
+
+
+def abstract_optimizer_state(optimizer: optax.GradientTransformation, params: Params) -> Any:
+    """Shapes and dtypes of an optimizer's state.
+
+    Args:
+        optimizer: An optax transformation.
+        params: Shapes and dtypes of the parameters.
+
+    Raises:
+        UserError: The state holds something that is no array, which the message names by its path.
+    """
+    try:
+        return jax.eval_shape(optimizer.init, params)
+    except TypeError as error:
+        if "is not a valid JAX type" not in str(error):
+            raise
+        raise UserError(
+            f"The optimizer's init returned something that is no array: {str(error).splitlines()[0]}. Its state is "
+            "kept on devices and in checkpoints, so it holds arrays and numbers alone. Keep other settings in the "
+            "function that makes the optimizer."
+        ) from error
+
+
+def apply_optimizer(
+    optimizer: optax.GradientTransformation, gradients: Params, opt_state: Any, params: Params, loss: Array
+) -> tuple[Params, Any]:
+    """Updates parameters once. Traced.
+
+    Args:
+        optimizer: An optax transformation.
+        gradients: Averaged and clipped.
+        opt_state: The optimizer's state.
+        params: The parameters that the gradients are of.
+        loss: The loss that they are of, a scalar.
+
+    Returns:
+        The next parameters and state.
+
+    Raises:
+        UserError: The optimizer needs more than a step has, decides by numbers that are known on devices alone, or
+            returned something else than updates and a state like those that it was given.
+    """
+    try:
+        result = optax.with_extra_args_support(optimizer).update(
+            gradients, opt_state, params, value=loss, grad=gradients
+        )
+    except jax.errors.ConcretizationTypeError as error:
+        raise UserError(
+            "The optimizer's update needs the value of an array in Python (`if`, `float(...)`), but a step is compiled "
+            "once for all values. Write it with jnp.where or jax.lax.cond, and keep counters as arrays in its state. "
+            f"JAX says: {str(error).splitlines()[0]}"
+        ) from error
+    except TypeError as error:
+        missing = _MISSING.search(str(error))
+        if missing is None:
+            raise
+        raise UserError(
+            f"The optimizer's update needs {missing[1]}, which a step does not have: it gives value= (the loss) and "
+            "grad= (the gradients), and runs the model once. A line search runs it several times: leave it out, "
+            "as in optax.lbfgs(learning_rate, linesearch=None), or take another optimizer."
+        ) from error
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise UserError(
+            f"The optimizer's update returned a {type(result).__name__}. It has to return (updates, state)."
+        )
+    updates, new_state = result
+    _check_alike(updates, params, "updates", "the parameters", dtypes=False)
+    _check_alike(new_state, opt_state, "a state", "the state that it was given", dtypes=True)
+    return optax.apply_updates(params, updates), new_state
+
+
+def _check_alike(found: Any, wanted: Any, what: str, like: str, *, dtypes: bool) -> None:
+    """Refuses a tree of other paths, shapes or (where they matter) dtypes than another."""
+    leaves, expected = dict(leaves_with_paths(found)), dict(leaves_with_paths(wanted))
+    for path in dict.fromkeys((*expected, *leaves)):
+        if path not in leaves or path not in expected:
+            has = f"has no array at {path!r}" if path not in leaves else f"also has an array at {path!r}"
+            raise UserError(
+                f"The optimizer's update returned {what} that {has}, unlike {like}. Return a tree of the same "
+                "structure; zeros where nothing changes."
+            )
+        given, want = _type_of(leaves[path], dtypes), _type_of(expected[path], dtypes)
+        if given != want:
+            raise UserError(
+                f"The optimizer's update returned {what} with {given} at {path!r}, but {like} has {want} there. Shapes "
+                f"{'and dtypes ' if dtypes else ''}stay as they are from step to step: convert it in the optimizer."
+            )
+
+
+def _type_of(leaf: Any, dtypes: bool) -> str:
+    shape = list(jnp.shape(leaf))
+    return f"{jnp.result_type(leaf)}{shape}" if dtypes else f"shape {shape}"

@@ -1,0 +1,165 @@
+"""The collectives of a compiled step against those that its strategies predict.
+
+A step is its gradients, for which every collective is predicted, and its update, in which XLA moves what an optimizer
+needs that looks across elements. Where the whole is not as predicted, the two are compiled apart:
+
+    gradients    as the strategies predict them, but for ZeRO's gathers of what was updated
+    step         what the gradients and the optimizer's update on its own move, added up
+    update       ZeRO's gathers alone, where the optimizer treats every element by itself
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+from ..collectives import Collective, merge
+from ..step.device_step import LocalStep
+from ..step.train_step import Step
+from ..xla.census import census
+from .reference import HostBatch
+from .update_traffic import looks_across, predicted_of_update, traffic_of_update
+
+
+class CollectiveCheck(NamedTuple):
+    """The collectives of a step, predicted and found.
+
+    Attributes:
+        predicted: by the strategies' formulas.
+        found: in the compiled step.
+        left_to_xla: of those found, the ones that no strategy predicts: over axes left to XLA, and those of an
+            optimizer that looks across elements of a parameter.
+        unexpected: one line for each kind and set of axes that is not as predicted.
+    """
+
+    predicted: tuple[Collective, ...] = ()
+    found: tuple[Collective, ...] = ()
+    left_to_xla: tuple[Collective, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+
+_Key: TypeAlias = tuple[str, tuple[str, ...]]
+_Amount: TypeAlias = tuple[int, int]
+"""A count and its bytes."""
+MOST_AMOUNTS = 20_000
+"""Sums of amounts that are looked through."""
+
+
+def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()) -> CollectiveCheck:
+    """Compares what the strategies predict with what the compiler made.
+
+    Where rules leave an axis to XLA, it decides how the parts of such a parameter are moved: then counts are compared
+    and bytes are not; nor are counts where rules lay out activations, since XLA may cut gradients then.
+
+    Args:
+        step: The step; it is compiled for batches of this shape.
+        batch: A global batch.
+        frozen: Paths of parameters whose gradient is zero on one device: what nobody reads of these need not be moved.
+    """
+    abstract = {
+        name: jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+        for name, array in batch.items()
+    }
+    mesh, owned = step.layouts.mesh, set(step.layouts.manual_axes)
+    exact = owned >= {axis for axis in mesh.axis_names if mesh.axis_size(axis) > 1}
+    compared = ("count", "bytes") if exact else () if step.layouts.output_rules else ("count",)
+    predicted, found = step.cost(abstract), census(step.compile(abstract).as_text() or "", mesh)
+    foreign = {_key(line) for line in found if not set(line.axes) <= owned}
+    differing: dict[_Key, str] = _differing(predicted, found, compared)
+    if differing.keys() - foreign:
+        optimizers, differing = _apart(step, abstract, found, compared, frozen)
+        foreign |= optimizers - differing.keys()
+    left = tuple(line for line in found if _key(line) in foreign)
+    unexpected = tuple(text for key, text in sorted(differing.items()) if key not in foreign)
+    return CollectiveCheck(predicted, found, left, unexpected)
+
+
+def _apart(
+    step: Step,
+    abstract: dict[str, jax.ShapeDtypeStruct],
+    found: Iterable[Collective],
+    compared: tuple[str, ...],
+    frozen: Any,
+) -> tuple[set[_Key], dict[_Key, str]]:
+    """What the optimizer moves for itself, by kind and axes, and what differs, with gradients and update apart."""
+    mesh = step.layouts.mesh
+    program = jax.jit(step.gradients).lower(step.abstract_state(), abstract).compile()
+    gradients, update = census(program.as_text() or "", mesh), traffic_of_update(step)
+    gathers = predicted_of_update(step)
+    predicted = _less(step.cost(abstract), gathers)
+    differing = _differing(predicted, gradients, compared)
+    for key in [key for key in differing if frozen and _is_unread(step, abstract, frozen, key, predicted, gradients)]:
+        del differing[key]
+    more = {_key(line) for line in _less(update, gathers)}
+    if more and not looks_across(step):
+        text = "{}: moved by the update alone, though the optimizer treats every element by itself"
+        return set(), differing | {_key(line): text.format(line) for line in update if _key(line) in more}
+    whole = _differing(merge([*gradients, *update]), found, compared)
+    if "bytes" not in compared:  # XLA may divide the whole as it divides neither part
+        whole = {key: text for key, text in whole.items() if key not in more}
+    return more, whole | differing
+
+
+def _key(line: Collective) -> _Key:
+    return line.kind, line.axes
+
+
+def _amounts(lines: Iterable[Collective]) -> dict[_Key, _Amount]:
+    return {_key(line): (line.count, line.bytes) for line in merge(lines)}
+
+
+def _less(lines: Iterable[Collective], taken: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Lines without those taken off; what would be less than nothing is nothing."""
+    off = _amounts(taken)
+    rest = [(line, off.get(_key(line), (0, 0))) for line in lines]
+    return tuple(
+        Collective(line.kind, line.axes, max(line.count - count, 0), max(line.bytes - size, 0))
+        for line, (count, size) in rest
+        if line.count > count or line.bytes > size
+    )
+
+
+def _differing(
+    predicted: Iterable[Collective], found: Iterable[Collective], compared: tuple[str, ...]
+) -> dict[_Key, str]:
+    """What differs, in words, by kind and axes."""
+    wanted, got = ({_key(line): line for line in lines} for lines in (predicted, found))
+    differing = {}
+    for key in sorted({*wanted, *got}):
+        one, other = wanted.get(key), got.get(key)
+        if one and other and all(getattr(one, name) == getattr(other, name) for name in compared):
+            continue
+        texts = [f"{line.count} moving {line.bytes:,} bytes" if line else "none" for line in (one, other)]
+        differing[key] = f"{key[0]} over {' x '.join(key[1])}: {texts[0]} predicted, {texts[1]} found"
+    return differing
+
+
+def _is_unread(
+    step: Step,
+    abstract: dict[str, jax.ShapeDtypeStruct],
+    frozen: Collection[str],
+    key: _Key,
+    predicted: Iterable[Collective],
+    found: Iterable[Collective],
+) -> bool:
+    """Whether just some moves of frozen parameters lack, which XLA leaves out where nobody reads the result."""
+    (count, size), (less, smaller) = (_amounts(lines).get(key, (0, 0)) for lines in (predicted, found))
+    gathers = predicted_of_update(step)
+    whole = _amounts(_less(step.cost(abstract), gathers)).get(key, (0, 0))
+    reached = {(0, 0)}
+    for path in sorted(frozen):
+        without = _amounts(_less(_cost_without(step, abstract, path), gathers)).get(key, (0, 0))
+        moves, moved = whole[0] - without[0], whole[1] - without[1]
+        units = [(1, moved // moves)] * moves if moves > 0 else [(0, moved)]
+        for unit in units:
+            reached |= {(some + unit[0], sizes + unit[1]) for some, sizes in reached}
+            if len(reached) > MOST_AMOUNTS:
+                return False
+    return (count - less, size - smaller) in reached
+
+
+def _cost_without(step: Step, abstract: dict[str, jax.ShapeDtypeStruct], path: str) -> tuple[Collective, ...]:
+    """What the strategies predict of the same step with one parameter left out."""
+    layouts, platform = step.layouts.without((path,)), str(step.layouts.mesh.devices.flat[0]).split(":")[0]
+    options: Any = {"accumulate": step.accumulate, "clip_norm": 0.0, "remat": step.remat, "precision": step.precision}
+    return merge(LocalStep(step.given_model, layouts, **options).cost(abstract, platform))

@@ -1,0 +1,288 @@
+"""Is a strategy's training that of one device? Loss, gradients, norm, parameters and collectives, compared.
+
+`verify` builds the step of a strategy and runs it beside the same model in plain JAX on one device (`oracle`); where
+they differ, it names the first thing that does and measures what usually causes it (`diagnosis`).
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from ...mesh.errors import UserError
+from ..model import BlockModel, Model
+from ..precision import Precision
+from ..sharding.lay_out import StrategyLike, lay_out
+from ..step.state import StepMetrics, TrainState
+from ..step.train_step import Step, build_step
+from . import claims, diagnosis
+from .beyond_steps import beyond_steps
+from .claims import frozen_parameters
+from .collective_check import CollectiveCheck, check_collectives
+from .differences import LeafError, leaf_errors, relative, state_errors
+from .first_difference import Found, first_difference, reported_error
+from .prepared import prepared
+from .reference import HostBatch, OneDevice, Reference, Sums
+from .result import Difference, Verification
+from .round_trip import SaveAndRestore
+from .row_counts import Case
+from .update_cause import Training
+
+FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
+"""Everything in float64, where rounding cannot be taken for a mistake."""
+
+INIT_TOLERANCE = 1e-5
+"""First parameters are drawn in float32 by most models."""
+
+OTHER_STEP = 7919
+"""Whose random numbers are compared with those of step 0."""
+
+
+def verify(
+    model: Model | BlockModel,
+    strategy: StrategyLike,
+    batches: Sequence[HostBatch],
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+    rules: Any = None,
+    accumulate: int = 1,
+    clip_norm: float = 0.0,
+    remat: str = "none",
+    precision: Precision = FLOAT64,
+    seed: int = 0,
+    devices: Sequence[str] | None = None,
+) -> Verification:
+    """Compares training under a strategy with training on one device.
+
+    The initial parameters are moved off zeros and ones first, since these hide mistakes.
+
+    Args:
+        model: The model; give a small one of the same structure.
+        strategy: As `lay_out` takes it.
+        batches: Global batches as host arrays, one a step, of equal shapes. Weights that differ from row to row show
+            mistakes that equal ones hide.
+        optimizer: Any optax transformation without clipping; AdamW by default.
+        rules: Layout rules, as `lay_out` takes them.
+        accumulate: Microbatches a step.
+        clip_norm: Largest global norm of gradients; 0 = never clip.
+        remat: What blocks keep for backward.
+        precision: The dtypes; float64 throughout by default.
+        seed: Of the initial parameters and dropout.
+        devices: Devices of the mesh by name; all of them by default.
+
+    Returns:
+        What was measured; `ok` where everything agrees.
+
+    Raises:
+        UserError: The strategy does not fit the model or the batches.
+    """
+    with x64(precision):
+        model = prepared(model, precision.reduce)
+        layouts = lay_out(model, strategy, rules=rules, precision=precision, devices=devices)
+        optimizer = optimizer or optax.adamw(1e-3, weight_decay=0.1)
+        step = build_step(
+            model, optimizer, layouts, accumulate=accumulate, clip_norm=clip_norm, remat=remat, precision=precision
+        )
+        return verify_step(step, batches, clip_norm=clip_norm, seed=seed)
+
+
+def x64(precision: Precision) -> Any:
+    """A context with 64-bit types where the precision needs them."""
+    return jax.enable_x64(True) if precision.needs_x64 else nullcontext()
+
+
+def verify_step(
+    step: Step,
+    batches: Sequence[HostBatch],
+    *,
+    clip_norm: float = 0.0,
+    seed: int = 0,
+    reduced: Mapping[str, tuple[Any, Any]] | None = None,
+    save_and_restore: SaveAndRestore | None = None,
+) -> Verification:
+    """Compares a step with one device; `verify` for a step that is built already.
+
+    Args:
+        step: The step.
+        batches: As in `verify`.
+        clip_norm: What the step was built with.
+        seed: As in `verify`.
+        reduced: Config key -> (before, after), to be stated.
+        save_and_restore: Writes a state to files and reads it; without it, states are passed on in memory.
+
+    Returns:
+        What was measured.
+
+    Raises:
+        UserError: The strategy trains differently from one device on purpose.
+    """
+    _check_exact(step)
+    device = step.layouts.mesh.backend_mesh.devices.flat[0]
+    with x64(step.precision), jax.default_device(device):
+        given: list[HostBatch] = [dict(batch) for batch in batches]
+        return _compare(_Asked(step, given, clip_norm, seed, reduced or {}, save_and_restore))
+
+
+class _Asked(NamedTuple):
+    """The arguments of `verify_step`."""
+
+    step: Step
+    batches: list[HostBatch]
+    clip_norm: float
+    seed: int
+    reduced: Mapping[str, tuple[Any, Any]]
+    save_and_restore: SaveAndRestore | None
+
+
+def _check_exact(step: Step) -> None:
+    if step.layouts.exact is step.layouts:
+        return
+    option, off = ("local_steps", "0") if step.layouts.local_steps else ("compress", "none")
+    raise UserError(
+        f"strategy.data.{option}={getattr(step.layouts.data, option)} does not train as one device would, by design. "
+        f"The rest of the strategy can be verified: set strategy.data.{option}={off}."
+    )
+
+
+def _compare(asked: _Asked) -> Verification:
+    step, batches, clip_norm = asked.step, asked.batches, asked.clip_norm
+    compute, pipeline = step.precision.compute, step.layouts.pipeline
+    stages = pipeline.stages if pipeline else None
+    oracle = OneDevice(
+        step.given_model, step.optimizer, clip_norm=clip_norm, compute=compute, seed=asked.seed, stages=stages
+    )
+    start = oracle.init(step.precision.params)
+    tolerances = oracle.tolerances(start, batches[0])
+    of_loss, of_update = tolerances
+    state = step.init(asked.seed)
+    init = leaf_errors(state.params, start, tolerance=of_loss)
+    params = jax.tree.map(np.asarray, state.params)
+    reference = oracle.train(params, batches)
+    try:
+        collectives = check_collectives(step, batches[0], frozen_parameters(reference))
+        found, norm = summed(step, state, batches[0], clip_norm)
+    except ValueError as error:
+        cause = diagnosis.refused(error, step.layouts)
+        if cause is None:
+            raise
+        return _refused(asked, reference, cause, tolerances)
+    gradients = leaf_errors(found.gradients, reference.gradients, scale=found.weight or 1.0, tolerance=of_loss)
+    reported: list[StepMetrics] = []
+    for batch in batches:
+        state, metrics = step(state, batch)
+        reported.append(jax.device_get(metrics))
+    saved = step.layouts.stored_order.to_model(state)
+    losses = tuple(float(metrics.loss) for metrics in reported)
+    measured = Verification(
+        **_facts(asked, len(batches), tolerances),
+        init_rel=init[0].relative,
+        loss_rel=relative(losses[0], reference.losses[0]),
+        weight_rel=relative(found.weight, reference.weight),
+        gradients=tuple(gradients),
+        grad_norm_rel=relative(norm, reference.norm),
+        params=tuple(leaf_errors(state.params, reference.params, tolerance=of_update)),
+        optimizer=tuple(state_errors(saved.opt_state, reference.opt_state, saved.params, tolerance=of_update)),
+        reported=reported_error(reported, reference),
+        losses=losses,
+        reference_losses=reference.losses,
+        collectives=collectives,
+        first_difference=None,
+    )
+    training = Training(step, oracle, batches, asked.seed, of_loss, of_update)
+    results = Found(measured, init[0], found, norm, reference, lambda: _case(asked, oracle), training)
+    first = first_difference(results)
+    if first is None:  # what is beyond the steps is looked at where these are right
+        measured = beyond_steps(measured, training, state, reference, asked.save_and_restore, results.case)
+    else:
+        measured = replace(measured, first_difference=first)
+    return replace(measured, **_claims(asked, measured, oracle, reference, params))
+
+
+def _case(asked: _Asked, oracle: OneDevice) -> Case:
+    """What causes are looked for with, once something differs."""
+    step, pipeline = asked.step, asked.step.layouts.pipeline
+    microbatches = step.accumulate * (pipeline.schedule.microbatches if pipeline else 1)
+    fresh = step.init(asked.seed)
+
+    def run(params: Any, batch: HostBatch) -> Sums:
+        return summed(step, fresh._replace(params=params), batch, asked.clip_norm)[0]
+
+    return Case(step.layouts, microbatches, run, fresh.params, oracle, asked.batches[0])
+
+
+def _claims(
+    asked: _Asked, measured: Verification, oracle: OneDevice, reference: Reference, params: Any
+) -> dict[str, tuple[str, ...]]:
+    """What is proved, and what was not looked at."""
+    totals = {oracle.sums(params, asked.batches[0], step).total for step in (0, OTHER_STEP)}
+    files, random = asked.save_and_restore is not None, len(totals) > 1
+    unseen = claims.not_looked_at(measured, reference, params, files=files, random=random, clip_norm=asked.clip_norm)
+    return {
+        "proved": tuple(claims.proved(measured, files=files, random=random)),
+        "not_looked_at": tuple(unseen),
+    }
+
+
+def summed(step: Step, state: TrainState, batch: HostBatch, clip_norm: float) -> tuple[Sums, float]:
+    """What a strategy sums up over one batch, with clipping undone, and the norm of the mean gradient.
+
+    Args:
+        step: The step.
+        state: Its state; it is not consumed.
+        batch: A global batch.
+        clip_norm: What the step was built with.
+
+    Returns:
+        The sums, their gradients as arrays on the mesh, and the norm.
+    """
+    gradients, metrics = step.gradients(state, dict(batch))
+    weight, norm = float(metrics.weight), float(metrics.grad_norm)
+    factor = (weight or 1.0) * (norm / clip_norm if 0 < clip_norm < norm else 1.0)
+    scaled = jax.jit(_scaled, out_shardings=step.layouts.update_table.shardings())(gradients, np.float64(factor))
+    return Sums(float(metrics.loss) * (weight or 1.0), weight, scaled), norm
+
+
+def _scaled(gradients: Any, factor: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), gradients)
+
+
+def _refused(
+    asked: _Asked, reference: Reference, cause: tuple[str, str], tolerances: tuple[float, float]
+) -> Verification:
+    """The result where the step does not even compile, as JAX sees that devices would differ."""
+    path, hint = cause
+    unknown = LeafError(float("inf"), path)
+    return Verification(
+        **_facts(asked, 0, tolerances),
+        init_rel=0.0,
+        loss_rel=float("inf"),
+        weight_rel=float("inf"),
+        gradients=(unknown,),
+        grad_norm_rel=float("inf"),
+        params=(unknown,),
+        optimizer=(unknown,),
+        reported=(float("inf"), ""),
+        losses=(),
+        reference_losses=reference.losses,
+        collectives=CollectiveCheck(),
+        first_difference=Difference(what="gradients", where=path, relative=float("inf"), hint=hint),
+        not_looked_at=("anything else: the step does not compile",),
+    )
+
+
+def _facts(asked: _Asked, steps: int, tolerances: tuple[float, float]) -> dict[str, Any]:
+    mesh = asked.step.layouts.mesh
+    return {
+        "mesh": dict(zip(mesh.axis_names, mesh.shape, strict=True)),
+        "dtype": asked.step.precision.compute,
+        "steps": steps,
+        "tolerance": tolerances[0],
+        "init_tolerance": max(tolerances[0], INIT_TOLERANCE),
+        "params_tolerance": tolerances[1],
+        "reduced": asked.reduced,
+        "notes": asked.step.layouts.notes,
+    }

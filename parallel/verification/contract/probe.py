@@ -1,0 +1,263 @@
+"""The sums of a few rows in several arrangements, on one device: what the contract of a model is judged by.
+
+whole        rows 0 1 2 3                 the pair (sum, weight) adds up over
+halves       rows 0 1, rows 2 3           the halves, which have their own shapes
+shuffled     rows 2 0 3 1                 and is the same in any order
+unweighted   rows 0 1 2 3, weights of 0   (0, 0)
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ....mesh.compat import is_literal, quick_compiler_options
+from ...model import BlockModel, Model, Params
+
+ROWS = 4
+ORDER = (2, 0, 3, 1)
+RAGGED = (1.0, 0.5, 0.75, 0.25)
+"""Factors of the rows' weights: equal ones hide mistakes."""
+MOST_TEMPORARY_BYTES = 1 << 30
+"""The most memory that the largest program of the check may need besides its arguments."""
+
+HostBatch = Mapping[str, Any]
+
+
+class NotChecked(Exception):
+    """The contract cannot be checked here; the message says why, as the end of a sentence."""
+
+
+class Pair(NamedTuple):
+    """What a loss returns for some rows: the sum of the weighted losses and the sum of the weights."""
+
+    total: float
+    weight: float
+
+    def __str__(self) -> str:
+        return f"({self.total:.6g}, {self.weight:.6g})"
+
+    def plus(self, other: "Pair") -> "Pair":
+        """Both sums, added up."""
+        return Pair(self.total + other.total, self.weight + other.weight)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether both are finite."""
+        return bool(np.isfinite(self).all())
+
+
+class Sums(NamedTuple):
+    """The pairs of four rows in all arrangements; `unweighted` is None where the batch has no weights."""
+
+    whole: Pair
+    first: Pair
+    second: Pair
+    shuffled: Pair
+    unweighted: Pair | None
+
+    @property
+    def halves(self) -> Pair:
+        """What the two halves add up to."""
+        return self.first.plus(self.second)
+
+
+class Probe:
+    """A model's loss on one device, in one dtype, compiled once for each number of rows.
+
+    Args:
+        model: The model.
+        dtype: Of parameters and of the floating-point arrays of a batch: "float32" or "float64".
+    """
+
+    def __init__(self, model: Model | BlockModel, dtype: str) -> None:
+        self.loss = model.loss
+        self.dtype = dtype
+        self._compiled: dict[tuple[str, int, bool], Any] = {}
+
+    def sums(self, params: Params, rows: HostBatch, key: Array | None) -> Sums:
+        """The pairs of four rows in all arrangements."""
+        half = ROWS // 2
+        without = {**rows, "weights": np.zeros_like(rows["weights"])} if "weights" in rows else None
+        return Sums(
+            whole=self.pair(params, rows, key),
+            first=self.pair(params, part(rows, slice(half)), key),
+            second=self.pair(params, part(rows, slice(half, None)), key),
+            shuffled=self.pair(params, part(rows, list(ORDER)), key),
+            unweighted=None if without is None else self.pair(params, without, key),
+        )
+
+    def pair(self, params: Params, rows: HostBatch, key: Array | None) -> Pair:
+        """What the loss returns; four rows take the program of `moves`, which is compiled already."""
+        if count(rows) == ROWS:
+            (total, weight), _ = self._run("one gradient", self._differentiate_one, params, rows, key)
+            return Pair(float(total), float(weight))
+        return Pair(*map(float, self._run("sums", self._sums, params, rows, key)))
+
+    def moves(self, params: Params, rows: HostBatch, key: Array | None) -> tuple[Pair, bool]:
+        """What the loss returns, and whether any element of any gradient is not zero."""
+        (total, weight), moves = self._run("one gradient", self._differentiate_one, params, rows, key)
+        if not moves:
+            (total, weight), moves = self._run("all gradients", self._differentiate, params, rows, key)
+        return Pair(float(total), float(weight)), bool(moves)
+
+    def rounding(self, params: Params, rows: HostBatch, key: Array | None) -> float:
+        """By what part of itself a number is rounded in the narrowest dtype that arrays of the loss have."""
+        with jax.enable_x64(self.dtype == "float64"):
+            arrays = {name: self._prepared(array) for name, array in rows.items()}
+            jaxpr = jax.make_jaxpr(self._sums)(params, arrays, key)
+        return max((float(jnp.finfo(dtype).eps) / 2 for dtype in _dtypes(jaxpr.jaxpr)), default=0.0)
+
+    def _sums(self, params: Params, rows: Any, key: Array | None) -> tuple[Array, Array]:
+        total, weight = self.loss(params, rows, key)
+        return _wide(total), _wide(weight)
+
+    def _differentiate(self, params: Params, rows: Any, key: Array | None) -> tuple[tuple[Array, Array], Array]:
+        sums, gradients = jax.value_and_grad(self._sums, has_aux=True)(params, rows, key)
+        return sums, jnp.stack([jnp.any(leaf != 0) for leaf in jax.tree.leaves(gradients)]).any()
+
+    def _differentiate_one(self, params: Params, rows: Any, key: Array | None) -> tuple[tuple[Array, Array], Array]:
+        """The same by the leaf that is read last: its backward pass is the shortest, and mostly it is enough."""
+        leaves, structure = jax.tree.flatten(params)
+        which = _last_read(jax.make_jaxpr(self._sums)(params, rows, key).jaxpr, leaves)
+
+        def sums(leaf: Any) -> tuple[Array, Array]:
+            return self._sums(jax.tree.unflatten(structure, [*leaves[:which], leaf, *leaves[which + 1 :]]), rows, key)
+
+        found, gradient = jax.value_and_grad(sums, has_aux=True)(leaves[which])
+        return found, jnp.any(gradient != 0)
+
+    def _run(self, name: str, function: Callable[..., Any], params: Params, rows: HostBatch, key: Array | None) -> Any:
+        with ExitStack() as stack:
+            if self.dtype == "float64":
+                stack.enter_context(jax.enable_x64(True))
+            arguments = params, {name: self._prepared(array) for name, array in rows.items()}, key
+            signature = name, count(rows), key is None
+            if signature not in self._compiled:
+                self._compiled[signature] = _compiled(function, arguments, count(rows))
+            return jax.device_get(self._compiled[signature](*arguments))
+
+    def _prepared(self, array: Any) -> np.ndarray:
+        """An array as the runtime would give it, floating-point ones in the dtype of the check."""
+        array = np.asarray(array)
+        if jnp.issubdtype(array.dtype, jnp.floating):
+            return array.astype(self.dtype)
+        return array.astype({"int64": "int32", "uint64": "uint32"}.get(array.dtype.name, array.dtype))
+
+
+def _compiled(function: Callable[..., Any], arguments: Any, rows: int) -> Any:
+    with jax.default_matmul_precision("highest"):
+        compiled = compile_quickly(function, *arguments)
+    needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
+    if needed > MOST_TEMPORARY_BYTES:
+        raise NotChecked(f"{rows} rows on one device need {needed / 2**30:.1f} GiB")
+    return compiled
+
+
+def _last_read(jaxpr: Any, leaves: list[Any]) -> int:
+    """Which floating-point leaf of the parameters, the first inputs of a loss, its operations come to last."""
+    first_read: dict[Any, int] = {}
+    for index, equation in enumerate(jaxpr.eqns):
+        for variable in equation.invars:
+            if not is_literal(variable):
+                first_read.setdefault(variable, index)
+    floating = [n for n, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return max(floating, key=lambda n: first_read.get(jaxpr.invars[n], -1))
+
+
+def _dtypes(jaxpr: Any) -> Iterator[Any]:
+    """The floating-point dtypes of all arrays that a program makes, in its inner programs too."""
+    for equation in jaxpr.eqns:
+        for variable in equation.outvars:
+            dtype = getattr(variable.aval, "dtype", None)
+            if dtype is not None and variable.aval.shape and jnp.issubdtype(dtype, jnp.floating):
+                yield dtype
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _dtypes(inner)
+
+
+def first_rows(batch: HostBatch, most: int = ROWS) -> dict[str, np.ndarray] | None:
+    """The first rows that have weight, repeated up to four where they are fewer, their weights made to differ.
+
+    Args:
+        batch: Arrays with rows on dim 0.
+        most: How many.
+
+    Returns:
+        The rows, or None where no row has weight.
+    """
+    weights = batch.get("weights")
+    rows = np.arange(count(batch))
+    if weights is not None:
+        weights = np.asarray(weights)
+        rows = rows[weights.reshape(len(rows), -1).any(axis=1)]
+    if not len(rows):
+        return None
+    chosen = part(batch, np.resize(rows, max(ROWS, min(most, len(rows)))))
+    if weights is not None and jnp.issubdtype(weights.dtype, jnp.floating):
+        factors = np.resize(RAGGED, count(chosen)).reshape(-1, *[1] * (weights.ndim - 1))
+        chosen["weights"] = (chosen["weights"] * factors).astype(weights.dtype)
+    return chosen
+
+
+def part(batch: HostBatch, which: Any) -> dict[str, np.ndarray]:
+    """Some rows of a batch."""
+    return {name: np.asarray(array)[which] for name, array in batch.items()}
+
+
+def count(batch: HostBatch) -> int:
+    """The number of rows of a batch."""
+    return len(next(iter(batch.values())))
+
+
+def moved(params: Params) -> Params:
+    """Parameters near the given ones, on the host: a table of zeros or ones hides mistakes.
+
+    Every element is scaled by a random factor within a tenth of 1; zeros become small numbers over 0.
+    """
+    return _scaled(params, 0.1, lambda noise: 0.1 + noise / 2)
+
+
+def nudged(params: Params, by: float) -> Params:
+    """The same parameters, every element scaled by a random factor within `by` of 1."""
+    return _scaled(params, by, lambda noise: 0.0)
+
+
+def _scaled(params: Params, by: float, of_zero: Callable[[Any], Any]) -> Params:
+    random = np.random.default_rng(0)
+
+    def scale(leaf: Any) -> Any:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        noise = random.uniform(-by, by, leaf.shape)
+        return np.where(leaf == 0, of_zero(noise), leaf * (1 + noise)).astype(leaf.dtype)
+
+    return jax.tree.map(scale, params)
+
+
+def compile_quickly(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Compiles a function for the shapes of its arguments and few runs."""
+    with quick_compilation():
+        return jax.jit(function).lower(*arguments).compile(compiler_options=quick_compiler_options())
+
+
+@contextmanager
+def quick_compilation() -> Iterator[None]:
+    """Leaves out what makes code fast and slow to compile; what is compiled later is compiled as before."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
+def _wide(scalar: Any) -> Array:
+    return jnp.asarray(scalar, jnp.promote_types(jnp.result_type(scalar), jnp.float32))

@@ -1,0 +1,62 @@
+"""A model made fit to show mistakes, for comparison with one device."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..model import BlockModel, Model
+
+JITTER = 0.1
+"""How far first parameters are moved."""
+
+
+def prepared(model: Model | BlockModel, dtype: str) -> Model | BlockModel:
+    """The same model, made fit to show mistakes.
+
+    Its first parameters are moved off their start: a table of zeros or ones hides mistakes, as its gradient may be zero
+    and its parts are the same in any order. Every element is scaled by a random factor near 1, and zeros become small
+    numbers over 0. Its loss and weight are given in `dtype`, so that they travel with gradients of that dtype.
+
+    Args:
+        model: Any model.
+        dtype: The dtype in which gradients are summed.
+    """
+
+    def init(key: Array) -> Any:
+        leaves, treedef = jax.tree.flatten(model.init(key))
+        return jax.tree.unflatten(treedef, [_moved(leaf, number) for number, leaf in enumerate(leaves)])
+
+    if isinstance(model, Model):
+        return replace(model, init=init, loss=_in_dtype(model.loss, dtype))
+    changes: dict[str, Any] = {"init": init, "head": _in_dtype(model.head, dtype)}
+    parallelize = model.parallelize
+    if parallelize is not None:
+        changes["parallelize"] = lambda parallel: prepared(parallelize(parallel), dtype)
+    return replace(model, **changes)
+
+
+def _in_dtype(function: Callable[..., Any], dtype: str) -> Callable[..., Any]:
+    """The same sums, as arrays of at least this dtype; what is no pair of scalars is left to the runtime to refuse."""
+
+    def call(*arguments: Any) -> Any:
+        result = function(*arguments)
+        return jax.tree.map(
+            lambda scalar: jnp.asarray(scalar, jnp.promote_types(jnp.result_type(scalar), dtype)), result
+        )
+
+    return call
+
+
+def _moved(leaf: Any, number: int) -> Any:
+    leaf = jnp.asarray(leaf)
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    index = jnp.arange(leaf.size, dtype=jnp.uint32).reshape(leaf.shape) + jnp.uint32(number * 7919)
+    hashed = index * jnp.uint32(2654435761) >> 8  # whole numbers, so that every program gives the same
+    noise = hashed.astype(jnp.float32) * 2.0**-23 - 1.0
+    moved = jnp.where(leaf == 0, JITTER * (1.5 + noise), leaf * (1.0 + JITTER * noise))
+    return moved.astype(leaf.dtype)

@@ -1,0 +1,246 @@
+"""What a verification found: every error, the first difference and its likely cause, as text and as JSON."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite, prod
+from textwrap import fill
+from typing import Any
+
+from ...layouts.sizes import format_bytes
+from ..collectives import Collective
+from .causality import Future
+from .collective_check import CollectiveCheck
+from .differences import LeafError
+from .round_trip import RoundTrip
+
+MOST_SHOWN = 5
+"""Leaves listed where something differs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The first thing that is not as on one device."""
+
+    what: str
+    """the model, initial parameters, loss, weight, gradients, gradient norm, parameters, optimizer's state, what a step
+    reports, evaluation, checkpoint or collectives."""
+    where: str
+    """The path of the worst leaf, or ""."""
+    relative: float
+    """How far it is off; for collectives and a checkpoint, how many lines."""
+    hint: str
+    """What was measured, and what usually causes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """How a strategy compares with one device. Relative errors count the worst element on any device."""
+
+    mesh: Mapping[str, int]
+    """Mesh axis -> size."""
+    dtype: str
+    """What both computed in."""
+    steps: int
+    """Optimizer steps taken."""
+    tolerance: float
+    """Of loss, gradients and norm; wider than the dtype's own where the model casts to narrower numbers by itself."""
+    params_tolerance: float
+    """Of the parameters after all steps; likewise, with what the optimizer casts to."""
+    init_tolerance: float
+    """Of the initial parameters, which most models draw in float32."""
+    init_rel: float
+    """The initial parameters."""
+    loss_rel: float
+    """The loss of the first batch."""
+    weight_rel: float
+    """Its weight."""
+    gradients: tuple[LeafError, ...]
+    """Every gradient of the first batch, before clipping, the worst first."""
+    grad_norm_rel: float
+    """Their global norm."""
+    params: tuple[LeafError, ...]
+    """Every parameter after all steps, the worst first."""
+    optimizer: tuple[LeafError, ...]
+    """Every array of the optimizer's state after all steps, the worst first."""
+    reported: tuple[float, str]
+    """What the steps report (loss, weight, norm): the largest error of all, and of what, such as "loss of step 2"."""
+    losses: tuple[float, ...]
+    """The loss of each step."""
+    reference_losses: tuple[float, ...]
+    """Those of one device."""
+    collectives: CollectiveCheck
+    """The collectives of the compiled step."""
+    first_difference: Difference | None
+    """What differs first; None where nothing does."""
+    evaluation_rel: float | None = None
+    """The sums (loss, weight) of an evaluation, the worse one; None where it was not looked at. What is beyond the
+    steps is looked at where these are right."""
+    round_trip: RoundTrip | None = None
+    """What came of saving and restoring, likewise."""
+    future: Future | None = None
+    """What came of changing later tokens, likewise."""
+    proved: tuple[str, ...] = ()
+    """What this run proves: nothing where something differs."""
+    not_looked_at: tuple[str, ...] = ()
+    """What it did not look at."""
+    reduced: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Config key -> (what the config says, what was verified)."""
+
+    notes: tuple[str, ...] = ()
+    """Where the program that was verified is not the one that other devices would run."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is as on one device."""
+        return self.first_difference is None
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values, for `--json`."""
+        worst, moved = self.gradients[0], self.collectives
+        result = {
+            "ok": self.ok,
+            "mesh": dict(self.mesh),
+            "dtype": self.dtype,
+            "tolerance": self.tolerance,
+            "params_tolerance": self.params_tolerance,
+            "steps": self.steps,
+            "init_rel": self.init_rel,
+            "loss_rel": self.loss_rel,
+            "weight_rel": self.weight_rel,
+            "grad_max_rel": worst.relative,
+            "worst_leaf": worst.path,
+            "grad_norm_rel": self.grad_norm_rel,
+            "params_rel": self.params[0].relative,
+            "worst_parameter": self.params[0].path,
+            "gradients": {path: error for error, path in sorted(self.gradients, key=lambda each: each.path)},
+            "losses": list(self.losses),
+            "reference_losses": list(self.reference_losses),
+            "optimizer_rel": max((error for error, _ in self.optimizer), default=0.0),
+            "reported_rel": self.reported[0],
+            "evaluation_rel": self.evaluation_rel,
+            "checkpoint": _checkpoint(self.round_trip),
+            "future": self.future._asdict() if self.future else None,
+            "proved": list(self.proved),
+            "not_looked_at": list(self.not_looked_at),
+            "collectives": {
+                "predicted": _lines(moved.predicted),
+                "found": _lines(moved.found),
+                "left_to_xla": _lines(moved.left_to_xla),
+                "equal": not moved.unexpected,
+            },
+            "notes": list(self.notes),
+            "reduced": {key: {"from": before, "to": after} for key, (before, after) in self.reduced.items()},
+            "first_difference": asdict(self.first_difference) if self.first_difference else None,
+        }
+        return _finite(result)
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{axis}={size}" for axis, size in self.mesh.items() if size > 1) or "no axes"
+        parts = [f"{sizes}: {prod(self.mesh.values())} device(s) against one, in {self.dtype}"]
+        if self.reduced:
+            lines = [f"  {key:<28} {before} -> {after}" for key, (before, after) in self.reduced.items()]
+            parts.append("\n".join(["Verified at a reduced size (--full for that of the config)", *lines]))
+        parts.append("\n".join(_error_lines(self)))
+        parts.append("\n".join(_collective_lines(self.collectives)))
+        parts += [f"Note: {note}" for note in self.notes]
+        parts.append(_verdict(self))
+        parts.append(_claims(self))
+        return "\n\n".join(parts)
+
+
+def _error_lines(result: Verification) -> Iterator[str]:
+    """The table of relative errors."""
+    worst, changed = result.gradients[0], result.params[0]
+    optimizer = result.optimizer[0] if result.optimizer else LeafError(0.0, "none")
+    rows = [
+        ("initial parameters", result.init_rel, result.init_tolerance, ""),
+        ("loss", result.loss_rel, result.tolerance, ""),
+        ("weight", result.weight_rel, result.tolerance, ""),
+        (f"gradients, {_arrays(len(result.gradients))}", worst.relative, result.tolerance, worst.path),
+        ("gradient norm", result.grad_norm_rel, result.tolerance, ""),
+        (f"parameters after {result.steps} steps", changed.relative, result.params_tolerance, changed.path),
+        ("optimizer's state", optimizer.relative, result.params_tolerance, optimizer.path),
+        ("reported by each step", result.reported[0], result.params_tolerance, result.reported[1]),
+    ]
+    if result.evaluation_rel is not None:
+        rows.append(("evaluation", result.evaluation_rel, result.tolerance, ""))
+    if result.future and result.future.positions:
+        position, change = result.future.seen or (None, 0.0)
+        rows.append(("loss with other later tokens", change, result.tolerance, _after(position)))
+    if result.round_trip:
+        rows += list(_checkpoint_rows(result.round_trip, result.params_tolerance))
+    yield f"{'':<28} relative error   at most   worst"
+    for name, error, bound, path in rows:
+        mark = "" if error <= bound else "   DIFFERS"
+        yield f"{name:<28} {error:>14.1e} {bound:>9.0e}   {path}{mark}".rstrip()
+    if result.round_trip:
+        differing, arrays = len(result.round_trip.differing), result.round_trip.arrays
+        yield f"{'restored, bit for bit':<28} {f'{arrays} arrays' if not differing else f'{differing} differ':>14}"
+    off = [each for each in result.gradients if each.relative > result.tolerance][:MOST_SHOWN]
+    for error, path in off[1:]:
+        yield f"  and the gradient of {path}: {error:.1e}"
+
+
+def _after(position: int | None) -> str:
+    return "" if position is None else f"after position {position}"
+
+
+def _checkpoint_rows(trip: RoundTrip, tolerance: float) -> Iterator[tuple[str, float, float, str]]:
+    yield "saved parameters", trip.params[0].relative, tolerance, trip.params[0].path
+    yield "a step after restoring", trip.next_step, tolerance, ""
+
+
+def _arrays(count: int) -> str:
+    return "1 array" if count == 1 else f"{count} arrays"
+
+
+def _collective_lines(moved: CollectiveCheck) -> Iterator[str]:
+    yield f"Collectives of the compiled step, {'NOT as predicted' if moved.unexpected else 'as predicted'}"
+    named = [" x ".join(line.axes) for line in moved.found]
+    width = max([14, *map(len, named)])
+    for line, axes in zip(moved.found, named, strict=True):
+        left = "   left to XLA" if line in moved.left_to_xla else ""
+        yield f"  {line.kind:<18} over {axes:<{width}} {line.count:>5} a step {format_bytes(line.bytes):>12}{left}"
+    if not moved.found:
+        yield "  none"
+    yield from (f"  {line}" for line in moved.unexpected)
+
+
+def _verdict(result: Verification) -> str:
+    first = result.first_difference
+    if first is None:
+        return "The same as on one device."
+    at = f" of {first.where}" if first.where else ""
+    hint = fill(first.hint, 118, initial_indent="  ", subsequent_indent="  ")
+    return f"DIFFERENT from one device, first in: {first.what}{at}\n{hint}"
+
+
+def _claims(result: Verification) -> str:
+    """The last line."""
+    proved = ", ".join(result.proved) or "nothing"
+    return f"proved: {proved}; not looked at: {', '.join(result.not_looked_at)}"
+
+
+def _checkpoint(trip: RoundTrip | None) -> dict[str, Any] | None:
+    if trip is None:
+        return None
+    return {
+        "restored_onto": dict(trip.mesh),
+        "arrays": trip.arrays,
+        "params_rel": trip.params[0].relative,
+        "differing": list(trip.differing),
+        "next_step_rel": trip.next_step,
+    }
+
+
+def _lines(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
+    return [{**asdict(line), "axes": list(line.axes)} for line in collectives]
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: null stands for what is not a finite number."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

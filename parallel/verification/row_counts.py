@@ -1,0 +1,161 @@
+"""Which rows of a batch count other than once: the step runs with the weight of all rows but one at zero."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...layouts.paths import leaves_with_paths
+from ...layouts.table import LayoutRow
+from .. import pipeline
+from ..plan import Layouts
+from .contract.breaches import breaches
+from .reference import HostBatch, OneDevice, Sums
+
+WEIGHTS = "weights"
+MOST_ROWS = 64
+NEAR = 1e-4
+"""Measured ratios this near to a number are that number."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is at hand where something differs.
+
+    Attributes:
+        layouts: of the strategy.
+        microbatches: pieces that the rows of a device are cut into.
+        run: (params, batch) -> what the strategy sums up; params on the mesh, gradients as arrays on the mesh.
+        params: the parameters, on the mesh.
+        oracle: the one device.
+        batch: the global batch.
+    """
+
+    layouts: Layouts
+    microbatches: int
+    run: Callable[[Any, HostBatch], Sums]
+    params: Any
+    oracle: OneDevice
+    batch: HostBatch
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Mesh axis -> size, of those over 1."""
+        mesh = self.layouts.mesh
+        return {axis: mesh.axis_size(axis) for axis in mesh.axis_names if mesh.axis_size(axis) > 1}
+
+    def row(self, path: str) -> LayoutRow:
+        """The layout of the gradient and the update of one parameter."""
+        return next(row for row in self.layouts.update_table.rows if row.path == path)
+
+    @cached_property
+    def contract(self) -> str:
+        """What of the contract the model breaks on one device, whatever the strategy; "" where it keeps it."""
+        params = self.oracle.to_model(jax.tree.map(np.asarray, self.params))
+        try:
+            found = breaches(self.oracle.model, params, self.batch, self.oracle.key(0))
+        except Exception:  # so few rows may be none that the model takes: then nothing was measured
+            return ""
+        said = " Besides, ".join(breach.message for breach in found)
+        return f"The model, not the strategy: on one device as well, {said}" if found else ""
+
+    def reference(self, params: Any, batch: HostBatch) -> Sums:
+        """The same sums on one device."""
+        return self.oracle.sums(jax.tree.map(np.asarray, params), batch)
+
+
+def of_rows(case: Case, path: str | None, blocks: slice = slice(None)) -> str:
+    """Which rows count other than once, in the loss (path None) or in one gradient, one row at a time.
+
+    Args:
+        case: What is at hand.
+        path: Of the parameter.
+        blocks: The part of dim 0 of its gradient that is looked at.
+
+    Returns:
+        "microbatch 2 of the 4 of every device (rows 2, 3 of 8) is not counted.", or "" where it is not as simple.
+    """
+    if WEIGHTS not in case.batch or len(case.batch[WEIGHTS]) > MOST_ROWS:
+        return ""
+    counts: dict[int, float] = {}
+    for index in range(len(case.batch[WEIGHTS])):
+        found, reference = (run(case.params, _only(case.batch, index)) for run in (case.run, case.reference))
+        if path is None:
+            counts[index] = found.total / reference.total if reference.total else 1.0
+            continue
+        value, expected = (np.asarray(leaf_of(each.gradients, path), np.float64)[blocks] for each in (found, reference))
+        counts[index] = float((value * expected).sum() / max((expected * expected).sum(), 1e-300))
+        if not is_same(value, counts[index] * expected):
+            return ""
+    wrong = {index: count for index, count in counts.items() if not abs(count - 1) < NEAR}
+    if not wrong or any(abs(count - round(count)) > NEAR for count in wrong.values() if np.isfinite(count)):
+        return ""
+    times = {round(count) if np.isfinite(count) else -1 for count in wrong.values()}
+    if len(times) > 1 or -1 in times:
+        return ""
+    how = {0: "is not counted"}.get(min(times), f"counts {min(times)} times")
+    return f"{_rows(sorted(wrong), case)} {how}."
+
+
+def _rows(rows: Sequence[int], case: Case) -> str:
+    """Names a set of rows by what they have in common: a microbatch, a place on the mesh."""
+    count = len(case.batch[WEIGHTS])
+    per_shard = count // case.layouts.num_batch_shards
+    per_microbatch = max(1, per_shard // case.microbatches)
+    places = sorted({row % per_shard for row in rows})
+    text = f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows))} of {count}"
+    microbatches = sorted({place // per_microbatch for place in places})
+    complete = len(rows) == len(places) * case.layouts.num_batch_shards
+    if case.microbatches > 1 and complete and len(places) == len(microbatches) * per_microbatch < per_shard:
+        which = ", ".join(str(each + 1) for each in microbatches)
+        return f"microbatch {which} of the {case.microbatches} of every device ({text})"
+    at = _place(rows, case)
+    return f"what lies at {at} ({text})" if at else text
+
+
+def _place(rows: Sequence[int], case: Case) -> str:
+    """The coordinates along batch axes that hold just these rows, such as `data 1, 2 and 3`."""
+    axes = case.layouts.batch_axes
+    sizes = [case.sizes[axis] for axis in axes]
+    count = len(case.batch[WEIGHTS])
+    coordinates = np.stack(np.unravel_index(np.arange(count) * prod(sizes) // count, sizes or (1,)), axis=-1)
+    for dim, axis in enumerate(axes):
+        held = {int(coordinates[row][dim]) for row in rows}
+        if len(held) < sizes[dim] and len(rows) == sum(int(each[dim]) in held for each in coordinates):
+            return f"{axis} {', '.join(map(str, sorted(held)))}"
+    return ""
+
+
+def _only(batch: HostBatch, index: int) -> HostBatch:
+    """The batch with the weights of one row at 1 and of all others at 0."""
+    weights = np.zeros_like(batch[WEIGHTS])
+    weights[index] = 1
+    return {**batch, WEIGHTS: weights}
+
+
+def of_stages(case: Case, path: str, value: np.ndarray, expected: np.ndarray) -> str:
+    """The same for a gradient that only some stages of a pipeline have wrongly; "" where it is none, or all of them."""
+    size = case.sizes.get(pipeline.AXIS, 1)
+    if size == 1 or pipeline.AXIS not in case.row(path).layout.axes_of_dim(0):
+        return ""
+    stages = [slice(stage * len(value) // size, (stage + 1) * len(value) // size) for stage in range(size)]
+    wrong = [stage for stage in range(size) if not is_same(value[stages[stage]], expected[stages[stage]])]
+    if not 0 < len(wrong) < size:
+        return ""
+    where = f"stage {', '.join(map(str, wrong))} of {pipeline.AXIS} alone"
+    said = of_rows(case, path, stages[wrong[0]])
+    return f"on {where}: {said}" if said else f"it is wrong on {where}."
+
+
+def leaf_of(tree: Any, path: str) -> Any:
+    """The leaf of a pytree at a path."""
+    return dict(leaves_with_paths(tree))[path]
+
+
+def is_same(value: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether two arrays differ by no more than `NEAR` of the largest element."""
+    return bool(np.abs(value - expected).max(initial=0.0) <= NEAR * max(np.abs(expected).max(initial=0.0), 1e-300))

@@ -1,0 +1,117 @@
+"""Counts the collectives of a compiled step by kind and mesh axis, with bytes, from XLA's own text.
+
+A collective inside a loop counts once a turn, and an asynchronous pair (`-start`, `-done`) counts once.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+
+from ...mesh.device_mesh import DeviceMesh
+from ..collectives import Collective, merge
+from .compiled_text import Call, calls_of, collective_of, computations_of
+
+_SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+_GROUP_LIST = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
+_GROUP_IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_GROUP_MESH = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}"
+)
+_MESH_AXIS = re.compile(r"'([^']*)'=(\d+)")
+_GROUP_AXIS = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+
+
+def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
+    """Reads the collectives of one run of a compiled program.
+
+    Args:
+        compiled_text: `compiled.as_text()` of a program over all devices of the mesh.
+        mesh: The mesh it was compiled for; partition i of the program is its i-th device in row-major order.
+
+    Returns:
+        One line for each kind and set of axes. Axes are those along which the members of a group differ.
+    """
+    computations, entry = computations_of(compiled_text)
+    lines: list[Collective] = []
+    pending = [Call(entry, Fraction(1))]
+    while pending:
+        name, times = pending.pop()
+        for instruction in computations.get(name, ()):
+            found = collective_of(instruction)
+            if found:
+                assert times.denominator == 1, f"{instruction} runs {times} times"
+                lines.extend(_collective(found, instruction, mesh, int(times)))
+            else:
+                pending.extend(Call(call.name, call.times * times) for call in calls_of(instruction))
+    return merge(lines)
+
+
+def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh, times: int) -> Iterator[Collective]:
+    result, kind, start = found.groups()
+    groups = _groups(instruction, mesh.size)
+    if max(map(len, groups)) < 2:
+        return
+    sizes = [math.prod(int(n) for n in dims.split(",") if n) * _bytes(dtype) for dtype, dims in _SHAPE.findall(result)]
+    if start and kind in ("all-gather", "collective-permute"):
+        sizes = sizes[len(sizes) // 2 :]  # an asynchronous start returns (operands, results, ...)
+    total = sum(sizes) * (len(groups[0]) if kind == "reduce-scatter" else 1)
+    yield Collective(kind, _axes(groups, mesh), times, total * times)
+
+
+def _bytes(dtype: str) -> int:
+    bits = 8 if dtype == "pred" else int(re.findall(r"\d+", dtype)[0])
+    return max(1, bits // 8)
+
+
+def _groups(instruction: str, num_devices: int) -> list[list[int]]:
+    """The groups of partitions that communicate, from any of XLA's ways to write them; none written means all."""
+    if pairs := _PAIRS.search(instruction):
+        return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs.group(1)) if a != b] or [[0]]
+    if named := _GROUP_MESH.search(instruction):
+        return _mesh_groups(*named.groups())
+    if iota := _GROUP_IOTA.search(instruction):
+        rows, columns, dims, order = iota.groups()
+        return _iota(dims, order).reshape(int(rows), int(columns)).tolist()
+    if listed := _GROUP_LIST.search(instruction):
+        groups = [[int(n) for n in group.split(",") if n] for group in re.findall(r"\{([\d,]*)\}", listed.group(1))]
+        if any(groups):
+            return groups
+    return [list(range(num_devices))]
+
+
+def _iota(dims: str, order: str | None) -> np.ndarray:
+    """Devices written as `[2,4]T(1,0)`: counted row by row, then transposed."""
+    sizes = [int(n) for n in dims.split(",")]
+    ids = np.arange(math.prod(sizes)).reshape(sizes)
+    return ids.transpose([int(n) for n in order.split(",")]) if order else ids
+
+
+def _mesh_groups(axes: str, device_dims: str | None, device_order: str | None, taken: str) -> list[list[int]]:
+    """Groups written as axes of a mesh, `['data'=2,'fsdp'=4] {'fsdp'}`; `'fsdp':(2)2` is a part of an axis: the factor
+    of size 2 that comes after a factor of size 2. Devices may be in another order: `device_ids=([4,2]T(1,0))`."""
+    sizes = {name: int(size) for name, size in _MESH_AXIS.findall(axes)}
+    dims: list[int] = []
+    members: list[int] = []
+    parts = {name: (int(before or 1), int(size or sizes[name])) for name, before, size in _GROUP_AXIS.findall(taken)}
+    for name, size in sizes.items():
+        before, width = parts.get(name, (1, 1))
+        members.append(len(dims) + 1)
+        dims += [before, width, size // (before * width)]
+    devices = _iota(device_dims, device_order) if device_dims else np.arange(math.prod(dims))
+    others = [dim for dim in range(len(dims)) if dim not in members]
+    count = math.prod(dims[dim] for dim in members)
+    return devices.reshape(dims).transpose(others + members).reshape(-1, count).tolist()
+
+
+def _axes(groups: list[list[int]], mesh: DeviceMesh) -> tuple[str, ...]:
+    """The mesh axes along which members of one group differ, over all groups."""
+    shape = tuple(mesh.shape)
+    differs = np.zeros(len(shape), bool)
+    for group in groups:
+        coordinates = np.stack(np.unravel_index(group, shape), axis=-1)
+        differs |= (coordinates != coordinates[0]).any(axis=0)
+    return tuple(name for name, used in zip(mesh.axis_names, differs, strict=True) if used)

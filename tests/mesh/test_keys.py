@@ -1,0 +1,81 @@
+"""Keys of the runtime are threefry's whatever JAX's default generator is: states and numbers are the same."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from spmdkit.models.sample import generate
+from spmdkit.parallel import FSDPConfig, Model, build_step, lay_out
+from spmdkit.parallel.verification.reference import OneDevice
+
+FSDP = FSDPConfig(size=2, floor_bytes=256)
+
+
+@pytest.fixture
+def other_generator():
+    with jax.default_prng_impl("rbg"):
+        yield
+
+
+def block(params, x, key):
+    """With a mask that all rows share: no part of it depends on where a row is."""
+    kept = True if key is None else jax.random.bernoulli(key, 0.5, x.shape[1:])[None]
+    return jnp.where(kept, toy.block(params, x, key), x)
+
+
+MODEL = replace(toy.BLOCK_MODEL, block=block)
+
+
+def one_step(strategy, seed=3):
+    step = build_step(MODEL, optax.sgd(0.5), lay_out(MODEL, strategy, devices=toy.devices(2)))
+    state = step.init(seed)
+    assert (state.key.shape, state.key.dtype) == ((2,), np.uint32)
+    first = jax.device_get(state.params)
+    state, metrics = step(state, toy.batch(0))
+    return first, jax.device_get(state.params), float(metrics.loss)
+
+
+STRATEGIES = {"fsdp": {"fsdp": FSDP}, "pipe": {"pipe": {"size": 2, "microbatches": 2}}}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return {name: one_step(strategy) for name, strategy in STRATEGIES.items()}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_step_draws_the_same(name, expected, other_generator):
+    ours, theirs = one_step(STRATEGIES[name]), expected[name]
+    assert ours[2] == theirs[2]
+    assert jax.tree.all(jax.tree.map(np.array_equal, ours[:2], theirs[:2]))
+
+
+def test_so_does_the_reference(expected, other_generator):
+    alone = OneDevice(MODEL, optax.sgd(0.5), clip_norm=0.0, compute="float32", seed=3)
+    first = alone.init("float32")
+    assert jax.tree.all(jax.tree.map(np.array_equal, first, expected["fsdp"][0]))
+    losses = alone.train(first, [toy.batch(0)]).losses
+    assert losses[0] == pytest.approx(one_step({"data": 2})[2], rel=1e-5)
+
+
+def drawn():
+    """Tokens of a model that knows nothing, compiled anew."""
+
+    def predict(params, batch):
+        return jnp.zeros((*batch["inputs"].shape, 50))
+
+    flat = Model(init=lambda key: (), loss=lambda params, batch, key: (0.0, 0.0), predict=predict)
+    return generate(flat, (), [1], length=8, window=4, temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def expected_text():
+    return drawn()
+
+
+def test_so_do_samples(expected_text, other_generator):
+    assert drawn() == expected_text

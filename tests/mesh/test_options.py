@@ -1,0 +1,80 @@
+"""Every option of every strategy is checked where it is made, in Python as from YAML."""
+
+from dataclasses import fields
+from typing import Literal, get_origin
+
+import numpy as np
+import pytest
+from spmdkit.mesh.errors import UserError
+from spmdkit.parallel import STRATEGIES
+from spmdkit.parallel.sharding.strategies import read_strategy
+
+OPTIONS = [(strategy, field) for strategy, kind in STRATEGIES.items() for field in fields(kind)]
+WRONG = {
+    int: ([2.5, "4", True, None, float("nan"), [1]], "must be a whole number"),
+    float: ([float("nan"), float("inf"), "0.7", True, None], "must be a finite number"),
+    bool: ([1, "yes", None], "must be true or false"),
+    str: ([1, None, b"1f1b"], "must be text"),
+    tuple: (["12", 3, (1, 2.0), (True,), None], "must be a list of whole numbers"),
+    Literal: (["groupz", "", 1, None, ["ring"]], ": the choices are "),
+}
+
+
+def messages(kind, **options):
+    with pytest.raises(UserError) as raised:
+        kind(**options)
+    return str(raised.value).splitlines()
+
+
+@pytest.mark.parametrize(("strategy", "field"), OPTIONS, ids=lambda each: getattr(each, "name", each))
+def test_types(strategy, field):
+    values, rule = WRONG[get_origin(field.type) or field.type]
+    for value in values:
+        (message,) = messages(STRATEGIES[strategy], **{field.name: value})
+        assert message.startswith(f"strategy.{strategy}.{field.name}={value!r}{'' if rule[0] == ':' else ' '}{rule}")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "rule"),
+    [
+        ("context.send", "groupz", ": the choices are pairs, groups. Did you mean groups?"),
+        ("pipe.embed_and_head", "splitt", ": the choices are whole, split. Did you mean split?"),
+        ("fsdp.floor_bytes", -1, " must be at least 0 bytes: 0 splits every parameter."),
+        ("data.floor_bytes", -1, " must be at least 0 bytes: 0 splits every parameter."),
+        ("data.zero", "1", " must be a whole number."),
+        ("data.outer_learning_rate", -0.5, " must be more than 0, and finite."),
+        ("data.outer_momentum", 1.0, " must be at least 0 and less than 1."),
+    ],
+)
+def test_messages(option, value, rule):
+    strategy, name = option.split(".")
+    assert messages(STRATEGIES[strategy], **{name: value}) == [f"strategy.{option}={value!r}{rule}"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_sizes(strategy):
+    for size in (0, -2):
+        message = f"strategy.{strategy}={size} must be at least 1, or -1 for the rest of the devices."
+        assert messages(STRATEGIES[strategy], size=size) == [message]
+    assert STRATEGIES[strategy](size=-1).size == -1
+
+
+def test_all_wrong_types_are_said_at_once_and_before_ranges():
+    found = messages(STRATEGIES["data"], size=0, zero=1.0, outer_momentum=float("nan"), local_steps=-1)
+    assert [line.split("=")[0] for line in found] == ["strategy.data.zero", "strategy.data.outer_momentum"]
+
+
+def test_mappings_are_checked_alike():
+    with pytest.raises(UserError, match=r"strategy\.tensor\.collective_matmul='no' must be true or false\."):
+        read_strategy({"tensor": {"size": 2, "collective_matmul": "no"}})
+
+
+def test_a_long_value_is_cut():
+    (message,) = messages(STRATEGIES["fsdp"], keep="x" * 1000)
+    assert len(message) < 150
+
+
+def test_whole_numbers_and_lists_of_other_libraries_are_taken():
+    config = STRATEGIES["pipe"](size=np.int64(2), layers=[np.int32(1), 2])
+    assert (config.size, type(config.size), config.layers) == (2, int, (1, 2))
+    assert hash(config) == hash(STRATEGIES["pipe"](size=2, layers=(1, 2)))

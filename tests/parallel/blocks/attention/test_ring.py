@@ -1,0 +1,162 @@
+"""A ring gives what one device gives, moves what its cost says, and does equal work on every device."""
+
+import functools
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from attention_case import HEAD_SIZE, HEADS, LENGTH, ROWS, make_case, mixing, on_mesh, on_one_device, predicted
+from attention_case import with_gradients as gradients_of
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import PartitionSpec
+from spmdkit.models.attention import causal_attention
+from spmdkit.parallel.blocks.attention import online_softmax
+from spmdkit.parallel.blocks.remat import remat_block
+from spmdkit.parallel.collectives import Collective, merge
+from spmdkit.parallel.context import ContextConfig, cost
+
+
+def ring(size):
+    return ContextConfig(size=size)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("size", "kv_heads"), [(2, 2), (4, 8), (4, 1), (8, 2)])
+def test_equals_one_device_and_moves_what_it_says(float64, size, kv_heads, packed):
+    case = make_case(kv_heads, packed=packed)
+    results, moved = on_mesh(gradients_of(mixing(ring(size))), ring(size), case)
+    for found, expected in zip(results, on_one_device(case), strict=True):
+        assert toy.relative(found, expected) < 1e-12
+    traffic = predicted(ring(size), kv_heads)
+    assert moved == merge(traffic.forward + traffic.backward)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sending_in_groups(float64, size):
+    case, config = make_case(2), ContextConfig(size=size, send="groups")
+    results, moved = on_mesh(gradients_of(mixing(config)), config, case)
+    for found, expected in zip(results, on_one_device(case), strict=True):
+        assert toy.relative(found, expected) < 1e-12
+    traffic = predicted(config, 2)
+    assert moved == merge(traffic.forward + traffic.backward)
+    assert {line.kind for line in moved} == {"all-to-all"}
+
+
+def test_in_groups_a_part_of_the_mesh_can_run_a_ring_alone():
+    """As in a pipeline, whose stages do different things: half of the devices attend, the others do not."""
+    config = ContextConfig(size=4, send="groups")
+
+    def half(*arrays):
+        return (jax.lax.cond(jax.lax.axis_index("data") == 0, mixing(config), lambda query, *_: query, *arrays),)
+
+    case = make_case(2, dtype=np.float32)
+    case = case._replace(arrays=case.arrays[:3])
+    (mixed,), _ = on_mesh(half, config, case, num_outputs=1, data=2)
+    assert np.allclose(mixed[0], jax.jit(causal_attention)(*case.arrays)[0], atol=1e-5)
+    assert np.array_equal(mixed[1], case.arrays[0][1])
+
+
+def test_with_rows_split_over_another_axis(float64):
+    case = make_case(2, packed=True)
+    results, moved = on_mesh(gradients_of(mixing(ring(4))), ring(4), case, data=2)
+    for found, expected in zip(results, on_one_device(case), strict=True):
+        assert toy.relative(found, expected) < 1e-12
+    assert moved == merge([*predicted(ring(4), 2, rows=1).forward, *predicted(ring(4), 2, rows=1).backward])
+
+
+def test_long_rows_are_worked_on_in_slices(float64, monkeypatch):
+    monkeypatch.setattr(online_softmax, "SLICE", 2)
+    case = make_case(2, packed=True)
+    results, _ = on_mesh(gradients_of(mixing(ring(2))), ring(2), case)
+    for found, expected in zip(results, on_one_device(case), strict=True):
+        assert toy.relative(found, expected) < 1e-12
+
+
+def test_bfloat16_is_summed_in_float32():
+    """Gradients of keys and values travel in float32; the output is off by its own rounding alone."""
+    case = make_case(2, dtype=jnp.bfloat16)
+    results, moved = on_mesh(gradients_of(mixing(ring(4))), ring(4), case)
+    exact = on_one_device(case._replace(arrays=tuple(x.astype(np.float32) for x in case.arrays)))
+    for found, expected in zip(results, exact, strict=True):
+        assert found.dtype == jnp.bfloat16
+        assert toy.relative(found, expected) < 1e-2
+    traffic = predicted(ring(4), 2, dtype="bfloat16")
+    assert moved == merge(traffic.forward + traffic.backward)
+
+
+def test_on_a_gpu_bfloat16_keys_travel_as_such_and_their_gradients_in_float32():
+    sizes = {"rows": ROWS, "length": LENGTH, "heads": HEADS, "kv_heads": 2, "head_size": HEAD_SIZE}
+    elements = 3 * 2 * ROWS * (LENGTH // 4) * 2 * HEAD_SIZE
+    lines = [Collective("collective-permute", ("context",), 3, elements * width) for width in (2, 4)]
+    assert cost(ring(4), **sizes, dtype="bfloat16", platform="cuda") == (lines[:1], lines)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_layers_in_a_loop_and_recomputed(float64, remat):
+    """Each layer's forward, backward and, unless everything is kept, forward again."""
+    mix = mixing(ring(4))
+    block = remat_block(lambda x: mix(x, x[:, :, :2], x[:, :, 2:4]), remat, makes_copies=True, in_loop=True)
+
+    def loss_gradient(query):
+        def loss(query):
+            return jnp.sum(jax.lax.scan(lambda x, _: (block(x), None), query, None, length=3)[0])
+
+        return (jax.grad(loss)(query),)
+
+    case = make_case(2)
+    _, moved = on_mesh(loss_gradient, ring(4), case._replace(arrays=case.arrays[:1]), num_outputs=1)
+    forward, backward = predicted(ring(4), 2)
+    assert moved == merge([*forward, *backward, *([] if remat == "none" else forward)] * 3)
+
+
+def products(jaxpr, times=1):
+    """Multiplications and additions in all matrix products of a program, and the names of its other operations."""
+    flops, names = 0, set()
+    for equation in jaxpr.eqns:
+        names.add(equation.primitive.name)
+        if equation.primitive.name == "dot_general":
+            contracted = equation.params["dimension_numbers"][0][0]
+            shape = equation.invars[0].aval.shape
+            flops += 2 * times * prod(equation.outvars[0].aval.shape) * prod(shape[dim] for dim in contracted)
+        for inner in jaxprs_in_params(equation.params):
+            found = products(inner, times * equation.params.get("length", 1))
+            flops, names = flops + found[0], names | found[1]
+    return flops, names
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_every_device_computes_half_of_the_square_and_a_bit(size):
+    """2 N + 1 products of chunks out of 4 N, in a program without branches: the same work on every device."""
+    run = gradients_of(mixing(ring(size)))
+    part = PartitionSpec(None, "context")
+    mesh = toy.mesh(context=size).backend_mesh
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=(part,) * 4, out_specs=(part,) * 4)
+    arrays = make_case(2, dtype=np.float32).arrays
+    flops, names = products(jax.make_jaxpr(mapped)(*arrays).jaxpr)
+    chunk = LENGTH // (2 * size)
+    one_product = 2 * ROWS * HEADS * HEAD_SIZE * chunk**2
+    assert flops == (2 * size + 1) * (2 + 5) * one_product  # scores and outputs; scores again and four gradients
+    assert "while" not in names
+    assert "conditional(" not in jax.jit(mapped).lower(*arrays).compile().as_text()
+
+
+def test_only_one_devices_keys_are_kept():
+    """What forward hands to backward: its inputs, its output, one number a query and head."""
+    config = ring(4)
+    mesh = toy.mesh(context=4).backend_mesh
+    part = PartitionSpec(None, "context")
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(part,) * 3, out_specs=part)
+    def forward(query, key, value):
+        _, backward = jax.vjp(mixing(config), query, key, value)
+        kept.append(sorted(x.size for x in jax.tree.leaves(backward) if jnp.ndim(x)))
+        return query
+
+    kept = []
+    jax.eval_shape(forward, *make_case(2, dtype=np.float32).arrays[:3])
+    tokens = ROWS * LENGTH // 4
+    sizes = [tokens * HEADS, *[tokens * 2 * HEAD_SIZE] * 2, *[tokens * HEADS * HEAD_SIZE] * 2]
+    assert kept == [sorted(sizes)]

@@ -1,0 +1,190 @@
+"""One block in three parts: the parts are autodiff's own numbers, share the work out evenly, and hold little."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+from spmdkit.layouts.tensor_layout import TensorLayout
+from spmdkit.models.transformer import transformer
+from spmdkit.models.transformer_config import TransformerConfig
+from spmdkit.parallel.blocks.differentiable import split_floats
+from spmdkit.parallel.blocks.split_backward import cut
+from spmdkit.parallel.fsdp import attach, gather
+from spmdkit.parallel.precision import Precision
+
+B, L, D, F = 2, 8, 64, 128
+MODEL = transformer(
+    TransformerConfig(vocabulary=32, length=L, layers=1, width=D, heads=4, kv_heads=2, mlp_width=F, dropout=0.1)
+)
+
+
+def example(dtype=jnp.float32):
+    params = jax.tree.map(lambda leaf: leaf[0].astype(dtype), MODEL.init(jax.random.key(0))["blocks"])
+    hidden = jax.random.normal(jax.random.key(1), (B, L, D), dtype)
+    return params, {"hidden": hidden, "example": jnp.arange(B)}, jax.random.key(2)
+
+
+def run_parts(block, params, x, key):
+    parts = cut(block, params, x, key)
+    y, kept = jax.jit(parts.forward)(params, x, key)
+    dy = [jnp.cos(leaf) for leaf in split_floats(y)[0]]
+    dx, crossing = jax.jit(parts.backward_input)(params, key, kept, dy)
+    return y, dx, jax.jit(parts.backward_weight)(params, key, kept, crossing)
+
+
+def whole(block, params, x, key):
+    def run(params, hidden):
+        return block(params, {**x, "hidden": hidden}, key)["hidden"]
+
+    @jax.jit
+    def both(params, hidden):
+        y, pull = jax.vjp(run, params, hidden)
+        return y, *pull(jnp.cos(y))
+
+    y, gradients, dx = both(params, x["hidden"])
+    return y, dx, gradients
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda block: block, jax.checkpoint, jax.jit], ids=["plain", "all recomputed", "within a jit"]
+)
+def test_the_parts_are_the_whole(float64, wrap):
+    params, x, key = example(jnp.float64)
+    y, dx, gradients = run_parts(wrap(MODEL.block), params, x, key)
+    y_whole, dx_whole, gradients_whole = whole(MODEL.block, params, x, key)
+    assert jnp.array_equal(y["example"], x["example"])
+    assert jnp.array_equal(y["hidden"], y_whole)
+    assert jnp.array_equal(dx[0], dx_whole)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, gradients, gradients_whole))
+
+
+def test_what_is_made_again_is_what_was_kept():
+    params, x, key = example()
+    parts = cut(MODEL.block, params, x, key)
+    kept, again = jax.jit(parts.forward)(params, x, key)[1], jax.jit(parts.again)(params, x, key)
+    assert [(leaf.shape, leaf.dtype) for leaf in again] == [(leaf.shape, leaf.dtype) for leaf in parts.kept]
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, kept, again))
+
+
+def products(function, *arguments):
+    """The operations of each product of matrices in a function."""
+    counts = []
+    for eqn in jax.make_jaxpr(function)(*arguments).jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            counts.append(
+                2 * eqn.outvars[0].aval.size * int(np.prod([eqn.invars[0].aval.shape[d] for d in contracted]))
+            )
+    return counts
+
+
+def test_the_work_falls_into_equal_thirds():
+    params, x, key = example()
+    parts = cut(MODEL.block, params, x, key)
+    kept, crossing = parts.kept, parts.crossing
+    in_forward = products(parts.forward, params, x, key)
+    in_input = products(parts.backward_input, params, key, kept, [x["hidden"]])
+    in_weight = products(parts.backward_weight, params, key, kept, crossing)
+    assert len(in_weight) == 7  # one for each matrix
+    # Attention's two products, and in backward four for their operands and the scores once more: none is done twice.
+    assert (len(in_forward), len(in_input)) == (7 + 2, 7 + 5)
+    assert len(products(parts.again, params, x, key)) == 7 + 2 - 1  # the last is for the output alone
+    thirds = [sum(each) for each in (in_forward, in_input, in_weight)]
+    assert max(thirds) / min(thirds) < 1.2
+
+
+def test_little_is_held():
+    """Forward leaves each operand once, no parameter; B leaves the gradients that W's products read."""
+    params, x, key = example()
+    parts = cut(MODEL.block, params, x, key)
+    tokens, heads = B * L, D // 2  # as wide as the key-value heads
+    numbers = sum(leaf.size for leaf in parts.kept if leaf.dtype == jnp.float32)
+    x_in, normed, query, key_value, mixed, hidden, normed_again, mlp = D, D, D, 2 * heads, D, D, D, 3 * F
+    assert numbers == tokens * (x_in + normed + query + key_value + mixed + hidden + normed_again + mlp)
+    masks = [leaf for leaf in parts.kept if leaf.dtype == jnp.bool]
+    assert [leaf.shape for leaf in masks] == [(B, L, D)] * 2
+    outputs = D + 2 * heads + D + 2 * F + D  # of query, key and value, out, gate and up, down
+    assert sum(leaf.size for leaf in parts.crossing) == tokens * outputs + 2 * D  # and the norms' gradients, summed
+    recomputed = cut(jax.checkpoint(MODEL.block), params, x, key)
+    assert sorted(leaf.shape for leaf in recomputed.kept) == [(B,), (B, L, D)]
+
+
+def test_gathers_are_made_again_and_gradients_scattered_last():
+    """Under FSDP: gathers in F and B, none in W; the reduce-scatter in W alone; no gathered parameter is held."""
+    mesh = jax.make_mesh((2,), ("fsdp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    layouts = {"w": TensorLayout(("fsdp", None)), "v": TensorLayout(("fsdp", None))}
+    seen = {}
+
+    def block(params, x, key):
+        whole = gather(params, layouts, ("fsdp",), Precision())
+        ready = attach(params, whole, layouts, ("fsdp",), Precision())
+        return x + jnp.tanh(x @ ready["w"]) @ ready["v"]
+
+    def local(params, x):
+        parts = cut(block, params, x, None)
+        y, kept = parts.forward(params, x, None)
+        dx, crossing = parts.backward_input(params, None, kept, [y])
+        counted = {
+            "forward": (parts.forward, params, x, None),
+            "input": (parts.backward_input, params, None, kept, [y]),
+            "weight": (parts.backward_weight, params, None, kept, crossing),
+        }
+        for name, (function, *arguments) in counted.items():
+            names = [eqn.primitive.name for eqn in jax.make_jaxpr(function)(*arguments).jaxpr.eqns]
+            seen[name] = (names.count("all_gather"), names.count("reduce_scatter"))
+        assert all(leaf.shape[0] == x.shape[0] for leaf in (*parts.kept, *parts.crossing))
+        return y, dx[0], parts.backward_weight(params, None, kept, crossing)
+
+    def reference(params, x):
+        y, pull = jax.vjp(lambda params, x: block(params, x, None), params, x)
+        gradients, dx = pull(y)
+        return y, dx, gradients
+
+    params = {"w": jax.random.normal(jax.random.key(0), (8, 16)), "v": jax.random.normal(jax.random.key(1), (16, 8))}
+    x, spec = jax.random.normal(jax.random.key(2), (4, 8)), PartitionSpec("fsdp")
+    ours, theirs = (
+        jax.jit(jax.shard_map(each, mesh=mesh, in_specs=(spec, spec), out_specs=spec))(params, x)
+        for each in (local, reference)
+    )
+    assert seen == {"forward": (2, 0), "input": (2, 0), "weight": (0, 2)}
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, ours, theirs))
+
+
+def test_random_keys_are_made_again():
+    """A key of each row cannot lie in a buffer: it is folded again from the rows' indices."""
+
+    def block(params, x, key):
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, x["example"])
+        noise = jax.checkpoint(lambda hidden: hidden * jax.vmap(lambda key: jax.random.uniform(key, (L, D)))(keys))
+        return {**x, "hidden": noise(x["hidden"] * params["scale"])}
+
+    x, key = example()[1:]
+    params = {"scale": jnp.float32(2.0)}
+    parts = cut(block, params, x, key)
+    assert all(not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in parts.kept)
+    y, dx, gradients = run_parts(block, params, x, key)
+    y_whole, dx_whole, gradients_whole = whole(block, params, x, key)
+    for ours, theirs in ((y["hidden"], y_whole), (dx[0], dx_whole), (gradients, gradients_whole)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, theirs)
+
+
+def test_a_loop_inside_a_block_is_cut_as_one():
+    def block(params, x, key):
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params)[0]
+
+    params, x = jnp.stack([jnp.eye(4) * 0.5] * 3), jnp.ones((2, 4))
+    parts = cut(block, params, x, None)
+    y, kept = parts.forward(params, x, None)
+    dx, crossing = parts.backward_input(params, None, kept, [jnp.ones_like(y)])
+    gradients = jax.grad(lambda params, x: block(params, x, None).sum(), (0, 1))(params, x)
+    np.testing.assert_allclose(parts.backward_weight(params, None, kept, crossing), gradients[0], rtol=1e-6)
+    np.testing.assert_allclose(dx[0], gradients[1], rtol=1e-6)
+
+
+def test_a_block_has_to_return_what_it_is_given():
+    params, x, key = example()
+    with pytest.raises(ValueError, match=r"like those it is given.*\(2, 8, 64\).*\(2, 8, 32\)") as error:
+        cut(lambda params, x, key: {**x, "hidden": x["hidden"][..., :32]}, params, x, key)
+    assert "Keep structure, shapes and dtypes" in str(error.value)

@@ -1,0 +1,127 @@
+"""Every schedule can run, and takes the time and the memory that its formula says, for all sizes of a grid."""
+
+import time
+
+import pytest
+from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
+from spmdkit.parallel.schedule.table import Kind, check
+from spmdkit.parallel.schedule.timing import measure, peak_activations, peak_inputs
+
+
+def group(S: int, M: int) -> int:
+    """The most microbatches in one of M // S groups that are as equal as they can be."""
+    return -(-M // (M // S))
+
+
+# name: time at unit costs, most activations of stage s in microbatches
+FORMULAS = {
+    "gpipe": (lambda S, M, V: 3 * (M + S - 1), lambda s, S, M, V: M),
+    "1f1b": (lambda S, M, V: 3 * (M + S - 1), lambda s, S, M, V: S - s),
+    "interleaved_1f1b": (
+        lambda S, M, V: 3 * (M + (S - 1) / V),
+        lambda s, S, M, V: ((V - 1) * group(S, M) + S - s) / V,
+    ),
+    "zb_h1": (lambda S, M, V: 3 * M + S - 1, lambda s, S, M, V: S),
+    "zbv": (
+        lambda S, M, V: 3 * M + max((S - 1) / 2, 2 * S - 1 - M),
+        lambda s, S, M, V: min(S, (M + 1 + s) / 2 if S > 1 else S),
+    ),
+}
+CASES = [(name, None) for name in SCHEDULES] + [("interleaved_1f1b", virtual) for virtual in (1, 3, 4)]
+SIZES = [(S, M) for S in range(1, 9) for M in range(S, 25)]
+
+
+def hold_to_formulas(name: str, S: int, M: int, virtual: int | None) -> None:
+    schedule = make_schedule(name, S, M, virtual=virtual)
+    check(schedule)
+    V = schedule.chunks
+    time_of, peak_of = FORMULAS[name]
+    timing = measure(schedule)
+    assert timing.time == timing.ideal_time == pytest.approx(time_of(S, M, V), rel=1e-12), (S, M)
+    assert timing.ticks == round(timing.time * V), (S, M)
+    assert timing.bubble == pytest.approx(1 - 3 * M / timing.time, abs=1e-12), (S, M)
+    assert peak_activations(schedule) == [peak_of(s, S, M, V) for s in range(S)], (S, M)
+
+
+@pytest.mark.parametrize(("name", "virtual"), CASES)
+def test_formulas(name, virtual):
+    for S, M in SIZES:
+        hold_to_formulas(name, S, M, virtual)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_recomputing_takes_a_forward_each_and_no_idle_tick(name):
+    for S, M in ((1, 1), (2, 5), (4, 4), (4, 8), (8, 13)):
+        kept, again = make_schedule(name, S, M), make_schedule(name, S, M, recompute=True)
+        check(again)
+        assert measure(again).time == measure(again).ideal_time == pytest.approx(measure(kept).time + M)
+        assert max(peak_inputs(again)) <= max(peak_activations(kept))
+        if again.joint:
+            assert peak_activations(again) == [1 / again.chunks] * S
+        for row in again.rows:
+            recomputed = [action[1:] for action in row if action and action.kind == Kind.RECOMPUTE]
+            assert recomputed == [action[1:] for action in row if action and action.kind == Kind.BACKWARD_INPUT]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_joint_backwards_are_two_ticks_in_a_row(name):
+    schedule = make_schedule(name, 4, 8)
+    assert schedule.joint == (name in ("gpipe", "1f1b", "interleaved_1f1b"))
+    if schedule.joint:
+        for row in schedule.rows:
+            for tick, action in enumerate(row):
+                if action and action.kind == Kind.BACKWARD_INPUT:
+                    assert row[tick + 1] == action._replace(kind=Kind.BACKWARD_WEIGHT)
+
+
+def test_the_bubble_of_zb_h1_is_a_third_of_that_of_1f1b():
+    for S, M in ((1, 1), (2, 3), (4, 4), (8, 12)):
+        idle = {name: measure(make_schedule(name, S, M)).time - 3 * M for name in ("1f1b", "zb_h1")}
+        assert 3 * idle["zb_h1"] == idle["1f1b"]
+
+
+def test_interleaved_with_one_chunk_is_1f1b():
+    assert make_schedule("interleaved_1f1b", 4, 9, virtual=1).rows == make_schedule("1f1b", 4, 9).rows
+
+
+def test_1f1b_as_in_the_paper():
+    rows = make_schedule("1f1b", 2, 3).rows
+    assert [" ".join(str(action or ".") for action in row) for row in rows] == [
+        "F0 F1 . . B0 W0 F2 B1 W1 . B2 W2",
+        ". F0 B0 W0 F1 B1 W1 F2 B2 W2 . .",
+    ]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_fewer_microbatches_than_stages(name):
+    message = r"^strategy.pipe.microbatches=3 is fewer than strategy.pipe.size=4: 3 < 4, .* strategy.pipe.size to 3 or"
+    with pytest.raises(ValueError, match=message):
+        make_schedule(name, 4, 3)
+
+
+def test_wrong_names_and_sizes():
+    with pytest.raises(ValueError, match=r"Unknown schedule '1fb1'; known: gpipe, .* Did you mean '1f1b'\?"):
+        make_schedule("1fb1", 2, 4)
+    with pytest.raises(ValueError, match=r"strategy.pipe.size=0, .*: each must be at least 1"):
+        make_schedule("gpipe", 0, 4)
+    with pytest.raises(ValueError, match=r"zb_h1 has 1 chunk on each stage, not 2\. .* or take interleaved_1f1b\.$"):
+        make_schedule("zb_h1", 2, 4, virtual=2)
+    with pytest.raises(
+        ValueError, match=r"schedule zbv does not fit:\n  .*=3 is fewer .*\n  zbv has 2 chunks .* not 1"
+    ):
+        make_schedule("zbv", 4, 3, virtual=1)
+
+
+def test_large_tables_are_made_at_once():
+    start = time.monotonic()
+    schedule = make_schedule("1f1b", 16, 256)
+    check(schedule)
+    measure(schedule)
+    assert time.monotonic() - start < 5  # 0.3 s on an idle machine
+
+
+def test_a_table_that_would_take_minutes_is_refused():
+    with pytest.raises(
+        ValueError, match=r"= 1048576 forwards; a schedule has at most 262144. Set .*microbatches to 1024 "
+    ):
+        make_schedule("1f1b", 256, 4096)

@@ -1,0 +1,124 @@
+"""A schedule as integers: every action finds what it needs where the timetable says, and little is held."""
+
+import itertools
+
+import numpy as np
+import pytest
+from spmdkit.parallel.pipeline import forwards_only
+from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
+from spmdkit.parallel.schedule.stages import assign
+from spmdkit.parallel.schedule.table import Kind
+from spmdkit.parallel.schedule.timetable import allocate, make_timetable, most_turns
+
+CASES = [
+    (name, stages, microbatches, recompute)
+    for name, (stages, microbatches), recompute in itertools.product(
+        SCHEDULES, [(2, 2), (2, 7), (4, 4), (4, 9)], [False, True]
+    )
+]
+
+
+def timetable(name, stages, microbatches, recompute=False, blocks=11):
+    schedule = make_schedule(name, stages, microbatches, recompute=recompute)
+    return schedule, make_timetable(schedule, assign(blocks, schedule))
+
+
+def entry(table, tick, stage):
+    return type(table.entries)(*(field[tick, stage] for field in table.entries))
+
+
+class Devices:
+    """The stages run by hand: what lies in a slot is the name of a value."""
+
+    def __init__(self, schedule, table):
+        self.schedule, self.table = schedule, table
+        self.inbox = [[None] * table.inbox for _ in range(schedule.stages)]
+        self.kept = [[None] * table.kept for _ in range(schedule.stages)]
+        self.crossing = [[None] * table.crossing for _ in range(schedule.stages)]
+        self.done = []
+
+    def act(self, stage, at):
+        """Runs one action, checks what it reads, and returns what it makes."""
+        kind, microbatch = Kind(at.kind), at.microbatch
+        chunk = at.row // self.table.blocks_per_slot
+        position = self.schedule.position(stage, chunk)
+        last = self.schedule.num_positions - 1
+        found = self.inbox[stage][at.reads]
+        if kind in (Kind.FORWARD, Kind.RECOMPUTE):
+            assert at.embeds == (position == 0)
+            assert position == 0 or found == ("y", position - 1, microbatch)
+            if kind == Kind.RECOMPUTE or not self.table.recomputes:
+                self.kept[stage][at.kept] = (position, microbatch)
+            return ("y", position, microbatch) if kind == Kind.FORWARD else None
+        if kind == Kind.BACKWARD_INPUT:
+            assert found == (("y", last, microbatch) if position == last else ("dx", position + 1, microbatch))
+            assert self.kept[stage][at.kept] == (position, microbatch)
+            self.crossing[stage][at.crossing] = (position, microbatch)
+            return ("dx", position, microbatch)
+        if kind == Kind.BACKWARD_WEIGHT:
+            assert self.kept[stage][at.kept] == self.crossing[stage][at.crossing] == (position, microbatch)
+            self.done.append((position, microbatch))
+        return None
+
+    def run(self):
+        for tick in range(self.schedule.num_ticks):
+            entries = [entry(self.table, tick, stage) for stage in range(self.schedule.stages)]
+            made = [self.act(stage, at) for stage, at in enumerate(entries)]
+            arrived = {target: made[source] for source, target in self.table.up}
+            descended = {target: made[source] for source, target in self.table.down}
+            for stage, at in enumerate(entries):
+                self.inbox[stage][at.from_below] = arrived.get(stage)
+                self.inbox[stage][at.from_above] = descended.get(stage)
+                self.inbox[stage][at.from_self] = made[stage]
+                self.inbox[stage][-1] = None  # what nobody reads
+        return self.done
+
+
+@pytest.mark.parametrize(("name", "stages", "microbatches", "recompute"), CASES)
+def test_every_action_finds_what_it_needs(name, stages, microbatches, recompute):
+    schedule, table = timetable(name, stages, microbatches, recompute)
+    done = Devices(schedule, table).run()
+    assert sorted(done) == list(itertools.product(range(schedule.num_positions), range(microbatches)))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_forwards_alone_hold_little(name):
+    """For evaluation: every piece runs every microbatch once, and nothing piles up."""
+    schedule, _ = timetable(name, 4, 8)
+    forwards = forwards_only(schedule, 13)
+    table = make_timetable(forwards, assign(11, schedule))
+    Devices(forwards, table).run()
+    assert sum(row is not None for rows in forwards.rows for row in rows) == 13 * forwards.num_positions
+    assert table.inbox <= 2 * schedule.chunks + 1
+    assert forwards.num_ticks <= 13 * schedule.chunks + 2 * forwards.num_positions
+
+
+@pytest.mark.parametrize("microbatches", [8, 64])
+def test_what_is_held_follows_the_peak(microbatches):
+    """The slots of kept activations: S of them in 1F1B and ZB-H1, however many microbatches there are; M in GPipe."""
+    slots = {name: timetable(name, 4, microbatches)[1] for name in SCHEDULES}
+    assert slots["1f1b"].kept == slots["zb_h1"].kept == 4
+    assert slots["gpipe"].kept == microbatches
+    assert slots["zbv"].kept == 2 * 4  # of half a stage each
+    assert slots["1f1b"].crossing == slots["gpipe"].crossing == slots["interleaved_1f1b"].crossing == 1
+    assert slots["1f1b"].inbox <= 4
+    assert timetable("1f1b", 4, microbatches, recompute=True)[1].kept == 1
+
+
+def test_turns_are_those_of_the_busiest_stage():
+    _, table = timetable("1f1b", 2, 4, recompute=True, blocks=3)  # 2 blocks and 1
+    turns = most_turns(table)
+    assert turns["forward"] == turns["recompute"] == turns["backward_input"] == turns["backward_weight"] == 2 * 4
+    assert turns["embed"] == 2 * 4  # again before backward
+    assert turns["head_forward"] == turns["head_backward"] == turns["embed_backward"] == 4
+
+
+def test_slots_are_taken_again():
+    lives = [(0, 0, 3), (0, 1, 2), (0, 2, 4), (1, 0, 9), (0, 3, 5)]
+    slots = allocate(lives)
+    assert slots == [0, 1, 1, 0, 0]
+    for (stage, start, stop), slot in zip(lives, slots, strict=True):
+        others = [(a, b) for (s, a, b), other in zip(lives, slots, strict=True) if (s, other) == (stage, slot)]
+        assert sum(a < stop and start < b for a, b in others) == 1
+    assert allocate([]) == []
+    assert np.max(allocate([(0, tick, tick + 5) for tick in range(100)])) == 4

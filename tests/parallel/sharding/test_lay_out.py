@@ -1,0 +1,233 @@
+"""From a strategy to layouts: what FSDP splits, what rules override, and every mistake said at once."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+import toy
+from spmdkit.models.transformer import TransformerConfig, transformer
+from spmdkit.parallel import BlockModel, FSDPConfig, Model, Precision, lay_out
+from spmdkit.parallel.sharding.lay_out import abstract_parameters
+from spmdkit.parallel.sharding.strategies import read_strategy
+
+from spmdkit import DataParallel, DeviceMesh, LayoutError, LayoutMap, ModelParallel
+
+
+def rows(strategy, model=toy.BLOCK_MODEL, **options):
+    return {row.path: row for row in lay_out(model, strategy, **options).table.rows}
+
+
+def model_of(**shapes):
+    return Model(
+        init=lambda key: {name: jnp.zeros(shape) for name, shape in shapes.items()}, loss=lambda p, b, k: (0, 0)
+    )
+
+
+def test_fsdp_splits_the_first_dim_it_divides_and_never_the_blocks():
+    table = rows({"fsdp": FSDPConfig(size=4, floor_bytes=1024), "data": 2})
+    assert table["blocks/up"].layout.axes == (None, "fsdp", None)
+    assert table["blocks/up"].rule == "fsdp: dim 1"
+    assert table["blocks/up"].bytes_per_device == 3 * 16 * 64 * 4 // 4
+    assert table["embed/table"].layout.axes == ("fsdp", None)
+
+
+def test_the_floor_counts_one_block_and_shows():
+    with pytest.raises(LayoutError, match="fsdp"):
+        rows({"fsdp": FSDPConfig(size=8, floor_bytes=1 << 20)})  # an axis that splits nothing is a mistake
+    table = rows({"fsdp": FSDPConfig(size=8, floor_bytes=64 * 16 * 4)})
+    assert table["blocks/scale"].rule == "fsdp: whole, under the floor of 4,096 B"
+    assert table["blocks/up"].layout.used_axes == ("fsdp",)
+    assert table["embed/table"].layout.used_axes == ()
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((6, 16), (None, "fsdp")),
+        ((16, 6), ("fsdp", None)),
+        ((8, 8), ("fsdp", None)),
+        ((3, 5, 24), (None, None, "fsdp")),
+    ],
+)
+def test_which_dim(shape, axes):
+    table = rows({"fsdp": FSDPConfig(size=8, floor_bytes=0)}, model=model_of(w=shape))
+    assert table["w"].layout.axes == axes
+
+
+def test_indivisible_parameters_stop_or_stay_whole_as_told():
+    model = model_of(odd=(7, 9), even=(8, 8))
+    strategy = {"fsdp": FSDPConfig(size=8, floor_bytes=0)}
+    with pytest.raises(LayoutError, match=r"odd.*7"):
+        lay_out(model, strategy)
+    table = rows(strategy, model=model, indivisible="replicate")
+    assert table["odd"].layout.used_axes == ()
+    assert table["odd"].rule == "fsdp: whole, 8 divides no dim"
+
+
+@pytest.mark.parametrize("strategy", [{"tensor": {"size": 4, "explicit": False}}, {"fsdp": 4}])
+def test_next_dim_never_takes_the_dim_that_counts_blocks(strategy):
+    """8 blocks, the largest dim and the only one that 4 divides, of w; in v another one is divisible."""
+    (axis,) = strategy
+    leaves = {"w": jnp.zeros((8, 6, 7)), "v": jnp.zeros((8, 4, 7))}
+    model = BlockModel(
+        init=lambda key: {"embed": {}, "blocks": dict(leaves), "head": {}},
+        embed=lambda groups, batch, key: batch["x"],
+        block=lambda params, x, key: x,
+        head=lambda groups, x, batch, key: (x.sum(), 1.0),
+        num_blocks=8,
+    )
+    rules = {"blocks/.*": (None, None, axis)}
+    with pytest.raises(LayoutError, match=r"'blocks/w' .* dim 2 of size 7 does not divide over") as raised:
+        lay_out(model, strategy, rules=rules, indivisible="next_dim", devices=toy.devices(4))
+    assert len(raised.value.problems) == 1
+    del leaves["w"]
+    table = rows(strategy, model=model, rules=rules, indivisible="next_dim", devices=toy.devices(4))
+    assert table["blocks/v"].layout.axes == (None, axis, None)
+
+
+def test_rules_win_over_the_strategy():
+    table = rows(
+        {"fsdp": FSDPConfig(size=8, floor_bytes=0)}, rules={"blocks/up": [None, None, "fsdp"], "head/.*": [None, None]}
+    )
+    assert table["blocks/up"].layout.axes == (None, None, "fsdp")
+    assert table["blocks/up"].rule == "blocks/up"
+    assert table["head/out"].layout.used_axes == ()
+
+
+def test_a_rule_cannot_split_the_blocks_over_the_batch():
+    with pytest.raises(ValueError, match=r"Dim 0 of the leaves under blocks.*null for dim 0"):
+        lay_out(
+            toy.BLOCK_MODEL,
+            {"fsdp": FSDPConfig(size=3, floor_bytes=0)},
+            rules={"blocks/scale": ["fsdp", None]},
+            devices=toy.devices(3),
+            indivisible="replicate",
+        )
+
+
+def test_a_rule_that_matches_nothing_is_a_mistake():
+    with pytest.raises(LayoutError, match=r"blocks/upp.*blocks/up"):
+        lay_out(toy.BLOCK_MODEL, {"fsdp": 8}, rules={"blocks/upp": [None, None, "fsdp"]})
+
+
+def test_meshes_and_mappings_mean_the_same():
+    by_mesh = lay_out(toy.PLAIN_MODEL, DeviceMesh.of(data=8))
+    by_mapping = lay_out(toy.PLAIN_MODEL, {"data": -1})
+    assert by_mesh == by_mapping
+    assert by_mesh.batch_axes == ("data",)
+
+
+def test_foreign_axes_need_a_distribution():
+    mesh = DeviceMesh((8,), ("rows",))
+    with pytest.raises(ValueError, match=r"\['rows'\] that no strategy owns.*ModelParallel"):
+        lay_out(toy.BLOCK_MODEL, mesh)
+    assert lay_out(toy.BLOCK_MODEL, DataParallel(device_mesh=mesh)).batch_axes == ("rows",)
+
+
+def test_rules_given_twice():
+    layout_map = LayoutMap(DeviceMesh((2, 4), ("batch", "model")))
+    layout_map["head/out"] = (None, "model")
+    with pytest.raises(ValueError, match="given twice"):
+        lay_out(toy.BLOCK_MODEL, ModelParallel(layout_map=layout_map), rules={"head/out": [None, None]})
+
+
+def test_an_axis_that_nothing_uses():
+    layout_map = LayoutMap(DeviceMesh((2, 4), ("batch", "model")))
+    layout_map[".*"] = ()
+    with pytest.raises(LayoutError, match="model"):
+        lay_out(toy.BLOCK_MODEL, ModelParallel(layout_map=layout_map))
+
+
+def test_strategies_by_name():
+    assert read_strategy({"fsdp": {"size": 2, "floor_bytes": 1}}) == {"fsdp": FSDPConfig(size=2, floor_bytes=1)}
+    with pytest.raises(ValueError) as raised:
+        read_strategy({"fdsp": 2, "fsdp": {"size": 2, "flor_bytes": 3}, "data": "all"})
+    assert "strategy.fdsp: there is no such strategy (did you mean fsdp?)" in str(raised.value)
+    assert "strategy.fsdp.flor_bytes: there is no such option (did you mean floor_bytes?)" in str(raised.value)
+    assert "strategy.data='all': give a size" in str(raised.value)
+
+
+def test_stored_dtype_decides_the_bytes():
+    narrow = rows({"fsdp": FSDPConfig(size=8, floor_bytes=0)}, precision=Precision(params="bfloat16"))
+    assert narrow["blocks/up"].bytes_per_device == 3 * 16 * 64 * 2 // 8
+    params = abstract_parameters(toy.BLOCK_MODEL, Precision(params="bfloat16"))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+
+
+MODEL = transformer(TransformerConfig(vocabulary=32, length=16, layers=4, width=16, heads=4, kv_heads=2, mlp_width=32))
+FSDP = FSDPConfig(size=2, floor_bytes=64)
+AHEAD = FSDPConfig(size=2, floor_bytes=64, prefetch=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "problem"),
+    [
+        (toy.PLAIN_MODEL, {"context": 2},
+         "strategy.context=2: model 'model' cannot split the positions of a row. Use a model with `parallelize`, such "
+         "as the transformer, or give the devices to strategy.data or fsdp."),
+        (toy.BLOCK_MODEL, {"context": 2, "data": 1}, "model 'block model' cannot split the positions of a row."),
+        (toy.BLOCK_MODEL, DeviceMesh.of(toy.devices(2), context=2), "strategy.context=2: model 'block model' cannot"),
+        (toy.PLAIN_MODEL, {"pipe": 2},
+         "strategy.pipe=2: model 'model' is one function, and a pipeline needs layers to deal out. Write it as a "
+         "BlockModel (embed, block, head), or give the devices to strategy.data or fsdp."),
+        (MODEL, {"pipe": 8}, "model.layers=4 cannot be dealt out to 8 stages (1f1b)"),
+        (MODEL, {"pipe": {"size": 2, "microbatches": 1}}, "Set strategy.pipe.microbatches to 2 or more"),
+        (MODEL, {"pipe": {"size": 2, "virtual": 2}}, "Leave strategy.pipe.virtual out, or take interleaved_1f1b."),
+        (MODEL, {"expert": 2}, "this model has no experts to share out. Set model.name=moe, or give these devices to"),
+        (MODEL, {"context": 3}, "Set data.length to 12 or 18, or strategy.context to 1."),
+        (MODEL, {"pipe": 2, "fsdp": AHEAD}, "strategy.fsdp.prefetch=1 does not combine with strategy.pipe"),
+        (MODEL, {"data": {"size": 2, "zero": 2}, "fsdp": AHEAD}, "does not combine with strategy.data.zero=2"),
+        (toy.PLAIN_MODEL, {"fsdp": AHEAD}, "model 'model' is one function and has no blocks to gather one by one."),
+        (MODEL, {"tensor": {"size": 2, "explicit": False}}, "'tensor' of size 2 splits no parameter"),
+        (toy.BLOCK_MODEL, {"tensor": 2}, "Name it in a rule of layouts.rules, or set strategy.tensor to 1."),
+        (toy.BLOCK_MODEL, DeviceMesh.of(toy.devices(2), tensor=2), "'tensor' of size 2 splits no parameter"),
+        (MODEL, {"tensor": {"size": 2, "explict": False}}, "no such option (did you mean explicit?)"),
+        (MODEL, {"contxt": 2}, "strategy.contxt: there is no such strategy (did you mean context?)."),
+        (MODEL, {"pipe": {"size": 2, "schedul": "gpipe"}}, "no such option (did you mean schedule?)"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together(model, strategy, problem):
+    sizes = {} if isinstance(strategy, DeviceMesh) else read_sizes(strategy)
+    devices = None if isinstance(strategy, DeviceMesh) else toy.devices(math.prod(sizes.values()))
+    with pytest.raises(ValueError) as raised:
+        lay_out(model, strategy, devices=devices)
+    assert problem in str(raised.value)
+
+
+def read_sizes(strategy):
+    return {
+        axis: given if isinstance(given, int) else getattr(given, "size", None) or given["size"]
+        for axis, given in strategy.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"pipe": {"size": 2, "microbatches": 4}, "data": {"size": 2, "zero": 1, "floor_bytes": 64}},
+        {"pipe": {"size": 2, "microbatches": 4}, "data": {"size": 2, "zero": 2, "floor_bytes": 64}},
+        {"pipe": 2, "data": {"size": 2, "local_steps": 2}},
+        {"pipe": 2, "data": {"size": 2, "compress": "int8"}},
+        {"pipe": 2, "fsdp": FSDPConfig(size=2, floor_bytes=64, keep="step")},
+        {"data": {"size": 2, "local_steps": 2}, "tensor": 2},
+        {"fsdp": FSDP, "context": 2, "tensor": 2},
+    ],
+)
+def test_what_goes_together(strategy):
+    sizes = read_sizes(strategy)
+    layouts = lay_out(MODEL, strategy, devices=toy.devices(math.prod(sizes.values())))
+    assert set(layouts.manual_axes) == set(sizes)
+
+
+def test_a_mesh_may_name_the_axes_inside_a_model():
+    for axis in ("pipe", "context", "tensor"):
+        by_mesh = lay_out(MODEL, DeviceMesh.of(toy.devices(2), **{axis: 2}))
+        assert by_mesh.manual_axes == (axis,)
+        assert by_mesh.table == lay_out(MODEL, {axis: 2}, devices=toy.devices(2)).table
+
+
+def test_why_a_parameter_is_whole():
+    table = rows({"pipe": 2}, model=MODEL, devices=toy.devices(2))
+    assert (table["embed/tokens"].rule, table["blocks/mlp/up"].rule) == ("whole", "pipe: dim 0")
+    assert rows({"data": 8})["head/out"].rule == "data: whole"

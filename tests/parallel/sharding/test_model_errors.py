@@ -1,0 +1,359 @@
+"""A mistake in one of a model's functions is one message, with the file and line, before anything is compiled."""
+
+import inspect
+import sys
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from jax import lax
+from spmdkit.mesh import UserError
+from spmdkit.models import MLPConfig, mlp
+from spmdkit.parallel import Model, check_model, lay_out
+from spmdkit.parallel.precision import FLOAT32
+from spmdkit.parallel.sharding.lay_out import abstract_parameters
+from spmdkit.parallel.sharding.model_errors import ModelError, check_loss
+
+HERE = __file__
+
+
+def shapes(**arrays):
+    return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, (dtype, *shape) in arrays.items()}
+
+
+BATCH = shapes(inputs=("float32", 8, 4), targets=("int32", 8), weights=("float32", 8), example=("int32", 8))
+TEXT = shapes(inputs=("int32", 8, 4), targets=("int32", 8, 4), weights=("float32", 8, 4), example=("int32", 8))
+
+
+def init(key):
+    return {"kernel": jax.random.normal(key, (4, 3)), "bias": jnp.zeros(3)}
+
+
+def loss(params, batch, key):
+    return toy.cross_entropy(batch["inputs"] @ params["kernel"] + params["bias"][None], batch)
+
+
+def line_of(function, text):
+    """The line of this file on which a text of a function stands."""
+    lines, first = inspect.getsourcelines(function)
+    return next(first + number for number, line in enumerate(lines) if text in line)
+
+
+def told(function, *arguments, **options):
+    with pytest.raises(ModelError) as caught:
+        function(*arguments, **options)
+    return str(caught.value)
+
+
+def of_loss(loss, batch=BATCH, **options):
+    return told(check_loss, Model(init=init, loss=loss, name="mine"), batch, **options)
+
+
+def of_init(init):
+    return told(abstract_parameters, Model(init=init, loss=loss, name="mine"), FLOAT32)
+
+
+def of_blocks(batch=TEXT, **functions):
+    return told(check_loss, replace(toy.BLOCK_MODEL, name="mine", **functions), batch)
+
+
+def test_right_models_pass():
+    check_loss(Model(init=init, loss=loss), BATCH, evaluates=True)
+    check_loss(toy.BLOCK_MODEL, TEXT, compute="bfloat16", evaluates=True)
+
+
+# What the loss reads and raises
+
+
+def images(params, batch, key):
+    return (batch["images"] @ params["kernel"]).sum(), batch["weights"].sum()
+
+
+def test_an_array_that_the_batch_does_not_hold():
+    message = of_loss(images)
+    line = line_of(images, "return")
+    code = 'return (batch["images"] @ params["kernel"]).sum(), batch["weights"].sum()'
+    assert message == (
+        f"model 'mine': loss fails in {HERE}, line {line} ({code}): KeyError: 'images'. On each device the batch "
+        "holds inputs float32 (8, 4), targets int32 (8,), weights float32 (8,), example int32 (8,); the parameters are "
+        "bias float32 (3,), kernel float32 (4, 3). Read what is there, or give data of that name."
+    )
+
+
+def test_a_name_that_is_nearly_right():
+    message = of_loss(lambda params, batch, key: (batch["input"].sum(), 1.0))
+    assert "Read what is there (did you mean inputs), or give data of that name." in message
+
+
+def test_dtypes_that_do_not_fit():
+    def convolution(params, batch, key):
+        x = batch["inputs"][:, None].astype(jnp.float32)
+        return lax.conv(x, params["kernel"].T[:, None].astype(jnp.bfloat16), (1,), "SAME").sum(), 1.0
+
+    message = of_loss(convolution)
+    assert f"in {HERE}, line {line_of(convolution, 'lax.conv')} (return lax.conv(" in message
+    assert "TypeError: lax.conv_general_dilated requires arguments to have the same dtypes, got" in message
+    assert "Bring both to one dtype, as in x.astype(kernel.dtype)." in message
+
+
+def test_shapes_that_do_not_fit():
+    message = of_loss(loss, {**BATCH, **shapes(inputs=("float32", 8, 5))})
+    assert f"in {HERE}, line {line_of(loss, 'return')} (return toy.cross_entropy(" in message
+    assert "inputs float32 (8, 5)" in message
+    assert message.endswith("kernel float32 (4, 3). Mend that line, or the data.")
+
+
+def test_parameters_come_in_the_compute_dtype():
+    def only_float32(params, batch, key):
+        if params["kernel"].dtype != jnp.float32:
+            raise RuntimeError("it has to be float32")
+        return loss(params, batch, key)
+
+    check_loss(Model(init=init, loss=only_float32), BATCH)
+    message = of_loss(only_float32, compute="bfloat16")
+    assert "RuntimeError: it has to be float32. On each device" in message
+    assert "kernel bfloat16 (4, 3)" in message
+
+
+def test_a_loss_that_needs_a_key_in_evaluation():
+    def draws(params, batch, key):
+        return loss(params, batch, key)[0] * jax.random.uniform(key), batch["weights"].sum()
+
+    check_loss(Model(init=init, loss=draws), BATCH)
+    message = of_loss(draws, evaluates=True)
+    assert "loss without a key, as in evaluation, fails in" in message
+    assert f"line {line_of(draws, 'uniform')}" in message
+
+
+def test_the_error_of_the_model_stays_its_cause():
+    with pytest.raises(ModelError) as caught:
+        check_loss(Model(init=init, loss=images), BATCH)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert isinstance(caught.value, UserError)
+    assert caught.value.exit_code == 2
+
+
+# How functions are called
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "wanted"),
+    [
+        (lambda params, batch: (0.0, 0.0), "loss", "params, batch, key"),
+        (lambda: {}, "init", "key"),
+        (lambda params: 0, "predict", "params, batch"),
+    ],
+)
+def test_a_wrong_number_of_arguments(function, name, wanted):
+    model = Model(**{"init": init, "loss": loss, "name": "mine", name: function})
+    message = told(check_loss, model, BATCH)
+    line = function.__code__.co_firstlineno
+    assert message == (
+        f"model 'mine': {name}, in {HERE}, line {line}, cannot be called with ({wanted}), as the runtime calls it. "
+        "Give it these arguments, in this order."
+    )
+
+
+@pytest.mark.parametrize("name", ["embed", "block", "head"])
+def test_a_wrong_number_of_arguments_of_a_part(name):
+    assert f"model 'mine': {name}, in {HERE}, line " in of_blocks(**{name: lambda x: x})
+
+
+def test_functions_behind_others_are_found():
+    """Partial applications, methods and objects that are called."""
+
+    class Mine:
+        def init(self, key):
+            return init(key)
+
+        def loss(self, params, batch):
+            return 0.0
+
+    class Called:
+        def __call__(self, batch):
+            return 0.0
+
+    for function in (Mine().loss, partial(lambda scale, batch: 0.0, 2), Called()):
+        message = told(check_loss, Model(init=Mine().init, loss=function), BATCH)
+        assert f"loss, in {HERE}, line " in message
+    check_loss(Model(init=Mine().init, loss=partial(lambda scale, *given: loss(*given), 2)), BATCH)
+
+
+# What functions return
+
+
+@pytest.mark.parametrize(
+    ("result", "given"),
+    [
+        (lambda total, batch: (total, batch["weights"].sum(), {"x": total}), "3 values, float32 (), float32 (), float"),
+        (lambda total, batch: total, "1 values, float32 ()"),
+        (lambda total, batch: None, "None"),
+        (lambda total, batch: [total, total], "2 values, float32 (), float32 ()"),
+        (lambda total, batch: (total * batch["weights"], batch["weights"]), "2 values, float32 (8,), float32 (8,)"),
+        (lambda total, batch: (batch["targets"].sum(), total), "a sum of dtype int32, which has no gradient"),
+    ],
+)
+def test_what_a_loss_may_not_return(result, given):
+    def wrong(params, batch, key):
+        return result(loss(params, batch, key)[0], batch)
+
+    message = of_loss(wrong)
+    assert f"model 'mine': loss, in {HERE}, line {wrong.__code__.co_firstlineno}, returns {given}" in message
+    assert (
+        "a pair of floating-point scalars, (sum of loss x weight, sum of weights) over the rows it is given" in message
+    )
+    assert ("Drop what comes after the pair." in message) == ("3 values" in given)
+
+
+def test_whole_numbers_may_be_a_weight():
+    check_loss(Model(init=init, loss=lambda params, batch, key: (loss(params, batch, key)[0], len(batch))), BATCH)
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({"steps": jnp.int32(0)}, "more/steps is int32 ()"),
+        ({"mask": jnp.ones(3, bool)}, "more/mask is bool (3,)"),
+        ({"dropout": jax.random.key}, "more/dropout is a random key"),
+        ({"scale": 0.5}, "more/scale is 0.5 of type float"),
+        ({"name": "x"}, "more/name is 'x' of type str"),
+    ],
+)
+def test_what_is_no_parameter(extra, told):
+    def wrong(key):
+        return {**init(key), "more": {name: leaf(0) if callable(leaf) else leaf for name, leaf in extra.items()}}
+
+    message = of_init(wrong)
+    line = wrong.__code__.co_firstlineno
+    assert message.startswith(f"model 'mine': init, in {HERE}, line {line}, returns what is no parameter: {told}. ")
+    assert "Keep constants, counters and keys out of init's result: make them where the loss uses them" in message
+
+
+def test_all_that_is_no_parameter_is_told_at_once():
+    message = of_init(lambda key: {"a": jnp.int32(0), "b": [jnp.zeros(2), True]})
+    assert "a is int32 (), b/1 is True of type bool." in message
+
+
+def test_no_parameters():
+    message = told(check_loss, Model(init=lambda key: {}, loss=loss), BATCH)
+    assert "returns no parameters ({}): there is nothing to train." in message
+
+
+def test_an_init_that_raises():
+    def wrong(key):
+        return {"kernel": jnp.zeros((4, 3)) @ jnp.zeros((4, 3))}
+
+    message = of_init(wrong)
+    assert message.startswith(f"model 'mine': init fails in {HERE}, line {line_of(wrong, 'return')} (return {{")
+
+
+def test_laying_out_tells_it_too():
+    model = Model(init=lambda key: {"steps": jnp.int32(0)}, loss=loss)
+    assert "steps is int32 ()" in told(lay_out, model, {"data": 1}, devices=toy.devices(1))
+
+
+# Models of blocks
+
+
+def changed(part):
+    def blocks(key):
+        params = toy.init(key)
+        return {**params, **part(params)}
+
+    return blocks
+
+
+def test_blocks_that_are_not_stacked():
+    def wrong(params):
+        return {"blocks": {**params["blocks"], "scale": jnp.ones(toy.WIDTH)}}
+
+    message = of_blocks(init=changed(wrong))
+    assert "returns blocks that are not num_blocks=3 stacked on dim 0: blocks/scale is float32 (16,)." in message
+    message = told(lay_out, replace(toy.BLOCK_MODEL, num_blocks=4), {"data": 1}, devices=toy.devices(1))
+    assert (
+        "num_blocks=4 stacked on dim 0: blocks/down is float32 (3, 64, 16), blocks/scale is float32 (3, 16)" in message
+    )
+
+
+def test_groups_that_are_missing():
+    def without_head(key):
+        params = toy.init(key)
+        return {name: params[name] for name in ("embed", "blocks")}
+
+    assert 'returns the groups blocks, embed. A BlockModel has the groups "embed", "blocks" and' in of_blocks(
+        init=without_head
+    )
+    assert "returns list. A BlockModel" in of_blocks(init=lambda key: [jnp.zeros(3)])
+    assert "embed_reads or head_reads name 'table' too" in of_blocks(embed_reads=("table",))
+
+
+def test_blocks_that_change_what_flows_through_them():
+    def narrower(params, x, key):
+        return toy.block(params, x, key)[..., :8]
+
+    message = of_blocks(block=narrower)
+    line = narrower.__code__.co_firstlineno
+    assert f"block, in {HERE}, line {line}, changes x from float32 (8, 4, 16) to float32 (8, 4, 8). " in message
+    message = of_blocks(block=lambda params, x, key: toy.block(params, x, key).astype(jnp.bfloat16))
+    assert "changes x from float32 (8, 4, 16) to bfloat16 (8, 4, 16). Every block gets what the one before" in message
+    message = of_blocks(block=lambda params, x, key: {"x": x})
+    assert "changes x from float32 (8, 4, 16) to nothing, x from nothing to float32 (8, 4, 16)." in message
+
+
+def test_a_part_that_raises_and_a_head_that_returns_something_else():
+    message = of_blocks(block=lambda params, x, key: x @ params["sideways"])
+    assert "model 'mine': block fails in" in message
+    assert "KeyError: 'sideways'" in message
+    assert "head, in" in of_blocks(head=lambda groups, x, batch, key: x.sum())
+
+
+# Models of the catalogue
+
+
+def test_a_reference_model_on_other_data():
+    """It is told by the file of the model, as no line of the user's is wrong."""
+    model = mlp(MLPConfig(features=4, classes=3, widths=(8,)))
+    message = told(check_loss, model, shapes(x=("float32", 8, 4), y=("int32", 8), weights=("float32", 8)))
+    assert "KeyError: 'inputs'. On each device the batch holds x float32 (8, 4), y int32 (8,), weights" in message
+
+
+def test_a_mistake_of_ours_is_none_of_the_users(monkeypatch):
+    model = mlp(MLPConfig(features=4, classes=3, widths=(8,)))
+    monkeypatch.setattr(sys.modules["spmdkit.models.mlp"], "jnp", None)
+    with pytest.raises(AttributeError):
+        check_loss(model, BATCH)
+
+
+# The public check
+
+
+def host(shapes, rows=4):
+    return {name: np.ones((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in shapes.items() if name != "example"}
+
+
+def test_check_model_checks_functions_and_contract():
+    model = Model(init=init, loss=loss, name="mine")
+    assert check_model(model, host(BATCH)) == ()
+    with pytest.raises(ModelError, match="KeyError: 'images'"):
+        check_model(replace(model, loss=images), host(BATCH))
+    dead = replace(model, loss=lambda params, batch, key: loss(lax.stop_gradient(params), batch, key))
+    with pytest.raises(
+        UserError, match=r"model 'mine' breaks the contract \(dead\): every gradient.*model.check: warn"
+    ):
+        check_model(dead, host(BATCH))
+    with pytest.warns(UserWarning, match="every gradient is zero"):
+        (breach,) = check_model(dead, host(BATCH), check="warn")
+    assert breach.kind == "dead"
+    assert check_model(dead, host(BATCH), check="off") == ()
+
+
+def test_check_model_refuses_what_is_no_batch():
+    model = Model(init=init, loss=loss)
+    with pytest.raises(UserError, match=r"one row for each example on dim 0; these have \{'inputs': 4, .*'targets': 3"):
+        check_model(model, {**host(BATCH), "targets": np.zeros(3, np.int32)})
+    with pytest.raises(UserError, match="check='no' is not one of error, warn, off"):
+        check_model(model, host(BATCH), check="no")

@@ -1,0 +1,356 @@
+"""The step as a whole: state, donation, metrics, errors, lowering without devices, models that do not type."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import toy
+from spmdkit.models import TransformerConfig, transformer
+from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
+from spmdkit.parallel.step.manual_axes import UncheckedStep
+from spmdkit.parallel.step.state import MOST_SEED
+
+from spmdkit import DataParallel, DeviceMesh, LayoutMap, ModelParallel
+
+STRATEGY = {"fsdp": FSDPConfig(size=4, floor_bytes=1024), "data": 2}
+
+
+def run(layouts, optimizer=None, steps=3, model=toy.BLOCK_MODEL, **options):
+    step = build_step(model, optimizer or optax.adamw(1e-2), layouts, **options)
+    state = step.init(0, params=first_params(model))
+    for index in range(steps):
+        state, metrics = step(state, toy.batch(index))
+    return state, metrics
+
+
+def first_params(model=toy.BLOCK_MODEL):
+    """NumPy parameters: where they are given, no program that draws them is compiled."""
+    random, shapes = np.random.default_rng(0), jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(lambda leaf: (0.1 * random.normal(size=leaf.shape)).astype(np.float32), shapes)
+
+
+@pytest.fixture(scope="module")
+def layouts():
+    return lay_out(toy.BLOCK_MODEL, STRATEGY)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return lay_out(toy.BLOCK_MODEL, toy.mesh(data=1))
+
+
+@pytest.fixture(scope="module")
+def expected(one_device):
+    """The metrics of three steps on one device."""
+    return run(one_device)[1]
+
+
+def test_metrics_are_those_of_one_device(layouts, expected):
+    _, metrics = run(layouts)
+    for name in metrics._fields:
+        assert toy.relative(getattr(metrics, name), getattr(expected, name)) < 1e-5, name
+    assert metrics.loss.sharding.is_fully_replicated
+
+
+def test_state_keeps_its_layouts_and_is_donated(layouts):
+    step = build_step(toy.BLOCK_MODEL, optax.adamw(1e-2), layouts)
+    state = step.init(0, params=first_params())
+    expected = jax.tree.map(lambda leaf: leaf.sharding, step.abstract_state())
+    after, _ = step(state, toy.batch(0))
+    assert jax.tree.all(jax.tree.map(lambda leaf, want: leaf.sharding == want, after, expected))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+    assert int(after.step) == 1
+
+
+def test_no_device_ever_holds_a_whole_large_array():
+    big = Model(
+        init=lambda key: {"w": jax.random.normal(key, (1024, 1024))}, loss=lambda p, b, key: (p["w"].sum(), 1.0)
+    )
+    step = build_step(big, optax.adam(1e-3), lay_out(big, {"fsdp": 8}))
+    state, key = step.abstract_state(), jax.ShapeDtypeStruct((2,), jnp.uint32)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    programs = (
+        jax.jit(step._first_params, out_shardings=shardings.params).lower(key),
+        jax.jit(step._first_state, out_shardings=shardings, donate_argnums=0).lower(state.params, key),
+    )
+    whole = 1024 * 1024 * 4
+    for memory in (program.compile().memory_analysis() for program in programs):
+        assert memory.output_size_in_bytes < 3 * whole // 8 + 4096  # parameters and two moments, an eighth of each
+        assert memory.temp_size_in_bytes < whole // 2
+    state = step.init(0)
+    assert {shard.data.shape for shard in state.params["w"].addressable_shards} == {(128, 1024)}
+
+
+def test_initial_parameters_do_not_depend_on_the_mesh(layouts, one_device):
+    ours = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts).init(7).params
+    reference = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), one_device).init(7).params
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), ours, reference))
+
+
+@pytest.mark.parametrize("data", [{"zero": 1}, {"zero": 2}, {"local_steps": 2}, {"compress": "int8"}], ids=str)
+def test_initial_parameters_do_not_depend_on_what_else_there_is(data, one_device):
+    layouts = lay_out(toy.BLOCK_MODEL, {"data": {"size": 2, **data}}, devices=toy.devices(2))
+    ours = jax.device_get(build_step(toy.BLOCK_MODEL, optax.adamw(1.0), layouts).init(7))
+    reference = jax.device_get(build_step(toy.BLOCK_MODEL, optax.sgd(1.0), one_device).init(7).params)
+    same = jax.tree.map(np.array_equal, ours.params, reference)
+    if "local_steps" in data:
+        same = same, jax.tree.map(lambda own, whole: (own == whole[None]).all(), ours.extra.copies, reference)
+    assert jax.tree.all(same)
+
+
+def test_microbatches_change_nothing(float64):
+    precision = Precision(params="float64", compute="float64", reduce="float64")
+    strategy = {"fsdp": FSDPConfig(size=2, floor_bytes=0), "data": 2}
+    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(4), precision=precision)
+    once, _ = run(layouts, precision=precision, clip_norm=0.5)
+    several, _ = run(layouts, precision=precision, clip_norm=0.5, accumulate=4)
+    errors = jax.tree.map(toy.relative, several.params, once.params)
+    assert max(jax.tree.leaves(errors)) < 1e-12
+
+
+def test_clipping_scales_to_the_norm(layouts):
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, clip_norm=0.01)
+    gradients, metrics = step.gradients(step.init(0, params=first_params()), toy.batch(0))
+    assert float(metrics.grad_norm) > 0.01
+    assert float(optax.tree.norm(gradients)) == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.adafactor(1e-2, min_dim_size_to_factor=8),  # factored moments: means over rows and columns
+        optax.contrib.muon(1e-2),  # orthogonalises whole matrices
+        optax.lamb(1e-2),  # a norm for each tensor
+        optax.chain(optax.masked(optax.adamw(1e-2), lambda p: jax.tree.map(lambda x: x.ndim > 2, p)), optax.sgd(1e-2)),
+    ],
+    ids=["adafactor", "muon", "lamb", "masked chain"],
+)
+def test_any_optax_optimizer_is_right_on_shards(layouts, one_device, optimizer):
+    ours, _ = run(layouts, optimizer)
+    reference, _ = run(one_device, optimizer)
+    errors = jax.tree.map(toy.relative, ours.params, reference.params)
+    assert max(jax.tree.leaves(errors)) < 1e-4
+
+
+def test_mixed_precision_reduces_in_float32(layouts, expected):
+    mixed = Precision(compute="bfloat16")
+    step = build_step(toy.BLOCK_MODEL, optax.adamw(1e-2), layouts, precision=mixed)
+    text = step.lower(toy.abstract(toy.batch(0))).as_text()
+    scatters = [line for line in text.splitlines() if "reduce_scatter" in line]
+    gathers = [line for line in text.splitlines() if "all_gather" in line and "->" in line]
+    assert scatters
+    assert gathers
+    assert all("bf16" in line for line in gathers)
+    assert toy.summed_dtypes(text) == {"f32"}
+    narrow = Precision(compute="bfloat16", reduce="bfloat16")
+    step = build_step(toy.BLOCK_MODEL, optax.adamw(1e-2), layouts, precision=narrow)
+    assert "bf16" in toy.summed_dtypes(step.lower(toy.abstract(toy.batch(0))).as_text())
+    state, metrics = run(layouts, precision=mixed)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    assert toy.relative(metrics.loss, expected.loss) < 1e-2
+
+
+REMAT = ("none", "dots", "full")
+
+
+@pytest.mark.parametrize("strategy", [{"data": 2}, {"fsdp": FSDPConfig(size=2, floor_bytes=256)}], ids=["data", "fsdp"])
+def test_how_much_a_policy_computes_again(strategy):
+    """`full` computes once more the one product of a block that its backward reads; `dots` the tanh behind it alone."""
+    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(2))
+    products, arithmetic = {}, {}
+    for remat in REMAT:
+        step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, remat=remat)
+        text = step.lower(toy.abstract(toy.batch(0))).as_text()
+        products[remat], arithmetic[remat] = text.count("stablehlo.dot_general"), text.count("stablehlo.tanh")
+    assert products["none"] == products["dots"] == products["full"] - 1
+    assert arithmetic["none"] == 1
+    assert arithmetic["dots"] == arithmetic["full"] == 2
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"data": 2, "context": 2},
+        {"fsdp": FSDPConfig(size=2, floor_bytes=64), "tensor": 2},
+    ],
+    ids=["data x context", "fsdp x tensor"],
+)
+def test_each_step_has_masks_of_its_own_and_each_mesh_the_same(strategy, float64):
+    """Dropout of the step with the number n is that of the run's key with n folded in, wherever the positions are.
+
+    The loss and every gradient are those of the plain reference, twice for the same rows and parameters.
+    """
+    config = TransformerConfig(vocabulary=32, length=8, layers=2, width=16, heads=2, mlp_width=16, dropout=0.3)
+    model, batch = transformer(config), toy.batch(5)
+    wide = Precision(params="float64", compute="float64", reduce="float64")
+    keeps_gradients = optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda gradients, _, params=None: (jax.tree.map(jnp.zeros_like, gradients), gradients),
+    )
+    layouts = lay_out(model, strategy, devices=toy.devices(4), precision=wide)
+    step = build_step(model, keeps_gradients, layouts, precision=wide)
+    params, losses = jax.tree.map(np.float64, first_params(model)), []
+    state = step.init(7, params)
+    for number in range(2):
+        state, metrics = step(state, batch)
+        key = jax.random.fold_in(jax.random.key(7), number)
+        (total, weight), sums = reference.transformer.differentiate(config, params, batch, key)
+        assert toy.relative(metrics.loss, total / weight) < 1e-12
+        errors = jax.tree.map(lambda own, of, weight=weight: toy.relative(own, of / weight), state.opt_state, sums)
+        assert max(jax.tree.leaves(errors)) < 1e-11, errors
+        losses.append(float(metrics.loss))
+    assert abs(losses[0] - losses[1]) > 1e-3
+
+
+def test_evaluation_has_no_randomness():
+    """No key: a model then drops nothing."""
+
+    def loss(params, batch, key):
+        rows = jnp.float32(batch["inputs"].shape[0])
+        return params["head"]["out"].sum() * 0 + (rows if key is None else 100 * rows), rows
+
+    model = Model(init=toy.init, loss=loss)
+    step = build_step(model, optax.sgd(0.0), lay_out(model, {"data": 2}, devices=toy.devices(2)))
+    state = step.init(0, first_params())
+    total, weight = step.evaluate(state.params, toy.batch(0))
+    assert (float(total), float(weight)) == (toy.ROWS, toy.ROWS)
+    assert float(step(state, toy.batch(0))[1].loss) == 100
+
+
+def test_gradients_are_those_that_the_next_step_uses():
+    """With its randomness, clipped, at any step; the state is not consumed."""
+
+    def loss(params, batch, key):
+        drawn = jax.random.uniform(key, params["w"].shape) if key is not None else 1.0
+        return (params["w"] * drawn).sum() * batch["inputs"].shape[0], jnp.float32(batch["inputs"].shape[0])
+
+    keeps_gradients = optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda gradients, _, params=None: (gradients, gradients),
+    )
+    model = Model(init=lambda key: {"w": jnp.ones((4, 4))}, loss=loss)
+    step = build_step(model, keeps_gradients, lay_out(model, {"data": 2}, devices=toy.devices(2)), clip_norm=0.5)
+    state = step.init(0)
+    for _ in range(3):
+        expected, metrics = jax.device_get(step.gradients(state, toy.batch(0)))
+        state, used = step(state, toy.batch(0))
+        np.testing.assert_allclose(state.opt_state["w"], expected["w"], rtol=1e-6)
+        assert float(used.grad_norm) == pytest.approx(float(metrics.grad_norm), rel=1e-6)
+
+
+def test_a_step_lowers_for_devices_that_do_not_exist():
+    strategy = {"fsdp": FSDPConfig(size=8, floor_bytes=0), "data": 128}
+    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=[f"cuda:{index}" for index in range(1024)])
+    step = build_step(toy.BLOCK_MODEL, optax.adamw(1e-2), layouts)
+    text = step.lower(toy.abstract(toy.batch(0, rows=1024)), platform="cuda").as_text()
+    assert "all_gather" in text
+    assert "reduce_scatter" in text
+    assert layouts.mesh.size == 1024
+
+
+def test_a_model_whose_loops_do_not_type_still_trains():
+    def init(key):
+        return {"table": jax.random.normal(key, (32, 16)), "w": jax.random.normal(key, (16, 16)) * 0.1}
+
+    def loss(params, batch, key):
+        def cell(carry, x):
+            carry = jnp.tanh(carry @ params["w"] + x)
+            return carry, (carry**2).sum()
+
+        x = params["table"][batch["inputs"]].swapaxes(0, 1)
+        _, losses = jax.lax.scan(cell, jnp.zeros(x.shape[1:]), x)  # constant state: not typed as varying
+        return losses.sum(), jnp.float32(x.shape[1])
+
+    model = Model(init=init, loss=loss)
+    reference, expected = run(lay_out(model, toy.mesh(data=1)), optax.sgd(1e-2), model=model)
+    layouts = lay_out(model, {"fsdp": FSDPConfig(size=4, floor_bytes=0), "data": 2})
+    with pytest.warns(UncheckedStep, match="its numbers are the same"):
+        state, metrics = run(layouts, optax.sgd(1e-2), model=model)
+    assert toy.relative(metrics.loss, expected.loss) < 1e-5
+    assert max(jax.tree.leaves(jax.tree.map(toy.relative, state.params, reference.params))) < 1e-5
+
+
+def test_keras_distributions_take_the_place_of_a_strategy(expected):
+    mesh = DeviceMesh((2, 4), ("batch", "model"))
+    layout_map = LayoutMap(mesh)
+    layout_map["blocks/up"] = (None, None, "model")
+    layout_map["blocks/down"] = (None, "model", None)
+    layout_map["head/out"] = (None, "model")
+    state, metrics = run(lay_out(toy.BLOCK_MODEL, ModelParallel(layout_map=layout_map)))
+    assert toy.relative(metrics.loss, expected.loss) < 1e-5
+    assert state.params["blocks"]["up"].addressable_shards[0].data.shape == (3, 16, 16)
+    _, metrics = run(lay_out(toy.BLOCK_MODEL, DataParallel(device_mesh=DeviceMesh((8,), ("batch",)))))
+    assert toy.relative(metrics.loss, expected.loss) < 1e-5
+
+
+def test_recompilation_warns_with_what_changed(layouts):
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
+    state, _ = step(step.init(0, params=first_params()), toy.batch(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state, _ = step(state, toy.batch(1))
+    with pytest.warns(RuntimeWarning, match=r"compiled again.*1/inputs: int32\[16, 8\].*-> int32\[32, 8\]"):
+        step(state, toy.batch(2, rows=32))
+
+
+def test_a_loss_that_is_not_a_pair_says_what_to_return(layouts):
+    model = Model(init=toy.init, loss=lambda params, batch, key: jnp.mean(params["head"]["out"]))
+    step = build_step(model, optax.sgd(1.0), lay_out(model, toy.mesh(data=2)))
+    with pytest.raises(ValueError, match=r"return \(mean \* n, n\)"):
+        step(step.init(0), toy.batch(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulate": 0}, "train.accumulate=0"),
+        ({"clip_norm": float("nan")}, "train.clip_norm=nan: a norm is positive and finite"),
+        ({"clip_norm": float("inf")}, "train.clip_norm=inf: a norm is positive and finite"),
+        ({"clip_norm": -1.0}, "0 turns clipping off"),
+        ({"remat": "some"}, "train.remat='some'.*none, dots, full"),
+    ],
+)
+def test_options_out_of_range(layouts, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, **options)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**63, 2**70])
+def test_a_seed_that_keys_would_cut_off(layouts, seed):
+    """Keys take 32 bits: 2**32 would draw the parameters of seed 0."""
+    with pytest.raises(ValueError, match=rf"seed={seed} has to be from 0 to 2\*\*32 - 1 = 4294967295"):
+        build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts).init(seed)
+
+
+def test_the_largest_seed_draws_of_its_own():
+    keys = [jax.random.key_data(jax.random.key(seed)).tolist() for seed in (0, 1, 2**31, MOST_SEED)]
+    assert len({tuple(key) for key in keys}) == 4
+
+
+def test_rows_that_cannot_be_split_show_the_arithmetic(layouts):
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, accumulate=2)
+    with pytest.raises(ValueError, match=r"data 2 x fsdp 4 and accumulate 2: 24 % 16 = 8.*\(32 is the nearest\)"):
+        step.lower(toy.abstract(toy.batch(0, rows=24)))
+
+
+def test_compiled_ahead_it_runs_what_was_compiled(layouts):
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
+    compiled = step.compile(toy.abstract(toy.batch(0)))
+    assert step.compile(toy.abstract(toy.batch(0))) is compiled
+    compilations = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **_: compilations.append(event) if "backend_compile" in event else None
+    )
+    state = step.init(0, params=first_params())
+    compilations.clear()
+    state, metrics = step(state, toy.batch(0))
+    assert compilations == []
+    plain = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
+    _, expected = plain(plain.init(0, params=first_params()), toy.batch(0))
+    assert float(metrics.loss) == float(expected.loss)
+    with pytest.warns(RuntimeWarning, match="compiled again"):
+        step(state, toy.batch(0, rows=32))

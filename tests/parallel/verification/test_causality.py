@@ -1,0 +1,130 @@
+"""Later tokens: who sees them is found, who does not is left alone, and what cannot be told is not tried."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from spmdkit.parallel import verify
+from spmdkit.parallel.verification.causality import look_ahead
+
+ROWS, LENGTH, VOCABULARY = 3, 8, 11
+random = np.random.default_rng(0)
+TABLE = random.normal(size=(VOCABULARY, VOCABULARY))
+
+
+def language(packed=False):
+    """Rows whose targets are the next tokens; packed ones have no weight where a document ends."""
+    tokens = random.integers(0, VOCABULARY, (ROWS, LENGTH + 1)).astype(np.int32)
+    weights = random.choice([0.5, 1.0], (ROWS, LENGTH))
+    if packed:
+        weights[:, 3] = 0
+    return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
+
+
+def losses_of(mix):
+    """A loss whose hidden states are tokens' rows of a table, mixed over positions by a matrix."""
+
+    def loss(batch):
+        hidden = np.einsum("qp,bpv->bqv", mix, TABLE[batch["inputs"]])
+        scores = hidden - np.log(np.exp(hidden).sum(-1, keepdims=True))
+        each = -np.take_along_axis(scores, batch["targets"][..., None], axis=-1)[..., 0]
+        return float((each * batch["weights"]).sum())
+
+    return loss
+
+
+CAUSAL = np.tril(np.ones((LENGTH, LENGTH))) / LENGTH
+SEEING = {
+    "all": np.ones((LENGTH, LENGTH)) / LENGTH,
+    "the next": np.tril(np.ones((LENGTH, LENGTH)), 1) / LENGTH,
+    "its chunk of 4": np.kron(np.eye(2), np.ones((4, 4))) / 4,
+    "the last, from the first": CAUSAL + np.eye(1, LENGTH, LENGTH - 1) * np.eye(LENGTH, 1),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_one_that_reads_from_left_to_right(packed):
+    result = look_ahead(losses_of(CAUSAL), language(packed), 1e-9)
+    assert (result.seen, result.shared, result.untried) == (None, False, "")
+    assert result.positions == tuple(range(LENGTH - 1))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("who", SEEING)
+def test_one_that_sees_later_tokens(who, packed):
+    result = look_ahead(losses_of(SEEING[who]), language(packed), 1e-9)
+    assert result.seen is not None
+    assert result.seen[1] > 1e-3
+
+
+def test_a_term_that_all_positions_of_a_row_share_is_no_prediction():
+    """Such as a router's loss, which counts every position of a row."""
+    causal = losses_of(CAUSAL)
+
+    def loss(batch):
+        own = TABLE[batch["inputs"]].mean(axis=(1, 2))
+        return causal(batch) + float((own * batch["weights"].sum(axis=1)).sum())
+
+    result = look_ahead(loss, language(), 1e-9)
+    assert (result.seen, result.shared) == (None, True)
+
+
+def test_a_term_that_is_shared_hides_nothing():
+    seeing = losses_of(SEEING["the next"])
+
+    def loss(batch):
+        own = TABLE[batch["inputs"]].mean(axis=(1, 2))
+        return seeing(batch) + float((own * batch["weights"].sum(axis=1)).sum())
+
+    assert look_ahead(loss, language(), 1e-9).seen is not None
+
+
+def test_what_is_not_tried():
+    batch = language()
+    both_ways = losses_of(SEEING["all"])
+    hidden = {**batch, "targets": batch["inputs"]}
+    assert "not the inputs shifted by one" in look_ahead(both_ways, hidden, 1e-9).untried
+    rows = {"inputs": np.ones((ROWS, 4)), "targets": np.ones(ROWS, np.int32), "weights": np.ones(ROWS)}
+    assert "no inputs, targets and weights of every position" in look_ahead(both_ways, rows, 1e-9).untried
+    own = look_ahead(lambda batch: float((TABLE[batch["inputs"]].sum(-1) * batch["weights"]).sum()), batch, 1e-9)
+    assert own.untried == "the loss does not read the targets"
+
+
+def looking(ahead):
+    """The toy with a mean over positions in each block: of earlier ones, or with one more."""
+    mix = np.tril(np.ones((toy.LENGTH, toy.LENGTH)), ahead) / toy.LENGTH
+
+    def block(params, x, key):
+        return toy.block(params, x + jnp.einsum("qp,bpd->bqd", jnp.asarray(mix, x.dtype), x), key)
+
+    return replace(toy.BLOCK_MODEL, block=block)
+
+
+def next_tokens(seed):
+    tokens = np.random.default_rng(seed).integers(0, toy.VOCABULARY, (4, toy.LENGTH + 1)).astype(np.int32)
+    return {**toy.batch(seed, rows=4), "inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+
+def verified(ahead):
+    options = {"optimizer": optax.adamw(1e-3), "devices": toy.devices(2)}
+    return verify(looking(ahead), {"data": 2}, [next_tokens(seed) for seed in range(2)], **options)
+
+
+def test_verify_refuses_a_model_that_sees_the_next_token():
+    result = verified(1)
+    first = result.first_difference
+    assert first is not None
+    assert first.what == "the model"
+    assert "the model sees later tokens" in first.hint
+    assert result.to_json()["future"]["seen"][0] in result.future.positions
+    assert "DIFFERS" in next(line for line in str(result).splitlines() if line.startswith("loss with other later"))
+
+
+@pytest.mark.slow
+def test_verify_proves_that_a_model_does_not():
+    result = verified(0)
+    assert result.ok, str(result)
+    assert "losses that later tokens do not change (after 7 position(s))" in result.proved

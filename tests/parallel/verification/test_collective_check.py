@@ -1,0 +1,157 @@
+"""Collectives of the gradients and of the update, apart: right with any optimizer, and one too many is found."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+import toy
+from jax import lax
+from spmdkit.parallel import BlockModel, DataParallelConfig, FSDPConfig, Model, build_step, lay_out
+from spmdkit.parallel.step import device_step
+from spmdkit.parallel.step import train_step as step_file
+from spmdkit.parallel.verification.collective_check import check_collectives
+from spmdkit.parallel.verification.update_traffic import looks_across
+from spmdkit.training.optimizers import OptimizerConfig, make_optimizer
+
+WIDTH = 128
+STRATEGIES = {
+    "zero 1": {"data": DataParallelConfig(size=2, zero=1, floor_bytes=1)},
+    "zero 2": {"data": DataParallelConfig(size=2, zero=2, floor_bytes=1)},
+    "fsdp": {"fsdp": FSDPConfig(size=2, floor_bytes=1)},
+}
+
+
+def init(key):
+    return {"up": jnp.full((WIDTH, WIDTH), 0.1), "down": jnp.full((WIDTH, WIDTH), 0.1), "bias": jnp.zeros(WIDTH)}
+
+
+def loss(params, batch, key):
+    hidden = jnp.tanh(batch["inputs"] @ params["up"] + params["bias"][None])
+    return toy.cross_entropy(hidden @ params["down"], batch)
+
+
+def frozen_loss(params, batch, key):
+    """The lower matrix is read and not trained, the bias is not read."""
+    hidden = jnp.tanh(batch["inputs"] @ lax.stop_gradient(params["up"]))
+    return toy.cross_entropy(hidden @ params["down"], batch)
+
+
+MODEL, FROZEN = Model(init=init, loss=loss), Model(init=init, loss=frozen_loss)
+BATCH = {
+    "inputs": jnp.ones((4, WIDTH)),
+    "targets": jnp.zeros(4, jnp.int32),
+    "weights": jnp.ones(4),
+}
+
+
+@cache
+def optimizer(name):
+    if name == "frozen":
+        labels = {"up": "no", "down": "yes", "bias": "yes"}
+        return optax.partition({"yes": optax.adamw(1e-3), "no": optax.set_to_zero()}, labels)
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    return make_optimizer(OptimizerConfig(name=name, learning_rate=1e-3), 10, shapes, stacked=False)
+
+
+def step_of(name, strategy, model=MODEL):
+    layouts = lay_out(model, STRATEGIES[strategy], devices=toy.devices(2))
+    return build_step(model, optimizer(name), layouts)
+
+
+SLOW = [(name, strategy) for name in ("muon", "adafactor", "frozen") for strategy in STRATEGIES]
+QUICK = [("muon", "zero 1"), ("adafactor", "zero 2"), ("adafactor", "fsdp")]
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW if each not in QUICK)],
+)
+def test_optimizers_that_move_for_themselves(name, strategy):
+    step = step_of(name, strategy)
+    result = check_collectives(step, BATCH)
+    assert result.unexpected == ()
+    assert bool(result.left_to_xla) == (name != "frozen")
+    assert looks_across(step) == (name != "frozen")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_parameters_that_the_model_freezes_or_never_reads(strategy):
+    step = step_of("adamw", strategy, FROZEN)
+    assert check_collectives(step, BATCH, frozen=("up", "bias")).unexpected == ()
+    named = check_collectives(step, BATCH).unexpected
+    assert any(text.startswith("reduce-scatter") for text in named), "they need not be moved, and are not"
+
+
+def test_a_block_that_is_frozen_in_part():
+    def block(params, x, key):
+        return toy.block({**params, "up": lax.stop_gradient(params["up"])}, x, key)
+
+    model = BlockModel(init=toy.init, embed=toy.embed, block=block, head=toy.head, num_blocks=toy.BLOCKS)
+    layouts = lay_out(model, STRATEGIES["fsdp"], devices=toy.devices(2))
+    step = build_step(model, optax.adamw(1e-3), layouts)
+    batch = toy.batch(0, rows=4)
+    assert check_collectives(step, batch, frozen=("blocks/up",)).unexpected == ()
+    assert check_collectives(step, batch, frozen=("blocks/scale",)).unexpected != ()
+
+
+def test_one_too_many_among_the_gradients_of_muon(monkeypatch):
+    right = device_step.reduce_gradients
+
+    def wrong(gradients, *rest):
+        summed, scalars = right(gradients, *rest)
+        return {**summed, "bias": summed["bias"] + 0 * lax.psum(summed["bias"].sum(), "data")}, scalars
+
+    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    (text,) = check_collectives(step_of("muon", "zero 1"), BATCH).unexpected
+    assert text == "all-reduce over data: 1 moving 12 bytes predicted, 1 moving 16 bytes found"
+
+
+def test_one_too_many_beside_frozen_parameters(monkeypatch):
+    """Less moves for these, and just as much less may: not so much that another one fits in between."""
+    right = device_step.reduce_gradients
+
+    def wrong(gradients, *rest):
+        summed, scalars = right(gradients, *rest)
+        return {
+            **summed,
+            "down": summed["down"] + lax.psum_scatter(jnp.ones((2, 3)) * scalars[0], "data").sum(),
+        }, scalars
+
+    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    step = step_of("adamw", "zero 1", FROZEN)
+    assert any("reduce-scatter" in text for text in check_collectives(step, BATCH, frozen=("up", "bias")).unexpected)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_one_too_many_in_the_update(name, monkeypatch):
+    """It is in the step, and neither in the gradients nor in what the optimizer needs."""
+    right = step_file.Step._step
+
+    def wrong(step, *given):
+        state, metrics = right(step, *given)
+        whole = lax.with_sharding_constraint(state.opt_state, step.layouts.replicated())
+        least = sum(jnp.sort(leaf, axis=None)[0] for leaf in jax.tree.leaves(whole) if leaf.ndim == 2)
+        return state, metrics._replace(weight=metrics.weight + 0 * least)
+
+    monkeypatch.setattr(step_file.Step, "_step", wrong)
+    assert any("all-gather over data" in text for text in check_collectives(step_of(name, "zero 1"), BATCH).unexpected)
+
+
+def test_an_optimizer_whose_state_lies_elsewhere(monkeypatch):
+    """One that treats every element by itself moves nothing, unless its state lies where its parameter does not."""
+    right = step_file.resolve_optimizer_state
+
+    def wrong(*given):
+        table = right(*given)
+        rows = [type(row)(**{**vars(row), "layout": replicated(row.layout)}) for row in table.rows]
+        return type(table)(rows=tuple(rows), treedef=table.treedef, mesh=table.mesh)
+
+    monkeypatch.setattr(step_file, "resolve_optimizer_state", wrong)
+    texts = check_collectives(step_of("adamw", "fsdp"), BATCH).unexpected
+    assert any("though the optimizer treats every element by itself" in text for text in texts)
+
+
+def replicated(layout):
+    return type(layout)((None,) * len(layout.axes), layout.device_mesh)

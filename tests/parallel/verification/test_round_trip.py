@@ -1,0 +1,132 @@
+"""A state that is saved and restored: blocks in another order, arrays that are others, a count that is lost."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from planted import given_init
+from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
+from spmdkit.parallel.schedule.stages import Stages
+from spmdkit.parallel.sharding.stored_order import StoredOrder
+from spmdkit.parallel.verification import round_trip as file
+from spmdkit.parallel.verification.compare import verify_step
+from spmdkit.parallel.verification.reference import OneDevice
+from spmdkit.parallel.verification.round_trip import in_memory, round_trip
+
+FIVE = 5
+
+
+def five(key):
+    """One block more than the toy has places for on 2 stages of 2 chunks: two rows are filled up."""
+    params = given_init(key)
+    return {**params, "blocks": jax.tree.map(lambda leaf: jnp.concatenate([leaf, -leaf[:2]]), params["blocks"])}
+
+
+MODEL = replace(toy.BLOCK_MODEL, init=five, num_blocks=FIVE)
+OPTIMIZER = optax.adamw(1e-2)
+
+
+@cache
+def training():
+    """A pipeline whose stages store blocks in another order, and one device; compiled once."""
+    layouts = lay_out(MODEL, {"pipe": {"size": 2, "schedule": "zbv", "microbatches": 2}}, devices=toy.devices(2))
+    step = build_step(MODEL, OPTIMIZER, layouts, precision=Precision())
+    stages = layouts.pipeline.stages
+    oracle = OneDevice(MODEL, OPTIMIZER, clip_norm=0.0, compute="float32", seed=0, stages=stages)
+    batch = toy.batch(0, rows=4)
+    reference = oracle.train(jax.tree.map(np.asarray, step.init(0).params), [batch])
+    return step, oracle, batch, reference
+
+
+def sent(save_and_restore=None, plant=lambda: None):
+    """What came of a state after one step; the mistake is planted once there is one."""
+    step, oracle, batch, reference = training()
+    state, _ = step(step.init(0), batch)
+    plant()
+    return round_trip(step, state, batch, reference, oracle, save_and_restore=save_and_restore, tolerance=1e-5)
+
+
+def test_it_comes_back():
+    result = sent()
+    assert (dict(result.mesh), result.differing) == ({"fsdp": 2}, ())
+    assert result.params[0].relative < 1e-5
+    assert result.next_step == 0
+    assert result.arrays == len(jax.tree.leaves(training()[0].abstract_state()))
+
+
+def test_blocks_that_stay_in_the_order_of_the_stages(monkeypatch):
+    """Saved and restored alike: nothing is lost, but every other mesh takes one block for another."""
+
+    def first_rows(order, tree):
+        blocks = order.stages.num_blocks
+        return jax.tree.map(lambda leaf: leaf[:blocks] if leaf.shape[:1] == order.stages.order.shape else leaf, tree)
+
+    monkeypatch.setattr(StoredOrder, "to_model", first_rows)
+    monkeypatch.setattr(file, "_differing", lambda *given: ())
+    result = sent()
+    assert result.params[0].path.startswith("blocks/")
+    assert result.params[0].relative > 0.1
+
+
+def test_blocks_that_are_not_put_back(monkeypatch):
+    def padded(stages, blocks):
+        order = stages.order
+        return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[: len(order) - stages.num_blocks] * 0]), blocks)
+
+    result = sent(plant=lambda: monkeypatch.setattr(Stages, "to_storage", padded))
+    assert result.params[0].relative < 1e-5
+    assert any(line.startswith("params/blocks/up, restored from there, ") for line in result.differing)
+    assert any(line.startswith("opt_state/0/mu/blocks/up") for line in result.differing)
+
+
+def swapped(state, like):
+    """A file in which two blocks of one parameter have changed places."""
+    back = in_memory(state, like)
+    up = np.asarray(back.params["blocks"]["up"])[[1, 0, 2, 3, 4]]
+    blocks = {**back.params["blocks"], "up": jax.device_put(up, like.params["blocks"]["up"].sharding)}
+    return back._replace(params={**back.params, "blocks": blocks})
+
+
+def uncounted(state, like):
+    back = in_memory(state, like)
+    return back._replace(step=jax.device_put(np.int32(0), like.step.sharding))
+
+
+def rounded(state, like):
+    """As a file in bfloat16 would."""
+    back = in_memory(state, like)
+    table = back.params["embed"]["table"].astype("bfloat16").astype("float32")
+    return back._replace(params={**back.params, "embed": {"table": jax.device_put(table, back.step.sharding)}})
+
+
+@pytest.mark.parametrize(
+    ("planted", "line"),
+    [
+        (
+            swapped,
+            "params/blocks/up, restored onto fsdp 2, has the same rows of dim 0 in another order: [1, 0, 2, 3, 4]",
+        ),
+        (uncounted, "step, restored onto fsdp 2, "),
+        (rounded, "params/embed/table, restored onto fsdp 2, differs in "),
+    ],
+)
+def test_what_does_not_come_back(planted, line):
+    result = sent(planted)
+    assert any(each.startswith(line) for each in result.differing)
+    assert result.next_step == float("inf")
+
+
+def test_verify_names_it():
+    layouts = lay_out(toy.PLAIN_MODEL, {"fsdp": FSDPConfig(size=2, floor_bytes=1)}, devices=toy.devices(2))
+    step = build_step(toy.PLAIN_MODEL, optax.sgd(0.1), layouts)
+    result = verify_step(step, [toy.batch(0, rows=4)], save_and_restore=uncounted)
+    first = result.first_difference
+    assert first is not None
+    assert (first.what, first.where) == ("checkpoint", "step")
+    assert "restored onto data 2" in first.hint
+    assert "differ" in next(line for line in str(result).splitlines() if line.startswith("restored, bit for bit"))

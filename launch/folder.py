@@ -22,12 +22,13 @@ PIECES: dict[str, Kind] = {
 """What a run keeps in its folder, in the order in which it is moved aside: config.yaml goes last."""
 BESIDE: dict[str, Kind] = {
     "logs": "folder",
+    "owner.json": "file",
     "config.yaml.partial": "file",
     "provenance.json.partial": "file",
     "metrics.jsonl.new": "file",
     "report.html.new": "file",
 }
-"""What else is written there: the output of processes, and files that are renamed when they are whole."""
+"""What else is written there: the output of processes, whose it is, and files that are renamed when they are whole."""
 LONGEST = "0" * 120
 """About as long as the path of a file in a checkpoint is, below the folder."""
 PROBE_BYTES = 1 << 16

@@ -10,6 +10,7 @@ from ..configs import load_config
 from ..training.exits import USER_MISTAKE
 from ..training.worker import Job, job_environment
 from .folder import check_folder, make_folder
+from .ownership import refuse_if_in_use
 from .ports import free_port
 from .processes import run_processes
 from .summary import summary
@@ -36,6 +37,7 @@ def launch(source: str, overrides: Sequence[str], target: LocalTarget, *, fresh:
     config = load_config(source, overrides, num_processes=target.num_processes, simulate=target.devices)
     logs = Path(config.run.dir) / "logs"
     check_folder(logs.parent.absolute())
+    refuse_if_in_use(logs.parent.absolute())
     missing = [each for each in (logs, *logs.absolute().parents) if not each.exists()]
     make_folder(logs)
     address = f"127.0.0.1:{free_port()}"

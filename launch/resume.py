@@ -1,6 +1,7 @@
 """The folder of a run: taking it for a new run, or finding that it holds this one and may go on."""
 
 import os
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process
 from ..training.metrics import read_metrics
 from .folder import PIECES, check_folder, is_run, make_folder, move
+from .ownership import Ownership, refuse_if_in_use
 from .provenance import NAME, Provenance, as_json, check_data, read_provenance
 
 FIXED = ("model", "data", "optimizer.name", "run.seed", "train.global_batch", "precision.params")
@@ -39,10 +41,12 @@ def adopt_folder(config: Config, made_of: Provenance | None = None, *, fresh: bo
     Raises:
         UserError: The folder cannot be used (see `check_folder`), one of its files is damaged, or it holds a run that
             differs in something fixed; every difference is listed.
+        DirectoryInUse: It belongs to another job of this machine.
         FolderUnavailable: Its file system is full, read-only or broken.
     """
     folder = Path(config.run.dir).absolute()
     check_folder(folder)
+    refuse_if_in_use(folder)
     if fresh:
         if any(os.path.lexists(folder / name) for name in PIECES):
             check_folder(_aside(folder))
@@ -63,8 +67,16 @@ def earlier(folder: Path) -> Provenance | None:
     return read_provenance(folder) if is_run(folder) else None
 
 
-def write_config(config: Config, folder: Path, made_of: Provenance | None = None, *, fresh: bool = False) -> list[str]:
-    """Writes provenance.json and the whole config as config.yaml into an adopted folder, each in one piece.
+def write_config(
+    config: Config,
+    folder: Path,
+    made_of: Provenance | None = None,
+    *,
+    fresh: bool = False,
+    ownership: Ownership | None = None,
+    taken: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """Takes an adopted folder, and writes provenance.json and the whole config as config.yaml, each in one piece.
 
     Every process of the run calls this; process 0 writes, and the others wait for it.
 
@@ -73,17 +85,23 @@ def write_config(config: Config, folder: Path, made_of: Provenance | None = None
         folder: From `adopt_folder`.
         made_of: What the run is made of; None writes no provenance.json.
         fresh: Whether to move aside first what the folder holds.
+        ownership: Of the folder; process 0 takes it before it writes.
+        taken: Called once it is taken; raises where the folder is no longer as it was read.
 
     Returns:
         What was moved, in lines for people.
 
     Raises:
         UserError: The folder cannot be made, or what it holds cannot be moved.
+        DirectoryInUse: It belongs to another job.
         FolderUnavailable: The file system is full, read-only or broken.
     """
     lines: list[str] = []
     if is_main_process():
         make_folder(folder)
+        if ownership is not None:
+            ownership.take()
+        taken()
         lines = _set_aside(folder) if fresh else _keep_foreign_config(folder)
         if made_of is not None:
             _write_whole(folder / NAME, as_json(made_of))

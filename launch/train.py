@@ -26,6 +26,7 @@ from .build import Built, build, data_limits, prepare_devices
 from .explain import explain_built
 from .finish import finish, is_reported
 from .memory import check_memory
+from .ownership import DirectoryInUse, Ownership
 from .provenance import provenance, remarks
 from .resume import adopt_folder, earlier, write_config
 
@@ -43,6 +44,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
     Raises:
         UserError: A mistake in the config or in the files it names; nothing was lost.
         BadDataError: A value in the data is not allowed.
+        DirectoryInUse: Another job owns run.dir.
         FolderUnavailable: The file system of run.dir cannot be written to.
         Diverged: The loss is no longer finite.
     """
@@ -61,8 +63,18 @@ def train(config: Config, *, fresh: bool = False) -> int:
         display = stack.enter_context(make_display(config.train.steps, start, title(built)))
         for line in remarks(before, made_of, config.data.source, goes_on=start > 0):
             display.message(line)
-        run = _Run(built, folder, checkpoints, display, start)
-        run.go(lambda: write_config(config, folder, made_of, fresh=fresh))
+        ownership = stack.enter_context(Ownership(folder, display.message))
+        run = _Run(built, folder, checkpoints, display, start, ownership)
+
+        def unchanged() -> None:
+            found = 0 if fresh else checkpoints.latest() or 0
+            if found != start:
+                raise DirectoryInUse(
+                    f"run.dir {folder} held step {start} when this command began, and holds step {found} now: another "
+                    "job has trained there meanwhile. Start the command again to go on from there."
+                )
+
+        run.go(lambda: write_config(config, folder, made_of, fresh=fresh, ownership=ownership, taken=unchanged))
     return 0
 
 
@@ -77,13 +89,22 @@ def title(built: Built) -> str:
 class _Run:
     """A run under way: what happens at each logged step and in each pause."""
 
-    def __init__(self, built: Built, folder: Path, checkpoints: Checkpoints, display: Display, start: int) -> None:
+    def __init__(
+        self,
+        built: Built,
+        folder: Path,
+        checkpoints: Checkpoints,
+        display: Display,
+        start: int,
+        ownership: Ownership,
+    ) -> None:
         self.built = built
         self.config = built.config
         self.folder = folder
         self.checkpoints = checkpoints
         self.display = display
         self.start = start
+        self.ownership = ownership
         self.metrics: MetricsLog | None = None
         self.rates = learning_rates(self.config)
         self.limits = data_limits(self.config, built.splits)
@@ -168,6 +189,7 @@ class _Run:
     def save(self, number: int, state: TrainState) -> None:
         """Starts an asynchronous save, where one is due."""
         if self.saves_at(number):
+            self.ownership.check()
             self.checkpoints.save(number, self.built.layouts.stored_order.to_model(state))
 
     def evaluate(self, params: object) -> float:

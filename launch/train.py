@@ -22,12 +22,13 @@ from ..training.metrics import MetricsLog
 from ..training.optimizers import make_schedule
 from ..training.rates import LearningRates
 from ..training.worker import multi_process
+from .agreement import agree_on_config, agree_on_start
 from .build import Built, build, data_limits, prepare_devices
 from .explain import explain_built
 from .finish import finish, is_reported
 from .memory import check_memory
 from .ownership import DirectoryInUse, Ownership
-from .provenance import provenance, remarks
+from .provenance import Provenance, provenance, remarks
 from .resume import adopt_folder, earlier, write_config
 
 
@@ -50,6 +51,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
     """
     prepare_devices(config)
     with multi_process(config.timeouts), ExitStack() as stack:
+        agree_on_config(config)
         built = build(config)
         check_memory(built)
         made_of = provenance(built)
@@ -64,7 +66,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
         for line in remarks(before, made_of, config.data.source, goes_on=start > 0):
             display.message(line)
         ownership = stack.enter_context(Ownership(folder, display.message))
-        run = _Run(built, folder, checkpoints, display, start, ownership)
+        run = _Run(built, made_of, folder, checkpoints, display, start, ownership)
 
         def unchanged() -> None:
             found = 0 if fresh else checkpoints.latest() or 0
@@ -92,6 +94,7 @@ class _Run:
     def __init__(
         self,
         built: Built,
+        made_of: Provenance,
         folder: Path,
         checkpoints: Checkpoints,
         display: Display,
@@ -99,6 +102,7 @@ class _Run:
         ownership: Ownership,
     ) -> None:
         self.built = built
+        self.made_of = made_of
         self.config = built.config
         self.folder = folder
         self.checkpoints = checkpoints
@@ -123,6 +127,7 @@ class _Run:
             )
             return
         explanation = explain_built(self.built)  # compiles the step, which then starts at once
+        agree_on_start(self.built, self.made_of, self.start)
         self.display.message(str(explanation))
         with closing(self.batches()) as batches:
             first = list(islice(batches, 1))

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jaxlib.version
-from jax._src import xla_bridge
+from jax._src import distributed, xla_bridge
 from jax.core import eval_jaxpr
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType
@@ -144,3 +144,8 @@ def run_equations(
 def is_literal(variable: Variable) -> bool:
     """Whether a variable is no variable, but a scalar written into its equation."""
     return isinstance(variable, Literal)
+
+
+def coordination_client() -> Any:
+    """The client of JAX's coordination service in this process; None where it is the only one."""
+    return distributed.global_state.client

@@ -97,8 +97,17 @@ def multi_process(timeouts: Timeouts) -> Iterator[None]:
 
     Args:
         timeouts: How long to wait for the others.
+
+    Raises:
+        UserError: There are others, and the environment does not say where.
     """
     if not one_of_several():
+        if processes_in_job() > 1:
+            raise UserError(
+                f"This process is one of {processes_in_job()} (SPMDKIT_NUM_PROCESSES), but no address says where the "
+                "others are: each would train alone, in the same folder. Set SPMDKIT_JOB_ADDRESSES to host:port of "
+                "process 0, and SPMDKIT_PROCESS_ID; or leave SPMDKIT_NUM_PROCESSES out to train in one process."
+            )
         yield
         return
     import jax

@@ -1,0 +1,59 @@
+"""Processes that would train different things together end before the first step, and say what differs where."""
+
+import time
+
+import pytest
+from ranks import start, wait
+from runs import spmdkit, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ("optimizer.learning_rate=0.02", "optimizer.learning_rate: 0.01 on rank 0, 0.02 on rank 1"),
+        ("run.seed=3", "run.seed: 0 on rank 0, 3 on rank 1"),
+        ("train.global_batch=32", "train.global_batch: 16 on rank 0, 32 on rank 1"),
+        ("data.shuffle=false", "data.shuffle: true on rank 0, false on rank 1"),
+        ("checkpoint.every=5", "checkpoint.every: 4 on rank 0, 5 on rank 1"),
+    ],
+)
+def test_another_config_on_one_rank(own, says, tmp_path):
+    config = write_config(tmp_path)
+    before = time.monotonic()
+    ended = wait(start(config, [[], [own]]))
+    assert ended[0].code == 2, ended[0].stderr
+    assert "The 2 processes of this run differ" in ended[0].stderr
+    assert says in ended[0].stderr
+    assert ended[1].code != 0
+    assert time.monotonic() - before < 60
+    assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"
+
+
+def test_other_data_on_one_rank(tmp_path):
+    """The config is the same; what stands in the file is not: each process has a working directory of its own."""
+    config = write_config(tmp_path, data={"source": "data:rows"}, run={"simulate": 8, "log_every": 1})
+    (tmp_path / "data.py").write_text(
+        "import os\nfrom spmdkit.data import open_splits\nfrom spmdkit.data.config import DataConfig\n"
+        "def rows(config):\n"
+        "    found = open_splits(DataConfig(source='synthetic'))\n"
+        "    return found._replace(fingerprint=found.fingerprint + os.environ['SPMDKIT_PROCESS_ID'])\n"
+    )
+    ended = wait(start(config, [[], []]))
+    assert ended[0].code == 2, ended[0].stderr
+    assert "the data (fingerprint): " in ended[0].stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_processes_that_agree_train(tmp_path):
+    config = write_config(tmp_path, train={"steps": 2, "global_batch": 16})
+    assert [each.code for each in wait(start(config, [[], []]))] == [0, 0]
+
+
+def test_one_of_several_without_an_address_does_not_train_alone(tmp_path):
+    config = write_config(tmp_path)
+    ended = spmdkit("train", config, "run.simulate=4", SPMDKIT_NUM_PROCESSES="2", SPMDKIT_PROCESS_ID="0")
+    assert ended.returncode == 2
+    assert "no address says where the others are" in ended.stderr
+    assert not (tmp_path / "run").exists()

@@ -74,7 +74,7 @@ def write_config(
     *,
     fresh: bool = False,
     ownership: Ownership | None = None,
-    taken: Callable[[], None] = lambda: None,
+    taken: Callable[[], list[str]] = list,
 ) -> list[str]:
     """Takes an adopted folder, and writes provenance.json and the whole config as config.yaml, each in one piece.
 
@@ -86,7 +86,7 @@ def write_config(
         made_of: What the run is made of; None writes no provenance.json.
         fresh: Whether to move aside first what the folder holds.
         ownership: Of the folder; process 0 takes it before it writes.
-        taken: Called once it is taken; raises where the folder is no longer as it was read.
+        taken: Called once it is taken; raises where the folder is no longer as it was read. Gives lines for people.
 
     Returns:
         What was moved, in lines for people.
@@ -101,8 +101,8 @@ def write_config(
         make_folder(folder)
         if ownership is not None:
             ownership.take()
-        taken()
-        lines = _set_aside(folder) if fresh else _keep_foreign_config(folder)
+        lines = taken()
+        lines += _set_aside(folder) if fresh else _keep_foreign_config(folder)
         if made_of is not None:
             _write_whole(folder / NAME, as_json(made_of))
         _write_whole(folder / "config.yaml", resolved_yaml(config))

@@ -76,7 +76,14 @@ def train(config: Config, *, fresh: bool = False) -> int:
                     "job has trained there meanwhile. Start the command again to go on from there."
                 )
 
-        run.go(lambda: write_config(config, folder, made_of, fresh=fresh, ownership=ownership, taken=unchanged))
+        def take_folder(damaged: Iterable[int]) -> list[str]:
+            def taken() -> list[str]:
+                unchanged()
+                return [f"Kept as {path}." for path in checkpoints.keep_aside(damaged)]
+
+            return write_config(config, folder, made_of, fresh=fresh, ownership=ownership, taken=taken)
+
+        run.go(take_folder)
     return 0
 
 
@@ -113,11 +120,12 @@ class _Run:
         self.rates = learning_rates(self.config)
         self.limits = data_limits(self.config, built.splits)
 
-    def go(self, take_folder: Callable[[], list[str]]) -> None:
+    def go(self, take_folder: Callable[[Iterable[int]], list[str]]) -> None:
         """Restores or initialises, trains what is left, and finishes; changes nothing where that is done already.
 
         Args:
-            take_folder: Writes into the folder that it is this run's; called when nothing is left to check.
+            take_folder: Writes into the folder that it is this run's, and puts damaged checkpoints of these steps
+                aside; called when nothing is left to check.
         """
         steps = self.config.train.steps
         if self.start >= steps and is_reported(self.folder, self.folder / "checkpoints" / str(self.start)):
@@ -129,10 +137,10 @@ class _Run:
         explanation = explain_built(self.built)  # compiles the step, which then starts at once
         agree_on_start(self.built, self.made_of, self.start)
         self.display.message(str(explanation))
+        state, damaged = self.first_state()
         with closing(self.batches()) as batches:
             first = list(islice(batches, 1))
-            state = self.first_state()
-            for line in take_folder():
+            for line in take_folder(damaged):
                 self.display.message(line)
             if self.start < steps:
                 state = self.train(state, chain(first, batches))
@@ -157,12 +165,15 @@ class _Run:
         self.checkpoints.wait()
         return state
 
-    def first_state(self) -> TrainState:
+    def first_state(self) -> tuple[TrainState, Iterable[int]]:
+        """The state to start from, and the steps of damaged checkpoints that were passed over to find it."""
         if self.start == 0:
-            return self.built.step.init(self.config.run.seed)
+            return self.built.step.init(self.config.run.seed), ()
+        restored = self.checkpoints.restore_newest(self.config.timeouts.rendezvous, self.display.message)
+        self.start = restored.step
         self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")
-        saved, like = self.checkpoints.restore(self.start), self.built.step.abstract_state()
-        return self.built.layouts.stored_order.to_stored(saved, like)
+        like = self.built.step.abstract_state()
+        return self.built.layouts.stored_order.to_stored(restored.state, like), restored.damaged
 
     def batches(self):
         data, train = self.config.data, self.config.train

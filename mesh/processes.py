@@ -1,6 +1,7 @@
 """Joining the processes of one run."""
 
 import os
+from typing import Any
 
 import jax
 
@@ -65,6 +66,15 @@ def is_main_process() -> bool:
         True in the one process that prints and writes for all.
     """
     return jax.process_index() == 0
+
+
+def local_copy(value: Any) -> Any:
+    """This process's copy of an array that every device holds whole; to read it involves no other process.
+
+    Returns:
+        One device's array; what is no `jax.Array` as it is.
+    """
+    return value.addressable_data(0) if isinstance(value, jax.Array) else value
 
 
 def _from_environment(name: str) -> str | None:

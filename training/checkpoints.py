@@ -5,31 +5,70 @@ written its part, so a folder whose name is a bare number is whole. Inside, each
 "params/blocks/query": neither the Python types of the state nor the mesh that wrote it matter to a reader.
 """
 
+import errno
+import os
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from ..layouts.paths import leaves_with_paths
+from ..mesh.coordination import exchange
 from ..mesh.errors import UserError
-from ..mesh.processes import is_main_process
+from ..mesh.processes import is_main_process, local_copy
+from .checksums import checksums
 from .exits import TRY_AGAIN
 from .known_causes import is_out_of_memory
 
 REMOVED = "removed-"
 """Prefix of a checkpoint on its way out: renamed first, so that a kill during the removal leaves no half checkpoint."""
+DAMAGED = "damaged-"
+"""Prefix of a checkpoint that could not be restored: kept for whoever wants to look, never restored or counted."""
+CHECKSUMS = "checksums"
+"""Where a checkpoint keeps those of its arrays, see checksums.py."""
+NOT_DAMAGE = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+)
+"""Errors of the system that say nothing about the files."""
 MAX_LISTED = 20
 """Problems listed in one message."""
 
 
 class CheckpointError(UserError):
     """There is no checkpoint to restore, it is damaged, or it does not fit the state of this run."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint is not what was saved: files are missing or cut, or an array has other bits."""
+
+
+class CheckpointUnavailable(RuntimeError):
+    """The machine or the file system does not let a checkpoint be read; nothing says that it is damaged."""
+
+    exit_code = TRY_AGAIN
+
+
+class Restored(NamedTuple):
+    """What `restore_newest` found.
+
+    Attributes:
+        step: of the checkpoint.
+        state: structured like `abstract_state`.
+        damaged: newer steps that could not be used, each with the reason.
+    """
+
+    step: int
+    state: Any
+    damaged: dict[int, str]
 
 
 class SaveFailed(RuntimeError):
@@ -107,7 +146,8 @@ class Checkpoints:
         if is_main_process() and not self._swept:
             self._remove_unfinished()
         self._swept = True
-        arrays = ocp.args.StandardSave(_stored(state))  # pyright: ignore[reportCallIssue]
+        stored = _stored(state)
+        arrays = ocp.args.StandardSave({**stored, CHECKSUMS: checksums(stored)})  # pyright: ignore[reportCallIssue]
         target = self._directory / str(step)
         self._watch(lambda: self._orbax.save(target, args=ocp.args.Composite(state=arrays), force=True))
 
@@ -152,20 +192,80 @@ class Checkpoints:
             The state, structured like `abstract_state`.
 
         Raises:
-            CheckpointError: If there is no such checkpoint, it cannot be read, or its arrays are not those of
-                `abstract_state`; every path that differs is named.
+            CheckpointError: If there is no such checkpoint, or its arrays are not those of `abstract_state`; every
+                path that differs is named.
+            DamagedCheckpoint: If it cannot be read, or an array differs from what was saved.
+            CheckpointUnavailable: If the machine or the file system does not let it be read.
         """
         step = self._existing(step)
         folder = self._directory / str(step)
         wanted = dict(leaves_with_paths(self._abstract_state))
         found = self._read(folder, lambda: _arrays_in(self._orbax, folder))
-        problems = _differences(_stored(self._abstract_state), found)
+        has_checksums = found.pop(CHECKSUMS, None) is not None  # those of earlier versions have none
+        stored = _stored(self._abstract_state)
+        problems = _differences(stored, found)
         if problems:
             raise CheckpointError(_mismatch_text(folder, problems))
-        request = ocp.args.StandardRestore(_stored(self._abstract_state))  # pyright: ignore[reportCallIssue]
-        arrays = self._read(folder, lambda: self._orbax.restore(folder, args=ocp.args.Composite(state=request)))
-        leaves = [arrays["state"][path] if path in found else _empty(leaf) for path, leaf in wanted.items()]
+        request = {**stored, CHECKSUMS: _abstract_checksums(stored)} if has_checksums else stored
+        asked = ocp.args.StandardRestore(request)  # pyright: ignore[reportCallIssue]
+        read = self._read(folder, lambda: self._orbax.restore(folder, args=ocp.args.Composite(state=asked)))
+        arrays = dict(read["state"])
+        if has_checksums:
+            _compare(folder, arrays.pop(CHECKSUMS), arrays)
+        leaves = [arrays[path] if path in found else _empty(leaf) for path, leaf in wanted.items()]
         return jax.tree.unflatten(jax.tree.structure(self._abstract_state), leaves)
+
+    def restore_newest(self, seconds: float, say: Callable[[str], None] = lambda line: None) -> Restored:
+        """Restores the newest checkpoint that all processes can read; what is damaged is passed over, never removed.
+
+        Every process of the run calls this: where one of them finds a checkpoint damaged, all go to the one before.
+
+        Args:
+            seconds: How long processes wait for each other.
+            say: Gets a line for every checkpoint that is passed over.
+
+        Raises:
+            CheckpointError: There is none, all are damaged, or the arrays of one are not those of this run.
+            CheckpointUnavailable: The machine or the file system does not let one be read.
+            ProcessesMissing: A process did not come to say what it found.
+        """
+        damaged: dict[int, str] = {}
+        steps = self.steps()
+        if not steps:
+            self._existing(None)
+        for step in reversed(steps):
+            state, reason = None, ""
+            try:
+                state = self.restore(step)
+            except DamagedCheckpoint as error:
+                reason = str(error)
+            reasons = exchange(f"restore {step}", reason, seconds=seconds, say=say)
+            first = next((rank for rank, each in enumerate(reasons) if each), None)
+            if first is None:
+                return Restored(step, state, damaged)
+            damaged[step] = reasons[first]
+            say(f"{reasons[first]} Going back to the checkpoint before it.")
+        raise CheckpointError(
+            f"No checkpoint in {self._directory} can be used:\n  "
+            + "\n  ".join(damaged.values())
+            + "\nPut one of them back from a copy, or start anew with --fresh, which moves this run aside."
+        )
+
+    def keep_aside(self, steps: Iterable[int]) -> list[Path]:
+        """Renames damaged checkpoints, so that they are neither restored nor counted; nothing is removed.
+
+        Args:
+            steps: Whose; called by process 0 alone.
+
+        Returns:
+            Where they are now.
+        """
+        moved = []
+        for step in steps:
+            target = _unused(self._directory / f"{DAMAGED}{step}")
+            (self._directory / str(step)).rename(target)
+            moved.append(target)
+        return moved
 
     def _existing(self, step: int | None) -> int:
         steps = self.steps()
@@ -181,9 +281,12 @@ class Checkpoints:
         except Exception as error:
             if is_out_of_memory(error):
                 raise  # the checkpoint is whole: nobody should remove it
-            others = [step for step in self.steps() if str(step) != folder.name]
-            remedy = f"Remove that folder to go on from step {others[-1]}" if others else "There is no other checkpoint"
-            raise CheckpointError(f"The checkpoint {folder} cannot be read: {_reason(error)}. {remedy}.") from error
+            if _error_number(error) in NOT_DAMAGE:
+                raise CheckpointUnavailable(
+                    f"The checkpoint {folder} cannot be read now: {_reason(error)}. It may well be whole: leave it "
+                    "there, mend its permissions or the file system, and start the same command again."
+                ) from error
+            raise DamagedCheckpoint(f"The checkpoint {folder} is damaged: {_reason(error)}.") from error
 
     def _watch(self, action: Callable[[], Any]) -> None:
         """Runs something that may raise the error of a save, and raises it again at every later call."""
@@ -203,7 +306,7 @@ class Checkpoints:
         steps = self.steps()
         kept = [step for step in steps if step <= saved][-self._keep :]
         for step in set(steps) - set(kept):
-            leaving = self._directory / f"{REMOVED}{step}"
+            leaving = _unused(self._directory / f"{REMOVED}{step}")
             (self._directory / str(step)).rename(leaving)
             self._remover.submit(shutil.rmtree, leaving, ignore_errors=True)
 
@@ -213,12 +316,50 @@ class Checkpoints:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
+def _unused(path: Path) -> Path:
+    """The path, or the first of path-2, path-3, ... that nothing has."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not os.path.lexists(each))
+
+
+def _error_number(error: BaseException) -> int | None:
+    """The system's number of an error, which TensorStore puts into its text."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = re.search(r"OS error (\d+)", str(error))
+    return int(found.group(1)) if found else None
+
+
+def _abstract_checksums(stored: Mapping[str, Any]) -> jax.ShapeDtypeStruct:
+    """The array of checksums as it is restored: whole on every device of the state."""
+    sharding = next((leaf.sharding for leaf in stored.values()), None)
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    return jax.ShapeDtypeStruct((len(stored) or 1,), jnp.uint32, sharding=sharding)
+
+
+def _compare(folder: Path, saved: Any, arrays: Mapping[str, Any]) -> None:
+    """Compares restored arrays with their checksums.
+
+    Raises:
+        DamagedCheckpoint: Some have other bits; they are named.
+    """
+    expected, found = (np.asarray(jax.device_get(local_copy(each))) for each in (saved, checksums(arrays)))
+    wrong = [path for path, same in zip(sorted(arrays), expected == found, strict=True) if not same]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise DamagedCheckpoint(
+            f"The checkpoint {folder} is damaged: {', '.join(wrong[:3])}{more} of {len(arrays)} arrays read as other "
+            "bits than were saved (their checksums differ)."
+        )
+
+
 def _arrays_in(orbax: ocp.AsyncCheckpointer, folder: Path) -> dict[str, Any]:
     """What a checkpoint holds, without reading it: path -> something with a shape and a dtype."""
     items = orbax.metadata(folder).item_metadata
     if items is None or items["state"] is None:
         raise OSError("its description is missing")
-    return items["state"].tree
+    return dict(items["state"].tree)
 
 
 def _stored(state: Any) -> dict[str, Any]:

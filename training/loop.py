@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..mesh.errors import UserError
+from ..mesh.processes import local_copy
 from ..parallel.model import Batch
 from ..parallel.step.state import StepMetrics, TrainState
 from ..parallel.step.train_step import Step
@@ -153,7 +154,7 @@ class _LateLog:
         self._done.clear()
 
     def _read(self, number: int, metrics: StepMetrics, at: float) -> None:
-        loss, grad_norm, weight = (float(np.asarray(_local(value))) for value in metrics)  # the cheapest way there is
+        loss, grad_norm, weight = (float(np.asarray(local_copy(value))) for value in metrics)  # the cheapest way
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise Diverged(
                 f"Step {number}: the loss is {loss} and the norm of the gradients {grad_norm}. Lower "
@@ -190,7 +191,7 @@ def _check_finite(number: int, state: TrainState) -> None:
     for name, tree in state.extra._asdict().items() if state.extra else ():
         trees[f"what strategy.data keeps between steps (TrainState.extra.{name}) is"] = tree
     for what, tree in trees.items():
-        if not jax.device_get(_local(_all_finite(tree))):
+        if not jax.device_get(local_copy(_all_finite(tree))):
             raise Diverged(
                 f"Step {number}: {what} not finite after its update. Lower optimizer.learning_rate. Checkpoints on "
                 "disk are from before it."
@@ -201,11 +202,6 @@ def _check_finite(number: int, state: TrainState) -> None:
 def _all_finite(tree: Any) -> jax.Array:
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.array([jnp.isfinite(leaf).all() for leaf in floats]).all()
-
-
-def _local(value: Any) -> Any:
-    """This process's copy of a replicated scalar; reading it involves no other process."""
-    return value.addressable_data(0) if isinstance(value, jax.Array) else value
 
 
 def evaluate(step: Step, params: Any, batches: Iterable[Batch]) -> float:
@@ -224,7 +220,7 @@ def evaluate(step: Step, params: Any, batches: Iterable[Batch]) -> float:
         totals.append(step.evaluate(params, batch))
         if len(totals) > RUN_AHEAD:
             totals[-1 - RUN_AHEAD][0].block_until_ready()
-    sums = np.asarray(jax.device_get([tuple(map(_local, pair)) for pair in totals]), np.float64)
+    sums = np.asarray(jax.device_get([tuple(map(local_copy, pair)) for pair in totals]), np.float64)
     if not totals or sums[:, 1].sum() == 0:
         raise UserError("There is nothing to evaluate: every row has weight zero. Raise data.eval_fraction.")
     return float(sums[:, 0].sum() / sums[:, 1].sum())

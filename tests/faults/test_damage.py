@@ -1,0 +1,69 @@
+"""Damaged checkpoints: the run goes on from the one before, bit for bit as it was, and keeps what is damaged."""
+
+import shutil
+
+import numpy as np
+import pytest
+from runs import assert_same_arrays, metrics, state_arrays, write_config
+from spmdkit.launch.cli import main
+
+pytestmark = pytest.mark.slow
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The config of a run that nothing happened to, with checkpoints of steps 4, 8 and 12."""
+    config = write_config(tmp_path_factory.mktemp("whole"), checkpoint={"every": 4, "keep": 3})
+    assert main(["train", str(config)]) == 0
+    return config
+
+
+def flip(folder):
+    """Flips a bit in the middle of every file of data: not every one of them is read."""
+    for path in folder.rglob("d/*"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 4
+        path.write_bytes(content)
+
+
+def cut(folder):
+    for path in folder.rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def emptied(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("damage", [flip, cut, emptied, lambda folder: (folder / "_CHECKPOINT_METADATA").unlink()])
+def test_the_checkpoint_before_is_used(damage, whole, tmp_path, capsys):
+    config = write_config(tmp_path, checkpoint={"every": 4, "keep": 3})
+    shutil.copytree(whole.parent / "run", tmp_path / "run")
+    (tmp_path / "run" / "report.html").unlink()  # as if it had died before its end
+    damage(tmp_path / "run" / "checkpoints" / "12")
+    capsys.readouterr()
+    assert main(["train", str(config)]) == 0
+    printed = capsys.readouterr()
+    text = printed.out + printed.err
+    if "damaged" in text:
+        assert "Going back to the checkpoint before it." in text
+        assert "at step 8 of 12" in text
+        assert (tmp_path / "run" / "checkpoints" / "damaged-12").is_dir()
+    assert "damaged" in text or damage not in (flip, cut, emptied)
+    assert metrics(tmp_path / "run") == metrics(whole.parent / "run")
+    assert_same_arrays(state_arrays(config, STEPS), state_arrays(whole, STEPS))
+    assert all(np.isfinite(array).all() for array in state_arrays(config, STEPS).values())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_empty_folder_of_a_later_step_blocks_nothing(whole, tmp_path, capsys):
+    config = write_config(tmp_path, checkpoint={"every": 4, "keep": 3})
+    shutil.copytree(whole.parent / "run", tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "999").mkdir()
+    assert main(["train", str(config), "train.steps=16"]) == 0
+    assert f"step {STEPS} of 16" in capsys.readouterr().out
+    assert metrics(tmp_path / "run")[-1]["step"] == 16
+    assert (tmp_path / "run" / "checkpoints" / "damaged-999").is_dir()

@@ -47,7 +47,7 @@ def launch(source: str, overrides: Sequence[str], target: LocalTarget, *, fresh:
     )
     command = [sys.executable, "-P", "-m", "spmdkit", "train", source, *overrides, *(["--fresh"] if fresh else [])]
     environments = [worker_environment(address, target, rank) for rank in range(target.num_processes)]
-    outcome = run_processes(command, environments, logs)
+    outcome = run_processes(command, environments, logs, stop=config.timeouts.stop)
     removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs)
     for line in summary(outcome, None if removed else logs):
         _say(line)

@@ -24,7 +24,7 @@ from ..training.exits import FINISHED, TRY_AGAIN
 from .output import TAIL_LINES, log_file, relay
 
 GUARD = Path(__file__).parent / "guard.py"
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Those that end the launcher; the workers get the same one."""
 ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)
 SETTLE_SECONDS = 1.0
@@ -104,18 +104,25 @@ class Worker:
 
 
 def run_processes(
-    command: Sequence[str], environments: Sequence[Mapping[str, str]], logs: Path, *, grace: float = 3.0
+    command: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    logs: Path,
+    *,
+    grace: float = 3.0,
+    stop: float = 3.0,
 ) -> Outcome:
     """Runs one command in several processes until all have ended. To be called in the main thread.
 
-    When one ends badly, the others get SIGTERM; when this process gets SIGINT, SIGTERM or SIGHUP, all get that signal.
-    `grace` seconds later, or on a second signal, what is left is killed. None outlives this process, however it ends.
+    When one ends badly, the others get SIGTERM, and what is left `grace` seconds later is killed: they can only wait
+    for it. When this process gets SIGINT, SIGTERM, SIGHUP or SIGUSR1, all get that signal, and `stop` seconds to save;
+    then, or on a second signal, what is left is killed. None outlives this process, however it ends.
 
     Args:
         command: What to run, in each of the processes.
         environments: The whole environment of each rank.
         logs: Folder for the output of each rank, made if it is missing.
-        grace: Seconds between asking processes to end and killing them.
+        grace: Seconds between asking processes to end, because one has failed, and killing them.
+        stop: The same, because of a signal.
 
     Returns:
         How all of them ended.
@@ -130,7 +137,7 @@ def run_processes(
         for rank, environment in enumerate(environments):
             workers.append(_start(rank, command, environment, logs, turn))
             _watch(workers[-1], guard, events)
-        exits, received = _supervise(workers, events, grace)
+        exits, received = _supervise(workers, events, grace, stop)
     finally:
         _send(workers, signal.SIGKILL)  # what workers started and left behind, too
         _end_guard(guard)
@@ -141,7 +148,7 @@ def run_processes(
 
 
 def _supervise(
-    workers: Sequence[Worker], events: SimpleQueue, grace: float
+    workers: Sequence[Worker], events: SimpleQueue, grace: float, stop: float
 ) -> tuple[list[Exit], signal.Signals | None]:
     """Waits until all processes have ended, by themselves or because one failed or a signal came."""
     exits: list[Exit] = []
@@ -159,7 +166,7 @@ def _supervise(
             wanted = Stage.KILLED if stage is Stage.ASKED else Stage.ASKED
         if wanted > stage:
             stage = wanted
-            deadline = _enter(stage, workers, received or signal.SIGTERM, grace)
+            deadline = _enter(stage, workers, received or signal.SIGTERM, stop if received else grace)
     return exits, received
 
 

@@ -17,10 +17,12 @@ from ..parallel.model import Batch
 from ..parallel.step.state import TrainState
 from ..training.checkpoints import Checkpoints
 from ..training.display import Display, make_display
+from ..training.exits import FINISHED, TRY_AGAIN
 from ..training.loop import Progress, evaluate, run_steps
 from ..training.metrics import MetricsLog
 from ..training.optimizers import make_schedule
 from ..training.rates import LearningRates
+from ..training.stopping import Gate, stops_on_signals
 from ..training.worker import multi_process
 from .agreement import agree_on_config, agree_on_start
 from .build import Built, build, data_limits, prepare_devices
@@ -40,7 +42,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
         fresh: Start anew; what the folder holds of a run is moved aside once the new one is ready to start.
 
     Returns:
-        0, the exit code of a finished run.
+        The exit code: 0 of a finished run, 75 of one that a signal has stopped.
 
     Raises:
         UserError: A mistake in the config or in the files it names; nothing was lost.
@@ -52,6 +54,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
     prepare_devices(config)
     with multi_process(config.timeouts), ExitStack() as stack:
         agree_on_config(config)
+        gate = stack.enter_context(stops_on_signals())
         built = build(config)
         check_memory(built)
         made_of = provenance(built)
@@ -66,7 +69,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
         for line in remarks(before, made_of, config.data.source, goes_on=start > 0):
             display.message(line)
         ownership = stack.enter_context(Ownership(folder, display.message))
-        run = _Run(built, made_of, folder, checkpoints, display, start, ownership)
+        run = _Run(built, made_of, folder, checkpoints, display, start, ownership, gate)
 
         def unchanged() -> None:
             found = 0 if fresh else checkpoints.latest() or 0
@@ -84,7 +87,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
             return write_config(config, folder, made_of, fresh=fresh, ownership=ownership, taken=taken)
 
         run.go(take_folder)
-    return 0
+    return FINISHED if run.stopped_after is None else TRY_AGAIN
 
 
 def title(built: Built) -> str:
@@ -107,6 +110,7 @@ class _Run:
         display: Display,
         start: int,
         ownership: Ownership,
+        gate: Gate,
     ) -> None:
         self.built = built
         self.made_of = made_of
@@ -116,6 +120,8 @@ class _Run:
         self.display = display
         self.start = start
         self.ownership = ownership
+        self.gate = gate
+        self.stopped_after: int | None = None
         self.metrics: MetricsLog | None = None
         self.rates = learning_rates(self.config)
         self.limits = data_limits(self.config, built.splits)
@@ -144,6 +150,8 @@ class _Run:
                 self.display.message(line)
             if self.start < steps:
                 state = self.train(state, chain(first, batches))
+        if self.stopped_after is not None:
+            return
         finish(self.built, explanation, state, self.folder, self.display)
 
     def train(self, state: TrainState, batches: Iterable[Batch]) -> TrainState:
@@ -161,6 +169,8 @@ class _Run:
                 pause_at=lambda number: self.evaluates_at(number) or self.saves_at(number),
                 on_pause=self.pause,
                 after_pause=self.save,
+                may_start=self.gate.passes,
+                on_stop=self.stop,
             )
         self.checkpoints.wait()
         return state
@@ -207,6 +217,20 @@ class _Run:
         if self.saves_at(number):
             self.ownership.check()
             self.checkpoints.save(number, self.built.layouts.stored_order.to_model(state))
+
+    def stop(self, number: int, state: TrainState) -> None:
+        """Saves where a signal has stopped the run, in every process at the same step."""
+        self.stopped_after = number
+        self.checkpoints.wait()
+        at = f"Stopped by {self.gate.reason} after step {number} of {self.config.train.steps}"
+        if number == self.start:
+            self.display.message(f"{at}, before any other was trained. The same command starts again from there.")
+            return
+        if self.checkpoints.latest() != number:
+            self.ownership.check()
+            self.checkpoints.save(number, self.built.layouts.stored_order.to_model(state))
+            self.checkpoints.wait()
+        self.display.message(f"{at}; saved. The same command goes on from there.")
 
     def evaluate(self, params: object) -> float:
         source = self.built.splits.evaluation

@@ -45,7 +45,7 @@ def report_error(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return _system_exit_code(error)
     if isinstance(error, KeyboardInterrupt):
-        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        print("interrupted; the same command goes on from the newest checkpoint, if there is one", file=sys.stderr)
         return TRY_AGAIN
     code, message = _code_and_message(error)
     if code == FAILED or os.environ.get(TRACEBACK_VARIABLE, "0") != "0":

@@ -65,6 +65,8 @@ def run_steps(
     pause_at: Callable[[int], bool] = lambda number: False,
     on_pause: Callable[[int, TrainState], dict[str, float]] = lambda number, state: {},
     after_pause: Callable[[int, TrainState], None] = lambda number, state: None,
+    may_start: Callable[[int], bool] = lambda number: True,
+    on_stop: Callable[[int, TrainState], None] = lambda number, state: None,
 ) -> TrainState:
     """Trains on every batch given.
 
@@ -81,8 +83,11 @@ def run_steps(
         after_pause: Called with the same, after that report: the place to save, so that no checkpoint is ever on disk
             before the metrics of its step.
 
+        may_start: Asked before every step; the first that may not start ends the training, see `stopping.Gate`.
+        on_stop: Called then with the number of the last step and the state after it, found finite: the place to save.
+
     Returns:
-        The state after the last batch.
+        The state after the last step.
 
     Raises:
         Diverged: A loss, a norm or, at a pause, a parameter or what strategies keep in `state.extra` is not finite; the
@@ -90,6 +95,11 @@ def run_steps(
     """
     log = _LateLog(start, log_every, on_progress)
     for number, batch in enumerate(batches, start + 1):
+        if not may_start(number):
+            log.stop()
+            _check_finite(number - 1, state)
+            on_stop(number - 1, state)
+            return state
         state, metrics = step(state, batch)
         log.push(number, metrics)
         if pause_at(number):
@@ -127,6 +137,11 @@ class _LateLog:
         self._report(measure())
         after()
         self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Waits for every step and reports the last one only where that is due: a run that goes on has no other log."""
+        self.drain()
+        self._report_if_due()
 
     def finish(self) -> None:
         """Waits for every step and reports the last one, if it was not."""

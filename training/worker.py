@@ -27,11 +27,13 @@ class Timeouts:
     """Without a sign of life from a process before it counts as dead."""
     shutdown: int = 120
     """For all processes to finish once the first has."""
+    stop: int = 120
+    """After a signal, for the run to finish its step, save and end; then `spmdkit launch` kills what is left."""
 
     def __post_init__(self) -> None:
         problems = [
             f"timeouts.{name}={getattr(self, name)} must be at least 1 second."
-            for name in ("rendezvous", "heartbeat", "shutdown")
+            for name in ("rendezvous", "heartbeat", "shutdown", "stop")
             if getattr(self, name) < 1
         ]
         if problems:

@@ -1,0 +1,145 @@
+"""A signal ends a run between two steps, saved at one step in all processes; it goes on as if nothing had been."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from ranks import start, wait
+from runs import assert_same_arrays, command, environment, losses, state_arrays, trained, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+STEPS = 400
+LOGGED = {"run": {"simulate": 8, "log_every": 1}, "train": {"steps": STEPS, "global_batch": 16}}
+OPTIONS = {**LOGGED, "checkpoint": {"every": 0}, "eval": {"every": 0, "batches": 2}}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    config = write_config(tmp_path_factory.mktemp("undisturbed"), **OPTIONS)
+    trained("train", config)
+    return config
+
+
+def wait_for_step(folder, number, process, seconds=120):
+    """Waits until a step is in the log."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        path = folder / "run" / "metrics.jsonl"
+        if path.exists() and len(path.read_text().splitlines()) >= number:
+            return
+        assert process.poll() is None, "it ended by itself"
+        time.sleep(0.02)
+    raise AssertionError(f"step {number} did not come")
+
+
+def saved_step(folder) -> int:
+    (step,) = (int(path.name) for path in (folder / "run" / "checkpoints").iterdir() if path.name.isdecimal())
+    assert 0 < step < STEPS
+    return step
+
+
+def assert_goes_on(config, undisturbed, step):
+    ended = trained("train", config)
+    assert f"at step {step} of {STEPS}" in ended.stdout
+    assert losses(config.parent / "run") == losses(undisturbed.parent / "run")
+    assert_same_arrays(state_arrays(config, STEPS), state_arrays(undisturbed, STEPS))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_one_process(name, undisturbed, tmp_path):
+    config = write_config(tmp_path, **OPTIONS)
+    process = subprocess.Popen(
+        command("train", config), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for_step(tmp_path, 5, process)
+    process.send_signal(getattr(signal, name))
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, printed
+    step = saved_step(tmp_path)
+    assert f"Stopped by {name} after step {step} of {STEPS}; saved." in printed
+    if name == "SIGTERM":
+        assert_goes_on(config, undisturbed, step)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_of_two(rank, undisturbed, tmp_path):
+    config = write_config(tmp_path, **OPTIONS)
+    processes = start(config, [[], []])
+    wait_for_step(tmp_path, 5, processes[0])
+    os.kill(processes[rank].pid, signal.SIGTERM)
+    ended = wait(processes, 60)
+    assert [each.code for each in ended] == [75, 75], [each.stderr for each in ended]
+    step = saved_step(tmp_path)
+    assert f"Stopped by SIGTERM to rank {rank} after step {step} of {STEPS}; saved." in ended[0].stdout
+    trained("train", config)  # goes on in one process, which adds up in another order than two
+    expected = losses(undisturbed.parent / "run")
+    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_to_the_launcher(name, tmp_path):
+    config = write_config(tmp_path, **OPTIONS)
+    process = subprocess.Popen(
+        command("launch", config, "--on", "local:2x4"),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+    wait_for_step(tmp_path, 5, process)
+    process.send_signal(getattr(signal, name))
+    printed, _ = process.communicate(timeout=90)
+    assert process.returncode == 75, printed
+    step = saved_step(tmp_path)
+    assert f"Stopped by {name} to rank" in printed
+    assert f"after step {step} of {STEPS}; saved." in printed
+
+
+def test_while_it_compiles_nothing_is_written(tmp_path):
+    """There is nothing to save, and the run directory is as free as before."""
+    config = write_config(tmp_path, **OPTIONS)
+    process = subprocess.Popen(
+        command("train", config), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    for line in process.stdout or ():
+        if "mlp, 2,410 parameters" in line:
+            process.send_signal(signal.SIGTERM)
+            break
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, printed
+    assert "Stopped by SIGTERM after step 0" in printed
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run" / "owner.json").exists()
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path):
+    """The first is not answered here: the reader of the data stalls."""
+    config = write_config(tmp_path, **{**OPTIONS, "data": {"source": "stalls:rows"}})
+    (tmp_path / "stalls.py").write_text(
+        "import time\nfrom spmdkit.data import open_splits\nfrom spmdkit.data.config import DataConfig\n"
+        "class Stalls:\n"
+        "    def __init__(self, source): self.source, self.taken = source, 0\n"
+        "    def __len__(self): return len(self.source)\n"
+        "    def __getitem__(self, index): return self.source[index]\n"
+        "    def take(self, indices):\n"
+        "        self.taken += 1\n"
+        "        if self.taken > 20: time.sleep(600)\n"
+        "        return self.source.take(indices)\n"
+        "def rows(config):\n"
+        "    found = open_splits(DataConfig(source='synthetic'))\n"
+        "    return found._replace(train=Stalls(found.train))\n"
+    )
+    process = subprocess.Popen(
+        command("train", config), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for_step(tmp_path, 5, process)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == -signal.SIGTERM

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 from ..mesh.axes import AXES, BATCH_AXES
+from ..mesh.near_miss import did_you_mean
 from ..mesh.shapes import divisors
 from ..parallel.schedule.builders import too_few_microbatches
 from ..training.worker import processes_in_job
-from .errors import ConfigError, Problem, did_you_mean
+from .errors import ConfigError, Problem
 from .limits import largest
 from .schema import Config
 from .words import listed

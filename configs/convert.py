@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..mesh.errors import UserError
+from ..mesh.near_miss import did_you_mean
 from ..mesh.text import is_printable
-from .errors import Problem, did_you_mean
+from .errors import Problem
 from .limits import LARGEST_NUMBER, largest
 from .synonyms import meant_by
 from .words import describe, shown
@@ -192,7 +193,7 @@ def unknown_key(path: str, valid: list[str], kind: str = "key") -> Problem:
     """Returns the problem of a key that does not exist, with the nearest that does, or all there are."""
     parent, _, name = path.rpartition(".")
     meant = meant_by(path)
-    near = f" Did you mean {meant}?" if meant else did_you_mean(name, valid, parent=parent)
+    near = f" Did you mean {meant}?" if meant else did_you_mean(name, valid, prefix=f"{parent}." if parent else "")
     return Problem(path, f"{path} is not a {kind}.{near or f' The {kind}s here: ' + ', '.join(valid) + '.'}")
 
 

@@ -1,7 +1,6 @@
 """The one error of this package: everything wrong with a config, told at once."""
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..mesh.errors import UserError
@@ -30,9 +29,3 @@ class ConfigError(UserError):
         self.problems = tuple(problems)
         count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
         super().__init__("\n".join([f"{count} in {source}:", *(f"  {problem}" for problem in self.problems)]))
-
-
-def did_you_mean(name: str, valid: Iterable[str], count: int = 1, parent: str = "") -> str:
-    """Returns ` Did you mean parent.x?` for the names nearest to `name`, or an empty string where none is near."""
-    near = [f"{parent}.{key}" if parent else key for key in difflib.get_close_matches(name, list(valid), n=count)]
-    return f" Did you mean {' or '.join(near)}?" if near else ""

@@ -6,12 +6,13 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..mesh.near_miss import did_you_mean
 from ..models.catalog import MODELS
 from ..parallel import STRATEGIES
 from .checks import layout_problems, size_problems
 from .convert import below, to_dataclass, unknown_key
 from .errors import ConfigError as ConfigError
-from .errors import Problem, did_you_mean
+from .errors import Problem
 from .overrides import apply_overrides, sizes_to_options
 from .paths import anchor_overrides, find_root
 from .reader import Document, read_text, read_yaml

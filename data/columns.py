@@ -7,13 +7,13 @@ empty values hold no text and are left out.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..mesh.errors import UserError
+from ..mesh.near_miss import did_you_mean
 from .config import DataConfig
 from .documents import Corpus, Document
 from .files import find_files
@@ -193,6 +193,5 @@ def _is_list(value: Any) -> bool:
 
 
 def _unknown_column(column: str, names: list[str]) -> str:
-    near = get_close_matches(column, names, n=1)
-    hint = f" Did you mean data.column: {near[0]}?" if near else ""
+    hint = did_you_mean(column, names, prefix="data.column: ")
     return f"there is no column {column!r} (data.column); the columns are {', '.join(names)}.{hint}"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from ..mesh.errors import UserError
+from ..mesh.near_miss import did_you_mean
 
 EMBEDDED_SOURCES = ("stdlib", "synthetic")
 FILE_SOURCES = ("text", "tokens", "jsonl", "parquet", "arrays")
@@ -110,8 +110,7 @@ def _source_problems(config: DataConfig) -> Iterator[str]:
         return
     known = (*EMBEDDED_SOURCES, *FILE_SOURCES)
     if config.source not in known:
-        near = get_close_matches(config.source, known, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(config.source, known)
         yield f"data.source={config.source!r}: the sources are {', '.join(known)}, or module:function.{hint}"
     elif config.source in FILE_SOURCES and not config.files:
         yield f"data.source={config.source}: it reads files, and data.files is empty; give files or globs."

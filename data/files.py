@@ -2,11 +2,11 @@
 
 import glob
 import os
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
 from ..mesh.errors import UserError
+from ..mesh.near_miss import nearest
 
 STARTS = "Paths in a YAML file start from its folder (run.root), those in key=value from the working directory."
 
@@ -79,8 +79,7 @@ def _no_match(pattern: str, key: str) -> str:
         return f"{given} The folder {folder} exists and holds {_entries(folder)}. {STARTS}"
     existing = next(parent for parent in folder.parents if os.path.isdir(parent))
     missing = folder.relative_to(existing).parts[0]
-    near = get_close_matches(missing, os.listdir(existing), n=1)
-    hint = f" Did you mean {near[0]!r} for {missing!r}?" if near else ""
+    hint = "".join(f" Did you mean {each!r} for {missing!r}?" for each in nearest(missing, os.listdir(existing)))
     there = f"The folder {folder} does not exist; {existing} does, and holds {_entries(existing)}."
     return f"{given} {there}{hint} {STARTS}"
 

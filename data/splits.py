@@ -1,13 +1,13 @@
 """From a `data:` section to training and evaluation examples."""
 
-import importlib
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..mesh.errors import UserError
+from ..mesh.user_code import import_function
 from ..mesh.user_errors import told_as_users
 from .arrays import read_arrays
 from .columns import read_jsonl, read_parquet
@@ -49,9 +49,7 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
     if search_path:
         config = _below(config, Path(search_path[0]))
     if ":" in config.source:
-        sys.path[:0] = [folder for folder in map(str, search_path) if folder not in sys.path]
-        with told_as_users(f"data.source={config.source!r}"):
-            return _user_splits(config)
+        return _user_splits(config, search_path)
     if config.source == "synthetic":
         return synthetic_digits(config.eval_fraction)
     if config.source == "arrays":
@@ -69,28 +67,17 @@ def _below(config: DataConfig, root: Path) -> DataConfig:
     return replace(config, **changed)
 
 
-def _user_splits(config: DataConfig) -> Splits:
+def _user_splits(config: DataConfig, search_path: Sequence[str | Path]) -> Splits:
     """The splits that the user's own function returns."""
-    module, _, function = config.source.partition(":")
-    given = f"data.source={config.source!r}"
-    try:
-        loaded = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # something that the user's module imports
-        own = [folder for folder in sys.path if not folder.startswith((sys.prefix, sys.base_prefix))]
-        searched = ", ".join(dict.fromkeys(os.path.abspath(folder) for folder in own))
-        raise UserError(
-            f"{given}: No module named {error.name!r}. Looked in {searched} and the installed packages. It names a "
-            "function of an importable module."
-        ) from error
-    if not hasattr(loaded, function):
-        raise UserError(
-            f"{given}: module {loaded.__file__} has no attribute {function!r}. It names a function of an importable "
-            "module."
-        )
-    make_splits = getattr(loaded, function)
-    splits = make_splits(config)
+    make_splits = import_function(config.source, "data.source", search_path)
+    with told_as_users(f"data.source={config.source!r}", make_splits):
+        splits = make_splits(config)
+        _check_splits(splits, config)
+    return splits
+
+
+def _check_splits(splits: Any, config: DataConfig) -> None:
+    """Checks what the user's function returned: the first example of each split is read."""
     if not isinstance(splits, Splits):
         raise UserError(
             f"data.source={config.source!r} returned a {type(splits).__name__}; it returns spmdkit.data.Splits, "
@@ -112,7 +99,6 @@ def _user_splits(config: DataConfig) -> Splits:
             f"data.source={config.source!r} returned training examples with {', '.join(splits.train[0])}, but "
             f"evaluation examples with {', '.join(splits.evaluation[0])}; they have the same names."
         )
-    return splits
 
 
 def _of(split: str) -> str:

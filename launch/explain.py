@@ -9,7 +9,6 @@ import jax
 from ..configs.schema import Config
 from ..layouts.sizes import format_bytes
 from ..layouts.table import LayoutTable
-from ..mesh.drawing import draw
 from ..parallel.collectives import Collective
 from ..parallel.schedule.table import Schedule
 from ..parallel.schedule.timing import measure
@@ -100,7 +99,7 @@ def explain_built(built: Built) -> Explanation:
     compiled = step.compile(built.batch)
     mesh = layouts.mesh
     return Explanation(
-        mesh=draw(mesh),
+        mesh=str(mesh),
         axes=dict(zip(mesh.axis_names, mesh.shape, strict=True)),
         table=layouts.table,
         bytes_per_device={

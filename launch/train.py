@@ -18,10 +18,9 @@ from ..parallel.step.state import TrainState
 from ..training.checkpoints import Checkpoints
 from ..training.display import Display, make_display
 from ..training.exits import FINISHED, TRY_AGAIN
+from ..training.learning_rates import LearningRates, make_learning_rate
 from ..training.loop import Progress, evaluate, run_steps
 from ..training.metrics import MetricsLog
-from ..training.optimizers import make_schedule
-from ..training.rates import LearningRates
 from ..training.stopping import Gate, stops_on_signals
 from ..training.worker import multi_process
 from .agreement import agree_on_config, agree_on_start
@@ -265,7 +264,8 @@ def learning_rates(config: Config) -> LearningRates:
     Raises:
         UserError: The schedule gives a rate that is not a finite number, of float32; names the first such step.
     """
-    rates = LearningRates(make_schedule(config.optimizer, config.train.steps), config.train.steps)
+    peak, num_steps = config.optimizer.learning_rate, config.train.steps
+    rates = LearningRates(make_learning_rate(peak, config.optimizer.schedule, num_steps), num_steps)
     wrong = rates.first_not_finite()
     if wrong is not None:
         raise UserError(

@@ -10,7 +10,7 @@ from ..mesh.axes import AXES
 from ..mesh.compat import backend_started
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
-from ..mesh.shapes import near_miss
+from ..mesh.near_miss import unknown_name
 from .table import LayoutTable
 from .tensor_layout import TensorLayout
 
@@ -66,7 +66,7 @@ class Distribution:
         if not isinstance(device_mesh, DeviceMesh):
             raise UserError(f"Expect `device_mesh` to be an instance of DeviceMesh, got {type(device_mesh).__name__}.")
         if batch_dim_name is not None and batch_dim_name not in device_mesh.axis_names:
-            raise UserError("batch_dim_name: " + near_miss("mesh axis", batch_dim_name, device_mesh.axis_names))
+            raise UserError("batch_dim_name: " + unknown_name("mesh axis", batch_dim_name, device_mesh.axis_names))
         self._device_mesh = device_mesh
         self._batch_dim_name = batch_dim_name
         self.auto_shard_dataset = auto_shard_dataset

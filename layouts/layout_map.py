@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
-from ..mesh.shapes import near_miss
+from ..mesh.near_miss import unknown_name
 from .tensor_layout import TensorLayout
 
 MatchMode = Literal["fullmatch", "search", "first"]
@@ -43,7 +43,7 @@ class LayoutMap(MutableMapping[str, Any]):
         if not isinstance(device_mesh, DeviceMesh):
             raise UserError(f"LayoutMap needs a DeviceMesh, not {device_mesh!r} ({type(device_mesh).__name__}).")
         if match not in MATCH_MODES:
-            raise UserError(near_miss("layouts.match", match, MATCH_MODES))
+            raise UserError(unknown_name("layouts.match", match, MATCH_MODES))
         self._device_mesh = device_mesh
         self._match: MatchMode = match
         self._layouts: dict[str, TensorLayout] = {}

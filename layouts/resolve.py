@@ -10,7 +10,7 @@ from jax.tree_util import tree_structure
 
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
-from ..mesh.shapes import near_miss
+from ..mesh.near_miss import unknown_name
 from . import problems
 from .layout_map import LayoutMap
 from .output_rules import OUTPUT
@@ -108,9 +108,9 @@ class _Choice(NamedTuple):
 
 def _check_arguments(mesh: DeviceMesh, rules: LayoutMap | None, unmatched: str, indivisible: str) -> None:
     if unmatched not in UNMATCHED:
-        raise UserError(near_miss("layouts.unmatched", unmatched, UNMATCHED))
+        raise UserError(unknown_name("layouts.unmatched", unmatched, UNMATCHED))
     if indivisible not in INDIVISIBLE:
-        raise UserError(near_miss("layouts.indivisible", indivisible, INDIVISIBLE))
+        raise UserError(unknown_name("layouts.indivisible", indivisible, INDIVISIBLE))
     if rules is not None and rules.device_mesh != mesh:
         raise UserError(f"The rules are for mesh {rules.device_mesh!r}, the parameters for {mesh!r}; use one mesh.")
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from ..mesh.compat import PyTreeDef
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
-from ..mesh.shapes import near_miss
+from ..mesh.near_miss import unknown_name
 from .paths import joined_path, numberless
 from .sizes import array_bytes, format_bytes
 from .tensor_layout import TensorLayout
@@ -132,7 +132,7 @@ class LayoutTable:
             UserError: If there is no such path; names the nearest.
         """
         if path not in self._by_path:
-            raise UserError(near_miss("path", path, self._by_path))
+            raise UserError(unknown_name("path", path, self._by_path))
         return self._by_path[path]
 
     def to_json(self) -> list[dict[str, Any]]:

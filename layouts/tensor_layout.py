@@ -9,7 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
-from ..mesh.shapes import divisors, near_miss
+from ..mesh.near_miss import unknown_name
+from ..mesh.shapes import divisors
 
 AxisEntry = str | tuple[str, ...] | None
 
@@ -63,7 +64,7 @@ class TensorLayout:
         if unknown:
             raise UserError(
                 f"Invalid axis names for Layout. Valid axis names: {valid}, Got {self._axes}. "
-                + " ".join(near_miss("mesh axis", name, valid) for name in unknown)
+                + " ".join(unknown_name("mesh axis", name, valid) for name in unknown)
             )
         self._device_mesh = device_mesh
 

@@ -8,12 +8,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from .axes import AXES
-from .compat import Device, make_abstract_mesh
+from .compat import Device, backend_started, make_abstract_mesh
 from .devices import device_name, find_devices, list_devices
 from .drawing import draw
 from .errors import UserError
+from .near_miss import unknown_name
 from .ordering import axes_across, physical_order
-from .shapes import check_shape, near_miss, resolve_shape, sizes_text
+from .shapes import check_shape, resolve_shape, sizes_text
 from .simulate import simulate
 
 
@@ -78,7 +79,7 @@ class DeviceMesh:
         """
         unknown = [name for name in axis_sizes if name not in AXES]
         if unknown:
-            raise UserError("; ".join(near_miss("mesh axis", name, AXES) for name in unknown))
+            raise UserError("; ".join(unknown_name("mesh axis", name, AXES) for name in unknown))
         if devices is None:
             devices = physical_order(jax.devices())
         return cls(tuple(axis_sizes.get(name, 1) for name in AXES), AXES, list(devices))
@@ -157,7 +158,7 @@ class DeviceMesh:
             return self.shape[list(self._axis_names).index(name)]
         if name in AXES:
             return 1
-        raise UserError(near_miss("mesh axis", name, dict.fromkeys((*self._axis_names, *AXES))))
+        raise UserError(unknown_name("mesh axis", name, dict.fromkeys((*self._axis_names, *AXES))))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceMesh):
@@ -179,7 +180,14 @@ class DeviceMesh:
         return f"DeviceMesh({sizes_text(self.shape, self._axis_names)}; {self.size} devices)"
 
     def __str__(self) -> str:
-        return draw(self)
+        return draw(self._devices, self._axis_names, self._known_crossing())
+
+    def _known_crossing(self) -> tuple[str, ...]:
+        """The axes that cross processes; none before JAX's devices are open, or where devices are elsewhere."""
+        try:
+            return self.axes_across_processes if backend_started() else ()
+        except UserError:
+            return ()
 
 
 def _name(device: str | Device) -> str:

@@ -2,52 +2,41 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING
 
-from .compat import backend_started
-from .errors import UserError
+import numpy as np
+
 from .shapes import sizes_text
-
-if TYPE_CHECKING:
-    from .device_mesh import DeviceMesh
 
 MAX_COLUMNS = 8
 MAX_ROWS = 16
 GAP = "..."
 
 
-def draw(mesh: "DeviceMesh") -> str:
+def draw(devices: np.ndarray, axis_names: Sequence[str], across: Sequence[str] = ()) -> str:
     """Draws a mesh: the last axis across, the others down; axes of size 1 are left out.
 
     Args:
-        mesh: Any mesh; no device is opened.
+        devices: Names of devices, shaped like the mesh.
+        axis_names: One name per axis.
+        across: The axes that cross processes, where that is known.
 
     Returns:
-        A heading and a table of device names, of at most 8 columns and 16 rows; once JAX's devices are open, also which
-        axes cross processes.
+        A heading and a table of device names, of at most 8 columns and 16 rows, and a line with the axes that cross
+        processes.
     """
-    platforms = sorted({name.partition(":")[0] for name in mesh.devices.flat})
-    heading = f"{sizes_text(mesh.shape, mesh.axis_names)}: {mesh.size} device(s), {', '.join(platforms)}"
-    axes = [axis for axis, size in enumerate(mesh.shape) if size > 1] or [len(mesh.shape) - 1]
-    grid = mesh.devices.reshape([mesh.shape[axis] for axis in axes])
-    names = [mesh.axis_names[axis] for axis in axes]
+    platforms = sorted({name.partition(":")[0] for name in devices.flat})
+    heading = f"{sizes_text(devices.shape, axis_names)}: {devices.size} device(s), {', '.join(platforms)}"
+    axes = [axis for axis, size in enumerate(devices.shape) if size > 1] or [devices.ndim - 1]
+    grid = devices.reshape([devices.shape[axis] for axis in axes])
+    names = [axis_names[axis] for axis in axes]
     columns = _shortened(range(grid.shape[-1]), MAX_COLUMNS)
     rows = _shortened(list(product(*map(range, grid.shape[:-1]))), MAX_ROWS)
     table = [["", *(_label(names[-1:], [column]) for column in columns)]]
     for row in rows:
         cells = [GAP if None in (row, column) else str(grid[(*row, column)]) for column in columns]
         table.append([_label(names[:-1], row), *cells])
-    return "\n".join([heading, *_aligned(table), *_crossing(mesh)])
-
-
-def _crossing(mesh: "DeviceMesh") -> list[str]:
-    if not backend_started():
-        return []
-    try:
-        across = mesh.axes_across_processes
-    except UserError:  # a mesh of devices that are elsewhere
-        return []
-    return [f"  crosses processes: {', '.join(across)}"] if across else []
+    crossing = [f"  crosses processes: {', '.join(across)}"] if across else []
+    return "\n".join([heading, *_aligned(table), *crossing])
 
 
 def _shortened(places: Sequence, limit: int) -> list:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin
 
 from .errors import UserError
+from .near_miss import did_you_mean
 
 REST = -1
 """The size of an axis that takes the devices which others leave."""
@@ -61,9 +61,7 @@ def _wanted(hint: Any, value: Any) -> str:
 def _choice(choices: tuple[str, ...], value: Any) -> str:
     if isinstance(value, str) and value in choices:
         return ""
-    near = get_close_matches(str(value), choices, n=1, cutoff=0.3)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f": the choices are {', '.join(choices)}.{hint}"
+    return f": the choices are {', '.join(choices)}.{did_you_mean(value, choices, cutoff=0.3)}"
 
 
 def _is_whole(value: Any) -> bool:

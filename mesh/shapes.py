@@ -1,7 +1,6 @@
 """The arithmetic of mesh sizes: checks, the one -1, and errors that propose sizes that fit."""
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import isqrt, prod
 
 from .errors import UserError
@@ -91,23 +90,6 @@ def divisors(number: int) -> list[int]:
     """
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return small + [number // divisor for divisor in reversed(small) if divisor * divisor != number]
-
-
-def near_miss(kind: str, name: str, known: Iterable[str]) -> str:
-    """Says that a name is unknown, with the nearest known one.
-
-    Args:
-        kind: What is named, for the sentence.
-        name: What was given.
-        known: The names that exist.
-
-    Returns:
-        A sentence.
-    """
-    known = list(known)
-    near = difflib.get_close_matches(str(name), known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"Unknown {kind} {name!r}; known: {', '.join(known)}.{hint}"
 
 
 def _is_size(size: object) -> bool:

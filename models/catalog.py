@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ..mesh.errors import UserError
+from ..mesh.near_miss import did_you_mean, unknown_options
+from ..mesh.user_code import call_with_options, import_named
 from ..parallel.model import BlockModel, Model
 from .mlp import MLPConfig, mlp
 from .moe import moe
 from .moe_config import MoEConfig
 from .transformer import TransformerConfig, transformer
-from .user_code import call_with_options, import_named, nearest, unknown_options
 
 MODELS: dict[str, tuple[type, Any]] = {
     "transformer": (TransformerConfig, transformer),
@@ -58,7 +59,7 @@ def load_model(
         return _user_model(name, options, known_facts, search_path)
     if name not in MODELS:
         known = [*MODELS, "your own as module:function"]
-        raise UserError(f"model.name={name!r} is not a model{nearest(str(name), known, 'choose from ')}.")
+        raise UserError(f"model.name={name!r} is not a model.{did_you_mean(name, known, otherwise='Choose from')}")
     return _reference_model(name, options, known_facts)
 
 

@@ -49,6 +49,37 @@ def packages_imported(path: Path) -> set[str]:
     return found - {package_of(path)}
 
 
+def files_imported(path: Path) -> set[Path]:
+    """The files of this project that a file imports, at its top or inside a function."""
+    found: set[Path] = set()
+    for node in ast.walk(parse(path)):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        if node.level:
+            folder = path.parents[node.level - 1]
+        elif (node.module or "").split(".")[0] == "spmdkit":
+            folder = ROOT
+        else:
+            continue
+        parts = (node.module or "").split(".")
+        home = folder.joinpath(*parts[0 if node.level else 1 :])
+        for target in {home, *(home / alias.name for alias in node.names)}:
+            files = (target.with_suffix(".py"), target / "__init__.py")
+            found |= {file for file in files if file.is_file()}
+        if any((home / alias.name).with_suffix(".py").is_file() for alias in node.names):
+            found.discard(home / "__init__.py")  # a file of the package, not what the package itself names
+    return found - {path}
+
+
+def test_no_files_import_each_other_in_a_circle():
+    arrows = {path: files_imported(path) for path in FILES}
+    assert sum(map(len, arrows.values())) > len(FILES), "the imports were found"
+    while ends := [path for path in arrows if not arrows[path] & arrows.keys()]:
+        for path in ends:
+            del arrows[path]
+    assert {name(path): sorted(map(name, arrows[path] & arrows.keys())) for path in arrows} == {}
+
+
 def package_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0]
 

@@ -21,10 +21,10 @@ import optax
 import optax.contrib
 
 from ..mesh.errors import UserError
-from ..models.user_code import call_with_options, import_named, nearest
+from ..mesh.near_miss import did_you_mean
+from ..mesh.user_code import call_with_options, import_function
+from .learning_rates import learning_rate_problems, make_learning_rate
 from .parameter_kinds import by_layer, is_stacked, select
-from .schedules import make_schedule as make_schedule
-from .schedules import schedule_problems
 
 DECAY = ("weight_decay", "decay_skip")
 READS: dict[str, tuple[str, ...]] = {
@@ -70,7 +70,7 @@ class OptimizerConfig:
     if it asks for them."""
 
     def __post_init__(self) -> None:
-        problems = [*_name_problems(self), *_range_problems(self), *schedule_problems(self.schedule)]
+        problems = [*_name_problems(self), *_range_problems(self), *learning_rate_problems(self.schedule)]
         if problems:
             raise UserError("\n".join(problems))
 
@@ -79,8 +79,8 @@ def _name_problems(config: OptimizerConfig) -> list[str]:
     """An unknown name, or settings that the optimizer of this name would not read."""
     own = ":" in config.name
     if not own and config.name not in READS:
-        close = nearest(config.name, list(READS), "choose from ")
-        return [f"optimizer.name={config.name!r} is not an optimizer{close}, or your own module:function."]
+        hint = did_you_mean(config.name, [*READS, "your own as module:function"], otherwise="Choose from")
+        return [f"optimizer.name={config.name!r} is not an optimizer.{hint}"]
     reads = {"name", "learning_rate", "schedule", *(("options",) if own else READS[config.name])}
     given = [each.name for each in fields(config) if getattr(config, each.name) != _default(each)]
     remedy = " Give it under optimizer.options." if own else ""
@@ -144,25 +144,23 @@ def make_optimizer(
         UserError: The schedule does not fit the run, a pattern meets no parameter, this optax has no muon, or the
             user's function is missing, takes other options or returns something else.
     """
-    schedule = make_schedule(config, num_steps)
+    learning_rate = make_learning_rate(config.learning_rate, config.schedule, num_steps)
     if ":" in config.name:
-        offered = {"learning_rate": schedule, "num_steps": num_steps, "abstract_params": abstract_params}
+        offered = {"learning_rate": learning_rate, "num_steps": num_steps, "abstract_params": abstract_params}
         return _user_optimizer(config, offered, search_path)
     stacked = is_stacked(abstract_params) if stacked is None else stacked
     decayed = select(abstract_params, stacked, skip=config.decay_skip, key="optimizer.decay_skip")
     return optax.chain(
         DIRECTIONS[config.name](config, abstract_params, stacked),
         optax.add_decayed_weights(config.weight_decay, mask=decayed),
-        optax.scale_by_learning_rate(schedule),
+        optax.scale_by_learning_rate(learning_rate),
     )
 
 
 def _user_optimizer(
     config: OptimizerConfig, offered: dict[str, Any], search_path: Sequence[str | Path]
 ) -> optax.GradientTransformation:
-    function = import_named(config.name, "optimizer.name", search_path)
-    if not callable(function):
-        raise UserError(f"optimizer.name={config.name!r} is a {type(function).__name__}, not a function.")
+    function = import_function(config.name, "optimizer.name", search_path)
     given = f"optimizer.name={config.name!r}"
     result = call_with_options(function, config.options, offered, "optimizer.options", given)
     if not isinstance(result, optax.GradientTransformation):

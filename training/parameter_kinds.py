@@ -9,7 +9,7 @@ import optax
 
 from ..layouts.paths import leaves_with_paths, map_with_path
 from ..mesh.errors import UserError
-from ..models.user_code import nearest
+from ..mesh.near_miss import did_you_mean
 
 
 def is_stacked(abstract_params: Any) -> bool:
@@ -49,7 +49,8 @@ def select(
     unmet = [pattern for pattern in skip if not any(re.fullmatch(pattern, path) for path in paths)] if key else []
     if unmet:
         lines = [
-            f"{key}: {pattern!r} matches no parameter{nearest(pattern, paths, 'there are ')}." for pattern in unmet
+            f"{key}: {pattern!r} matches no parameter.{did_you_mean(pattern, paths, otherwise='There are')}"
+            for pattern in unmet
         ]
         raise UserError("\n".join(lines))
 

@@ -27,7 +27,7 @@ from math import inf
 from typing import NamedTuple
 
 from ...mesh.errors import UserError
-from ...mesh.shapes import near_miss
+from ...mesh.near_miss import unknown_name
 from .csv_file import read_schedule
 from .table import Action, Kind, Placement, Schedule
 
@@ -184,7 +184,7 @@ def make_schedule(
             raise UserError(f"{name} itself says what is recomputed: put R0, R1, ... in it, and leave recompute out.")
         return read_schedule(name, stages=stages, microbatches=microbatches, virtual=virtual)
     if name not in SCHEDULES:
-        raise UserError(near_miss("schedule", name, SCHEDULES) + " A file of your own ends in .csv.")
+        raise UserError(unknown_name("schedule", name, SCHEDULES) + " A file of your own ends in .csv.")
     recipe = SCHEDULES[name]
     chunks = recipe.chunks if virtual is None else virtual
     problems = _unfit(name, recipe, stages, microbatches, chunks)

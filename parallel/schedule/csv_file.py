@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from ...mesh.errors import UserError
-from ...mesh.shapes import near_miss
+from ...mesh.near_miss import unknown_name
 from .table import LETTERS, PLACEMENTS, Action, Placement, Schedule, check
 
 KINDS = {letter: kind for kind, letter in LETTERS.items()}
@@ -104,7 +104,7 @@ def _settings(lines: Sequence[str], problems: list[str]) -> dict[str, str]:
             continue
         name, value = found.groups()
         if name not in SETTINGS:
-            problems.append(f"line {number}: {near_miss('setting', name, SETTINGS)}")
+            problems.append(f"line {number}: {unknown_name('setting', name, SETTINGS)}")
         elif value not in SETTINGS[name]:
             problems.append(f"line {number}: {name} is {' or '.join(SETTINGS[name])}, not {value!r}")
         settings[name] = value

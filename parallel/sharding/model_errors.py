@@ -8,7 +8,6 @@ predict  its arguments
 """
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 from ...layouts.paths import leaves_with_paths
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
+from ...mesh.near_miss import nearest
 from ...mesh.user_errors import accepts, place_of_function, told_as_users
 from ..model import BlockModel, Model, Params
 from ..precision import cast_floats, cast_inputs
@@ -166,7 +166,7 @@ def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shape
     params = _some([f"{path} {_shape(leaf)}" for path, leaf in leaves_with_paths(arguments[0])])
     given = f"On each device the batch holds {held}; the parameters are {params}."
     if isinstance(error, KeyError):
-        near = get_close_matches(str(error.args[0]) if error.args else "", list(batch), n=1, cutoff=0.7)
+        near = nearest(error.args[0] if error.args else "", batch, cutoff=0.7)
         return f"{given} Read what is there{f' (did you mean {near[0]})' if near else ''}, or give data of that name."
     if isinstance(error, TypeError) and "dtype" in str(error):
         return f"{given} Bring both to one dtype, as in x.astype(kernel.dtype)."

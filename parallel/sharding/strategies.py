@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from ...mesh.axes import SYNONYMS
 from ...mesh.errors import UserError
+from ...mesh.near_miss import nearest
 from ..context import ContextConfig
 from ..data import DataParallelConfig
 from ..expert import ExpertConfig
@@ -65,5 +65,5 @@ def read_strategy(strategy: Mapping[str, Any]) -> StrategyConfigs:
 
 def _nearest(name: Any, known: Any) -> str:
     meant = SYNONYMS.get(str(name).lower())
-    close = [meant] if meant in known else get_close_matches(str(name), list(known), n=1)
+    close = [meant] if meant in known else nearest(name, known)
     return f" (did you mean {close[0]}?)" if close else f"; choose from {', '.join(sorted(known))}"

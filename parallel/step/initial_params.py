@@ -4,7 +4,6 @@ Each device is sent its own part alone, cut out of the host's array. So weights 
 host's memory, and no device ever holds a whole large one.
 """
 
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from jax import Array
 
 from ...layouts.paths import leaves_with_paths, map_with_path
 from ...mesh.errors import UserError
+from ...mesh.near_miss import did_you_mean
 from ..model import Params
 from ..schedule.stages import Stages
 from ..sharding.stored_order import StoredOrder
@@ -85,8 +85,7 @@ def _problems(given: Params, expected: Params) -> Iterator[str]:
             )
     for path in have:
         if path not in own:
-            near = difflib.get_close_matches(path, own, n=1)
-            yield f"{path} is not a parameter of the model." + (f" Did you mean {near[0]}?" if near else "")
+            yield f"{path} is not a parameter of the model.{did_you_mean(path, own)}"
 
 
 def _text(leaf: Any) -> str:

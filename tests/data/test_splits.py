@@ -131,8 +131,9 @@ def test_the_users_own_function():
     [
         ("user_data:wrong", r"data\.source='user_data:wrong' returned a int; it returns spmdkit\.data\.Splits"),
         ("user_data:weightless", r"returned examples with inputs; each also needs \"weights\": float32"),
-        ("user_data:missing", r"has no attribute 'missing'\. It names a function of an importable module"),
-        ("no_such_module:f", r"No module named 'no_such_module'"),
+        ("user_data:wrnog", r"user_data\.py holds no wrnog\. Did you mean wrong\?"),
+        ("user_data:np", r"data\.source='user_data:np' is a module, not a function"),
+        ("no_such_module:f", r"there is no module no_such_module\. Looked in .*installed packages"),
     ],
 )
 def test_the_users_own_function_goes_wrong(source, message):

@@ -411,7 +411,7 @@ def test_accumulation_and_remat_give_the_same_losses(tmp_path):
 
 def test_a_schedule_that_gives_no_number_names_its_step(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "spmdkit.launch.train.make_schedule", lambda *_: lambda steps: np.where(steps == 7, np.nan, 0.1)
+        "spmdkit.launch.train.make_learning_rate", lambda *_: lambda steps: np.where(steps == 7, np.nan, 0.1)
     )
     with pytest.raises(UserError, match=r"optimizer\.schedule=.* gives step 8 the learning rate nan\."):
         learning_rates(load_config(write_config(tmp_path)))

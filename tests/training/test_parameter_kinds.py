@@ -47,7 +47,7 @@ def test_skipped_paths():
 
 def test_a_pattern_that_meets_nothing():
     with pytest.raises(
-        ValueError, match=r"decay_skip: 'layers/0/kernels' matches no parameter; did you mean layers/0/ker"
+        ValueError, match=r"decay_skip: 'layers/0/kernels' matches no parameter. Did you mean layers/0/ker"
     ):
         picked(MLP, skip=("layers/0/kernels",))
     assert picked(MLP, skip=("embed/.*",), key=None) == picked(MLP)

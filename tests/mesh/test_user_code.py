@@ -2,7 +2,7 @@ import sys
 
 import pytest
 from spmdkit.mesh import UserError
-from spmdkit.models.user_code import call_with_options, import_named
+from spmdkit.mesh.user_code import call_with_options, import_named
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_function_that_raises_is_told_with_its_line(folder):
 
 
 def test_no_such_function_names_the_nearest(folder):
-    with pytest.raises(ValueError, match=r"my_model.py holds no make_modle; did you mean make_model\."):
+    with pytest.raises(ValueError, match=r"my_model.py holds no make_modle\. Did you mean make_model\?"):
         import_named("my_model:make_modle", "model.name", [folder])
 
 
@@ -89,8 +89,8 @@ def test_all_wrong_options_at_once():
     with pytest.raises(ValueError) as error:
         call_with_options(make, {"detph": 2, "x": 1}, {}, "model")
     assert str(error.value).splitlines() == [
-        "model.detph is not an option; did you mean depth.",
-        "model.x is not an option; the options are width, vocabulary, depth.",
+        "model.detph is not an option. Did you mean depth?",
+        "model.x is not an option. The options are width, vocabulary, depth.",
         "model.width has to be given: make has no default for it.",
     ]
 

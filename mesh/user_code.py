@@ -4,13 +4,13 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..mesh.errors import UserError
-from ..mesh.user_errors import told_as_users
+from .errors import UserError
+from .near_miss import did_you_mean, unknown_options
+from .user_errors import told_as_users
 
 
 def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) -> Any:
@@ -37,9 +37,22 @@ def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) ->
     if not hasattr(module, attribute):
         public = [each for each in vars(module) if not each.startswith("_")]
         raise UserError(
-            f"{key}={name!r}: {module.__file__} holds no {attribute}{nearest(attribute, public, 'it defines ')}."
+            f"{key}={name!r}: {module.__file__} holds no {attribute}."
+            f"{did_you_mean(attribute, public, otherwise='It defines')}"
         )
     return getattr(module, attribute)
+
+
+def import_function(name: str, key: str, search_path: Sequence[str | Path] = ()) -> Callable[..., Any]:
+    """Imports the function that `module:function` names; see `import_named`.
+
+    Raises:
+        UserError: As `import_named`, or what is named is no function.
+    """
+    function = import_named(name, key, search_path)
+    if not callable(function):
+        raise UserError(f"{key}={name!r} is a {type(function).__name__}, not a function.")
+    return function
 
 
 def _import(module_name: str, given: str, search_path: Sequence[str | Path]) -> Any:
@@ -113,18 +126,3 @@ def call_with_options(
         raise UserError("\n".join(problems))
     with told_as_users(what or f"{key}: {getattr(function, '__name__', 'the function')}", function):
         return function(**arguments)
-
-
-def unknown_options(unknown: Iterable[str], known: Iterable[str], key: str) -> list[str]:
-    """One problem for each unknown option of a config section, with the nearest that exists."""
-    known = list(known)
-    return [f"{key}.{name} is not an option{nearest(name, known, 'the options are ')}." for name in unknown]
-
-
-def nearest(name: str, known: Sequence[str], else_words: str) -> str:
-    """The end of a message about an unknown name: `; did you mean x`, or `else_words` and all there are."""
-    by_small_letters = {each.lower(): each for each in known}
-    close = get_close_matches(name.lower(), by_small_letters, n=1)
-    if close:
-        return f"; did you mean {by_small_letters[close[0]]}"
-    return f"; {else_words}{', '.join(known) if known else 'none'}"

@@ -1,4 +1,4 @@
-"""Learning rates over the steps of a run, by name.
+"""Learning rates over the steps of a run: functions of the step by name, and their numbers on the host.
 
 Written for `optimizer.learning_rate` = peak, a run of n steps and step s = 0 .. n - 1:
 
@@ -16,24 +16,27 @@ Sources: Loshchilov & Hutter 2017, "SGDR" (cosine); Hu et al. 2024, "MiniCPM" (w
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import optax
 
 from ..mesh.errors import UserError
-from ..models.user_code import nearest, unknown_options
-
-if TYPE_CHECKING:
-    from .optimizers import OptimizerConfig
+from ..mesh.near_miss import did_you_mean, unknown_options
 
 KEY = "optimizer.schedule"
+WINDOW = 2**16
+"""Steps whose rates are worked out together."""
+LOOKED_AT = 2**20
+"""Steps whose rates are looked at before a run starts, besides those of its last window."""
 
 
-def make_schedule(config: "OptimizerConfig", num_steps: int) -> optax.Schedule:
-    """Builds the learning rate's schedule.
+def make_learning_rate(peak: float, schedule: Mapping[str, Any], num_steps: int) -> optax.Schedule:
+    """Builds the learning rate of a run.
 
     Args:
-        config: Its `learning_rate` is the peak; its `schedule` holds a name and that schedule's options.
+        peak: `optimizer.learning_rate`, the highest.
+        schedule: `optimizer.schedule`: a name, and that schedule's options.
         num_steps: Optimizer steps in the whole run.
 
     Returns:
@@ -42,22 +45,21 @@ def make_schedule(config: "OptimizerConfig", num_steps: int) -> optax.Schedule:
     Raises:
         UserError: There is no such schedule or option, or the parts of the schedule are longer than the run.
     """
-    problems = schedule_problems(config.schedule)
+    problems = learning_rate_problems(schedule)
     if problems:
         raise UserError("\n".join(problems))
-    options = dict(config.schedule)
-    return SCHEDULES[_canonical(options.pop("name", "constant"))](config.learning_rate, num_steps, **options)
+    options = dict(schedule)
+    return SCHEDULES[_canonical(options.pop("name", "constant"))](peak, num_steps, **options)
 
 
-def schedule_problems(schedule: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a schedule whatever the length of the run: its name, its options, their values."""
+def learning_rate_problems(schedule: Mapping[str, Any]) -> list[str]:
+    """Lists what is wrong with `optimizer.schedule` in a run of any length: its name, its options, their values."""
     options = dict(schedule)
     name = options.pop("name", "constant")
     if _canonical(name) not in SCHEDULES:
-        return [f"{KEY}.name={name!r} is not a schedule{nearest(str(name), list(SCHEDULES), 'choose from ')}."]
+        return [f"{KEY}.name={name!r} is not a schedule.{did_you_mean(name, SCHEDULES, otherwise='Choose from')}"]
     _, _, *known = inspect.signature(SCHEDULES[_canonical(name)]).parameters
-    unknown = [option for option in options if option not in known]
-    problems = [f"{line[:-1]} (of {name})." for line in unknown_options(unknown, known, KEY)]
+    problems = unknown_options([option for option in options if option not in known], known, KEY, of=name)
     for option, value in options.items():
         if option.endswith("_steps") and not (_is_number(value, int) and value >= 0):
             problems.append(f"{KEY}.{option}={value!r} has to be a number of steps, at least 0.")
@@ -148,3 +150,55 @@ def _check_fits(num_steps: int, **parts: int) -> None:
             f"{sums}{f' = {total} steps' if len(parts) > 1 else ''}, but the run has train.steps={num_steps}. "
             "Make them fewer, or train for more steps."
         )
+
+
+class LearningRates:
+    """The learning rate of each step on the host, indexed like an array of them.
+
+    A window of steps is worked out at a time: no step waits for its rate, and a run of a billion steps holds no billion
+    rates.
+    """
+
+    def __init__(self, schedule: optax.Schedule, num_steps: int) -> None:
+        """Works out nothing yet.
+
+        Args:
+            schedule: A function of an array of steps.
+            num_steps: Optimizer steps in the whole run.
+        """
+        self._schedule = schedule
+        self._num_steps = num_steps
+        self._first = 0
+        self._window = np.zeros(0)
+
+    def __len__(self) -> int:
+        """Steps in the whole run."""
+        return self._num_steps
+
+    def __getitem__(self, step: int) -> float:
+        """The learning rate of a step, 0 <= step < len.
+
+        Raises:
+            IndexError: There is no such step.
+        """
+        if not 0 <= step < self._num_steps:
+            raise IndexError(f"step {step} of {self._num_steps}")
+        if not self._first <= step < self._first + len(self._window):
+            self._first = step // WINDOW * WINDOW
+            self._window = self._rates(self._first)
+        return float(self._window[step - self._first])
+
+    def first_not_finite(self) -> int | None:
+        """The first step whose rate is no finite number of float32, of the first million steps and the last ones."""
+        last = (self._num_steps - 1) // WINDOW * WINDOW
+        for first in dict.fromkeys((*range(0, min(self._num_steps, LOOKED_AT), WINDOW), last)):
+            with np.errstate(over="ignore"):
+                wrong = np.flatnonzero(~np.isfinite(self._rates(first).astype(np.float32)))
+            if len(wrong):
+                return first + int(wrong[0])
+        return None
+
+    def _rates(self, first: int) -> np.ndarray:
+        """The rates of the window that begins at a step."""
+        steps = np.arange(first, min(first + WINDOW, self._num_steps))
+        return np.broadcast_to(np.asarray(self._schedule(steps)), steps.shape)  # pyright: ignore

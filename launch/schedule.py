@@ -24,8 +24,8 @@ STYLES = {
     Kind.BACKWARD_WEIGHT: "white on #7a5bc7",
 }
 IDLE = "."
-MOST_BLOCKS = 4
-"""Pieces that a timeline wider than the terminal is cut into; of more, the first ones and the last are shown."""
+MOST_PARTS = 4
+"""Parts of a timeline that is wider than the terminal; of more, the first ones and the last are shown."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,14 +73,14 @@ def to_json(schedule: Schedule, timing: Timing) -> dict[str, Any]:
 
 
 def drawing(schedule: Schedule, width: int) -> Text:
-    """Draws a schedule: one line per stage, one cell per tick, cut into pieces where it is wider than the terminal.
+    """Draws a schedule: one line per stage, one cell per tick, in parts where it is wider than the terminal.
 
     Args:
         schedule: Any.
         width: Columns of the terminal.
 
     Returns:
-        Text in colours; without them it reads the same.
+        Text in colours, which reads the same without them.
     """
     cell = 1 + max((len(str(action)) for _, _, action in schedule.actions()), default=1)
     labels = [f"stage {stage}" for stage in range(schedule.stages)]
@@ -88,7 +88,7 @@ def drawing(schedule: Schedule, width: int) -> Text:
     across = max(5, (width - margin) // cell)
     text = Text(title(schedule) + "\n")
     starts = list(range(0, schedule.num_ticks, across))
-    left_out = starts[MOST_BLOCKS - 1 : -1] if len(starts) > MOST_BLOCKS else []
+    left_out = starts[MOST_PARTS - 1 : -1] if len(starts) > MOST_PARTS else []
     for start in starts:
         if start in left_out:
             if start == left_out[0]:
@@ -96,8 +96,8 @@ def drawing(schedule: Schedule, width: int) -> Text:
             continue
         ticks = range(start, min(start + across, schedule.num_ticks))
         text.append("\n").append(_axis(ticks, margin, cell), "dim")
-        for label, row in zip(labels, schedule.rows, strict=True):
-            text.append("\n").append(_line(label.ljust(margin), row[ticks.start : ticks.stop], cell))
+        for label, actions in zip(labels, schedule.by_stage, strict=True):
+            text.append("\n").append(_line(label.ljust(margin), actions[ticks.start : ticks.stop], cell))
         text.append("\n")
     return text.append("\n").append(_legend(schedule)).append("\n")
 
@@ -116,9 +116,9 @@ def summary(schedule: Schedule, timing: Timing) -> str:
     return "\n".join(f"{name:<18}{value:<{across}}  {meaning}" for name, value, meaning in rows)
 
 
-def _line(label: str, row: Sequence[Action | None], cell: int) -> Text:
+def _line(label: str, actions: Sequence[Action | None], cell: int) -> Text:
     line = Text(label)
-    for action in row:
+    for action in actions:
         word, style = (IDLE, "dim") if action is None else (str(action), STYLES[action.kind])
         line.append(word.ljust(cell - 1), style).append(" ")
     line.rstrip()

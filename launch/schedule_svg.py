@@ -23,7 +23,7 @@ from ..training.charts import ticks
 
 NAMES = {
     Kind.FORWARD: "forward",
-    Kind.RECOMPUTE: "forward again",
+    Kind.RECOMPUTE: "recompute",
     Kind.BACKWARD_INPUT: "backward to input",
     Kind.BACKWARD_WEIGHT: "backward to weights",
 }
@@ -143,7 +143,7 @@ def _stage(schedule: Schedule, stage: int, live: Sequence[int], costs: Sequence[
         f'<rect class="idle" x="{LEFT}" y="{y}" width="{right - LEFT:.2f}" height="{BAR}" rx="3"/>',
     ]
     lengths = action_lengths(schedule, costs)
-    for tick, action in enumerate(schedule.rows[stage]):
+    for tick, action in enumerate(schedule.by_stage[stage]):
         if action is not None:
             parts.append(_action(schedule, action, tick, frame.ends[tick], lengths[action.kind], frame, y))
     parts.append(_curve(live, frame, y + BAR + 2 + CURVE))

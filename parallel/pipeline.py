@@ -30,14 +30,11 @@ Sources: Huang et al. 2019, "GPipe", section 2.3; Narayanan et al. 2021, "Effici
 on GPU Clusters", section 2.2; Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
-
-from jax import Array
 
 from ..mesh.errors import UserError
 from ..mesh.options import check_options
-from .model import BlockModel, Model, Params
 from .schedule.builders import make_schedule
 from .schedule.stages import Stages, assign
 from .schedule.table import Action, Kind, Schedule, check
@@ -124,19 +121,6 @@ def _check_recomputed(schedule: Schedule) -> None:
         )
 
 
-def in_stage_order(model: Model | BlockModel, pipeline: Pipeline | None) -> Model | BlockModel:
-    """The model whose `init` puts the blocks into the order that the stages store them in."""
-    if pipeline is None or not isinstance(model, BlockModel) or pipeline.stages.is_natural:
-        return model
-    init, stages = model.init, pipeline.stages
-
-    def stored(key: Array) -> dict[str, Params]:
-        params = init(key)
-        return {**params, "blocks": stages.to_storage(params["blocks"])}
-
-    return replace(model, init=stored)
-
-
 def forwards_only(schedule: Schedule, microbatches: int) -> Schedule:
     """A schedule of forwards alone, for evaluation: each stage takes what has come furthest through the model.
 
@@ -145,24 +129,24 @@ def forwards_only(schedule: Schedule, microbatches: int) -> Schedule:
         microbatches: M, any number.
     """
     done: dict[tuple[int, int], int] = {}
-    rows: list[list[Action | None]] = [[] for _ in range(schedule.stages)]
+    by_stage: list[list[Action | None]] = [[] for _ in range(schedule.stages)]
     upcoming = [
-        sorted((-schedule.position(stage, chunk), chunk) for chunk in range(schedule.chunks))
+        sorted((-schedule.virtual_stage(stage, chunk), chunk) for chunk in range(schedule.chunks))
         for stage in range(schedule.stages)
     ]
-    count = dict.fromkeys(range(schedule.num_positions), 0)
-    for tick in range(schedule.num_positions * microbatches + schedule.num_positions):
-        for stage, row in enumerate(rows):
-            row.append(None)
-            for minus_position, chunk in upcoming[stage]:
-                position, microbatch = -minus_position, count[-minus_position]
-                ready = position == 0 or done.get((position - 1, microbatch), tick) < tick
+    count = dict.fromkeys(range(schedule.num_virtual_stages), 0)
+    for tick in range(schedule.num_virtual_stages * (microbatches + 1)):
+        for stage, actions in enumerate(by_stage):
+            actions.append(None)
+            for minus, chunk in upcoming[stage]:
+                here, microbatch = -minus, count[-minus]
+                ready = here == 0 or done.get((here - 1, microbatch), tick) < tick
                 if microbatch < microbatches and ready:
-                    done[position, microbatch] = tick
-                    count[position] += 1
-                    row[-1] = Action(Kind.FORWARD, microbatch, chunk)
+                    done[here, microbatch] = tick
+                    count[here] += 1
+                    actions[-1] = Action(Kind.FORWARD, microbatch, chunk)
                     break
-        if count[schedule.num_positions - 1] == microbatches:
+        if count[schedule.num_virtual_stages - 1] == microbatches:
             break
     return Schedule(
         name=f"forwards of {schedule.name}",
@@ -170,5 +154,5 @@ def forwards_only(schedule: Schedule, microbatches: int) -> Schedule:
         microbatches=microbatches,
         chunks=schedule.chunks,
         placement=schedule.placement,
-        rows=tuple(map(tuple, rows)),
+        by_stage=tuple(map(tuple, by_stage)),
     )

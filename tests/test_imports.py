@@ -80,6 +80,25 @@ def test_no_files_import_each_other_in_a_circle():
     assert {name(path): sorted(map(name, arrows[path] & arrows.keys())) for path in arrows} == {}
 
 
+def test_pipeline_schedules_import_no_jax():
+    """They are data, made on the host: neither their files nor what these import know of arrays on devices."""
+    reached, new = set(), set((ROOT / "parallel/schedule").glob("*.py"))
+    while new:
+        reached |= new
+        new = {file for path in new for file in files_imported(path) if file.name != "__init__.py"} - reached
+    assert ROOT / "parallel/schedule/timetable.py" in reached
+    found = {name(path): modules_imported(path) & {"jax", "jaxlib", "optax"} for path in reached}
+    assert {path: modules for path, modules in found.items() if modules} == {}
+
+
+def modules_imported(path: Path) -> set[str]:
+    """The first words of what a file imports from elsewhere."""
+    nodes = list(ast.walk(parse(path)))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {each.split(".")[0] for each in names}
+
+
 def package_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0]
 

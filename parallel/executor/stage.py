@@ -92,8 +92,8 @@ class Stage:
     def start(self) -> State:
         """The state before the first tick."""
         blocks = self.timetable.blocks_per_slot
-        kept = self.buffers(self.timetable.kept * blocks, self.cut.kept)
-        crossing = self.buffers(self.timetable.crossing * blocks, self.cut.crossing)
+        kept = self.buffers(self.timetable.residuals * blocks, self.cut.kept)
+        crossing = self.buffers(self.timetable.deferred * blocks, self.cut.crossing)
         return State(self.new_inbox(), kept, crossing, jax.tree.map(jnp.zeros_like, self.params), self.no_sums())
 
     def new_inbox(self) -> Message:
@@ -157,11 +157,11 @@ class Stage:
 
     def forward(self, tick: Tick, kind: Kind, message: Message, kept: Held) -> tuple[Message, Held]:
         """Runs the chunk's blocks; puts what backward needs into `kept`, or drops it where that is ()."""
-        entry, slot = tick.entry, tick.entry.kept * self.timetable.blocks_per_slot
+        entry, slot = tick.entry, tick.entry.residuals * self.timetable.blocks_per_slot
 
         def run(index: Array, carry: tuple[Message, Held]) -> tuple[Message, Held]:
             x, kept = carry
-            params, extra = self.layer(entry.row + index, entry.block + index, tick)
+            params, extra = self.layer(entry.stored_block + index, entry.block + index, tick)
             y, new = self.cut.forward(params, self.activations(x), extra)
             return self.message(y), put(kept, slot + index, new) if kept else kept
 
@@ -174,9 +174,9 @@ class Stage:
         entry = tick.entry
 
         def run(kept: Held) -> Held:
-            row, x = tick.after((entry.row, message))
+            row, x = tick.after((entry.stored_block, message))
             params, extra = self.layer(row, entry.block, tick)
-            return put(kept, entry.kept, self.cut.again(params, self.activations(x), extra))
+            return put(kept, entry.residuals, self.cut.again(params, self.activations(x), extra))
 
         return message, tick.once("recompute", tick.does(Kind.RECOMPUTE) * entry.num_blocks, run, kept)
 
@@ -222,9 +222,9 @@ class Stage:
         def run(turn: Array, carry: tuple[list[Array], Held]) -> tuple[list[Array], Held]:
             dy, crossing = carry
             index = entry.num_blocks - 1 - turn
-            params, extra = self.layer(entry.row + index, entry.block + index, tick)
-            dx, new = self.cut.backward_input(params, extra, tick.take(kept, entry.kept * blocks + index), dy)
-            return list(map(self.vary, dx)), put(crossing, entry.crossing * blocks + index, new)
+            params, extra = self.layer(entry.stored_block + index, entry.block + index, tick)
+            dx, new = self.cut.backward_input(params, extra, tick.take(kept, entry.residuals * blocks + index), dy)
+            return list(map(self.vary, dx)), put(crossing, entry.deferred * blocks + index, new)
 
         turns = tick.does(Kind.BACKWARD_INPUT) * entry.num_blocks
         dx, crossing = tick.loop("backward_input", turns, run, (message.floats, crossing))
@@ -235,11 +235,11 @@ class Stage:
         entry, blocks = tick.entry, self.timetable.blocks_per_slot
 
         def run(index: Array, sums: Params) -> Params:
-            row = entry.row + index
+            row = entry.stored_block + index
             params, extra = self.layer(row, entry.block + index, tick)
             own = (
-                tick.take(kept, entry.kept * blocks + index),
-                tick.take(crossing, entry.crossing * blocks + index),
+                tick.take(kept, entry.residuals * blocks + index),
+                tick.take(crossing, entry.deferred * blocks + index),
             )
             return put(sums, row, add(take(sums, row), self.cut.backward_weight(params, extra, *own)))
 

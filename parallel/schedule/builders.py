@@ -11,13 +11,13 @@ costs, for every M >= S:
     zbv                3 M + max((S - 1) / 2, 2 S - 1 - M)      S, or less where M < 2 S - 1
 
 All but the last are one pattern: a stage runs some forwards to warm up, then one forward and one backward in turn, then
-the backwards that are left. Warming up with all forwards is GPipe; with as many as there are stages yet to pass, 1F1B;
-and where stage s lets the second half of each backward wait for s others, to fill the ticks that would be idle at the
-end, ZB-H1. The last is the "v": the model's last piece is on the stage of its first, so that gradients set out from
-where activations did.
+the backwards that are left. GPipe warms up with all forwards, 1F1B with as many as there are stages yet to pass. In
+ZB-H1 stage s lets the second half of each backward wait for s others, to fill the ticks that would be idle at the end.
+The last is the "v": the model's last virtual stage is on the stage of its first, so that gradients set out from where
+activations did.
 
-Recomputing puts a forward in front of each backward, which need not wait for the gradient: M is added to each time, no
-idle tick is. Activations then live from there, and before it a stage keeps its input alone.
+Recompute puts a forward in front of each backward, and need not wait for the gradient: it adds M to each time and no
+idle tick. Activations then live from there; before it a stage holds its input alone.
 """
 
 import itertools
@@ -138,7 +138,7 @@ class Recipe(NamedTuple):
         order: (stage, stages, microbatches, chunks) -> what this stage does, first to last.
         chunks: V, where none is asked for.
         chunks_vary: Whether another V may be asked for.
-        placement: Where the chunks are.
+        placement: Where the virtual stages are.
         joint: Whether both halves of a backward come before the gradient is passed on.
     """
 
@@ -171,7 +171,7 @@ def make_schedule(
         stages: S, the size of the mesh axis `pipe`.
         microbatches: M, at least S.
         virtual: V, chunks on each stage; None = what the schedule is made for (2 in `interleaved_1f1b` and `zbv`).
-        recompute: Whether a forward is computed again for its backward, so that only inputs are kept between the two.
+        recompute: Whether each backward recomputes its forward, so that a stage holds only inputs between the two.
 
     Returns:
         A table that `check` accepts.
@@ -200,7 +200,7 @@ def make_schedule(
         chunks=chunks,
         placement=recipe.placement,
         joint=recipe.joint,
-        rows=((),) * stages,
+        by_stage=((),) * stages,
     )
     return _place(empty, orders)
 
@@ -242,7 +242,7 @@ def too_few_microbatches(stages: int, microbatches: int) -> str:
 
 
 def _recomputed(order: Order) -> Order:
-    """Puts a forward, computed again, in front of each backward."""
+    """Puts a recompute in front of each backward."""
     return [each for action in order for each in ((action._replace(kind=R), action) if action.kind == B else (action,))]
 
 
@@ -251,17 +251,17 @@ def _place(empty: Schedule, orders: Sequence[Order]) -> Schedule:
     when: dict[tuple[int, Action], float] = {
         (stage, action): inf for stage, order in enumerate(orders) for action in order
     }
-    rows: list[list[Action | None]] = [[] for _ in orders]
+    by_stage: list[list[Action | None]] = [[] for _ in orders]
     upcoming = [iter(order) for order in orders]
     heads = [next(actions, None) for actions in upcoming]
     tick = 0
     while any(heads):
         for stage, action in enumerate(heads):
             ready = action is not None and all(when.get(need, -1) < tick for need in empty.needs(stage, action))
-            rows[stage].append(action if ready else None)
+            by_stage[stage].append(action if ready else None)
             if action is not None and ready:
                 when[stage, action] = tick
                 heads[stage] = next(upcoming[stage], None)
-        assert any(row[tick] for row in rows), f"{empty.name} waits for ever"
+        assert any(actions[tick] for actions in by_stage), f"{empty.name} waits for ever"
         tick += 1
-    return replace(empty, rows=tuple(map(tuple, rows)))
+    return replace(empty, by_stage=tuple(map(tuple, by_stage)))

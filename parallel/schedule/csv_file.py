@@ -3,10 +3,10 @@
     # placement: v
     F0,    , F0.1, B0.1, W0.1, B0, W0
 
-One line per stage, one cell per tick: F (forward), R (the forward again), B (backward to the input) or W (to the
-weights), then the microbatch, then a point and the chunk where it is not chunk 0. An empty cell is an idle tick. How
-many stages, microbatches and chunks there are follows from the cells. Lines that begin with # come first; two of them
-mean something: `# placement: loop` or `v`, and `# joint: true` where a gradient is passed on only after its W.
+One line per stage, one cell per tick: F (forward), R (recompute), B (backward to the input) or W (to the weights), then
+the microbatch, then a point and the chunk where it is not chunk 0. An empty cell is an idle tick. The cells tell how
+many stages, microbatches and chunks there are. Lines that begin with # come first; two of them mean something:
+`# placement: loop` or `v`, and `# joint: true` where a gradient is passed on only after its W.
 """
 
 import csv
@@ -51,26 +51,26 @@ def read_schedule(
         raise UserError(f"Cannot read the schedule {path}: {reason}.") from error
     problems: list[str] = []
     settings = _settings(lines, problems)
-    rows = _rows(lines, problems)
-    if not rows:
+    by_stage = _by_stage(lines, problems)
+    if not by_stage:
         problems.append("there is no line of actions; give one for each stage, such as F0,B0,W0")
-    actions = [action for row in rows for action in row if action is not None]
+    actions = [action for own in by_stage for action in own if action is not None]
     num_microbatches = 1 + max((action.microbatch for action in actions), default=0)
     num_chunks = 1 + max((action.chunk for action in actions), default=0)
-    if rows and num_microbatches * num_chunks > len(rows[0]):
+    if by_stage and num_microbatches * num_chunks > len(by_stage[0]):
         problems.append(
             f"microbatches up to {num_microbatches - 1} through chunks up to {num_chunks - 1} are more than its "
-            f"{len(rows[0])} ticks have room for; both count from 0"
+            f"{len(by_stage[0])} ticks have room for; both count from 0"
         )
     _report(path, problems)
     schedule = Schedule(
         name=path.name,
-        stages=len(rows),
+        stages=len(by_stage),
         microbatches=num_microbatches,
         chunks=num_chunks,
         placement=cast(Placement, settings.get("placement", "loop")),
         joint=settings.get("joint") == "true",
-        rows=rows,
+        by_stage=by_stage,
     )
     check(schedule)
     wanted = {"stages": stages, "microbatches": microbatches, "chunks": virtual}
@@ -92,8 +92,8 @@ def csv_text(schedule: Schedule) -> str:
         settings.append(f"# placement: {schedule.placement}")
     if schedule.joint:
         settings.append("# joint: true")
-    rows = [",".join("" if action is None else str(action) for action in row) for row in schedule.rows]
-    return "\n".join([*settings, *rows]) + "\n"
+    lines = [",".join("" if action is None else str(action) for action in own) for own in schedule.by_stage]
+    return "\n".join([*settings, *lines]) + "\n"
 
 
 def _settings(lines: Sequence[str], problems: list[str]) -> dict[str, str]:
@@ -111,24 +111,24 @@ def _settings(lines: Sequence[str], problems: list[str]) -> dict[str, str]:
     return settings
 
 
-def _rows(lines: Sequence[str], problems: list[str]) -> tuple[tuple[Action | None, ...], ...]:
-    """Reads one row from each line that has cells; short ones are idle to the end, as spreadsheets write them."""
-    rows: list[list[Action | None]] = []
+def _by_stage(lines: Sequence[str], problems: list[str]) -> tuple[tuple[Action | None, ...], ...]:
+    """Reads the actions of one stage from each line that has cells; short lines, as spreadsheets write, end idle."""
+    by_stage: list[list[Action | None]] = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        row: list[Action | None] = []
+        own: list[Action | None] = []
         for tick, cell in enumerate(next(csv.reader([line]))):
             found = CELL.fullmatch(cell.strip())
             if cell.strip() and not found:
                 problems.append(
-                    f"line {number}, stage {len(rows)}, tick {tick}: {cell.strip()!r} is no action; write F, R, B or W "
-                    "and the microbatch, then .chunk where there are several, such as F0, B3, W3 or F0.1"
+                    f"line {number}, stage {len(by_stage)}, tick {tick}: {cell.strip()!r} is no action; write F, R, B "
+                    "or W and the microbatch, then .chunk where there are several, such as F0, B3, W3 or F0.1"
                 )
-            row.append(Action(KINDS[found[1]], int(found[2]), int(found[3] or 0)) if found else None)
-        rows.append(row)
-    length = max((len(row) for row in rows), default=0)
-    return tuple((*row, *[None] * (length - len(row))) for row in rows)
+            own.append(Action(KINDS[found[1]], int(found[2]), int(found[3] or 0)) if found else None)
+        by_stage.append(own)
+    length = max(map(len, by_stage), default=0)
+    return tuple((*own, *[None] * (length - len(own))) for own in by_stage)
 
 
 def _report(path: Path, problems: Sequence[str]) -> None:

@@ -7,14 +7,15 @@
 One table is all that the executor, the drawing, the memory and the time know of a schedule. It is checked here before
 anything is compiled, so a schedule that would wait for ever is an error with a stage and a tick in it, not a hang.
 
-The model is cut into S x V pieces, V to each of S stages; a piece's place in the model is its *position*, and its place
-on its stage its *chunk*. Positions go round the stages ("loop": v S + s) or down and up again ("v", V = 2: s, 2S-1-s).
+The model is cut into S x V *virtual stages*, numbered in the order of the model. Each of S stages has V of them, which
+are its *chunks*. Virtual stages go round the stages ("loop": chunk v of stage s is v S + s), or down the stages and up
+again ("v", V = 2: s and 2S - 1 - s).
 
-Every action is a tick of its own: forward, recomputing a forward (R), backward to the input, backward to the weights.
-All stages run one compiled program, whose every tick ends in a `ppermute` of all stages: a tick therefore lasts as long
-as its slowest action. Were a whole backward one action (twice a forward), each tick in which one stage runs a forward
-and another a backward would cost 2 for both; 1F1B mixes the two in all ticks but the first and the last, and would lose
-a third. Four actions of about one length lose nothing. `measure` (schedule_measure.py) counts such ticks as they are.
+Every action is a tick of its own: forward, recompute (R: the forward again, for its backward), backward to the input,
+backward to the weights. All stages run one compiled program, and a `ppermute` of all stages ends each tick, so a tick
+lasts as long as its slowest action. Were a whole backward one action (twice a forward), a tick in which one stage runs
+a forward and another a backward would cost 2 for both; 1F1B mixes the two in all ticks but the first and the last, and
+would lose a third. Four actions of about one length lose nothing. `measure` (timing.py) counts such ticks as they are.
 
 Sources: Huang et al. 2019, "GPipe", section 2.3 (microbatches, bubbles, recomputing); Narayanan et al. 2021, "Efficient
 Large-Scale Language Model Training on GPU Clusters", section 2.2 (chunks); Qi et al. 2023, "Zero Bubble Pipeline
@@ -52,9 +53,9 @@ class Action(NamedTuple):
     """One tick of one stage.
 
     Attributes:
-        kind: What is computed; never IDLE, which is None in a schedule's rows.
+        kind: What is computed; never IDLE, for which a schedule has None.
         microbatch: Of which microbatch, from 0.
-        chunk: Through which of the stage's V pieces of the model, from 0.
+        chunk: Through which of the stage's V virtual stages, from 0.
     """
 
     kind: Kind
@@ -74,11 +75,11 @@ class Schedule:
         name: What it is called.
         stages: S, the size of the mesh axis `pipe`.
         microbatches: M, into which the rows of a batch are split.
-        chunks: V, pieces of the model on each stage.
-        placement: Where the pieces are: round the stages, or down and up again.
-        joint: Whether the two halves of backward are one to the outside: the stage before gets the gradient after the
-            second, as where autodiff makes both in one go.
-        rows: [stage][tick], None where the stage is idle; all of one length.
+        chunks: V, virtual stages on each stage.
+        placement: Where the virtual stages are: round the stages, or down and up again.
+        joint: Whether a gradient is passed on only after backward to the weights, as where autodiff makes both halves
+            of backward in one go.
+        by_stage: [stage][tick], None where the stage is idle; all of one length.
     """
 
     name: str
@@ -87,56 +88,56 @@ class Schedule:
     chunks: int = 1
     placement: Placement = "loop"
     joint: bool = False
-    rows: tuple[tuple[Action | None, ...], ...]
+    by_stage: tuple[tuple[Action | None, ...], ...]
 
     @property
     def num_ticks(self) -> int:
         """Ticks from the first action to the last."""
-        return max(map(len, self.rows), default=0)
+        return max(map(len, self.by_stage), default=0)
 
     @property
-    def num_positions(self) -> int:
-        """S x V, the pieces that the model is cut into."""
+    def num_virtual_stages(self) -> int:
+        """S x V, the parts that the model is cut into."""
         return self.stages * self.chunks
 
-    def position(self, stage: int, chunk: int) -> int:
-        """Returns the place in the model of a stage's chunk, from 0."""
+    def virtual_stage(self, stage: int, chunk: int) -> int:
+        """Returns the virtual stage that a stage's chunk is, from 0."""
         if self.placement == "v" and chunk == 1:
             return 2 * self.stages - 1 - stage
         return chunk * self.stages + stage
 
-    def home(self, position: int) -> tuple[int, int]:
-        """Returns the stage and the chunk of a place in the model."""
-        chunk, stage = divmod(position, self.stages)
+    def home(self, virtual_stage: int) -> tuple[int, int]:
+        """Returns the stage and the chunk of a virtual stage."""
+        chunk, stage = divmod(virtual_stage, self.stages)
         return (self.stages - 1 - stage if self.placement == "v" and chunk == 1 else stage), chunk
 
     def needs(self, stage: int, action: Action) -> list[tuple[int, Action]]:
         """Returns what has to be done at an earlier tick, as (stage, action).
 
-        A backward names its recomputing too, which counts only where the table has one.
+        A backward names its recompute too, which counts only where the table has one.
         """
         kind, microbatch, chunk = action
-        position = self.position(stage, chunk)
+        here = self.virtual_stage(stage, chunk)
         if kind == Kind.FORWARD:
-            return [self._elsewhere(Kind.FORWARD, microbatch, position - 1)] if position > 0 else []
+            return [self._elsewhere(Kind.FORWARD, microbatch, here - 1)] if here > 0 else []
         if kind == Kind.RECOMPUTE:
             return [(stage, Action(Kind.FORWARD, microbatch, chunk))]
         if kind == Kind.BACKWARD_WEIGHT:
             return [(stage, Action(Kind.BACKWARD_INPUT, microbatch, chunk))]
         own = [(stage, Action(forward, microbatch, chunk)) for forward in (Kind.FORWARD, Kind.RECOMPUTE)]
-        last = position == self.num_positions - 1
+        last = here == self.num_virtual_stages - 1
         gradient = Kind.BACKWARD_WEIGHT if self.joint else Kind.BACKWARD_INPUT
-        return own if last else [*own, self._elsewhere(gradient, microbatch, position + 1)]
+        return own if last else [*own, self._elsewhere(gradient, microbatch, here + 1)]
 
-    def _elsewhere(self, kind: Kind, microbatch: int, position: int) -> tuple[int, Action]:
-        stage, chunk = self.home(position)
+    def _elsewhere(self, kind: Kind, microbatch: int, virtual_stage: int) -> tuple[int, Action]:
+        stage, chunk = self.home(virtual_stage)
         return stage, Action(kind, microbatch, chunk)
 
     def actions(self) -> Iterator[tuple[int, int, Action]]:
         """Yields (tick, stage, action), tick by tick."""
         for tick in range(self.num_ticks):
-            for stage, row in enumerate(self.rows):
-                action = row[tick] if tick < len(row) else None
+            for stage, actions in enumerate(self.by_stage):
+                action = actions[tick] if tick < len(actions) else None
                 if action is not None:
                     yield tick, stage, action
 
@@ -145,7 +146,7 @@ def check(schedule: Schedule) -> None:
     """Makes sure that a schedule can run and does all that training needs, once.
 
     Raises:
-        UserError: It lists all that is wrong: rows of unequal length, numbers out of range, actions that are missing
+        UserError: It lists all that is wrong: stages of unequal length, numbers out of range, actions that are missing
             or there twice, and actions at or before the tick of what they need.
     """
     problems = _misshapen(schedule)
@@ -170,13 +171,14 @@ def _misshapen(schedule: Schedule) -> list[str]:
         )
         if size < 1
     ]
-    if len(schedule.rows) != schedule.stages:
-        problems.append(f"{len(schedule.rows)} rows for {schedule.stages} stages; give one row per stage")
+    given = len(schedule.by_stage)
+    if given != schedule.stages:
+        problems.append(f"stages={schedule.stages}, but by_stage has the actions of {given}; give those of each")
     if schedule.placement not in PLACEMENTS:
         problems.append(f"placement {schedule.placement!r} is unknown; give {' or '.join(PLACEMENTS)}")
     if schedule.placement == "v" and schedule.chunks != 2:
         problems.append(f"placement v goes down the stages and up again, with 2 chunks on each, not {schedule.chunks}")
-    lengths = [len(row) for row in schedule.rows]
+    lengths = list(map(len, schedule.by_stage))
     problems += [
         f"stage {stage}: {length} ticks, but others have {max(lengths)}; fill up with None"
         for stage, length in enumerate(lengths)

@@ -5,11 +5,11 @@ integers (ticks x stages). A value that has to wait lies in a numbered slot of o
 makes it to the last that reads it; a slot is used again as soon as it is free. A buffer has as many slots as are in
 use at once on the stage that needs most, so memory follows the schedule's peak and not the number of microbatches.
 
-    inbox      activations and gradients that arrived from other stages    from arrival to the action that reads them
-    kept       what forward leaves for backward                            from F (or R, where it recomputes) to W
-    crossing   what the first half of backward leaves for the second       from B to W
+    inbox       activations and gradients that arrived from other stages    from arrival to the action that reads them
+    residuals   what forward leaves for backward                            from F (or R, where it recomputes) to W
+    deferred    what the first half of backward leaves for the second       from B to W
 
-`blocks/split_backward.py` finds what is kept and what crosses.
+`blocks/split_backward.py` finds the residuals and the deferred values of a block.
 
 The inbox has one slot more, the last, for what nobody reads: all stages receive at every tick.
 """
@@ -33,14 +33,14 @@ class Entry(NamedTuple):
     Attributes:
         kind: A `Kind`.
         microbatch: Of which microbatch.
-        row: The first row of the chunk's blocks in the stage's part of the parameters.
-        block: The first of these blocks in the model.
-        num_blocks: How many there are.
+        stored_block: Where the first block of the chunk lies in the stage's part of the parameters.
+        block: Which block of the model that is.
+        num_blocks: How many blocks the chunk has.
         embeds: 1 where the action begins with the embedding (forward) or ends with it (backward).
-        heads: 1 where the position is the model's last: a forward goes on to the head, a backward begins with it.
+        heads: 1 on the model's last virtual stage: a forward goes on to the head, a backward begins with it.
         reads: Slot of the inbox with what the action starts from.
-        kept: Slot of what is kept.
-        crossing: Slot of what crosses from B to W.
+        residuals: Slot of the residuals.
+        deferred: Slot of what B defers to W.
         from_below: Slot of the inbox for what arrives from the stage before at the end of this tick.
         from_above: The same for the stage after.
         from_self: The same for what the stage itself has just made.
@@ -48,14 +48,14 @@ class Entry(NamedTuple):
 
     kind: Integers
     microbatch: Integers
-    row: Integers
+    stored_block: Integers
     block: Integers
     num_blocks: Integers
     embeds: Integers
     heads: Integers
     reads: Integers
-    kept: Integers
-    crossing: Integers
+    residuals: Integers
+    deferred: Integers
     from_below: Integers
     from_above: Integers
     from_self: Integers
@@ -67,23 +67,21 @@ class Timetable(NamedTuple):
     Attributes:
         entries: What each stage does at each tick.
         inbox: Slots of the inbox, the last one, for what nobody reads, included.
-        kept: Slots of the buffer of kept values, each of `blocks_per_slot` blocks.
-        crossing: Slots of the buffer of crossing values, likewise.
-        blocks_per_slot: Blocks of the largest position.
-        rows: Rows of blocks that each stage stores.
+        residuals: Slots of the buffer of residuals, each of `blocks_per_slot` blocks.
+        deferred: Slots of the buffer of deferred values, likewise.
+        blocks_per_slot: Blocks of the largest virtual stage.
         microbatches: M.
         up: (from, to) of the messages that go up the stages, one pair for each stage that has somebody to send to.
         down: The same for those that go down.
         both_ways: Whether activations and gradients travel in both directions, and not each in one alone.
-        recomputes: Whether forwards are computed again, and leave nothing the first time.
+        recomputes: Whether forwards are recomputed, and leave no residuals the first time.
     """
 
     entries: Entry
     inbox: int
-    kept: int
-    crossing: int
+    residuals: int
+    deferred: int
     blocks_per_slot: int
-    rows: int
     microbatches: int
     up: tuple[tuple[int, int], ...]
     down: tuple[tuple[int, int], ...]
@@ -92,7 +90,7 @@ class Timetable(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """An activation or a gradient on its way from one action to another, one position up or down the model."""
+    """An activation or a gradient on its way from one action to another, one virtual stage up or down the model."""
 
     direction: str
     receiver: int
@@ -113,17 +111,16 @@ def make_timetable(schedule: Schedule, stages: Stages) -> Timetable:
     for (stage, action), tick in when.items():
         _describe(table, schedule, stages, stage, action, tick)
     inbox = _place_messages(table, list(_messages(schedule, when)))
-    kept = _place_held(table.kept, when, (Kind.RECOMPUTE, Kind.FORWARD), schedule)
-    crossing = _place_held(table.crossing, when, (Kind.BACKWARD_INPUT,), schedule)
+    residuals = _place_held(table.residuals, when, (Kind.RECOMPUTE, Kind.FORWARD))
+    deferred = _place_held(table.deferred, when, (Kind.BACKWARD_INPUT,))
     num, wraps = schedule.stages, schedule.placement == "loop" and schedule.chunks > 1
     up = tuple((stage, (stage + 1) % num) for stage in range(num if wraps else num - 1))
     return Timetable(
         entries=table,
         inbox=inbox,
-        kept=kept,
-        crossing=crossing,
+        residuals=residuals,
+        deferred=deferred,
         blocks_per_slot=stages.slots,
-        rows=stages.slots * stages.chunks,
         microbatches=schedule.microbatches,
         up=up,
         down=tuple((target, source) for source, target in up),
@@ -133,27 +130,26 @@ def make_timetable(schedule: Schedule, stages: Stages) -> Timetable:
 
 
 def _describe(table: Entry, schedule: Schedule, stages: Stages, stage: int, action: Action, tick: int) -> None:
-    position = schedule.position(stage, action.chunk)
+    virtual_stage = schedule.virtual_stage(stage, action.chunk)
     table.kind[tick, stage] = action.kind
     table.microbatch[tick, stage] = action.microbatch
-    table.row[tick, stage] = action.chunk * stages.slots
+    table.stored_block[tick, stage] = action.chunk * stages.slots
     table.block[tick, stage] = stages.starts[stage][action.chunk]
     table.num_blocks[tick, stage] = stages.counts[stage][action.chunk]
-    table.embeds[tick, stage] = position == 0 and action.kind != Kind.BACKWARD_WEIGHT
-    table.heads[tick, stage] = position == schedule.num_positions - 1
+    table.embeds[tick, stage] = virtual_stage == 0 and action.kind != Kind.BACKWARD_WEIGHT
+    table.heads[tick, stage] = virtual_stage == schedule.num_virtual_stages - 1
 
 
 def _messages(schedule: Schedule, when: dict[tuple[int, Action], int]) -> Iterator[_Message]:
-    """What a forward makes goes to the next position (of the last: to its own backward), dx to the one before."""
+    """Sends what a forward makes one virtual stage on (from the last: to its own backward), and dx one back."""
     for (stage, action), sent in when.items():
-        position = schedule.position(stage, action.chunk)
-        last = schedule.num_positions - 1
-        if action.kind == Kind.FORWARD and position < last:
-            target, kinds = position + 1, (Kind.FORWARD, Kind.RECOMPUTE)
+        here, last = schedule.virtual_stage(stage, action.chunk), schedule.num_virtual_stages - 1
+        if action.kind == Kind.FORWARD and here < last:
+            target, kinds = here + 1, (Kind.FORWARD, Kind.RECOMPUTE)
         elif action.kind == Kind.FORWARD:
-            target, kinds = position, (Kind.BACKWARD_INPUT,)
-        elif action.kind == Kind.BACKWARD_INPUT and position > 0:
-            target, kinds = position - 1, (Kind.BACKWARD_INPUT,)
+            target, kinds = here, (Kind.BACKWARD_INPUT,)
+        elif action.kind == Kind.BACKWARD_INPUT and here > 0:
+            target, kinds = here - 1, (Kind.BACKWARD_INPUT,)
         else:
             continue
         receiver, chunk = schedule.home(target)
@@ -183,19 +179,23 @@ def _place_messages(table: Entry, messages: list[_Message]) -> int:
     return count + 1
 
 
-def _place_held(
-    slots_of: np.ndarray, when: dict[tuple[int, Action], int], makers: tuple[Kind, ...], schedule: Schedule
-) -> int:
-    """Gives slots to what one action leaves for those up to W, and returns their number."""
-    pieces = [(stage, action.microbatch, action.chunk) for stage, action in when if action.kind == Kind.BACKWARD_WEIGHT]
+def _place_held(slots_of: np.ndarray, when: dict[tuple[int, Action], int], makers: tuple[Kind, ...]) -> int:
+    """Gives slots to what one action leaves for those up to W, and returns their number.
+
+    Args:
+        slots_of: The slots, written here: (ticks, stages).
+        when: (stage, action) -> tick.
+        makers: The kinds that may make it; of those that the schedule has, the first does.
+    """
+    held = [(stage, action.microbatch, action.chunk) for stage, action in when if action.kind == Kind.BACKWARD_WEIGHT]
     lives = []
-    for stage, microbatch, chunk in pieces:
+    for stage, microbatch, chunk in held:
         made = [when.get((stage, Action(kind, microbatch, chunk))) for kind in makers]
         start = next(tick for tick in made if tick is not None)
         lives.append((stage, start, when[stage, Action(Kind.BACKWARD_WEIGHT, microbatch, chunk)] + 1))
     slots = allocate(lives)
-    for (stage, microbatch, chunk), (_, start, _), slot in zip(pieces, lives, slots, strict=True):
-        for kind in (makers[0], *makers[1:], Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT):
+    for (stage, microbatch, chunk), (_, start, _), slot in zip(held, lives, slots, strict=True):
+        for kind in (*makers, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT):
             tick = when.get((stage, Action(kind, microbatch, chunk)))
             if tick is not None and tick >= start:
                 slots_of[tick, stage] = slot
@@ -230,7 +230,7 @@ def allocate(lives: Iterable[tuple[int, int, int]]) -> list[int]:
 
 
 def most_turns(timetable: Timetable) -> dict[str, int]:
-    """How many turns each loop of the executor makes in all ticks together, on the stage where it makes most."""
+    """Counts the turns of each loop of the executor over all ticks, on the stage where it makes most."""
     entry = timetable.entries
     forward, recompute, backward, weight = (
         (entry.kind == kind).astype(int)

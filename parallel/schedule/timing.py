@@ -3,7 +3,7 @@
 The time of a table is the sum over its ticks of the slowest action in each, because all stages meet in the `ppermute`
 that ends a tick. The ideal time lets each stage run its actions in the same order, each as soon as what it needs is
 there; the difference between the two is what meeting costs. At equal costs there is none, for any schedule of
-schedules.py.
+builders.py.
 
 Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2 (the share
 of bubbles); Qi et al. 2024, "Pipeline Parallelism with Controllable Memory" (lifetimes of activations).
@@ -42,7 +42,7 @@ def measure(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> Timing:
     Args:
         schedule: One that `check` accepts.
         costs: Of a whole stage's forward, backward to the input and backward to the weights; a chunk costs 1 / V of
-            each, and recomputing costs a forward (less, where a chunk is one block). What moves costs nothing.
+            each, and a recompute costs a forward (less, where a chunk is one block). What moves costs nothing.
 
     Returns:
         Its ticks, times and bubble.
@@ -99,23 +99,23 @@ def _of_a_stage(costs: Sequence[float]) -> dict[Kind, float]:
 def live_activations(schedule: Schedule, stage: int) -> list[int]:
     """Counts the activations that a stage holds in each tick, in microbatches of one chunk.
 
-    They live from the forward's tick to the end of the backward to the weights; where a forward is computed again they
-    live from there, and only the chunk's input is kept before.
+    They live from the forward's tick to the end of the backward to the weights; where a forward is recomputed they live
+    from the recompute, and the stage holds only the chunk's input before.
     """
-    row, again = schedule.rows[stage], _recomputed(schedule, stage)
+    actions, recomputed = schedule.by_stage[stage], _recomputed(schedule, stage)
     starts = [
-        action is not None and action.kind == (Kind.RECOMPUTE if action[1:] in again else Kind.FORWARD)
-        for action in row
+        action is not None and action.kind == (Kind.RECOMPUTE if action[1:] in recomputed else Kind.FORWARD)
+        for action in actions
     ]
-    ends = [action is not None and action.kind == Kind.BACKWARD_WEIGHT for action in row]
+    ends = [action is not None and action.kind == Kind.BACKWARD_WEIGHT for action in actions]
     return _held(starts, ends)
 
 
 def live_inputs(schedule: Schedule, stage: int) -> list[int]:
-    """Counts the inputs that a stage holds in each tick to compute forwards again, in microbatches of one chunk."""
-    row, again = schedule.rows[stage], _recomputed(schedule, stage)
-    starts = [action is not None and action.kind == Kind.FORWARD and action[1:] in again for action in row]
-    ends = [action is not None and action.kind == Kind.RECOMPUTE for action in row]
+    """Counts the inputs that a stage holds in each tick to recompute forwards, in microbatches of one chunk."""
+    actions, recomputed = schedule.by_stage[stage], _recomputed(schedule, stage)
+    starts = [action is not None and action.kind == Kind.FORWARD and action[1:] in recomputed for action in actions]
+    ends = [action is not None and action.kind == Kind.RECOMPUTE for action in actions]
     return _held(starts, ends)
 
 
@@ -130,8 +130,8 @@ def peak_inputs(schedule: Schedule) -> list[int | float]:
 
 
 def _recomputed(schedule: Schedule, stage: int) -> set[tuple[int, int]]:
-    row = schedule.rows[stage]
-    return {(action.microbatch, action.chunk) for action in row if action is not None and action.kind == Kind.RECOMPUTE}
+    recomputes = (each for each in schedule.by_stage[stage] if each is not None and each.kind == Kind.RECOMPUTE)
+    return {(action.microbatch, action.chunk) for action in recomputes}
 
 
 def _held(starts: Sequence[bool], ends: Sequence[bool]) -> list[int]:

@@ -19,13 +19,14 @@ from ..blocks import prefetch
 from ..data import DataParallelConfig
 from ..executor import embed_and_head
 from ..model import BlockModel, Model, Params
-from ..pipeline import Pipeline, PipelineConfig, in_stage_order, make_pipeline
+from ..pipeline import Pipeline, PipelineConfig, make_pipeline
 from ..plan import Layouts
 from ..precision import FLOAT32, Precision, cast_floats
 from ..zero import update_table
 from .default_layout import check_layouts, default_layout
 from .model_errors import abstract_init, check_groups
 from .parallel_context import Parallel
+from .stored_order import in_stage_order
 from .strategies import StrategyConfigs, read_strategy
 
 StrategyLike: TypeAlias = Mapping[str, Any] | DeviceMesh | Distribution
@@ -79,7 +80,7 @@ def lay_out(
     params = abstract_parameters(model, precision)
     check_groups(model, params)
     if meaning.pipeline:
-        params = abstract_parameters(in_stage_order(model, meaning.pipeline), precision)
+        params = abstract_parameters(in_stage_order(model, meaning.pipeline.stages), precision)
     mesh = meaning.mesh
     if rules is not None and meaning.rules is not None:
         raise UserError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")

@@ -5,15 +5,18 @@ two orders are one (a chunk on each stage, as many blocks on all), nothing is mo
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ...layouts.paths import map_with_path
+from ..model import BlockModel, Model, Params
 from ..pipeline import AXIS
 from ..schedule.stages import Stages
 
@@ -36,8 +39,8 @@ class StoredOrder:
     def to_model(self, tree: Any) -> Any:
         """Puts the blocks of stored global arrays into the model's order, leaf by leaf.
 
-        A leaf that has blocks is one under "blocks", with a dim laid out over `pipe` or with a dim 0 that counts stored
-        rows (a factored moment of an optimizer).
+        A leaf has blocks where it is under "blocks" and has a dim laid out over `pipe`, or a dim 0 that counts slots (a
+        factored moment of an optimizer).
         """
         stages = self.reordered
         if stages is None:
@@ -45,7 +48,11 @@ class StoredOrder:
 
         def move(path: str, leaf: Array) -> Array:
             dim = _block_dim(path, leaf, stages)
-            return leaf if dim is None else _move(leaf, dim, stages.to_natural, _fitting(leaf, dim, stages))
+            return (
+                leaf
+                if dim is None
+                else _move(leaf, dim, partial(unstore_blocks, stages=stages), _fitting(leaf, dim, stages))
+            )
 
         return map_with_path(move, tree)
 
@@ -77,13 +84,56 @@ class StoredOrder:
 
         def move(path: str, target: Any, leaf: Array) -> Array:
             dim = _block_dim(path, target, stages)
-            return leaf if dim is None else _move(leaf, dim, stages.to_storage, target.sharding)
+            return leaf if dim is None else _move(leaf, dim, partial(store_blocks, stages=stages), target.sharding)
 
         return map_with_path(move, like, tree)
 
 
+def store_blocks(blocks: Any, stages: Stages) -> Any:
+    """Puts blocks into the order in which stages store them.
+
+    Args:
+        blocks: A tree of arrays, dim 0 counts the blocks of the model; global.
+        stages: Which block is stored where.
+
+    Returns:
+        The tree with dim 0 as `stages.order` has it, 0 in slots that hold no block.
+    """
+    if stages.is_natural:
+        return blocks
+    order = stages.order
+
+    def store(leaf: Array) -> Array:
+        stored = jnp.take(leaf, np.maximum(order, 0), axis=0)
+        filled = (order < 0).reshape(-1, *[1] * (leaf.ndim - 1))
+        return jnp.where(filled, jnp.zeros((), leaf.dtype), stored) if filled.any() else stored
+
+    return jax.tree.map(store, blocks)
+
+
+def unstore_blocks(stored: Any, stages: Stages) -> Any:
+    """Undoes `store_blocks`: dim 0 counts the blocks of the model again."""
+    if stages.is_natural:
+        return stored
+    slots = np.argsort(stages.order, kind="stable")[np.count_nonzero(stages.order < 0) :]
+    return jax.tree.map(lambda leaf: jnp.take(leaf, slots, axis=0), stored)
+
+
+def in_stage_order(model: Model | BlockModel, stages: Stages | None) -> Model | BlockModel:
+    """The model whose `init` puts the blocks into the order in which stages store them."""
+    if stages is None or stages.is_natural or not isinstance(model, BlockModel):
+        return model
+    init = model.init
+
+    def stored(key: Array) -> dict[str, Params]:
+        params = init(key)
+        return {**params, "blocks": store_blocks(params["blocks"], stages)}
+
+    return replace(model, init=stored)
+
+
 def _block_dim(path: str, leaf: Any, stages: Stages) -> int | None:
-    """The dim of a stored array that counts rows of blocks."""
+    """The dim of a stored array that counts slots of blocks."""
     if "blocks" not in path.split("/"):
         return None
     spec = leaf.sharding.spec

@@ -26,10 +26,10 @@ from ...mesh.keys import key_of, make_key
 from .. import compression, diloco
 from ..collectives import Collective, merge
 from ..model import Batch, BlockModel, Model, Params
-from ..pipeline import in_stage_order
 from ..plan import Layouts
 from ..precision import FLOAT32, Precision, cast_floats
 from ..sharding.lay_out import abstract_parameters
+from ..sharding.stored_order import in_stage_order
 from . import initial_params
 from .device_step import LocalStep
 from .inputs import BatchCheck, explain, explained, refuse_consumed
@@ -53,7 +53,7 @@ class Step:
         precision: Precision,
     ) -> None:
         self.given_model, self.remat = model, remat
-        self.model = in_stage_order(model, layouts.pipeline)
+        self.model = in_stage_order(model, layouts.stored_order.stages)
         self.optimizer = optimizer
         self.layouts = layouts
         self.accumulate = accumulate

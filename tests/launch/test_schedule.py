@@ -49,7 +49,7 @@ def test_drawings_fit_the_terminal_and_lose_nothing(name, width):
     assert max(map(len, lines)) <= width
     for stage in range(4):
         words = [word for line in lines if line.startswith(f"stage {stage} ") for word in line.split()[2:]]
-        assert words == [str(action or ".") for action in schedule.rows[stage]]
+        assert words == [str(action or ".") for action in schedule.by_stage[stage]]
 
 
 def test_a_long_drawing_leaves_out_its_middle():
@@ -118,7 +118,7 @@ def test_a_file_of_your_own(tmp_path, capsys):
     figures = json.loads(printed(capsys, str(path), "--json"))
     assert figures["name"] == "mine.csv"
     assert (figures["stages"], figures["microbatches"], figures["time"]) == (4, 8, 27)
-    assert read_schedule(path).rows == make_schedule("zb_h1", 4, 8).rows
+    assert read_schedule(path).by_stage == make_schedule("zb_h1", 4, 8).by_stage
 
 
 @pytest.mark.parametrize(

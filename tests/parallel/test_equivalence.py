@@ -17,6 +17,7 @@ from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import Precision, build_step, census, lay_out
+from spmdkit.parallel.sharding.stored_order import unstore_blocks
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 STEPS, ROWS, LENGTH, VOCABULARY, FEATURES, CLASSES = 10, 16, 16, 32, 8, 8
@@ -197,7 +198,7 @@ def natural(layouts, tree):
     """The tree with its blocks in the model's order, whichever stages hold them."""
     if layouts.pipeline is None:
         return tree
-    return {**tree, "blocks": layouts.pipeline.stages.to_natural(tree["blocks"])}
+    return {**tree, "blocks": unstore_blocks(tree["blocks"], layouts.pipeline.stages)}
 
 
 TENSOR_DIMS = {"tokens": 0, "logits": 1, "query": 2, "out": 1, "gate": -1, "up": -1, "down": -2}

@@ -21,6 +21,7 @@ from spmdkit.parallel.executor.run import run_forward, run_gradients
 from spmdkit.parallel.executor.stage import Inputs
 from spmdkit.parallel.pipeline import PipelineConfig, forwards_only, make_pipeline
 from spmdkit.parallel.schedule.timetable import make_timetable
+from spmdkit.parallel.sharding.stored_order import store_blocks, unstore_blocks
 
 ROWS, LENGTH, VOCABULARY = 16, 8, 32
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
@@ -125,9 +126,9 @@ def pipelined(model, config):
     mapped = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True))
 
     def run(params, batch, key, fill):
-        stored = {**params, "blocks": pipeline.stages.to_storage(params["blocks"])}
+        stored = {**params, "blocks": store_blocks(params["blocks"], pipeline.stages)}
         gradients, sums, evaluated = mapped(stored, batch, key, fill)
-        return {**gradients, "blocks": pipeline.stages.to_natural(gradients["blocks"])}, sums, evaluated
+        return {**gradients, "blocks": unstore_blocks(gradients["blocks"], pipeline.stages)}, sums, evaluated
 
     return run
 
@@ -290,7 +291,7 @@ def test_memory_follows_the_schedule():
     ("strategy", "plain", "messages"),
     [
         ({"pipe": 2}, True, ["strategy.pipe=2", "one function", "BlockModel (embed, block, head)"]),
-        ({"pipe": 4}, False, ["model.layers=3", "4 pieces", "strategy.pipe.size"]),
+        ({"pipe": 4}, False, ["model.layers=3", "4 stages", "strategy.pipe.size"]),
         ({"pipe": {"size": 2, "microbatches": 1}}, False, ["strategy.pipe.microbatches=1", "strategy.pipe.size=2"]),
         ({"pipe": {"size": 2, "schedule": "1f1"}}, False, ["1f1", "1f1b"]),
         ({"pipe": {"size": 2, "layers": [1, 1]}}, False, ["strategy.pipe.layers=[1, 1]", "model.layers=3"]),

@@ -52,15 +52,15 @@ def test_formulas(name, virtual):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_recomputing_takes_a_forward_each_and_no_idle_tick(name):
     for S, M in ((1, 1), (2, 5), (4, 4), (4, 8), (8, 13)):
-        kept, again = make_schedule(name, S, M), make_schedule(name, S, M, recompute=True)
-        check(again)
-        assert measure(again).time == measure(again).ideal_time == pytest.approx(measure(kept).time + M)
-        assert max(peak_inputs(again)) <= max(peak_activations(kept))
-        if again.joint:
-            assert peak_activations(again) == [1 / again.chunks] * S
-        for row in again.rows:
-            recomputed = [action[1:] for action in row if action and action.kind == Kind.RECOMPUTE]
-            assert recomputed == [action[1:] for action in row if action and action.kind == Kind.BACKWARD_INPUT]
+        plain, recomputed = make_schedule(name, S, M), make_schedule(name, S, M, recompute=True)
+        check(recomputed)
+        assert measure(recomputed).time == measure(recomputed).ideal_time == pytest.approx(measure(plain).time + M)
+        assert max(peak_inputs(recomputed)) <= max(peak_activations(plain))
+        if recomputed.joint:
+            assert peak_activations(recomputed) == [1 / recomputed.chunks] * S
+        for actions in recomputed.by_stage:
+            again = [action[1:] for action in actions if action and action.kind == Kind.RECOMPUTE]
+            assert again == [action[1:] for action in actions if action and action.kind == Kind.BACKWARD_INPUT]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -68,10 +68,10 @@ def test_joint_backwards_are_two_ticks_in_a_row(name):
     schedule = make_schedule(name, 4, 8)
     assert schedule.joint == (name in ("gpipe", "1f1b", "interleaved_1f1b"))
     if schedule.joint:
-        for row in schedule.rows:
-            for tick, action in enumerate(row):
+        for actions in schedule.by_stage:
+            for tick, action in enumerate(actions):
                 if action and action.kind == Kind.BACKWARD_INPUT:
-                    assert row[tick + 1] == action._replace(kind=Kind.BACKWARD_WEIGHT)
+                    assert actions[tick + 1] == action._replace(kind=Kind.BACKWARD_WEIGHT)
 
 
 def test_the_bubble_of_zb_h1_is_a_third_of_that_of_1f1b():
@@ -81,12 +81,12 @@ def test_the_bubble_of_zb_h1_is_a_third_of_that_of_1f1b():
 
 
 def test_interleaved_with_one_chunk_is_1f1b():
-    assert make_schedule("interleaved_1f1b", 4, 9, virtual=1).rows == make_schedule("1f1b", 4, 9).rows
+    assert make_schedule("interleaved_1f1b", 4, 9, virtual=1).by_stage == make_schedule("1f1b", 4, 9).by_stage
 
 
 def test_1f1b_as_in_the_paper():
-    rows = make_schedule("1f1b", 2, 3).rows
-    assert [" ".join(str(action or ".") for action in row) for row in rows] == [
+    by_stage = make_schedule("1f1b", 2, 3).by_stage
+    assert [" ".join(str(action or ".") for action in actions) for actions in by_stage] == [
         "F0 F1 . . B0 W0 F2 B1 W1 . B2 W2",
         ". F0 B0 W0 F1 B1 W1 F2 B2 W2 . .",
     ]

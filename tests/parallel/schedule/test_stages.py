@@ -1,12 +1,8 @@
 """Where the blocks of a model live, and their order in storage."""
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.parallel.schedule.stages import assign
-from spmdkit.parallel.sharding import stored_order
 
 
 def stages(num_blocks, name="1f1b", size=2, layers=()):
@@ -36,38 +32,19 @@ def test_blocks_are_stored_stage_by_stage(arguments, order):
 
 def test_counts_and_starts_tell_each_chunk_its_blocks():
     made = stages(5, "zbv")
-    assert made.counts == ((2, 1), (1, 1))  # positions 0 and 3, 1 and 2
+    assert made.counts == ((2, 1), (1, 1))  # virtual stages 0 and 3, 1 and 2
     assert made.starts == ((0, 4), (2, 3))
     assert made.slots == 2
-
-
-@pytest.mark.parametrize("arguments", [(4, "1f1b"), (5, "1f1b"), (5, "zbv"), (3, "1f1b", 2, (3, 0))])
-def test_storage_and_back_is_the_same(arguments):
-    made = stages(*arguments)
-    blocks = {"w": jnp.arange(1, arguments[0] * 3 + 1).reshape(arguments[0], 3), "b": jnp.arange(1, arguments[0] + 1)}
-    stored = made.to_storage(blocks)
-    np.testing.assert_array_equal(stored["b"], np.maximum(made.order, -1) + 1)  # filled up with 0
-    assert stored["w"].shape == (len(made.order), 3)
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, made.to_natural(stored), blocks))
-    assert (stored is blocks) == made.is_natural
-
-
-def test_state_without_stages_stays_as_it_is():
-    tree = {"blocks": jnp.ones(3)}
-    for pipeline in (None, stages(4)):
-        order = stored_order.StoredOrder(pipeline)
-        assert order.to_model(tree) is tree
-        assert order.to_stored(tree, tree) is tree
-        assert order.abstract_model(tree) is tree
 
 
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        ((3, "1f1b", 4), ["model.layers=3", "4 stages", "4 pieces", "strategy.pipe.size"]),
-        ((3, "zbv"), ["model.layers=3", "2 stages x 2 chunks", "model.layers to 4", "strategy.pipe.virtual"]),
-        ((4, "1f1b", 2, (1, 2)), ["strategy.pipe.layers=[1, 2]", "2 pieces with 3 layers", "model.layers=4"]),
-        ((4, "1f1b", 2, (1, 1, 2)), ["names 3 pieces", "Give 2 numbers"]),
+        ((3, "1f1b", 4), ["model.layers=3", "4 stages", "3 < 4", "strategy.pipe.size"]),
+        ((3, "zbv"), ["2 stages x 2 chunks = 4 virtual stages", "model.layers to 4", "strategy.pipe.virtual"]),
+        ((4, "zbv", 2, (1, 1, 2)), ["names 3 virtual stages", "Give 4 numbers"]),
+        ((4, "1f1b", 2, (1, 2)), ["strategy.pipe.layers=[1, 2]", "2 stages with 3 layers", "model.layers=4"]),
+        ((4, "1f1b", 2, (1, 1, 2)), ["names 3 stages", "Give 2 numbers"]),
         ((4, "1f1b", 2, (5, -1)), ["none below 0"]),
     ],
 )

@@ -33,31 +33,30 @@ class Devices:
     def __init__(self, schedule, table):
         self.schedule, self.table = schedule, table
         self.inbox = [[None] * table.inbox for _ in range(schedule.stages)]
-        self.kept = [[None] * table.kept for _ in range(schedule.stages)]
-        self.crossing = [[None] * table.crossing for _ in range(schedule.stages)]
+        self.residuals = [[None] * table.residuals for _ in range(schedule.stages)]
+        self.deferred = [[None] * table.deferred for _ in range(schedule.stages)]
         self.done = []
 
     def act(self, stage, at):
         """Runs one action, checks what it reads, and returns what it makes."""
         kind, microbatch = Kind(at.kind), at.microbatch
-        chunk = at.row // self.table.blocks_per_slot
-        position = self.schedule.position(stage, chunk)
-        last = self.schedule.num_positions - 1
+        chunk = at.stored_block // self.table.blocks_per_slot
+        here, last = self.schedule.virtual_stage(stage, chunk), self.schedule.num_virtual_stages - 1
         found = self.inbox[stage][at.reads]
         if kind in (Kind.FORWARD, Kind.RECOMPUTE):
-            assert at.embeds == (position == 0)
-            assert position == 0 or found == ("y", position - 1, microbatch)
+            assert at.embeds == (here == 0)
+            assert here == 0 or found == ("y", here - 1, microbatch)
             if kind == Kind.RECOMPUTE or not self.table.recomputes:
-                self.kept[stage][at.kept] = (position, microbatch)
-            return ("y", position, microbatch) if kind == Kind.FORWARD else None
+                self.residuals[stage][at.residuals] = (here, microbatch)
+            return ("y", here, microbatch) if kind == Kind.FORWARD else None
         if kind == Kind.BACKWARD_INPUT:
-            assert found == (("y", last, microbatch) if position == last else ("dx", position + 1, microbatch))
-            assert self.kept[stage][at.kept] == (position, microbatch)
-            self.crossing[stage][at.crossing] = (position, microbatch)
-            return ("dx", position, microbatch)
+            assert found == (("y", last, microbatch) if here == last else ("dx", here + 1, microbatch))
+            assert self.residuals[stage][at.residuals] == (here, microbatch)
+            self.deferred[stage][at.deferred] = (here, microbatch)
+            return ("dx", here, microbatch)
         if kind == Kind.BACKWARD_WEIGHT:
-            assert self.kept[stage][at.kept] == self.crossing[stage][at.crossing] == (position, microbatch)
-            self.done.append((position, microbatch))
+            assert self.residuals[stage][at.residuals] == self.deferred[stage][at.deferred] == (here, microbatch)
+            self.done.append((here, microbatch))
         return None
 
     def run(self):
@@ -78,31 +77,31 @@ class Devices:
 def test_every_action_finds_what_it_needs(name, stages, microbatches, recompute):
     schedule, table = timetable(name, stages, microbatches, recompute)
     done = Devices(schedule, table).run()
-    assert sorted(done) == list(itertools.product(range(schedule.num_positions), range(microbatches)))
+    assert sorted(done) == list(itertools.product(range(schedule.num_virtual_stages), range(microbatches)))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_forwards_alone_hold_little(name):
-    """For evaluation: every piece runs every microbatch once, and nothing piles up."""
+    """For evaluation: every virtual stage runs every microbatch once, and nothing piles up."""
     schedule, _ = timetable(name, 4, 8)
     forwards = forwards_only(schedule, 13)
     table = make_timetable(forwards, assign(11, schedule))
     Devices(forwards, table).run()
-    assert sum(row is not None for rows in forwards.rows for row in rows) == 13 * forwards.num_positions
+    assert sum(1 for _ in forwards.actions()) == 13 * forwards.num_virtual_stages
     assert table.inbox <= 2 * schedule.chunks + 1
-    assert forwards.num_ticks <= 13 * schedule.chunks + 2 * forwards.num_positions
+    assert forwards.num_ticks <= 13 * schedule.chunks + 2 * forwards.num_virtual_stages
 
 
 @pytest.mark.parametrize("microbatches", [8, 64])
 def test_what_is_held_follows_the_peak(microbatches):
-    """The slots of kept activations: S of them in 1F1B and ZB-H1, however many microbatches there are; M in GPipe."""
+    """The slots of residuals: S of them in 1F1B and ZB-H1, however many microbatches there are; M in GPipe."""
     slots = {name: timetable(name, 4, microbatches)[1] for name in SCHEDULES}
-    assert slots["1f1b"].kept == slots["zb_h1"].kept == 4
-    assert slots["gpipe"].kept == microbatches
-    assert slots["zbv"].kept == 2 * 4  # of half a stage each
-    assert slots["1f1b"].crossing == slots["gpipe"].crossing == slots["interleaved_1f1b"].crossing == 1
+    assert slots["1f1b"].residuals == slots["zb_h1"].residuals == 4
+    assert slots["gpipe"].residuals == microbatches
+    assert slots["zbv"].residuals == 2 * 4  # of half a stage each
+    assert slots["1f1b"].deferred == slots["gpipe"].deferred == slots["interleaved_1f1b"].deferred == 1
     assert slots["1f1b"].inbox <= 4
-    assert timetable("1f1b", 4, microbatches, recompute=True)[1].kept == 1
+    assert timetable("1f1b", 4, microbatches, recompute=True)[1].residuals == 1
 
 
 def test_turns_are_those_of_the_busiest_stage():

@@ -11,7 +11,7 @@ import pytest
 import toy
 from planted import given_init
 from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
-from spmdkit.parallel.schedule.stages import Stages
+from spmdkit.parallel.sharding import stored_order
 from spmdkit.parallel.sharding.stored_order import StoredOrder
 from spmdkit.parallel.verification import round_trip as file
 from spmdkit.parallel.verification.compare import verify_step
@@ -74,11 +74,11 @@ def test_blocks_that_stay_in_the_order_of_the_stages(monkeypatch):
 
 
 def test_blocks_that_are_not_put_back(monkeypatch):
-    def padded(stages, blocks):
+    def padded(blocks, stages):
         order = stages.order
         return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[: len(order) - stages.num_blocks] * 0]), blocks)
 
-    result = sent(plant=lambda: monkeypatch.setattr(Stages, "to_storage", padded))
+    result = sent(plant=lambda: monkeypatch.setattr(stored_order, "store_blocks", padded))
     assert result.params[0].relative < 1e-5
     assert any(line.startswith("params/blocks/up, restored from there, ") for line in result.differing)
     assert any(line.startswith("opt_state/0/mu/blocks/up") for line in result.differing)

@@ -70,6 +70,7 @@ class Timetable(NamedTuple):
         residuals: Slots of the buffer of residuals, each of `blocks_per_slot` blocks.
         deferred: Slots of the buffer of deferred values, likewise.
         blocks_per_slot: Blocks of the largest virtual stage.
+        stored_blocks: Blocks that each stage has room for, of all its chunks.
         microbatches: M.
         up: (from, to) of the messages that go up the stages, one pair for each stage that has somebody to send to.
         down: The same for those that go down.
@@ -82,6 +83,7 @@ class Timetable(NamedTuple):
     residuals: int
     deferred: int
     blocks_per_slot: int
+    stored_blocks: int
     microbatches: int
     up: tuple[tuple[int, int], ...]
     down: tuple[tuple[int, int], ...]
@@ -121,6 +123,7 @@ def make_timetable(schedule: Schedule, stages: Stages) -> Timetable:
         residuals=residuals,
         deferred=deferred,
         blocks_per_slot=stages.slots,
+        stored_blocks=stages.slots * stages.chunks,
         microbatches=schedule.microbatches,
         up=up,
         down=tuple((target, source) for source, target in up),

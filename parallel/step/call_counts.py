@@ -80,7 +80,7 @@ def pipeline_calls(model: BlockModel, timetable: Timetable, accumulate: int) -> 
         block_backward=turns["backward_input"],
         block_weight=turns["backward_weight"],
         head=turns["head_backward"],
-        rows=timetable.rows,
+        rows=timetable.stored_blocks,
         outer_gradients=outer,
         others=accumulate,
     )

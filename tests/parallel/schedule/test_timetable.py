@@ -112,6 +112,11 @@ def test_turns_are_those_of_the_busiest_stage():
     assert turns["head_forward"] == turns["head_backward"] == turns["embed_backward"] == 4
 
 
+def test_every_stage_stores_as_much():
+    _, table = timetable("zbv", 2, 4, blocks=5)  # virtual stages of 2, 1, 1 and 1 blocks
+    assert (table.blocks_per_slot, table.stored_blocks) == (2, 4)
+
+
 def test_slots_are_taken_again():
     lives = [(0, 0, 3), (0, 1, 2), (0, 2, 4), (1, 0, 9), (0, 3, 5)]
     slots = allocate(lives)

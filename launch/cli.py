@@ -122,7 +122,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
     from ..configs import load_config
     from ..mesh.errors import UserError
-    from .verify import verify as run
+    from .verify import verify_config as run
 
     config = load_config(arguments.config, arguments.overrides)
     if arguments.steps > MOST_STEPS:

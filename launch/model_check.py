@@ -21,7 +21,7 @@ from ..parallel.sharding.lay_out import abstract_parameters
 from ..parallel.sharding.model_errors import ModelError, check_loss
 from ..parallel.step.train_step import Step
 from ..parallel.verification.contract.breaches import NotChecked, breaches
-from ..parallel.verification.contract.check import first_params, report
+from ..parallel.verification.contract.check import initial_params, report
 
 MOST_BYTES = 256 << 20
 """The largest parameters, in float32, that are made whole on one device to check a model."""
@@ -96,7 +96,7 @@ def check_contract(config: Config, model: Model | BlockModel, source: Source, de
     try:
         with jax.default_device(device):
             key = make_key(config.run.seed)
-            broken = breaches(model, first_params(model, key), rows, jax.random.fold_in(key, 0))
+            broken = breaches(model, initial_params(model, key), rows, jax.random.fold_in(key, 0))
     except NotChecked as error:
         _skipped(str(error))
     except Exception as error:  # it has traced on the rows of a device: it may need as many, or the machine is at fault

@@ -1,9 +1,9 @@
 """A smaller config of the same structure, for verification: fewer rows, positions, layers, narrower, smaller tables.
 
-Sizes become smaller and keep what divides them: a dim that the mesh's sizes divide is still divided by them, one that
-they do not is still not. They keep what the optimizer does as well: dims of 128 or more stay such where adafactor or an
-optimizer of the user's decides by them, and the longer dim of a matrix stays the longer one for muon. Each reduction is
-tried: where a strategy refuses it, a weaker one is taken.
+Sizes become smaller and keep what divides them: a dim that the mesh's sizes divide is still divided by them, and one
+that they do not divide is still not. What the optimizer does stays the same too: dims of 128 or more stay so where
+adafactor or the user's own optimizer decides by them, and the longer dim of a matrix stays the longer one for muon.
+Each reduction is tried; where a strategy refuses it, a weaker one is taken.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,7 @@ LEAST_LENGTH, LEAST_LAYERS, LEAST_WIDTH, LEAST_HEAD, LEAST_VOCABULARY = 8, 2, 16
 TOKENS = ("inputs", "targets")
 FACTORED = 128
 """Adafactor treats a matrix as one where two of its dims have this many elements, and each element alone otherwise."""
-OUTER = ("embed", "head")
+LEFT_TO_ADAM = ("embed", "head")
 """Groups of parameters that muon leaves to adam."""
 LEAST_CLIP_NORM = 1e-3
 """A norm that gradients of a model that learns are over: so clipping is at work."""
@@ -113,7 +113,7 @@ def _optimized_alike(config: Config, splits: Splits, original: Built) -> bool:
     pairs = [(path, before[path], leaf.shape) for path, leaf in arrays if len(before.get(path, ())) == leaf.ndim]
     if factors and not all(_factored_alike(shape, small) for _, shape, small in pairs):
         return False
-    hidden = [pair for pair in pairs if pair[0].split("/")[0] not in OUTER]
+    hidden = [pair for pair in pairs if pair[0].split("/")[0] not in LEFT_TO_ADAM]
     return not orients or all(_upright(shape) == _upright(small) for _, shape, small in hidden)
 
 
@@ -147,13 +147,13 @@ def _smaller(config: Config, splits: Splits, sizes: Mapping[str, int]) -> dict[s
     known: Any = MODELS[options["name"]][0](**given)
     devices, inside = prod(sizes.values()), prod(size for axis, size in sizes.items() if axis not in BATCH_AXES)
     pipe = config.strategy.get("pipe")
-    pieces = getattr(pipe, "size", 1) * (getattr(pipe, "virtual", None) or 1)
+    virtual_stages = getattr(pipe, "size", 1) * (getattr(pipe, "virtual", None) or 1)
     least = partial(_least, _looks_at_sizes(config, "adafactor"))
     smaller: dict[str, Any] = {}
     if "heads" in options:
         smaller = _smaller_heads(known, devices, inside, least)
     if "layers" in options:
-        smaller["layers"] = shrink(known.layers, pieces, max(LEAST_LAYERS, pieces))
+        smaller["layers"] = shrink(known.layers, virtual_stages, max(LEAST_LAYERS, virtual_stages))
     if "mlp_width" in options:
         longer = 2 * smaller["width"] if _looks_at_sizes(config, "muon") and known.mlp_size > known.width else 0
         smaller["mlp_width"] = shrink(known.mlp_size, devices, max(longer, least(known.mlp_size)))

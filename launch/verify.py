@@ -1,4 +1,4 @@
-"""`spmdkit verify`: is the training of a config that of one device? Compared on simulated CPU devices, small."""
+"""`spmdkit verify`: does a config train as one device does? Compared on simulated CPU devices, at a small size."""
 
 import tempfile
 from dataclasses import replace
@@ -28,7 +28,9 @@ DEFAULT_DEVICES = 8
 DEFAULT_STEPS = 3
 
 
-def verify(config: Config, *, full: bool = False, float32: bool = False, steps: int = DEFAULT_STEPS) -> Verification:
+def verify_config(
+    config: Config, *, full: bool = False, float32: bool = False, steps: int = DEFAULT_STEPS
+) -> Verification:
     """Compares the strategy of a config with one device, on as many simulated CPU devices as it needs.
 
     Args:

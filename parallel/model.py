@@ -91,7 +91,7 @@ class BlockModel:
     traffic: Callable[[str, Mapping[str, jax.ShapeDtypeStruct], str, str], Traffic] | None = None
 
     def loss(self, params: dict[str, Params], batch: Batch, key: Array | None) -> tuple[Array, Array]:
-        """The whole loss on one device, with nothing gathered or recomputed: the oracle of every strategy."""
+        """The whole loss on one device, with nothing gathered or recomputed: the reference of every strategy."""
         x = self.embed({name: params[name] for name in self.embed_reads}, batch, key)
 
         def body(x: Activations, layer: tuple[Params, Array]) -> tuple[Activations, None]:

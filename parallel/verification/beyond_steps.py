@@ -60,13 +60,13 @@ def beyond_steps(
         save_and_restore: Writes a state to files and reads it; None passes it on in memory.
         case: What a cause is looked for with; made when it is needed.
     """
-    step, oracle, batches = training.step, training.oracle, training.batches
+    step, one_device, batches = training.step, training.one_device, training.batches
     params = jax.tree.map(np.asarray, state.params)
-    evaluation = _evaluation(step, state.params, params, oracle, batches[-1])
-    future = _future(oracle, params, batches[0], measured.tolerance)
+    evaluation = _evaluation(step, state.params, params, one_device, batches[-1])
+    future = _future(one_device, params, batches[0], measured.tolerance)
     bound = measured.params_tolerance
     options: Any = {"save_and_restore": save_and_restore, "tolerance": bound}
-    trip = round_trip(step, state, batches[0], reference, oracle, **options)
+    trip = round_trip(step, state, batches[0], reference, one_device, **options)
     found = (
         *_of_evaluation(evaluation, measured.tolerance, case),
         *_of_checkpoint(trip, bound),
@@ -116,23 +116,23 @@ def _of_checkpoint(trip: RoundTrip, bound: float) -> Iterator[Difference]:
         yield Difference(what="checkpoint", where="", relative=trip.next_step, hint=hint)
 
 
-def _evaluation(step: Step, params: Any, host: Any, oracle: OneDevice, batch: HostBatch) -> Evaluation | None:
+def _evaluation(step: Step, params: Any, host: Any, one_device: OneDevice, batch: HostBatch) -> Evaluation | None:
     """The sums over a batch whose last row weighs nothing, as padding does; None where one device has none."""
     if WEIGHTS in batch and len(batch[WEIGHTS]) > 1:
         batch = {**batch, WEIGHTS: np.concatenate([batch[WEIGHTS][:-1], np.zeros_like(batch[WEIGHTS][-1:])])}
     try:
-        expected = oracle.evaluate(host, batch)
+        expected = one_device.evaluate(host, batch)
     except Exception:  # whatever the model raises without a key
         return None
     total, weight = step.evaluate(params, dict(batch))
     return Evaluation((float(total), float(weight)), expected, host, batch)
 
 
-def _future(oracle: OneDevice, params: Any, batch: HostBatch, tolerance: float) -> Future:
+def _future(one_device: OneDevice, params: Any, batch: HostBatch, tolerance: float) -> Future:
     """Whether the model sees later tokens, as it is evaluated."""
 
     def loss(batch: HostBatch) -> float:
-        return oracle.evaluate(params, batch)[0]
+        return one_device.evaluate(params, batch)[0]
 
     try:
         return look_ahead(loss, batch, tolerance)

@@ -65,7 +65,7 @@ def not_looked_at(
     Args:
         measured: What was measured.
         reference: The training on one device.
-        params: The first parameters, on the host.
+        params: The initial parameters, on the host.
         files: Whether the state went through files.
         random: Whether the loss depends on the key.
         clip_norm: What the step was built with.

@@ -1,11 +1,11 @@
 """The collectives of a compiled step against those that its strategies predict.
 
-A step is its gradients, for which every collective is predicted, and its update, in which XLA moves what an optimizer
-needs that looks across elements. Where the whole is not as predicted, the two are compiled apart:
+A step has two halves. Every collective of its gradients is predicted. In its update, XLA moves by itself what an
+optimizer needs that looks across elements. Where the whole is not as predicted, the halves are compiled apart:
 
-    gradients    as the strategies predict them, but for ZeRO's gathers of what was updated
-    step         what the gradients and the optimizer's update on its own move, added up
-    update       ZeRO's gathers alone, where the optimizer treats every element by itself
+    gradients    move what the strategies predict, but for ZeRO's gathers of what was updated
+    step         moves what the gradients and the update alone move, added up
+    update       moves ZeRO's gathers alone, where the optimizer treats every element by itself
 """
 
 from collections.abc import Collection, Iterable
@@ -54,7 +54,7 @@ def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()
     Args:
         step: The step; it is compiled for batches of this shape.
         batch: A global batch.
-        frozen: Paths of parameters whose gradient is zero on one device: what nobody reads of these need not be moved.
+        frozen: Paths of parameters whose gradient is zero on one device: XLA may leave out moves of these.
     """
     abstract = {
         name: jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
@@ -81,7 +81,7 @@ def _apart(
     compared: tuple[str, ...],
     frozen: Any,
 ) -> tuple[set[_Key], dict[_Key, str]]:
-    """What the optimizer moves for itself, by kind and axes, and what differs, with gradients and update apart."""
+    """Compiles gradients and update apart: what the optimizer moves for itself, by kind and axes, and what differs."""
     mesh = step.layouts.mesh
     program = jax.jit(step.gradients).lower(step.abstract_state(), abstract).compile()
     gradients, update = census(program.as_text() or "", mesh), traffic_of_update(step)
@@ -142,7 +142,7 @@ def _is_unread(
     predicted: Iterable[Collective],
     found: Iterable[Collective],
 ) -> bool:
-    """Whether just some moves of frozen parameters lack, which XLA leaves out where nobody reads the result."""
+    """Whether what lacks are moves of frozen parameters alone: XLA leaves out what nobody reads."""
     (count, size), (less, smaller) = (_amounts(lines).get(key, (0, 0)) for lines in (predicted, found))
     gathers = predicted_of_update(step)
     whole = _amounts(_less(step.cost(abstract), gathers)).get(key, (0, 0))

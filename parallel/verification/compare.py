@@ -1,7 +1,7 @@
-"""Is a strategy's training that of one device? Loss, gradients, norm, parameters and collectives, compared.
+"""Does a strategy train as one device does? Compares loss, gradients, norm, parameters, state and collectives.
 
-`verify` builds the step of a strategy and runs it beside the same model in plain JAX on one device (`oracle`); where
-they differ, it names the first thing that does and measures what usually causes it (`diagnosis`).
+`verify` builds the step of a strategy and runs it beside its reference, the same model in plain JAX on one device.
+Where the two differ, it names the first thing that does, and measures what usually causes it (`diagnosis`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,10 +36,10 @@ FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 """Everything in float64, where rounding cannot be taken for a mistake."""
 
 INIT_TOLERANCE = 1e-5
-"""First parameters are drawn in float32 by most models."""
+"""Most models draw their initial parameters in float32."""
 
 OTHER_STEP = 7919
-"""Whose random numbers are compared with those of step 0."""
+"""The step whose random numbers are compared with those of step 0."""
 
 
 def verify(
@@ -152,16 +152,16 @@ def _compare(asked: _Asked) -> Verification:
     step, batches, clip_norm = asked.step, asked.batches, asked.clip_norm
     compute, pipeline = step.precision.compute, step.layouts.pipeline
     stages = pipeline.stages if pipeline else None
-    oracle = OneDevice(
+    one_device = OneDevice(
         step.given_model, step.optimizer, clip_norm=clip_norm, compute=compute, seed=asked.seed, stages=stages
     )
-    start = oracle.init(step.precision.params)
-    tolerances = oracle.tolerances(start, batches[0])
+    start = one_device.init(step.precision.params)
+    tolerances = one_device.tolerances(start, batches[0])
     of_loss, of_update = tolerances
     state = step.init(asked.seed)
     init = leaf_errors(state.params, start, tolerance=of_loss)
     params = jax.tree.map(np.asarray, state.params)
-    reference = oracle.train(params, batches)
+    reference = one_device.train(params, batches)
     try:
         collectives = check_collectives(step, batches[0], frozen_parameters(reference))
         found, norm = summed(step, state, batches[0], clip_norm)
@@ -192,18 +192,18 @@ def _compare(asked: _Asked) -> Verification:
         collectives=collectives,
         first_difference=None,
     )
-    training = Training(step, oracle, batches, asked.seed, of_loss, of_update)
-    results = Found(measured, init[0], found, norm, reference, lambda: _case(asked, oracle), training)
+    training = Training(step, one_device, batches, asked.seed, of_loss, of_update)
+    results = Found(measured, init[0], found, norm, reference, lambda: _case(asked, one_device), training)
     first = first_difference(results)
     if first is None:  # what is beyond the steps is looked at where these are right
         measured = beyond_steps(measured, training, state, reference, asked.save_and_restore, results.case)
     else:
         measured = replace(measured, first_difference=first)
-    return replace(measured, **_claims(asked, measured, oracle, reference, params))
+    return replace(measured, **_claims(asked, measured, one_device, reference, params))
 
 
-def _case(asked: _Asked, oracle: OneDevice) -> Case:
-    """What causes are looked for with, once something differs."""
+def _case(asked: _Asked, one_device: OneDevice) -> Case:
+    """What a cause is looked for with, once something differs."""
     step, pipeline = asked.step, asked.step.layouts.pipeline
     microbatches = step.accumulate * (pipeline.schedule.microbatches if pipeline else 1)
     fresh = step.init(asked.seed)
@@ -211,14 +211,14 @@ def _case(asked: _Asked, oracle: OneDevice) -> Case:
     def run(params: Any, batch: HostBatch) -> Sums:
         return summed(step, fresh._replace(params=params), batch, asked.clip_norm)[0]
 
-    return Case(step.layouts, microbatches, run, fresh.params, oracle, asked.batches[0])
+    return Case(step.layouts, microbatches, run, fresh.params, one_device, asked.batches[0])
 
 
 def _claims(
-    asked: _Asked, measured: Verification, oracle: OneDevice, reference: Reference, params: Any
+    asked: _Asked, measured: Verification, one_device: OneDevice, reference: Reference, params: Any
 ) -> dict[str, tuple[str, ...]]:
     """What is proved, and what was not looked at."""
-    totals = {oracle.sums(params, asked.batches[0], step).total for step in (0, OTHER_STEP)}
+    totals = {one_device.sums(params, asked.batches[0], step).total for step in (0, OTHER_STEP)}
     files, random = asked.save_and_restore is not None, len(totals) > 1
     unseen = claims.not_looked_at(measured, reference, params, files=files, random=random, clip_norm=asked.clip_norm)
     return {
@@ -228,7 +228,7 @@ def _claims(
 
 
 def summed(step: Step, state: TrainState, batch: HostBatch, clip_norm: float) -> tuple[Sums, float]:
-    """What a strategy sums up over one batch, with clipping undone, and the norm of the mean gradient.
+    """Sums up one batch under a strategy, with clipping undone, and gives the norm of the mean gradient.
 
     Args:
         step: The step.
@@ -253,7 +253,7 @@ def _scaled(gradients: Any, factor: Any) -> Any:
 def _refused(
     asked: _Asked, reference: Reference, cause: tuple[str, str], tolerances: tuple[float, float]
 ) -> Verification:
-    """The result where the step does not even compile, as JAX sees that devices would differ."""
+    """The result of a step that does not even compile, as JAX sees that devices would differ."""
     path, hint = cause
     unknown = LeafError(float("inf"), path)
     return Verification(

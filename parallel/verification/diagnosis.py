@@ -8,9 +8,9 @@
 4. Rows. The step runs with the weight of all rows but one at zero: which rows count not at all, or several times, and
    on which stages of a pipeline (`verification/row_counts.py`).
 5. Parameters. The step runs with one parameter set to a constant, which no wrong order can change: where the loss is
-   right then, that parameter is the one. Only those that are split or stored in another order come into question.
+   right then, that parameter is the cause. Only parameters that are split come into question.
 
-A hint is what was measured; where nothing of this explains a difference, the numbers alone are given.
+A hint says what was measured. Where none of this explains a difference, it gives the numbers alone.
 """
 
 import re
@@ -35,9 +35,9 @@ REFUSAL = re.compile(
 
 
 def of_init(case: Case, path: str) -> str:
-    """Why a first parameter differs."""
+    """Why an initial parameter differs."""
     leaf = leaf_of(case.params, path)
-    value, expected = np.asarray(leaf, np.float64), leaf_of(case.oracle.init(str(leaf.dtype)), path)
+    value, expected = np.asarray(leaf, np.float64), leaf_of(case.one_device.init(str(leaf.dtype)), path)
     said = of_order(value, np.asarray(expected, np.float64))
     wrong = [row for row in range(len(value)) if not is_same(value[row], expected[row])] if value.ndim else []
     if not said and 0 < len(wrong) < len(value):
@@ -139,7 +139,7 @@ def of_evaluation(
         if relative(value, expected) > SMALL:
             ratio = value / expected if expected else float("nan")
             said.append(f"The {name} is {value:.6g}, and {expected:.6g} on one device: {ratio:.6g} times as large.")
-    with_key = case.oracle.sums(params, batch).total
+    with_key = case.one_device.sums(params, batch).total
     if relative(found[0], with_key) < SMALL < relative(found[0], reference[0]):
         said.append("The sum is that with the random numbers of step 0: an evaluation has none.")
     return " ".join(said) or f"{found} instead of {reference}, as (sum of the losses, weight)."

@@ -11,15 +11,15 @@ from jax import Array
 from ..model import BlockModel, Model
 
 JITTER = 0.1
-"""How far first parameters are moved."""
+"""How far initial parameters are moved, as a part of themselves."""
 
 
 def prepared(model: Model | BlockModel, dtype: str) -> Model | BlockModel:
     """The same model, made fit to show mistakes.
 
-    Its first parameters are moved off their start: a table of zeros or ones hides mistakes, as its gradient may be zero
-    and its parts are the same in any order. Every element is scaled by a random factor near 1, and zeros become small
-    numbers over 0. Its loss and weight are given in `dtype`, so that they travel with gradients of that dtype.
+    A table of zeros or ones hides mistakes, as its gradient may be zero and its parts are the same in any order. So
+    every element of the initial parameters is scaled by a random factor near 1, and zeros become small numbers over 0.
+    Loss and weight are given in `dtype`, so that they travel with gradients of that dtype.
 
     Args:
         model: Any model.

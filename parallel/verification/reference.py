@@ -1,4 +1,4 @@
-"""The reference of every strategy: the same model and optimizer on one device, in plain JAX without the runtime.
+"""The reference of every strategy: the same model and optimizer on one device, in plain JAX, without the runtime.
 
 (sum, weight), gradients = jax.value_and_grad(model.loss)(params, batch, key)          one device, whole arrays
 gradients, norm          = gradients / weight, their global norm
@@ -76,9 +76,9 @@ class OneDevice:
         clip_norm: Largest global norm of gradients; 0 = never clip.
         compute: The dtype that parameters are cast to before the model sees them.
         seed: The run's seed.
-        stages: Stages of a pipeline; parameters and gradients are then given and returned as these store them, while
-            the model and the optimizer have them in the model's own order. Which row holds which block is all that is
-            asked of them.
+        stages: Stages of a pipeline, asked for `order` alone: which slot holds which block. Parameters and gradients
+            are then given and returned as the stages store them; the model and the optimizer have them in the model's
+            order.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class OneDevice:
         self.optimizer = optimizer
 
     def init(self, dtype: str) -> Params:
-        """The first parameters, stored in `dtype`, on the host."""
+        """The initial parameters, stored in `dtype`, on the host."""
         params = jax.jit(lambda key: _cast(self.model.init(key), dtype))(_key_of(self.seed))
         return self._to_stored(params)
 
@@ -164,7 +164,10 @@ class OneDevice:
         return float(total), float(weight)
 
     def tolerances(self, params: Params, batch: HostBatch) -> tuple[float, float]:
-        """What rounding explains in loss and gradients, and in the update: a model may cast to float32 by itself."""
+        """The errors that rounding explains: of loss and gradients, and of the update.
+
+        The programs tell them, since a model may cast to float32 by itself.
+        """
         params = self.to_model(params)
         loss = jax.make_jaxpr(self._sums)(params, dict(batch), np.int32(0))
         opt_state = jax.eval_shape(self.optimizer.init, params)
@@ -174,12 +177,12 @@ class OneDevice:
         return of_loss, max(of_loss, of_update)
 
     def to_model(self, params: Params) -> Params:
-        """Parameters with their blocks in the model's order, of those that are stored stage by stage."""
+        """Puts the blocks of parameters that are stored stage by stage into the model's order."""
         if self.stages is None:
             return params
         order = list(self.stages.order)
-        rows = [order.index(block) for block in range(max(order) + 1)]
-        blocks = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], params["blocks"])
+        slots = [order.index(block) for block in range(max(order) + 1)]
+        blocks = jax.tree.map(lambda leaf: np.asarray(leaf)[slots], params["blocks"])
         return {**params, "blocks": blocks}
 
     def _to_stored(self, params: Params) -> Params:
@@ -237,7 +240,7 @@ def _norm(gradients: Params) -> float:
 
 
 def _key_of(seed: int) -> Array:
-    """The run's key: masks and first parameters are threefry's, whatever JAX's default generator is."""
+    """The run's key: masks and initial parameters are threefry's, whatever JAX's default generator is."""
     return jax.random.key(seed, impl="threefry2x32")
 
 

@@ -49,7 +49,7 @@ def round_trip(
     state: TrainState,
     batch: HostBatch,
     reference: Reference,
-    oracle: OneDevice,
+    one_device: OneDevice,
     *,
     save_and_restore: SaveAndRestore | None,
     tolerance: float,
@@ -59,15 +59,15 @@ def round_trip(
     Args:
         step: The step.
         state: Its state after the reference's steps; it is consumed.
-        batch: Of the one further step.
+        batch: The batch of one more step.
         reference: The same training on one device.
-        oracle: The one device.
+        one_device: The one device.
         save_and_restore: Writes and reads files; None passes arrays on in memory.
         tolerance: What rounding explains in parameters.
     """
     move, order = save_and_restore or in_memory, step.layouts.stored_order
     saved = order.to_model(state)
-    params = leaf_errors(saved.params, oracle.to_model(reference.params), tolerance=tolerance)
+    params = leaf_errors(saved.params, one_device.to_model(reference.params), tolerance=tolerance)
     other = _elsewhere(step)
     elsewhere = move(saved, other.abstract_state())
     names = _sizes(other)
@@ -115,13 +115,13 @@ def _named(sizes: Mapping[str, int]) -> str:
 
 
 def _filling(step: Step) -> np.ndarray | None:
-    """Which rows of stored blocks only fill up a stage; None where there are none."""
+    """Which slots of stored blocks hold no block; None where every slot holds one."""
     pipeline = step.layouts.pipeline
     return pipeline.stages.order < 0 if pipeline and pipeline.stages.num_filling else None
 
 
 def _differing(found: Any, expected: Any, when: str, filling: np.ndarray | None = None) -> Iterator[str]:
-    """The arrays that are not the same, bit for bit; rows that fill up a stage hold nothing."""
+    """The arrays that are not the same, bit for bit; slots that hold no block are left out."""
     for (path, leaf), other in zip(leaves_with_paths(found), jax.tree.leaves(expected), strict=True):
         value, wanted = np.asarray(numbers(leaf)), np.asarray(numbers(other))
         if filling is not None and "blocks" in path.split("/") and value.shape[:1] == wanted.shape[:1] == filling.shape:

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .equations import equations
+
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 """The relative error that rounding alone explains, where the narrowest numbers of a program have this dtype."""
 
@@ -27,18 +29,10 @@ def width(dtype: str) -> int:
 
 def _narrowed(jaxpr: Any, scalars: bool) -> Iterator[str]:
     """The dtypes that floating-point numbers are cast down to, anywhere in a program; `scalars` too, if asked for."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "convert_element_type":
-            given, made = (variables[0].aval.dtype for variables in (equation.invars, equation.outvars))
-            counts = scalars or equation.outvars[0].aval.shape
-            if (
-                counts
-                and all(jnp.issubdtype(each, jnp.floating) for each in (given, made))
-                and made.itemsize < given.itemsize
-            ):
-                yield str(made)
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _narrowed(inner, scalars)
+    for equation in equations(jaxpr):
+        if equation.primitive.name != "convert_element_type":
+            continue
+        given, made = (variables[0].aval.dtype for variables in (equation.invars, equation.outvars))
+        floating = all(jnp.issubdtype(each, jnp.floating) for each in (given, made))
+        if floating and made.itemsize < given.itemsize and (scalars or equation.outvars[0].aval.shape):
+            yield str(made)

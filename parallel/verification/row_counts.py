@@ -28,10 +28,10 @@ class Case:
 
     Attributes:
         layouts: of the strategy.
-        microbatches: pieces that the rows of a device are cut into.
+        microbatches: how many the rows of a device are split into, over all accumulation.
         run: (params, batch) -> what the strategy sums up; params on the mesh, gradients as arrays on the mesh.
         params: the parameters, on the mesh.
-        oracle: the one device.
+        one_device: the one device.
         batch: the global batch.
     """
 
@@ -39,7 +39,7 @@ class Case:
     microbatches: int
     run: Callable[[Any, HostBatch], Sums]
     params: Any
-    oracle: OneDevice
+    one_device: OneDevice
     batch: HostBatch
 
     @property
@@ -55,9 +55,9 @@ class Case:
     @cached_property
     def contract(self) -> str:
         """What of the contract the model breaks on one device, whatever the strategy; "" where it keeps it."""
-        params = self.oracle.to_model(jax.tree.map(np.asarray, self.params))
+        params = self.one_device.to_model(jax.tree.map(np.asarray, self.params))
         try:
-            found = breaches(self.oracle.model, params, self.batch, self.oracle.key(0))
+            found = breaches(self.one_device.model, params, self.batch, self.one_device.key(0))
         except Exception:  # so few rows may be none that the model takes: then nothing was measured
             return ""
         said = " Besides, ".join(breach.message for breach in found)
@@ -65,7 +65,7 @@ class Case:
 
     def reference(self, params: Any, batch: HostBatch) -> Sums:
         """The same sums on one device."""
-        return self.oracle.sums(jax.tree.map(np.asarray, params), batch)
+        return self.one_device.sums(jax.tree.map(np.asarray, params), batch)
 
 
 def of_rows(case: Case, path: str | None, blocks: slice = slice(None)) -> str:
@@ -138,7 +138,7 @@ def _only(batch: HostBatch, index: int) -> HostBatch:
 
 
 def of_stages(case: Case, path: str, value: np.ndarray, expected: np.ndarray) -> str:
-    """The same for a gradient that only some stages of a pipeline have wrongly; "" where it is none, or all of them."""
+    """Which rows count other than once on the stages that have a wrong gradient; "" where none has, or all."""
     size = case.sizes.get(pipeline.AXIS, 1)
     if size == 1 or pipeline.AXIS not in case.row(path).layout.axes_of_dim(0):
         return ""

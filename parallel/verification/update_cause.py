@@ -1,8 +1,8 @@
 """Why parameters differ after some steps where the first gradients agree: the steps once more, one at a time.
 
-Each step starts from the parameters that the strategy has by then. Where one device then gets another loss, it is what
-the step computes that depends on its number; where the loss is right and the parameters after it are not, it is the
-update, and it is measured how the parameter moved.
+Each step starts from the parameters that the strategy has by then. Where one device gets another loss from these, the
+cause is something that depends on the step's number. Where the loss is right and the parameters after it are not, the
+cause is the update, and how the parameter moved is measured.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Training(NamedTuple):
 
     Attributes:
         step: of the strategy.
-        oracle: the one device.
+        one_device: the one device.
         batches: one a step.
         seed: the run's.
         tolerance: of a loss.
@@ -31,7 +31,7 @@ class Training(NamedTuple):
     """
 
     step: Step
-    oracle: OneDevice
+    one_device: OneDevice
     batches: Sequence[HostBatch]
     seed: int
     tolerance: float
@@ -50,22 +50,22 @@ def of_parameters(path: str, training: Training, losses: Sequence[float], refere
     late = [n for n, pair in enumerate(zip(losses, reference, strict=True)) if relative(*pair) > training.tolerance]
     when = f"the losses agree until step {late[0]}" if late else "the losses of all steps agree"
     said = f"The gradients of the first step and their norm are right, and {when}"
-    step, oracle = training.step, training.oracle
+    step, one_device = training.step, training.one_device
     state = step.init(training.seed)
-    opt_state = oracle.first_state(oracle.to_model(_host(state.params)))
+    opt_state = one_device.first_state(one_device.to_model(_host(state.params)))
     for number, batch in enumerate(training.batches):
         before = _host(state.params)
-        params = oracle.to_model(before)
-        sums = oracle.sums_in_order(params, batch, number)
+        params = one_device.to_model(before)
+        sums = one_device.sums_in_order(params, batch, number)
         state, metrics = step(state, dict(batch))
         found, expected = float(metrics.loss), sums.total / (sums.weight or 1)
         if relative(found, expected) > training.tolerance:
             return f"{said}: {_of_loss(training, params, number, found, expected)}"
-        params, opt_state = oracle.update(params, opt_state, sums)
+        params, opt_state = one_device.update(params, opt_state, sums)
         saved = step.layouts.stored_order.to_model(state)
         if leaf_errors(saved.params, params, tolerance=training.tolerance)[0].relative > training.params_tolerance:
             off = state_errors(saved.opt_state, opt_state, params, tolerance=training.tolerance)[:1]
-            arrays = (_leaf(tree, path) for tree in (oracle.to_model(before), saved.params, params))
+            arrays = (_leaf(tree, path) for tree in (one_device.to_model(before), saved.params, params))
             said = f"{said}, so it is the update: {_of_update(path, *arrays)}"
             if off and off[0].relative > training.params_tolerance:
                 said += f" Of the optimizer's state, {off[0].path} is off by {off[0].relative:.1e}."
@@ -77,7 +77,7 @@ def _of_loss(training: Training, params: Any, number: int, found: float, expecte
     """Why the loss of a later step differs from that of one device, at the same parameters."""
     said = f"at the same parameters, the loss of step {number} is {found:.8g}, and {expected:.8g} on one device."
     for other in range(number):
-        sums: Sums = training.oracle.sums_in_order(params, training.batches[number], other)
+        sums: Sums = training.one_device.sums_in_order(params, training.batches[number], other)
         if relative(found, sums.total / (sums.weight or 1)) <= training.tolerance:
             return f"{said} It is that with the random numbers of step {other}: the step is not folded into the key."
     return said

@@ -1,6 +1,5 @@
 """What the update of a step moves: ZeRO's gathers, and what XLA adds where an optimizer looks across elements."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,13 +10,14 @@ from ..collectives import Collective, merge
 from ..step.train_step import Step
 from ..step.update import apply_optimizer
 from ..xla.census import census
+from .equations import equations, inner_programs
 
 ACROSS = ("sort", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "rev", "triangular_solve", "lu")
 """Operations that look across elements of arrays which keep their shape."""
 
 
 def predicted_of_update(step: Step) -> tuple[Collective, ...]:
-    """ZeRO's gathers of updated parameters; nothing else is predicted of an update."""
+    """ZeRO's gathers of updated parameters: all that is predicted of an update."""
     layouts = step.layouts
     if not layouts.zero:
         return ()
@@ -34,30 +34,15 @@ def traffic_of_update(step: Step) -> tuple[Collective, ...]:
 
 
 def looks_across(step: Step) -> bool:
-    """Whether an optimizer's update of an element depends on other elements: an operation of it changes shapes."""
+    """Whether the update of an element depends on other elements: some operation of the optimizer changes shapes."""
     state, gradients = step.abstract_state(), _abstract_gradients(step)
     program = jax.make_jaxpr(_update_of(step))(gradients, state.opt_state, gradients)
-    return any(map(_mixes, _equations(program.jaxpr)))
+    return any(_mixes(each) for each in equations(program.jaxpr) if not inner_programs(each))
 
 
 def _mixes(equation: Any) -> bool:
     shapes = {variable.aval.shape for variable in (*equation.invars, *equation.outvars) if variable.aval.shape}
     return len(shapes) > 1 or (bool(shapes) and equation.primitive.name in ACROSS)
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """The operations of a program, those of programs inside it in their place."""
-    for equation in jaxpr.eqns:
-        inner = [getattr(each, "jaxpr", each) for value in equation.params.values() for each in _listed(value)]
-        inner = [each for each in inner if hasattr(each, "eqns")]
-        if not inner:
-            yield equation
-        for each in inner:
-            yield from _equations(each)
-
-
-def _listed(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def _update_of(step: Step) -> Any:
@@ -68,7 +53,7 @@ def _update_of(step: Step) -> Any:
 
 
 def _abstract_gradients(step: Step) -> Any:
-    """Shapes of what is updated, where it is updated."""
+    """Shapes and shardings of the gradients that the optimizer is given."""
     shardings = step.layouts.update_table.shardings()
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),

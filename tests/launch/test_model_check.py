@@ -116,7 +116,7 @@ def test_verification_does_not_look(config, monkeypatch):
     given = []
     monkeypatch.setattr(verify_file, "reduce_config", lambda config, *rest: given.append(config) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        verify_file.verify(config())
+        verify_file.verify_config(config())
     assert given[0].model["check"] == "off"
 
 

@@ -5,9 +5,9 @@
     weights of zero give (0, 0)                                 else padding counts
     some gradient is not zero                                   else training changes nothing
 
-The pairs are measured in float32 at parameters moved off their first values, with a key as in training. Only where they
-do not agree, more runs find which kind of breach it is, in float64 where the model computes in it: what float32 alone
-explains is none.
+The pairs are measured in float32, at parameters near the initial ones, with a key as in training. Only where they do
+not agree, more runs find the kind of breach, in float64 where the model computes in it: what float32 explains is no
+breach.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from jax import Array
 from ....mesh.errors import UserError
 from ...model import BlockModel, Model, Params
 from . import words as words
-from .probe import ROWS, HostBatch, Pair, Probe, Sums, first_rows, moved, nudged, part
+from .probe import ROWS, HostBatch, Pair, Pairs, Probe, first_rows, moved, nudged, part
 from .probe import NotChecked as NotChecked
 from .random_key import check_key
 
@@ -30,8 +30,9 @@ SCREEN = 1e-5
 SAME = 1e-6
 """The smallest that is a breach when it is looked at in float64, where rounding is 1e-15."""
 NOISE, NARROW_NOISE = 30.0, 3.0
-"""It has to be this many times what changing every parameter by a random part of 1e-6 does, as a model that casts to
-float32 by itself rounds in float64 too; or, of one that casts to fewer bits, by a random part of what these round."""
+"""A breach is this many times larger than the noise: the change of the sums when every parameter changes by a random
+part of 1e-6 (a model that casts to float32 by itself rounds in float64 too) or, where a model casts to fewer bits, of
+what these round. The second number is for the latter."""
 MANY_ROWS = 64
 """Rows without any gradient after which a model is called dead: a few may be on the flat side of every unit."""
 
@@ -89,7 +90,7 @@ def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: A
 
 
 class _Case:
-    """Where a model is measured: on which rows, with which key, at the first parameters and at those near them."""
+    """Where a model is measured: on which rows, with which key, at the initial parameters and near them."""
 
     def __init__(self, model: Model | BlockModel, dtype: str, params: Params, rows: HostBatch, key: Array | None):
         def to_host(leaf: Any) -> np.ndarray:
@@ -102,7 +103,7 @@ class _Case:
         self.probe = Probe(model, dtype)
         self.bound = SCREEN
 
-    def sums(self, key: Array | None) -> Sums:
+    def sums(self, key: Array | None) -> Pairs:
         return self.probe.sums(self.moved, self.rows, key)
 
     def pair(self, which: list[int], key: Array | None) -> Pair:
@@ -125,11 +126,11 @@ class _Case:
         near = self.probe.pair(nudged(self.moved, max(bits, 1e-6)), self.rows, self.key)
         return (NOISE if bits <= 1e-6 else NARROW_NOISE) * max(_apart(near, found.whole, found))
 
-    def agree(self, sums: Sums) -> bool:
+    def agree(self, sums: Pairs) -> bool:
         """Whether the pair adds up, and in any order."""
         return max(*_apart(sums.halves, sums.whole, sums), *_apart(sums.shuffled, sums.whole, sums)) <= self.bound
 
-    def same(self, value: float, other: float, sums: Sums) -> bool:
+    def same(self, value: float, other: float, sums: Pairs) -> bool:
         """Whether two totals are one."""
         return abs(value - other) <= self.bound * _scale(sums).total
 
@@ -154,13 +155,13 @@ def _kinds(case: _Case) -> Iterator[Breach]:
         yield from _weights(case, found)
 
 
-def _only_weight_differs(case: _Case, found: Sums) -> bool:
+def _only_weight_differs(case: _Case, found: Pairs) -> bool:
     """Whether the weight alone does not add up: it is not made of the rows' weights."""
     totals = (found.halves.total, found.shuffled.total)
     return all(case.same(total, found.whole.total, found) for total in totals)
 
 
-def _adds_a_constant(case: _Case, found: Sums) -> bool:
+def _adds_a_constant(case: _Case, found: Pairs) -> bool:
     """Whether every call adds the same, whatever the rows: a penalty on the parameters."""
     if found.unweighted is None or not found.unweighted.is_finite:
         return False
@@ -170,7 +171,7 @@ def _adds_a_constant(case: _Case, found: Sums) -> bool:
     return case.same(found.halves.total - constant, whole, found) and case.same(found.shuffled.total, whole, found)
 
 
-def _without_key(case: _Case) -> Sums | None:
+def _without_key(case: _Case) -> Pairs | None:
     """The sums as in evaluation, where the model can be evaluated."""
     try:
         return case.sums(None)
@@ -185,7 +186,7 @@ def _draws(case: _Case) -> bool:
     return other.total != case.pair([0, 1, 2, 3], case.key).total
 
 
-def _mean_adds_up(case: _Case, sums: Sums) -> bool:
+def _mean_adds_up(case: _Case, sums: Pairs) -> bool:
     """Whether the sums of a model that returns means add up once these are multiplied by rows, or by weights."""
     if not case.same(sums.shuffled.total, sums.whole.total, sums):
         return False
@@ -198,7 +199,7 @@ def _mean_adds_up(case: _Case, sums: Sums) -> bool:
     return False
 
 
-def _weights(case: _Case, found: Sums) -> Iterator[Breach]:
+def _weights(case: _Case, found: Pairs) -> Iterator[Breach]:
     """What is wrong with how weights count."""
     zero = Pair(0.0, 0.0) if found.unweighted is None else found.unweighted
     if found.whole.weight == 0:
@@ -228,7 +229,7 @@ def _dead(case: _Case, first: Pair, batch: HostBatch) -> Iterator[Breach]:
         yield Breach("dead", words.dead_at_first(number, first))
 
 
-def _apart(pair: Pair, other: Pair, sums: Sums) -> Pair:
+def _apart(pair: Pair, other: Pair, sums: Pairs) -> Pair:
     """How far two pairs are apart, as parts of the sums; infinitely where one is not finite."""
     return Pair(*(_relative(a - b, scale) for a, b, scale in zip(pair, other, _scale(sums), strict=True)))
 
@@ -239,13 +240,13 @@ def _relative(difference: float, scale: float) -> float:
     return abs(difference) / scale if np.isfinite(difference) and scale else np.inf
 
 
-def _scale(sums: Sums) -> Pair:
+def _scale(sums: Pairs) -> Pair:
     """What differences are measured against: the whole and its halves."""
     three = (sums.whole, sums.first, sums.second)
     return Pair(sum(abs(pair.total) for pair in three), sum(abs(pair.weight) for pair in three))
 
 
-def _largest(found: Sums) -> float:
+def _largest(found: Pairs) -> float:
     """The largest difference between what should be one."""
     zero = Pair(0.0, 0.0)
     pairs = [(found.halves, found.whole), (found.shuffled, found.whole), (found.unweighted or zero, zero)]

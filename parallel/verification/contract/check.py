@@ -56,7 +56,7 @@ def check_model(
     if check == "off":
         return ()
     key = make_key(seed)
-    params = first_params(model, key) if params is None else params
+    params = initial_params(model, key) if params is None else params
     try:
         broken = breaches(model, params, arrays, jax.random.fold_in(key, 0))
     except NotChecked as error:
@@ -65,8 +65,8 @@ def check_model(
     return broken
 
 
-def first_params(model: Model | BlockModel, key: Array) -> Params:
-    """First parameters whole on the default device, in float32; drawn with the check's own generator."""
+def initial_params(model: Model | BlockModel, key: Array) -> Params:
+    """Initial parameters, whole on the default device, in float32; drawn with the check's own generator."""
     key = check_key(key)
     return compile_quickly(lambda key: cast_floats(model.init(key), "float32"), key)(key)
 

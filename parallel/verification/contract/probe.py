@@ -17,6 +17,7 @@ from jax import Array
 
 from ....mesh.compat import is_literal, quick_compiler_options
 from ...model import BlockModel, Model, Params
+from ..equations import equations
 
 ROWS = 4
 ORDER = (2, 0, 3, 1)
@@ -51,7 +52,7 @@ class Pair(NamedTuple):
         return bool(np.isfinite(self).all())
 
 
-class Sums(NamedTuple):
+class Pairs(NamedTuple):
     """The pairs of four rows in all arrangements; `unweighted` is None where the batch has no weights."""
 
     whole: Pair
@@ -79,11 +80,11 @@ class Probe:
         self.dtype = dtype
         self._compiled: dict[tuple[str, int, bool], Any] = {}
 
-    def sums(self, params: Params, rows: HostBatch, key: Array | None) -> Sums:
+    def sums(self, params: Params, rows: HostBatch, key: Array | None) -> Pairs:
         """The pairs of four rows in all arrangements."""
         half = ROWS // 2
         without = {**rows, "weights": np.zeros_like(rows["weights"])} if "weights" in rows else None
-        return Sums(
+        return Pairs(
             whole=self.pair(params, rows, key),
             first=self.pair(params, part(rows, slice(half)), key),
             second=self.pair(params, part(rows, slice(half, None)), key),
@@ -171,16 +172,11 @@ def _last_read(jaxpr: Any, leaves: list[Any]) -> int:
 
 def _dtypes(jaxpr: Any) -> Iterator[Any]:
     """The floating-point dtypes of all arrays that a program makes, in its inner programs too."""
-    for equation in jaxpr.eqns:
+    for equation in equations(jaxpr):
         for variable in equation.outvars:
             dtype = getattr(variable.aval, "dtype", None)
             if dtype is not None and variable.aval.shape and jnp.issubdtype(dtype, jnp.floating):
                 yield dtype
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _dtypes(inner)
 
 
 def first_rows(batch: HostBatch, most: int = ROWS) -> dict[str, np.ndarray] | None:

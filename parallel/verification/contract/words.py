@@ -1,12 +1,12 @@
 """What is said of a model that breaks the contract: what was measured, why it matters, how to mend it."""
 
-from .probe import ROWS, Pair, Sums
+from .probe import ROWS, Pair, Pairs
 
 HALF = ROWS // 2
 PAIR = '((losses * batch["weights"]).sum(), batch["weights"].sum())'
 
 
-def random(found: Sums, alone: Sums | None) -> str:
+def random(found: Pairs, alone: Pairs | None) -> str:
     """Random numbers that depend on which rows are together."""
     without = f"; without a key both give {alone.whole.total:.6g}" if alone else ""
     return (
@@ -17,7 +17,7 @@ def random(found: Sums, alone: Sums | None) -> str:
     )
 
 
-def rows(found: Sums, is_mean: bool) -> str:
+def rows(found: Pairs, is_mean: bool) -> str:
     """Rows that depend on each other."""
     also = " also" if is_mean else ""
     return (
@@ -43,7 +43,7 @@ def mean(twice: Pair, once: Pair) -> str:
     )
 
 
-def constant(found: Sums) -> str:
+def constant(found: Pairs) -> str:
     """A penalty that is added on every call."""
     zero = found.unweighted
     assert zero is not None
@@ -54,7 +54,7 @@ def constant(found: Sums) -> str:
     )
 
 
-def unweighted(found: Sums) -> str:
+def unweighted(found: Pairs) -> str:
     """Rows of weight zero that count."""
     zero = found.unweighted
     assert zero is not None
@@ -70,7 +70,7 @@ def unweighted(found: Sums) -> str:
     )
 
 
-def weight_alone(found: Sums) -> str:
+def weight_alone(found: Pairs) -> str:
     """A weight that does not add up."""
     return (
         f"the weight that it returns does not add up. {ROWS} rows give {found.whole}, their halves {_pairs(found)}. "
@@ -78,7 +78,7 @@ def weight_alone(found: Sums) -> str:
     )
 
 
-def no_weight(found: Sums) -> str:
+def no_weight(found: Pairs) -> str:
     """A weight of zero for rows that have weight."""
     return (
         f"the weight that it returns is 0. {ROWS} rows that have weight give {found.whole}, and the runtime divides "
@@ -104,9 +104,9 @@ def dead_at_first(number: int, pair: Pair) -> str:
     )
 
 
-def _sum(found: Sums) -> str:
+def _sum(found: Pairs) -> str:
     return f"{found.first.total:.6g} + {found.second.total:.6g} = {found.halves.total:.6g}"
 
 
-def _pairs(found: Sums) -> str:
+def _pairs(found: Pairs) -> str:
     return f"{found.first} + {found.second} = {found.halves}"

@@ -37,18 +37,18 @@ def training():
     layouts = lay_out(MODEL, {"pipe": {"size": 2, "schedule": "zbv", "microbatches": 2}}, devices=toy.devices(2))
     step = build_step(MODEL, OPTIMIZER, layouts, precision=Precision())
     stages = layouts.pipeline.stages
-    oracle = OneDevice(MODEL, OPTIMIZER, clip_norm=0.0, compute="float32", seed=0, stages=stages)
+    one_device = OneDevice(MODEL, OPTIMIZER, clip_norm=0.0, compute="float32", seed=0, stages=stages)
     batch = toy.batch(0, rows=4)
-    reference = oracle.train(jax.tree.map(np.asarray, step.init(0).params), [batch])
-    return step, oracle, batch, reference
+    reference = one_device.train(jax.tree.map(np.asarray, step.init(0).params), [batch])
+    return step, one_device, batch, reference
 
 
 def sent(save_and_restore=None, plant=lambda: None):
     """What came of a state after one step; the mistake is planted once there is one."""
-    step, oracle, batch, reference = training()
+    step, one_device, batch, reference = training()
     state, _ = step(step.init(0), batch)
     plant()
-    return round_trip(step, state, batch, reference, oracle, save_and_restore=save_and_restore, tolerance=1e-5)
+    return round_trip(step, state, batch, reference, one_device, save_and_restore=save_and_restore, tolerance=1e-5)
 
 
 def test_it_comes_back():

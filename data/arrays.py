@@ -43,7 +43,7 @@ class ArraySource:
         origin: Where the rows come from, for messages.
 
     Raises:
-        UserError: no arrays, no rows, arrays with different numbers of rows, or of what are no numbers.
+        UserError: no arrays, no rows, arrays with different numbers of rows, or arrays of something but numbers.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], origin: Origin | None = None) -> None:

@@ -73,7 +73,7 @@ def check_rows(arrays: Mapping[str, np.ndarray], limits: Limits, describe: Calla
 
 
 def check_splits(splits: Splits, limits: Limits) -> None:
-    """Checks both splits of data as `check_source` does, and that what has to be ids or classes are whole numbers.
+    """Checks both splits of data as `check_source` does, and that ids and classes are whole numbers.
 
     Args:
         splits: Training and evaluation examples.
@@ -127,7 +127,7 @@ def checked(source: Source, limits: Limits, split: str) -> Callable[[np.ndarray]
 
 
 def _check_dtypes(example: Mapping[str, Any], limits: Limits) -> None:
-    """Raises where what has to be ids or classes is not made of integers."""
+    """Raises where ids or classes are no integers."""
     for name, limit in (("inputs", limits.inputs), ("targets", limits.targets)):
         value = example.get(name)
         if limit is not None and value is not None and np.asarray(value).dtype.kind not in "iu":

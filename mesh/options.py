@@ -43,7 +43,7 @@ def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> N
 
 
 def _wanted(hint: Any, value: Any) -> str:
-    """What a value has to be, as the end of a sentence; "" where it is that."""
+    """The rule that a value breaks, as the end of a sentence; "" where it breaks none."""
     if get_origin(hint) is Literal:
         return _choice(get_args(hint), value)
     if get_origin(hint) is tuple:

@@ -1,4 +1,4 @@
-"""Errors of functions that the user wrote: told as theirs, with the file and the line that they come from."""
+"""Errors of the user's own functions, told with the file and the line that they come from."""
 
 import inspect
 import linecache
@@ -36,8 +36,9 @@ def told_as_users(
         passes: Tells errors that pass as they are.
 
     Raises:
-        UserError: Of `error_class`, from the error. What passes as it is: a UserError of a class of its own or that no
-            line of the user's led to, and what can only be a mistake in a function of spmdkit's own.
+        UserError: Of `error_class`, from the error. Some errors pass as they are: a UserError of a class of its own,
+            one that no line of the user's led to, and an error that can only be a mistake in a function of spmdkit's
+            own.
     """
     try:
         yield

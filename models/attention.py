@@ -1,7 +1,7 @@
 """Rotary positions and causal grouped-query attention, over one document a row or several.
 
-Letters: B rows, L positions, S positions of one slice, T positions that slice sees, H query heads, G key-value heads,
-R = H / G query heads that share a key-value head, K width of a head; b is B, or 1 where all rows are alike.
+Letters: B rows, L positions, S positions of one slice, T positions that the slice sees, H query heads, G key-value
+heads, R = H / G query heads that share a key-value head, K width of a head; b is B, or 1 where all rows are alike.
 
 Sources: Su et al. 2021, "RoFormer" (rotary positions); Ainslie et al. 2023, "GQA" (grouped-query attention).
 """
@@ -45,9 +45,9 @@ def rotate(x_BLHK: Array, base: float, position: Array | None = None) -> Array:
 def causal_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, segment_BL: Array | None = None) -> Array:
     """Attends from each position to itself and those before it; query head h reads key-value head h // R.
 
-    The rows of the score matrix are computed in up to four slices, each against the keys it can see at all, which
-    leaves out up to 3/8 of the full square. Backward computes the scores again instead of keeping them. The R
-    query heads of a group are folded into the rows of one matrix product.
+    Scores are computed for up to four slices of the queries, each against the keys that it can see at all, which leaves
+    out up to 3/8 of the full square. Backward recomputes the scores. The R query heads of a group share one matrix
+    product.
 
     Args:
         query_BLHK: (B, L, H, K), any float dtype.
@@ -83,8 +83,8 @@ def _attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, *segments: A
     score_BGXT = jnp.einsum(
         "BGXK,BGTK->BGXT", query_BGRSK.reshape(B, G, R * S, K), key_BGTK, preferred_element_type=wide
     )
-    row_ST, column_ST = (lax.broadcasted_iota(jnp.int32, (S, T), dim) for dim in (0, 1))
-    visible_ST = column_ST <= row_ST + (T - S)
+    query_ST, key_ST = (lax.broadcasted_iota(jnp.int32, (S, T), dim) for dim in (0, 1))
+    visible_ST = key_ST <= query_ST + (T - S)
     score_BGRST = score_BGXT.reshape(B, G, R, S, T) * K**-0.5
     visible_bST = visible_ST[None]
     if segments:

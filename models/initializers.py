@@ -1,4 +1,4 @@
-"""First values of parameters: a function of the seed and the parameter's name, never of the mesh."""
+"""Initial parameters: a function of the seed and the parameter's name, never of the mesh."""
 
 import zlib
 

@@ -1,7 +1,7 @@
 """A decoder-only transformer whose MLPs are mixtures of experts: `transformer.py` with the second half of a block here.
 
 Letters: as in `transformer.py`, and E experts, e of them on one device, k chosen by each position, N = B * L positions
-on one device, M rows of a buffer. The parameters of a block's second half:
+on one device, M places of a buffer. The parameters of a block's second half:
 
     blocks/mlp/norm     (N, D)              blocks/mlp/gate   (N, E, D, F)
     blocks/mlp/router   (N, D, E)           blocks/mlp/up     (N, E, D, F)
@@ -43,7 +43,7 @@ def moe(config: MoEConfig, parallel: Parallel = WHOLE) -> BlockModel:
 
     Args:
         config: Its sizes and choices, with vocabulary and length.
-        parallel: How its work is split over the mesh; the default keeps it whole.
+        parallel: The parallel context: how the work is split over the mesh. The default keeps it whole.
 
     Returns:
         A language model over the batches of `transformer`; "router_loss" (B,) flows beside "hidden" in training.
@@ -120,12 +120,12 @@ def _experts(config: MoEConfig, parallel: Parallel, params: Params, x_BlD: Array
 
 
 def _swiglu(weights: Params, x_mD: Array) -> Array:
-    """One expert (its columns on this device) for the rows of one block."""
+    """One expert (its columns on this device) for one block of the buffer's places."""
     return (jax.nn.silu(x_mD @ weights["gate"]) * (x_mD @ weights["up"])) @ weights["down"]
 
 
 def _buffer(config: MoEConfig, parallel: Parallel, *, rows: int, held: int) -> expert.Buffer:
-    """Sizes of the buffers for so many rows of which the device's `context` group holds so many positions."""
+    """Sizes of the buffers for `rows` rows, of each of which the device's `context` group holds `held` positions."""
     return expert.buffer_of(
         parallel.expert,
         experts=config.experts,

@@ -1,4 +1,4 @@
-"""Computing a small function again in backward instead of keeping what lies inside it.
+"""Recomputes a small function in backward, so that nothing inside it has to be held from forward to backward.
 
 `jax.checkpoint` does the same, but a policy on an outer `jax.checkpoint` (a block whose parameters are gathered has
 one) looks inside an inner one and keeps what it finds there. A function with its own gradient stays closed.

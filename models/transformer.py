@@ -18,8 +18,8 @@ head/output (B, L, V), the logits.
 
 Parameters arrive in the compute dtype. Norms, rotations, softmax and the loss are computed in float32 or wider.
 
-Every function takes the split of the work, `parallel`, as an argument: with the default it is plain JAX on one device;
-otherwise each device holds the columns, rows and heads that `rules` says, keeps its own positions between products, and
+Every function takes the parallel context, `parallel`, as an argument. With the default it is plain JAX on one device.
+Otherwise each device holds the parts of the parameters that `rules` says, keeps its own positions between products, and
 gathers and scatters them around each (`parallel/tensor.py`, `parallel/context.py`).
 
 Sources: Vaswani et al. 2017, "Attention Is All You Need"; Touvron et al. 2023, "LLaMA" (this arrangement of it);
@@ -69,7 +69,7 @@ def transformer(config: TransformerConfig, parallel: Parallel = WHOLE) -> BlockM
 
     Args:
         config: Its sizes and choices, with vocabulary and length.
-        parallel: How its work is split over the mesh; the default keeps it whole.
+        parallel: The parallel context: how the work is split over the mesh. The default keeps it whole.
 
     Returns:
         A language model over batches {"inputs", "targets", "weights", "example"} and, for packed documents, "segments"
@@ -149,9 +149,9 @@ def _init_mlp(config: TransformerConfig, key: Array) -> Params:
 def draw_matrix(
     config: TransformerConfig, key: Array, name: str, shape: tuple[int, ...], *, on_residual: bool = False
 ) -> Array:
-    """Draws a matrix (..., rows, columns) that keeps the scale of what goes through it.
+    """Draws a matrix (..., in, out) that keeps the scale of what goes through it.
 
-    Those that end on the residual stream share its scale out: there are two in each block.
+    The matrices that end on the residual stream, two in each block, share its scale out.
     """
     scale = (2 * config.layers) ** -0.5 if on_residual else 1.0
     return truncated_normal(key, name, shape, scale * shape[-2] ** -0.5)
@@ -160,7 +160,7 @@ def draw_matrix(
 def embed(
     config: TransformerConfig, parallel: Parallel, groups: dict[str, Params], batch: Batch, key: Array | None
 ) -> Hidden:
-    """Looks up the tokens; a token outside the vocabulary gives NaN, not another token's row."""
+    """Looks up the tokens; a token outside the vocabulary gives NaN, not another token's embedding."""
     tokens_BL = _held(parallel, batch["inputs"])
     hidden_BlD = tensor.embed_tokens(parallel.tensor, groups["embed"]["tokens"], tokens_BL)
     hidden_BlD = name_output(hidden_BlD, "embed/output")
@@ -228,7 +228,7 @@ def _mlp(
 
 
 def _held(parallel: Parallel, x_BL: Array) -> Array:
-    """The columns of whole rows that this device's `context` group works on."""
+    """The positions of whole rows that this device's `context` group works on."""
     if parallel.context.size == 1:
         return x_BL
     return jnp.take(x_BL, held_positions(parallel, x_BL.shape[1]), axis=1)
@@ -251,7 +251,7 @@ def _dropout(
 
 @recompute
 def _swiglu(gate_BLF: Array, up_BLF: Array) -> Array:
-    """Computed again in backward from its two inputs: cheaper than keeping, and re-reading, what lies between."""
+    """Recomputed in backward from its two inputs: cheaper than writing and reading what lies between."""
     return jax.nn.silu(gate_BLF) * up_BLF
 
 

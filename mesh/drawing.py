@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def draw(devices: np.ndarray, axis_names: Sequence[str], across: Sequence[str] =
     platforms = sorted({name.partition(":")[0] for name in devices.flat})
     heading = f"{sizes_text(devices.shape, axis_names)}: {devices.size} device(s), {', '.join(platforms)}"
     axes = [axis for axis, size in enumerate(devices.shape) if size > 1] or [devices.ndim - 1]
-    grid = devices.reshape([devices.shape[axis] for axis in axes])
+    grid: Any = devices.reshape([devices.shape[axis] for axis in axes])
     names = [axis_names[axis] for axis in axes]
     columns = _shortened(range(grid.shape[-1]), MAX_COLUMNS)
     rows = _shortened(list(product(*map(range, grid.shape[:-1]))), MAX_ROWS)

@@ -66,7 +66,7 @@ class Explanation:
         )
         parts = [
             self.mesh,
-            str(self.table),
+            self.table.text(),
             _listing("Bytes on each device", self.bytes_per_device),
             _listing("Memory of the compiled step, each device", self.compiled),
             "\n".join([f"Collectives of the compiled step, {verdict}", *_table(self.found)]),
@@ -141,6 +141,6 @@ def _table(collectives: Sequence[Collective]) -> list[str]:
     if not collectives:
         return ["  none"]
     return [
-        f"  {line.kind:<18} over {' x '.join(line.axes):<14} {line.count:>5} a step {format_bytes(line.bytes):>12}"
+        f"  {line.kind:<18} over {' x '.join(line.axes):<14} {line.count:>5,} a step {format_bytes(line.bytes):>12}"
         for line in collectives
     ]

@@ -1,4 +1,4 @@
-"""Bytes of arrays, and how to write them."""
+"""Bytes of arrays and counts of things, and how to write them for people."""
 
 from collections.abc import Sequence
 from math import prod
@@ -30,10 +30,23 @@ def format_bytes(num_bytes: float) -> str:
         For example "512 B", "1.5 KiB", "2 GiB".
     """
     for unit in UNITS[:-1]:
-        if num_bytes < 1024:
+        if num_bytes < (1024 if unit == "B" else 1023.95):  # rounding must not give 1024 of a unit
             return _short(num_bytes, unit)
         num_bytes /= 1024
     return _short(num_bytes, UNITS[-1])
+
+
+def counted(number: int, noun: str) -> str:
+    """Writes a count for people.
+
+    Args:
+        number: How many.
+        noun: What, as one of them is called; more of them take an "s".
+
+    Returns:
+        For example "1 array", "1,024 devices".
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _short(number: float, unit: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from math import prod
 from typing import Any
 
@@ -13,11 +14,16 @@ from ..mesh.compat import PyTreeDef
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
 from ..mesh.near_miss import unknown_name
+from ..mesh.text import printable
 from .paths import joined_path, numberless
-from .sizes import array_bytes, format_bytes
+from .sizes import array_bytes, counted, format_bytes
 from .tensor_layout import TensorLayout
 
 HEADINGS = ("path", "shape", "dtype", "rule", "layout", "per device")
+MAX_ROWS = 40
+"""Lines of the printed table."""
+MAX_WIDTH = 48
+"""Characters of a printed cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +160,51 @@ class LayoutTable:
             for row in self.rows
         ]
 
+    def text(self, max_rows: int | None = None, max_width: int | None = None) -> str:
+        """Writes the table for a terminal, one line for the arrays that differ only in the numbers of their paths.
+
+        Args:
+            max_rows: The most lines; of more, those of the most bytes are kept. None for all of them.
+            max_width: The most characters of a cell, at least 3; a longer one loses its middle. None for whole cells.
+
+        Returns:
+            Lines of text, control characters escaped.
+        """
+        stacks = stacks_of(self.rows)
+        kept = largest(stacks, max_rows)
+        lines = [HEADINGS, *(tuple(_on_a_line(text, max_width) for text in _cells(stack)) for stack in kept)]
+        return "\n".join([*_aligned(lines), *_left_out(stacks, kept), self._totals()])
+
     def __str__(self) -> str:
-        lines = [HEADINGS, *(_cells(rows) for rows in _stacks(self.rows))]
-        totals = (
-            f"{len(self.rows)} arrays, {self.num_elements:,} elements, {format_bytes(self.bytes_global)} in all, "
-            f"{format_bytes(self.bytes_per_device)} per device ({self.mesh.size} devices)"
+        return self.text(MAX_ROWS, MAX_WIDTH)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """The table as a notebook shows it."""
+        stacks = stacks_of(self.rows)
+        kept = largest(stacks, MAX_ROWS)
+        left = 'style="text-align: left"'
+        heads = "".join(f"<th {left}>{name}</th>" for name in HEADINGS)
+        lines = "".join(
+            "<tr>" + "".join(f"<td {left}>{escape(printable(text))}</td>" for text in _cells(stack)) + "</tr>"
+            for stack in kept
         )
-        return "\n".join([*_aligned(lines), totals])
+        notes = "<br>".join(escape(line) for line in (*_left_out(stacks, kept), self._totals()))
+        return (
+            f'<div style="overflow-x: auto"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
+            f"<p>{notes}</p></div>"
+        )
+
+    def _totals(self) -> str:
+        parts = (
+            counted(len(self.rows), "array"),
+            counted(self.num_elements, "element"),
+            f"{format_bytes(self.bytes_global)} in all",
+            f"{format_bytes(self.bytes_per_device)} per device ({counted(self.mesh.size, 'device')})",
+        )
+        return ", ".join(parts)
 
     @cached_property
     def _by_path(self) -> dict[str, LayoutRow]:
@@ -170,20 +214,66 @@ class LayoutTable:
         return jax.tree.unflatten(self.treedef, list(leaves))
 
 
-def _cells(rows: list[LayoutRow]) -> tuple[str, ...]:
-    first = rows[0]
-    shape = "x".join(map(str, first.shape)) or "scalar"
-    path = joined_path([row.path for row in rows])
-    size = format_bytes(sum(row.bytes_per_device for row in rows))
-    return path, shape, str(first.dtype), first.rule, str(first.layout), size
+def stacks_of(rows: Iterable[LayoutRow]) -> list[list[LayoutRow]]:
+    """Puts rows together that differ only in the numbers of their paths (the layers of a list of blocks).
 
+    Args:
+        rows: Rows of a table.
 
-def _stacks(rows: Iterable[LayoutRow]) -> list[list[LayoutRow]]:
-    """Puts rows together that differ only in the numbers of their paths (the layers of a list of blocks)."""
+    Returns:
+        At least one row each, in the order of the first of them.
+    """
     stacks: dict[Any, list[LayoutRow]] = {}
     for row in rows:
         stacks.setdefault((numberless(row.path), row.shape, row.dtype, row.rule, row.layout), []).append(row)
     return list(stacks.values())
+
+
+def stack_bytes(stack: Iterable[LayoutRow]) -> int:
+    """Bytes of some rows together that each device holds."""
+    return sum(row.bytes_per_device for row in stack)
+
+
+def largest(stacks: list[list[LayoutRow]], most: int | None) -> list[list[LayoutRow]]:
+    """Keeps the stacks of the most bytes.
+
+    Args:
+        stacks: As `stacks_of` gives them.
+        most: How many to keep; None for all.
+
+    Returns:
+        At most so many, in the order given.
+    """
+    if most is None or len(stacks) <= most:
+        return stacks
+    by_size = sorted(range(len(stacks)), key=lambda number: -stack_bytes(stacks[number]))
+    return [stacks[number] for number in sorted(by_size[:most])]
+
+
+def _cells(rows: list[LayoutRow]) -> tuple[str, ...]:
+    first = rows[0]
+    shape = "x".join(map(str, first.shape)) or "scalar"
+    path = joined_path([row.path for row in rows])
+    return path, shape, str(first.dtype), first.rule, str(first.layout), format_bytes(stack_bytes(rows))
+
+
+def _on_a_line(text: str, most: int | None) -> str:
+    line = printable(text).replace("\n", "\\n").replace("\t", "\\t")
+    if most is None or len(line) <= most:
+        return line
+    end = (most - 1) // 2
+    return f"{line[: most - 1 - end]}…{line[-end:]}"
+
+
+def _left_out(stacks: list[list[LayoutRow]], kept: list[list[LayoutRow]]) -> list[str]:
+    """The line that says how many lines are missing; none where none are."""
+    if len(kept) == len(stacks):
+        return []
+    smaller = sum(map(stack_bytes, stacks)) - sum(map(stack_bytes, kept))
+    return [
+        f"... {len(stacks) - len(kept):,} smaller lines of {len(stacks):,} are left out: {format_bytes(smaller)} per "
+        "device; table.text() has all"
+    ]
 
 
 def _aligned(lines: list[tuple[str, ...]]) -> list[str]:

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from spmdkit.layouts.sizes import array_bytes, format_bytes
+from spmdkit.layouts.sizes import array_bytes, counted, format_bytes
 
 
 def test_counts_bytes():
@@ -14,7 +14,21 @@ def test_counts_bytes():
 
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 20, "1 MiB"), (5 << 30, "5 GiB"), (3 << 50, "3 PiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        ((1 << 20) - 1, "1 MiB"),
+        (1 << 20, "1 MiB"),
+        ((1 << 30) - (1 << 20), "1023 MiB"),
+        (5 << 30, "5 GiB"),
+        (3 << 50, "3 PiB"),
+        (1 << 70, "1024 EiB"),
+    ],
 )
 def test_writes_bytes(num_bytes, text):
     assert format_bytes(num_bytes) == text
+
+
+def test_writes_counts():
+    assert [counted(number, "device") for number in (0, 1, 1024)] == ["0 devices", "1 device", "1,024 devices"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.layouts import LayoutMap, LayoutTable, resolve
+from spmdkit.layouts.table import MAX_ROWS
 from spmdkit.mesh import DeviceMesh
 
 TEXT = """\
@@ -81,7 +82,68 @@ def test_a_mesh_elsewhere_has_a_table():
     rules = LayoutMap(mesh)
     rules["w"] = ("fsdp", None)
     table = resolve({"w": jax.ShapeDtypeStruct((1 << 20, 4096), "float32")}, mesh, rules=rules)
-    assert "2 GiB per device (1024 devices)" in str(table)
+    assert "\n1 array, 4,294,967,296 elements, 16 GiB in all, 2 GiB per device (1,024 devices)" in str(table)
     assert table.shardings(abstract=True)["w"].shard_shape((1 << 20, 4096)) == (1 << 17, 4096)
     with pytest.raises(ValueError, match="not on this machine"):
         table.shardings()
+
+
+def long_table(mesh: DeviceMesh, names: list[str]) -> LayoutTable:
+    """Vectors of 1 KiB, 2 KiB, 3 KiB, ..., whole on every device."""
+    leaves = {name: jax.ShapeDtypeStruct((256 * place,), "float32") for place, name in enumerate(names, 1)}
+    return resolve(leaves, mesh)
+
+
+def test_a_large_table_prints_its_largest_lines(canonical):
+    table = long_table(canonical, [f"w{chr(97 + place // 26)}{chr(97 + place % 26)}" for place in range(100)])
+    lines = str(table).splitlines()
+    assert len(lines) == 1 + MAX_ROWS + 2
+    assert [line.split()[0] for line in (lines[1], lines[MAX_ROWS])] == ["wci", "wdv"], "the largest, in their order"
+    assert lines[-2].startswith("... 60 smaller lines of 100 are left out: 1.8 MiB per device")
+    assert lines[-1].startswith("100 arrays, 1,292,800 elements, 4.9 MiB in all, ")
+    assert len(table.text().splitlines()) == 102
+
+
+def test_a_long_cell_loses_its_middle(canonical):
+    path = "a" * 300 + "/kernel"
+    table = long_table(canonical, [path])
+    assert all(len(line) < 250 for line in str(table).splitlines())
+    assert "aaaa…aaaa" in str(table)
+    assert "/kernel " in str(table)
+    assert path in table.text()
+
+
+def test_repr_is_the_table(canonical):
+    assert repr(make_table(canonical)) == TEXT
+
+
+HOSTILE = '\x1b[2J<script>alert("1")</script>\n\t\u202e&'
+
+
+def test_hostile_names_reach_no_terminal(canonical):
+    table = long_table(canonical, [HOSTILE, "w"])
+    for text in (str(table), repr(table), table.text()):
+        assert all(character.isprintable() or character == "\n" for character in text)
+        assert len(text.splitlines()) == 4
+        assert r"\x1b[2J" in text
+        assert r"\n\t\u202e&" in text
+
+
+def test_a_notebook_shows_a_table(canonical):
+    html = make_table(canonical)._repr_html_()
+    assert html.count("<tr>") == 1 + 4
+    assert '<td style="text-align: left">blocks/{0..11}/q</td>' in html
+    assert "26 arrays, 56,321 elements, 207.5 KiB in all, 54.1 KiB per device (8 devices)" in html
+
+
+def test_hostile_names_reach_no_page(canonical):
+    html = long_table(canonical, [HOSTILE])._repr_html_()
+    assert r"\x1b[2J&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;" in html
+    assert not {"\x1b", "\u202e"} & set(html)
+    assert "<script" not in html
+
+
+def test_a_notebook_shows_the_largest_lines_of_a_large_table(canonical):
+    html = long_table(canonical, [f"w{'x' * place}" for place in range(60)])._repr_html_()
+    assert html.count("<tr>") == 1 + MAX_ROWS
+    assert "... 20 smaller lines of 60 are left out" in html

@@ -9,6 +9,7 @@ import jax
 from ..configs.schema import Config
 from ..layouts.sizes import format_bytes
 from ..layouts.table import LayoutTable
+from ..mesh.text import printable
 from ..parallel.collectives import Collective
 from ..parallel.schedule.table import Schedule
 from ..parallel.schedule.timing import measure
@@ -75,12 +76,8 @@ class Explanation:
             parts.append("\n".join(_table(self.predicted)))
         parts += [f"Note: {note}" for note in self.notes]
         if self.schedule:
-            title = (
-                f"Pipeline schedule {self.schedule.name}, {self.schedule.microbatches} microbatches, in units of a pass"
-            )
-            figures = schedule_command.summary(self.schedule, measure(self.schedule)).splitlines()
-            parts.append("\n".join([title, *(f"  {line}" for line in figures)]))
-        return "\n\n".join(parts)
+            parts.append(schedule_figures(self.schedule))
+        return printable("\n\n".join(parts))
 
 
 def explain(config: Config) -> Explanation:
@@ -115,6 +112,13 @@ def explain_built(built: Built) -> Explanation:
         schedule=layouts.pipeline.schedule if layouts.pipeline else None,
         notes=layouts.notes,
     )
+
+
+def schedule_figures(schedule: Schedule) -> str:
+    """Says in a few lines what a schedule costs, in units of a pass."""
+    title = f"Pipeline schedule {schedule.name}, {schedule.microbatches:,} microbatches, in units of a pass"
+    figures = schedule_command.summary(schedule, measure(schedule)).splitlines()
+    return "\n".join([title, *(f"  {line}" for line in figures)])
 
 
 def compiled_memory(compiled: jax.stages.Compiled) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """The end of a run: a sample of what the model writes, a yardstick for its loss, and the report."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,10 +14,14 @@ from ..parallel.step.state import TrainState
 from ..training.display import Display
 from ..training.metrics import read_metrics
 from ..training.report import write_report
+from ..training.report_costs import StepCosts
 from .build import Built
-from .explain import Explanation
+from .explain import Explanation, schedule_figures
+from .schedule_svg import draw_svg
 
 REPORT = "report.html"
+MOST_DRAWN = 4000
+"""Stages times ticks of a schedule up to which the report draws it: a megabyte."""
 
 
 def is_reported(folder: Path, checkpoint: Path) -> bool:
@@ -39,7 +44,7 @@ def finish(built: Built, explanation: Explanation, state: TrainState, folder: Pa
     if not is_main_process():
         return
     metrics = read_metrics(folder / "metrics.jsonl")
-    summary = {**dict(_summary(built, metrics)), "memory_bytes_per_device": explanation.compiled["total"]}
+    summary = dict(_summary(built, metrics))
     for line in _verdict(summary):
         display.message(line)
     if sample is not None:
@@ -53,8 +58,24 @@ def finish(built: Built, explanation: Explanation, state: TrainState, folder: Pa
         mesh=built.layouts.mesh,
         summary=summary,
         sample=sample,
+        costs=step_costs(explanation),
     )
     display.message(f"Wrote {report}")
+
+
+def step_costs(explanation: Explanation) -> StepCosts:
+    """What the report shows of an explanation; a schedule of very many actions in words alone."""
+    schedule = explanation.schedule
+    drawn = schedule is not None and schedule.stages * schedule.num_ticks <= MOST_DRAWN
+    return StepCosts(
+        held=explanation.bytes_per_device,
+        compiled=explanation.compiled,
+        predicted=explanation.predicted,
+        found=explanation.found,
+        notes=explanation.notes,
+        schedule_svg=draw_svg(schedule) if schedule is not None and drawn else "",
+        schedule_text=schedule_figures(schedule) if schedule is not None else "",
+    )
 
 
 def _is_byte_model(built: Built) -> bool:
@@ -87,8 +108,10 @@ def _summary(built: Built, metrics: list[dict[str, Any]]) -> Iterator[tuple[str,
     yield "parameters", built.layouts.num_parameters
     yield "data", built.splits.description
     yield "steps", metrics[-1]["step"]
-    yield "loss", metrics[-1]["loss"]
-    yield "tokens_per_second", median(record["tokens_per_second"] for record in metrics)
+    if all("seconds" in record for record in metrics):
+        ends = [0, *(record["step"] for record in metrics)]
+        counts = (end - start for start, end in pairwise(ends))
+        yield "seconds", sum(record["seconds"] * count for record, count in zip(metrics, counts, strict=True))
     if all("flops_per_second" in record for record in metrics):
         yield "flops_per_second", median(record["flops_per_second"] for record in metrics)
     evaluations = [record["eval_loss"] for record in metrics if "eval_loss" in record]

@@ -2,10 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from .page import visible
+from .quantities import is_number
 
 MAX_POINTS = 1000
 """Points drawn per line; of more, the lowest and highest of each stretch are kept, so spikes stay."""
@@ -70,12 +72,29 @@ def chart(
         return ""
     frame = _frame(series, references)
     return (
-        f'<figure class="chart"><figcaption><b>{escape(title)}</b> {_legend(series, write)}</figcaption>'
+        f'<figure class="chart"><figcaption><b>{visible(title)}</b> {_legend(series, write)}</figcaption>'
         f'<div class="plot" style="height:{height}px">{_labels(frame, references, write)}'
-        f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img" aria-label="{escape(title)}">'
+        f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img" aria-label="{visible(title)}">'
         f"{_grid(frame)}{''.join(_line(frame, line) for line in series)}{_dashes(frame, references)}</svg>"
         f'<script type="application/json">{_data(frame, series, write)}</script></div></figure>'
     )
+
+
+def points_of(records: Sequence[Mapping[str, Any]], key: str) -> list[Point]:
+    """Collects a line from the records of metrics.jsonl.
+
+    Args:
+        records: In the order of their steps; any key may be missing or not finite.
+        key: Of the values.
+
+    Returns:
+        (step, value) of the records that have both.
+    """
+    return [
+        (record["step"], record[key])
+        for record in records
+        if is_number(record.get("step")) and is_number(record.get(key))
+    ]
 
 
 def thinned(points: list[Point], limit: int = MAX_POINTS) -> list[Point]:
@@ -199,7 +218,7 @@ def _labels(frame: _Frame, references: Sequence[Reference], write: Callable[[flo
         if step == int(step)
     )
     names = "".join(
-        f'<span class="name" style="top:{frame.y(line.value) * 100 / SIDE:.2f}%">{escape(line.name)} '
+        f'<span class="name" style="top:{frame.y(line.value) * 100 / SIDE:.2f}%">{visible(line.name)} '
         f"{write(line.value)}</span>"
         for line in references
     )
@@ -208,7 +227,7 @@ def _labels(frame: _Frame, references: Sequence[Reference], write: Callable[[flo
 
 def _legend(series: Sequence[Series], write: Callable[[float], str]) -> str:
     last = [(line.kind, line.name or "last", write(line.points[-1][1])) for line in series]
-    keys = [f'<span class="key {kind}">{escape(name)} {value}</span>' for kind, name, value in last]
+    keys = [f'<span class="key {kind}">{visible(name)} {value}</span>' for kind, name, value in last]
     if len(series) > 1 and any(len(line.points) >= SMOOTH_FROM for line in series):
         keys.append('<span class="note">bold: moving average</span>')
     return " ".join(keys)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..mesh.processes import is_main_process
+from ..mesh.text import printable
 from .quantities import compact, duration, is_number, loss_text, with_unit
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -36,7 +37,7 @@ class Display:
         self._console = console
         self._total = total_steps
         self._step = start_step
-        self._title = title
+        self._title = printable(title)
         self._latest: dict[str, Any] = {}
         self._losses: deque[float] = deque(maxlen=HISTORY)
         self._step_seconds: deque[float] = deque(maxlen=HISTORY)
@@ -76,10 +77,10 @@ class Display:
         """Prints a line that stays.
 
         Args:
-            text: Shown as it is.
+            text: Shown as it is, but for control characters, which are escaped.
         """
         if self._console is not None:
-            self._console.print(Text(text), soft_wrap=True)
+            self._console.print(Text(printable(text)), soft_wrap=True)
 
     def seconds_left(self) -> float | None:
         """Estimates the seconds until the last step from the median of recent steps; None before the first record."""

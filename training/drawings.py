@@ -1,7 +1,6 @@
 """Drawings of a mesh, and of which device holds which part of an array, as HTML and SVG."""
 
 from collections.abc import Callable, Sequence
-from html import escape
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from ..layouts.table import LayoutRow
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.axes import AXES
 from ..mesh.device_mesh import DeviceMesh
+from .page import visible
 
 GAP = "…"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -45,6 +45,19 @@ SMALL = Limits(8, 8, 4)
 def axis_hue(axis: str) -> int:
     """Gives the color of a mesh axis, in degrees."""
     return AXIS_HUES.get(axis, AXIS_HUES["data"])
+
+
+def axis_label(axis: str, remark: str = "") -> str:
+    """Writes the name of a mesh axis in its color.
+
+    Args:
+        axis: Its name.
+        remark: Text that follows in the same color.
+
+    Returns:
+        HTML.
+    """
+    return f'<span class="axis" style="--h:{axis_hue(axis)}">{visible(axis + remark)}</span>'
 
 
 def part_hue(part: int, num_parts: int) -> float | None:
@@ -96,7 +109,7 @@ def draw_mesh(mesh: DeviceMesh, cell: Callable[[tuple[int, ...]], Cell], limits:
         if place is None:
             return f'<div class="gap">{GAP}</div>'
         fixed = dict(zip(axes[:-2], place, strict=True))
-        label = " ".join(_axis_label(mesh, axis, number) for axis, number in fixed.items())
+        label = " ".join(_place_label(mesh, axis, number) for axis, number in fixed.items())
         lines = [_header(mesh, axes, columns)]
         for row in rows:
             where = fixed | ({axes[-2]: row} if len(axes) > 1 else {})
@@ -120,14 +133,15 @@ def draw_devices(mesh: DeviceMesh) -> str:
 
     def cell(place: tuple[int, ...]) -> Cell:
         name = str(mesh.devices[place])
-        return Cell(escape(_number(name)), escape(name), None)
+        return Cell(visible(_number(name)), visible(name), None)
 
     sizes = " × ".join(f"{name} {size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True) if size > 1)
     first, last = str(mesh.devices.flat[0]), str(mesh.devices.flat[-1])
     wide = " wide" if max(mesh.shape) > 8 or sum(size > 1 for size in mesh.shape) > 2 else ""
     return (
         f'<div class="card array{wide}"><div class="path">device mesh</div>'
-        f"<p>{escape(sizes)}: {mesh.size} devices, {escape(first)} to {escape(last)}</p>{draw_mesh(mesh, cell)}</div>"
+        f"<p>{visible(sizes)}: {mesh.size:,} devices, {visible(first)} to {visible(last)}</p>"
+        f"{draw_mesh(mesh, cell)}</div>"
     )
 
 
@@ -149,11 +163,11 @@ def draw_array(row: LayoutRow) -> str:
         part = int(np.ravel_multi_index(parts[place], splits)) if splits else 0
         device = str(mesh.devices[place])
         held = f"part {part_name(part, num_parts)}" if num_parts > 1 else "all of it"
-        text = f"<small>{escape(_number(device))}</small>" + (part_name(part, num_parts) if num_parts > 1 else "")
-        return Cell(text, escape(f"{device} holds {held}"), part_hue(part, num_parts))
+        text = f"<small>{visible(_number(device))}</small>" + (part_name(part, num_parts) if num_parts > 1 else "")
+        return Cell(text, visible(f"{device} holds {held}"), part_hue(part, num_parts))
 
     return (
-        f'<div class="card array"><div class="path">{escape(row.path)}</div><p>{_sentence(row, num_parts)}</p>'
+        f'<div class="card array"><div class="path">{visible(row.path)}</div><p>{_sentence(row, num_parts)}</p>'
         f'<div class="pair">{_array_svg(row, splits)}{draw_mesh(mesh, cell, SMALL)}</div></div>'
     )
 
@@ -185,10 +199,10 @@ def _array_svg(row: LayoutRow, splits: Sequence[int]) -> str:
         if num_parts > 1 and wide >= 12 and tall >= 12:
             name = part_name(part, num_parts)
             pieces.append(f'<text x="{left + wide / 2:.1f}" y="{top + tall / 2:.1f}">{name}</text>')
-    notes = "".join(f"<li>{escape(_dim_text(row, dim))}</li>" for dim in range(len(row.shape)))
+    notes = "".join(f"<li>{visible(_dim_text(row, dim))}</li>" for dim in range(len(row.shape)))
     return (
         f'<div class="tensor"><svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{escape(row.path)} in {num_parts} part(s)">{"".join(pieces)}</svg><ol>{notes}</ol></div>'
+        f'aria-label="{visible(row.path)} in {num_parts} part(s)">{"".join(pieces)}</svg><ol>{notes}</ol></div>'
     )
 
 
@@ -225,7 +239,7 @@ def _dim_text(row: LayoutRow, dim: int) -> str:
 
 
 def _header(mesh: DeviceMesh, axes: Sequence[int], columns: Sequence[int | None]) -> str:
-    name = escape(mesh.axis_names[axes[-1]])
+    name = visible(mesh.axis_names[axes[-1]])
     corner = "<td></td>" if len(axes) > 1 else ""
     heads = "".join(f"<th>{GAP if column is None else column}</th>" for column in columns)
     style = f'style="--h:{axis_hue(mesh.axis_names[axes[-1]])}"'
@@ -235,12 +249,11 @@ def _header(mesh: DeviceMesh, axes: Sequence[int], columns: Sequence[int | None]
 def _row_label(mesh: DeviceMesh, axes: Sequence[int], row: int | None) -> str:
     if len(axes) == 1:
         return ""
-    return f"<th>{GAP}</th>" if row is None else f"<th>{_axis_label(mesh, axes[-2], row)}</th>"
+    return f"<th>{GAP}</th>" if row is None else f"<th>{_place_label(mesh, axes[-2], row)}</th>"
 
 
-def _axis_label(mesh: DeviceMesh, axis: int, number: int) -> str:
-    name = mesh.axis_names[axis]
-    return f'<span class="axis" style="--h:{axis_hue(name)}">{escape(name)}</span> {number}'
+def _place_label(mesh: DeviceMesh, axis: int, number: int) -> str:
+    return f"{axis_label(mesh.axis_names[axis])} {number}"
 
 
 def _cell(cell: Callable[[tuple[int, ...]], Cell], mesh: DeviceMesh, where: dict[int, int | None]) -> str:

@@ -3,6 +3,8 @@
 from html import escape
 from importlib.resources import files
 
+from ..mesh.text import printable
+
 
 def page(title: str, body: str) -> str:
     """Puts a body into a whole page that needs nothing from elsewhere.
@@ -19,12 +21,11 @@ def page(title: str, body: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head>\n"
+        f"<title>{visible(title)}</title><style>{style}</style></head>\n"
         f"<body><main>{body}</main><script>{script}</script></body></html>\n"
     )
 
 
 def visible(text: str) -> str:
-    """Escapes text; control characters, which HTML forbids, become their pictures."""
-    pictures = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
-    return escape(text.translate(pictures))
+    """Escapes text for HTML; control characters and those that turn a line around are written as `\\x1b`."""
+    return escape(printable(text))

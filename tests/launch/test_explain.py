@@ -1,15 +1,20 @@
 """What `spmdkit explain` says is what hand arithmetic and the compiled step say; it trains nothing."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 
+import jax
 import pytest
 from runs import spmdkit, write_config
 from spmdkit.configs import load_config
 from spmdkit.configs.load import preset_names
 from spmdkit.launch.cli import main
 from spmdkit.launch.explain import Explanation, explain
+from spmdkit.layouts.resolve import resolve
+from spmdkit.mesh.device_mesh import DeviceMesh
+from spmdkit.parallel.collectives import Collective
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -81,6 +86,43 @@ def test_as_tables(tmp_path, capsys):
         assert part in text
     assert "Collectives of the compiled step, exactly as predicted" in text
     assert not (tmp_path / "run").exists()
+
+
+def explanation(**changes) -> Explanation:
+    """One of a matrix on two devices."""
+    mesh = DeviceMesh.simulated(2, data=2)
+    found = (Collective("all-reduce", ("data",), 12_345, 3 << 30),)
+    given = {
+        "mesh": str(mesh),
+        "axes": {"data": 2},
+        "table": resolve({"w": jax.ShapeDtypeStruct((2, 3), "float32")}, mesh),
+        "bytes_per_device": {"parameters": 24},
+        "compiled": {"total": 27_204_784},
+        "predicted": found,
+        "found": found,
+    }
+    return Explanation(**given | changes)
+
+
+def test_numbers_are_written_for_people():
+    text = str(explanation())
+    assert re.search(r"^  all-reduce +over data +12,345 a step +3 GiB$", text, re.MULTILINE)
+    assert re.search(r"^  total +25.9 MiB$", text, re.MULTILINE)
+
+
+def test_every_line_of_a_large_table_is_there():
+    """A model of many arrays: `print(layouts.table)` leaves some out, `explain` none."""
+    leaves = {f"w{'x' * place}": jax.ShapeDtypeStruct((2, 3), "float32") for place in range(100)}
+    text = str(explanation(table=resolve(leaves, DeviceMesh.simulated(2, data=2))))
+    assert text.count("2x3") == 100
+
+
+def test_names_move_no_cursor():
+    nasty = "\x1b[2J\u202e"
+    table = resolve({nasty: jax.ShapeDtypeStruct((2, 3), "float32")}, DeviceMesh.simulated(2, data=2))
+    text = str(explanation(table=table, notes=(nasty,)))
+    assert text.count(r"\x1b[2J\u202e") == 2
+    assert all(character.isprintable() or character == "\n" for character in text)
 
 
 @pytest.mark.slow

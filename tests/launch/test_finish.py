@@ -9,7 +9,11 @@ from spmdkit.configs import load_config
 from spmdkit.data import bigram_loss
 from spmdkit.launch.build import build
 from spmdkit.launch.cli import main
-from spmdkit.launch.finish import _summary, _verdict, is_reported
+from spmdkit.launch.explain import Explanation
+from spmdkit.launch.finish import _summary, _verdict, is_reported, step_costs
+from spmdkit.layouts.resolve import resolve
+from spmdkit.mesh.device_mesh import DeviceMesh
+from spmdkit.parallel.schedule.builders import make_schedule
 
 SHORT = {"train": {"steps": 2, "global_batch": 16}, "checkpoint": {"every": 0}}
 
@@ -35,13 +39,15 @@ def test_the_bigram_model_is_measured_on_the_rows_that_the_model_is(batches, tmp
     """`eval.batches` batches of `train.global_batch` rows; 0 is the whole split."""
     config = write_language_config(tmp_path, **SHORT | {"eval": {"every": 0, "batches": batches}})
     built = build(load_config(config))
-    record = {"step": 2, "loss": 1.0, "tokens_per_second": 1.0, "flops_per_second": 1.0}
+    record = {"step": 2, "loss": 1.0, "tokens_per_second": 1.0, "seconds": 1.5, "flops_per_second": 1.0}
     measured = built.splits.evaluation
     rows = batches * 16 or len(measured)
     assert rows <= len(measured)
     few = [measured[index] for index in range(rows)]
     expected = bigram_loss(built.splits.train, Rows(few), 256)
-    assert dict(_summary(built, [record]))["bigram_loss"] == pytest.approx(expected, rel=1e-12)
+    summary = dict(_summary(built, [record, record | {"step": 5}]))
+    assert summary["bigram_loss"] == pytest.approx(expected, rel=1e-12)
+    assert summary["seconds"] == 2 * 1.5 + 3 * 1.5
 
 
 class Rows(list):
@@ -63,6 +69,25 @@ def test_without_an_evaluation_split(tmp_path, capsys):
     assert "Evaluation loss" not in capsys.readouterr().out
     assert "eval_loss" not in metrics(tmp_path / "run")[-1]
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("microbatches", "drawn"), [(8, True), (2000, False)])
+def test_a_schedule_is_drawn_where_it_is_not_too_large(microbatches, drawn):
+    mesh = DeviceMesh.simulated(2, data=2)
+    explanation = Explanation(
+        mesh="",
+        axes={"data": 2},
+        table=resolve({}, mesh),
+        bytes_per_device={"batch": 1},
+        compiled={"total": 2},
+        predicted=(),
+        found=(),
+        schedule=make_schedule("1f1b", 2, microbatches),
+    )
+    costs = step_costs(explanation)
+    assert costs.schedule_svg.startswith("<svg") == drawn
+    assert costs.schedule_text.startswith(f"Pipeline schedule 1f1b, {microbatches:,} microbatches")
+    assert (costs.held, costs.compiled) == ({"batch": 1}, {"total": 2})
 
 
 @pytest.mark.parametrize(("bigram", "side"), [(2.0, "below"), (1.5, "NOT below"), (1.2, "NOT below")])

@@ -47,6 +47,18 @@ def test_plain_lines_hold_every_metric_and_the_time_left(shown):
     ]
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_data_and_models_write_moves_no_cursor(shown, terminal):
+    """Only what rich itself sends to a terminal is left, and `shown` has taken that away."""
+    console, text = shown(terminal)
+    with make_display(300, 0, "data \x1b]0;title\x07", console) as display:
+        display.message("a sample \x1b[31mred\x9b2J\u202e\n\tin two lines")
+        panel = render(console, display) if terminal else text()
+    assert r"data \x1b]0;title\x07" in panel
+    assert "a sample \\x1b[31mred\\x9b2J\\u202e\n" in text()
+    assert not {"\x07", "\x9b", "\u202e"} & set(panel + text())
+
+
 def test_the_live_panel_holds_the_same(shown):
     console, text = shown(terminal=True)
     with make_display(300, 0, "quickstart", console) as display:

@@ -222,7 +222,7 @@ def _labels(frame: _Frame, references: Sequence[Reference], write: Callable[[flo
         f"{write(line.value)}</span>"
         for line in references
     )
-    return tall + wide + names
+    return tall + wide + names + '<span class="unit">step</span>'
 
 
 def _legend(series: Sequence[Series], write: Callable[[float], str]) -> str:

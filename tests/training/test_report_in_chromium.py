@@ -33,8 +33,10 @@ const reach = (frame) => {
   const boxes = [...page.querySelectorAll('.tile')].map(tile => tile.getBoundingClientRect());
   const wide = box => box.scrollWidth > box.clientWidth + 1;
   const picture = page.querySelector('.schedule')?.shadowRoot?.querySelector('svg');
+  page.querySelector('.layouts th:last-child button').click();
+  const sorted = [...page.querySelectorAll('.layouts tbody td.number')].map(cell => Number(cell.dataset.sort));
   return {
-    width, across: page.documentElement.scrollWidth, beyond: beyond.slice(0, 5),
+    sorted, width, across: page.documentElement.scrollWidth, beyond: beyond.slice(0, 5),
     tallest: Math.max(...boxes.map(box => box.height)),
     right: Math.max(...boxes.map(box => box.right)) - Math.max(...boxes.filter(
       box => box.bottom === Math.max(...boxes.map(other => other.bottom))).map(box => box.right)),
@@ -59,7 +61,7 @@ def laid_out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chromium")
     mesh = DeviceMesh.simulated(8, data=2, fsdp=2, tensor=2)
     names = ["blocks/attention/query", "a_module_of_a_long_name/" * 6 + "kernel", "embed"]
-    shapes = {name: jax.ShapeDtypeStruct((128, 384, 64), jnp.float32) for name in names}
+    shapes = {name: jax.ShapeDtypeStruct((128, 384, 64 * size), jnp.float32) for size, name in enumerate(names, 1)}
     rules = iter(["fsdp: dim 0; tensor: dim 1", "fsdp: whole, under the floor of 16,384 B", "data: whole"])
     table = resolve(
         shapes, mesh, default=lambda path, leaf: (TensorLayout((("data", "fsdp"), "tensor", None), mesh), next(rules))
@@ -123,3 +125,10 @@ def test_the_page_fits_its_reader(laid_out, width):
 def test_tiles_fit_their_content(laid_out, width):
     assert laid_out[width]["tallest"] < 130
     assert laid_out[width]["right"] < 1, "the last row of tiles is as wide as the others"
+
+
+@pytest.mark.slow
+def test_a_heading_sorts_its_column(laid_out):
+    sizes = laid_out[WIDTHS[0]]["sorted"]
+    assert len(set(sizes)) == 3
+    assert sizes == sorted(sizes, reverse=True)

@@ -73,7 +73,7 @@ def chart(
     frame = _frame(series, references)
     return (
         f'<figure class="chart"><figcaption><b>{visible(title)}</b> {_legend(series, write)}</figcaption>'
-        f'<div class="plot" style="height:{height}px">{_labels(frame, references, write)}'
+        f'<div class="plot" style="height:{height}px;--label:{_widest(frame)}ch">{_labels(frame, references, write)}'
         f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img" aria-label="{visible(title)}">'
         f"{_grid(frame)}{''.join(_line(frame, line) for line in series)}{_dashes(frame, references)}</svg>"
         f'<script type="application/json">{_data(frame, series, write)}</script></div></figure>'
@@ -223,6 +223,11 @@ def _labels(frame: _Frame, references: Sequence[Reference], write: Callable[[flo
         for line in references
     )
     return tall + wide + names + '<span class="unit">step</span>'
+
+
+def _widest(frame: _Frame) -> int:
+    """Characters of the longest label beside the plot."""
+    return max((len(_short(value)) for value in _value_ticks(frame)), default=0)
 
 
 def _legend(series: Sequence[Series], write: Callable[[float], str]) -> str:

@@ -80,6 +80,7 @@ def _collectives(costs: StepCosts) -> str:
         tables += _collective_table("The strategies predict", predicted, found)
     notes = "".join(f'<p class="note">Note: {visible(note)}</p>' for note in costs.notes)
     explained = '<p class="note">The bytes are those of whole values, as each device holds or gets them.</p>'
+    explained = explained if found or predicted else ""
     columns = "" if same else ' class="halves"'
     return f"<h2>Collectives of a step {verdict}</h2><div{columns}>{tables}</div>{explained}{notes}"
 

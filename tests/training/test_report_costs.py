@@ -38,6 +38,7 @@ def test_collectives_that_differ_stand_beside_the_prediction():
 def test_a_step_without_collectives_says_so():
     page = Page(costs_sections(COSTS._replace(found=(), predicted=())))
     assert page.text("collectives") == "none: nothing is sent between devices"
+    assert "bytes" not in page.text("note")
 
 
 def test_notes_are_told():

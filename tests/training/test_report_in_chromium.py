@@ -31,12 +31,15 @@ const reach = (frame) => {
       beyond.push(element.tagName + '.' + element.className);
   }
   const boxes = [...page.querySelectorAll('.tile')].map(tile => tile.getBoundingClientRect());
+  const outside = [...page.querySelectorAll('.plot span:not(.tip)')].filter(label =>
+    label.getBoundingClientRect().left < label.closest('.card').getBoundingClientRect().left + 4);
   const wide = box => box.scrollWidth > box.clientWidth + 1;
   const picture = page.querySelector('.schedule')?.shadowRoot?.querySelector('svg');
   page.querySelector('.layouts th:last-child button').click();
   const sorted = [...page.querySelectorAll('.layouts tbody td.number')].map(cell => Number(cell.dataset.sort));
   return {
-    sorted, width, across: page.documentElement.scrollWidth, beyond: beyond.slice(0, 5),
+    sorted, outside: outside.map(label => label.textContent),
+    width, across: page.documentElement.scrollWidth, beyond: beyond.slice(0, 5),
     tallest: Math.max(...boxes.map(box => box.height)),
     right: Math.max(...boxes.map(box => box.right)) - Math.max(...boxes.filter(
       box => box.bottom === Math.max(...boxes.map(other => other.bottom))).map(box => box.right)),
@@ -114,7 +117,7 @@ def test_the_page_fits_its_reader(laid_out, width):
     """Nothing sticks out of the page; what is wider scrolls in a box of its own, and only the schedule is."""
     measured = laid_out[width]
     assert measured["width"] == measured["across"] == width
-    assert measured["beyond"] == []
+    assert measured["beyond"] == measured["outside"] == []
     assert set(measured["scrolling"]) <= {"schedule"}
     assert measured["pictured"] > 200
     assert measured["loads"] == 0

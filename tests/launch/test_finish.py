@@ -60,7 +60,9 @@ def test_a_classifier_has_no_sample_and_no_bigrams(tmp_path, capsys):
     assert "Evaluation loss" in printed
     assert "sample" not in printed
     assert "bigram" not in printed
-    assert (tmp_path / "run" / "report.html").is_file()
+    report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "exactly as the strategies predict" in report
+    assert report.count("<span>memory per device</span>") == 1
 
 
 def test_without_an_evaluation_split(tmp_path, capsys):

@@ -37,7 +37,7 @@ from jax import Array, lax
 from ..mesh.errors import UserError
 from ..parallel import expert, tensor
 from ..parallel.blocks.attention.ring import ring_attention
-from ..parallel.blocks.attention.ulysses import all_to_all_attention
+from ..parallel.blocks.attention.ulysses import ulysses_attention
 from ..parallel.model import Batch, BlockModel, Params
 from ..parallel.sharding.named_outputs import name_output
 from ..parallel.sharding.parallel_context import Parallel, held_positions, own_positions
@@ -215,7 +215,7 @@ def attend(
         return causal_attention(query_BLhK, key_BLgK, value_BLgK, *(() if segment_BL is None else (segment_BL,)))
     if config.attention == "ring":
         return ring_attention(query_BLhK, key_BLgK, value_BLgK, config=config, segment_BL=segment_BL)
-    return all_to_all_attention(
+    return ulysses_attention(
         query_BLhK, key_BLgK, value_BLgK, attend=causal_attention, config=config, segment_BL=segment_BL
     )
 

@@ -10,18 +10,18 @@ from jax import Array
 from ..model import Activations
 
 
-def split_floats(x: Activations) -> tuple[list[Array], list[Array]]:
+def split_differentiable(x: Activations) -> tuple[list[Array], list[Array]]:
     """The leaves of x that have a gradient, and the others (positions, indices of examples)."""
     leaves = jax.tree.leaves(x)
-    return [leaf for leaf in leaves if _is_float(leaf)], [leaf for leaf in leaves if not _is_float(leaf)]
+    return list(filter(_has_gradient, leaves)), [leaf for leaf in leaves if not _has_gradient(leaf)]
 
 
-def join_floats(like: Activations, floats: Iterable[Array], others: Iterable[Array]) -> Activations:
-    """The reverse of `split_floats`, for a tree like `like`."""
+def join_differentiable(like: Activations, differentiable: Iterable[Array], others: Iterable[Array]) -> Activations:
+    """The reverse of `split_differentiable`, for a tree like `like`."""
     leaves, treedef = jax.tree.flatten(like)
-    floats, others = iter(floats), iter(others)
-    return jax.tree.unflatten(treedef, [next(floats if _is_float(leaf) else others) for leaf in leaves])
+    differentiable, others = iter(differentiable), iter(others)
+    return jax.tree.unflatten(treedef, [next(differentiable if _has_gradient(leaf) else others) for leaf in leaves])
 
 
-def _is_float(leaf: Any) -> bool:
+def _has_gradient(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -7,7 +7,7 @@ would cost e times too much. Here the rows of an expert lie together, each group
 runs over the blocks that hold something: its number of turns is known only as it runs, everything else when it is
 compiled. Besides the rows there are, it computes the padding of the last block of each group.
 
-Backward runs the same loop and computes each block again: what lies between the products of an expert, (M, F) numbers
+Backward runs the same loop and recomputes each block: what lies between the products of an expert, (M, F) numbers
 for each of them, is never stored.
 
 Source: Gale et al. 2022, "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", section 4 (rows grouped by
@@ -59,9 +59,9 @@ def _forward(expert: Expert, weights: Weights, x_MD: Array, expert_b: Array) -> 
     return apply_experts(expert, weights, x_MD, expert_b), (weights, x_MD, expert_b)
 
 
-def _backward(expert: Expert, kept: tuple[Any, ...], dy_MD: Array) -> tuple[Weights, Array, None]:
+def _backward(expert: Expert, residuals: tuple[Any, ...], dy_MD: Array) -> tuple[Weights, Array, None]:
     """Sums of gradients over blocks are kept in float32 or wider."""
-    weights, x_MD, expert_b = kept
+    weights, x_MD, expert_b = residuals
     x_bmD, dy_bmD = _in_blocks(x_MD, expert_b), _in_blocks(dy_MD, expert_b)
     order_b, num_full = _full_blocks(weights, expert_b)
 

@@ -2,7 +2,7 @@
 
     forward    W0 = gather                                         exposed
                for each block n:   W(n+1) = gather                 beside the products of block n
-                                   x, kept(n) = block(W(n), x)
+                                   x, residuals(n) = block(W(n), x)
     backward   W(N-1) = gather                                     exposed
                for each block n, last to first:
                    W(n-1) = gather                                 beside the products of block n
@@ -38,8 +38,8 @@ from ..model import Activations, BlockModel, Model, Params, fold_block
 from ..plan import Layouts
 from ..precision import Precision
 from ..xla.in_order import after
-from .differentiable import join_floats, split_floats
-from .split_backward import Cut, cut
+from .differentiable import join_differentiable, split_differentiable
+from .split_backward import SplitBlock, split_block
 
 PREFETCH_REMAT = ("none", "full")
 FEWEST_BLOCKS = 4
@@ -126,25 +126,25 @@ def run_prefetched(
         remat: `none` keeps what backward needs, `full` the input of each block.
 
     Returns:
-        Activations that leave the last block; differentiable with respect to `shards` and the floats of `x`.
+        Activations that leave the last block; differentiable in `shards` and the leaves of `x` that have a gradient.
     """
     num_blocks = len(jax.tree.leaves(shards)[0])
     key_data = None if key is None else jax.random.key_data(key)
     stack = _Stack(block, x, num_blocks, stored, reduced, axes, precision)
     if remat != "full":
-        stack.parts = cut(block, stack.whole(shards, 0), x, stack.key_of(key_data, 0))
+        stack.parts = split_block(block, stack.whole(shards, 0), x, stack.key_of(key_data, 0))
 
     @jax.custom_vjp
-    def run(shards: Params, floats: list[Array], others: list[Array], key_data: Array | None) -> Activations:
-        return stack.forward(shards, floats, others, key_data)[0]
+    def run(shards: Params, differentiable: list[Array], others: list[Array], key_data: Array | None) -> Activations:
+        return stack.forward(shards, differentiable, others, key_data)[0]
 
     run.defvjp(stack.forward, stack.backward)
-    return run(shards, *split_floats(x), key_data)
+    return run(shards, *split_differentiable(x), key_data)
 
 
 @dataclass
 class _Stack:
-    """Forward and backward of all blocks; `x` is an example of activations, `parts` the cut block (None: recompute)."""
+    """Forward and backward of all blocks; `x` is an example of activations, without `parts` blocks are recomputed."""
 
     block: Block
     x: Activations
@@ -153,7 +153,7 @@ class _Stack:
     reduced: Any
     axes: tuple[str, ...]
     precision: Precision
-    parts: Cut | None = None
+    parts: SplitBlock | None = None
 
     def whole(self, shards: Params, index: Array | int, done: Any = ()) -> Params:
         """The gathered parameters of one block, on simulated devices not before `done` is there."""
@@ -173,44 +173,46 @@ class _Stack:
         return self.parts.forward(params, x, key) if self.parts else (self.block(params, x, key), x)
 
     def differentiate(
-        self, params: Params, kept: Any, key: Array | None, dy: list[Array]
+        self, params: Params, residuals: Any, key: Array | None, dy: list[Array]
     ) -> tuple[list[Array], Params]:
         """One block backward: gradients of its input and of its whole parameters."""
         if self.parts:
-            dx, crossing = self.parts.backward_input(params, key, kept, dy)
-            return dx, self.parts.backward_weight(params, key, kept, crossing)
-        floats, others = split_floats(kept)
+            dx, deferred = self.parts.backward_input(params, key, residuals, dy)
+            return dx, self.parts.backward_weight(params, key, residuals, deferred)
+        differentiable, others = split_differentiable(residuals)
 
-        def again(params: Params, floats: list[Array]) -> list[Array]:
-            return split_floats(self.block(params, join_floats(kept, floats, others), key))[0]
+        def recompute(params: Params, differentiable: list[Array]) -> list[Array]:
+            y = self.block(params, join_differentiable(residuals, differentiable, others), key)
+            return split_differentiable(y)[0]
 
-        gradients, dx = jax.vjp(again, params, floats)[1](dy)
+        gradients, dx = jax.vjp(recompute, params, differentiable)[1](dy)
         return dx, gradients
 
-    def forward(self, shards: Params, floats: list[Array], others: list[Array], key_data: Array | None) -> Any:
+    def forward(self, shards: Params, differentiable: list[Array], others: list[Array], key_data: Array | None) -> Any:
         """All blocks forward: the activations that leave, and what `backward` is given."""
         final = self.num_blocks - 1
 
         def turn(carry: Any, index: Array) -> Any:
             x, params = carry
-            x, kept = self.run(params, x, self.key_of(key_data, index))
-            return (x, self.whole(shards, index + 1, done=split_floats(x)[0])), kept
+            x, residuals = self.run(params, x, self.key_of(key_data, index))
+            return (x, self.whole(shards, index + 1, done=split_differentiable(x)[0])), residuals
 
-        shards, floats = lax.optimization_barrier((shards, floats))  # else gathers leave a loop over microbatches
-        entering = (join_floats(self.x, floats, others), self.whole(shards, 0))
-        (leaving, params), kept = lax.scan(turn, entering, jnp.arange(final))
+        # Else the gathers leave a loop over microbatches.
+        shards, differentiable = lax.optimization_barrier((shards, differentiable))
+        entering = (join_differentiable(self.x, differentiable, others), self.whole(shards, 0))
+        (leaving, params), residuals = lax.scan(turn, entering, jnp.arange(final))
         leaving, last = self.run(params, leaving, self.key_of(key_data, final))
-        return leaving, (shards, kept, last, key_data)
+        return leaving, (shards, residuals, last, key_data)
 
-    def backward(self, residuals: Any, gradient: Activations) -> Any:
-        """All blocks backward: gradients of the shards and of the floats."""
-        shards, kept, last, key_data = residuals
+    def backward(self, saved: Any, gradient: Activations) -> Any:
+        """All blocks backward: gradients of the shards and of the differentiable leaves."""
+        shards, residuals, last, key_data = saved
         shards, last = lax.optimization_barrier((shards, last))
         final = self.num_blocks - 1
 
-        def turn(carry: Any, kept: Any, index: Array | int) -> Any:
+        def turn(carry: Any, residuals: Any, index: Array | int) -> Any:
             dx, params, later = carry
-            dx, own = self.differentiate(params, kept, self.key_of(key_data, index), dx)
+            dx, own = self.differentiate(params, residuals, self.key_of(key_data, index), dx)
             earlier = self.whole(shards, index - 1, done=dx) if not isinstance(index, int) else None
             return (dx, earlier, own), self.shard(later, done=dx)
 
@@ -221,10 +223,10 @@ class _Stack:
         carry, middle = lax.scan(
             lambda carry, layer: turn(carry, *layer),
             (dx, self.whole(shards, final - 1, done=dx), own),
-            (jax.tree.map(lambda leaf: leaf[1:], kept), jnp.arange(1, final)),
+            (jax.tree.map(lambda leaf: leaf[1:], residuals), jnp.arange(1, final)),
             reverse=True,
         )
-        (dx, _, own), second = turn(carry, jax.tree.map(lambda leaf: leaf[0], kept), 0)
+        (dx, _, own), second = turn(carry, jax.tree.map(lambda leaf: leaf[0], residuals), 0)
         gradients = [_stacked(self.shard(own, done=dx)), _stacked(second), middle]
         return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *gradients), dx, None, None
 

@@ -1,30 +1,31 @@
-"""One block of a model, cut in three: forward, backward to the input, backward to the weights.
+"""One block of a model in three functions: forward, backward to the input, backward to the weights.
 
-Autodiff gives forward and backward of a block as one graph. Here the graph is traced once and its operations are dealt
-out by what they are needed for:
+Autodiff gives forward and backward of a block as one graph. Here the graph is traced once, and each operation goes to
+the first part that needs it:
 
     F   what the output y needs
     B   what else the gradient dx of the input needs
     W   what else the gradients of the parameters need
 
-    forward(params, x, extra)                        -> y, kept             in F's tick
-    again(params, x, extra)                          -> kept                in R's, where a stage recomputes one block
-    backward_input(params, extra, kept, dy)          -> dx, crossing        in B's tick
-    backward_weight(params, extra, kept, crossing)   -> gradients           in W's tick, at once or much later
+    forward(params, x, extra)                               -> y, residuals     in F's tick
+    recompute(params, x, extra)                             -> residuals        in R's, where a stage recomputes
+    backward_input(params, extra, residuals, dy)            -> dx, deferred     in B's tick
+    backward_weight(params, extra, residuals, deferred)     -> gradients        in W's tick, at once or much later
 
 A product Out = In W in a block makes three products of matrices, one in each part: In W, dOut W^T, In^T dOut.
 
-1. *kept* is what F makes (or is given) and B or W use; *crossing* what B makes (or is given) and W uses. A schedule
-   holds kept from F to W, crossing from B to W.
+1. *Residuals* are what F makes (or is given) and B or W use. *Deferred* values are what B makes (or is given) and W
+   uses: the gradients dOut that wait for their products. A schedule holds residuals from F to W, and deferred values
+   from B to W.
 2. Values that depend on parameters and extra (a random key) alone are never held: each part that uses them makes them
    again. So FSDP's gathers happen in F, R and B, not in W, and no gathered parameter outlives its tick.
    FSDP's reduce-scatter is what a gradient ends with: it falls to W.
 3. Where something was only moved, cast or cut up, the smaller side of that operation is held, and the operation is
    done again: no value is held in two shapes.
 4. A gradient that is a mere sum over rows (a norm's scale, a bias) is made in B: the sum is smaller than what it is
-   made of, and crosses instead.
-5. What a model computes again in backward (`jax.checkpoint`, a gradient of its own) is not what y needs, so it lands in
-   B: how much is held remains the model's choice.
+   made of, and is deferred in its place.
+5. What a model recomputes in backward (`jax.checkpoint`, a gradient of its own) is not what y needs, so it lands in B:
+   how much is held remains the model's choice.
 
 Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2 and figure 1 (the two halves of backward).
 """
@@ -40,7 +41,7 @@ from jax import Array
 from ...mesh.compat import Equation, Graph, Variable, is_literal, run_equations, trace
 from ...mesh.errors import UserError
 from ..model import Activations, Params
-from .differentiable import join_floats, split_floats
+from .differentiable import join_differentiable, split_differentiable
 
 Held: TypeAlias = tuple[Array, ...]
 """Arrays that one part leaves for another."""
@@ -62,31 +63,32 @@ _COLLECTIVES = {
 }
 
 
-class Cut(NamedTuple):
-    """The three parts of a block; all functions are per-device, for the inside of the `shard_map` they were cut in.
+class SplitBlock(NamedTuple):
+    """The three parts of a block, per-device functions for the inside of the `shard_map` they were split in.
 
     Attributes:
-        forward: `forward(params, x, extra) -> (y, kept)`.
-        again: `again(params, x, extra) -> kept`: forward without what y alone needs, such as the block's last product.
-        backward_input: `backward_input(params, extra, kept, dy) -> (dx, crossing)`; gradients are lists, one for each
-            floating-point leaf of x, see `split_floats`.
-        backward_weight: `backward_weight(params, extra, kept, crossing) -> gradients`, a tree like the parameters.
-        kept: Shapes and dtypes of what forward leaves.
-        crossing: Shapes and dtypes of what backward to the input leaves.
+        forward: `forward(params, x, extra) -> (y, residuals)`.
+        recompute: `recompute(params, x, extra) -> residuals`: forward without what y alone needs, such as the block's
+            last product.
+        backward_input: `backward_input(params, extra, residuals, dy) -> (dx, deferred)`; dx and dy are lists, one for
+            each differentiable leaf of x, see `split_differentiable`.
+        backward_weight: `backward_weight(params, extra, residuals, deferred) -> gradients`, a tree like the parameters.
+        residuals: Shapes and dtypes of what forward leaves.
+        deferred: Shapes and dtypes of what backward to the input leaves.
     """
 
     forward: Callable[[Params, Activations, Extra], tuple[Activations, Held]]
-    again: Callable[[Params, Activations, Extra], Held]
+    recompute: Callable[[Params, Activations, Extra], Held]
     backward_input: Callable[[Params, Extra, Held, list[Array]], tuple[list[Array], Held]]
     backward_weight: Callable[[Params, Extra, Held, Held], Params]
-    kept: tuple[jax.ShapeDtypeStruct, ...]
-    crossing: tuple[jax.ShapeDtypeStruct, ...]
+    residuals: tuple[jax.ShapeDtypeStruct, ...]
+    deferred: tuple[jax.ShapeDtypeStruct, ...]
 
 
-def cut(
+def split_block(
     block: Callable[[Params, Activations, Extra], Activations], params: Params, x: Activations, extra: Extra
-) -> Cut:
-    """Cuts a block in three.
+) -> SplitBlock:
+    """Splits a block in three.
 
     Args:
         block: `block(params, x, extra) -> x`, its collectives, if any, included.
@@ -98,19 +100,19 @@ def cut(
     Raises:
         UserError: The block's output is not of its input's structure, shapes and dtypes.
     """
-    floats, others = split_floats(x)
+    differentiable, others = split_differentiable(x)
 
-    def joint(params: Params, extra: Extra, floats: list[Array], others: list[Array], dy: list[Array]) -> Any:
-        def run(params: Params, floats: list[Array]) -> tuple[list[Array], list[Array]]:
-            y = block(params, join_floats(x, floats, others), extra)
+    def joint(params: Params, extra: Extra, differentiable: list[Array], others: list[Array], dy: list[Array]) -> Any:
+        def run(params: Params, differentiable: list[Array]) -> tuple[list[Array], list[Array]]:
+            y = block(params, join_differentiable(x, differentiable, others), extra)
             _check_output(x, y)
-            return split_floats(y)
+            return split_differentiable(y)
 
-        y_floats, pull, y_others = jax.vjp(run, params, floats, has_aux=True)
+        y_differentiable, pull, y_others = jax.vjp(run, params, differentiable, has_aux=True)
         gradients, dx = pull(dy)
-        return y_floats, y_others, gradients, dx
+        return y_differentiable, y_others, gradients, dx
 
-    arguments = (params, extra, floats, others, floats)
+    arguments = (params, extra, differentiable, others, differentiable)
     graph, results = trace(joint, *arguments)
     sizes = [len(jax.tree.leaves(argument)) for argument in arguments]
     free, inputs, dy = _pieces(graph.inputs, [sizes[0] + sizes[1], sizes[2] + sizes[3], sizes[4]])
@@ -161,8 +163,8 @@ class _Parts:
         made_forward = {*inputs, *self._made(forward)}
         made_backward = {*dy, *self._made(backward)}
         used_later = self._used(backward | weight, [*dx, *gradients])
-        self.kept = self._fewest(used_later & made_forward, [])
-        self.crossing = self._fewest(self._used(weight, gradients) & made_backward, self.kept)
+        self.residuals = self._fewest(used_later & made_forward, [])
+        self.deferred = self._fewest(self._used(weight, gradients) & made_backward, self.residuals)
 
     def _free(self, free: set[Variable]) -> set[Variable]:
         """All variables that depend on parameters, extra and constants alone."""
@@ -260,34 +262,35 @@ def _num_bytes(variables: Iterable[Variable]) -> int:
     return sum(variable.aval.size * variable.aval.dtype.itemsize for variable in variables)
 
 
-def _as_functions(parts: _Parts, x: Activations, params_treedef: Any) -> Cut:
-    free, kept, crossing = parts.free_inputs, parts.kept, parts.crossing
-    run_forward = parts.function([*free, *parts.inputs], [*parts.y, *kept])
-    run_again = parts.function([*free, *parts.inputs], kept)
-    run_input = parts.function([*free, *kept, *parts.dy], [*parts.dx, *crossing])
-    run_weight = parts.function([*free, *kept, *crossing], parts.gradients)
-    num_floats, num_y, num_dx = len(parts.dy), len(parts.y), len(parts.dx)
+def _as_functions(parts: _Parts, x: Activations, params_treedef: Any) -> SplitBlock:
+    free, residuals, deferred = parts.free_inputs, parts.residuals, parts.deferred
+    run_forward = parts.function([*free, *parts.inputs], [*parts.y, *residuals])
+    run_recompute = parts.function([*free, *parts.inputs], residuals)
+    run_input = parts.function([*free, *residuals, *parts.dy], [*parts.dx, *deferred])
+    run_weight = parts.function([*free, *residuals, *deferred], parts.gradients)
+    num_differentiable, num_y, num_dx = len(parts.dy), len(parts.y), len(parts.dx)
 
     def leaves(params: Params, extra: Extra) -> list[Array]:
         return jax.tree.leaves((params, extra))
 
     def forward(params: Params, x: Activations, extra: Extra) -> tuple[Activations, Held]:
-        floats, others = split_floats(x)
-        results = run_forward(*leaves(params, extra), *floats, *others)
-        return join_floats(x, results[:num_floats], results[num_floats:num_y]), tuple(results[num_y:])
+        differentiable, others = split_differentiable(x)
+        results = run_forward(*leaves(params, extra), *differentiable, *others)
+        y = join_differentiable(x, results[:num_differentiable], results[num_differentiable:num_y])
+        return y, tuple(results[num_y:])
 
-    def again(params: Params, x: Activations, extra: Extra) -> Held:
-        floats, others = split_floats(x)
-        return tuple(run_again(*leaves(params, extra), *floats, *others))
+    def recompute(params: Params, x: Activations, extra: Extra) -> Held:
+        differentiable, others = split_differentiable(x)
+        return tuple(run_recompute(*leaves(params, extra), *differentiable, *others))
 
-    def backward_input(params: Params, extra: Extra, kept: Held, dy: list[Array]) -> tuple[list[Array], Held]:
-        results = run_input(*leaves(params, extra), *kept, *dy)
+    def backward_input(params: Params, extra: Extra, residuals: Held, dy: list[Array]) -> tuple[list[Array], Held]:
+        results = run_input(*leaves(params, extra), *residuals, *dy)
         return results[:num_dx], tuple(results[num_dx:])
 
-    def backward_weight(params: Params, extra: Extra, kept: Held, crossing: Held) -> Params:
-        return jax.tree.unflatten(params_treedef, run_weight(*leaves(params, extra), *kept, *crossing))
+    def backward_weight(params: Params, extra: Extra, residuals: Held, deferred: Held) -> Params:
+        return jax.tree.unflatten(params_treedef, run_weight(*leaves(params, extra), *residuals, *deferred))
 
     def shapes(variables: list[Variable]) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in variables)
 
-    return Cut(forward, again, backward_input, backward_weight, shapes(kept), shapes(crossing))
+    return SplitBlock(forward, recompute, backward_input, backward_weight, shapes(residuals), shapes(deferred))

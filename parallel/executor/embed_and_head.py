@@ -29,7 +29,7 @@ from ..pipeline import AXIS
 from ..plan import Layouts
 
 
-def gather_outer(params: Params, layouts: Any) -> Params:
+def gather_embed_and_head(params: Params, layouts: Any) -> Params:
     """Makes what is outside the blocks whole along `pipe`.
 
     Args:
@@ -43,7 +43,7 @@ def gather_outer(params: Params, layouts: Any) -> Params:
     return _over_pipe(gather, params, layouts)
 
 
-def scatter_outer(gradients: Params, layouts: Any, reduce_dtype: str) -> Params:
+def scatter_embed_and_head(gradients: Params, layouts: Any, reduce_dtype: str) -> Params:
     """Sums gradients of what is outside the blocks over the stages, each of which keeps its part.
 
     Args:
@@ -64,8 +64,8 @@ def _over_pipe(function: Callable[[Array, int], Array], tree: Params, layouts: A
         dim = _dim(layout)
         return leaf if dim is None else function(leaf, dim)
 
-    outer = {name: jax.tree.map(apply, group, layouts[name]) for name, group in tree.items() if name != "blocks"}
-    return {**tree, **outer}
+    changed = {name: jax.tree.map(apply, group, layouts[name]) for name, group in tree.items() if name != "blocks"}
+    return {**tree, **changed}
 
 
 def _dim(layout: TensorLayout) -> int | None:

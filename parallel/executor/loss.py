@@ -10,7 +10,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from ...mesh.keys import make_key
-from ..blocks.differentiable import split_floats
+from ..blocks.differentiable import split_differentiable
 from ..blocks.forward import Kept, LocalLoss, carriers_of, without_blocks
 from ..blocks.pieces import make_pieces
 from ..collectives import Collective, wire_bytes
@@ -20,7 +20,7 @@ from ..pipeline import AXIS, Pipeline, forwards_only
 from ..plan import Layouts
 from ..precision import Precision
 from ..schedule.timetable import make_timetable
-from .embed_and_head import gather_outer
+from .embed_and_head import gather_embed_and_head
 from .run import run_forward, run_gradients
 from .stage import Inputs
 
@@ -87,8 +87,8 @@ def pipeline_cost(
     """
     assert layouts.pipeline is not None
     timetable = layouts.pipeline.timetable
-    floats, others = split_floats(_activation_shapes(model, layouts, microbatch, precision))
-    up, down = [*floats, *others], [*floats, *others] if timetable.both_ways else floats
+    differentiable, others = split_differentiable(_activation_shapes(model, layouts, microbatch, precision))
+    up, down = [*differentiable, *others], [*differentiable, *others] if timetable.both_ways else differentiable
     times = accumulate * len(timetable.entries.kind)
     sizes = [leaf.size * wire_bytes(leaf.dtype, platform) for leaf in (*up, *down)]
     return [Collective("collective-permute", (AXIS,), times * len(sizes), times * sum(sizes))]
@@ -102,7 +102,7 @@ def _activation_shapes(
     found: list[Activations] = []
 
     def local(params: Params, rows: Batch) -> Array:
-        params = gather_outer(params, layouts.table.layouts)
+        params = gather_embed_and_head(params, layouts.table.layouts)
         kept = gather(without_blocks(params), without_blocks(layouts.table.layouts), layouts.gather_axes, precision)
         groups = {name: params[name] for name in model.embed_reads}
         batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in microbatch.items()}

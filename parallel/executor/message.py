@@ -16,9 +16,9 @@ Fill: TypeAlias = float | Array | None
 
 
 class Message(NamedTuple):
-    """Activations, or (in `floats` alone) their gradient: what a stage receives, works on, and sends on."""
+    """Activations, or (in `differentiable` alone) their gradient: what a stage receives, works on, and sends on."""
 
-    floats: list[Array]
+    differentiable: list[Array]
     others: list[Array]
 
 
@@ -44,8 +44,8 @@ def exchange(timetable: Timetable, entry: Entry, inbox: Message, made: Message, 
     """
     if fill is not None:
         sends = (entry.kind == Kind.FORWARD) | (entry.kind == Kind.BACKWARD_INPUT)
-        floats = [jnp.full_like(leaf, fill) for leaf in made.floats]
-        made = choose(sends, made, made._replace(floats=floats))
+        differentiable = [jnp.full_like(leaf, fill) for leaf in made.differentiable]
+        made = choose(sends, made, made._replace(differentiable=differentiable))
     from_below = lax.ppermute(made, AXIS, timetable.up)
     going_down = lax.platform_dependent(made, from_below, entry.kind, cpu=_once_there, default=_at_once)
     going_down = going_down if timetable.both_ways else going_down._replace(others=[])
@@ -53,7 +53,7 @@ def exchange(timetable: Timetable, entry: Entry, inbox: Message, made: Message, 
     inbox = put(inbox, entry.from_below, from_below)
     others = inbox.others if timetable.both_ways else []
     down = put(inbox._replace(others=others), entry.from_above, from_above)
-    inbox = down if timetable.both_ways else inbox._replace(floats=down.floats)
+    inbox = down if timetable.both_ways else inbox._replace(differentiable=down.differentiable)
     return put(inbox, entry.from_self, made)
 
 

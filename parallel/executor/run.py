@@ -57,19 +57,19 @@ def run_gradients(
 
     def run(state: State, entry: Entry) -> tuple[State, None]:
         tick = stage.tick(entry)
-        inbox, kept, crossing, gradients, sums = state
+        inbox, residuals, deferred, gradients, sums = state
         message = stage.embed(tick, stage.read(tick, inbox))
         if timetable.recomputes:
             message, _ = stage.forward(tick, Kind.FORWARD, message, ())
-            message, kept = stage.recompute(tick, message, kept)
+            message, residuals = stage.recompute(tick, message, residuals)
         else:
-            message, kept = stage.forward(tick, Kind.FORWARD, message, kept)
+            message, residuals = stage.forward(tick, Kind.FORWARD, message, residuals)
         message, gradients, sums = stage.head_backward(tick, message, gradients, sums)
-        message, crossing = stage.backward_input(tick, message, kept, crossing)
-        gradients = stage.backward_weight(tick, kept, crossing, gradients)
+        message, deferred = stage.backward_input(tick, message, residuals, deferred)
+        gradients = stage.backward_weight(tick, residuals, deferred, gradients)
         message, gradients = stage.embed_backward(tick, message, gradients)
         inbox = exchange(timetable, entry, inbox, message, fill)
-        return State(inbox, kept, crossing, gradients, sums), None
+        return State(inbox, residuals, deferred, gradients, sums), None
 
     state, _ = lax.scan(run, stage.start(), stage.entries())
     return state.gradients, state.sums

@@ -9,9 +9,9 @@ from jax import Array, lax
 
 from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
-from ..blocks.differentiable import join_floats, split_floats
+from ..blocks.differentiable import join_differentiable, split_differentiable
 from ..blocks.pieces import Pieces
-from ..blocks.split_backward import Cut, Held, cut
+from ..blocks.split_backward import Held, SplitBlock, split_block
 from ..model import Activations, Batch, Params, fold_block
 from ..pipeline import AXIS
 from ..schedule.table import Kind
@@ -43,8 +43,8 @@ class State(NamedTuple):
     """What a stage carries from tick to tick; buffers have their slots on dim 0."""
 
     inbox: Message
-    kept: Held
-    crossing: Held
+    residuals: Held
+    deferred: Held
     gradients: Params
     sums: Sums
 
@@ -84,22 +84,24 @@ class Stage:
         return jax.tree.map(lambda leaf: self.vary(jnp.zeros(leaf.shape, leaf.dtype)), shapes)
 
     @cached_property
-    def cut(self) -> Cut:
+    def block(self) -> SplitBlock:
         """The block in three parts."""
         params, extra = self.layer(jnp.zeros((), jnp.int32) + lax.axis_index(AXIS), lax.axis_index(AXIS))
-        return cut(lambda params, x, extra: self.pieces.block(params, extra[0], x, extra[1]), params, self.like, extra)
+        return split_block(
+            lambda params, x, extra: self.pieces.block(params, extra[0], x, extra[1]), params, self.like, extra
+        )
 
     def start(self) -> State:
         """The state before the first tick."""
         blocks = self.timetable.blocks_per_slot
-        kept = self.buffers(self.timetable.residuals * blocks, self.cut.kept)
-        crossing = self.buffers(self.timetable.deferred * blocks, self.cut.crossing)
-        return State(self.new_inbox(), kept, crossing, jax.tree.map(jnp.zeros_like, self.params), self.no_sums())
+        residuals = self.buffers(self.timetable.residuals * blocks, self.block.residuals)
+        deferred = self.buffers(self.timetable.deferred * blocks, self.block.deferred)
+        return State(self.new_inbox(), residuals, deferred, jax.tree.map(jnp.zeros_like, self.params), self.no_sums())
 
     def new_inbox(self) -> Message:
         """The inbox before the first tick."""
-        floats, others = split_floats(self.like)
-        return Message(*(list(self.buffers(self.timetable.inbox, leaves)) for leaves in (floats, others)))
+        differentiable, others = split_differentiable(self.like)
+        return Message(*(list(self.buffers(self.timetable.inbox, leaves)) for leaves in (differentiable, others)))
 
     def buffers(self, slots: int, shapes: Any) -> Held:
         """A buffer for each shape, filled with `fill`."""
@@ -155,30 +157,30 @@ class Stage:
 
         return tick.once("embed", tick.entry.embeds * tick.does(Kind.FORWARD, Kind.RECOMPUTE), run, message)
 
-    def forward(self, tick: Tick, kind: Kind, message: Message, kept: Held) -> tuple[Message, Held]:
-        """Runs the chunk's blocks; puts what backward needs into `kept`, or drops it where that is ()."""
+    def forward(self, tick: Tick, kind: Kind, message: Message, residuals: Held) -> tuple[Message, Held]:
+        """Runs the chunk's blocks; puts what backward needs into `residuals`, or drops it where that is ()."""
         entry, slot = tick.entry, tick.entry.residuals * self.timetable.blocks_per_slot
 
         def run(index: Array, carry: tuple[Message, Held]) -> tuple[Message, Held]:
-            x, kept = carry
+            x, residuals = carry
             params, extra = self.layer(entry.stored_block + index, entry.block + index, tick)
-            y, new = self.cut.forward(params, self.activations(x), extra)
-            return self.message(y), put(kept, slot + index, new) if kept else kept
+            y, new = self.block.forward(params, self.activations(x), extra)
+            return self.message(y), put(residuals, slot + index, new) if residuals else residuals
 
-        return tick.loop(kind.name.lower(), tick.does(kind) * entry.num_blocks, run, (message, kept))
+        return tick.loop(kind.name.lower(), tick.does(kind) * entry.num_blocks, run, (message, residuals))
 
-    def recompute(self, tick: Tick, message: Message, kept: Held) -> tuple[Message, Held]:
+    def recompute(self, tick: Tick, message: Message, residuals: Held) -> tuple[Message, Held]:
         """Runs the chunk's blocks again for what backward needs; of a single one, not what only its output needs."""
         if self.timetable.blocks_per_slot > 1 or self.pieces.whole_again:
-            return self.forward(tick, Kind.RECOMPUTE, message, kept)
+            return self.forward(tick, Kind.RECOMPUTE, message, residuals)
         entry = tick.entry
 
-        def run(kept: Held) -> Held:
+        def run(residuals: Held) -> Held:
             row, x = tick.after((entry.stored_block, message))
             params, extra = self.layer(row, entry.block, tick)
-            return put(kept, entry.residuals, self.cut.again(params, self.activations(x), extra))
+            return put(residuals, entry.residuals, self.block.recompute(params, self.activations(x), extra))
 
-        return message, tick.once("recompute", tick.does(Kind.RECOMPUTE) * entry.num_blocks, run, kept)
+        return message, tick.once("recompute", tick.does(Kind.RECOMPUTE) * entry.num_blocks, run, residuals)
 
     def head(self, tick: Tick, groups: Params, y: Message) -> tuple[Array, Array]:
         """The share of (loss, weight) of one microbatch."""
@@ -204,33 +206,33 @@ class Stage:
         def run(carry: tuple[list[Array], Params, Sums]) -> tuple[list[Array], Params, Sums]:
             y, gradients, sums = carry
 
-            def share(groups: Params, floats: list[Array]) -> tuple[Array, Array]:
-                return self.head(tick, groups, message._replace(floats=floats))
+            def share(groups: Params, differentiable: list[Array]) -> tuple[Array, Array]:
+                return self.head(tick, groups, message._replace(differentiable=differentiable))
 
             differentiate = jax.value_and_grad(share, argnums=(0, 1), has_aux=True)
             new_sums, (new_gradients, dy) = differentiate(self.outer(names), y)
             return dy, add(gradients, new_gradients), add(sums, tuple(map(self.vary, new_sums)))
 
-        carry = (message.floats, {name: gradients[name] for name in names}, sums)
+        carry = (message.differentiable, {name: gradients[name] for name in names}, sums)
         dy, own, sums = tick.once("head_backward", tick.entry.heads * tick.does(Kind.BACKWARD_INPUT), run, carry)
-        return message._replace(floats=dy), {**gradients, **own}, sums
+        return message._replace(differentiable=dy), {**gradients, **own}, sums
 
-    def backward_input(self, tick: Tick, message: Message, kept: Held, crossing: Held) -> tuple[Message, Held]:
+    def backward_input(self, tick: Tick, message: Message, residuals: Held, deferred: Held) -> tuple[Message, Held]:
         """Takes the gradient through the chunk's blocks, last to first."""
         entry, blocks = tick.entry, self.timetable.blocks_per_slot
 
         def run(turn: Array, carry: tuple[list[Array], Held]) -> tuple[list[Array], Held]:
-            dy, crossing = carry
+            dy, deferred = carry
             index = entry.num_blocks - 1 - turn
             params, extra = self.layer(entry.stored_block + index, entry.block + index, tick)
-            dx, new = self.cut.backward_input(params, extra, tick.take(kept, entry.residuals * blocks + index), dy)
-            return list(map(self.vary, dx)), put(crossing, entry.deferred * blocks + index, new)
+            dx, new = self.block.backward_input(params, extra, tick.take(residuals, entry.residuals * blocks + index), dy)
+            return list(map(self.vary, dx)), put(deferred, entry.deferred * blocks + index, new)
 
         turns = tick.does(Kind.BACKWARD_INPUT) * entry.num_blocks
-        dx, crossing = tick.loop("backward_input", turns, run, (message.floats, crossing))
-        return message._replace(floats=dx), crossing
+        dx, deferred = tick.loop("backward_input", turns, run, (message.differentiable, deferred))
+        return message._replace(differentiable=dx), deferred
 
-    def backward_weight(self, tick: Tick, kept: Held, crossing: Held, gradients: Params) -> Params:
+    def backward_weight(self, tick: Tick, residuals: Held, deferred: Held, gradients: Params) -> Params:
         """Adds the gradients of the parameters of the chunk's blocks."""
         entry, blocks = tick.entry, self.timetable.blocks_per_slot
 
@@ -238,10 +240,10 @@ class Stage:
             row = entry.stored_block + index
             params, extra = self.layer(row, entry.block + index, tick)
             own = (
-                tick.take(kept, entry.residuals * blocks + index),
-                tick.take(crossing, entry.deferred * blocks + index),
+                tick.take(residuals, entry.residuals * blocks + index),
+                tick.take(deferred, entry.deferred * blocks + index),
             )
-            return put(sums, row, add(take(sums, row), self.cut.backward_weight(params, extra, *own)))
+            return put(sums, row, add(take(sums, row), self.block.backward_weight(params, extra, *own)))
 
         turns = tick.does(Kind.BACKWARD_WEIGHT) * entry.num_blocks
         return {**gradients, "blocks": tick.loop("backward_weight", turns, run, gradients["blocks"])}
@@ -252,11 +254,11 @@ class Stage:
 
         def embed(groups: Params) -> list[Array]:
             batch = self.microbatch(tick.after(tick.entry.microbatch))
-            return split_floats(self.pieces.embed(groups, self.whole, batch, self.key))[0]
+            return split_differentiable(self.pieces.embed(groups, self.whole, batch, self.key))[0]
 
         def run(carry: tuple[Message, Params]) -> tuple[Message, Params]:
             dx, gradients = carry
-            (new,) = jax.vjp(embed, self.outer(names))[1](dx.floats)
+            (new,) = jax.vjp(embed, self.outer(names))[1](dx.differentiable)
             return spent(dx), add(gradients, new)
 
         carry = (message, {name: gradients[name] for name in names})
@@ -266,9 +268,9 @@ class Stage:
 
     def message(self, x: Activations) -> Message:
         """Activations as they travel."""
-        floats, others = split_floats(x)
-        return Message(list(map(self.vary, floats)), list(map(self.vary, others)))
+        differentiable, others = split_differentiable(x)
+        return Message(list(map(self.vary, differentiable)), list(map(self.vary, others)))
 
     def activations(self, message: Message) -> Activations:
         """Activations as the model has them."""
-        return join_floats(self.like, message.floats, message.others)
+        return join_differentiable(self.like, message.differentiable, message.others)

@@ -82,7 +82,7 @@ class LocalStep:
         batch = cast_inputs(batch, self.precision.compute)
         gradients, sums = self._gradients(self._whole(make_varying(params, stored, axes)), batch, key)
         if layouts.pipeline:
-            gradients = embed_and_head.scatter_outer(gradients, stored, self.precision.reduce)
+            gradients = embed_and_head.scatter_embed_and_head(gradients, stored, self.precision.reduce)
         if layouts.zero == 1:
             gradients = scatter_gradients(gradients, stored, update, self.precision.reduce)
         squares = complete_squares(gradients, update, axes)
@@ -122,7 +122,7 @@ class LocalStep:
         """Parameters as a step begins with them: of a pipeline, those outside the blocks whole on every stage."""
         if self.layouts.pipeline is None:
             return params
-        return embed_and_head.gather_outer(params, self.layouts.table.layouts)
+        return embed_and_head.gather_embed_and_head(params, self.layouts.table.layouts)
 
     def sums(self, params: Params, batch: Batch) -> tuple[Array, Array]:
         """The sums (loss, weight) over the global batch, for evaluation."""

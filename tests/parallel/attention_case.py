@@ -9,7 +9,7 @@ import toy
 from jax.sharding import PartitionSpec
 from spmdkit.models.attention import causal_attention
 from spmdkit.parallel.blocks.attention.ring import ring_attention
-from spmdkit.parallel.blocks.attention.ulysses import all_to_all_attention
+from spmdkit.parallel.blocks.attention.ulysses import ulysses_attention
 from spmdkit.parallel.context import cost, local_positions
 from spmdkit.parallel.xla.census import census
 
@@ -37,7 +37,7 @@ def mixing(config):
         arrays = query, key, value
         if config.attention == "ring":
             return ring_attention(*arrays, config=config, segment_BL=segment)
-        return all_to_all_attention(*arrays, attend=causal_attention, config=config, segment_BL=segment)
+        return ulysses_attention(*arrays, attend=causal_attention, config=config, segment_BL=segment)
 
     return mix
 

@@ -182,14 +182,14 @@ def _num_slices(length: int) -> int:
 
 def _slice(x: Array, num_slices: int, dim: int) -> Array:
     """Cuts a dim into slices on a new dim 0."""
-    cut = x.reshape(*x.shape[:dim], num_slices, -1, *x.shape[dim + 1 :])
-    return jnp.moveaxis(cut, dim, 0)
+    sliced = x.reshape(*x.shape[:dim], num_slices, -1, *x.shape[dim + 1 :])
+    return jnp.moveaxis(sliced, dim, 0)
 
 
 def _unslice(x: Array, dim: int) -> Array:
     """The inverse of `_slice`."""
-    cut = jnp.moveaxis(x, 0, dim)
-    return cut.reshape(*cut.shape[:dim], -1, *cut.shape[dim + 2 :])
+    joined = jnp.moveaxis(x, 0, dim)
+    return joined.reshape(*joined.shape[:dim], -1, *joined.shape[dim + 2 :])
 
 
 def _slice_marks(marks: Marks, num_slices: int) -> Marks:

@@ -14,7 +14,7 @@ from jax import Array, lax
 from ...context import AXIS, ContextConfig, kv_repeats
 
 
-def all_to_all_attention(
+def ulysses_attention(
     query_BlHK: Array,
     key_BlGK: Array,
     value_BlGK: Array,

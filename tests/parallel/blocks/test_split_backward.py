@@ -9,8 +9,8 @@ from jax.sharding import AxisType, PartitionSpec
 from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
-from spmdkit.parallel.blocks.differentiable import split_floats
-from spmdkit.parallel.blocks.split_backward import cut
+from spmdkit.parallel.blocks.differentiable import split_differentiable
+from spmdkit.parallel.blocks.split_backward import split_block
 from spmdkit.parallel.fsdp import attach, gather
 from spmdkit.parallel.precision import Precision
 
@@ -27,11 +27,11 @@ def example(dtype=jnp.float32):
 
 
 def run_parts(block, params, x, key):
-    parts = cut(block, params, x, key)
-    y, kept = jax.jit(parts.forward)(params, x, key)
-    dy = [jnp.cos(leaf) for leaf in split_floats(y)[0]]
-    dx, crossing = jax.jit(parts.backward_input)(params, key, kept, dy)
-    return y, dx, jax.jit(parts.backward_weight)(params, key, kept, crossing)
+    parts = split_block(block, params, x, key)
+    y, residuals = jax.jit(parts.forward)(params, x, key)
+    dy = [jnp.cos(leaf) for leaf in split_differentiable(y)[0]]
+    dx, deferred = jax.jit(parts.backward_input)(params, key, residuals, dy)
+    return y, dx, jax.jit(parts.backward_weight)(params, key, residuals, deferred)
 
 
 def whole(block, params, x, key):
@@ -60,12 +60,12 @@ def test_the_parts_are_the_whole(float64, wrap):
     assert jax.tree.all(jax.tree.map(jnp.array_equal, gradients, gradients_whole))
 
 
-def test_what_is_made_again_is_what_was_kept():
+def test_recompute_gives_the_residuals_of_forward():
     params, x, key = example()
-    parts = cut(MODEL.block, params, x, key)
-    kept, again = jax.jit(parts.forward)(params, x, key)[1], jax.jit(parts.again)(params, x, key)
-    assert [(leaf.shape, leaf.dtype) for leaf in again] == [(leaf.shape, leaf.dtype) for leaf in parts.kept]
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, kept, again))
+    parts = split_block(MODEL.block, params, x, key)
+    residuals, recomputed = jax.jit(parts.forward)(params, x, key)[1], jax.jit(parts.recompute)(params, x, key)
+    assert [(leaf.shape, leaf.dtype) for leaf in recomputed] == [(leaf.shape, leaf.dtype) for leaf in parts.residuals]
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, residuals, recomputed))
 
 
 def products(function, *arguments):
@@ -82,15 +82,15 @@ def products(function, *arguments):
 
 def test_the_work_falls_into_equal_thirds():
     params, x, key = example()
-    parts = cut(MODEL.block, params, x, key)
-    kept, crossing = parts.kept, parts.crossing
+    parts = split_block(MODEL.block, params, x, key)
+    residuals, deferred = parts.residuals, parts.deferred
     in_forward = products(parts.forward, params, x, key)
-    in_input = products(parts.backward_input, params, key, kept, [x["hidden"]])
-    in_weight = products(parts.backward_weight, params, key, kept, crossing)
+    in_input = products(parts.backward_input, params, key, residuals, [x["hidden"]])
+    in_weight = products(parts.backward_weight, params, key, residuals, deferred)
     assert len(in_weight) == 7  # one for each matrix
     # Attention's two products, and in backward four for their operands and the scores once more: none is done twice.
     assert (len(in_forward), len(in_input)) == (7 + 2, 7 + 5)
-    assert len(products(parts.again, params, x, key)) == 7 + 2 - 1  # the last is for the output alone
+    assert len(products(parts.recompute, params, x, key)) == 7 + 2 - 1  # the last is for the output alone
     thirds = [sum(each) for each in (in_forward, in_input, in_weight)]
     assert max(thirds) / min(thirds) < 1.2
 
@@ -98,17 +98,18 @@ def test_the_work_falls_into_equal_thirds():
 def test_little_is_held():
     """Forward leaves each operand once, no parameter; B leaves the gradients that W's products read."""
     params, x, key = example()
-    parts = cut(MODEL.block, params, x, key)
+    parts = split_block(MODEL.block, params, x, key)
     tokens, heads = B * L, D // 2  # as wide as the key-value heads
-    numbers = sum(leaf.size for leaf in parts.kept if leaf.dtype == jnp.float32)
+    numbers = sum(leaf.size for leaf in parts.residuals if leaf.dtype == jnp.float32)
     x_in, normed, query, key_value, mixed, hidden, normed_again, mlp = D, D, D, 2 * heads, D, D, D, 3 * F
     assert numbers == tokens * (x_in + normed + query + key_value + mixed + hidden + normed_again + mlp)
-    masks = [leaf for leaf in parts.kept if leaf.dtype == jnp.bool]
+    masks = [leaf for leaf in parts.residuals if leaf.dtype == jnp.bool]
     assert [leaf.shape for leaf in masks] == [(B, L, D)] * 2
     outputs = D + 2 * heads + D + 2 * F + D  # of query, key and value, out, gate and up, down
-    assert sum(leaf.size for leaf in parts.crossing) == tokens * outputs + 2 * D  # and the norms' gradients, summed
-    recomputed = cut(jax.checkpoint(MODEL.block), params, x, key)
-    assert sorted(leaf.shape for leaf in recomputed.kept) == [(B,), (B, L, D)]
+    sums = 2 * D  # the norms' gradients
+    assert sum(leaf.size for leaf in parts.deferred) == tokens * outputs + sums
+    recomputed = split_block(jax.checkpoint(MODEL.block), params, x, key)
+    assert sorted(leaf.shape for leaf in recomputed.residuals) == [(B,), (B, L, D)]
 
 
 def test_gathers_are_made_again_and_gradients_scattered_last():
@@ -123,19 +124,19 @@ def test_gathers_are_made_again_and_gradients_scattered_last():
         return x + jnp.tanh(x @ ready["w"]) @ ready["v"]
 
     def local(params, x):
-        parts = cut(block, params, x, None)
-        y, kept = parts.forward(params, x, None)
-        dx, crossing = parts.backward_input(params, None, kept, [y])
+        parts = split_block(block, params, x, None)
+        y, residuals = parts.forward(params, x, None)
+        dx, deferred = parts.backward_input(params, None, residuals, [y])
         counted = {
             "forward": (parts.forward, params, x, None),
-            "input": (parts.backward_input, params, None, kept, [y]),
-            "weight": (parts.backward_weight, params, None, kept, crossing),
+            "input": (parts.backward_input, params, None, residuals, [y]),
+            "weight": (parts.backward_weight, params, None, residuals, deferred),
         }
         for name, (function, *arguments) in counted.items():
             names = [eqn.primitive.name for eqn in jax.make_jaxpr(function)(*arguments).jaxpr.eqns]
             seen[name] = (names.count("all_gather"), names.count("reduce_scatter"))
-        assert all(leaf.shape[0] == x.shape[0] for leaf in (*parts.kept, *parts.crossing))
-        return y, dx[0], parts.backward_weight(params, None, kept, crossing)
+        assert all(leaf.shape[0] == x.shape[0] for leaf in (*parts.residuals, *parts.deferred))
+        return y, dx[0], parts.backward_weight(params, None, residuals, deferred)
 
     def reference(params, x):
         y, pull = jax.vjp(lambda params, x: block(params, x, None), params, x)
@@ -162,29 +163,29 @@ def test_random_keys_are_made_again():
 
     x, key = example()[1:]
     params = {"scale": jnp.float32(2.0)}
-    parts = cut(block, params, x, key)
-    assert all(not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in parts.kept)
+    parts = split_block(block, params, x, key)
+    assert all(not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in parts.residuals)
     y, dx, gradients = run_parts(block, params, x, key)
     y_whole, dx_whole, gradients_whole = whole(block, params, x, key)
     for ours, theirs in ((y["hidden"], y_whole), (dx[0], dx_whole), (gradients, gradients_whole)):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, theirs)
 
 
-def test_a_loop_inside_a_block_is_cut_as_one():
+def test_a_loop_inside_a_block_is_one_operation():
     def block(params, x, key):
         return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params)[0]
 
     params, x = jnp.stack([jnp.eye(4) * 0.5] * 3), jnp.ones((2, 4))
-    parts = cut(block, params, x, None)
-    y, kept = parts.forward(params, x, None)
-    dx, crossing = parts.backward_input(params, None, kept, [jnp.ones_like(y)])
+    parts = split_block(block, params, x, None)
+    y, residuals = parts.forward(params, x, None)
+    dx, deferred = parts.backward_input(params, None, residuals, [jnp.ones_like(y)])
     gradients = jax.grad(lambda params, x: block(params, x, None).sum(), (0, 1))(params, x)
-    np.testing.assert_allclose(parts.backward_weight(params, None, kept, crossing), gradients[0], rtol=1e-6)
+    np.testing.assert_allclose(parts.backward_weight(params, None, residuals, deferred), gradients[0], rtol=1e-6)
     np.testing.assert_allclose(dx[0], gradients[1], rtol=1e-6)
 
 
 def test_a_block_has_to_return_what_it_is_given():
     params, x, key = example()
     with pytest.raises(ValueError, match=r"like those it is given.*\(2, 8, 64\).*\(2, 8, 32\)") as error:
-        cut(lambda params, x, key: {**x, "hidden": x["hidden"][..., :32]}, params, x, key)
+        split_block(lambda params, x, key: {**x, "hidden": x["hidden"][..., :32]}, params, x, key)
     assert "Keep structure, shapes and dtypes" in str(error.value)

@@ -1,0 +1,86 @@
+"""A tick's loops run as often as its entry says, one after another, and leave their place in XLA's text."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from spmdkit.parallel.executor.tick import Tick, add, choose, put, take
+from spmdkit.parallel.schedule.table import Kind
+from spmdkit.parallel.schedule.timetable import Entry
+
+
+def tick(kind=Kind.FORWARD):
+    entry = Entry(**{name: jnp.int32(0) for name in Entry._fields})._replace(kind=jnp.int32(kind))
+    return Tick(entry, {"forward": 3, "head": 1}, 8)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_a_loop_takes_its_turns(turns):
+    run = jax.jit(lambda turns: tick().loop("forward", turns, lambda index, total: total + 10 + index, jnp.int32(0)))
+    assert int(run(turns)) == 10 * turns + sum(range(turns))
+
+
+def test_once_is_once_or_not_at_all():
+    run = jax.jit(lambda turns: tick().once("head", turns, lambda x: x + 1, jnp.int32(0)))
+    assert [int(run(turns)) for turns in (0, 1)] == [0, 1]
+
+
+def test_the_kind_of_the_action_is_looked_up():
+    made = tick(Kind.RECOMPUTE)
+    assert int(made.does(Kind.RECOMPUTE)) == int(made.does(Kind.FORWARD, Kind.RECOMPUTE)) == 1
+    assert int(made.does(Kind.BACKWARD_INPUT)) == int(made.does()) == 0
+
+
+def test_each_loop_needs_the_clock_of_the_one_before():
+    """Else XLA might run both at the same time, and their collectives in any order."""
+
+    def run(turns, x, y):
+        made = tick()
+        made.loop("forward", turns, lambda _, x: x + 1, x)
+        return made.loop("head", jnp.int32(2), lambda _, y: y + 1, y)
+
+    jaxpr = jax.make_jaxpr(run)(jnp.int32(3), jnp.int32(0), jnp.int32(0)).jaxpr
+    loops = [each for each in jaxpr.eqns if each.primitive.name == "while"]
+    made_by = {variable: each for each in jaxpr.eqns for variable in each.outvars}
+
+    def comes_from(variable, wanted):
+        equation = made_by.get(variable) if not hasattr(variable, "val") else None
+        return equation is wanted or (
+            equation is not None and any(comes_from(each, wanted) for each in equation.invars)
+        )
+
+    assert len(loops) == 2
+    assert any(comes_from(variable, loops[0]) for variable in loops[1].invars)
+    assert int(jax.jit(run)(3, 0, 5)) == 7
+
+
+def test_the_turns_of_a_loop_are_written_for_the_census():
+    run = jax.jit(lambda turns: tick().loop("forward", turns, lambda _, x: jnp.sin(x), jnp.float32(0)))
+    assert "forward.turns_3_of_8" in run.lower(2).compile().as_text()
+
+
+def test_after_changes_no_value():
+    value = {"x": jnp.arange(3.0), "n": jnp.int32(4)}
+    assert jax.tree.all(jax.tree.map(np.array_equal, tick().after(value), value))
+
+
+def test_a_single_slot_is_read_after_the_loops_before():
+    buffers = {"one": jnp.arange(4.0).reshape(1, 4)}
+    assert tick().take(buffers, jnp.int32(0))["one"].tolist() == [0, 1, 2, 3]
+    many = {"two": jnp.arange(4.0).reshape(2, 2)}
+    assert tick().take(many, jnp.int32(1))["two"].tolist() == [2, 3]
+
+    def selects(buffers):
+        return str(jax.make_jaxpr(lambda slot: tick().take(buffers, slot))(0)).count("select_n")
+
+    assert selects(buffers) == selects(many) + 1
+
+
+def test_slots_are_put_taken_chosen_and_added():
+    buffers = {"a": jnp.zeros((2, 3)), "b": jnp.zeros((2,), jnp.int32)}
+    filled = put(buffers, jnp.int32(1), {"a": jnp.ones(3), "b": jnp.int32(7)})
+    assert filled["a"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert take(filled, jnp.int32(1))["b"] == 7
+    assert choose(jnp.bool_(True), {"x": jnp.int32(1)}, {"x": jnp.int32(2)}) == {"x": 1}
+    assert choose(jnp.bool_(False), {"x": jnp.int32(1)}, {"x": jnp.int32(2)}) == {"x": 2}
+    assert add({"x": jnp.int32(1)}, {"x": jnp.int32(2)}) == {"x": 3}

@@ -1,0 +1,80 @@
+"""Schedules in files: what is written is read again, and whatever is wrong with a file is told with its place."""
+
+from dataclasses import replace
+
+import pytest
+from schedule_text import TWO, parse
+from spmdkit.parallel.schedule.builders import make_schedule
+from spmdkit.parallel.schedule.csv_file import csv_text, read_schedule
+
+
+def test_csv_is_read_as_it_was_written(tmp_path):
+    for number, made in enumerate(
+        [make_schedule("zbv", 3, 5), make_schedule("1f1b", 2, 4, recompute=True), make_schedule("gpipe", 1, 1)]
+    ):
+        path = tmp_path / f"{number}.csv"
+        path.write_text(csv_text(made))
+        assert read_schedule(path) == replace(made, name=path.name)
+        assert make_schedule(str(path), made.stages, made.microbatches) == read_schedule(path)
+
+
+def test_csv_of_a_spreadsheet(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_bytes('\ufeff# by hand\r\n"F0", F1,,B0,W0,B1,W1,,\r\n,F0,B0,F1,B1,W0,W1\r\n\r\n'.encode())
+    schedule = read_schedule(path)
+    assert [str(action) for _, _, action in schedule.actions()][:3] == ["F0", "F1", "F0"]
+    assert (schedule.stages, schedule.microbatches, schedule.chunks, schedule.joint) == (2, 2, 1, False)
+    assert {len(row) for row in schedule.rows} == {9}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("F0,X0,W0", "line 1, stage 0, tick 1: 'X0' is no action; write F, R, B or W and the microbatch"),
+        ("# joint: yes\nF0,B0,W0", "line 1: joint is true or false, not 'yes'"),
+        ("# placment: v\nF0,B0,W0", "Did you mean 'placement'?"),
+        ("# nothing", "there is no line of actions"),
+        ("F0,B0,W0,F900000000", "microbatches up to 900000000 through chunks up to 0 are more than its 4 ticks"),
+        ("F0,W0,B0", "stage 0, tick 1: W0 needs B0 at an earlier tick"),
+    ],
+)
+def test_wrong_csv(text, problem, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"^1 problem in ") as caught:
+        read_schedule(path)
+    assert "mine.csv:\n" in str(caught.value)
+    assert problem in str(caught.value)
+
+
+def test_csv_of_another_size(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(csv_text(parse(TWO)))
+    with pytest.raises(ValueError, match="it is a schedule for 2 stages, not for 4\n  it is a schedule for 2 micro"):
+        read_schedule(path, stages=4, microbatches=8, virtual=1)
+    with pytest.raises(ValueError, match=r"put R0, R1, \.\.\. in it, and leave recompute out"):
+        make_schedule(str(path), 2, 2, recompute=True)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"])
+def test_csv_that_cannot_be_read(content, tmp_path):
+    path = tmp_path / "mine.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"Cannot read the schedule .*mine.csv: (No such file|it is not text)"):
+        read_schedule(path)
+
+
+def test_settings_and_idle_ticks_are_written_only_where_there_are_some():
+    assert csv_text(parse("F0,,B0,W0\nF0,B0,W0")) == "F0,,B0,W0\nF0,B0,W0,\n"
+    assert csv_text(parse(TWO, joint=True)).startswith("# joint: true\nF0,F1,,")
+    assert csv_text(make_schedule("zbv", 2, 2)).startswith("# placement: v\nF0,")
+
+
+def test_all_problems_of_the_cells_are_told_at_once(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("# joint: 1\nF0,G0\nB,W0")
+    with pytest.raises(ValueError, match=r"^3 problems in the schedule .*mine\.csv:\n") as caught:
+        read_schedule(path)
+    assert "line 2, stage 0, tick 1: 'G0'" in str(caught.value)
+    assert "line 3, stage 1, tick 0: 'B'" in str(caught.value)

@@ -1,7 +1,6 @@
-"""Pipelines: every schedule's loss and gradients are those of one device, whatever lies in empty places."""
+"""Pipelines beside other strategies, what they hold, how their state is saved, and what does not fit."""
 
 from functools import cache
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,201 +9,10 @@ import optax
 import pytest
 import reference
 import toy
-from jax import lax
-from jax.sharding import AxisType, PartitionSpec
-from spmdkit.models.transformer import transformer
-from spmdkit.models.transformer_config import TransformerConfig
-from spmdkit.parallel import BlockModel, FSDPConfig, Precision, build_step, census, lay_out
-from spmdkit.parallel.blocks.pieces import Pieces
+from pipeline_case import FLOAT64, ROWS, TOLERANCE, differentiate, first_params, light, model
+from spmdkit.parallel import FSDPConfig, build_step, census, lay_out
 from spmdkit.parallel.data import DataParallelConfig
-from spmdkit.parallel.executor.run import run_forward, run_gradients
-from spmdkit.parallel.executor.stage import Inputs
-from spmdkit.parallel.pipeline import PipelineConfig, forwards_only, make_pipeline
-from spmdkit.parallel.schedule.timetable import make_timetable
-from spmdkit.parallel.sharding.stored_order import store_blocks, unstore_blocks
-
-ROWS, LENGTH, VOCABULARY = 16, 8, 32
-FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
-TOLERANCE = 1e-13
-
-
-class Case(NamedTuple):
-    """One pipeline: half of its rows on each of two devices along `data`."""
-
-    schedule: str
-    size: int
-    layers: int
-    microbatches: int = 4
-    recompute: bool = False
-    tied: bool = False
-    dropout: float = 0.0
-    given: tuple = ()
-
-
-CASES = [
-    Case("gpipe", 2, 4),
-    Case("gpipe", 4, 5, recompute=True),
-    Case("1f1b", 2, 3, tied=True, dropout=0.1),
-    Case("1f1b", 4, 4, microbatches=8),
-    Case("1f1b", 2, 4, recompute=True),
-    Case("1f1b", 2, 3, given=(3, 0)),  # the last stage has the head alone
-    Case("interleaved_1f1b", 2, 5, tied=True),
-    Case("interleaved_1f1b", 4, 8, recompute=True),
-    Case("zb_h1", 2, 4, dropout=0.1),
-    Case("zb_h1", 4, 6, microbatches=8, recompute=True),
-    Case("zbv", 2, 4, tied=True, dropout=0.1, recompute=True),
-    Case("zbv", 4, 9, microbatches=8),
-]
-
-
-def model(layers, tied=False, dropout=0.0):
-    """A transformer where there is dropout; elsewhere a lighter model, which compiles in less than half the time."""
-    return transformer(sizes(layers, tied, dropout)) if dropout else light(layers, tied)
-
-
-def sizes(layers, tied, dropout):
-    """Those of the transformer."""
-    given = {"vocabulary": VOCABULARY, "length": LENGTH, "width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 32}
-    return TransformerConfig(**given, layers=layers, tied=tied, dropout=dropout)
-
-
-def light(layers, tied=False):
-    """The pieces of `toy` with so many blocks, no two of them alike."""
-
-    def init(key):
-        blocks = jax.vmap(lambda key: toy.init(key)["blocks"])(jax.random.split(key, layers))
-        own = {"blocks": jax.tree.map(lambda leaf: leaf[:, 0], blocks)}
-        return toy.init(key) | own | ({"head": {}} if tied else {})
-
-    return BlockModel(
-        init=init,
-        embed=toy.embed,
-        block=toy.block,
-        head=toy.tied_head if tied else toy.head,
-        num_blocks=layers,
-        head_reads=("embed", "head") if tied else ("head",),
-    )
-
-
-def pieces_of(model):
-    """The model in pieces, with nothing to gather."""
-    return Pieces(
-        embed=lambda groups, whole, batch, key: model.embed(groups, batch, key),
-        block=lambda params, whole, x, key: model.block(params, x, key),
-        head=lambda groups, whole, x, batch, key: model.head(groups, x, batch, key),
-        embed_reads=model.embed_reads,
-        head_reads=model.head_reads,
-    )
-
-
-def pipelined(model, config):
-    """(stored parameters, batch, key, fill) -> gradients and sums of training, sums of evaluation; all global."""
-    pipeline = make_pipeline(config, model.num_blocks)
-    forwards = make_timetable(forwards_only(pipeline.schedule, pipeline.schedule.microbatches), pipeline.stages)
-    axes, pieces = ("pipe", "data"), pieces_of(model)
-    devices = jax.devices()[: 2 * config.size]
-    mesh = jax.make_mesh((config.size, 2), axes, axis_types=(AxisType.Auto,) * 2, devices=devices)
-    specs = {"embed": PartitionSpec(), "blocks": PartitionSpec("pipe"), "head": PartitionSpec()}
-
-    def local(params, batch, key, fill):
-        split = {name: ("data",) if name == "blocks" else axes for name in params}
-        varying = {
-            name: jax.tree.map(lambda leaf, name=name: lax.pcast(leaf, split[name], to="varying"), group)
-            for name, group in params.items()
-        }
-        inputs = Inputs(varying, {}, batch, key)
-        gradients, sums = run_gradients(pieces, pipeline.timetable, inputs, axes=axes, fill=fill)
-        evaluated = run_forward(pieces, forwards, inputs, axes=axes, fill=fill)
-        summed = {
-            name: jax.tree.map(lambda leaf, name=name: lax.psum(leaf, split[name]), group)
-            for name, group in gradients.items()
-        }
-        return summed, lax.psum(sums, axes), lax.psum(evaluated, axes)
-
-    in_specs = (specs, PartitionSpec("data"), PartitionSpec(), PartitionSpec())
-    out_specs = (specs, PartitionSpec(), PartitionSpec())
-    mapped = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True))
-
-    def run(params, batch, key, fill):
-        stored = {**params, "blocks": store_blocks(params["blocks"], pipeline.stages)}
-        gradients, sums, evaluated = mapped(stored, batch, key, fill)
-        return {**gradients, "blocks": unstore_blocks(gradients["blocks"], pipeline.stages)}, sums, evaluated
-
-    return run
-
-
-@cache
-def drawn(tied, dropout):
-    """Parameters of more blocks than any case has, on the host."""
-    most = model(max(case.layers for case in CASES), tied, dropout)
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), jax.jit(most.init)(jax.random.key(0)))
-
-
-def first_params(layers, tied=False, dropout=0.0):
-    params = drawn(tied, dropout)
-    return {**params, "blocks": jax.tree.map(lambda leaf: leaf[:layers], params["blocks"])}
-
-
-@cache
-def one_device(layers, tied, dropout):
-    """((sum of the loss, of the weights), gradients) in plain JAX on one device; with dropout those of key 1."""
-    return differentiate(layers, tied, dropout, jax.random.key(1))
-
-
-def differentiate(layers, tied, dropout, key):
-    params, batch = first_params(layers, tied, dropout), toy.batch(3, ROWS)
-    if dropout:
-        return reference.transformer.differentiate(sizes(layers, tied, dropout), params, batch, key)
-    own = model(layers, tied)
-    return jax.jit(jax.value_and_grad(lambda params: own.loss(params, batch, None), has_aux=True))(params)
-
-
-@cache
-def pipeline_of(case):
-    """fill -> (gradients, sums of training, sums of evaluation); compiled once."""
-    which = case.layers, case.tied, case.dropout
-    given = first_params(*which), toy.batch(3, ROWS), jax.random.key(1) if case.dropout else None
-    run = pipelined(model(*which), config(case))
-    return lambda fill: run(*given, fill)
-
-
-def config(case):
-    return PipelineConfig(
-        size=case.size,
-        schedule=case.schedule,
-        microbatches=case.microbatches,
-        recompute=case.recompute,
-        layers=case.given,
-    )
-
-
-def marked(number, case):
-    """Each schedule is once in the quick tests; the others are slow for their number."""
-    again = case.schedule in [each.schedule for each in CASES[:number]]
-    name = f"{case.schedule}-{case.size}-{case.layers}"
-    return pytest.param(case, id=name, marks=[pytest.mark.slow] if again else [])
-
-
-@pytest.mark.parametrize("case", [marked(number, case) for number, case in enumerate(CASES)])
-def test_every_schedule_is_one_device(float64, case):
-    """Loss, every gradient and the forward-only loss; and the same bits where every empty place holds NaN."""
-    sums_of_one, expected = one_device(case.layers, case.tied, case.dropout)
-    gradients, *sums = pipeline_of(case)(0.0)
-    errors = jax.tree.map(toy.relative, gradients, expected)
-    assert max(jax.tree.leaves(errors)) < TOLERANCE, errors
-    for found in sums:
-        np.testing.assert_allclose(found, sums_of_one, rtol=TOLERANCE)
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, pipeline_of(case)(jnp.nan), (gradients, *sums)))
-
-
-@pytest.mark.slow
-def test_schedules_agree_to_the_bit(float64):
-    """All go through the microbatches in the same order, so even the roundings are the same."""
-    cases = [Case(name, 2, 4) for name in ("gpipe", "1f1b", "zb_h1", "zbv")] + [Case("1f1b", 2, 4, recompute=True)]
-    first, *others = (pipeline_of(case)(0.0) for case in cases)
-    for case, found in zip(cases[1:], others, strict=True):
-        assert jax.tree.all(jax.tree.map(jnp.array_equal, found, first)), case
-
+from spmdkit.parallel.pipeline import PipelineConfig
 
 PIPE = PipelineConfig(size=2, schedule="1f1b", microbatches=4)
 SPLIT = PipelineConfig(size=2, schedule="zbv", microbatches=4, embed_and_head="split")
@@ -291,7 +99,7 @@ def test_memory_follows_the_schedule():
     ("strategy", "plain", "messages"),
     [
         ({"pipe": 2}, True, ["strategy.pipe=2", "one function", "BlockModel (embed, block, head)"]),
-        ({"pipe": 4}, False, ["model.layers=3", "4 stages", "strategy.pipe.size"]),
+        ({"pipe": 4}, False, ["model.layers=3", "4 pieces", "strategy.pipe.size"]),
         ({"pipe": {"size": 2, "microbatches": 1}}, False, ["strategy.pipe.microbatches=1", "strategy.pipe.size=2"]),
         ({"pipe": {"size": 2, "schedule": "1f1"}}, False, ["1f1", "1f1b"]),
         ({"pipe": {"size": 2, "layers": [1, 1]}}, False, ["strategy.pipe.layers=[1, 1]", "model.layers=3"]),

@@ -1,0 +1,136 @@
+"""Data parallel: gradients stay local until one sum a bucket, and the cost is what the buckets move."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from jax import lax
+from jax.sharding import PartitionSpec
+from planted import BLOCK_MODEL
+from spmdkit.mesh.compat import varying_axes
+from spmdkit.mesh.errors import UserError
+from spmdkit.parallel import DataParallelConfig, FSDPConfig, lay_out
+from spmdkit.parallel.collectives import Collective
+from spmdkit.parallel.data import axes_to_sum, cost, make_varying, reduce_gradients, scalar_width
+
+AXES = ("data", "fsdp")
+
+
+@cache
+def resolved(**sizes):
+    strategy = {**sizes, **({"fsdp": FSDPConfig(size=sizes["fsdp"], floor_bytes=256)} if "fsdp" in sizes else {})}
+    return lay_out(BLOCK_MODEL, strategy, devices=toy.devices(int(np.prod(list(sizes.values())))))
+
+
+def bytes_of(*paths, resolved):
+    rows = {row.path: row for row in resolved.table.rows}
+    return sum(4 * int(np.prod(rows[path].layout.shard_shape(rows[path].shape))) for path in paths)
+
+
+PATHS = ("blocks/down", "blocks/scale", "blocks/up", "embed/table", "head/out")
+
+
+def test_axes_that_a_layout_lacks_are_those_to_sum():
+    layouts = {row.path: row.layout for row in resolved(data=2, fsdp=2).table.rows}
+    assert axes_to_sum(layouts["blocks/scale"], AXES) == AXES
+    assert axes_to_sum(layouts["blocks/up"], AXES) == ("data",)
+    assert axes_to_sum(layouts["blocks/up"], ("fsdp",)) == ()
+
+
+def test_alone_it_is_one_sum_of_everything():
+    size = bytes_of(*PATHS, resolved=resolved(data=2))
+    lines = cost(resolved(data=2).table, ("data",), "float32", platform="cpu")
+    assert lines == [Collective("all-reduce", ("data",), 1, size + 8)]
+
+
+def test_beside_fsdp_there_are_two_buckets():
+    plan = resolved(data=2, fsdp=2)
+    split = tuple(path for path in PATHS if path != "blocks/scale")
+    assert cost(plan.table, AXES, "float32", platform="cpu") == [
+        Collective("all-reduce", AXES, 1, bytes_of("blocks/scale", resolved=plan) + 8),
+        Collective("all-reduce", ("data",), 1, bytes_of(*split, resolved=plan)),
+    ]
+
+
+def test_where_gradients_are_complete_their_squares_join():
+    plan = resolved(fsdp=2)
+    (line,) = cost(plan.table, ("fsdp",), "float32", platform="cpu")
+    assert line.bytes == bytes_of("blocks/scale", resolved=plan) + 12
+
+
+@pytest.mark.parametrize(
+    ("dtype", "platform", "width", "scalar"), [("bfloat16", "gpu", 2, 4), ("float64", "cpu", 8, 8)]
+)
+def test_gradients_move_in_the_reduce_dtype_and_scalars_at_least_in_float32(dtype, platform, width, scalar):
+    (line,) = cost(resolved(data=2).table, ("data",), dtype, platform=platform)
+    assert line.bytes == bytes_of(*PATHS, resolved=resolved(data=2)) // 4 * width + 2 * scalar
+    assert scalar_width(dtype) == scalar
+
+
+def on_mesh(function, plan):
+    """A function of a device's parameters, on the mesh of a plan."""
+    specs = plan.manual_specs(plan.table)
+    return jax.shard_map(
+        function,
+        mesh=plan.mesh.backend_mesh,
+        in_specs=(specs,),
+        out_specs=(specs, PartitionSpec()),
+        axis_names=set(AXES),
+    )
+
+
+def test_gradients_and_scalars_are_summed_over_what_they_lack():
+    plan, seen = resolved(data=2, fsdp=2), {}
+
+    def run(params):
+        varying = make_varying(params, plan.table.layouts, AXES)
+        seen["axes"] = {str(varying_axes(leaf)) for leaf in jax.tree.leaves(varying)}
+        share = 1.0 + lax.axis_index("data") + 10 * lax.axis_index("fsdp")
+        local = jax.tree.map(lambda leaf: leaf * share, varying)
+        gradients, (total,) = reduce_gradients(local, [share], plan.table.layouts, AXES, "float32")
+        return gradients, total
+
+    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), plan.table.abstract_arrays)
+    gradients, total = jax.jit(on_mesh(run, plan))(ones)
+    assert float(total) == 1 + 2 + 11 + 12
+    assert len(seen["axes"]) == 1, "all parameters vary over all axes"
+    assert np.unique(gradients["blocks"]["scale"]).tolist() == [26], "over both axes"
+    assert np.unique(gradients["blocks"]["up"]).tolist() == [1 + 2, 11 + 12], "over data alone, each shard its own"
+
+
+def test_sums_are_in_the_reduce_dtype_and_gradients_come_back_in_their_own():
+    plan, dtypes = resolved(data=2, fsdp=2), []
+
+    def run(params):
+        local = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), make_varying(params, plan.table.layouts, AXES))
+        right = lax.psum
+
+        def psum(operands, axes):
+            dtypes.append({str(leaf.dtype) for leaf in operands})
+            return right(operands, axes)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lax, "psum", psum)
+            gradients, (total,) = reduce_gradients(local, [jnp.float32(1)], plan.table.layouts, AXES, "float32")
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves(gradients)} == {"bfloat16"}
+        return gradients, total
+
+    jax.eval_shape(on_mesh(run, plan), plan.table.abstract_arrays)
+    assert dtypes == [{"float32"}, {"float32"}], "one sum a bucket"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"zero": 3}, "strategy.data.zero=3 is not a stage: .*Stage 3, parameters as well, is the strategy fsdp"),
+        ({"floor_bytes": -1}, "strategy.data.floor_bytes=-1 must be at least 0"),
+        ({"local_steps": -2}, "strategy.data.local_steps=-2: give a number of steps, or 0"),
+        ({"zero": 1, "compress": "int8"}, "zero=1 and compress=int8 do not combine"),
+    ],
+)
+def test_options_that_are_none(options, text):
+    with pytest.raises(UserError, match=text):
+        DataParallelConfig(size=2, **options)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
+from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.parallel.model import BlockModel
 from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.parallel.schedule.stages import assign
@@ -47,3 +48,55 @@ def test_a_model_whose_init_stores_its_blocks_stage_by_stage():
     assert in_stage_order(given, None) is given
     assert in_stage_order(given, stages(4)) is given
     assert in_stage_order(toy.PLAIN_MODEL, made) is toy.PLAIN_MODEL
+
+
+def order(blocks, name="zbv"):
+    return StoredOrder(assign(blocks, make_schedule(name, 2, 4), ()))
+
+
+def placed(array, *spec):
+    sharding = NamedSharding(toy.mesh(pipe=2).backend_mesh, PartitionSpec(*spec))
+    return jax.device_put(jnp.asarray(array), sharding)
+
+
+def test_rows_of_blocks_are_put_in_order_and_back():
+    """Four blocks down two stages and up again: stored 0 3 1 2."""
+    stored = {"blocks": {"up": placed([0.0, 3, 1, 2], "pipe")}, "head": placed([7.0, 8], None)}
+    found = order(4).to_model(stored)
+    assert found["blocks"]["up"].tolist() == [0, 1, 2, 3]
+    assert found["head"] is stored["head"]
+    back = order(4).to_stored(found, stored)
+    assert back["blocks"]["up"].tolist() == [0, 3, 1, 2]
+    assert back["blocks"]["up"].sharding == stored["blocks"]["up"].sharding
+
+
+def test_what_fills_up_a_stage_is_dropped_and_no_longer_split():
+    """Five blocks in eight rows: 0 1 4 - 2 - 3 -; 2 stages divide no 5."""
+    stored = {"mu": {"blocks": {"up": placed([0.0, 1, 4, 9, 2, 9, 3, 9], "pipe")}}}
+    found = order(5).to_model(stored)["mu"]["blocks"]["up"]
+    assert found.tolist() == [0, 1, 2, 3, 4]
+    assert found.sharding.spec == PartitionSpec(None)
+    abstract = order(5).abstract_model(stored)["mu"]["blocks"]["up"]
+    assert (abstract.shape, abstract.dtype, abstract.sharding) == (found.shape, found.dtype, found.sharding)
+    back = order(5).to_stored({"mu": {"blocks": {"up": found}}}, stored)["mu"]["blocks"]["up"]
+    assert np.asarray(back)[[0, 1, 2, 4, 6]].tolist() == [0, 1, 4, 2, 3]
+
+
+def test_a_factored_moment_has_its_blocks_on_dim_0_and_others_stay():
+    """Some optimizers keep a leaf under "blocks" that is not split over the stages, or counts no blocks."""
+    stored = {"blocks": {"rows": placed([0.0, 3, 1, 2], None), "scalar": placed([5.0], None)}}
+    found = order(4).to_model(stored)["blocks"]
+    assert found["rows"].tolist() == [0, 1, 2, 3]
+    assert found["scalar"] is stored["blocks"]["scalar"]
+
+
+def test_blocks_may_be_counted_by_another_dim():
+    stored = {"blocks": {"v": placed(np.array([[0.0, 3, 1, 2]] * 3), None, "pipe")}}
+    assert order(4).to_model(stored)["blocks"]["v"].tolist() == [[0, 1, 2, 3]] * 3
+
+
+@pytest.mark.parametrize("none", [StoredOrder(None), order(4, "1f1b")], ids=["no stages", "the model's order"])
+def test_where_the_orders_are_one_nothing_moves(none):
+    tree = {"blocks": {"up": placed([0.0, 1, 2, 3], "pipe")}}
+    assert none.reordered is None
+    assert none.to_model(tree) is none.to_stored(tree, tree) is none.abstract_model(tree) is tree

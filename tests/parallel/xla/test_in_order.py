@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-import test_equivalence as equivalence
+import rows
 import toy
 from jax import lax
 from jax.sharding import PartitionSpec
@@ -79,10 +79,10 @@ def test_scatter_first_has_the_gradients_of_nothing():
 @pytest.mark.parametrize("name", ROWS)
 def test_evaluation_is_in_order(name):
     """Every row's step is looked at where the table runs; here is the evaluation of those that need `in_order.py`."""
-    row = equivalence.row_named(name)
-    own = equivalence.model(row.kind, row.layers, row.dropout)
-    layouts = lay_out(own, row.strategy, devices=toy.devices(equivalence.num_devices(row)))
-    step = build_step(own, equivalence.optimizer(), layouts, remat=row.remat)
-    batch = toy.abstract(equivalence.batches(row.kind == "mlp")[0])
+    row = rows.row_named(name)
+    own = rows.model(row.kind, row.layers, row.dropout)
+    layouts = lay_out(own, row.strategy, devices=toy.devices(rows.num_devices(row)))
+    step = build_step(own, rows.optimizer(), layouts, remat=row.remat)
+    batch = toy.abstract(rows.batches(row.kind == "mlp")[0])
     evaluate = jax.jit(step.evaluate).lower(step.abstract_state().params, batch)
     assert unordered(evaluate.compile().as_text()) == []

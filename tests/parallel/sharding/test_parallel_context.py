@@ -1,0 +1,73 @@
+"""What a model is told of the mesh: whether anything is split, and which positions a device works on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from jax.sharding import PartitionSpec
+from spmdkit.parallel.collectives import Collective
+from spmdkit.parallel.context import ContextConfig
+from spmdkit.parallel.expert import ExpertConfig
+from spmdkit.parallel.sharding.parallel_context import Parallel, Traffic, held_positions, own_positions
+from spmdkit.parallel.tensor import TensorConfig
+
+LENGTH = 16
+TENSOR, CONTEXT, EXPERT = TensorConfig(size=2), ContextConfig(size=2), ExpertConfig(size=2)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "anything", "positions"),
+    [
+        (Parallel(), False, False),
+        (Parallel(tensor=TENSOR), True, True),
+        (Parallel(context=CONTEXT), True, True),
+        (Parallel(expert=EXPERT), True, False),
+    ],
+)
+def test_what_is_split(parallel, anything, positions):
+    assert (parallel.splits_anything, parallel.splits_positions) == (anything, positions)
+
+
+def test_the_options_that_send_to_neighbours():
+    ring = TensorConfig(size=2, collective_matmul=True)
+    assert Parallel(context=CONTEXT, tensor=ring).rings == (
+        *("strategy.context.attention=ring", "strategy.tensor.collective_matmul"),
+    )
+    heads = ContextConfig(size=2, attention="all_to_all")
+    assert Parallel(context=heads, tensor=TENSOR).rings == ()
+    assert Parallel(tensor=TensorConfig(collective_matmul=True)).rings == (), "one device sends to nobody"
+
+
+def positions(function, **sizes):
+    """What each device of a mesh gets, devices in the mesh's order."""
+    parallel = Parallel(context=ContextConfig(size=sizes["context"]), tensor=TensorConfig(size=sizes["tensor"]))
+    spec = PartitionSpec(("context", "tensor"))
+    mapped = jax.shard_map(
+        lambda: function(parallel, LENGTH) + 0 * jax.lax.axis_index("tensor") + 0 * jax.lax.axis_index("context"),
+        mesh=toy.mesh(**sizes).backend_mesh,
+        in_specs=(),
+        out_specs=spec,
+    )
+    count = sizes["context"] * sizes["tensor"]
+    return np.asarray(jax.jit(mapped)()).reshape(count, -1)
+
+
+def test_devices_along_tensor_hold_the_same_positions_and_own_a_share():
+    held, own = (positions(function, context=2, tensor=2) for function in (held_positions, own_positions))
+    assert held.shape == (4, LENGTH // 2)
+    assert np.array_equal(held[0], held[1])
+    assert sorted([*held[0], *held[2]]) == list(range(LENGTH))
+    for group in (0, 2):
+        assert np.array_equal(np.concatenate(own[group : group + 2]), held[group])
+
+
+def test_without_tensor_a_device_owns_what_it_holds():
+    assert np.array_equal(positions(own_positions, context=2, tensor=1), positions(held_positions, context=2, tensor=1))
+
+
+def test_traffic_of_one_part_after_another():
+    line = Collective("all-gather", ("tensor",), 1, 8)
+    both = Traffic((line,), (), (line,)).and_then(Traffic((line,), (line,), ()))
+    assert both == Traffic((line, line), (line,), (line,))
+    assert jnp.ndim(both.backward[0].bytes) == 0

@@ -1,0 +1,95 @@
+"""What each device runs in a step: sums over all devices, divided once, clipped, drawn step by step."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from spmdkit.mesh.errors import UserError
+from spmdkit.parallel import FSDPConfig, Model, Precision, lay_out
+from spmdkit.parallel.collectives import Collective
+from spmdkit.parallel.step.device_step import LocalStep
+
+WIDTH = 8
+BATCH = {"x": np.arange(1.0, 5, dtype=np.float32), "weights": np.array([1, 0.5, 0, 2], np.float32)}
+PARAMS = {"w": np.linspace(1, 2, WIDTH, dtype=np.float32)}
+
+
+def loss(params, batch, key):
+    drawn = 0.0 if key is None else jax.random.uniform(key)
+    return (batch["weights"] * batch["x"]).sum() * (params["w"].sum() + drawn), batch["weights"].sum()
+
+
+MODEL = Model(init=lambda key: {"w": jnp.ones(WIDTH)}, loss=loss)
+
+
+@cache
+def local(accumulate=1, clip_norm=0.0):
+    strategy = {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=1)}
+    layouts = lay_out(MODEL, strategy, devices=toy.devices(4))
+    return LocalStep(MODEL, layouts, accumulate=accumulate, clip_norm=clip_norm, remat="none", precision=Precision())
+
+
+@cache
+def program(accumulate=1, clip_norm=0.0):
+    made = local(accumulate, clip_norm)
+    return jax.jit(made.mapped_gradients(made.layouts.table, abstract=False))
+
+
+def gradients(batch=BATCH, *, step=0, **options):
+    found, metrics, _ = program(**options)(PARAMS, batch, jnp.zeros(2, jnp.uint32), jnp.int32(step), ())
+    return np.asarray(found["w"]), jax.device_get(metrics)
+
+
+TOTAL = float(BATCH["weights"] @ BATCH["x"])
+MEAN = TOTAL / 3.5
+
+
+def test_sums_are_divided_once_by_the_weight_of_all_rows():
+    found, metrics = gradients()
+    assert np.allclose(found, MEAN)
+    assert float(metrics.weight) == 3.5
+    assert float(metrics.grad_norm) == pytest.approx(MEAN * WIDTH**0.5, rel=1e-6)
+
+
+def test_each_step_draws_its_own_numbers():
+    key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
+    for step in (0, 3):
+        drawn = float(jax.random.uniform(jax.random.fold_in(key, step)))
+        assert float(gradients(step=step)[1].loss) == pytest.approx(MEAN * (PARAMS["w"].sum() + drawn), rel=1e-6)
+
+
+def test_rows_without_weight_divide_by_nothing():
+    found, metrics = gradients({**BATCH, "weights": np.zeros(4, np.float32)})
+    assert not found.any()
+    assert (float(metrics.loss), float(metrics.weight), float(metrics.grad_norm)) == (0, 0, 0)
+
+
+def test_clipping_scales_and_the_norm_is_that_before():
+    found, metrics = gradients(clip_norm=0.5)
+    assert np.linalg.norm(found) == pytest.approx(0.5, rel=1e-5)
+    assert float(metrics.grad_norm) == pytest.approx(MEAN * WIDTH**0.5, rel=1e-6)
+
+
+def test_an_evaluation_sums_and_draws_nothing():
+    total, weight = jax.jit(local().mapped_sums())(PARAMS, BATCH)
+    assert (float(total), float(weight)) == (pytest.approx(TOTAL * PARAMS["w"].sum(), rel=1e-6), 3.5)
+
+
+def test_the_cost_is_that_of_all_strategies():
+    lines = local().cost(None, "cpu")
+    size = 4 * WIDTH
+    assert Collective("all-gather", ("fsdp",), 1, size) in lines
+    assert Collective("reduce-scatter", ("fsdp",), 1, size) in lines
+    assert Collective("all-reduce", ("data",), 1, size // 2) in lines
+
+
+def test_a_model_that_moves_needs_the_shapes_of_a_batch():
+    moving = replace(toy.BLOCK_MODEL, traffic=lambda *given: None)
+    layouts = lay_out(toy.BLOCK_MODEL, {"data": 2}, devices=toy.devices(2))
+    step = LocalStep(moving, layouts, accumulate=1, clip_norm=0.0, remat="none", precision=Precision())
+    with pytest.raises(UserError, match="What a step moves depends on the batch here: give its shapes"):
+        step.cost(None, "cpu")

@@ -12,12 +12,16 @@ from ..mesh.near_miss import did_you_mean
 from ..mesh.text import is_printable
 from .errors import Problem
 from .limits import LARGEST_NUMBER, largest
-from .synonyms import meant_by
+from .synonyms import meant_by, remark
 from .words import describe, shown
 
 BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 FREE_TEXT = "sample.prompt"
 """The key whose text may hold anything."""
+
+
+NAMED = ("optimizer.schedule",)
+"""Keys whose value is a mapping that holds a name."""
 
 
 class Mismatch(Exception):
@@ -69,10 +73,14 @@ def to_field(hint: Any, value: Any, path: str, problems: list[Problem], given: d
     try:
         given[name] = _within_limits(to_type(hint, value), path)
     except Mismatch as mismatch:
-        remedy = (
-            f" Quote it to make it text: '\"{value}\"'." if _is_text(hint) and isinstance(value, int | float) else ""
-        )
-        problems.append(Problem(path, f"{path} must be {mismatch}, not {shown(value)}.{remedy}"))
+        problems.append(Problem(path, f"{path} must be {mismatch}, not {shown(value)}.{_remedy(hint, value, path)}"))
+
+
+def _remedy(hint: Any, value: Any, path: str) -> str:
+    """What to write in place of a value of the wrong type, where its form shows what is meant."""
+    if _is_text(hint) and isinstance(value, int | float):
+        return f" Quote it to make it text: '\"{value}\"'."
+    return f" Write {{name: {value}}}." if path in NAMED and isinstance(value, str) else ""
 
 
 def to_type(hint: Any, value: Any) -> Any:
@@ -193,7 +201,8 @@ def unknown_key(path: str, valid: list[str], kind: str = "key") -> Problem:
     """Returns the problem of a key that does not exist, with the nearest that does, or all there are."""
     parent, _, name = path.rpartition(".")
     meant = meant_by(path)
-    near = f" Did you mean {meant}?" if meant else did_you_mean(name, valid, prefix=f"{parent}." if parent else "")
+    near = did_you_mean(name, valid, prefix=f"{parent}." if parent else "")
+    near = f" Did you mean {meant}?{remark(name)}" if meant else near
     return Problem(path, f"{path} is not a {kind}.{near or f' The {kind}s here: ' + ', '.join(valid) + '.'}")
 
 

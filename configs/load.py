@@ -15,11 +15,12 @@ from .errors import ConfigError as ConfigError
 from .errors import Problem
 from .overrides import apply_overrides, sizes_to_options
 from .paths import anchor_overrides, find_root
+from .presets import PRESETS as PRESETS
+from .presets import preset_names as preset_names
 from .reader import Document, read_text, read_yaml
 from .schema import Config, ModelCheck
+from .synonyms import remark
 from .words import shown
-
-PRESETS = Path(__file__).parent
 
 
 def load_config(
@@ -96,9 +97,17 @@ def _no_config(path: Path) -> str:
     return f"this is a folder. Give {hint}, or a preset. {presets}"
 
 
-def preset_names() -> list[str]:
-    """Returns the names of the configs that come with the package."""
-    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+def find_preset(name: str) -> str:
+    """Returns the name of a preset, given with or without `.yaml`.
+
+    Raises:
+        ConfigError: There is none; names the nearest.
+    """
+    names, stem = preset_names(), name.removesuffix(".yaml")
+    if stem in names:
+        return stem
+    near = did_you_mean(stem, names, count=3)
+    raise ConfigError([f"there is no such preset.{near} Presets: {', '.join(names)}."], name or "an empty name")
 
 
 def to_config(tree: Mapping[str, Any], problems: list[Problem]) -> Config:
@@ -145,12 +154,28 @@ def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:
         message = f"strategy must be a mapping of mesh axes to sizes, such as {{fsdp: 4, data: 2}}, not {shown(value)}."
         problems.append(Problem("strategy", message))
         return {}
-    problems += [unknown_key(below("strategy", name), list(STRATEGIES)) for name in value if name not in STRATEGIES]
+    problems += [_unknown_strategy(name, value) for name in value if name not in STRATEGIES]
     return {
         name: to_dataclass(STRATEGIES[name], options, below("strategy", name), problems)
         for name, options in value.items()
         if name in STRATEGIES
     }
+
+
+def _unknown_strategy(name: str, given: Mapping[str, Any]) -> Problem:
+    """Returns the problem of a strategy that does not exist; it may be an option that stands a level too high."""
+    key = below("strategy", name)
+    first, dot, rest = name.partition(".")
+    if dot and first in STRATEGIES:
+        example = f"Write {first}: {{size: ..., {rest}: ...}}."
+        return Problem(key, f"{key} is not a key: in a file, dots do not part keys. {example}")
+    homes = [axis for axis, options in STRATEGIES.items() if name in {field.name for field in fields(options)}]
+    homes = [axis for axis in homes if axis in given] or homes
+    if len(homes) == 1 or (homes and name != "size"):
+        meant = " or ".join(f"strategy.{axis}.{name}" for axis in homes)
+        example = f"Write {homes[0]}: {{size: ..., {name}: ...}}."
+        return Problem(key, f"{key} is not a key. Did you mean {meant}? {example}{remark(name)}")
+    return unknown_key(key, list(STRATEGIES))
 
 
 def _cross_checks(
@@ -177,11 +202,12 @@ def _unknown_section(key: str, names: list[str]) -> Problem:
     homes = [f"{name}.{key}" for name, section in sections.items() if is_dataclass(section) and hasattr(section, key)]
     if homes:
         return Problem(key, f"{key} is not a section. Did you mean {' or '.join(homes)}?")
-    first, dot, rest = key.partition(".")
-    if dot and first in names:
-        return Problem(
-            key, f"{key} is not a section: in a file, dots do not part keys. Write {first}: {{{rest}: ...}}."
-        )
+    first, *below_it = key.split(".")
+    if below_it and first in names:
+        *between, last = below_it
+        opening, closing = "".join(f"{{{name}: " for name in between), "}" * len(between)
+        written = f"{first}: {opening}{{{last}: ...}}{closing}"
+        return Problem(key, f"{key} is not a section: in a file, dots do not part keys. Write {written}.")
     return unknown_key(key, names, "section")
 
 

@@ -25,6 +25,7 @@ MOST_KEY = 500
 """Characters of a key."""
 
 TOO_DEEP = f"the values nest too deeply, or one holds itself; at most {MOST_DEPTH} lists and mappings lie in each other"
+NESTED = ". A key that has a value has no keys below it: write fsdp: {size: 4, floor_bytes: 64KiB}"
 COLLECTIONS = (None, "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 UNREADABLE: Any = object()
 """Stands for a value that was left out, with a problem noted."""
@@ -212,4 +213,5 @@ def _one_line(error: yaml.YAMLError) -> str:
         return " ".join(str(error).split())
     mark = error.problem_mark
     context = f" {error.context}" if error.context else ""
-    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}"
+    hint = NESTED if error.problem == "mapping values are not allowed here" else ""
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}{hint}"

@@ -1,5 +1,6 @@
 """What other libraries call the keys of a config: the key that is meant, for the error about an unknown one."""
 
+from ..mesh.axes import AXES
 from ..mesh.axes import SYNONYMS as OF_AXES
 
 OF_KEYS = {
@@ -65,8 +66,35 @@ OF_KEYS = {
     "checkpoint.every": ("save_every", "save_steps", "save_interval", "ckpt_every", "checkpoint_every"),
     "checkpoint.keep": ("save_total_limit", "max_to_keep", "keep_last"),
     "strategy.data.zero": ("zero", "zero1", "zero2", "zero_stage"),
+    "strategy.data.compress": ("compression", "quantize"),
+    "strategy.data.local_steps": ("diloco", "local_sgd", "sync_every"),
+    "strategy.fsdp.floor_bytes": ("min_num_params", "min_size", "min_weight_size"),
+    "strategy.fsdp.keep": ("reshard", "reshard_after_forward"),
+    "strategy.pipe.virtual": ("virtual_stages", "num_virtual_stages", "num_chunks", "chunks"),
+    "strategy.pipe.microbatches": ("num_microbatches", "n_microbatches"),
 }
 """Key -> names that others give it, in small letters; those of the axes stand in mesh/axes.py."""
+SIZES = ("degree", "devices", "num_devices", "world_size", "num_stages", "stages", "ways", "n")
+"""What others call the size of an axis, in the options of its strategy: `pipe: {stages: 4}`."""
+
+REMARKS = {
+    ("epochs", "num_epochs", "max_epochs", "n_epochs"): (
+        "It counts optimizer steps; an epoch is the number of training examples / train.global_batch of them."
+    ),
+    ("batch_size", "batch", "bs", "batchsize", "train_batch_size"): (
+        "It counts the rows of a step over all devices and microbatches."
+    ),
+    ("scheduler", "lr_scheduler", "lr_schedule", "warmup", "warmup_steps", "warmup_ratio"): (
+        "It is a mapping: {name: warmup_cosine, warmup_steps: 100}."
+    ),
+    ("zero", "zero_stage"): "It is 1 or 2; ZeRO-3 is strategy.fsdp.",
+    ("bf16", "fp16", "amp", "half", "mixed_precision"): "It is a dtype: bfloat16.",
+    ("devices", "num_devices", "n_devices", "ngpus", "num_gpus"): (
+        "It is the number of simulated CPU devices; the machine's own are all used where it is left out."
+    ),
+}
+"""Names that others give -> what has to be known besides the key, where its value is not theirs."""
+_REMARKS = {name: words for names, words in REMARKS.items() for name in names}
 _MEANT: dict[str, list[str]] = {name: [f"strategy.{axis}"] for name, axis in OF_AXES.items()}
 for _key, _names in OF_KEYS.items():
     for _name in _names:
@@ -81,7 +109,26 @@ def meant_by(path: str) -> str | None:
             goes before others; an axis is only meant in `strategy`.
     """
     section, _, name = path.rpartition(".")
-    keys = _MEANT.get(name.lower(), [])
+    name = name.lower()
+    axis = section.removeprefix("strategy.")
+    if axis in AXES and section != axis and (name in (axis, *SIZES) or OF_AXES.get(name) == axis):
+        return f"{section}.size"
+    keys = _MEANT.get(name, [])
     own = [key for key in keys if key.startswith(f"{section}.")]
     others = [key for key in keys if section != "strategy" and not (section and key.startswith("strategy."))]
     return next(iter([*own, *others]), None)
+
+
+def remark(name: str) -> str:
+    """Returns, after a space, what has to be known of the key that a name stands for; otherwise an empty text.
+
+    Args:
+        name: A synonym, as typed: `epochs`, `train.epochs`, `--epochs`.
+    """
+    words = _REMARKS.get(name.rpartition(".")[2].lstrip("-").replace("-", "_").lower())
+    return f" {words}" if words else ""
+
+
+def known_synonyms() -> list[str]:
+    """Returns every name that others give to a key or an axis."""
+    return sorted(_MEANT)

@@ -1,4 +1,4 @@
-"""The command line: `spmdkit train`, `spmdkit launch`, `spmdkit explain`, `spmdkit verify`, `spmdkit schedule`.
+"""The command line: `spmdkit init`, `train`, `launch`, `explain`, `verify`, `schedule`.
 
 Each command is one line of COMMANDS. What a command needs is imported when it runs, so that help is instant.
 """
@@ -35,6 +35,18 @@ TRY_AGAIN = 75
 MOST_STEPS = 1000
 """That `verify` compares."""
 
+WHAT_IT_IS = """
+Distributed training for JAX: write a loss for one device, name the mesh in YAML, train on N devices.
+
+start here:
+  spmdkit train quickstart
+
+commands, an example of each:
+{commands}
+CONFIG is a YAML file or a preset (spmdkit train --list); any key of it can be given as key=value.
+spmdkit COMMAND --help says more of a command, spmdkit train --help-config lists every key.
+"""
+
 EXIT_CODES = """
 exit codes: 0 finished, 1 an unforeseen error, 2 a mistake to correct, 3 diverged or bad data, 75 stopped: try again.
 SPMDKIT_TRACEBACK=1 shows the traceback of a mistake as well.
@@ -44,7 +56,9 @@ SPMDKIT_TRACEBACK=1 shows the traceback of a mistake as well.
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of every command that reads a config."""
     parser.add_argument("config", metavar="CONFIG", help="a YAML file or the name of a preset")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="values laid over those of the file")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="values laid over those of the file"
+    )
 
 
 def add_fresh(parser: argparse.ArgumentParser) -> None:
@@ -56,11 +70,56 @@ def add_fresh(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_init(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `init`."""
+    parser.add_argument("preset", metavar="NAME", nargs="?", help="a preset; by default a small config with comments")
+
+
+def init(arguments: argparse.Namespace) -> int:
+    """Prints a config to begin with."""
+    from ..configs.load import find_preset
+    from ..configs.presets import STARTER, preset_text
+
+    print(preset_text(find_preset(arguments.preset)) if arguments.preset else STARTER, end="")
+    return 0
+
+
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `train`."""
     add_config(parser)
     add_fresh(parser)
-    parser.add_argument("--help-config", action=HelpConfig, help="list every key with its default, and exit")
+    parser.add_argument("--list", action=Print, text=presets_text, help="name the presets, one line each, and exit")
+    parser.add_argument(
+        "--help-config", action=Print, text=config_text, help="list every key with its default, and exit"
+    )
+
+
+def presets_text() -> str:
+    """What `--list` prints."""
+    from ..configs.presets import describe_presets
+
+    return describe_presets()
+
+
+def config_text() -> str:
+    """What `--help-config` prints."""
+    from ..configs import describe_config
+
+    return describe_config()
+
+
+def version_text() -> str:
+    """What `--version` prints: what a report of an error has to say."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for package in ("spmdkit", "jax", "jaxlib"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"no {package}")
+    return ", ".join([*found, f"Python {platform.python_version()}"]) + "\n"
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -160,6 +219,7 @@ class Command(NamedTuple):
     Attributes:
         name: What is typed.
         summary: One line for the list of commands.
+        example: One command line to try it with.
         text: What it does and what for, with examples.
         add_arguments: Adds its arguments to its parser.
         run: Does it; returns the exit code.
@@ -168,6 +228,7 @@ class Command(NamedTuple):
 
     name: str
     summary: str
+    example: str
     text: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
@@ -176,8 +237,24 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command(
+        "init",
+        "print a config to begin with",
+        "spmdkit init > my.yaml",
+        """
+Prints a small config with comments, or a preset. Write it to a file, change it, train it.
+
+  spmdkit init > my.yaml                         strategy, model, data, optimizer: a line on each
+  spmdkit init fsdp > my.yaml                    a preset; `spmdkit train --list` names them
+  spmdkit train my.yaml                          trains it
+""",
+        add_init,
+        init,
+        "",
+    ),
+    Command(
         "train",
         "train a model; the same command again resumes",
+        "spmdkit train my.yaml train.steps=20",
         """
 Trains the model of a config on its mesh, in this process. Checkpoints, metrics and report.html go to run.dir; where
 that folder holds an unfinished run, training goes on from its last checkpoint.
@@ -194,6 +271,7 @@ that folder holds an unfinished run, training goes on from its last checkpoint.
     Command(
         "launch",
         "train in several processes, stopped together when one fails",
+        "spmdkit launch my.yaml --on local:2x4",
         """
 Starts processes that train together over real collectives, and gives the losses of one process with as many devices.
 Lines are printed after their rank and kept in run.dir/logs. When a process fails, the others are stopped and the last
@@ -207,6 +285,7 @@ lines are its own.
     Command(
         "explain",
         "show the mesh, the layouts, bytes and collectives, without training",
+        "spmdkit explain my.yaml",
         """
 Lays out and compiles the run of a config and shows the mesh, where each parameter lives, the bytes on each device by
 kind, the memory of the compiled step, and its collectives by kind and mesh axis. Nothing is trained.
@@ -220,6 +299,7 @@ kind, the memory of the compiled step, and its collectives by kind and mesh axis
     Command(
         "verify",
         "compare the training of a config with that of one device",
+        "spmdkit verify my.yaml",
         """
 Trains a few steps twice, from the same parameters on the same data: under the strategy of a config, on as many
 simulated CPU devices as it needs, and in plain JAX on one. Compares the loss, every gradient, their norm, the
@@ -241,6 +321,7 @@ Ends with 0 where everything is equal, 1 where something differs, 2 where the co
     Command(
         "schedule",
         "draw a pipeline schedule; its time, bubble and memory",
+        "spmdkit schedule 1f1b --stages 4 --microbatches 8",
         """
 Draws which stage of a pipeline does what at each tick, and says what it costs: the time of a step, the share of it in
 which stages are idle, and the most activations each stage holds at once. Nothing is compiled, no device is used.
@@ -260,17 +341,16 @@ which stages are idle, and the most activations each stage holds at once. Nothin
 )
 
 
-class HelpConfig(argparse.Action):
-    """Prints the reference of all keys and exits."""
+class Print(argparse.Action):
+    """Prints a text and exits. The text is made when it is asked for: that may take a second."""
 
-    def __init__(self, option_strings: list[str], dest: str, **options: object) -> None:
+    def __init__(self, option_strings: list[str], dest: str, text: Callable[[], str], **options: object) -> None:
         super().__init__(option_strings, dest, nargs=0, **options)  # pyright: ignore[reportArgumentType]
+        self.text = text
 
     def __call__(self, parser: argparse.ArgumentParser, *ignored: object) -> None:
         """Called by argparse where the option is given."""
-        from ..configs import describe_config
-
-        print(describe_config(), end="")
+        print(self.text(), end="")
         parser.exit()
 
 
@@ -286,17 +366,31 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """Builds the parser of the first word: which command."""
-    names = "".join(f"  {command.name:<10}{command.summary}\n" for command in COMMANDS)
+    width = max(len(command.example) for command in COMMANDS)
+    shown = "".join(f"  {command.example:<{width}}   {command.summary}\n" for command in COMMANDS)
     parser = Parser(
         prog="spmdkit",
-        usage="spmdkit COMMAND CONFIG [key=value ...] [options]",
-        description=f"Distributed SPMD training for JAX.\n\ncommands:\n{names}",
-        epilog="start here: spmdkit train quickstart; more: spmdkit COMMAND --help\n" + EXIT_CODES,
+        usage="spmdkit COMMAND [CONFIG] [key=value ...] [options]",
+        description=WHAT_IT_IS.format(commands=shown),
+        epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=[command.name for command in COMMANDS], help=argparse.SUPPRESS)
+    parser.add_argument("--version", action=Print, text=version_text, help="print the versions, and exit")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
+
+
+def find_command(name: str, parser: argparse.ArgumentParser) -> "Command":
+    """Returns the command of a name; where there is none, exits with what is near."""
+    from difflib import get_close_matches
+
+    commands = {command.name: command for command in COMMANDS}
+    if name not in commands:
+        near = get_close_matches(name, commands, n=1)
+        listed = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(commands)}"
+        parser.error(f"{name!r} is not a command; {listed}")
+    return commands[name]
 
 
 def make_command_parser(command: Command) -> argparse.ArgumentParser:
@@ -309,6 +403,19 @@ def make_command_parser(command: Command) -> argparse.ArgumentParser:
     )
     command.add_arguments(parser)
     return parser
+
+
+def parse_arguments(command: Command, words: Sequence[str]) -> argparse.Namespace:
+    """Reads the arguments of a command; exits with code 2, and with what to write instead, where they are wrong."""
+    parser = make_command_parser(command)
+    arguments, unknown = parser.parse_known_intermixed_args(words)
+    if unknown and "overrides" not in arguments:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if unknown:
+        from .options import explain_unknown
+
+        parser.error(explain_unknown(unknown, words))
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -324,9 +431,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         restart_in_utf8()
         open_closed_streams()
     with tolerant_streams():
-        first = make_parser().parse_args(argv)
-        command = next(command for command in COMMANDS if command.name == first.command)
-        arguments = make_command_parser(command).parse_intermixed_args(first.rest)
+        parser = make_parser()
+        first = parser.parse_args(argv)
+        if first.command is None:
+            parser.print_help()
+            return 0
+        command = find_command(first.command, parser)
+        arguments = parse_arguments(command, first.rest)
         problem = too_little_memory()
         if problem:
             print(f"error: {problem}", file=sys.stderr)

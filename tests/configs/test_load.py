@@ -3,7 +3,8 @@ import sys
 
 import pytest
 from spmdkit.configs import ConfigError, load_config
-from spmdkit.configs.load import find_config, preset_names
+from spmdkit.configs.load import find_config
+from spmdkit.configs.presets import preset_names
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.fsdp import FSDPConfig
 

@@ -1,6 +1,6 @@
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.configs.load import PRESETS, preset_names
+from spmdkit.configs.presets import PRESETS, preset_names, preset_summary
 from spmdkit.configs.reader import read_yaml
 from spmdkit.configs.schema import Config
 from spmdkit.configs.write import as_plain
@@ -23,6 +23,14 @@ def test_is_short_and_has_a_header(name):
     assert len(lines) <= 30
     assert f"spmdkit train {name}" in lines[0]
     assert any(line.startswith("# expect: ") for line in lines)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_second_line_says_what_it_shows(name):
+    summary = preset_summary(name)
+    assert summary[0].isupper()
+    assert summary.endswith(".")
+    assert len(summary) <= 103
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -48,6 +48,11 @@ def test_no_synonym_is_a_key_of_its_own():
         ("optimizer.warmup_steps", "optimizer.schedule"),
         ("dp", "strategy.data"),
         ("model.n_layers", "model.layers"),
+        ("strategy.pipe.stages", "strategy.pipe.size"),
+        ("strategy.tensor.tp", "strategy.tensor.size"),
+        ("strategy.fsdp.fsdp", "strategy.fsdp.size"),
+        ("strategy.fsdp.min_num_params", "strategy.fsdp.floor_bytes"),
+        ("strategy.pipe.tp", None),
         ("strategy.lr", None),
         ("train.nonsense", None),
     ],
@@ -62,7 +67,8 @@ def test_the_error_names_it(tmp_path):
         load_config(tmp_path / "a.yaml")
     assert sorted(info.value.problems) == [
         "line 1: strategy.dp is not a key. Did you mean strategy.data?",
-        "line 2: train.epochs is not a key. Did you mean train.steps?",
+        "line 2: train.epochs is not a key. Did you mean train.steps? It counts optimizer steps; an epoch is the "
+        "number of training examples / train.global_batch of them.",
         "line 3: lr is not a section. Did you mean optimizer.learning_rate?",
     ]
 
@@ -70,3 +76,29 @@ def test_the_error_names_it(tmp_path):
 def test_also_from_python():
     with pytest.raises(ValueError, match=r"strategy\.dp: there is no such strategy \(did you mean data\?\)"):
         read_strategy({"dp": 8})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "strategy: {fsdp: 8, floor_bytes: 1}",
+            "Did you mean strategy.fsdp.floor_bytes? Write fsdp: {size: ..., ",
+        ),
+        ("strategy: {data: 8, keep: step}", "Did you mean strategy.fsdp.keep? Write fsdp: {size: ..., keep: ...}."),
+        (
+            "strategy: {data: 8, zero: 3}",
+            "Did you mean strategy.data.zero? Write data: {size: ..., zero: ...}. It is",
+        ),
+        ("strategy: {fsdp: 8, fsdp.keep: step}", "dots do not part keys. Write fsdp: {size: ..., keep: ...}."),
+        ("strategy.fsdp.keep: step", "dots do not part keys. Write strategy: {fsdp: {keep: ...}}."),
+        ("strategy:\n  fsdp: 8\n    keep: step", "write fsdp: {size: 4, floor_bytes: 64KiB}"),
+        ("optimizer: {schedule: warmup_cosine}", "not 'warmup_cosine' (text). Write {name: warmup_cosine}."),
+        ("optimizer: {warmup_steps: 9}", "It is a mapping: {name: warmup_cosine, warmup_steps: 100}."),
+    ],
+)
+def test_an_option_in_the_wrong_place_is_told_its_own(text, said, tmp_path):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError) as info:
+        load_config(tmp_path / "a.yaml")
+    assert said in str(info.value)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from spmdkit.configs import describe_config
-from spmdkit.configs.load import preset_names
+from spmdkit.configs.presets import preset_names
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 BEGIN, END = "```text\n", "```\n"

@@ -31,7 +31,7 @@ def test_commands_parse(words, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     command = next(command for command in COMMANDS if command.name == words[0])
     arguments = make_command_parser(command).parse_intermixed_args(words[1:])
-    if "config" not in arguments:  # `schedule` takes none
+    if "config" not in arguments:  # `schedule` takes none, nor `init`
         return
     source = arguments.config
     if source == "my.yaml":  # what the reader is told to write

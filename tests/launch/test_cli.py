@@ -1,10 +1,16 @@
+import re
+import shlex
 import subprocess
 import sys
 import time
 
 import pytest
+from spmdkit.configs import load_config
+from spmdkit.configs.presets import preset_names, preset_text
 from spmdkit.launch import cli
 from spmdkit.training.exits import USER_MISTAKE
+
+import spmdkit
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
@@ -19,19 +25,74 @@ def printed_help(capsys, *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_help_names_every_command(capsys):
+def test_help_shows_an_example_of_every_command(capsys):
     text = printed_help(capsys)
     for command in cli.COMMANDS:
-        assert f"  {command.name:<10}{command.summary}" in text
+        assert re.search(rf"^  {re.escape(command.example)} +{re.escape(command.summary)}$", text, re.MULTILINE)
     assert "spmdkit train quickstart" in text
     assert "75 stopped: try again" in text
+
+
+def test_alone_it_prints_its_help(capsys):
+    assert cli.main([]) == 0
+    assert capsys.readouterr().out == printed_help(capsys)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+def test_examples_parse(command):
+    words = shlex.split(command.example.partition(" > ")[0])
+    assert words[:2] == ["spmdkit", command.name]
+    cli.parse_arguments(command, words[2:])
+
+
+def test_version_says_what_a_report_needs(capsys):
+    with pytest.raises(SystemExit) as info:
+        cli.main(["--version"])
+    assert info.value.code == 0
+    expected = rf"spmdkit {re.escape(spmdkit.__version__)}, jax [\d.]+, jaxlib [\d.]+, Python 3[\d.]+\n"
+    assert re.fullmatch(expected, capsys.readouterr().out)
+
+
+def test_list_names_every_preset_on_a_line(capsys):
+    with pytest.raises(SystemExit) as info:
+        cli.main(["train", "--list"])
+    assert info.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == preset_names()
+    assert max(map(len, lines)) <= 120
+
+
+def test_init_prints_what_train_reads(tmp_path, capsys):
+    assert cli.main(["init"]) == 0
+    (tmp_path / "my.yaml").write_text(capsys.readouterr().out)
+    assert load_config(tmp_path / "my.yaml").strategy["data"].size == -1
+
+
+def test_every_line_left_out_of_init_can_be_taken_in(tmp_path, capsys):
+    cli.main(["init"])
+    text = re.sub(r"^  # (\w+: )", r"  \1", capsys.readouterr().out, flags=re.MULTILINE)
+    (tmp_path / "my.yaml").write_text(text.replace("fsdp: 4", "fsdp: 1"))
+    config = load_config(tmp_path / "my.yaml", ["data.source=text"])
+    assert set(config.strategy) == {"data", "fsdp", "tensor", "context", "pipe"}
+    assert config.data.files == ("corpus/**/*.txt",)
+
+
+@pytest.mark.parametrize("name", ["hsdp", "hsdp.yaml"])
+def test_init_prints_a_preset(name, capsys):
+    assert cli.main(["init", name]) == 0
+    assert capsys.readouterr().out == preset_text("hsdp")
+
+
+def test_init_of_no_preset_names_the_nearest(capsys):
+    assert cli.main(["init", "hspd"]) == USER_MISTAKE
+    assert "Did you mean hsdp?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
 def test_help_of_a_command_teaches_by_example(command, capsys):
     text = printed_help(capsys, command)
     assert text.count(f"  spmdkit {command} ") >= 1
-    assert ("train.steps=20" in text) == ("CONFIG" in text)
+    assert ("train.steps=20" in text) == ("[key=value ...]" in text)
 
 
 def test_help_is_quick_and_imports_no_jax():
@@ -56,13 +117,41 @@ def test_reference_of_all_keys(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["trian", "x"], ["train"], ["launch", "quickstart"], ["train", "x", "--on", "y"]]
+    "arguments", [["trian", "x"], ["train"], ["launch", "quickstart"], ["train", "x", "--on", "y"], ["init", "a", "b"]]
 )
 def test_wrong_arguments(arguments, capsys):
     with pytest.raises(SystemExit) as info:
         cli.main(arguments)
     assert info.value.code == USER_MISTAKE
     assert "usage: spmdkit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian", "x"], "error: 'trian' is not a command; did you mean train?"),
+        (["serve"], "error: 'serve' is not a command; the commands are init, train, "),
+        (["train"], "error: the following arguments are required: CONFIG\n"),
+        (["train", "a", "--steps", "3"], "key=value: train.steps=3\n"),
+        (["train", "--train.steps=3", "a"], "key=value: train.steps=3\n"),
+        (["verify", "a", "--lr", "3e-4", "--steps", "2"], "key=value: optimizer.learning_rate=3e-4\n"),
+        (["explain", "a", "--ddp", "8"], "key=value: strategy.data=8\n"),
+        (["train", "a", "--global-batch", "--fsdp=2"], "key=value: train.global_batch=...\n"),
+        (["train", "a", "--global-batch", "--fsdp=2"], "key=value: strategy.fsdp=2\n"),
+        (["train", "a", "--files", "my text"], "key=value: 'data.files=my text'\n"),
+        (["train", "a", "--bacth-size", "3"], "key=value: train.global_batch=3\n"),
+        (["train", "a", "--every", "3"], "key=value: eval.every=3 or checkpoint.every=3\n"),
+        (["train", "a", "--frobnicate"], "error: unrecognized arguments: --frobnicate\n"),
+        (["schedule", "1f1b", "--steps", "3"], "error: unrecognized arguments: --steps 3\n"),
+        (["train", "a", "--batch-size", "3"], "key=value: train.global_batch=... It counts the rows of a step over"),
+        (["train", "a", "--steps", "3"], "error: --steps is not an option; values of the config are given as "),
+    ],
+)
+def test_what_to_write_instead(arguments, said, capsys):
+    with pytest.raises(SystemExit) as info:
+        cli.main(arguments)
+    assert info.value.code == USER_MISTAKE
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["train"], ["explain"], ["verify"], ["launch", "--on", "local:2x4"]])
@@ -83,7 +172,7 @@ def test_a_bad_target_is_one_message(capsys):
 
 def test_options_may_stand_between_overrides(monkeypatch):
     seen = []
-    command = cli.Command("launch", "", "", cli.add_launch, lambda arguments: seen.append(arguments) or 0)
+    command = cli.Command("launch", "", "", "", cli.add_launch, lambda arguments: seen.append(arguments) or 0)
     monkeypatch.setattr(cli, "COMMANDS", (command,))
     assert cli.main(["launch", "a", "x=1", "--on", "local:2x4", "y=2"]) == 0
     assert (seen[0].config, seen[0].overrides, seen[0].on) == ("a", ["x=1", "y=2"], "local:2x4")
@@ -94,7 +183,7 @@ def test_other_errors(error, code, monkeypatch, capsys):
     def fail(arguments):
         raise error
 
-    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("train", "", "", cli.add_train, fail),))
+    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("train", "", "", "", cli.add_train, fail),))
     assert cli.main(["train", "a"]) == code
     assert ("Traceback" in capsys.readouterr().err) == (code == 1)
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 from runs import spmdkit, write_config
 from spmdkit.configs import load_config
-from spmdkit.configs.load import preset_names
+from spmdkit.configs.presets import preset_names
 from spmdkit.launch.cli import main
 from spmdkit.launch.explain import Explanation, explain
 from spmdkit.layouts.resolve import resolve

@@ -1,0 +1,51 @@
+"""Every dotted key of a config, and the ones that a bare name may stand for."""
+
+import difflib
+from dataclasses import fields, is_dataclass
+from functools import cache
+
+from ..models.catalog import MODELS
+from ..parallel import STRATEGIES
+from .schema import Config, ModelCheck
+from .synonyms import known_synonyms, meant_by
+
+MOST_KEYS = 3
+"""That are named for one name."""
+
+
+@cache
+def config_keys() -> tuple[str, ...]:
+    """Returns every dotted key, those of all strategies and of all models of the catalogue among them."""
+    sections = {field.name: getattr(Config(), field.name) for field in fields(Config) if field.name != "source"}
+    keys = [
+        f"{name}.{field.name}" for name, value in sections.items() if is_dataclass(value) for field in fields(value)
+    ]
+    keys += [f"model.{name}" for name in ("name", *(field.name for field in fields(ModelCheck)))]
+    keys += [f"model.{field.name}" for options, _ in MODELS.values() for field in fields(options)]
+    keys += [f"strategy.{name}" for name in STRATEGIES]
+    keys += [f"strategy.{name}.{field.name}" for name, options in STRATEGIES.items() for field in fields(options)]
+    return tuple(dict.fromkeys(keys))
+
+
+def keys_meant_by(name: str) -> list[str]:
+    """Returns the keys that a name may stand for, such as `steps`, `lr`, `train.steps` or `global-batch`.
+
+    Args:
+        name: A key, its last part, what another library calls it, or something near to one of these.
+
+    Returns:
+        At most MOST_KEYS keys; none where nothing is near.
+    """
+    name = name.replace("-", "_")
+    keys = config_keys()
+    if name in keys:
+        return [name]
+    ending = sorted((key for key in keys if key.endswith(f".{name}")), key=lambda key: key.count("."))
+    if ending:
+        return ending[:MOST_KEYS]
+    meant = meant_by(name)
+    if meant:
+        return [meant]
+    last_parts = {key.rpartition(".")[2] for key in keys}
+    near = difflib.get_close_matches(name, [*keys, *sorted(last_parts), *known_synonyms()], n=1, cutoff=0.75)
+    return keys_meant_by(near[0]) if near else []

@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-quick test-equivalence lint format bench clean
+.PHONY: help install train test test-quick test-equivalence lint format bench figures clean
 
 help:  ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS=\"...\"]"
@@ -42,6 +42,9 @@ format: $(VENV)/.dev  ## put the code into the project's format
 
 bench: $(VENV)/.spmdkit  ## compare our step with hand-written JAX in one run; ARGS= goes to the benchmark
 	$(BIN)/python benchmarks/compare.py $(ARGS)
+
+figures: $(VENV)/.spmdkit  ## renew the outputs and pictures that README and docs/ show; ARGS=--slow for all of them
+	$(BIN)/python docs/figures.py $(ARGS)
 
 clean:  ## remove the virtual environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) .cache .pytest_cache .ruff_cache build dist *.egg-info

@@ -1,14 +1,10 @@
 """What the documents name exists: links, config keys, messages; what they count is right."""
 
 import re
-from dataclasses import fields, is_dataclass
-from pathlib import Path
 
 import pytest
 from pages import PAGES, ROOT, name, prose
-from spmdkit.configs.schema import Config
-from spmdkit.models import MODELS
-from spmdkit.parallel import STRATEGIES
+from spmdkit.configs.keys import config_keys
 
 PACKAGES = ("mesh", "layouts", "parallel", "models", "data", "training", "configs", "launch")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -23,26 +19,11 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_config_keys_exist(page):
-    known = known_keys()
+    known = config_keys()
     sections = {key.split(".")[0] for key in known}
     named = re.findall(r"(?:^|[\s`('])([a-z]+\.[a-z_]+(?:\.[a-z_]+)?)(?![\w/(.])", "\n".join(CODE.findall(prose(page))))
     wrong = [key for key in named if key.split(".")[0] in sections and not is_file(key) and key not in known]
     assert wrong == []
-
-
-def known_keys() -> set[str]:
-    """Every dotted key of a config."""
-    defaults = Config()
-    sections = [field.name for field in fields(Config) if field.name != "source"]
-    keys = {
-        f"{section}.{field.name}"
-        for section in sections
-        if is_dataclass(getattr(defaults, section))
-        for field in fields(getattr(defaults, section))
-    }
-    models = {f"model.{field.name}" for options, _ in MODELS.values() for field in fields(options)}
-    strategies = {f"strategy.{name}.{field.name}" for name, options in STRATEGIES.items() for field in fields(options)}
-    return keys | models | strategies | {"model.name", "model.check"} | {f"strategy.{name}" for name in STRATEGIES}
 
 
 def is_file(key: str) -> bool:
@@ -76,14 +57,6 @@ def test_checks_are_listed_with_the_codes_own_messages():
     assert [text for text in quoted if text not in code] == []
 
 
-def test_readme_counts_lines():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    counted = re.findall(r"\[(parallel/\w+\.py)\]\(\1\) \| (\d+) \|", readme)
-    assert {"parallel/data.py", "parallel/fsdp.py"} <= {file for file, _ in counted}
-    true = [(file, str(len((ROOT / file).read_text(encoding="utf-8").splitlines()))) for file, _ in counted]
-    assert counted == true
-
-
 def test_the_first_screen_fits():
     first = (ROOT / "README.md").read_text(encoding="utf-8").split("## ")[0]
     assert len(first.splitlines()) <= 40
@@ -95,6 +68,22 @@ def test_nothing_names_this_machine():
     assert [page for page, text in texts.items() if re.search(r"/(home|work|root|tmp)/", text)] == []
 
 
-def test_every_page_is_linked_from_readme():
-    linked = {Path(target).name for target in LINK.findall(PAGES[0].read_text(encoding="utf-8"))}
-    assert {page.name for page in PAGES[1:]} - linked == set()
+def test_every_page_is_linked_from_the_index():
+    index = ROOT / "docs" / "README.md"
+    assert "docs/README.md" in LINK.findall(PAGES[0].read_text(encoding="utf-8"))
+    linked = set(LINK.findall(index.read_text(encoding="utf-8")))
+    assert {page.name for page in PAGES[1:]} - linked == {"README.md"}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
+def test_links_meet_headings(page):
+    """`page.md#heading` as GitHub spells it: small letters, dashes for spaces, no other signs."""
+    targets = re.findall(r"\]\(((?!https:)[^)#\s]*)#([^)]+)\)", prose(page))
+    assert [
+        f"{file}#{part}" for file, part in targets if part not in headings(page.parent / file if file else page)
+    ] == []
+
+
+def headings(page):
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

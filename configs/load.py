@@ -154,7 +154,7 @@ def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:
         message = f"strategy must be a mapping of mesh axes to sizes, such as {{fsdp: 4, data: 2}}, not {shown(value)}."
         problems.append(Problem("strategy", message))
         return {}
-    problems += [_unknown_strategy(name, value) for name in value if name not in STRATEGIES]
+    problems += [_unknown_strategy(name, value, STRATEGIES) for name in value if name not in STRATEGIES]
     return {
         name: to_dataclass(STRATEGIES[name], options, below("strategy", name), problems)
         for name, options in value.items()
@@ -162,20 +162,20 @@ def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:
     }
 
 
-def _unknown_strategy(name: str, given: Mapping[str, Any]) -> Problem:
+def _unknown_strategy(name: str, given: Mapping[str, Any], types: Mapping[str, type]) -> Problem:
     """Returns the problem of a strategy that does not exist; it may be an option that stands a level too high."""
     key = below("strategy", name)
     first, dot, rest = name.partition(".")
-    if dot and first in STRATEGIES:
+    if dot and first in types:
         example = f"Write {first}: {{size: ..., {rest}: ...}}."
         return Problem(key, f"{key} is not a key: in a file, dots do not part keys. {example}")
-    homes = [axis for axis, options in STRATEGIES.items() if name in {field.name for field in fields(options)}]
+    homes = [axis for axis, options in types.items() if name in {field.name for field in fields(options)}]
     homes = [axis for axis in homes if axis in given] or homes
     if len(homes) == 1 or (homes and name != "size"):
         meant = " or ".join(f"strategy.{axis}.{name}" for axis in homes)
         example = f"Write {homes[0]}: {{size: ..., {name}: ...}}."
         return Problem(key, f"{key} is not a key. Did you mean {meant}? {example}{remark(name)}")
-    return unknown_key(key, list(STRATEGIES))
+    return unknown_key(key, list(types))
 
 
 def _cross_checks(

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PICTURES = ROOT / "docs" / "pictures"
 BY_HAND = {
     "benchmarks/RESULTS.md": "make bench",
     "docs/pipeline-schedules.md, memory of a step": "python benchmarks/pipeline_memory.py",
@@ -241,10 +242,18 @@ def main() -> int:
 
 def draw_pictures() -> None:
     """Draws the pictures of the pages."""
-    from picture import FILE as PICTURE
-    from picture import draw
+    PICTURES.mkdir(exist_ok=True)
+    for name, draw in pictures().items():
+        (PICTURES / name).write_text(draw(), encoding="utf-8")
 
-    PICTURE.write_text(draw(), encoding="utf-8")
+
+def pictures() -> dict[str, Callable[[], str]]:
+    """Returns name of a picture's file -> what draws its text."""
+    from picture import draw
+    from spmdkit.launch.schedule_svg import draw_svg
+    from spmdkit.parallel.schedule.builders import make_schedule
+
+    return {"mesh.svg": draw, "zb_h1.svg": lambda: draw_svg(make_schedule("zb_h1", 4, 8))}
 
 
 if __name__ == "__main__":

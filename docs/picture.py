@@ -5,7 +5,6 @@ The layouts drawn are those that `spmdkit.lay_out` gives. `make figures` renews 
 
 from html import escape
 from math import prod
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,7 +12,6 @@ from spmdkit.training.drawings import part_hue, parts_of_devices
 
 import spmdkit
 
-FILE = Path(__file__).parent / "pictures" / "mesh.svg"
 WIDTH, HEIGHT = 980, 372
 FEATURES, HIDDEN, CLASSES, BATCH = 64, 512, 10, 256
 SIZES = {"data": 2, "fsdp": 4}

@@ -1,32 +1,27 @@
-"""docs/configuration.md holds what `spmdkit train --help-config` prints.
-
-`python tests/docs/test_configuration.py` renews it.
-"""
+"""docs/configuration.md lists the presets and all keys; test_figures.py holds them to what the commands print."""
 
 import re
-from pathlib import Path
 
-from spmdkit.configs import describe_config
+import figures
+from pages import ROOT
+from spmdkit.configs.keys import config_keys
 from spmdkit.configs.presets import preset_names
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
-BEGIN, END = "```text\n", "```\n"
+PAGE = ROOT / "docs" / "configuration.md"
 
 
-def renewed() -> str:
-    """The page with the present reference in it."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return before + BEGIN + describe_config() + END + rest.partition(END)[2]
-
-
-def test_the_reference_is_the_schemas_own():
-    assert PAGE.read_text(encoding="utf-8") == renewed(), __doc__
+def shown(command):
+    """What the page shows of a command."""
+    found = figures.figures(PAGE.read_text(encoding="utf-8"))
+    return next(figure.body for figure in found if command in figure.command + figure.body)
 
 
 def test_every_preset_is_listed():
-    section = PAGE.read_text(encoding="utf-8").partition("## The presets\n")[2].partition("\n## ")[0]
-    assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == preset_names()
+    assert re.findall(r"^  (\w+)  ", shown("--list"), re.MULTILINE) == preset_names()
 
 
-if __name__ == "__main__":
-    PAGE.write_text(renewed(), encoding="utf-8")
+def test_every_key_is_listed():
+    listed = set(re.findall(r"^  (\w+):", shown("--help-config"), re.MULTILINE))
+    last_parts = {key.rpartition(".")[2] for key in config_keys() if key != "model.name" and key.count(".") == 2}
+    sections = {key.partition(".")[2] for key in config_keys() if not key.startswith(("strategy.", "model.name"))}
+    assert last_parts | sections <= listed

@@ -136,8 +136,10 @@ def losses(text):
     return [float(loss) for loss in re.findall(r"(?:loss|eval) (\S+)", lines)]
 
 
-def test_the_picture_is_the_one_that_is_drawn():
-    assert picture.FILE.read_text(encoding="utf-8") == picture.draw(), "`make figures` renews it"
+@pytest.mark.parametrize("file", figures.pictures())
+def test_a_picture_is_the_one_that_is_drawn(file):
+    drawn = figures.pictures()[file]()
+    assert (figures.PICTURES / file).read_text(encoding="utf-8") == drawn, "`make figures` renews it"
 
 
 def test_each_row_of_the_picture_is_a_copy_and_each_column_a_shard():

@@ -1,31 +1,11 @@
-"""docs/pipeline-schedules.md shows what the commands print, and figures that are measured."""
+"""docs/pipeline-schedules.md shows figures that are measured; test_figures.py holds what its commands print."""
 
-import shlex
-from pathlib import Path
-
-import pytest
 from pages import ROOT, blocks
-from spmdkit.launch.cli import main
 from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
 from spmdkit.parallel.schedule.csv_file import read_schedule
 from spmdkit.parallel.schedule.timing import measure, peak_activations
 
 PAGE = ROOT / "docs" / "pipeline-schedules.md"
-
-
-@pytest.mark.parametrize("block", blocks(PAGE, "console"), ids=lambda block: block.text.splitlines()[0])
-def test_commands_print_what_is_shown(block, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "110")
-    for shown in block.text.removeprefix("$ ").split("\n$ "):
-        line, _, output = shown.partition("\n")
-        program, *words = shlex.split(line)
-        if program == "cat":  # a file of the reader's
-            Path(words[0]).write_text(output, encoding="utf-8")
-        else:
-            main(words)
-            printed = capsys.readouterr()
-            assert (printed.out + printed.err).strip() == output.strip()
 
 
 def test_the_table_is_measured():

@@ -7,7 +7,7 @@ from pages import PAGES, ROOT, blocks, commands, name
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import COMMANDS, make_command_parser
 from spmdkit.launch.target import parse_target
-from spmdkit.parallel import STRATEGIES
+from spmdkit.mesh.axes import AXES
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
@@ -74,12 +74,10 @@ def strategies_of_readme():
 @pytest.mark.parametrize("strategy", strategies_of_readme())
 def test_every_strategy_that_readme_advises_loads(strategy):
     devices = 64 if "-1" in strategy else 2
-    load_config(
-        "fsdp", [f"strategy={{{strategy}}}", f"run.simulate={devices}", "train.global_batch=1024", "train.steps=64"]
-    )
+    sizes = [f"run.simulate={devices}", "train.global_batch=1024", "train.steps=64"]
+    load_config("fsdp", [f"strategy={{{strategy}}}", *sizes])
 
 
 def test_the_advice_names_every_axis():
-    assert {key for strategy in strategies_of_readme() for key in re.findall(r"(\w+): [-{\d]", strategy)} >= set(
-        STRATEGIES
-    )
+    named = {key for strategy in strategies_of_readme() for key in re.findall(r"(\w+): [-{\d]", strategy)}
+    assert named >= set(AXES)

@@ -36,15 +36,17 @@ MOST_STEPS = 1000
 """That `verify` compares."""
 
 WHAT_IT_IS = """
-Distributed training for JAX: write a loss for one device, name the mesh in YAML, train on N devices.
+Distributed training for JAX: write a loss for one device, name the mesh in
+YAML, train on N devices.
 
 start here:
   spmdkit train quickstart
 
 commands, an example of each:
 {commands}
-CONFIG is a YAML file or a preset (spmdkit train --list); any key of it can be given as key=value.
-spmdkit COMMAND --help says more of a command, spmdkit train --help-config lists every key.
+CONFIG is a YAML file or a preset (spmdkit train --list); any key of it can be
+given as key=value. `spmdkit COMMAND --help` says more of a command, `spmdkit
+train --help-config` lists every key.
 """
 
 EXIT_CODES = """
@@ -284,7 +286,7 @@ lines are its own.
     ),
     Command(
         "explain",
-        "show the mesh, the layouts, bytes and collectives, without training",
+        "show the mesh, layouts, bytes and collectives, without training",
         "spmdkit explain my.yaml",
         """
 Lays out and compiles the run of a config and shows the mesh, where each parameter lives, the bytes on each device by
@@ -366,8 +368,7 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """Builds the parser of the first word: which command."""
-    width = max(len(command.example) for command in COMMANDS)
-    shown = "".join(f"  {command.example:<{width}}   {command.summary}\n" for command in COMMANDS)
+    shown = "".join(f"  {command.example}\n      {command.summary}\n" for command in COMMANDS)
     parser = Parser(
         prog="spmdkit",
         usage="spmdkit COMMAND [CONFIG] [key=value ...] [options]",

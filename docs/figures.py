@@ -7,6 +7,8 @@ A comment above a block or a table says that it is made by a command:
     <!-- figure timed -->         its numbers depend on the machine, so no test holds them
     <!-- figure slow -->          it takes minutes, and is renewed with --slow alone
 
+With --slow also the losses in the comments of the presets, by training each.
+
 A block that leaves lines out (`...`) keeps its choice of lines: each is found again by its words, and its numbers are
 renewed. Commands run in an empty folder that holds the page's own files: blocks whose first line is a comment such as
 `# my.yaml`, and what `$ cat FILE` shows. Nothing is written where a line is no longer printed; that is said at the end.
@@ -27,11 +29,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PICTURES = ROOT / "docs" / "pictures"
+CONFIGS = [*sorted((ROOT / "configs").glob("*.yaml")), ROOT / "examples" / "own_model.yaml"]
 BY_HAND = {
     "benchmarks/RESULTS.md": "make bench",
     "docs/pipeline-schedules.md, memory of a step": "python benchmarks/pipeline_memory.py",
     "docs/slow-links.md, losses": "make train CONFIG=diloco, CONFIG=compressed",
-    "configs/*.yaml, lines `# expect:`": "make train CONFIG=...",
 }
 """Figures that no command prints in the form in which they are shown -> what measures them."""
 FIGURE = re.compile(r"^<!-- figure(?P<kinds>(?: \w+)*)(?:: (?P<command>.+?))? -->\n", re.MULTILINE)
@@ -236,8 +238,33 @@ def main() -> int:
         for problem in problems:
             print(f"  {problem}")
         failed |= any(problem.startswith("no longer") for problem in problems)
+    if arguments.slow and not arguments.pages:
+        for path in CONFIGS:
+            renew_expectation(path, run_command)
     print("Not renewed here:", *(f"  {what}: {by}" for what, by in BY_HAND.items()), sep="\n")
     return int(failed)
+
+
+def renew_expectation(path: Path, run: Run) -> None:
+    """Trains a config and renews the losses in its line `# expect:`."""
+    text = path.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as name:
+        printed = run(f"spmdkit train {path} run.dir=run", Path(name))
+    new = expected_losses(text, printed)
+    path.write_text(new, encoding="utf-8")
+    print(f"{path.relative_to(ROOT)}: {'changed' if new != text else 'as before'}", flush=True)
+
+
+def expected_losses(text: str, printed: str) -> str:
+    """Returns a config with the losses of its line `# expect:` as a run printed them, to two decimals."""
+    for before, wanted in (
+        ("evaluation loss ", r"Evaluation loss (\S+) after"),
+        ("a bigram model: ", r"the (\S+) of a bigram model"),
+    ):
+        found = re.search(wanted, printed)
+        if found:
+            text = re.sub(rf"(?m)^(# expect:.*?{before})[\d.]+", rf"\g<1>{float(found[1]):.2f}", text)
+    return text
 
 
 def draw_pictures() -> None:

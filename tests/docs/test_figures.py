@@ -80,6 +80,14 @@ def test_a_mark_without_a_block_is_an_error():
         figures.figures("<!-- figure -->\n\n```text\n```\n")
 
 
+def test_the_losses_that_a_config_promises_are_renewed():
+    text = "# a\n# expect: evaluation loss 9.99 nats per byte (a bigram model: 9.99), a minute\nrun: {seed: 9}\n"
+    printed = "Evaluation loss 1.4272 after 300 steps.\nThat is below the 2.3943 of a bigram model fitted on it.\n"
+    expected = text.replace("9.99 nats", "1.43 nats").replace("9.99)", "2.39)")
+    assert figures.expected_losses(text, printed) == expected
+    assert figures.expected_losses(text, "") == text
+
+
 def test_commands_run_as_typed(tmp_path):
     assert (
         run_command("python -c 'import os; print(os.getcwd(), os.environ[\"COLUMNS\"])'", tmp_path)

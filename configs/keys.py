@@ -1,9 +1,9 @@
 """Every dotted key of a config, and the ones that a bare name may stand for."""
 
-import difflib
 from dataclasses import fields, is_dataclass
 from functools import cache
 
+from ..mesh.near_miss import nearest
 from ..models.catalog import MODELS
 from ..parallel import STRATEGIES
 from .schema import Config, ModelCheck
@@ -47,5 +47,5 @@ def keys_meant_by(name: str) -> list[str]:
     if meant:
         return [meant]
     last_parts = {key.rpartition(".")[2] for key in keys}
-    near = difflib.get_close_matches(name, [*keys, *sorted(last_parts), *known_synonyms()], n=1, cutoff=0.75)
+    near = nearest(name, [*keys, *sorted(last_parts), *known_synonyms()], cutoff=0.75)
     return keys_meant_by(near[0]) if near else []

@@ -384,11 +384,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def find_command(name: str, parser: argparse.ArgumentParser) -> "Command":
     """Returns the command of a name; where there is none, exits with what is near."""
-    from difflib import get_close_matches
-
     commands = {command.name: command for command in COMMANDS}
     if name not in commands:
-        near = get_close_matches(name, commands, n=1)
+        from ..mesh.near_miss import nearest
+
+        near = nearest(name, commands)
         listed = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(commands)}"
         parser.error(f"{name!r} is not a command; {listed}")
     return commands[name]

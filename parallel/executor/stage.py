@@ -225,7 +225,9 @@ class Stage:
             dy, deferred = carry
             index = entry.num_blocks - 1 - turn
             params, extra = self.layer(entry.stored_block + index, entry.block + index, tick)
-            dx, new = self.block.backward_input(params, extra, tick.take(residuals, entry.residuals * blocks + index), dy)
+            dx, new = self.block.backward_input(
+                params, extra, tick.take(residuals, entry.residuals * blocks + index), dy
+            )
             return list(map(self.vary, dx)), put(deferred, entry.deferred * blocks + index, new)
 
         turns = tick.does(Kind.BACKWARD_INPUT) * entry.num_blocks

@@ -10,7 +10,7 @@ F0,F1,,B0,W0,B1,W1
 
 
 def parse(text: str, **fields) -> Schedule:
-    """A table as it is written, unchecked; rows are padded."""
+    """A table as it is written, unchecked; short lines are padded."""
     kinds = dict(zip("FRBW", list(Kind)[1:], strict=True))
     cells = [line.split(",") for line in text.split()]
     ticks = max(map(len, cells))
@@ -19,6 +19,6 @@ def parse(text: str, **fields) -> Schedule:
         number, _, chunk = cell[1:].partition(".")
         return Action(kinds[cell[0]], int(number), int(chunk or 0)) if cell else None
 
-    rows = tuple(tuple(map(action, row + [""] * (ticks - len(row)))) for row in cells)
-    fields = {"name": "mine", "stages": len(rows), "microbatches": 2, **fields}
-    return Schedule(rows=rows, **fields)
+    by_stage = tuple(tuple(map(action, line + [""] * (ticks - len(line)))) for line in cells)
+    fields = {"name": "mine", "stages": len(by_stage), "microbatches": 2, **fields}
+    return Schedule(by_stage=by_stage, **fields)

@@ -16,6 +16,7 @@ from spmdkit.parallel.executor.run import run_forward, run_gradients
 from spmdkit.parallel.executor.stage import Inputs
 from spmdkit.parallel.pipeline import PipelineConfig, forwards_only, make_pipeline
 from spmdkit.parallel.schedule.timetable import make_timetable
+from spmdkit.parallel.sharding.stored_order import store_blocks, unstore_blocks
 
 
 class Case(NamedTuple):
@@ -87,9 +88,9 @@ def pipelined(model, config):
     mapped = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True))
 
     def run(params, batch, key, fill):
-        stored = {**params, "blocks": pipeline.stages.to_storage(params["blocks"])}
+        stored = {**params, "blocks": store_blocks(params["blocks"], pipeline.stages)}
         gradients, sums, evaluated = mapped(stored, batch, key, fill)
-        return {**gradients, "blocks": pipeline.stages.to_natural(gradients["blocks"])}, sums, evaluated
+        return {**gradients, "blocks": unstore_blocks(gradients["blocks"], pipeline.stages)}, sums, evaluated
 
     return run
 

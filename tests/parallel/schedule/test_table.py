@@ -21,14 +21,14 @@ def test_a_right_table_passes():
 
 
 @pytest.mark.parametrize(
-    ("placement", "chunks", "positions"),
+    ("placement", "chunks", "expected"),
     [("loop", 1, [[0], [1], [2]]), ("loop", 3, [[0, 3, 6], [1, 4, 7], [2, 5, 8]]), ("v", 2, [[0, 5], [1, 4], [2, 3]])],
 )
-def test_positions(placement, chunks, positions):
-    schedule = Schedule(name="", stages=3, microbatches=1, chunks=chunks, placement=placement, rows=((),) * 3)
-    assert [[schedule.position(stage, chunk) for chunk in range(chunks)] for stage in range(3)] == positions
-    homes = [schedule.home(position) for position in range(schedule.num_positions)]
-    assert [schedule.position(*home) for home in homes] == list(range(3 * chunks))
+def test_virtual_stages(placement, chunks, expected):
+    schedule = Schedule(name="", stages=3, microbatches=1, chunks=chunks, placement=placement, by_stage=((),) * 3)
+    assert [[schedule.virtual_stage(stage, chunk) for chunk in range(chunks)] for stage in range(3)] == expected
+    homes = [schedule.home(virtual_stage) for virtual_stage in range(schedule.num_virtual_stages)]
+    assert [schedule.virtual_stage(*home) for home in homes] == list(range(3 * chunks))
 
 
 def test_actions_are_written_as_in_csv():
@@ -53,8 +53,8 @@ def test_numbers_out_of_range():
 
 
 def test_idle_is_no_action():
-    row = (Action(Kind.IDLE, 0), *parse(TWO).rows[1][1:])
-    wrong = replace(parse(TWO), rows=(parse(TWO).rows[0], row))
+    first, second = parse(TWO).by_stage
+    wrong = replace(parse(TWO), by_stage=(first, (Action(Kind.IDLE, 0), *second[1:])))
     assert len(problems(wrong)) == 1
     assert "None stands for an idle tick" in problems(wrong)[0]
 
@@ -85,9 +85,10 @@ def test_a_joint_backward_passes_its_gradient_on_after_its_weights():
 
 
 def test_shapes():
-    uneven = replace(parse(TWO), rows=(parse(TWO).rows[0], parse(TWO).rows[1][:-1]))
+    first, second = parse(TWO).by_stage
+    uneven = replace(parse(TWO), by_stage=(first, second[:-1]))
     assert problems(uneven) == ["stage 1: 6 ticks, but others have 7; fill up with None"]
-    assert problems(parse(TWO, stages=3)) == ["2 rows for 3 stages; give one row per stage"]
+    assert problems(parse(TWO, stages=3)) == ["stages=3, but by_stage has the actions of 2; give those of each"]
     assert problems(parse(TWO, placement="v")) == [
         "placement v goes down the stages and up again, with 2 chunks on each, not 1"
     ]

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from ..mesh.axes import AXES, BATCH_AXES
+from ..layouts.row_split import RowSplit
 from ..mesh.near_miss import did_you_mean
 from ..mesh.shapes import divisors
 from ..parallel.schedule.builders import too_few_microbatches
+from ..parallel.sharding.strategies import axes_that_split, axis_names
 from ..training.worker import processes_in_job
 from .errors import ConfigError, Problem
 from .limits import largest
@@ -71,7 +72,7 @@ def resolved_sizes(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]
 
 def layout_problems(rules: Mapping[str, Iterable[str | tuple[str, ...] | None]]) -> list[Problem]:
     """Returns what is wrong with layout rules before there is a model: bad patterns, axes that do not exist."""
-    problems = []
+    problems, axes = [], axis_names()
     for pattern, entries in rules.items():
         path = f"layouts.rules.{pattern}"
         try:
@@ -81,11 +82,11 @@ def layout_problems(rules: Mapping[str, Iterable[str | tuple[str, ...] | None]])
         problems += [
             Problem(
                 path,
-                f"layouts.rules: {pattern!r} names {axis!r}, which is not a mesh axis; they are {', '.join(AXES)}."
-                f"{did_you_mean(axis, AXES)}",
+                f"layouts.rules: {pattern!r} names {axis!r}, which is not a mesh axis; they are {', '.join(axes)}."
+                f"{did_you_mean(axis, axes)}",
             )
             for axis in _named_axes(entries)
-            if axis not in AXES
+            if axis not in axes
         ]
     return problems
 
@@ -142,39 +143,37 @@ def _fitting(sizes: Mapping[str, int], axis: str, num_devices: int) -> int | Non
 
 def _batch_problem(config: Config, sizes: Mapping[str, int]) -> Problem | None:
     """Explains why the rows of a batch cannot be split evenly, and which numbers would do."""
-    split = _row_shards(config, sizes)
-    if split is None:
-        return None
+    split = _row_split(config, sizes)
     global_batch, accumulate = config.train.global_batch, config.train.accumulate
-    split["train.accumulate"] = accumulate
-    parts = prod(split.values())
-    left_over = global_batch % parts
-    if left_over == 0:
+    if split is None or split.fits(global_batch):
         return None
+    parts, left_over = split.total, global_batch % split.total
     fewer, shards = global_batch - left_over, parts // accumulate
     remedies = [f"train.global_batch={rows}" for rows in (fewer, fewer + parts) if rows]
     if global_batch % shards == 0:
         remedies.append(f"train.accumulate={_nearest_divisor(global_batch // shards, accumulate)}")
-    arithmetic = " x ".join(f"{name} {size}" for name, size in split.items())
     return Problem(
         "train.global_batch",
-        f"train.global_batch={global_batch} rows cannot be split evenly: {arithmetic} = {parts}, "
+        f"train.global_batch={global_batch} rows cannot be split evenly: {split} = {parts}, "
         f"and {global_batch} % {parts} = {left_over}. Set {listed(remedies, 'or')}.",
     )
 
 
-def _row_shards(config: Config, sizes: Mapping[str, int]) -> dict[str, int] | None:
-    """What rows are split by, by config key; None where that is not known yet, or wrong.
+def _row_split(config: Config, sizes: Mapping[str, int]) -> RowSplit | None:
+    """What cuts the rows of a batch, by config key; None where that is not known yet, or wrong.
 
-    A mixture of experts has rows over `expert` too; where rules leave that axis to XLA, they are not.
+    Rows are split over an axis that the model splits its work over too (a mixture's `expert`), unless rules leave it to
+    XLA.
     """
-    left_to_xla = any("expert" in _named_axes(entries) for entries in config.layouts.rules.values())
-    axes = [axis for axis in (*BATCH_AXES, *(() if left_to_xla else ("expert",))) if axis in sizes]
+    ruled = {axis for entries in config.layouts.rules.values() for axis in _named_axes(entries)}
+    left_to_xla = ruled & set(axes_that_split("work"))
+    axes = [axis for axis in axes_that_split("rows") if axis in sizes and axis not in left_to_xla]
     split = {f"strategy.{axis}": sizes[axis] for axis in axes}
     if sizes.get("pipe", 1) != 1:
         given = config.strategy["pipe"].microbatches
         split["strategy.pipe.microbatches"] = given or (2 * sizes["pipe"] if sizes["pipe"] != REST else REST)
-    return split if min(split.values(), default=1) > 0 else None
+    known = min(split.values(), default=1) > 0
+    return RowSplit({**split, "train.accumulate": config.train.accumulate}) if known else None
 
 
 def _microbatches_problem(config: Config, sizes: Mapping[str, int]) -> Problem | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..mesh.near_miss import did_you_mean
 from ..models.catalog import MODELS
-from ..parallel import STRATEGIES
+from ..parallel.sharding.strategies import option_types
 from .checks import layout_problems, size_problems
 from .convert import below, to_dataclass, unknown_key
 from .errors import ConfigError as ConfigError
@@ -154,11 +154,12 @@ def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:
         message = f"strategy must be a mapping of mesh axes to sizes, such as {{fsdp: 4, data: 2}}, not {shown(value)}."
         problems.append(Problem("strategy", message))
         return {}
-    problems += [_unknown_strategy(name, value, STRATEGIES) for name in value if name not in STRATEGIES]
+    types = option_types()
+    problems += [_unknown_strategy(name, value, types) for name in value if name not in types]
     return {
-        name: to_dataclass(STRATEGIES[name], options, below("strategy", name), problems)
+        name: to_dataclass(types[name], options, below("strategy", name), problems)
         for name, options in value.items()
-        if name in STRATEGIES
+        if name in types
     }
 
 

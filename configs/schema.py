@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from ..data.config import DataConfig
 from ..mesh.errors import UserError
-from ..parallel import STRATEGIES
 from ..parallel.precision import Precision
+from ..parallel.sharding.strategies import option_types
 from ..parallel.step.state import seed_problem
 from ..training.optimizers import OptimizerConfig
 from ..training.worker import Timeouts
@@ -140,7 +140,7 @@ class Config:
     """`name`, a model of the catalogue or the user's own `module:function`, `check`, and that model's options."""
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    strategy: Mapping[str, Any] = field(default_factory=lambda: {"data": STRATEGIES["data"](size=-1)})
+    strategy: Mapping[str, Any] = field(default_factory=lambda: {"data": option_types()["data"](size=-1)})
     """Mesh axis -> its size, or a mapping of its strategy's options; -1 = the rest of the devices."""
     layouts: LayoutsConfig = field(default_factory=LayoutsConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

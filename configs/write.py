@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from ..models.catalog import MODELS
-from ..parallel import STRATEGIES
+from ..parallel.sharding.strategies import option_types
 from .convert import has_default
 from .help import field_help
 from .reader import SCALARS
@@ -41,7 +41,7 @@ def describe_config() -> str:
                 lines += ["", f"model: (name: {name})", *_describe_fields(options)]
         elif field.name == "strategy":
             lines += ["", f"strategy: {help_of['strategy']}"]
-            for name, options in STRATEGIES.items():
+            for name, options in option_types().items():
                 lines += ["", f"strategy.{name}: {_summary(options)}", *_describe_fields(options)]
         else:
             lines += ["", f"{field.name}: {_summary(type(value))}", *_describe_fields(type(value))]

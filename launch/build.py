@@ -17,7 +17,8 @@ from ..mesh.compat import Device
 from ..mesh.simulate import simulate
 from ..models.catalog import MODELS, load_model
 from ..parallel.model import BlockModel, Model
-from ..parallel.plan import Layouts
+from ..parallel.plan import ShardingPlan
+from ..parallel.sharding.batch_rows import check_rows
 from ..parallel.sharding.lay_out import abstract_parameters, lay_out
 from ..parallel.step.train_step import Step, build_step
 from ..training.optimizers import make_optimizer
@@ -40,7 +41,7 @@ class Built(NamedTuple):
     config: Config
     splits: Splits
     model: Model | BlockModel
-    layouts: Layouts
+    layouts: ShardingPlan
     step: Step
     batch: dict[str, jax.ShapeDtypeStruct]
 
@@ -92,7 +93,7 @@ def build(
         precision=config.precision,
         devices=devices,
     )
-    layouts.check_rows(config.train.global_batch, config.train.accumulate)
+    check_rows(layouts, config.train.global_batch, config.train.accumulate)
     optimizer = make_optimizer(
         config.optimizer,
         config.train.steps,
@@ -115,7 +116,7 @@ def build(
     return Built(config, splits, model, layouts, step, batch)
 
 
-def own_device(layouts: Layouts) -> Device:
+def own_device(layouts: ShardingPlan) -> Device:
     """The first device of a mesh that this process holds."""
     devices = layouts.mesh.backend_mesh.devices.flat
     return next(device for device in devices if device.process_index == jax.process_index())

@@ -10,6 +10,7 @@ from ..configs.write import as_plain
 from ..data.bigram import bigram_loss
 from ..mesh.processes import is_main_process
 from ..models.sample import generate
+from ..parallel.sharding.stored_order import stored_order
 from ..parallel.step.state import TrainState
 from ..training.display import Display
 from ..training.metrics import read_metrics
@@ -90,7 +91,7 @@ def _sample(built: Built, state: TrainState) -> str | None:
         return None
     tokens = generate(
         built.model,
-        built.layouts.stored_order.to_model(state.params),
+        stored_order(built.layouts).to_model(state.params),
         wanted.prompt,
         length=wanted.length,
         window=built.config.data.length,

@@ -48,8 +48,7 @@ def check_functions(
     Raises:
         ModelError: It does neither.
     """
-    pieces = step.layouts.num_batch_shards * step.accumulate
-    pieces *= step.layouts.pipeline.schedule.microbatches if step.layouts.pipeline else 1
+    pieces = step.plan.rows(step.accumulate).total
     local = {
         name: jax.ShapeDtypeStruct((leaf.shape[0] // pieces, *leaf.shape[1:]), leaf.dtype)
         for name, leaf in batch.items()

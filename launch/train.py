@@ -14,6 +14,7 @@ from ..data.batches import eval_batches, train_batches
 from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process
 from ..parallel.model import Batch
+from ..parallel.sharding.stored_order import stored_order
 from ..parallel.step.state import TrainState
 from ..training.checkpoints import Checkpoints
 from ..training.display import Display, make_display
@@ -59,7 +60,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
         made_of = provenance(built)
         folder = adopt_folder(config, made_of, fresh=fresh)
         before = None if fresh else earlier(folder)
-        saved = built.layouts.stored_order.abstract_model(built.step.abstract_state())
+        saved = stored_order(built.layouts).abstract_model(built.step.abstract_state())
         checkpoints = stack.enter_context(
             Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=saved)
         )
@@ -182,7 +183,7 @@ class _Run:
         self.start = restored.step
         self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")
         like = self.built.step.abstract_state()
-        return self.built.layouts.stored_order.to_stored(restored.state, like), restored.damaged
+        return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged
 
     def batches(self):
         data, train = self.config.data, self.config.train
@@ -215,7 +216,7 @@ class _Run:
         """Starts an asynchronous save, where one is due."""
         if self.saves_at(number):
             self.ownership.check()
-            self.checkpoints.save(number, self.built.layouts.stored_order.to_model(state))
+            self.checkpoints.save(number, stored_order(self.built.layouts).to_model(state))
 
     def stop(self, number: int, state: TrainState) -> None:
         """Saves where a signal has stopped the run, in every process at the same step."""
@@ -227,7 +228,7 @@ class _Run:
             return
         if self.checkpoints.latest() != number:
             self.ownership.check()
-            self.checkpoints.save(number, self.built.layouts.stored_order.to_model(state))
+            self.checkpoints.save(number, stored_order(self.built.layouts).to_model(state))
             self.checkpoints.wait()
         self.display.message(f"{at}; saved. The same command goes on from there.")
 

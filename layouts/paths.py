@@ -62,6 +62,11 @@ def joined_path(paths: Sequence[str]) -> str:
     return "/".join(part[0] if len(set(part)) == 1 else _numbers(part) for part in parts)
 
 
+def in_blocks(path: str) -> bool:
+    """Whether a parameter belongs to the stacked blocks of a model."""
+    return path.split("/")[0] == "blocks"
+
+
 def _numbers(names: Sequence[str]) -> str:
     numbers = sorted({int(name) for name in names})
     if numbers == list(range(numbers[0], numbers[-1] + 1)):

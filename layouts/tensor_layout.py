@@ -99,11 +99,6 @@ class TensorLayout:
         """The sharding on the mesh's real devices; UserError without a mesh."""
         return NamedSharding(self.mesh.backend_mesh, self.spec)
 
-    @cached_property
-    def abstract_layout(self) -> NamedSharding:
-        """The sharding on the mesh without devices, for lowering; UserError without a mesh."""
-        return NamedSharding(self.mesh.abstract_mesh, self.spec)
-
     @property
     def used_axes(self) -> tuple[str, ...]:
         """The axes of size over 1 that split some dim, in the order of the dims."""

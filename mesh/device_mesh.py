@@ -63,26 +63,29 @@ class DeviceMesh:
         self._devices.flags.writeable = False
 
     @classmethod
-    def of(cls, devices: Iterable[str | Device] | None = None, **axis_sizes: int) -> "DeviceMesh":
+    def of(
+        cls, devices: Iterable[str | Device] | None = None, *, axes: Sequence[str] = AXES, **axis_sizes: int
+    ) -> "DeviceMesh":
         """Builds a mesh with all six canonical axes, those not named having size 1.
 
         Args:
             devices: Names or JAX devices, kept in the order given (they need not exist); None for all devices of all
                 processes in physical order: the last axes inside a host, the first ones across hosts.
-            **axis_sizes: Sizes of axes of `AXES`, each at least 1; a single -1 stands for the rest.
+            axes: Other axes than the canonical ones, slowest network first.
+            **axis_sizes: Sizes of these axes, each at least 1; a single -1 stands for the rest.
 
         Returns:
-            The mesh, its axes in the order of `AXES`.
+            The mesh, its axes in the order of `axes`.
 
         Raises:
-            UserError: If a name is not in `AXES`, or the sizes do not multiply to the number of devices.
+            UserError: If a name is not in `axes`, or the sizes do not multiply to the number of devices.
         """
-        unknown = [name for name in axis_sizes if name not in AXES]
+        unknown = [name for name in axis_sizes if name not in axes]
         if unknown:
-            raise UserError("; ".join(unknown_name("mesh axis", name, AXES) for name in unknown))
+            raise UserError("; ".join(unknown_name("mesh axis", name, axes) for name in unknown))
         if devices is None:
             devices = physical_order(jax.devices())
-        return cls(tuple(axis_sizes.get(name, 1) for name in AXES), AXES, list(devices))
+        return cls(tuple(axis_sizes.get(name, 1) for name in axes), tuple(axes), list(devices))
 
     @classmethod
     def simulated(cls, num_devices: int, **axis_sizes: int) -> "DeviceMesh":

@@ -52,7 +52,7 @@ def moe(config: MoEConfig, parallel: Parallel = WHOLE) -> BlockModel:
         UserError: The vocabulary or the length is still 0, or the sizes cannot be split so.
     """
     base = transformer(config)
-    problems = [*split_problems(config, parallel), *expert.check(parallel.expert, config.experts)]
+    problems = [*split_problems(config, parallel), *expert.size_problems(parallel.expert, config.experts)]
     if problems:
         raise UserError("\n".join(problems))
     bind = functools.partial
@@ -169,6 +169,6 @@ def traffic(
     choices = (Collective("all-gather", (context.AXIS,), 1, rows * length * config.top_k * 4),)
     choices = choices if gathers_choices(config, parallel) else ()
     buffer = _buffer(config, parallel, rows=rows, held=length // parallel.context.size)
-    moved = expert.cost(buffer, width=config.width, dtype=dtype, platform=platform)
+    moved = expert.traffic(buffer, width=config.width, dtype=dtype, platform=platform)
     forward = (*choices, *moved.forward)
     return attention.and_then(Traffic((*around, *forward), (*around, *moved.backward), (*around[:1], *forward)))

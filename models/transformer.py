@@ -83,7 +83,7 @@ def transformer(config: TransformerConfig, parallel: Parallel = WHOLE) -> BlockM
         raise UserError(
             "\n".join(f"model.{name} is not given, and the data does not tell it either." for name in unknown)
         )
-    problems = [*split_problems(config, parallel), *expert.check(parallel.expert, experts=0)]
+    problems = [*split_problems(config, parallel), *expert.size_problems(parallel.expert, experts=0)]
     if problems:
         raise UserError("\n".join(problems))
     bind = functools.partial

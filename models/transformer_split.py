@@ -48,8 +48,7 @@ def split_problems(config: TransformerConfig, parallel: Parallel) -> list[str]:
             )
     if problems:
         return problems
-    kv_heads = _kv_heads_on_device(config, parallel)
-    problems = context.check(parallel.context, config.length, config.heads // size, kv_heads)
+    problems = context.size_problems(parallel.context, config.length, config.heads // size)
     held = config.length // parallel.context.size
     if not problems and held % size:
         step = size * parallel.context.num_chunks
@@ -117,7 +116,7 @@ def attention_traffic(
     config: TransformerConfig, parallel: Parallel, rows: int, length: int, residual: int, dtype: str, platform: str
 ) -> Traffic:
     """What the first half of a block moves: attention's own, and around it a gather and a scatter of the positions."""
-    moved = context.cost(
+    moved = context.traffic(
         parallel.context,
         rows=rows,
         length=length,

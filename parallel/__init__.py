@@ -20,6 +20,7 @@ from .fsdp import FSDPConfig as FSDPConfig
 from .model import BlockModel as BlockModel
 from .model import Model as Model
 from .plan import Layouts as Layouts
+from .plan import ShardingPlan as ShardingPlan
 from .precision import Precision as Precision
 from .sharding.lay_out import lay_out as lay_out
 from .sharding.named_outputs import name_output as name_output

@@ -4,10 +4,11 @@ A strategy's `cost` predicts such lines from the layouts; `census` reads them fr
 units, so that the two can be compared for equality.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 
@@ -43,6 +44,72 @@ def merge(lines: Iterable[Collective]) -> tuple[Collective, ...]:
         count, size = totals.get((line.kind, line.axes), (0, 0))
         totals[line.kind, line.axes] = (count + line.count, size + line.bytes)
     return tuple(Collective(kind, axes, *total) for (kind, axes), total in sorted(totals.items()) if total[0])
+
+
+class Traffic(NamedTuple):
+    """What one call of a part of a model (embed, a block, attention, head) moves on each device.
+
+    Attributes:
+        forward: collectives of the part itself.
+        backward: those of its gradient.
+        again: those of `forward` that backward needs once more where it computes the part again.
+    """
+
+    forward: tuple[Collective, ...] = ()
+    backward: tuple[Collective, ...] = ()
+    again: tuple[Collective, ...] = ()
+
+    def and_then(self, other: "Traffic") -> "Traffic":
+        """What this part and another one move, one after the other."""
+        return Traffic(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+class CallCounts(NamedTuple):
+    """How often one step runs each part of a model on a device, microbatches and recomputation counted.
+
+    In a pipeline stages differ: each figure is that of the stage where it is largest.
+
+    Attributes:
+        embed: of the embedding, forward.
+        embed_backward: of its gradient.
+        block: of a block, forward.
+        block_again: of a block, forward for what backward needs, in an action of its own.
+        block_backward: of a block, backward to its input.
+        block_weight: of a block, backward to its parameters.
+        head: of the head, forward and backward.
+        rows: blocks that a device stores.
+        outer_gradients: how often a group of parameters outside the blocks gets a gradient.
+        others: the same for a parameter in no group.
+    """
+
+    embed: int
+    embed_backward: int
+    block: int
+    block_again: int
+    block_backward: int
+    block_weight: int
+    head: int
+    rows: int
+    outer_gradients: Mapping[str, int]
+    others: int
+
+
+class StepCounts(NamedTuple):
+    """What a strategy's cost depends on beside the plan: how often the model runs, and what it moves by itself.
+
+    Attributes:
+        calls: How often a step runs the parts of the model.
+        own: The collectives of one step that the model holds itself, unmerged.
+        sent: What a stage of a pipeline sends at every tick, up and down: per-device arrays by shape and dtype.
+    """
+
+    calls: CallCounts
+    own: tuple[Collective, ...] = ()
+    sent: tuple[jax.ShapeDtypeStruct, ...] = ()
+
+    def own_over(self, axis: str) -> list[Collective]:
+        """The model's own collectives over an axis (of several, the last)."""
+        return [line for line in self.own if line.axes[-1] == axis]
 
 
 def wire_bytes(dtype: Any, platform: str) -> int:

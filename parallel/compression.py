@@ -42,10 +42,17 @@ from jax import Array, ShapeDtypeStruct, lax
 
 from ..layouts.table import LayoutRow, LayoutTable, make_row
 from ..layouts.tensor_layout import TensorLayout
-from .collectives import Collective
+from .collectives import Collective, StepCounts
 from .data import SCALARS, axes_to_sum, scalar_width
-from .plan import Layouts
+from .plan import Reduced, ShardingPlan, as_stored, splits_nothing, unchanged
 from .xla.in_order import after
+
+AXIS = "data"
+OPTIONS = None
+SPLITS = ()
+layout = update_layout = splits_nothing
+used_layout = as_stored
+begin = finish = unchanged
 
 BLOCK = 256
 """Elements that share a scale."""
@@ -93,6 +100,14 @@ def _buckets(layouts: Sequence[TensorLayout], sizes: Sequence[int], axes: tuple[
 
 def _rows(elements: int) -> int:
     return -(-elements // BLOCK)
+
+
+def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
+    """Sums scalars exactly and gradients in 8 bits, where compression is in force."""
+    if not plan.compressed:
+        return found
+    reduced = reduce_gradients(*found, plan.update_table.layouts, plan.summed_axes)
+    return Reduced(*reduced)
 
 
 def reduce_gradients(
@@ -185,34 +200,31 @@ def _as_leaves(rows_RB: Array, like: Sequence[Array]) -> list[Array]:
     return leaves
 
 
-def errors_table(layouts: Layouts) -> LayoutTable:
+def errors_table(plan: ShardingPlan) -> LayoutTable:
     """The layouts of `Errors`: every device that holds values of its own holds errors of its own."""
-    mesh, rows = layouts.mesh, layouts.update_table.rows
+    mesh, rows = plan.mesh, plan.update_table.rows
     sizes = [prod(row.layout.shard_shape(row.shape)) for row in rows]
-    buckets = _buckets([row.layout for row in rows], sizes, layouts.summed_axes)
+    buckets = _buckets([row.layout for row in rows], sizes, plan.summed_axes)
     sent, returned = [], []
     for number, bucket in enumerate(buckets):
-        sent.append(_errors_row(f"sent/{number}", layouts, bucket.rows))
-        returned.append(_errors_row(f"returned/{number}", layouts, bucket.rows // bucket.devices))
+        sent.append(_errors_row(f"sent/{number}", plan, bucket.rows))
+        returned.append(_errors_row(f"returned/{number}", plan, bucket.rows // bucket.devices))
     treedef = jax.tree.structure(Errors(tuple(sent), tuple(returned)))
     return LayoutTable(rows=(*sent, *returned), treedef=treedef, mesh=mesh)
 
 
-def _errors_row(path: str, layouts: Layouts, rows: int) -> LayoutRow:
-    devices = prod(layouts.mesh_size(axis) for axis in layouts.summed_axes)
+def _errors_row(path: str, plan: ShardingPlan, rows: int) -> LayoutRow:
+    devices = prod(plan.mesh_size(axis) for axis in plan.summed_axes)
     leaf = ShapeDtypeStruct((devices, rows, BLOCK), jnp.float32)
-    layout = TensorLayout((layouts.summed_axes, None, None), layouts.mesh)
+    layout = TensorLayout((plan.summed_axes, None, None), plan.mesh)
     return make_row(path, leaf, "compressed: each device its own", layout)
 
 
-def cost(table: LayoutTable, axes: tuple[str, ...], reduce_dtype: str) -> list[Collective]:
-    """The collectives of one step: the scalars' all-reduce, and for each bucket what the docstring says.
-
-    Args:
-        table: The layouts of the gradients.
-        axes: Mesh axes over which devices hold shares of the loss.
-        reduce_dtype: The dtype that exact sums of gradients would have; the scalars follow it.
-    """
+def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
+    """The collectives of one step: the scalars' all-reduce, and for each bucket what the docstring says."""
+    if not plan.compressed:
+        return []
+    table, axes, reduce_dtype = plan.update_table, plan.summed_axes, plan.options.precision.reduce
     layouts = [row.layout for row in table.rows]
     sizes = [prod(row.layout.shard_shape(row.shape)) for row in table.rows]
     missing = [axes_to_sum(layout, axes) for layout in layouts]
@@ -224,14 +236,14 @@ def cost(table: LayoutTable, axes: tuple[str, ...], reduce_dtype: str) -> list[C
     return lines
 
 
-def check(layouts: Layouts) -> list[str]:
+def check(plan: ShardingPlan) -> list[str]:
     """Says which gradients are split over axes left to XLA, which would have to gather them before they are packed."""
-    if not layouts.compressed:
+    if not plan.compressed:
         return []
     return [
         f"{row.path} has the layout {row.layout} by rule {row.rule!r}: with strategy.data.compress="
-        f"{layouts.data.compress}, a parameter is split only over axes whose strategies are explicit, here "
-        f"{' and '.join(layouts.manual_axes)}. Set strategy.tensor.explicit=true, or strategy.data.compress=none."
-        for row in layouts.update_table.rows
-        if set(row.layout.used_axes) - set(layouts.manual_axes)
+        f"{plan.configs[AXIS].compress}, a parameter is split only over axes whose strategies are explicit, here "
+        f"{' and '.join(plan.manual_axes)}. Set strategy.tensor.explicit=true, or strategy.data.compress=none."
+        for row in plan.update_table.rows
+        if set(row.layout.used_axes) - set(plan.manual_axes)
     ]

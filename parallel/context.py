@@ -37,14 +37,15 @@ section 3.3.2 (balancing by chunks r and 2 N - 1 - r); Jacobs et al. 2023, "Deep
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ..mesh.options import check_options
 from ..mesh.shapes import divisors
-from .collectives import Collective, wire_bytes
+from .collectives import Collective, StepCounts, Traffic, wire_bytes
+from .plan import ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
 
 AXIS = "context"
 Attention = Literal["ring", "all_to_all"]
@@ -71,6 +72,30 @@ class ContextConfig:
     def num_chunks(self) -> int:
         """Pieces of equal length that a row is cut into."""
         return 2 * self.size if self.attention == "ring" and self.size > 1 else self.size
+
+
+OPTIONS = ContextConfig
+SPLITS = ("work",)
+layout = splits_nothing
+update_layout = splits_nothing
+used_layout = as_stored
+begin = finish = unchanged
+reduce = summed_elsewhere
+
+
+def check(plan: ShardingPlan) -> list[str]:
+    """Says that a model cannot split the positions of a row."""
+    if AXIS not in plan.configs or plan.mesh_size(AXIS) == 1 or AXIS in plan.manual_axes:
+        return []
+    return [
+        f"strategy.context={plan.mesh_size(AXIS)}: model {plan.model_name!r} cannot split the positions of a row. Use "
+        "a model with `parallelize`, such as the transformer, or give the devices to strategy.data or fsdp."
+    ]
+
+
+def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
+    """What the model itself moves over the axis in one step."""
+    return counts.own_over(AXIS)
 
 
 def chunks_of(rank: Any, config: ContextConfig) -> tuple[Any, ...]:
@@ -103,19 +128,17 @@ def local_positions(length: int, config: ContextConfig) -> Array:
     return jnp.concatenate([chunk * num_positions + within for chunk in chunks_of(lax.axis_index(AXIS), config)])
 
 
-def check(config: ContextConfig, length: int, heads: int, kv_heads: int) -> list[str]:
+def size_problems(config: ContextConfig, length: int, heads: int) -> list[str]:
     """Problems of a model's sizes with this strategy.
 
     Args:
         config: The strategy's options, with a size above 0.
         length: Positions of a whole row.
         heads: Query heads on one device, once `tensor` has split them.
-        kv_heads: Key-value heads on one device; any number is allowed, see the rule above.
 
     Returns:
         Messages that name the config keys and the nearest values that work; empty where all is well.
     """
-    del kv_heads
     size, problems = config.size, []
     if size == 1:
         return problems
@@ -141,19 +164,7 @@ def check(config: ContextConfig, length: int, heads: int, kv_heads: int) -> list
     return problems
 
 
-class Traffic(NamedTuple):
-    """What one call of attention moves, unmerged lines.
-
-    Attributes:
-        forward: In the call itself, and once more where a block is computed again in backward.
-        backward: In its gradient.
-    """
-
-    forward: list[Collective]
-    backward: list[Collective]
-
-
-def cost(
+def traffic(
     config: ContextConfig,
     *,
     rows: int,
@@ -164,7 +175,7 @@ def cost(
     dtype: Any,
     platform: str,
 ) -> Traffic:
-    """The collectives of one call of attention.
+    """What one call of attention moves.
 
     Args:
         config: The strategy's options, with a size above 0.
@@ -178,7 +189,7 @@ def cost(
     """
     size, width = config.size, wire_bytes(dtype, platform)
     if size == 1:
-        return Traffic([], [])
+        return Traffic()
     elements = rows * length // size * head_size  # of one head
     if config.attention == "ring":
         keys_and_values = 2 * elements * kv_heads
@@ -186,11 +197,11 @@ def cost(
         kind, copies = ("collective-permute", 1) if config.send == "pairs" else ("all-to-all", size)
         kv_line = Collective(kind, (AXIS,), size - 1, (size - 1) * copies * keys_and_values * width)
         gradient_line = Collective(kind, (AXIS,), size - 1, (size - 1) * copies * gradients)
-        return Traffic([kv_line], [kv_line, gradient_line])
+        return Traffic((kv_line,), (kv_line, gradient_line), (kv_line,))
     kv_elements = elements * kv_heads * kv_repeats(kv_heads, config)
     there = Collective("all-to-all", (AXIS,), 1, (elements * heads + 2 * kv_elements) * width)
     back = Collective("all-to-all", (AXIS,), 1, elements * heads * width)
-    return Traffic([there, back], [back, there])
+    return Traffic((there, back), (back, there), (there, back))
 
 
 def kv_repeats(kv_heads: int, config: ContextConfig) -> int:

@@ -31,10 +31,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..layouts.table import LayoutRow, LayoutTable
+from ..layouts.table import LayoutRow
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.options import check_options
-from .collectives import Collective, wire_bytes
+from .collectives import Collective, StepCounts, wire_bytes
+from .plan import Reduced, ShardingPlan, as_stored, no_problems, splits_nothing, unchanged
 
 AXIS = "data"
 SCALARS = 2
@@ -65,6 +66,14 @@ class DataParallelConfig:
 
     def __post_init__(self) -> None:
         check_options(AXIS, self, _option_problems(self))
+
+
+OPTIONS = DataParallelConfig
+SPLITS = ("rows",)
+layout = update_layout = splits_nothing
+used_layout = as_stored
+check = no_problems
+begin = finish = unchanged
 
 
 def _option_problems(config: DataParallelConfig) -> Iterator[str]:
@@ -147,8 +156,20 @@ def _buckets(missing: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> list[
     return [axes, *others] if axes else []
 
 
-def cost(table: LayoutTable, axes: tuple[str, ...], reduce_dtype: str, *, platform: str) -> list[Collective]:
+def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
+    """Sums gradients and scalars over all axes that still lack it, unless compression has."""
+    if plan.compressed:
+        return found
+    layouts, precision = plan.update_table.layouts, plan.options.precision
+    reduced = reduce_gradients(found.gradients, found.scalars, layouts, plan.summed_axes, precision.reduce)
+    return Reduced(*reduced, found.errors)
+
+
+def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
     """The all-reduces of one step: one a bucket, with the bytes of its gradients (and of the loss and its weight)."""
+    if plan.compressed:
+        return []
+    table, axes, reduce_dtype = plan.update_table, plan.summed_axes, plan.options.precision.reduce
     width = wire_bytes(reduce_dtype, platform)
     missing = [axes_to_sum(row.layout, axes) for row in table.rows]
     lines = []

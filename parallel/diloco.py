@@ -26,28 +26,27 @@ Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training o
 2019, "Local SGD Converges Fast and Communicates Little", algorithm 1.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import optax
 from jax import Array, ShapeDtypeStruct, lax
-from jax.sharding import PartitionSpec
 
 from ..layouts.table import LayoutRow, LayoutTable, make_row
 from ..layouts.tensor_layout import TensorLayout
-from .collectives import Collective, wire_bytes
-from .data import AXIS, DataParallelConfig, scalar_width
-from .model import Batch, Params
-from .plan import Layouts
-from .step.device_step import LocalStep
-from .step.manual_axes import over_manual_axes
-from .step.state import StepMetrics, TrainState
-from .step.update import apply_optimizer
+from .collectives import Collective, StepCounts, wire_bytes
+from .data import DataParallelConfig, scalar_width
+from .model import Params
+from .plan import ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
+
+AXIS = "data"
+OPTIONS = None
+SPLITS = ()
+layout = update_layout = splits_nothing
+used_layout = as_stored
+begin = finish = unchanged
+reduce = summed_elsewhere
 
 METRICS = 3
 """Scalars that cross `data` in every step: the sum of the loss, its weight, the norm."""
@@ -87,78 +86,6 @@ def extra_table(table: LayoutTable) -> LayoutTable:
     return LayoutTable(rows=(*copies.rows, *table.rows), treedef=treedef, mesh=table.mesh)
 
 
-def start(state: TrainState, optimizer: optax.GradientTransformation, groups: int) -> TrainState:
-    """The first state: every group begins at the shared parameters.
-
-    Args:
-        state: With global parameters; without the state of the optimizer.
-        optimizer: The inner optimizer.
-        groups: The size of `data`.
-    """
-    params = state.params
-    copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (groups, *leaf.shape)), params)
-    extra = Copies(copies, jax.tree.map(jnp.zeros_like, params))
-    return state._replace(opt_state=jax.vmap(optimizer.init)(copies), extra=extra)
-
-
-def make_step(
-    local: LocalStep, optimizer: optax.GradientTransformation, *, abstract: bool
-) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
-    """Builds the step (state, batch) -> (state, metrics) on global arrays.
-
-    Args:
-        local: The per-device half, which sums gradients over all axes but `data`.
-        optimizer: The inner optimizer; it runs on each group's copy as if there were no other.
-        abstract: Map over a mesh without devices, for lowering only.
-    """
-    layouts, reduce_dtype = local.layouts, local.precision.reduce
-    shared, copied = layouts.manual_specs(layouts.table), layouts.manual_specs(copies_table(layouts.table))
-    whole = PartitionSpec()
-    metrics_specs: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
-
-    def own_gradients(copies: Params, batch: Batch, key: Array, step: Array) -> tuple[Params, Array, StepMetrics]:
-        found, metrics, _ = local.gradients(_own(copies), batch, key, step, ())
-        return _stacked(found), metrics.loss[None], _shared_metrics(metrics, reduce_dtype)
-
-    def end_round(params: Params, extra: Copies, step: Array) -> tuple[Params, Copies]:
-        own = _own(extra.copies)
-        moved, copies, momentum = outer_step(params, own, extra.momentum, step, layouts.data, reduce_dtype)
-        return moved, Copies(_stacked(copies), momentum)
-
-    in_specs, out_specs = (copied, layouts.batch_spec, whole, whole), (copied, PartitionSpec(AXIS), metrics_specs)
-    differentiate = over_manual_axes(own_gradients, layouts, in_specs, out_specs, abstract=abstract)
-    extra_specs = Copies(copied, shared)
-    meet = over_manual_axes(end_round, layouts, (shared, extra_specs, whole), (shared, extra_specs), abstract=abstract)
-
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        copies = state.extra.copies
-        found, losses, metrics = differentiate(copies, batch, state.key, state.step)
-        update = jax.vmap(partial(apply_optimizer, optimizer))  # each group's loss is that of its own rows
-        copies, opt_state = update(found, state.opt_state, copies, losses)
-        extra = state.extra._replace(copies=copies)
-        params, extra = meet(state.params, extra, state.step + 1)
-        return TrainState(state.step + 1, params, opt_state, state.key, extra), metrics
-
-    return step
-
-
-def _own(copies: Params) -> Params:
-    """This group's copy, inside `shard_map`, where the leading dim has size 1."""
-    return jax.tree.map(lambda leaf: leaf[0], copies)
-
-
-def _stacked(own: Params) -> Params:
-    return jax.tree.map(lambda leaf: leaf[None], own)
-
-
-def _shared_metrics(metrics: StepMetrics, reduce_dtype: str) -> StepMetrics:
-    """The loss of all rows, and the mean of the groups' norms."""
-    wide = jnp.promote_types(reduce_dtype, jnp.float32)
-    scalars = [metrics.loss * metrics.weight, metrics.weight, metrics.grad_norm]
-    total, weight, norm = lax.psum([scalar.astype(wide) for scalar in scalars], AXIS)
-    return StepMetrics(total / jnp.where(weight == 0, 1, weight), norm / lax.axis_size(AXIS), weight)
-
-
 def outer_step(
     params: Params, copies: Params, momentum: Params, step: Array, config: DataParallelConfig, reduce_dtype: str
 ) -> tuple[Params, Params, Params]:
@@ -195,14 +122,11 @@ def _psum(tree: Any) -> Any:
     return jax.tree.unflatten(treedef, lax.psum(leaves, AXIS))
 
 
-def cost(table: LayoutTable, reduce_dtype: str, *, platform: str) -> list[Collective]:
-    """What crosses `data` in a step that ends a round: the metrics, as in every step, and the copies, once in H steps.
-
-    Args:
-        table: The parameters' layouts.
-        reduce_dtype: The dtype of the sums.
-        platform: Where the step runs, see `wire_bytes`.
-    """
+def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
+    """What crosses `data` in a step that ends a round: the metrics, as in every step, and the copies."""
+    if not plan.local_steps:
+        return []
+    table, reduce_dtype = plan.table, plan.options.precision.reduce
     elements = sum(prod(row.layout.shard_shape(row.shape)) for row in table.rows)
     return [
         Collective("all-reduce", (AXIS,), 1, METRICS * scalar_width(reduce_dtype)),
@@ -210,14 +134,14 @@ def cost(table: LayoutTable, reduce_dtype: str, *, platform: str) -> list[Collec
     ]
 
 
-def check(layouts: Layouts) -> list[str]:
+def check(plan: ShardingPlan) -> list[str]:
     """Says which parameters are split over `data` itself, so that groups have no copies of their own."""
-    if not layouts.local_steps:
+    if not plan.local_steps:
         return []
     return [
         f"{row.path} has the layout {row.layout} by rule {row.rule!r}, but with strategy.data.local_steps="
-        f"{layouts.local_steps} every group along data holds a copy of its own. Name fsdp instead of data in this "
+        f"{plan.local_steps} every group along data holds a copy of its own. Name fsdp instead of data in this "
         "rule of layouts.rules."
-        for row in layouts.table.rows
+        for row in plan.table.rows
         if AXIS in row.layout.used_axes
     ]

@@ -45,9 +45,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..layouts.tensor_layout import TensorLayout
 from ..mesh.options import check_options
 from ..mesh.shapes import divisors
-from .collectives import Collective, wire_bytes
+from .collectives import Collective, StepCounts, Traffic, wire_bytes
+from .plan import (
+    MeshPlan,
+    Parameter,
+    ShardingPlan,
+    as_stored,
+    no_problems,
+    split_by_model,
+    splits_nothing,
+    summed_elsewhere,
+    unchanged,
+)
 
 AXIS = "expert"
 SMALLEST_BLOCK, LARGEST_BLOCK = 8, 512
@@ -64,7 +76,26 @@ class ExpertConfig:
         check_options(AXIS, self)
 
 
-def check(config: ExpertConfig, experts: int) -> list[str]:
+OPTIONS = ExpertConfig
+SPLITS = ("rows", "parameters", "work")
+update_layout = splits_nothing
+used_layout = as_stored
+begin = finish = unchanged
+reduce = summed_elsewhere
+check = no_problems
+
+
+def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
+    """Where one parameter lives: split as the model works on it."""
+    return split_by_model(parameter, placed, AXIS)
+
+
+def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
+    """What the model itself moves over the axis in one step."""
+    return counts.own_over(AXIS)
+
+
+def size_problems(config: ExpertConfig, experts: int) -> list[str]:
     """Problems of a model's sizes with this strategy.
 
     Args:
@@ -251,20 +282,8 @@ def _take_rows_backward(back_Nk: Array, dy_MD: Array) -> tuple[Array, None, None
 _take_rows.defvjp(_take_rows_forward, _take_rows_backward)
 
 
-class Traffic(NamedTuple):
-    """What one block moves over the axis.
-
-    Attributes:
-        forward: In the call itself, and once more where a block is computed again in backward.
-        backward: In its gradient.
-    """
-
-    forward: tuple[Collective, ...]
-    backward: tuple[Collective, ...]
-
-
-def cost(buffer: Buffer, *, width: int, dtype: Any, platform: str) -> Traffic:
-    """The collectives of one dispatch and combine.
+def traffic(buffer: Buffer, *, width: int, dtype: Any, platform: str) -> Traffic:
+    """What one dispatch and combine of a block move.
 
     Args:
         buffer: The sizes.
@@ -273,8 +292,9 @@ def cost(buffer: Buffer, *, width: int, dtype: Any, platform: str) -> Traffic:
         platform: Where the step runs; it decides the bytes of 16-bit numbers, see `wire_bytes`.
     """
     if buffer.devices == 1:
-        return Traffic((), ())
+        return Traffic()
     rows = buffer.devices * buffer.rows * width * wire_bytes(dtype, platform)
     counts = buffer.devices * buffer.experts * 4
     there_and_back = partial(Collective, "all-to-all", (AXIS,))
-    return Traffic((there_and_back(3, 2 * rows + counts),), (there_and_back(2, 2 * rows),))
+    forward = (there_and_back(3, 2 * rows + counts),)
+    return Traffic(forward, (there_and_back(2, 2 * rows),), forward)

@@ -40,16 +40,15 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import Array, ShapeDtypeStruct, lax
+from jax import Array, lax
 
+from ..layouts.paths import in_blocks
 from ..layouts.split_dim import add_axis, split_further
-from ..layouts.table import LayoutTable
 from ..layouts.tensor_layout import TensorLayout
-from ..mesh.device_mesh import DeviceMesh
 from ..mesh.options import check_options
-from .collectives import Collective, wire_bytes
+from .collectives import Collective, StepCounts, wire_bytes
+from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
 from .precision import Precision, cast_float
-from .step.call_counts import Calls
 
 AXIS = "fsdp"
 
@@ -80,33 +79,52 @@ def _option_problems(config: FSDPConfig) -> Iterator[str]:
         yield "strategy.fsdp.prefetch has no use with keep: step, which gathers before the first block."
 
 
-def layout(
-    config: FSDPConfig, leaf: ShapeDtypeStruct, base: TensorLayout, mesh: DeviceMesh, *, stacked: bool, indivisible: str
-) -> tuple[TensorLayout, str]:
+OPTIONS = FSDPConfig
+SPLITS = ("rows", "parameters")
+update_layout = splits_nothing
+used_layout = as_stored
+begin = finish = unchanged
+reduce = summed_elsewhere
+
+
+def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
     """Where one parameter lives: split along its first dim that N divides, or whole (see `split_further`).
 
+    Dim 0 of stacked blocks counts the blocks: it is never split, and the floor applies to one block. A parameter over
+    the floor, none of whose dims N divides, stays as it is under `layouts.indivisible: replicate`; otherwise its first
+    candidate dim is named, and resolving the layouts reports the arithmetic.
+
     Args:
-        config: The strategy's options.
-        leaf: The global shape and dtype of the parameter.
-        base: How other strategies split it already.
-        mesh: The mesh; its axis `fsdp` has size N.
-        stacked: Whether dim 0 counts blocks; it is never split, and the floor applies to one block.
-        indivisible: `replicate` leaves a parameter over the floor as it is where N divides none of its dims; otherwise
-            its first candidate dim is named, and resolving the layouts reports the arithmetic.
+        parameter: The parameter.
+        placed: How other strategies split it already.
+        plan: Which axis does what.
 
     Returns:
         The layout and the reason, as the layout table shows it.
     """
-    first = 1 if stacked else 0
-    parts = prod(base.parts_of_dim(dim) for dim in range(first, len(leaf.shape)))
-    num_bytes = prod(leaf.shape[first:]) * leaf.dtype.itemsize // parts
-    if mesh.axis_size(AXIS) == 1 or len(leaf.shape) == first or num_bytes < config.floor_bytes:
-        return base, f"fsdp: whole, under the floor of {config.floor_bytes:,} B"
-    found = split_further(base, leaf.shape, mesh, AXIS, first=first)
-    if found is None and indivisible == "replicate":
-        return base, f"fsdp: whole, {mesh.axis_size(AXIS)} divides no dim"
-    split, dim = found or (add_axis(base, first, AXIS, mesh), first)
+    config, mesh, shape = plan.configs.get(AXIS), plan.mesh, parameter.shape
+    if config is None or mesh.axis_size(AXIS) == 1:
+        return placed, ""
+    first = int(parameter.stacked)
+    parts = prod(placed.parts_of_dim(dim) for dim in range(first, len(shape)))
+    num_bytes = prod(shape[first:]) * jnp.dtype(parameter.dtype).itemsize // parts
+    if len(shape) == first or num_bytes < config.floor_bytes:
+        return placed, f"fsdp: whole, under the floor of {config.floor_bytes:,} B"
+    found = split_further(placed, shape, mesh, AXIS, first=first)
+    if found is None and plan.indivisible == "replicate":
+        return placed, f"fsdp: whole, {mesh.axis_size(AXIS)} divides no dim"
+    split, dim = found or (add_axis(placed, first, AXIS, mesh), first)
     return split, f"fsdp: dim {dim}"
+
+
+def check(plan: ShardingPlan) -> list[str]:
+    """Says where there are no blocks to gather ahead."""
+    if not plan.in_force(AXIS, "prefetch", 0) or plan.num_blocks is not None:
+        return []
+    return [
+        f"strategy.fsdp.prefetch=1: model {plan.model_name!r} is one function and has no blocks to gather one by one. "
+        "Write it as a BlockModel (embed, block, head), or set strategy.fsdp.prefetch to 0."
+    ]
 
 
 def gather(params: Any, layouts: Any, axes: tuple[str, ...], precision: Precision) -> Any:
@@ -199,37 +217,18 @@ def _scatter(gradient: Array, dims: _GatheredDims, precision: Precision) -> Arra
 _attach.defvjp(_attach_forward, _attach_backward)
 
 
-def cost(
-    stored: LayoutTable,
-    reduced: LayoutTable,
-    axes: tuple[str, ...],
-    precision: Precision,
-    *,
-    calls: Calls,
-    keep_blocks: bool,
-    platform: str,
-) -> list[Collective]:
+def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
     """The gathers and reduce-scatters of one step, one for each dim that is split over axes to gather over.
 
-    Args:
-        stored: The parameters' layouts: what is gathered.
-        reduced: Those of the gradients that backward returns: what is scattered.
-        axes: The mesh axes that are gathered over.
-        precision: The compute and reduce dtypes.
-        calls: How often a step runs the parts of the model: blocks are gathered again for each call, and every
-            gradient is scattered.
-        keep_blocks: Whether blocks are gathered once a step, all in one, and kept.
-        platform: Where the step runs; it decides the bytes of 16-bit numbers, see `wire_bytes`.
-
-    Returns:
-        Unmerged lines.
+    Blocks are gathered again for each call, unless they are kept for the step; every gradient is scattered.
     """
+    axes, precision, calls = plan.gather_axes, plan.options.precision, counts.calls
     lines = []
-    for row, gradient in zip(stored.rows, reduced.rows, strict=True):
+    for row, gradient in zip(plan.used_table.rows, plan.gradient_table.rows, strict=True):
         group = row.path.split("/")[0]
-        in_block = calls.rows > 0 and group == "blocks"
+        in_block = calls.rows > 0 and in_blocks(row.path)
         gathers, stack = (1, calls.rows if in_block else 1)
-        if in_block and not keep_blocks:
+        if in_block and not plan.keeps_blocks:
             gathers, stack = calls.block + calls.block_again + calls.block_backward, 1
         scatters = calls.block_weight if in_block else calls.outer_gradients.get(group, calls.others)
         computed, summed = (

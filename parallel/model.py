@@ -18,7 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .sharding.parallel_context import Parallel, Traffic
+from .collectives import Traffic
+from .context import ContextConfig
+from .expert import ExpertConfig
+from .tensor import TensorConfig
 
 Params: TypeAlias = Any
 """A pytree of arrays."""
@@ -26,6 +29,42 @@ Batch: TypeAlias = Mapping[str, Array]
 """Arrays with the rows of the batch on dim 0."""
 Activations: TypeAlias = Any
 """A pytree of arrays that flows from block to block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """The parallel context: what a model is told of the mesh. An argument, never an ambient global.
+
+    Options, with sizes worked out, of the strategies that live inside a model; the default splits nothing.
+
+    Attributes:
+        tensor: products of matrices and positions between them, see `tensor.py`.
+        context: positions of a row, see `context.py`.
+        expert: experts of a mixture, see `expert.py`.
+    """
+
+    tensor: TensorConfig = field(default_factory=TensorConfig)
+    context: ContextConfig = field(default_factory=ContextConfig)
+    expert: ExpertConfig = field(default_factory=ExpertConfig)
+
+    @property
+    def splits_anything(self) -> bool:
+        """Whether a model has any work to split."""
+        return self.tensor.size * self.context.size * self.expert.size > 1
+
+    @property
+    def rings(self) -> tuple[str, ...]:
+        """The options that send to neighbours, see `xla/neighbours.py`."""
+        context, tensor = self.context, self.tensor
+        attention = context.size > 1 and context.attention == "ring" and context.send == "pairs"
+        products = tensor.size > 1 and tensor.collective_matmul
+        named = {"strategy.context.attention=ring": attention, "strategy.tensor.collective_matmul": products}
+        return tuple(name for name, used in named.items() if used)
+
+    @property
+    def splits_positions(self) -> bool:
+        """Whether a device holds fewer positions than a row has."""
+        return self.tensor.size * self.context.size > 1
 
 
 @dataclass(frozen=True, kw_only=True)

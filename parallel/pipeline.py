@@ -15,12 +15,22 @@ one program.
    the "v" both kinds travel both ways; nothing else changes.
 2. What backward needs of a forward stays on the stage, in buffers whose size follows the schedule's peak. With
    `recompute` only the stage's input stays, and R makes the rest just before B.
-3. Embedding and head are the same on all stages (or split between steps, see `executor/embed_and_head.py`). The
+3. Embedding and head are the same on all stages. The
    embedding runs on the stage of the first piece, in its F; the head on that of the last, forward and backward in its
    B. Each stage has the gradients of what it ran, 0 of the others, and one all-reduce over `pipe` with the loss adds
    them up: a table that both share needs nothing more.
 4. Parameters of blocks are gathered (FSDP) in every F, R and B and their gradients scattered in every W, M times a
    step; `strategy.fsdp.keep: step` gathers once.
+
+5. With `embed_and_head: split`, a stage stores a part of what is outside the blocks, and has the whole for a step:
+
+       before    W[V, D] = all-gather over pipe of W[V_pipe, D]             in the parameters' dtype, once a step
+       after     dW[V_pipe, D] = reduce-scatter over pipe of dW[V, D]       in the reduce dtype, once a step
+
+   Parameters, gradients after the step and the optimizer's state take 1 / S of the room. The two replace the
+   all-reduce of these gradients and move as much, if parameters are as wide as their gradients. The axis is the
+   innermost of a dim: FSDP gathers what comes out of the gather over pipe, and scatters before the scatter.
+   (Rajbhandari et al. 2020, "ZeRO", section 5.1, with stages for data.)
 
 Bytes: ticks x (up + down), each one microbatch of activations B L D / M in its own dtype; both are on the critical
 path, since the next tick starts with what they bring. Compute-bound while a piece's forward 2 B L P / M (P parameters a
@@ -30,15 +40,27 @@ Sources: Huang et al. 2019, "GPipe", section 2.3; Narayanan et al. 2021, "Effici
 on GPU Clusters", section 2.2; Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from math import prod
+from typing import Literal
 
+import jax
+from jax import Array, lax
+
+from ..layouts.paths import in_blocks
+from ..layouts.split_dim import split_further
+from ..layouts.tensor_layout import TensorLayout
 from ..mesh.errors import UserError
 from ..mesh.options import check_options
+from .collectives import Collective, StepCounts, wire_bytes
+from .model import Params
+from .plan import MeshPlan, Parameter, Pipeline, ShardingPlan, no_problems, splits_nothing, summed_elsewhere
+from .schedule import table
 from .schedule.builders import make_schedule
-from .schedule.stages import Stages, assign
-from .schedule.table import Action, Kind, Schedule, check
-from .schedule.timetable import Timetable, make_timetable
+from .schedule.stages import assign
+from .schedule.table import Kind, Schedule
+from .schedule.timetable import make_timetable
 
 AXIS = "pipe"
 
@@ -66,18 +88,85 @@ class PipelineConfig:
         check_options(AXIS, self)
 
 
-class Pipeline(NamedTuple):
-    """A pipeline, worked out.
+OPTIONS = PipelineConfig
+SPLITS = ("parameters",)
+update_layout = splits_nothing
+check = no_problems
+reduce = summed_elsewhere
 
-    Attributes:
-        schedule: Who does what when.
-        stages: Which layers live where.
-        timetable: The schedule as the executor reads it.
-    """
 
-    schedule: Schedule
-    stages: Stages
-    timetable: Timetable
+def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
+    """Where one parameter lives: blocks on their stages; embedding and head whole, or split along a dim."""
+    if plan.pipeline is None:
+        return placed, ""
+    if parameter.stacked:
+        return TensorLayout((AXIS, *placed.axes[1:]), plan.mesh), f"{AXIS}: dim 0"
+    found = split_further(placed, parameter.shape, plan.mesh, AXIS, first=0) if splits_outer(plan) else None
+    return (found[0], f"{AXIS}: dim {found[1]}") if found else (placed, "")
+
+
+def splits_outer(plan: MeshPlan) -> bool:
+    """Whether what is outside the blocks is split over the stages between steps."""
+    return plan.in_force(AXIS, "embed_and_head", "whole") == "split"
+
+
+def used_layout(path: str, layout: TensorLayout) -> TensorLayout:
+    """Where a parameter is within a step: outside the blocks nothing is split over `pipe`."""
+    if in_blocks(path) or _dim(layout) is None:
+        return layout
+    dims = [tuple(axis for axis in layout.axes_of_dim(dim) if axis != AXIS) for dim in range(len(layout.axes))]
+    return TensorLayout([axes or None for axes in dims], layout.device_mesh)
+
+
+def begin(params: Params, plan: ShardingPlan) -> Params:
+    """Makes what is outside the blocks whole along `pipe`."""
+
+    def gather(leaf: Array, dim: int) -> Array:
+        return lax.all_gather(leaf, AXIS, axis=dim, tiled=True)
+
+    return _over_pipe(gather, params, plan)
+
+
+def finish(gradients: Params, plan: ShardingPlan) -> Params:
+    """Sums gradients of what is outside the blocks over the stages, each of which keeps its part."""
+
+    def scatter(leaf: Array, dim: int) -> Array:
+        summed = leaf.astype(plan.options.precision.reduce)
+        return lax.psum_scatter(summed, AXIS, scatter_dimension=dim, tiled=True).astype(leaf.dtype)
+
+    return _over_pipe(scatter, gradients, plan)
+
+
+def _over_pipe(function: Callable[[Array, int], Array], tree: Params, plan: ShardingPlan) -> Params:
+    def apply(leaf: Array, layout: TensorLayout) -> Array:
+        dim = _dim(layout)
+        return leaf if dim is None else function(leaf, dim)
+
+    if plan.pipeline is None:
+        return tree
+    layouts = plan.table.layouts
+    outer = {name: jax.tree.map(apply, group, layouts[name]) for name, group in tree.items() if name != "blocks"}
+    return {**tree, **outer}
+
+
+def _dim(layout: TensorLayout) -> int | None:
+    dims = [dim for dim in range(len(layout.axes)) if AXIS in layout.axes_of_dim(dim)]
+    return dims[0] if dims else None
+
+
+def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
+    """The permutes of one step, at every tick what a stage sends; a gather and a scatter for each parameter split."""
+    lines, summed = [], plan.options.precision.reduce
+    for row, used in zip(plan.table.rows, plan.used_table.rows, strict=True):
+        if not in_blocks(row.path) and _dim(row.layout) is not None:
+            elements = prod(used.layout.shard_shape(row.shape))
+            lines.append(Collective("all-gather", (AXIS,), 1, elements * wire_bytes(row.dtype, platform)))
+            lines.append(Collective("reduce-scatter", (AXIS,), 1, elements * wire_bytes(summed, platform)))
+    if plan.pipeline is None:
+        return lines
+    ticks = plan.options.accumulate * len(plan.pipeline.timetable.entries.kind)
+    sizes = [leaf.size * wire_bytes(leaf.dtype, platform) for leaf in counts.sent]
+    return [*lines, Collective("collective-permute", (AXIS,), ticks * len(sizes), ticks * sum(sizes))]
 
 
 def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
@@ -95,7 +184,7 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
         schedule = make_schedule(
             config.schedule, config.size, microbatches, virtual=config.virtual or None, recompute=config.recompute
         )
-        check(schedule)
+        table.check(schedule)
         _check_recomputed(schedule)
     except UserError as error:
         raise UserError(f"strategy.pipe.schedule={config.schedule}: {error}") from None
@@ -119,40 +208,3 @@ def _check_recomputed(schedule: Schedule) -> None:
             f"F{microbatch} of chunk {chunk} on stage {stage}. A run computes all again or none: add the "
             f"{len(missing)} missing R, or take all out."
         )
-
-
-def forwards_only(schedule: Schedule, microbatches: int) -> Schedule:
-    """A schedule of forwards alone, for evaluation: each stage takes what has come furthest through the model.
-
-    Args:
-        schedule: Its stages, chunks and placement are kept.
-        microbatches: M, any number.
-    """
-    done: dict[tuple[int, int], int] = {}
-    by_stage: list[list[Action | None]] = [[] for _ in range(schedule.stages)]
-    upcoming = [
-        sorted((-schedule.virtual_stage(stage, chunk), chunk) for chunk in range(schedule.chunks))
-        for stage in range(schedule.stages)
-    ]
-    count = dict.fromkeys(range(schedule.num_virtual_stages), 0)
-    for tick in range(schedule.num_virtual_stages * (microbatches + 1)):
-        for stage, actions in enumerate(by_stage):
-            actions.append(None)
-            for minus, chunk in upcoming[stage]:
-                here, microbatch = -minus, count[-minus]
-                ready = here == 0 or done.get((here - 1, microbatch), tick) < tick
-                if microbatch < microbatches and ready:
-                    done[here, microbatch] = tick
-                    count[here] += 1
-                    actions[-1] = Action(Kind.FORWARD, microbatch, chunk)
-                    break
-        if count[schedule.num_virtual_stages - 1] == microbatches:
-            break
-    return Schedule(
-        name=f"forwards of {schedule.name}",
-        stages=schedule.stages,
-        microbatches=microbatches,
-        chunks=schedule.chunks,
-        placement=schedule.placement,
-        by_stage=tuple(map(tuple, by_stage)),
-    )

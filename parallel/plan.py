@@ -1,136 +1,115 @@
-"""Where everything of a step lives: the result of `lay_out`, and all that the rest of the runtime asks of it."""
+"""The resolved plan of a run: which mesh axis does what, where every parameter lives, and the options of its step.
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+`MeshPlan` is known before any parameter has a layout; `ShardingPlan` is the result of `lay_out`, read by the strategies
+and the step. It imports no strategy: each of them reads the plan, and adds what is its own.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..layouts.layout_map import LayoutMap
+from ..layouts.paths import in_blocks
+from ..layouts.row_split import RowSplit
+from ..layouts.split_dim import add_axis
 from ..layouts.table import LayoutRow, LayoutTable
 from ..layouts.tensor_layout import TensorLayout
-from ..mesh.axes import AXES
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.errors import UserError
-from . import data, expert, fsdp
-from .data import DataParallelConfig
-from .fsdp import FSDPConfig
-from .pipeline import Pipeline
-from .sharding.parallel_context import Parallel
-from .sharding.stored_order import StoredOrder
-from .sharding.strategies import StrategyConfigs
+from .collectives import Collective, StepCounts
+from .precision import FLOAT32, Precision
+from .schedule.stages import Stages
+from .schedule.table import Schedule
+from .schedule.timetable import Timetable
+
+
+class Pipeline(NamedTuple):
+    """A pipeline, worked out.
+
+    Attributes:
+        schedule: Who does what when.
+        stages: Which layers live where.
+        timetable: The schedule as the executor reads it.
+    """
+
+    schedule: Schedule
+    stages: Stages
+    timetable: Timetable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layouts:
-    """The layouts of the parameters and of their update, and which mesh axes mean what.
+class StepOptions:
+    """The options of a step, as `build_step` takes them; a plan that no step was built from has these defaults."""
+
+    accumulate: int = 1
+    clip_norm: float = 0.0
+    remat: str = "none"
+    precision: Precision = FLOAT32
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshPlan:
+    """Which mesh axis does what, for one model: known before any parameter has a layout.
 
     Attributes:
-        table: One row a parameter: where it is stored.
-        update_table: Where its gradient and the optimizer's state are: the same, or split further (`zero.py`).
+        mesh: The mesh.
+        configs: Options of the strategies by name, sizes worked out; none under a `Distribution`.
         batch_axes: Mesh axes of size > 1 over which dim 0 of a batch is split.
         manual_axes: Mesh axes that the step's `shard_map` is manual over: those of the batch, and those that the model
             or the pipeline splits its work over. What rules lay out over other axes is left to XLA.
-        parallel: What the model is told of the mesh.
-        configs: Options of the strategies, sizes worked out.
+        gather_axes: Mesh axes over which a parameter that is stored split is gathered before use: those of rows alone.
         pipeline: Which blocks live on which stage, and who does what when; None without the axis `pipe`.
-        output_rules: Rules for activations, see `sharding/named_outputs.py`; None where there are none.
+        model_name: What messages call the model.
+        num_blocks: How many blocks the model stacks on dim 0 of what is under "blocks"; None: it is one function.
+        indivisible: What happens to a parameter that an axis cannot split, as `layouts.indivisible`.
     """
 
-    table: LayoutTable
-    update_table: LayoutTable
-    batch_axes: tuple[str, ...]
-    manual_axes: tuple[str, ...]
-    parallel: Parallel
-    configs: StrategyConfigs
+    mesh: DeviceMesh
+    configs: Mapping[str, Any] = field(default_factory=dict)
+    batch_axes: tuple[str, ...] = ()
+    manual_axes: tuple[str, ...] = ()
+    gather_axes: tuple[str, ...] = ()
     pipeline: Pipeline | None = None
-    output_rules: LayoutMap | None = None
+    model_name: str = "model"
+    num_blocks: int | None = None
+    indivisible: str = "error"
 
-    @property
-    def stored_order(self) -> StoredOrder:
-        """The order that blocks are stored in."""
-        return StoredOrder(self.pipeline.stages if self.pipeline else None)
+    def mesh_size(self, axis: str) -> int:
+        """Devices along an axis; 1 where the mesh has none of that name."""
+        return self.mesh.axis_size(axis) if axis in self.mesh.axis_names else 1
 
-    @property
-    def num_parameters(self) -> int:
-        """Elements of the model's parameters; rows of blocks that only fill up a stage do not count."""
-        filling = self.pipeline.stages.num_filling if self.pipeline else 0
-        blocks = [row for row in self.table.rows if filling and row.path.split("/")[0] == "blocks"]
-        return self.table.num_elements - filling * sum(prod(row.shape[1:]) for row in blocks)
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The mesh of all layouts."""
-        return self.table.mesh
-
-    @property
-    def gather_axes(self) -> tuple[str, ...]:
-        """The axes that a parameter laid out over is gathered over before use: those of rows alone."""
-        return tuple(axis for axis in self.batch_axes if axis != expert.AXIS)
-
-    @property
-    def data(self) -> DataParallelConfig:
-        """Options of the strategy `data`."""
-        return self.configs.get(data.AXIS, DataParallelConfig())
-
-    @property
-    def fsdp(self) -> FSDPConfig:
-        """Options of the strategy `fsdp`."""
-        return self.configs.get(fsdp.AXIS, FSDPConfig())
+    def in_force(self, axis: str, option: str, otherwise: Any) -> Any:
+        """An option of a strategy where its axis has several devices; elsewhere `otherwise`."""
+        return getattr(self.configs.get(axis), option, otherwise) if self.mesh_size(axis) > 1 else otherwise
 
     @property
     def zero(self) -> int:
         """The ZeRO stage in force over `data`."""
-        return self.data.zero if self.mesh_size(data.AXIS) > 1 else 0
+        return self.in_force("data", "zero", 0)
 
     @property
     def local_steps(self) -> int:
         """The steps that groups along `data` train alone, in force; 0 where they train together."""
-        return self.data.local_steps if self.mesh_size(data.AXIS) > 1 else 0
+        return self.in_force("data", "local_steps", 0)
 
     @property
     def compressed(self) -> bool:
         """Whether gradients are compressed on their way over `data`."""
-        return self.data.compress != "none" and self.mesh_size(data.AXIS) > 1
+        return self.in_force("data", "compress", "none") != "none"
 
     @property
-    def exact(self) -> "Layouts":
-        """The same without local steps and compression: those of gradients as one device has them."""
-        if not self.local_steps and not self.compressed:
-            return self
-        return replace(self, configs={**self.configs, data.AXIS: replace(self.data, local_steps=0, compress="none")})
-
-    def without(self, paths: Collection[str]) -> "Layouts":
-        """The same with some parameters as arrays without elements, which move nothing."""
-
-        def emptied(row: LayoutRow) -> LayoutRow:
-            shape, layout = (0,) * len(row.shape), TensorLayout((None,) * len(row.shape), row.layout.device_mesh)
-            return replace(row, shape=shape, layout=layout) if row.path in paths else row
-
-        tables = [replace(each, rows=tuple(map(emptied, each.rows))) for each in (self.table, self.update_table)]
-        return replace(self, table=tables[0], update_table=tables[1])
+    def keeps_blocks(self) -> bool:
+        """Whether gathered blocks are kept for the whole step."""
+        return self.zero == 2 or getattr(self.configs.get("fsdp"), "keep", "block") == "step"
 
     @property
     def summed_axes(self) -> tuple[str, ...]:
         """The axes that every step sums gradients over: the manual ones, but for `data` under local steps."""
-        return tuple(axis for axis in self.manual_axes if not (self.local_steps and axis == data.AXIS))
-
-    @property
-    def gradient_table(self) -> LayoutTable:
-        """The layouts of what backward returns: the update's where it scatters, else the parameters'."""
-        return self.update_table if self.zero == 2 else self.table
-
-    def mesh_size(self, axis: str) -> int:
-        """Devices along an axis; 1 where the mesh has none of that name."""
-        return self.mesh.axis_size(axis) if axis in self.mesh.axis_names or axis in AXES else 1
-
-    @property
-    def gathers_blocks(self) -> bool:
-        """Whether blocks are run on parameters that are gathered for them."""
-        blocks = jax.tree.leaves(self.table.layouts["blocks"])
-        return any(axis in self.gather_axes for layout in blocks for axis in layout.used_axes)
+        return tuple(axis for axis in self.manual_axes if not (self.local_steps and axis == "data"))
 
     @property
     def loops_in_blocks(self) -> bool:
@@ -138,22 +117,24 @@ class Layouts:
         return self.mesh_size("context") > 2
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Where the program that runs on this mesh is not the one that other devices would run; one line each."""
-        simulated = str(self.mesh.devices.flat[0]).startswith("cpu")
-        rings = self.parallel.rings
-        if self.pipeline is None or not simulated or not rings:
-            return ()
-        send = f"{' and '.join(rings)} send{'s' if len(rings) == 1 else ''}"
-        return (
-            f"On simulated devices beside strategy.pipe, {send} by all-to-all in the ring's group instead of "
-            "collective-permute; GPUs run collective-permute. The rest of the program is the same.",
-        )
+    def platform(self) -> str:
+        """Where the mesh's devices are: "cpu" (simulated ones), "cuda", "tpu", ..."""
+        return str(self.mesh.devices.flat[0]).split(":")[0]
 
     @property
     def num_batch_shards(self) -> int:
         """Into how many pieces the rows of a batch are split."""
-        return prod(self.mesh.axis_size(axis) for axis in self.batch_axes)
+        return self.eval_rows.total
+
+    @property
+    def eval_rows(self) -> RowSplit:
+        """How the rows of an evaluation's batch are split: over devices alone."""
+        return RowSplit({axis: self.mesh.axis_size(axis) for axis in self.batch_axes})
+
+    def rows(self, accumulate: int) -> RowSplit:
+        """How the rows of a batch are cut down to those of one microbatch on one device."""
+        piped = {"strategy.pipe.microbatches": self.pipeline.schedule.microbatches} if self.pipeline else {}
+        return RowSplit({**self.eval_rows.parts, **piped, "accumulate": accumulate})
 
     @property
     def batch_spec(self) -> PartitionSpec:
@@ -168,6 +149,65 @@ class Layouts:
         """The sharding of a value that every device holds whole."""
         return NamedSharding(self.mesh.abstract_mesh if abstract else self.mesh.backend_mesh, PartitionSpec())  # pyright: ignore[reportArgumentType]
 
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingPlan(MeshPlan):
+    """The resolved plan of a run; `print` it for the layout table.
+
+    Attributes:
+        table: One row a parameter: where it is stored.
+        used_table: Where it is within a step, between what strategies do at its start and at its end: what they make
+            whole for a step is whole here.
+        gradient_table: Where backward leaves its gradient: as used, or as updated where backward scatters it (ZeRO 2).
+        update_table: Where its gradient and the optimizer's state are: as stored, or split further (`zero.py`).
+        output_rules: Rules for activations, see `sharding/named_outputs.py`; None where there are none.
+        options: The options of the step that was built from it.
+        notes: Where the program that runs on this mesh is not the one that other devices would run; one line each.
+    """
+
+    table: LayoutTable
+    used_table: LayoutTable
+    gradient_table: LayoutTable
+    update_table: LayoutTable
+    output_rules: LayoutMap | None = None
+    options: StepOptions = StepOptions()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self.table)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of the model's parameters; rows of blocks that only fill up a stage do not count."""
+        filling = self.pipeline.stages.num_filling if self.pipeline else 0
+        blocks = [row for row in self.table.rows if filling and in_blocks(row.path)]
+        return self.table.num_elements - filling * sum(prod(row.shape[1:]) for row in blocks)
+
+    @property
+    def gathers_blocks(self) -> bool:
+        """Whether blocks are run on parameters that are gathered for them."""
+        blocks = jax.tree.leaves(self.used_table.layouts["blocks"])
+        return any(axis in self.gather_axes for layout in blocks for axis in layout.used_axes)
+
+    @property
+    def exact(self) -> "ShardingPlan":
+        """The same without local steps and compression: those of gradients as one device has them."""
+        if not self.local_steps and not self.compressed:
+            return self
+        data = replace(self.configs["data"], local_steps=0, compress="none")
+        return replace(self, configs={**self.configs, "data": data})
+
+    def without(self, paths: Collection[str]) -> "ShardingPlan":
+        """The same with some parameters as arrays without elements, which move nothing."""
+
+        def emptied(row: LayoutRow) -> LayoutRow:
+            shape, layout = (0,) * len(row.shape), TensorLayout((None,) * len(row.shape), row.layout.device_mesh)
+            return replace(row, shape=shape, layout=layout) if row.path in paths else row
+
+        tables = {name: getattr(self, name) for name in ("table", "used_table", "gradient_table", "update_table")}
+        less = {name: replace(table, rows=tuple(map(emptied, table.rows))) for name, table in tables.items()}
+        return replace(self, **less)
+
     def manual_specs(self, table: LayoutTable) -> Any:
         """The specs of a table's arrays with only the manual axes in them."""
 
@@ -178,35 +218,77 @@ class Layouts:
 
         return table.treedef.unflatten([manual(row) for row in table.rows])
 
-    def check_eval_rows(self, rows: int) -> None:
-        """Checks that a batch of an evaluation can be split.
 
-        Raises:
-            UserError: The number of rows is no multiple of the shards.
-        """
-        pieces = self.num_batch_shards
-        if rows <= 0 or rows % pieces:
-            split = " x ".join(f"{axis} {self.mesh.axis_size(axis)}" for axis in self.batch_axes) or "1 device"
-            remainder = f": {rows} % {pieces} = {rows % pieces}" if rows > 0 else ""
-            raise UserError(
-                f"An evaluation's batch of {rows} rows cannot be split over {split}{remainder}. Pad it to a multiple "
-                f"of {pieces} with rows of weight 0, as spmdkit.eval_batches does."
-            )
+class Parameter(NamedTuple):
+    """One parameter, as a strategy lays it out.
 
-    def check_rows(self, global_batch: int, microbatches: int = 1) -> None:
-        """Checks that a batch can be split.
+    Attributes:
+        path: Its path.
+        shape: Its global shape.
+        dtype: The dtype it is stored in.
+        stacked: Whether dim 0 counts blocks.
+        split_by_model: The axis that the model splits each dim over by itself, or None; () for a model that does not.
+    """
 
-        Raises:
-            UserError: The number of rows is no multiple of shards times microbatches.
-        """
-        piped = self.pipeline.schedule.microbatches if self.pipeline else 1
-        pieces = self.num_batch_shards * microbatches * piped
-        if global_batch <= 0 or global_batch % pieces:
-            split = " x ".join(f"{axis} {self.mesh.axis_size(axis)}" for axis in self.batch_axes) or "1 device"
-            split += f", strategy.pipe.microbatches {piped}" if self.pipeline else ""
-            near = max(pieces, round(global_batch / pieces) * pieces)
-            raise UserError(
-                f"A batch of {global_batch} rows cannot be split over {split} and accumulate {microbatches}: "
-                f"{global_batch} % {pieces} = {global_batch % pieces}. Set train.global_batch to a multiple of "
-                f"{pieces} ({near} is the nearest), or change strategy or train.accumulate."
-            )
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    stacked: bool = False
+    split_by_model: tuple[str | None, ...] = ()
+
+
+class Reduced(NamedTuple):
+    """What the strategies reduce at the end of a backward pass, one after the other.
+
+    Attributes:
+        gradients: As `finish` left them.
+        scalars: Local sums that go with them: of the loss, of the weights, of the squares of complete gradients.
+        errors: What compression owes from the step before (`compression.Errors`), or ().
+    """
+
+    gradients: Any
+    scalars: Sequence[Array]
+    errors: Any
+
+
+def splits_nothing(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
+    """The `layout` of a strategy that keeps parameters whole along its axis."""
+    return placed, ""
+
+
+def split_by_model(parameter: Parameter, placed: TensorLayout, axis: str) -> tuple[TensorLayout, str]:
+    """The `layout` of a strategy whose axis the model splits its own work over."""
+    dims = [dim for dim, name in enumerate(parameter.split_by_model) if name == axis]
+    for dim in dims:
+        placed = add_axis(placed, dim, axis, placed.mesh)
+    split = placed.mesh.axis_size(axis) > 1
+    return placed, "; ".join(f"{axis}: dim {dim}" for dim in dims if split)
+
+
+def as_stored(path: str, layout: TensorLayout) -> TensorLayout:
+    """The `used_layout` of a strategy that leaves parameters as they are stored, or gathers them block by block."""
+    return layout
+
+
+def no_problems(plan: ShardingPlan) -> list[str]:
+    """The `check` of a strategy that combines with everything."""
+    return []
+
+
+def no_collectives(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
+    """The `cost` of a strategy that moves nothing by itself."""
+    return []
+
+
+def unchanged(tree: Any, plan: ShardingPlan) -> Any:
+    """The `begin` or `finish` of a strategy with nothing to do then."""
+    return tree
+
+
+def summed_elsewhere(found: Reduced, plan: ShardingPlan) -> Reduced:
+    """The `reduce` of a strategy that leaves sums to `data.py` or `compression.py`."""
+    return found
+
+
+Layouts = ShardingPlan
+"""The former name of a plan."""

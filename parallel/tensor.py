@@ -41,7 +41,20 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..layouts.tensor_layout import TensorLayout
 from ..mesh.options import check_options
+from .collectives import Collective, StepCounts
+from .plan import (
+    MeshPlan,
+    Parameter,
+    ShardingPlan,
+    as_stored,
+    no_problems,
+    split_by_model,
+    splits_nothing,
+    summed_elsewhere,
+    unchanged,
+)
 from .xla.collective_matmul import ring_gather_products, ring_product_scatter
 from .xla.product import product
 
@@ -61,6 +74,25 @@ class TensorConfig:
 
     def __post_init__(self) -> None:
         check_options(AXIS, self)
+
+
+OPTIONS = TensorConfig
+SPLITS = ("parameters", "work")
+update_layout = splits_nothing
+used_layout = as_stored
+begin = finish = unchanged
+reduce = summed_elsewhere
+check = no_problems
+
+
+def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
+    """Where one parameter lives: split as the model works on it."""
+    return split_by_model(parameter, placed, AXIS)
+
+
+def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
+    """What the model itself moves over the axis in one step."""
+    return counts.own_over(AXIS)
 
 
 def gather_products(config: TensorConfig, x_BlD: Array, weights_Df: Sequence[Array]) -> list[Array]:
@@ -108,11 +140,6 @@ def gather_positions(config: TensorConfig, x_BlD: Array) -> Array:
 def scatter_positions(config: TensorConfig, partial_BLD: Array) -> Array:
     """Sums over devices and keeps one's own positions: (B, L, D) to (B, L / T, D)."""
     return partial_BLD if config.size == 1 else lax.psum_scatter(partial_BLD, AXIS, scatter_dimension=1, tiled=True)
-
-
-def part_index(config: TensorConfig) -> Array | int:
-    """Which part of what is split over the axis this device holds, 0 to T - 1."""
-    return 0 if config.size == 1 else lax.axis_index(AXIS)
 
 
 def embed_tokens(config: TensorConfig, table_vD: Array, tokens_BL: Array) -> Array:

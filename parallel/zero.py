@@ -23,7 +23,6 @@ Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Tri
 and 5.2.
 """
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -32,39 +31,54 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..layouts.split_dim import split_further
-from ..layouts.table import LayoutRow, LayoutTable, make_row
 from ..layouts.tensor_layout import TensorLayout
-from .collectives import Collective, wire_bytes
-from .data import DataParallelConfig
+from .collectives import Collective, StepCounts, wire_bytes
+from .plan import (
+    MeshPlan,
+    Parameter,
+    ShardingPlan,
+    as_stored,
+    no_problems,
+    splits_nothing,
+    summed_elsewhere,
+    unchanged,
+)
 
 AXIS = "data"
+OPTIONS = None
+SPLITS = ()
+layout = splits_nothing
+used_layout = as_stored
+check = no_problems
+begin = unchanged
+reduce = summed_elsewhere
 
 
-def update_table(config: DataParallelConfig, table: LayoutTable, *, stacked: bool) -> LayoutTable:
-    """Where gradients and the optimizer's state live: each parameter's layout, split over `data` as well.
+def update_layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
+    """Where a gradient and the optimizer's state live: as the parameter, split over `data` as well.
 
     Args:
-        config: The strategy's options.
-        table: The parameters' layouts.
-        stacked: Whether dim 0 of what lies under "blocks" counts blocks; it is not split.
+        parameter: The parameter.
+        placed: Where it is stored.
+        plan: Which axis does what.
     """
-    if config.zero == 0 or table.mesh.axis_size(AXIS) == 1:
-        return table
-    return replace(table, rows=tuple(_update_row(config, row, stacked) for row in table.rows))
+    if plan.zero == 0:
+        return placed, ""
+    config, first = plan.configs["data"], int(parameter.stacked)
+    parts = prod(placed.parts_of_dim(dim) for dim in range(first, len(parameter.shape)))
+    num_bytes = prod(parameter.shape[first:]) * jnp.dtype(parameter.dtype).itemsize // parts
+    if num_bytes < config.floor_bytes or AXIS in placed.used_axes:
+        return placed, ""
+    found = split_further(placed, parameter.shape, plan.mesh, AXIS, first=first)
+    return (found[0], f"zero: dim {found[1]} over data") if found else (placed, "")
 
 
-def _update_row(config: DataParallelConfig, row: LayoutRow, stacked: bool) -> LayoutRow:
-    first = 1 if stacked and row.path.split("/")[0] == "blocks" else 0
-    layout = row.layout
-    parts = prod(layout.parts_of_dim(dim) for dim in range(first, len(row.shape)))
-    num_bytes = prod(row.shape[first:]) * jnp.dtype(row.dtype).itemsize // parts
-    if num_bytes < config.floor_bytes or AXIS in layout.used_axes:
-        return row
-    found = split_further(layout, row.shape, layout.mesh, AXIS, first=first)
-    if found is None:
-        return row
-    leaf = jax.ShapeDtypeStruct(row.shape, row.dtype)
-    return make_row(row.path, leaf, f"zero: dim {found[1]} over data", found[0])
+def finish(gradients: Any, plan: ShardingPlan) -> Any:
+    """Stage 1: scatters the gradients of a whole step."""
+    if plan.zero != 1:
+        return gradients
+    reduce_dtype = plan.options.precision.reduce
+    return scatter_gradients(gradients, plan.table.layouts, plan.update_table.layouts, reduce_dtype)
 
 
 def scatter_gradients(gradients: Any, layouts: Any, update_layouts: Any, reduce_dtype: str) -> Any:
@@ -73,7 +87,7 @@ def scatter_gradients(gradients: Any, layouts: Any, update_layouts: Any, reduce_
     Args:
         gradients: Per-device gradients, laid out as their parameters, summed over all microbatches.
         layouts: The parameters' `TensorLayout`s.
-        update_layouts: Those of the update, from `update_table`.
+        update_layouts: Those of the update, from `update_layout`.
         reduce_dtype: The dtype of the sums.
 
     Returns:
@@ -115,22 +129,27 @@ def _scattered_dim(layout: TensorLayout, update: TensorLayout) -> int | None:
     return None
 
 
-def cost(stored: LayoutTable, update: LayoutTable, stage: int, reduce_dtype: str, *, platform: str) -> list[Collective]:
-    """The gathers of updated parameters and, for stage 1, the reduce-scatters of gradients; stage 2's are FSDP's.
+def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
+    """The gathers of updated parameters and, for stage 1, the reduce-scatters of gradients; stage 2's are FSDP's."""
+    width = wire_bytes(plan.options.precision.reduce, platform)
+    scattered = _scattered(plan) if plan.zero == 1 else []
+    scatters = [Collective("reduce-scatter", (AXIS,), 1, elements * width) for _, elements in scattered]
+    return gathers(plan, platform) + scatters
 
-    Args:
-        stored: The parameters' layouts.
-        update: Those of the update.
-        stage: 1 or 2.
-        reduce_dtype: The dtype of the sums.
-        platform: Where the step runs, see `wire_bytes`.
-    """
-    lines = []
-    for row, target in zip(stored.rows, update.rows, strict=True):
-        if _scattered_dim(row.layout, target.layout) is None:
-            continue
-        elements = prod(row.layout.shard_shape(row.shape))
-        lines.append(Collective("all-gather", (AXIS,), 1, elements * wire_bytes(row.dtype, platform)))
-        if stage == 1:
-            lines.append(Collective("reduce-scatter", (AXIS,), 1, elements * wire_bytes(reduce_dtype, platform)))
-    return lines
+
+def gathers(plan: ShardingPlan, platform: str) -> list[Collective]:
+    """The gathers of updated parameters alone, which XLA adds to the update."""
+    return [
+        Collective("all-gather", (AXIS,), 1, elements * wire_bytes(dtype, platform))
+        for dtype, elements in _scattered(plan)
+    ]
+
+
+def _scattered(plan: ShardingPlan) -> list[tuple[Any, int]]:
+    """The stored dtype of each parameter whose update is split further, and its elements on a device."""
+    rows = zip(plan.table.rows, plan.update_table.rows, strict=True)
+    return [
+        (row.dtype, prod(row.layout.shard_shape(row.shape)))
+        for row, target in rows
+        if _scattered_dim(row.layout, target.layout) is not None
+    ]

@@ -12,7 +12,7 @@ from ...layouts.tensor_layout import TensorLayout
 from ...mesh.errors import UserError
 from ..fsdp import attach, gather
 from ..model import Activations, Batch, BlockModel, Model, Params, fold_block
-from ..plan import Layouts
+from ..plan import ShardingPlan
 from ..precision import Precision
 from ..xla.in_order import after, apart, scatter_first
 from ..zero import gradient_carriers
@@ -40,7 +40,7 @@ class LocalLoss(NamedTuple):
     differentiate: Callable[[Params, Kept, Batch, Array | None], tuple[tuple[Array, Array], Params]] | None = None
 
 
-def local_loss(model: Model | BlockModel, layouts: Layouts, *, remat: str, precision: Precision) -> LocalLoss:
+def local_loss(model: Model | BlockModel, layouts: ShardingPlan, *, remat: str, precision: Precision) -> LocalLoss:
     """Composes a model with the gathering of its parameters.
 
     Args:
@@ -52,7 +52,7 @@ def local_loss(model: Model | BlockModel, layouts: Layouts, *, remat: str, preci
     """
     if isinstance(model, BlockModel):
         return _block_loss(model, layouts, remat, precision)
-    stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
+    stored, reduced, axes = layouts.used_table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
 
     def keep(params: Params) -> Kept:
         return gather(params, stored, axes, precision)
@@ -63,17 +63,17 @@ def local_loss(model: Model | BlockModel, layouts: Layouts, *, remat: str, preci
     return LocalLoss(keep, carriers_of(layouts), loss)
 
 
-def carriers_of(layouts: Layouts) -> Callable[[Params], Params]:
+def carriers_of(layouts: ShardingPlan) -> Callable[[Params], Params]:
     """What makes of parameters what the loss is differentiated with respect to."""
     if layouts.zero != 2:
         return lambda params: params
-    return lambda params: gradient_carriers(params, layouts.table.layouts, layouts.update_table.layouts)
+    return lambda params: gradient_carriers(params, layouts.used_table.layouts, layouts.gradient_table.layouts)
 
 
-def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Precision) -> LocalLoss:
-    stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
+def _block_loss(model: BlockModel, layouts: ShardingPlan, remat: str, precision: Precision) -> LocalLoss:
+    stored, reduced, axes = layouts.used_table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
     block_stored, block_reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in (stored, reduced))
-    keeps_blocks = layouts.zero == 2 or layouts.fsdp.keep == "step"
+    keeps_blocks = layouts.keeps_blocks
     gathers = layouts.gathers_blocks
     makes_copies = not keeps_blocks and (gathers or precision.compute != precision.params)
     unroll = blocks_in_turn(model, makes_copies=makes_copies)
@@ -86,7 +86,7 @@ def _block_loss(model: BlockModel, layouts: Layouts, remat: str, precision: Prec
             params, x = apart(params, x)
         return model.block(params, x, key)
 
-    prefetches = gathers and bool(layouts.fsdp.prefetch) and not keeps_blocks
+    prefetches = gathers and bool(layouts.in_force("fsdp", "prefetch", 0)) and not keeps_blocks
     if prefetches:
         check_prefetch(model.num_blocks, remat)
     head_alone = [name for name in model.head_reads if name not in model.embed_reads]

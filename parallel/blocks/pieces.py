@@ -8,7 +8,7 @@ from jax import Array
 
 from ..fsdp import attach, gather
 from ..model import Activations, Batch, BlockModel, Params
-from ..plan import Layouts
+from ..plan import ShardingPlan
 from ..precision import Precision
 from ..xla.in_order import apart
 from .forward import Kept, as_scalars, without_block_dim
@@ -38,9 +38,9 @@ class Pieces(NamedTuple):
     whole_again: bool = False
 
 
-def make_pieces(model: BlockModel, layouts: Layouts, *, remat: str, precision: Precision) -> Pieces:
+def make_pieces(model: BlockModel, layouts: ShardingPlan, *, remat: str, precision: Precision) -> Pieces:
     """The pieces of a model, gathers and casts of their parameters included; the arguments: see `pipeline_loss`."""
-    stored, reduced, axes = layouts.table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
+    stored, reduced, axes = layouts.used_table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
     block_stored, block_reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in (stored, reduced))
     gathers = layouts.gathers_blocks
 
@@ -73,7 +73,7 @@ def make_pieces(model: BlockModel, layouts: Layouts, *, remat: str, precision: P
     )
 
 
-def computes_whole_again(layouts: Layouts, remat: str) -> bool:
+def computes_whole_again(layouts: ShardingPlan, remat: str) -> bool:
     """Whether a block that a pipeline computes again makes its output, which nobody reads, too.
 
     It is left out where what goes with it is known: not where the block gathers, whose last gather would go as well,

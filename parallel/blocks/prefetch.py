@@ -32,10 +32,8 @@ from jax import Array, lax
 
 from ...mesh.errors import UserError
 from ...mesh.keys import key_of
-from .. import fsdp
 from ..fsdp import gather, scatter
-from ..model import Activations, BlockModel, Model, Params, fold_block
-from ..plan import Layouts
+from ..model import Activations, Params, fold_block
 from ..precision import Precision
 from ..xla.in_order import after
 from .differentiable import join_differentiable, split_differentiable
@@ -46,37 +44,6 @@ FEWEST_BLOCKS = 4
 """With fewer, the loops are so short that XLA unrolls them and keeps whole parameters from forward to backward."""
 
 Block = Callable[[Params, Activations, Array | None], Activations]
-
-
-def check_place(model: Model | BlockModel, layouts: Layouts) -> list[str]:
-    """What keeps blocks from being gathered ahead: no blocks, stages, or copies that are kept for the whole step.
-
-    Args:
-        model: The model.
-        layouts: Where its parameters live.
-
-    Returns:
-        One message for each, with what does combine.
-    """
-    if not layouts.fsdp.prefetch or layouts.mesh_size(fsdp.AXIS) == 1:
-        return []
-    problems = []
-    if not isinstance(model, BlockModel):
-        problems.append(
-            f"strategy.fsdp.prefetch=1: model {model.name!r} is one function and has no blocks to gather one by one. "
-            "Write it as a BlockModel (embed, block, head), or set strategy.fsdp.prefetch to 0."
-        )
-    if layouts.pipeline:
-        problems.append(
-            "strategy.fsdp.prefetch=1 does not combine with strategy.pipe, whose stages gather each block where they "
-            "run it. Set strategy.fsdp.prefetch to 0; with strategy.fsdp.keep=step each block is gathered only once."
-        )
-    if layouts.zero == 2:
-        problems.append(
-            "strategy.fsdp.prefetch=1 does not combine with strategy.data.zero=2, which keeps gathered blocks for the "
-            "whole step. Set strategy.fsdp.prefetch to 0, or strategy.data.zero to 1."
-        )
-    return problems
 
 
 def check_prefetch(num_blocks: int, remat: str) -> None:
@@ -119,8 +86,8 @@ def run_prefetched(
         shards: Per-device parameters of all blocks, stacked on dim 0.
         x: Activations that enter the first block.
         key: The key of the step, or None.
-        stored: Layouts of one block's parameters.
-        reduced: Layouts of its gradients.
+        stored: ShardingPlan of one block's parameters.
+        reduced: ShardingPlan of its gradients.
         axes: The mesh axes to gather over.
         precision: The compute and reduce dtypes.
         remat: `none` keeps what backward needs, `full` the input of each block.

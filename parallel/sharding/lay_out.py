@@ -1,33 +1,31 @@
 """From a strategy to the layout of every parameter: the first half of what a step is built from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 from ...layouts.distribution import Distribution, ModelParallel
 from ...layouts.layout_map import LayoutMap, MatchMode
-from ...layouts.output_rules import output_rule_problems, output_rules
+from ...layouts.output_rules import output_rules
+from ...layouts.paths import in_blocks
 from ...layouts.problems import LayoutError
 from ...layouts.resolve import Indivisible, Unmatched, resolve
-from ...mesh.axes import AXES, BATCH_AXES
+from ...layouts.table import LayoutRow, LayoutTable, make_row
 from ...mesh.device_mesh import DeviceMesh
 from ...mesh.errors import UserError
-from .. import compression, context, diloco, expert, fsdp, pipeline
-from ..blocks import prefetch
-from ..data import DataParallelConfig
-from ..executor import embed_and_head
+from .. import pipeline
 from ..model import BlockModel, Model, Params
-from ..pipeline import Pipeline, PipelineConfig, make_pipeline
-from ..plan import Layouts
+from ..pipeline import PipelineConfig, make_pipeline
+from ..plan import MeshPlan, Parameter, Pipeline, ShardingPlan, StepOptions
 from ..precision import FLOAT32, Precision, cast_floats
-from ..zero import update_table
-from .default_layout import check_layouts, default_layout
+from .cannot_combine import layout_problems, problems
+from .default_layout import default_layout
 from .model_errors import abstract_init, check_groups
-from .parallel_context import Parallel
+from .parallel_context import parallel_context
 from .stored_order import in_stage_order
-from .strategies import StrategyConfigs, read_strategy
+from .strategies import STRATEGIES, StrategyConfigs, axes_that_split, axis_names, read_strategy
 
 StrategyLike: TypeAlias = Mapping[str, Any] | DeviceMesh | Distribution
 """What a strategy may be given as: YAML's mapping, a mesh of the runtime's axes, or a distribution object."""
@@ -53,7 +51,7 @@ def lay_out(
     indivisible: Indivisible = "error",
     precision: Precision = FLOAT32,
     devices: Sequence[str] | None = None,
-) -> Layouts:
+) -> ShardingPlan:
     """Decides the layout of every parameter of a model.
 
     Args:
@@ -70,110 +68,148 @@ def lay_out(
         devices: Devices of the mesh by name; all of them by default. They need not exist until a step runs.
 
     Returns:
-        The resolved layouts.
+        The resolved plan.
 
     Raises:
         LayoutError: Everything that is wrong with the layouts, at once.
         UserError: The strategy is not understood.
     """
-    meaning = _understand(model, strategy, devices)
+    own, brought, plan = _understand(model, strategy, devices, indivisible)
     params = abstract_parameters(model, precision)
     check_groups(model, params)
-    if meaning.pipeline:
-        params = abstract_parameters(in_stage_order(model, meaning.pipeline.stages), precision)
-    mesh = meaning.mesh
-    if rules is not None and meaning.rules is not None:
+    if plan.pipeline:
+        params = abstract_parameters(in_stage_order(model, plan.pipeline.stages), precision)
+    if rules is not None and brought is not None:
         raise UserError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")
-    layout_map = meaning.rules if rules is None else _as_layout_map(rules, mesh, match)
+    layout_map = brought if rules is None else _as_layout_map(rules, plan.mesh, match)
     stacked = isinstance(model, BlockModel)
     of_outputs = output_rules(layout_map)
     named = {axis for layout in (of_outputs or {}).values() for axis in layout.used_axes}
     table = resolve(
         params,
-        mesh,
+        plan.mesh,
         rules=layout_map,
-        default=None
-        if meaning.rules is not None
-        else default_layout(meaning.model, mesh, meaning.configs, indivisible),
+        default=None if brought is not None else default_layout(own, plan),
         unmatched=unmatched,
         unmatched_floor_bytes=unmatched_floor_bytes,
         indivisible=indivisible,
-        required_axes=[axis for axis in meaning.required_axes if axis not in named],
-        fixed_dims=lambda path: int(stacked and path.split("/")[0] == "blocks"),
+        required_axes=[axis for axis in _required_axes(plan) if axis not in named],
+        fixed_dims=lambda path: int(stacked and in_blocks(path)),
     )
-    layouts = Layouts(
+    used, update = _used_table(table), _update_table(table, plan)
+    resolved = ShardingPlan(
+        **{field.name: getattr(plan, field.name) for field in fields(MeshPlan)},
         table=table,
-        update_table=update_table(meaning.configs.get("data", DataParallelConfig()), table, stacked=stacked),
-        batch_axes=meaning.batch_axes,
-        manual_axes=meaning.manual_axes,
-        parallel=meaning.parallel,
-        configs=meaning.configs,
-        pipeline=meaning.pipeline,
+        used_table=used,
+        gradient_table=_used_table(update) if plan.zero == 2 else used,
+        update_table=update,
         output_rules=of_outputs,
+        options=StepOptions(precision=precision),
+        notes=_notes(plan),
     )
-    check_layouts(meaning.model, layouts)
-    problems = diloco.check(layouts) + compression.check(layouts) + prefetch.check_place(model, layouts)
-    problems += embed_and_head.check(layouts)
-    if of_outputs is not None:
-        problems += output_rule_problems(of_outputs, layouts.batch_axes, layouts.manual_axes)
-    if problems:
-        raise LayoutError(problems)
-    return layouts
+    for found in (layout_problems(own, resolved), problems(resolved)):
+        if found:
+            raise LayoutError(found)
+    return resolved
 
 
-class _Meaning(NamedTuple):
+def _used_table(table: LayoutTable) -> LayoutTable:
+    """Where parameters are within a step: every strategy drops what it makes whole at the start."""
+
+    def used(row: LayoutRow) -> LayoutRow:
+        layout = row.layout
+        for strategy in STRATEGIES.values():
+            layout = strategy.used_layout(row.path, layout)
+        return row if layout is row.layout else replace(row, layout=layout)
+
+    return replace(table, rows=tuple(map(used, table.rows)))
+
+
+def _update_table(table: LayoutTable, plan: MeshPlan) -> LayoutTable:
+    """Where gradients and the optimizer's state are: every strategy adds its axis to where parameters are stored."""
+
+    def updated(row: LayoutRow) -> LayoutRow:
+        parameter = Parameter(row.path, row.shape, row.dtype, plan.num_blocks is not None and in_blocks(row.path))
+        layout, reasons = row.layout, []
+        for strategy in reversed(STRATEGIES.values()):
+            layout, reason = strategy.update_layout(parameter, layout, plan)
+            reasons += [reason] if reason else []
+        leaf = jax.ShapeDtypeStruct(row.shape, row.dtype)
+        return make_row(row.path, leaf, "; ".join(reasons), layout) if reasons else row
+
+    return replace(table, rows=tuple(map(updated, table.rows)))
+
+
+def _required_axes(plan: MeshPlan) -> tuple[str, ...]:
+    """Axes that do nothing unless some parameter is laid out over them."""
+    used = [axis for axis in plan.mesh.axis_names if plan.mesh.axis_size(axis) > 1]
+    free = set(plan.batch_axes) | set(axes_that_split("work"))
+    return tuple(axis for axis in used if axis not in free - set(axes_that_split("parameters")))
+
+
+def _notes(plan: MeshPlan) -> tuple[str, ...]:
+    """Where the program of this mesh is not that of other devices."""
+    rings = parallel_context(plan).rings
+    if plan.pipeline is None or plan.platform != "cpu" or not rings:
+        return ()
+    send = f"{' and '.join(rings)} send{'s' if len(rings) == 1 else ''}"
+    return (
+        f"On simulated devices beside strategy.pipe, {send} by all-to-all in the ring's group instead of "
+        "collective-permute; GPUs run collective-permute. The rest of the program is the same.",
+    )
+
+
+class _Understood(NamedTuple):
     """What a strategy stands for, for one model.
 
     Attributes:
         model: the model, its work split where it can split it.
-        mesh: the mesh.
-        batch_axes: axes of size > 1 over which rows are split.
-        manual_axes: axes of size > 1 that the step is manual over.
-        parallel: what the model is told of the mesh.
-        configs: options of the strategies, sizes worked out.
         rules: rules that the strategy brings along.
-        pipeline: the pipeline, if there is one.
+        plan: which mesh axis does what.
     """
 
     model: Model | BlockModel
-    mesh: DeviceMesh
-    batch_axes: tuple[str, ...]
-    manual_axes: tuple[str, ...]
-    parallel: Parallel
-    configs: StrategyConfigs
-    rules: LayoutMap | None = None
-    pipeline: Pipeline | None = None
-
-    @property
-    def required_axes(self) -> tuple[str, ...]:
-        """Axes that do nothing unless some parameter is laid out over them."""
-        used = [axis for axis in self.mesh.axis_names if self.mesh.axis_size(axis) > 1]
-        free = {context.AXIS, *(axis for axis in self.batch_axes if axis not in (fsdp.AXIS, expert.AXIS))}
-        return tuple(axis for axis in used if axis not in free)
+    rules: LayoutMap | None
+    plan: MeshPlan
 
 
-def _understand(model: Model | BlockModel, strategy: StrategyLike, devices: Sequence[str] | None) -> _Meaning:
+def _understand(
+    model: Model | BlockModel, strategy: StrategyLike, devices: Sequence[str] | None, indivisible: str
+) -> _Understood:
+    blocks = model.num_blocks if isinstance(model, BlockModel) else None
+    facts: Any = {"model_name": model.name, "num_blocks": blocks, "indivisible": indivisible}
     if isinstance(strategy, Distribution):
         mesh, name = strategy.device_mesh, strategy.batch_dim_name
-        batch_axes = (name,) if name is not None and mesh.axis_size(name) > 1 else ()
+        rows = (name,) if name is not None and mesh.axis_size(name) > 1 else ()
         rules = strategy.layout_map if isinstance(strategy, ModelParallel) else None
-        return _Meaning(model, mesh, batch_axes, batch_axes, Parallel(), {}, rules)
+        gathered = tuple(axis for axis in rows if axis not in axes_that_split("work"))
+        plan = MeshPlan(mesh=mesh, batch_axes=rows, manual_axes=rows, gather_axes=gathered, **facts)
+        return _Understood(model, rules, plan)
     if isinstance(strategy, DeviceMesh):
         mesh, configs = strategy, read_strategy(_sizes(strategy))
     else:
         configs = read_strategy(strategy)
-        mesh = DeviceMesh.of(devices, **{name: config.size for name, config in configs.items()})
+        sizes = {name: config.size for name, config in configs.items()}
+        mesh = DeviceMesh.of(devices, axes=axis_names(), **sizes)
         configs = {name: replace(config, size=mesh.axis_size(name)) for name, config in configs.items()}
     pipe = _pipeline(model, configs)
-    parallel = _inside_model(model, configs)
-    if isinstance(model, BlockModel) and model.parallelize is not None and parallel.splits_anything:
-        model = model.parallelize(parallel)
-    inside = [name for name in ("expert", "context", "tensor") if getattr(parallel, name).size > 1]
-    rows = (*BATCH_AXES, expert.AXIS) if expert.AXIS in inside else BATCH_AXES
-    sizes = {axis: mesh.axis_size(axis) for axis in mesh.axis_names if mesh.axis_size(axis) > 1}
-    batch_axes = tuple(axis for axis in sizes if axis in rows)
-    manual_axes = tuple(axis for axis in sizes if axis in (pipeline.AXIS, *rows, *inside))
-    return _Meaning(model, mesh, batch_axes, manual_axes, parallel, configs, pipeline=pipe)
+    left = set(axes_that_split("work")) - set(_inside_model(model, configs))  # to XLA
+    manual = tuple(axis for axis in mesh.axis_names if mesh.axis_size(axis) > 1 and axis not in left)
+    rows = tuple(axis for axis in manual if axis in axes_that_split("rows"))
+    gathered = tuple(axis for axis in rows if axis not in axes_that_split("work"))
+    plan = MeshPlan(
+        mesh=mesh,
+        configs=configs,
+        batch_axes=rows,
+        manual_axes=manual,
+        gather_axes=gathered,
+        pipeline=pipe,
+        **facts,
+    )
+    context = parallel_context(plan)
+    if isinstance(model, BlockModel) and model.parallelize is not None and context.splits_anything:
+        model = model.parallelize(context)
+    return _Understood(model, None, plan)
 
 
 def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline | None:
@@ -188,26 +224,21 @@ def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline |
     return make_pipeline(config, model.num_blocks)
 
 
-def _inside_model(model: Model | BlockModel, configs: StrategyConfigs) -> Parallel:
+def _inside_model(model: Model | BlockModel, configs: StrategyConfigs) -> list[str]:
     """The axes that the model splits its own work over; one that cannot leaves them to XLA."""
-    given = {name: configs[name] for name in ("tensor", "context", "expert") if name in configs}
-    if isinstance(model, BlockModel) and model.parallelize is not None:
-        return Parallel(**{name: config for name, config in given.items() if getattr(config, "explicit", True)})
-    if "context" in given and given["context"].size > 1:
-        raise UserError(
-            f"strategy.context={given['context'].size}: model {model.name!r} cannot split the positions of a row. Use "
-            "a model with `parallelize`, such as the transformer, or give the devices to strategy.data or fsdp."
-        )
-    return Parallel()
+    if not isinstance(model, BlockModel) or model.parallelize is None:
+        return []
+    work = [name for name in axes_that_split("work") if name in configs]
+    return [name for name in work if getattr(configs[name], "explicit", True)]
 
 
 def _sizes(mesh: DeviceMesh) -> dict[str, int]:
     """The strategies that a mesh with the runtime's axis names stands for."""
-    foreign = [name for name in mesh.axis_names if name not in AXES]
+    foreign = [name for name in mesh.axis_names if name not in axis_names()]
     if foreign:
         raise UserError(
-            f"The mesh has axes {foreign} that no strategy owns: the runtime's own are {', '.join(AXES)}. For other "
-            "names, pass ModelParallel(layout_map=...) or DataParallel(device_mesh=...) instead of the mesh."
+            f"The mesh has axes {foreign} that no strategy owns: the runtime's own are {', '.join(axis_names())}. For "
+            "other names, pass ModelParallel(layout_map=...) or DataParallel(device_mesh=...) instead of the mesh."
         )
     return {name: mesh.axis_size(name) for name in mesh.axis_names if mesh.axis_size(name) > 1}
 

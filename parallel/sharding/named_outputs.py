@@ -27,7 +27,7 @@ from ...layouts.problems import LayoutError
 from ...layouts.tensor_layout import TensorLayout
 from ...mesh.errors import UserError
 from ..model import BlockModel, Model
-from ..plan import Layouts
+from ..plan import ShardingPlan
 
 _current: Any = jax.make_user_context(None)
 """The `NamedOutputs` of the step being traced. JAX keeps traces apart by it: a jitted layer is traced for each step."""
@@ -65,7 +65,7 @@ def name_output(x: Any, path: str) -> Any:
 class NamedOutputs:
     """The activations that one step's model names, and the rules that they meet."""
 
-    def __init__(self, layouts: Layouts) -> None:
+    def __init__(self, layouts: ShardingPlan) -> None:
         """Starts without names; `layouts.output_rules` are the rules, `layouts.manual_axes` what they cannot decide."""
         self._layouts = layouts
         self._named: dict[str, tuple[int, ...]] = {}

@@ -1,67 +1,20 @@
-"""What a model is told of the mesh: the axes that it splits its own work over. An argument, never an ambient global."""
-
-from dataclasses import dataclass, field
-from typing import NamedTuple
+"""The parallel context of a plan, what a model is told of the mesh, and the positions of a row a device works on."""
 
 from jax import Array, lax
 
 from .. import tensor
-from ..collectives import Collective
-from ..context import ContextConfig, local_positions
-from ..expert import ExpertConfig
-from ..tensor import TensorConfig
+from ..collectives import Traffic as Traffic
+from ..context import local_positions
+from ..model import Parallel as Parallel
+from ..plan import MeshPlan
+
+INSIDE = ("tensor", "context", "expert")
+"""The strategies that live inside a model: the fields of a parallel context."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parallel:
-    """Options, with sizes worked out, of the strategies that live inside a model; the default splits nothing.
-
-    Attributes:
-        tensor: products of matrices and positions between them, see `tensor.py`.
-        context: positions of a row, see `context.py`.
-        expert: experts of a mixture, see `expert.py`.
-    """
-
-    tensor: TensorConfig = field(default_factory=TensorConfig)
-    context: ContextConfig = field(default_factory=ContextConfig)
-    expert: ExpertConfig = field(default_factory=ExpertConfig)
-
-    @property
-    def splits_anything(self) -> bool:
-        """Whether a model has any work to split."""
-        return self.tensor.size * self.context.size * self.expert.size > 1
-
-    @property
-    def rings(self) -> tuple[str, ...]:
-        """The options that send to neighbours, see `xla/neighbours.py`."""
-        context, tensor = self.context, self.tensor
-        attention = context.size > 1 and context.attention == "ring" and context.send == "pairs"
-        products = tensor.size > 1 and tensor.collective_matmul
-        named = {"strategy.context.attention=ring": attention, "strategy.tensor.collective_matmul": products}
-        return tuple(name for name, used in named.items() if used)
-
-    @property
-    def splits_positions(self) -> bool:
-        """Whether a device holds fewer positions than a row has."""
-        return self.tensor.size * self.context.size > 1
-
-
-class Traffic(NamedTuple):
-    """What one call of a part of a model (embed, a block, head) moves on each device.
-
-    Attributes:
-        forward: collectives of the part itself.
-        backward: those of its gradient.
-        again: those of `forward` that backward needs once more where it computes the part again.
-    """
-
-    forward: tuple[Collective, ...] = ()
-    backward: tuple[Collective, ...] = ()
-    again: tuple[Collective, ...] = ()
-
-    def and_then(self, other: "Traffic") -> "Traffic":
-        """What this part and another one move, one after the other."""
-        return Traffic(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+def parallel_context(plan: MeshPlan) -> Parallel:
+    """What the model of a plan splits its own work over: of these strategies, those that are not left to XLA."""
+    return Parallel(**{name: plan.configs[name] for name in INSIDE if name in plan.manual_axes})
 
 
 def held_positions(parallel: Parallel, length: int) -> Array:

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ...layouts.paths import map_with_path
 from ..model import BlockModel, Model, Params
 from ..pipeline import AXIS
+from ..plan import MeshPlan
 from ..schedule.stages import Stages
 
 
@@ -130,6 +131,11 @@ def in_stage_order(model: Model | BlockModel, stages: Stages | None) -> Model | 
         return {**params, "blocks": store_blocks(params["blocks"], stages)}
 
     return replace(model, init=stored)
+
+
+def stored_order(plan: MeshPlan) -> StoredOrder:
+    """The order that a plan stores blocks in."""
+    return StoredOrder(plan.pipeline.stages if plan.pipeline else None)
 
 
 def _block_dim(path: str, leaf: Any, stages: Stages) -> int | None:

@@ -1,43 +1,11 @@
 """How often one step runs each part of a model on a device: what turns the traffic of a part into that of a step."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
+from ..collectives import CallCounts
 from ..model import BlockModel, Model
 from ..schedule.timetable import Timetable, most_turns
 
 
-class Calls(NamedTuple):
-    """Calls in one step, microbatches and recomputation counted.
-
-    In a pipeline stages differ: each figure is that of the stage where it is largest.
-
-    Attributes:
-        embed: of the embedding, forward.
-        embed_backward: of its gradient.
-        block: of a block, forward.
-        block_again: of a block, forward for what backward needs, in an action of its own.
-        block_backward: of a block, backward to its input.
-        block_weight: of a block, backward to its parameters.
-        head: of the head, forward and backward.
-        rows: blocks that a device stores.
-        outer_gradients: how often a group of parameters outside the blocks gets a gradient.
-        others: the same for a parameter in no group.
-    """
-
-    embed: int
-    embed_backward: int
-    block: int
-    block_again: int
-    block_backward: int
-    block_weight: int
-    head: int
-    rows: int
-    outer_gradients: Mapping[str, int]
-    others: int
-
-
-def plain_calls(model: Model | BlockModel, accumulate: int) -> Calls:
+def plain_counts(model: Model | BlockModel, accumulate: int) -> CallCounts:
     """The calls of a step whose devices all run the whole model.
 
     Args:
@@ -45,7 +13,7 @@ def plain_calls(model: Model | BlockModel, accumulate: int) -> Calls:
         accumulate: Microbatches, one after the other.
     """
     blocks = model.num_blocks if isinstance(model, BlockModel) else 0
-    return Calls(
+    return CallCounts(
         embed=accumulate,
         embed_backward=accumulate,
         block=blocks * accumulate,
@@ -59,7 +27,7 @@ def plain_calls(model: Model | BlockModel, accumulate: int) -> Calls:
     )
 
 
-def pipeline_calls(model: BlockModel, timetable: Timetable, accumulate: int) -> Calls:
+def pipeline_counts(model: BlockModel, timetable: Timetable, accumulate: int) -> CallCounts:
     """The calls of a step in a pipeline.
 
     Args:
@@ -72,7 +40,7 @@ def pipeline_calls(model: BlockModel, timetable: Timetable, accumulate: int) -> 
     for reads, part in ((model.embed_reads, "embed_backward"), (model.head_reads, "head_backward")):
         for name in reads:
             outer[name] = outer.get(name, 0) + turns[part]
-    return Calls(
+    return CallCounts(
         embed=turns["embed"],
         embed_backward=turns["embed_backward"],
         block=turns["forward"],

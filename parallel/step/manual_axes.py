@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from ..plan import Layouts
+from ..plan import ShardingPlan
 
 
 class UncheckedStep(UserWarning):
@@ -14,13 +14,13 @@ class UncheckedStep(UserWarning):
 
 
 def over_manual_axes(
-    local: Callable[..., Any], layouts: Layouts, in_specs: Any, out_specs: Any, *, abstract: bool
+    local: Callable[..., Any], plan: ShardingPlan, in_specs: Any, out_specs: Any, *, abstract: bool
 ) -> Callable[..., Any]:
     """`shard_map` over the manual axes; other axes of the mesh stay with XLA; without manual axes nothing is mapped.
 
     Args:
         local: What each device runs on its own shards.
-        layouts: The mesh and its manual axes.
+        plan: The mesh and its manual axes.
         in_specs: Specs of the arguments, naming manual axes alone.
         out_specs: Specs of the results, likewise.
         abstract: Map over a mesh without devices, for lowering only.
@@ -28,13 +28,11 @@ def over_manual_axes(
     Returns:
         A function of global arrays.
     """
-    if not layouts.manual_axes:
-        return _with_mesh(local, layouts, abstract)
-    mesh = layouts.mesh.abstract_mesh if abstract else layouts.mesh.backend_mesh
+    if not plan.manual_axes:
+        return _with_mesh(local, plan, abstract)
+    mesh = plan.mesh.abstract_mesh if abstract else plan.mesh.backend_mesh
     # Axes of size 1 as well: with none left to XLA, its CPU backend can reduce 16-bit numbers.
-    axes = {
-        axis for axis in layouts.mesh.axis_names if axis in layouts.manual_axes or layouts.mesh.axis_size(axis) == 1
-    }
+    axes = {axis for axis in plan.mesh.axis_names if axis in plan.manual_axes or plan.mesh.axis_size(axis) == 1}
     checked, unchecked = (
         jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=check_vma)
         for check_vma in (True, False)
@@ -42,9 +40,9 @@ def over_manual_axes(
     return _with_fallback(checked, unchecked)
 
 
-def _with_mesh(local: Callable[..., Any], layouts: Layouts, abstract: bool) -> Callable[..., Any]:
+def _with_mesh(local: Callable[..., Any], plan: ShardingPlan, abstract: bool) -> Callable[..., Any]:
     """The same function of global arrays; where its model calls `jax.shard_map` without a mesh, on that of the step."""
-    if layouts.mesh.size == 1:
+    if plan.mesh.size == 1:
         return local
 
     def call(*arguments: Any) -> Any:
@@ -53,7 +51,7 @@ def _with_mesh(local: Callable[..., Any], layouts: Layouts, abstract: bool) -> C
         except ValueError as error:
             if "context mesh cannot be empty" not in str(error):
                 raise
-        mesh = layouts.mesh.abstract_mesh if abstract else layouts.mesh.backend_mesh.abstract_mesh
+        mesh = plan.mesh.abstract_mesh if abstract else plan.mesh.backend_mesh.abstract_mesh
         with jax.sharding.use_abstract_mesh(mesh):
             return local(*arguments)
 

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from ...layouts.table import LayoutTable
 from ...mesh.keys import WORDS
 from ..model import Params
-from ..plan import Layouts
+from ..plan import ShardingPlan
 
 
 class TrainState(NamedTuple):
@@ -23,7 +23,7 @@ class TrainState(NamedTuple):
         opt_state: The optimizer's state; each moment laid out as its parameter.
         key: uint32 (2,), raw data of the run's random key, on every device; it does not change, the step is folded in.
             Always of threefry2x32, whatever JAX's default generator is (see `mesh/keys.py`).
-        extra: What strategies over slow links keep: `local_steps.Copies`, `compressed.Errors`, or () for nothing.
+        extra: What strategies over slow links keep: `diloco.Copies`, `compression.Errors`, or () for nothing.
     """
 
     step: Array
@@ -48,20 +48,20 @@ class StepMetrics(NamedTuple):
 
 
 def abstract_state(
-    layouts: Layouts, optimizer_table: LayoutTable, extra_table: LayoutTable, *, abstract: bool
+    plan: ShardingPlan, optimizer_table: LayoutTable, extra_table: LayoutTable, *, abstract: bool
 ) -> TrainState:
     """The state as ShapeDtypeStructs with shardings: what initialisation, the step and checkpoints agree on.
 
     Args:
-        layouts: The parameters' layouts.
+        plan: Where the parameters live.
         optimizer_table: The layouts of the optimizer's state.
         extra_table: The layouts of `TrainState.extra`.
         abstract: Take the shardings of a mesh without devices.
     """
-    replicated: Any = layouts.replicated(abstract=abstract)
+    replicated: Any = plan.replicated(abstract=abstract)
     return TrainState(
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated),  # pyright: ignore[reportArgumentType]
-        params=_with_shardings(layouts.table, abstract),
+        params=_with_shardings(plan.table, abstract),
         opt_state=_with_shardings(optimizer_table, abstract),
         key=jax.ShapeDtypeStruct((WORDS,), jnp.uint32, sharding=replicated),  # pyright: ignore[reportArgumentType]
         extra=_with_shardings(extra_table, abstract),

@@ -1,7 +1,7 @@
 """The step: one compiled, donated program (state, batch) -> (state, metrics) that strategies compose into.
 
-    shard_map over the manual axes, check_vma=True        every line of it is per device: see `step/device_step.py`
-        gradients = LocalStep.gradients(params, batch)    all collectives of all strategies
+    shard_map over the manual axes, check_vma=True        every line of it is per device: see `step/composition.py`
+        gradients = DeviceStep.gradients(params, batch)   all collectives of all strategies
     under the same jit, on global arrays in their layouts
         params    = optimizer.update(gradients)           elementwise optimizers move nothing; XLA adds what others need
 
@@ -11,6 +11,7 @@ ratio) is right on every mesh without knowing it, and an elementwise one compile
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,12 +27,14 @@ from ...mesh.keys import key_of, make_key
 from .. import compression, diloco
 from ..collectives import Collective, merge
 from ..model import Batch, BlockModel, Model, Params
-from ..plan import Layouts
+from ..plan import ShardingPlan, StepOptions
 from ..precision import FLOAT32, Precision, cast_floats
+from ..sharding.batch_rows import check_eval_rows, check_rows
 from ..sharding.lay_out import abstract_parameters
-from ..sharding.stored_order import in_stage_order
-from . import initial_params
-from .device_step import LocalStep
+from ..sharding.stored_order import in_stage_order, stored_order
+from . import diloco_step, initial_params
+from .composition import DeviceStep
+from .cost import step_cost
 from .inputs import BatchCheck, explain, explained, refuse_consumed
 from .recompilation import RecompilationWatch
 from .state import StepMetrics, TrainState, abstract_state, seed_problem
@@ -41,31 +44,25 @@ from .update import abstract_optimizer_state, apply_optimizer
 class Step:
     """One training step, built from abstract values alone; see `build_step`."""
 
-    def __init__(
-        self,
-        model: Model | BlockModel,
-        optimizer: optax.GradientTransformation,
-        layouts: Layouts,
-        *,
-        accumulate: int,
-        clip_norm: float,
-        remat: str,
-        precision: Precision,
-    ) -> None:
-        self.given_model, self.remat = model, remat
-        self.model = in_stage_order(model, layouts.stored_order.stages)
+    def __init__(self, model: Model | BlockModel, optimizer: optax.GradientTransformation, plan: ShardingPlan) -> None:
+        """Composes the step; `plan` holds its options, see `build_step`."""
+        self.given_model = model
+        self.model = in_stage_order(model, stored_order(plan).stages)
         self.optimizer = optimizer
-        self.layouts = layouts
-        self.accumulate = accumulate
-        self.precision = precision
-        options: Any = {"accumulate": accumulate, "clip_norm": clip_norm, "remat": remat, "precision": precision}
-        self._local = LocalStep(model, layouts, **options)
-        self._exact = self._local if layouts.exact is layouts else LocalStep(model, layouts.exact, **options)
+        self.plan = plan
+        self.accumulate, self.precision = plan.options.accumulate, plan.options.precision
+        self._device_step = DeviceStep(model, plan)
+        self._exact = self._device_step if plan.exact is plan else DeviceStep(model, plan.exact)
         self._watch = RecompilationWatch("the training step")
         self._compiled: jax.stages.Compiled | None = None
-        rows = partial(layouts.check_rows, microbatches=accumulate)
+        rows = partial(check_rows, plan, accumulate=plan.options.accumulate)
         self._batches, self._own_batches = (BatchCheck(name, rows) for name in ("the step", "step.gradients"))
-        self._eval_batches = BatchCheck("step.evaluate", layouts.check_eval_rows)
+        self._eval_batches = BatchCheck("step.evaluate", partial(check_eval_rows, plan))
+
+    @property
+    def layouts(self) -> ShardingPlan:
+        """The plan, by its former name."""
+        return self.plan
 
     def init(self, seed: int, params: Params | None = None) -> TrainState:
         """Makes the first state, every array born in its own layout.
@@ -86,7 +83,7 @@ class Step:
             # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
             params = jax.jit(self._first_params, out_shardings=shardings.params)(key_data)
         else:
-            params = initial_params.place(params, abstract.params, self.layouts.stored_order)
+            params = initial_params.place(params, abstract.params, stored_order(self.plan))
         return jax.jit(self._first_state, out_shardings=shardings, donate_argnums=0)(params, key_data)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
@@ -157,7 +154,7 @@ class Step:
         """
         abstract = platform is not None
         self._batches.check(abstract_batch)
-        sharding = self.layouts.batch_sharding(abstract=abstract)
+        sharding = self.plan.batch_sharding(abstract=abstract)
         batch = {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
             for name, leaf in abstract_batch.items()
@@ -170,24 +167,24 @@ class Step:
 
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
         """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
-        return abstract_state(self.layouts, self.optimizer_table, self.extra_table, abstract=abstract)
+        return abstract_state(self.plan, self.optimizer_table, self.extra_table, abstract=abstract)
 
     @cached_property
     def optimizer_table(self) -> LayoutTable:
         """The layout of every array of the optimizer's state."""
         params = abstract_parameters(self.model, self.precision)
         state = abstract_optimizer_state(self.optimizer, params)
-        table = resolve_optimizer_state(state, self.layouts.update_table)
-        return diloco.copies_table(table) if self.layouts.local_steps else table
+        table = resolve_optimizer_state(state, self.plan.update_table)
+        return diloco.copies_table(table) if self.plan.local_steps else table
 
     @cached_property
     def extra_table(self) -> LayoutTable:
         """The layout of every array of `TrainState.extra`."""
-        if self.layouts.local_steps:
-            return diloco.extra_table(self.layouts.table)
-        if self.layouts.compressed:
-            return compression.errors_table(self.layouts)
-        return LayoutTable(rows=(), treedef=jax.tree.structure(()), mesh=self.layouts.mesh)
+        if self.plan.local_steps:
+            return diloco.extra_table(self.plan.table)
+        if self.plan.compressed:
+            return compression.errors_table(self.plan)
+        return LayoutTable(rows=(), treedef=jax.tree.structure(()), mesh=self.plan.mesh)
 
     def cost(
         self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct] | None = None, platform: str | None = None
@@ -198,19 +195,15 @@ class Step:
             abstract_batch: Global shapes and dtypes of a batch; needed where the model splits its own work.
             platform: Where the step runs ("cpu", "cuda", ...); by default that of the mesh's devices.
         """
-        platform = platform or str(self.layouts.mesh.devices.flat[0]).split(":")[0]
-        lines = self._local.cost(dict(abstract_batch) if abstract_batch else None, platform)
-        if self.layouts.local_steps:
-            lines += diloco.cost(self.layouts.table, self.precision.reduce, platform=platform)
-        return merge(lines)
+        return merge(step_cost(self.given_model, self.plan, abstract_batch, platform or self.plan.platform))
 
     def _first_params(self, key_data: Array) -> Params:
         return cast_floats(self.model.init(key_of(key_data)), self.precision.params)
 
     def _first_state(self, params: Params, key_data: Array) -> TrainState:
         state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data)
-        if self.layouts.local_steps:
-            return diloco.start(state, self.optimizer, self.layouts.mesh_size(diloco.AXIS))
+        if self.plan.local_steps:
+            return diloco_step.start(state, self.optimizer, self.plan.mesh_size(diloco.AXIS))
         errors = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.extra_table.abstract_arrays)
         return state._replace(opt_state=self.optimizer.init(params), extra=errors)
 
@@ -222,28 +215,28 @@ class Step:
 
     def _as_updated(self, params: Params) -> Params:
         """The parts of the parameters that this device updates; the copies of the others are not needed."""
-        if not self.layouts.zero:
+        if not self.plan.zero:
             return params
-        return jax.lax.with_sharding_constraint(params, self.layouts.update_table.shardings())
+        return jax.lax.with_sharding_constraint(params, self.plan.update_table.shardings())
 
     def _jit_step(self, *, abstract: bool) -> Any:
         step = self._whole_step(abstract)
         state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(abstract=abstract))
-        replicated = self.layouts.replicated(abstract=abstract)
+        replicated = self.plan.replicated(abstract=abstract)
         return jax.jit(
             step,
-            in_shardings=(state_shardings, self.layouts.batch_sharding(abstract=abstract)),
+            in_shardings=(state_shardings, self.plan.batch_sharding(abstract=abstract)),
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
         )
 
     def _whole_step(self, abstract: bool) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
         """The step on global arrays."""
-        if self.layouts.local_steps:
-            step = diloco.make_step(self._local, self.optimizer, abstract=abstract)
+        if self.plan.local_steps:
+            step = diloco_step.make_step(self._device_step, self.optimizer, abstract=abstract)
         else:
-            step = partial(self._step, self._local.mapped_gradients(self.extra_table, abstract=abstract))
-        return self._batches.around(self._local.outputs.around(step))
+            step = partial(self._step, self._device_step.mapped_gradients(self.extra_table, abstract=abstract))
+        return self._batches.around(self._device_step.outputs.around(step))
 
     @cached_property
     def _run(self) -> Any:
@@ -251,25 +244,25 @@ class Step:
 
     @cached_property
     def _differentiate(self) -> Any:
-        table, replicated = self.layouts.table, self.layouts.replicated()
+        table, replicated = self.plan.table, self.plan.replicated()
         gradients = self._exact.outputs.around(self._exact.mapped_gradients(self.extra_table, abstract=False))
         return jax.jit(
             self._own_batches.around(lambda *arguments: gradients(*arguments, ())[:2]),
-            in_shardings=(table.shardings(), self.layouts.batch_sharding(), replicated, replicated),
-            out_shardings=(self.layouts.update_table.shardings(), replicated),
+            in_shardings=(table.shardings(), self.plan.batch_sharding(), replicated, replicated),
+            out_shardings=(self.plan.update_table.shardings(), replicated),
         )
 
     @cached_property
     def _evaluate(self) -> Any:
-        sums = self._local.outputs.around(self._local.mapped_sums(), unused=False)
-        layouts: Any = (self.layouts.table.shardings(), self.layouts.batch_sharding())
+        sums = self._device_step.outputs.around(self._device_step.mapped_sums(), unused=False)
+        layouts: Any = (self.plan.table.shardings(), self.plan.batch_sharding())
         return jax.jit(self._eval_batches.around(sums), in_shardings=layouts)
 
 
 def build_step(
     model: Model | BlockModel,
     optimizer: optax.GradientTransformation,
-    layouts: Layouts,
+    plan: ShardingPlan,
     *,
     accumulate: int = 1,
     clip_norm: float = 0.0,
@@ -281,7 +274,7 @@ def build_step(
     Args:
         model: The model.
         optimizer: Any optax transformation; it must not clip by global norm (the step does).
-        layouts: From `lay_out`, with the same precision.
+        plan: From `lay_out`, with the same precision.
         accumulate: Microbatches a step, one after the other; their gradients are summed.
         clip_norm: Largest global norm of the gradients; 0 leaves them as they are.
         remat: What blocks keep for backward: `none` drops only gathered parameters, `dots` keeps products of matrices,
@@ -295,5 +288,5 @@ def build_step(
         raise UserError(f"train.accumulate={accumulate}: a step has at least 1 microbatch.")
     if not 0 <= clip_norm < float("inf"):
         raise UserError(f"train.clip_norm={clip_norm}: a norm is positive and finite; 0 turns clipping off.")
-    options: Any = {"accumulate": accumulate, "clip_norm": clip_norm, "remat": remat, "precision": precision}
-    return Step(model, optimizer, layouts, **options)
+    options = StepOptions(accumulate=accumulate, clip_norm=clip_norm, remat=remat, precision=precision)
+    return Step(model, optimizer, replace(plan, options=options))

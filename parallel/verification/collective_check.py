@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 
 from ..collectives import Collective, merge
-from ..step.device_step import LocalStep
+from ..step.cost import step_cost
 from ..step.train_step import Step
 from ..xla.census import census
 from .reference import HostBatch
@@ -160,6 +160,5 @@ def _is_unread(
 
 def _cost_without(step: Step, abstract: dict[str, jax.ShapeDtypeStruct], path: str) -> tuple[Collective, ...]:
     """What the strategies predict of the same step with one parameter left out."""
-    layouts, platform = step.layouts.without((path,)), str(step.layouts.mesh.devices.flat[0]).split(":")[0]
-    options: Any = {"accumulate": step.accumulate, "clip_norm": 0.0, "remat": step.remat, "precision": step.precision}
-    return merge(LocalStep(step.given_model, layouts, **options).cost(abstract, platform))
+    plan = step.plan.without((path,))
+    return merge(step_cost(step.given_model, plan, abstract, plan.platform))

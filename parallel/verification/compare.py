@@ -17,6 +17,7 @@ from ...mesh.errors import UserError
 from ..model import BlockModel, Model
 from ..precision import Precision
 from ..sharding.lay_out import StrategyLike, lay_out
+from ..sharding.stored_order import stored_order
 from ..step.state import StepMetrics, TrainState
 from ..step.train_step import Step, build_step
 from . import claims, diagnosis
@@ -143,8 +144,8 @@ def _check_exact(step: Step) -> None:
         return
     option, off = ("local_steps", "0") if step.layouts.local_steps else ("compress", "none")
     raise UserError(
-        f"strategy.data.{option}={getattr(step.layouts.data, option)} does not train as one device would, by design. "
-        f"The rest of the strategy can be verified: set strategy.data.{option}={off}."
+        f"strategy.data.{option}={getattr(step.plan.configs['data'], option)} does not train as one device would, by "
+        f"design. The rest of the strategy can be verified: set strategy.data.{option}={off}."
     )
 
 
@@ -175,7 +176,7 @@ def _compare(asked: _Asked) -> Verification:
     for batch in batches:
         state, metrics = step(state, batch)
         reported.append(jax.device_get(metrics))
-    saved = step.layouts.stored_order.to_model(state)
+    saved = stored_order(step.plan).to_model(state)
     losses = tuple(float(metrics.loss) for metrics in reported)
     measured = Verification(
         **_facts(asked, len(batches), tolerances),

@@ -17,6 +17,7 @@ from ...layouts.paths import leaves_with_paths
 from ...mesh.errors import UserError
 from ..fsdp import FSDPConfig
 from ..sharding.lay_out import lay_out
+from ..sharding.stored_order import stored_order
 from ..step.state import TrainState
 from ..step.train_step import Step, build_step
 from .differences import LeafError, leaf_errors, numbers, relative
@@ -65,7 +66,7 @@ def round_trip(
         save_and_restore: Writes and reads files; None passes arrays on in memory.
         tolerance: What rounding explains in parameters.
     """
-    move, order = save_and_restore or in_memory, step.layouts.stored_order
+    move, order = save_and_restore or in_memory, stored_order(step.plan)
     saved = order.to_model(state)
     params = leaf_errors(saved.params, one_device.to_model(reference.params), tolerance=tolerance)
     other = _elsewhere(step)

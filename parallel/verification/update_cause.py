@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ..sharding.stored_order import stored_order
 from ..step.train_step import Step
 from .diagnosis import of_order
 from .differences import leaf_errors, relative, state_errors
@@ -62,7 +63,7 @@ def of_parameters(path: str, training: Training, losses: Sequence[float], refere
         if relative(found, expected) > training.tolerance:
             return f"{said}: {_of_loss(training, params, number, found, expected)}"
         params, opt_state = one_device.update(params, opt_state, sums)
-        saved = step.layouts.stored_order.to_model(state)
+        saved = stored_order(step.plan).to_model(state)
         if leaf_errors(saved.params, params, tolerance=training.tolerance)[0].relative > training.params_tolerance:
             off = state_errors(saved.opt_state, opt_state, params, tolerance=training.tolerance)[:1]
             arrays = (_leaf(tree, path) for tree in (one_device.to_model(before), saved.params, params))

@@ -17,12 +17,8 @@ ACROSS = ("sort", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "rev"
 
 
 def predicted_of_update(step: Step) -> tuple[Collective, ...]:
-    """ZeRO's gathers of updated parameters: all that is predicted of an update."""
-    layouts = step.layouts
-    if not layouts.zero:
-        return ()
-    platform = str(layouts.mesh.devices.flat[0]).split(":")[0]
-    return merge(zero.cost(layouts.table, layouts.update_table, 2, step.precision.reduce, platform=platform))
+    """ZeRO's gathers of updated parameters; nothing else is predicted of an update."""
+    return merge(zero.gathers(step.plan, step.plan.platform))
 
 
 def traffic_of_update(step: Step) -> tuple[Collective, ...]:

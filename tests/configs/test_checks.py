@@ -4,11 +4,11 @@ import pytest
 from spmdkit.configs.checks import check_devices, layout_problems, size_problems
 from spmdkit.configs.errors import ConfigError
 from spmdkit.configs.schema import Config, LayoutsConfig, TrainConfig
-from spmdkit.parallel import STRATEGIES
+from spmdkit.parallel.sharding.strategies import option_types
 
 
 def config(global_batch: int = 64, accumulate: int = 1, **sizes: int) -> Config:
-    strategy = {axis: STRATEGIES[axis](size=size) for axis, size in sizes.items()}
+    strategy = {axis: option_types()[axis](size=size) for axis, size in sizes.items()}
     return Config(strategy=strategy, train=TrainConfig(global_batch=global_batch, accumulate=accumulate))
 
 
@@ -109,14 +109,17 @@ def test_rows_are_split_over_experts_too_unless_rules_leave_these_to_xla():
 )  # fmt: skip
 @pytest.mark.parametrize("stages", [4, -1])
 def test_microbatches_of_a_pipeline(stages, microbatches, global_batch, problem):
-    strategy = {"pipe": STRATEGIES["pipe"](size=stages, microbatches=microbatches), "data": STRATEGIES["data"](size=2)}
+    strategy = {
+        "pipe": option_types()["pipe"](size=stages, microbatches=microbatches),
+        "data": option_types()["data"](size=2),
+    }
     given = replace(config(global_batch), strategy=strategy)
     assert problem_of(given, 8) == problem
 
 
 def test_what_is_not_known_yet_is_not_checked():
     for size, microbatches in ((-1, 0), (1, 3)):
-        strategy = {"pipe": STRATEGIES["pipe"](size=size, microbatches=microbatches)}
+        strategy = {"pipe": option_types()["pipe"](size=size, microbatches=microbatches)}
         assert size_problems(replace(config(7), strategy=strategy), None) == []
 
 
@@ -138,7 +141,7 @@ def test_layout_rules():
 
 
 def test_local_steps_end_with_a_round():
-    rounds = {"data": STRATEGIES["data"](size=2, local_steps=8)}
+    rounds = {"data": option_types()["data"](size=2, local_steps=8)}
     whole, broken = (Config(strategy=rounds, train=TrainConfig(steps=steps)) for steps in (24, 20))
     assert check_devices(whole, 2) == {"data": 2}
     assert problem_of(broken, 2) == (

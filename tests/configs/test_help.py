@@ -13,13 +13,19 @@ from spmdkit.configs.schema import (
 )
 from spmdkit.data.config import DataConfig
 from spmdkit.models.catalog import MODELS
-from spmdkit.parallel import STRATEGIES
 from spmdkit.parallel.precision import Precision
+from spmdkit.parallel.sharding.strategies import option_types
 from spmdkit.training.optimizers import OptimizerConfig
 from spmdkit.training.worker import Timeouts
 
 SECTIONS = [RunConfig, LayoutsConfig, TrainConfig, EvalConfig, CheckpointConfig, SampleConfig, DataConfig]
-ELSEWHERE = [OptimizerConfig, Precision, Timeouts, *STRATEGIES.values(), *(options for options, _ in MODELS.values())]
+ELSEWHERE = [
+    OptimizerConfig,
+    Precision,
+    Timeouts,
+    *option_types().values(),
+    *(options for options, _ in MODELS.values()),
+]
 
 
 @dataclasses.dataclass

@@ -5,8 +5,7 @@ from spmdkit.configs.schema import Config
 from spmdkit.configs.synonyms import OF_KEYS, meant_by
 from spmdkit.mesh.axes import AXES, SYNONYMS
 from spmdkit.models.catalog import MODELS
-from spmdkit.parallel import STRATEGIES
-from spmdkit.parallel.sharding.strategies import read_strategy
+from spmdkit.parallel.sharding.strategies import option_types, read_strategy
 
 
 def exists(key: str) -> bool:
@@ -14,7 +13,7 @@ def exists(key: str) -> bool:
     if section == "model":
         return any(name in kind.__dataclass_fields__ for kind, _ in MODELS.values())
     if section == "strategy":
-        return name in STRATEGIES and not set(option) - set(STRATEGIES[name].__dataclass_fields__)
+        return name in option_types() and not set(option) - set(option_types()[name].__dataclass_fields__)
     return hasattr(getattr(Config(), section), name)
 
 

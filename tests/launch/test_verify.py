@@ -13,7 +13,8 @@ from spmdkit.data import DataConfig, open_splits
 from spmdkit.launch.cli import main
 from spmdkit.launch.reduce import Folded, reduce_config, shrink
 from spmdkit.launch.verify import ragged_batch, simulated_devices
-from spmdkit.parallel.step import device_step
+from spmdkit.parallel import data as data_strategy
+from spmdkit.parallel.step import composition
 from spmdkit.parallel.verification.compare import FLOAT64
 from spmdkit.training.checkpoints import Checkpoints
 
@@ -73,14 +74,14 @@ def test_as_tables_at_full_size(tmp_path, capsys):
 
 
 def test_a_planted_mistake_is_exit_code_1(tmp_path, capsys, monkeypatch):
-    right = device_step.reduce_gradients
+    right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
         summed, scalars = right(gradients, *rest)
         summed["layers"][1]["bias"] = summed["layers"][1]["bias"] * 8
         return summed, scalars
 
-    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
     path = str(write_config(tmp_path))
     assert main(["verify", path]) == 1
     text = " ".join(capsys.readouterr().out.split())
@@ -90,12 +91,12 @@ def test_a_planted_mistake_is_exit_code_1(tmp_path, capsys, monkeypatch):
 
 
 def test_a_missing_sum_is_found_at_the_reduced_size(tmp_path, capsys, monkeypatch):
-    right = device_step.reduce_gradients
+    right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
         return gradients, right(gradients, *rest)[1]
 
-    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
     code, result = verify(write_config(tmp_path), capsys=capsys)
     assert (code, result["ok"], result["loss_rel"]) == (1, False, None)
     assert result["first_difference"]["where"] == "layers/0/bias"
@@ -158,8 +159,8 @@ def test_a_model_that_sees_the_next_token_of_its_document(ahead, tmp_path, capsy
 
 def test_clipping_is_at_work_at_the_reduced_size(tmp_path, capsys, monkeypatch):
     """A norm under train.clip_norm would hide how gradients are clipped."""
-    right = device_step.clip_factor
-    monkeypatch.setattr(device_step, "clip_factor", lambda norm, clip_norm: right(norm / 2, clip_norm))
+    right = composition.clip_factor
+    monkeypatch.setattr(composition, "clip_factor", lambda norm, clip_norm: right(norm / 2, clip_norm))
     train = {"steps": 12, "global_batch": 16, "clip_norm": 1000.0}
     code, result = verify(write_config(tmp_path, train=train), capsys=capsys)
     assert (code, result["reduced"]["train.clip_norm"]) == (1, {"from": 1000.0, "to": 0.001})

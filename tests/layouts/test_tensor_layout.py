@@ -34,7 +34,7 @@ def test_axes_are_checked_when_the_mesh_comes(mesh):
     assert layout.device_mesh is None
 
 
-@pytest.mark.parametrize("property_name", ["spec", "backend_layout", "abstract_layout", "mesh"])
+@pytest.mark.parametrize("property_name", ["spec", "backend_layout", "mesh"])
 def test_needs_a_mesh(property_name):
     message = "Cannot create sharding when device mesh is not set for TensorLayout.*Give it"
     with pytest.raises(ValueError, match=message):
@@ -53,7 +53,6 @@ def test_backend_layout_is_a_named_sharding(mesh):
     assert isinstance(layout.backend_layout, NamedSharding)
     assert layout.backend_layout.is_equivalent_to(expected, 2)
     assert layout.backend_layout is layout.backend_layout
-    assert layout.abstract_layout == NamedSharding(mesh.abstract_mesh, PartitionSpec("data"))
 
 
 @pytest.mark.parametrize(

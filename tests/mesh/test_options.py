@@ -6,10 +6,9 @@ from typing import Literal, get_origin
 import numpy as np
 import pytest
 from spmdkit.mesh.errors import UserError
-from spmdkit.parallel import STRATEGIES
-from spmdkit.parallel.sharding.strategies import read_strategy
+from spmdkit.parallel.sharding.strategies import option_types, read_strategy
 
-OPTIONS = [(strategy, field) for strategy, kind in STRATEGIES.items() for field in fields(kind)]
+OPTIONS = [(strategy, field) for strategy, kind in option_types().items() for field in fields(kind)]
 WRONG = {
     int: ([2.5, "4", True, None, float("nan"), [1]], "must be a whole number"),
     float: ([float("nan"), float("inf"), "0.7", True, None], "must be a finite number"),
@@ -30,7 +29,7 @@ def messages(kind, **options):
 def test_types(strategy, field):
     values, rule = WRONG[get_origin(field.type) or field.type]
     for value in values:
-        (message,) = messages(STRATEGIES[strategy], **{field.name: value})
+        (message,) = messages(option_types()[strategy], **{field.name: value})
         assert message.startswith(f"strategy.{strategy}.{field.name}={value!r}{'' if rule[0] == ':' else ' '}{rule}")
 
 
@@ -48,19 +47,19 @@ def test_types(strategy, field):
 )
 def test_messages(option, value, rule):
     strategy, name = option.split(".")
-    assert messages(STRATEGIES[strategy], **{name: value}) == [f"strategy.{option}={value!r}{rule}"]
+    assert messages(option_types()[strategy], **{name: value}) == [f"strategy.{option}={value!r}{rule}"]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", option_types())
 def test_sizes(strategy):
     for size in (0, -2):
         message = f"strategy.{strategy}={size} must be at least 1, or -1 for the rest of the devices."
-        assert messages(STRATEGIES[strategy], size=size) == [message]
-    assert STRATEGIES[strategy](size=-1).size == -1
+        assert messages(option_types()[strategy], size=size) == [message]
+    assert option_types()[strategy](size=-1).size == -1
 
 
 def test_all_wrong_types_are_said_at_once_and_before_ranges():
-    found = messages(STRATEGIES["data"], size=0, zero=1.0, outer_momentum=float("nan"), local_steps=-1)
+    found = messages(option_types()["data"], size=0, zero=1.0, outer_momentum=float("nan"), local_steps=-1)
     assert [line.split("=")[0] for line in found] == ["strategy.data.zero", "strategy.data.outer_momentum"]
 
 
@@ -70,11 +69,11 @@ def test_mappings_are_checked_alike():
 
 
 def test_a_long_value_is_cut():
-    (message,) = messages(STRATEGIES["fsdp"], keep="x" * 1000)
+    (message,) = messages(option_types()["fsdp"], keep="x" * 1000)
     assert len(message) < 150
 
 
 def test_whole_numbers_and_lists_of_other_libraries_are_taken():
-    config = STRATEGIES["pipe"](size=np.int64(2), layers=[np.int32(1), 2])
+    config = option_types()["pipe"](size=np.int64(2), layers=[np.int32(1), 2])
     assert (config.size, type(config.size), config.layers) == (2, int, (1, 2))
-    assert hash(config) == hash(STRATEGIES["pipe"](size=2, layers=(1, 2)))
+    assert hash(config) == hash(option_types()["pipe"](size=2, layers=(1, 2)))

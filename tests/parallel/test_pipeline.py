@@ -13,6 +13,8 @@ from pipeline_case import FLOAT64, ROWS, TOLERANCE, differentiate, first_params,
 from spmdkit.parallel import FSDPConfig, build_step, census, lay_out
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.pipeline import PipelineConfig
+from spmdkit.parallel.sharding.batch_rows import check_rows
+from spmdkit.parallel.sharding.stored_order import stored_order
 
 PIPE = PipelineConfig(size=2, schedule="1f1b", microbatches=4)
 SPLIT = PipelineConfig(size=2, schedule="zbv", microbatches=4, embed_and_head="split")
@@ -55,7 +57,7 @@ def test_a_step_beside_other_strategies(float64, strategy, dropout, options):
     assert census(step.compile(abstract).as_text(), layouts.mesh) == step.cost(abstract)
     np.testing.assert_allclose(step.evaluate(state.params, batch), sums, rtol=TOLERANCE)
     state, _ = step(state, batch)
-    errors = jax.tree.map(toy.relative, layouts.stored_order.to_model(state).opt_state, expected)
+    errors = jax.tree.map(toy.relative, stored_order(layouts).to_model(state).opt_state, expected)
     assert max(jax.tree.leaves(errors)) < TOLERANCE
 
 
@@ -71,7 +73,7 @@ def test_clipping_is_by_the_norm_over_all_stages(float64, strategy):
     expected, norm = reference.clip(means_of_one_device(0.0)[0], 0.01)
     assert norm > 0.02
     np.testing.assert_allclose(metrics.grad_norm, norm, rtol=1e-12)
-    errors = jax.tree.map(toy.relative, layouts.stored_order.to_model(state).opt_state, expected)
+    errors = jax.tree.map(toy.relative, stored_order(layouts).to_model(state).opt_state, expected)
     assert max(jax.tree.leaves(errors)) < TOLERANCE
 
 
@@ -156,7 +158,7 @@ def test_state_is_saved_in_the_models_order(optimizer):
     pipe = PipelineConfig(size=2, schedule="interleaved_1f1b", microbatches=4)
     layouts = lay_out(own, {"pipe": pipe, "data": 2}, devices=toy.devices(4))
     step = build_step(own, optimizer, layouts)
-    state, order = step.init(seed=0), layouts.stored_order
+    state, order = step.init(seed=0), stored_order(layouts)
     saved = order.to_model(state)
     expected = jax.jit(own.init)(jax.random.key(0))
     assert jax.tree.all(
@@ -176,6 +178,6 @@ def test_state_is_saved_in_the_models_order(optimizer):
 
 def test_rows_have_to_be_divisible_by_microbatches():
     layouts = lay_out(toy.BLOCK_MODEL, {"pipe": 2, "data": 2}, devices=toy.devices(4))
-    layouts.check_rows(16)  # 2 x 2 microbatches by default
+    check_rows(layouts, 16)  # 2 x 2 microbatches by default
     with pytest.raises(ValueError, match=r"strategy.pipe.microbatches 4.*12 % 8 = 4.*\(16 is the nearest\)"):
-        layouts.check_rows(12)
+        check_rows(layouts, 12)

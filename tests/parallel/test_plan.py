@@ -10,6 +10,8 @@ from spmdkit.models.moe_config import MoEConfig
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, lay_out
 from spmdkit.parallel.data import DataParallelConfig
+from spmdkit.parallel.sharding.batch_rows import check_rows
+from spmdkit.parallel.sharding.parallel_context import parallel_context
 
 SIZES = {"vocabulary": 32, "length": 16, "layers": 4, "width": 16, "heads": 4, "mlp_width": 32}
 MODEL = transformer(TransformerConfig(**SIZES))
@@ -26,8 +28,8 @@ def test_what_the_axes_mean():
     assert three.batch_axes == three.gather_axes == ("fsdp",)
     assert three.manual_axes == three.summed_axes == ("pipe", "fsdp", "tensor")
     assert (three.num_batch_shards, three.batch_spec) == (2, P(("fsdp",)))
-    assert three.parallel.tensor.size == 2
-    assert three.parallel.context.size == 1
+    assert parallel_context(three).tensor.size == 2
+    assert parallel_context(three).context.size == 1
     assert three.pipeline.stages.counts == ((2,), (2,))
 
 
@@ -42,7 +44,7 @@ def test_an_axis_left_to_xla_is_not_manual():
     rules = {"blocks/mlp/(gate|up)": [None, "fsdp", "tensor"]}
     left = lay_out(MODEL, {"fsdp": FSDP, "tensor": {"size": 2, "explicit": False}}, rules=rules, devices=toy.devices(4))
     assert left.manual_axes == ("fsdp",)
-    assert left.parallel.tensor.size == 1
+    assert parallel_context(left).tensor.size == 1
     specs = left.manual_specs(left.table)
     assert specs["blocks"]["mlp"]["gate"] == P(None, ("fsdp",), None)
 
@@ -85,9 +87,9 @@ def test_local_steps_sum_nothing_over_data():
 )  # fmt: skip
 def test_rows_that_cannot_be_split(given, rows, accumulate, problem):
     with pytest.raises(ValueError) as raised:
-        given.check_rows(rows, accumulate)
+        check_rows(given, rows, accumulate)
     assert problem in str(raised.value)
-    given.check_rows(given.num_batch_shards * 8 * accumulate, accumulate)
+    check_rows(given, given.num_batch_shards * 8 * accumulate, accumulate)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from pipeline_case import ROWS, TOLERANCE, first_params, model, one_device
 from spmdkit.parallel.blocks.pieces import Pieces
 from spmdkit.parallel.executor.run import run_forward, run_gradients
 from spmdkit.parallel.executor.stage import Inputs
-from spmdkit.parallel.pipeline import PipelineConfig, forwards_only, make_pipeline
+from spmdkit.parallel.pipeline import PipelineConfig, make_pipeline
+from spmdkit.parallel.schedule.forwards import forwards_only
 from spmdkit.parallel.schedule.timetable import make_timetable
 from spmdkit.parallel.sharding.stored_order import store_blocks, unstore_blocks
 

@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from spmdkit.parallel.pipeline import forwards_only
 from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
+from spmdkit.parallel.schedule.forwards import forwards_only
 from spmdkit.parallel.schedule.stages import assign
 from spmdkit.parallel.schedule.table import Kind
 from spmdkit.parallel.schedule.timetable import allocate, make_timetable, most_turns

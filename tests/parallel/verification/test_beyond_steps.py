@@ -4,7 +4,7 @@ import jax
 import pytest
 from planted import DROPOUT, found, one_device_is_compiled_once, verified  # noqa: F401  (a fixture of every test here)
 from spmdkit.parallel import Model
-from spmdkit.parallel.step import device_step
+from spmdkit.parallel.step import composition
 from spmdkit.parallel.step import train_step as step_file
 
 
@@ -31,7 +31,7 @@ def test_sums_of_an_evaluation(plant, texts, monkeypatch):
 
 
 def test_an_evaluation_that_draws(monkeypatch):
-    right = device_step.LocalStep.sums
+    right = composition.DeviceStep.sums
 
     def wrong(local, params, batch):
         key = jax.random.fold_in(jax.random.key(0), 0)
@@ -39,7 +39,7 @@ def test_an_evaluation_that_draws(monkeypatch):
         local_loss, local._loss = local._loss.loss, loss
         return right(local, params, batch)
 
-    monkeypatch.setattr(device_step.LocalStep, "sums", wrong)
+    monkeypatch.setattr(composition.DeviceStep, "sums", wrong)
     found(verified(DROPOUT), "evaluation", "", "that with the random numbers of step 0: an evaluation has none")
 
 

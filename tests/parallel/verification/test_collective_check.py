@@ -9,7 +9,7 @@ import pytest
 import toy
 from jax import lax
 from spmdkit.parallel import BlockModel, DataParallelConfig, FSDPConfig, Model, build_step, lay_out
-from spmdkit.parallel.step import device_step
+from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.step import train_step as step_file
 from spmdkit.parallel.verification.collective_check import check_collectives
 from spmdkit.parallel.verification.update_traffic import looks_across
@@ -97,20 +97,20 @@ def test_a_block_that_is_frozen_in_part():
 
 
 def test_one_too_many_among_the_gradients_of_muon(monkeypatch):
-    right = device_step.reduce_gradients
+    right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
         summed, scalars = right(gradients, *rest)
         return {**summed, "bias": summed["bias"] + 0 * lax.psum(summed["bias"].sum(), "data")}, scalars
 
-    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
     (text,) = check_collectives(step_of("muon", "zero 1"), BATCH).unexpected
     assert text == "all-reduce over data: 1 moving 12 bytes predicted, 1 moving 16 bytes found"
 
 
 def test_one_too_many_beside_frozen_parameters(monkeypatch):
     """Less moves for these, and just as much less may: not so much that another one fits in between."""
-    right = device_step.reduce_gradients
+    right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
         summed, scalars = right(gradients, *rest)
@@ -119,7 +119,7 @@ def test_one_too_many_beside_frozen_parameters(monkeypatch):
             "down": summed["down"] + lax.psum_scatter(jnp.ones((2, 3)) * scalars[0], "data").sum(),
         }, scalars
 
-    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
     step = step_of("adamw", "zero 1", FROZEN)
     assert any("reduce-scatter" in text for text in check_collectives(step, BATCH, frozen=("up", "bias")).unexpected)
 

@@ -26,8 +26,9 @@ from planted import (
     verified,
 )
 from spmdkit.parallel import BlockModel, FSDPConfig, Precision, verify
+from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.executor.stage import Stage
-from spmdkit.parallel.step import device_step
+from spmdkit.parallel.step import composition
 from spmdkit.parallel.step import train_step as step_file
 from spmdkit.parallel.step import update as update_file
 from spmdkit.parallel.verification import diagnosis
@@ -108,13 +109,13 @@ def test_blocks_accumulation_and_rules_over_an_axis_of_xla():
 
 
 def test_a_missing_sum_is_refused(monkeypatch):
-    monkeypatch.setattr(device_step, "reduce_gradients", unsummed("first"))
+    monkeypatch.setattr(data_strategy, "reduce_gradients", unsummed("first"))
     found(verified(), "gradients", "first", "JAX refuses the step", "a missing psum over data.")
 
 
 def unsummed(leaf):
     """Sums everything but one gradient."""
-    right = device_step.reduce_gradients
+    right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
         summed, scalars = right(gradients, *rest)
@@ -125,7 +126,7 @@ def unsummed(leaf):
 
 @pytest.mark.parametrize(("leaf", "axes"), [("first", "data"), ("scale", "data x fsdp")])
 def test_a_missing_sum_that_nobody_refuses(leaf, axes, monkeypatch):
-    monkeypatch.setattr(device_step, "reduce_gradients", unsummed(leaf))
+    monkeypatch.setattr(data_strategy, "reduce_gradients", unsummed(leaf))
     with unchecked(monkeypatch):
         result = verified()
     texts = (f"Devices along {axes} hold different values, and their sum is the reference",)
@@ -134,26 +135,26 @@ def test_a_missing_sum_that_nobody_refuses(leaf, axes, monkeypatch):
 
 @pytest.mark.parametrize("axis", AXES)
 def test_a_doubled_sum(axis, monkeypatch):
-    right = device_step.reduce_gradients
+    right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
         summed, scalars = right(gradients, *rest)
         twice = lax.psum(lax.pcast(summed["scale"], axis, to="varying"), axis)
         return {**summed, "scale": twice}, scalars
 
-    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
     result = verified(strategy={"data": 4} if axis == "data" else {"fsdp": FSDPConfig(size=4, floor_bytes=512)})
     found(result, "gradients", "scale", f"4 times too large, as when summed twice over {axis} (size 4)")
 
 
 def test_a_doubled_sum_of_everything_is_not_hidden_by_clipping(monkeypatch):
-    right = device_step.accumulate_gradients
+    right = composition.accumulate_gradients
 
     def wrong(*given, axes, **options):
         gradients, sums = right(*given, axes=axes, **options)
         return jax.tree.map(lambda leaf: lax.psum(leaf, axes) / 2, gradients), sums
 
-    monkeypatch.setattr(device_step, "accumulate_gradients", wrong)
+    monkeypatch.setattr(composition, "accumulate_gradients", wrong)
     with unchecked(monkeypatch):
         result = verified(strategy={"data": 4}, clip_norm=0.01)
     first = found(result, "gradients", result.gradients[0].path, "2 times the reference everywhere")
@@ -162,13 +163,13 @@ def test_a_doubled_sum_of_everything_is_not_hidden_by_clipping(monkeypatch):
 
 @pytest.mark.slow
 def test_an_average_instead_of_a_sum(monkeypatch):
-    right = device_step.reduce_gradients
+    right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
         summed, scalars = right(gradients, *rest)
         return {**summed, "first": summed["first"] / 2}, scalars
 
-    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
     found(
         verified(), "gradients", "first", "2 times too small, as when averaged instead of summed", "over data (size 2)"
     )
@@ -197,38 +198,38 @@ def test_a_gradient_scattered_along_the_wrong_dim(monkeypatch):
 
 
 def test_a_mean_of_means(monkeypatch):
-    right = device_step.accumulate_gradients
+    right = composition.accumulate_gradients
 
     def wrong(*given, **options):
         gradients, (total, weight) = right(*given, **options)
         mean = jax.tree.map(lambda leaf: leaf / weight, gradients)
         return mean, (total / weight, weight / weight)
 
-    monkeypatch.setattr(device_step, "accumulate_gradients", wrong)
+    monkeypatch.setattr(composition, "accumulate_gradients", wrong)
     result = verified(strategy={"data": 4})
     found(result, "loss", "", "divided by a weight of 4, and one device by", "a mean of 4 means")
 
 
 def test_a_weight_summed_twice(monkeypatch):
-    right = device_step.reduce_gradients
+    right = data_strategy.reduce_gradients
 
     def wrong(gradients, scalars, *rest):
         summed, (total, weight, *others) = right(gradients, scalars, *rest)
         return summed, [total, 4 * weight, *others]
 
-    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
     result = verified(strategy={"data": 4})
     found(result, "loss", "", "divided by a weight of", "4 times too large, as when summed twice over data (size 4)")
 
 
 def test_a_dropped_microbatch(monkeypatch):
-    right = device_step.accumulate_gradients
+    right = composition.accumulate_gradients
 
     def wrong(local, params, batch, key, *, microbatches, axes):
         fewer = {name: rows[: len(rows) * (microbatches - 1) // microbatches] for name, rows in batch.items()}
         return right(local, params, fewer, key, microbatches=microbatches - 1, axes=axes)
 
-    monkeypatch.setattr(device_step, "accumulate_gradients", wrong)
+    monkeypatch.setattr(composition, "accumulate_gradients", wrong)
     result = verified(accumulate=2)
     found(result, "loss", "", "microbatch 2 of the 2 of every device (rows 2, 3, 6, 7,", "is not counted")
 
@@ -236,38 +237,38 @@ def test_a_dropped_microbatch(monkeypatch):
 @pytest.mark.slow
 def test_gradients_of_a_dropped_microbatch(monkeypatch):
     """Loss and weight count it, the gradients do not."""
-    right = device_step.accumulate_gradients
+    right = composition.accumulate_gradients
 
     def wrong(local, params, batch, key, *, microbatches, axes):
         _, sums = right(local, params, batch, key, microbatches=microbatches, axes=axes)
         fewer = {name: rows[len(rows) // microbatches :] for name, rows in batch.items()}
         return right(local, params, fewer, key, microbatches=microbatches - 1, axes=axes)[0], sums
 
-    monkeypatch.setattr(device_step, "accumulate_gradients", wrong)
+    monkeypatch.setattr(composition, "accumulate_gradients", wrong)
     result = verified(accumulate=4)
     found(result, "gradients", result.gradients[0].path, "Microbatch 1 of the 4 of every device", "is not counted")
 
 
 @pytest.mark.slow
 def test_rows_of_one_place_counted_twice(monkeypatch):
-    right = device_step.accumulate_gradients
+    right = composition.accumulate_gradients
 
     def wrong(*given, **options):
         gradients, (total, weight) = right(*given, **options)
         factor = 1 + (lax.axis_index("data") == 1)
         return gradients, (total * factor, weight * factor)
 
-    monkeypatch.setattr(device_step, "accumulate_gradients", wrong)
+    monkeypatch.setattr(composition, "accumulate_gradients", wrong)
     found(verified(), "loss", "", "what lies at data 1 (rows 8, 9, 10,", "counts 2 times")
 
 
 def test_a_wrong_norm(monkeypatch):
-    right = device_step.global_norm
+    right = composition.global_norm
 
     def wrong(gradients, *rest):
         return right({**gradients, "scale": gradients["scale"] * 2**0.5}, *rest)
 
-    monkeypatch.setattr(device_step, "global_norm", wrong)
+    monkeypatch.setattr(composition, "global_norm", wrong)
     result = verified(clip_norm=0.1)
     found(result, "gradient norm", "", "every device holds whole are counted 2 times")
 
@@ -283,8 +284,8 @@ def test_a_wrong_update(monkeypatch):
 
 def test_a_norm_of_a_part_clips(monkeypatch):
     """What is reported is right, what gradients are clipped by is not."""
-    right = device_step.clip_factor
-    monkeypatch.setattr(device_step, "clip_factor", lambda norm, clip_norm: right(norm / 2, clip_norm))
+    right = composition.clip_factor
+    monkeypatch.setattr(composition, "clip_factor", lambda norm, clip_norm: right(norm / 2, clip_norm))
     result = verified(clip_norm=0.1)
     found(
         result,
@@ -297,14 +298,14 @@ def test_a_norm_of_a_part_clips(monkeypatch):
 
 def test_sums_and_weight_scaled_alike(monkeypatch):
     """The mean and its gradients are right; what several batches would be summed up to is not."""
-    right = device_step.reduce_gradients
+    right = data_strategy.reduce_gradients
 
     def wrong(gradients, scalars, *rest):
         summed, (total, weight, *others) = right(gradients, scalars, *rest)
         twice = jax.tree.map(lambda leaf: 2 * leaf, summed)
         return twice, [2 * total, 2 * weight, *(4 * each for each in others)]
 
-    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
     result = verified()
     found(result, "weight", "", "the mean is right, the sums are not", "2 times too large")
     assert result.loss_rel < 1e-12
@@ -348,12 +349,12 @@ COUNTED = optax.chain(optax.trace(0.9), optax.scale_by_schedule(lambda count: -0
 
 
 def test_the_random_numbers_of_the_first_step_in_all(monkeypatch):
-    right = device_step.LocalStep.gradients
+    right = composition.DeviceStep.gradients
 
     def wrong(local, params, batch, key_data, step, errors):
         return right(local, params, batch, key_data, step * 0, errors)
 
-    monkeypatch.setattr(device_step.LocalStep, "gradients", wrong)
+    monkeypatch.setattr(composition.DeviceStep, "gradients", wrong)
     result = verified(DROPOUT)
     text = "It is that with the random numbers of step 0: the step is not folded into the key."
     first = found(result, "parameters", result.params[0].path, "at the same parameters, the loss of step 1", text)
@@ -361,14 +362,14 @@ def test_the_random_numbers_of_the_first_step_in_all(monkeypatch):
 
 
 def test_a_collective_that_nobody_predicts(monkeypatch):
-    right = device_step.reduce_gradients
+    right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
         summed, scalars = right(gradients, *rest)
         again = lax.psum(lax.pcast(summed["scale"], "data", to="varying"), "data") / 2
         return {**summed, "scale": again}, scalars
 
-    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
     result = verified()
     found(result, "collectives", "", "all-reduce over data: 1 moving 1,536 bytes predicted", "1,664 bytes found")
     assert "NOT as predicted" in str(result)
@@ -505,14 +506,14 @@ def verified_tensor():
 
 def test_a_missing_sum_over_tensor(monkeypatch):
     """The gradient of a parameter that every device of `tensor` holds is summed over `data` alone."""
-    right = device_step.reduce_gradients
+    right = data_strategy.reduce_gradients
 
     def wrong(gradients, scalars, layouts, axes, dtype):
         summed, scalars = right(gradients, scalars, layouts, axes, dtype)
         blocks = {**summed["blocks"], "scale": lax.psum(gradients["blocks"]["scale"], "data")}
         return {**summed, "blocks": blocks}, scalars
 
-    monkeypatch.setattr(device_step, "reduce_gradients", wrong)
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
     with unchecked(monkeypatch):
         result = verified_tensor()
     found(result, "gradients", "blocks/scale", "Devices along tensor hold different", "a missing psum over tensor")

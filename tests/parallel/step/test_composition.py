@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
-from spmdkit.mesh.errors import UserError
-from spmdkit.parallel import FSDPConfig, Model, Precision, lay_out
-from spmdkit.parallel.collectives import Collective
-from spmdkit.parallel.step.device_step import LocalStep
+from spmdkit.parallel import FSDPConfig, Model, lay_out
+from spmdkit.parallel.plan import StepOptions
+from spmdkit.parallel.step.composition import DeviceStep
 
 WIDTH = 8
 BATCH = {"x": np.arange(1.0, 5, dtype=np.float32), "weights": np.array([1, 0.5, 0, 2], np.float32)}
@@ -29,14 +28,14 @@ MODEL = Model(init=lambda key: {"w": jnp.ones(WIDTH)}, loss=loss)
 @cache
 def local(accumulate=1, clip_norm=0.0):
     strategy = {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=1)}
-    layouts = lay_out(MODEL, strategy, devices=toy.devices(4))
-    return LocalStep(MODEL, layouts, accumulate=accumulate, clip_norm=clip_norm, remat="none", precision=Precision())
+    plan = lay_out(MODEL, strategy, devices=toy.devices(4))
+    return DeviceStep(MODEL, replace(plan, options=StepOptions(accumulate=accumulate, clip_norm=clip_norm)))
 
 
 @cache
 def program(accumulate=1, clip_norm=0.0):
     made = local(accumulate, clip_norm)
-    return jax.jit(made.mapped_gradients(made.layouts.table, abstract=False))
+    return jax.jit(made.mapped_gradients(made.plan.table, abstract=False))
 
 
 def gradients(batch=BATCH, *, step=0, **options):
@@ -77,19 +76,3 @@ def test_clipping_scales_and_the_norm_is_that_before():
 def test_an_evaluation_sums_and_draws_nothing():
     total, weight = jax.jit(local().mapped_sums())(PARAMS, BATCH)
     assert (float(total), float(weight)) == (pytest.approx(TOTAL * PARAMS["w"].sum(), rel=1e-6), 3.5)
-
-
-def test_the_cost_is_that_of_all_strategies():
-    lines = local().cost(None, "cpu")
-    size = 4 * WIDTH
-    assert Collective("all-gather", ("fsdp",), 1, size) in lines
-    assert Collective("reduce-scatter", ("fsdp",), 1, size) in lines
-    assert Collective("all-reduce", ("data",), 1, size // 2) in lines
-
-
-def test_a_model_that_moves_needs_the_shapes_of_a_batch():
-    moving = replace(toy.BLOCK_MODEL, traffic=lambda *given: None)
-    layouts = lay_out(toy.BLOCK_MODEL, {"data": 2}, devices=toy.devices(2))
-    step = LocalStep(moving, layouts, accumulate=1, clip_norm=0.0, remat="none", precision=Precision())
-    with pytest.raises(UserError, match="What a step moves depends on the batch here: give its shapes"):
-        step.cost(None, "cpu")

@@ -1,6 +1,5 @@
 """Embedding and head split over the stages: whole while a step runs, by one gather and one scatter each."""
 
-from dataclasses import replace
 from functools import cache
 
 import jax
@@ -10,18 +9,7 @@ import toy
 from jax import lax
 from planted import BLOCK_MODEL
 from spmdkit.parallel import lay_out
-from spmdkit.parallel.collectives import Collective
-from spmdkit.parallel.executor.embed_and_head import (
-    check,
-    cost,
-    gather_embed_and_head,
-    scatter_embed_and_head,
-    whole_along_pipe,
-)
-from spmdkit.parallel.pipeline import PipelineConfig
-
-ELEMENTS = toy.VOCABULARY * toy.WIDTH
-"""Of the table, and as many of the head."""
+from spmdkit.parallel.pipeline import PipelineConfig, begin, finish
 
 
 @cache
@@ -35,31 +23,22 @@ def layouts_of(table):
 
 
 def test_within_a_step_nothing_outside_the_blocks_is_split():
-    stored, within = (layouts_of(table) for table in (plan().table, whole_along_pipe(plan().table)))
+    stored, within = (layouts_of(table) for table in (plan().table, plan().used_table))
     assert (stored["embed/table"], stored["head/out"]) == ("(pipe, None)", "(pipe, None)")
     assert (within["embed/table"], within["head/out"]) == ("(None, None)", "(None, None)")
     assert within["blocks/up"] == stored["blocks/up"] == "(pipe, None, None)"
 
 
-def test_each_costs_a_gather_and_a_scatter():
-    lines = cost(plan().table, "float32", platform="gpu")
-    both = [Collective(kind, ("pipe",), 1, 4 * ELEMENTS) for kind in ("all-gather", "reduce-scatter")]
-    assert lines == both * 2
-    narrow = cost(plan().table, "bfloat16", platform="gpu")
-    assert [line.bytes for line in narrow] == [4 * ELEMENTS, 2 * ELEMENTS] * 2
-    assert cost(plan("whole").table, "float32", platform="gpu") == []
-
-
 def test_what_is_gathered_is_scattered_again():
-    layouts, specs = plan().table.layouts, plan().manual_specs(plan().table)
+    specs = plan().manual_specs(plan().table)
 
     def run(params):
-        whole = gather_embed_and_head(params, layouts)
+        whole = begin(params, plan())
         assert whole["embed"]["table"].shape == (toy.VOCABULARY, toy.WIDTH)
         assert whole["blocks"] is params["blocks"]
         share = (1.0 + 10 * lax.axis_index("pipe")).astype("bfloat16")
         local = {**whole, "head": {"out": whole["head"]["out"].astype("bfloat16") * share}}
-        return scatter_embed_and_head(local, layouts, "float32")
+        return finish(local, plan())
 
     mapped = jax.shard_map(run, mesh=plan().mesh.backend_mesh, in_specs=(specs,), out_specs=specs)
     given = jax.tree.map(
@@ -74,13 +53,13 @@ def test_what_is_gathered_is_scattered_again():
 
 def test_sums_are_in_the_reduce_dtype():
     """In bfloat16, 256 and 1 would be 256."""
-    layouts, specs = plan().table.layouts, plan().manual_specs(plan().table)
+    specs = plan().manual_specs(plan().table)
 
     def run(params):
-        whole = gather_embed_and_head(params, layouts)
+        whole = begin(params, plan())
         share = jnp.where(lax.axis_index("pipe") == 0, 256, 1)
         local = jax.tree.map(lambda leaf: (leaf * share).astype("bfloat16"), whole)
-        return jax.tree.map(lambda leaf: leaf - 256, scatter_embed_and_head(local, layouts, "float32"))["head"]
+        return jax.tree.map(lambda leaf: leaf - 256, finish(local, plan()))["head"]
 
     ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), plan().table.abstract_arrays)
     mapped = jax.shard_map(run, mesh=plan().mesh.backend_mesh, in_specs=(specs,), out_specs=specs["head"])
@@ -88,13 +67,3 @@ def test_sums_are_in_the_reduce_dtype():
     assert [line for line in text.splitlines() if "reduce_scatter" in line]
     scatter = next(line for line in text.splitlines() if "= reduce_scatter" in line)
     assert ":f32[" in scatter.split("=")[0]
-
-
-def test_two_orders_of_splitting_are_refused():
-    assert check(plan()) == []
-    zero = replace(plan().configs["data"], zero=2)
-    both = replace(plan(), configs={**plan().configs, "data": zero})
-    (problem,) = check(both)
-    assert problem.startswith("strategy.pipe.embed_and_head=split scatters gradients after backward")
-    whole = replace(plan("whole"), configs={**plan("whole").configs, "data": zero})
-    assert check(whole) == []

@@ -1,0 +1,130 @@
+"""Which strategy acts when: what each device runs in one step, from its shards and its rows to reduced gradients.
+
+    params    = make_varying(params)                  gradients stay local until we reduce them
+    params    = strategy.begin(params)                each in turn: what is whole for a step (pipe's embedding and head)
+    batch     = cast_inputs(batch)                    to the compute dtype, as parameters are cast where they are used
+    gradients = accumulate_gradients(local loss)      inside: FSDP's gathers and reduce-scatters, what the model splits
+                                                      itself (tensor, context, expert), the ticks of a pipeline
+    gradients = strategy.finish(gradients)            each in turn: pipe's reduce-scatter, then ZeRO-1's
+    gradients = strategy.reduce(gradients)            each in turn: data's all-reduce, or the compressed one
+    gradients = gradients * (clip_factor / weight)    the one division by the weight of the global batch
+
+"In turn" is the order of `STRATEGIES`, that of the mesh axes. Around it: `train_step`, or `diloco_step`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from ...layouts.table import LayoutTable
+from ...mesh.keys import key_of
+from ..blocks.forward import LocalLoss, local_loss
+from ..data import make_varying, reduce_gradients
+from ..executor.loss import pipeline_loss
+from ..model import Batch, BlockModel, Model, Params
+from ..plan import Reduced, ShardingPlan
+from ..precision import cast_inputs
+from ..sharding.named_outputs import NamedOutputs
+from ..sharding.parallel_context import parallel_context
+from ..sharding.strategies import STRATEGIES
+from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm
+from .manual_axes import over_manual_axes
+from .state import StepMetrics
+
+
+def as_split(model: Model | BlockModel, plan: ShardingPlan) -> Model | BlockModel:
+    """The model as a device of this plan runs it: its own work split, where it has any to split."""
+    context = parallel_context(plan)
+    split = model.parallelize if isinstance(model, BlockModel) else None
+    return split(context) if split and context.splits_anything else model
+
+
+class DeviceStep:
+    """The per-device half of a step, to run inside `shard_map` over `plan.manual_axes`."""
+
+    def __init__(self, model: Model | BlockModel, plan: ShardingPlan) -> None:
+        """Composes the strategies.
+
+        Args:
+            model: The model, not split.
+            plan: The plan, with the options of the step.
+        """
+        self.plan, self.outputs = plan, NamedOutputs(plan)
+        self.model = self.outputs.within(as_split(model, plan))
+        self._loss = self._local_loss()
+
+    def _local_loss(self) -> LocalLoss:
+        """The loss of this device's rows: of the stages of a pipeline, or of all blocks."""
+        model, plan, options = self.model, self.plan, self.plan.options
+        if isinstance(model, BlockModel) and plan.pipeline:
+            return pipeline_loss(model, plan, remat=options.remat, precision=options.precision)
+        return local_loss(model, plan, remat=options.remat, precision=options.precision)
+
+    def gradients(
+        self, params: Params, batch: Batch, key_data: Array, step: Array, errors: Any
+    ) -> tuple[Params, StepMetrics, Any]:
+        """The reduced, averaged and clipped gradients, laid out as the update, the metrics, and the next `errors`.
+
+        Args:
+            params: This device's shards.
+            batch: Its rows.
+            key_data: Raw data of the run's key.
+            step: The number of steps done.
+            errors: What compression owes from the step before (`compression.Errors`), or ().
+        """
+        plan, options, axes = self.plan, self.plan.options, self.plan.summed_axes
+        update = plan.update_table.layouts
+        key = jax.random.fold_in(key_of(key_data), step)
+        batch = cast_inputs(batch, options.precision.compute)
+        params = self._begun(make_varying(params, plan.table.layouts, axes))
+        gradients, sums = self._gradients(params, batch, key)
+        for strategy in STRATEGIES.values():
+            gradients = strategy.finish(gradients, plan)
+        found = Reduced(gradients, [*sums, *complete_squares(gradients, update, axes)], errors)
+        for strategy in STRATEGIES.values():
+            found = strategy.reduce(found, plan)
+        total, weight, *squares = found.scalars
+        divisor = jnp.where(weight == 0, 1, weight)
+        norm = global_norm(found.gradients, update, axes, squares, divisor)
+        scale = clip_factor(norm, options.clip_norm) / divisor
+        gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), found.gradients)
+        return gradients, StepMetrics(total / divisor, norm, weight), found.errors
+
+    def _begun(self, params: Params) -> Params:
+        """Parameters as a step begins with them."""
+        for strategy in STRATEGIES.values():
+            params = strategy.begin(params, self.plan)
+        return params
+
+    def _gradients(self, params: Params, batch: Batch, key: Array) -> tuple[Params, tuple[Array, Array]]:
+        """Local sums of gradients, and this device's share of (loss, weight)."""
+        microbatches, axes = self.plan.options.accumulate, self.plan.manual_axes
+        return accumulate_gradients(self._loss, params, batch, key, microbatches=microbatches, axes=axes)
+
+    def sums(self, params: Params, batch: Batch) -> tuple[Array, Array]:
+        """The sums (loss, weight) over the global batch, for evaluation."""
+        plan, precision = self.plan, self.plan.options.precision
+        varying = self._begun(make_varying(params, plan.table.layouts, plan.manual_axes))
+        batch = cast_inputs(batch, precision.compute)
+        shares = self._loss.loss(self._loss.carriers(varying), self._loss.keep(varying), batch, None)
+        total, weight = reduce_gradients((), shares, (), plan.manual_axes, precision.reduce)[1]
+        return total, weight
+
+    def mapped_gradients(self, extra_table: LayoutTable, *, abstract: bool) -> Callable[..., Any]:
+        """`gradients` on global arrays: `extra_table` lays out `errors`; `abstract` needs no devices."""
+        plan, whole = self.plan, PartitionSpec()
+        errors = plan.manual_specs(extra_table) if plan.compressed else ()
+        in_specs = (plan.manual_specs(plan.table), plan.batch_spec, whole, whole, errors)
+        metrics: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
+        out_specs = (plan.manual_specs(plan.update_table), metrics, errors)
+        return over_manual_axes(self.gradients, plan, in_specs, out_specs, abstract=abstract)
+
+    def mapped_sums(self) -> Callable[..., Any]:
+        """`sums` on global arrays."""
+        plan, whole = self.plan, PartitionSpec()
+        in_specs = (plan.manual_specs(plan.table), plan.batch_spec)
+        return over_manual_axes(self.sums, plan, in_specs, (whole, whole), abstract=False)

@@ -1,0 +1,96 @@
+"""The step under DiLoCo: each group along `data` trains its own copy, and a round ends with the outer optimizer.
+
+own_gradients    in `shard_map`: the gradients of this group's copy, over all axes but `data`
+update           under the same jit: the inner optimizer, mapped over the copies
+end_round        in `shard_map`: `diloco.outer_step`, every H steps
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from .. import diloco
+from ..diloco import AXIS
+from ..model import Batch, Params
+from .composition import DeviceStep
+from .manual_axes import over_manual_axes
+from .state import StepMetrics, TrainState
+from .update import apply_optimizer
+
+
+def start(state: TrainState, optimizer: optax.GradientTransformation, groups: int) -> TrainState:
+    """The first state: every group begins at the shared parameters.
+
+    Args:
+        state: With global parameters; without the state of the optimizer.
+        optimizer: The inner optimizer.
+        groups: The size of `data`.
+    """
+    params = state.params
+    copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (groups, *leaf.shape)), params)
+    extra = diloco.Copies(copies, jax.tree.map(jnp.zeros_like, params))
+    return state._replace(opt_state=jax.vmap(optimizer.init)(copies), extra=extra)
+
+
+def make_step(
+    device_step: DeviceStep, optimizer: optax.GradientTransformation, *, abstract: bool
+) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
+    """Builds the step (state, batch) -> (state, metrics) on global arrays.
+
+    Args:
+        device_step: The per-device half, which sums gradients over all axes but `data`.
+        optimizer: The inner optimizer; it runs on each group's copy as if there were no other.
+        abstract: Map over a mesh without devices, for lowering only.
+    """
+    plan, reduce_dtype = device_step.plan, device_step.plan.options.precision.reduce
+    shared, copied = plan.manual_specs(plan.table), plan.manual_specs(diloco.copies_table(plan.table))
+    whole = PartitionSpec()
+    metrics_specs: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
+
+    def own_gradients(copies: Params, batch: Batch, key: Array, step: Array) -> tuple[Params, Array, StepMetrics]:
+        found, metrics, _ = device_step.gradients(_own(copies), batch, key, step, ())
+        return _stacked(found), metrics.loss[None], _shared_metrics(metrics, reduce_dtype)
+
+    def end_round(params: Params, extra: diloco.Copies, step: Array) -> tuple[Params, diloco.Copies]:
+        own = _own(extra.copies)
+        moved, copies, momentum = diloco.outer_step(params, own, extra.momentum, step, plan.configs[AXIS], reduce_dtype)
+        return moved, diloco.Copies(_stacked(copies), momentum)
+
+    in_specs, out_specs = (copied, plan.batch_spec, whole, whole), (copied, PartitionSpec(AXIS), metrics_specs)
+    differentiate = over_manual_axes(own_gradients, plan, in_specs, out_specs, abstract=abstract)
+    extra_specs = diloco.Copies(copied, shared)
+    meet = over_manual_axes(end_round, plan, (shared, extra_specs, whole), (shared, extra_specs), abstract=abstract)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        copies = state.extra.copies
+        found, losses, metrics = differentiate(copies, batch, state.key, state.step)
+        update = jax.vmap(partial(apply_optimizer, optimizer))  # each group's loss is that of its own rows
+        copies, opt_state = update(found, state.opt_state, copies, losses)
+        extra = state.extra._replace(copies=copies)
+        params, extra = meet(state.params, extra, state.step + 1)
+        return TrainState(state.step + 1, params, opt_state, state.key, extra), metrics
+
+    return step
+
+
+def _own(copies: Params) -> Params:
+    """This group's copy, inside `shard_map`, where the leading dim has size 1."""
+    return jax.tree.map(lambda leaf: leaf[0], copies)
+
+
+def _stacked(own: Params) -> Params:
+    return jax.tree.map(lambda leaf: leaf[None], own)
+
+
+def _shared_metrics(metrics: StepMetrics, reduce_dtype: str) -> StepMetrics:
+    """The loss of all rows, and the mean of the groups' norms."""
+    wide = jnp.promote_types(reduce_dtype, jnp.float32)
+    scalars = [metrics.loss * metrics.weight, metrics.weight, metrics.grad_norm]
+    total, weight, norm = lax.psum([scalar.astype(wide) for scalar in scalars], AXIS)
+    return StepMetrics(total / jnp.where(weight == 0, 1, weight), norm / lax.axis_size(AXIS), weight)

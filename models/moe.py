@@ -25,8 +25,8 @@ from jax import Array
 
 from ..mesh.errors import UserError
 from ..parallel import context, expert, tensor
-from ..parallel.blocks.grouped_experts import apply_experts, varying_zeros
-from ..parallel.collectives import Collective
+from ..parallel.blocks.grouped_experts import apply_experts
+from ..parallel.collectives import Collective, varying_zeros
 from ..parallel.model import Batch, BlockModel, Params
 from ..parallel.sharding.parallel_context import Parallel, Traffic
 from .moe_config import MoEConfig

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array, lax
+
+from ..mesh.compat import varying_axes
 
 
 @dataclass(frozen=True, order=True)
@@ -117,3 +120,15 @@ def wire_bytes(dtype: Any, platform: str) -> int:
     width = jnp.dtype(dtype).itemsize
     narrow_float = width == 2 and jnp.issubdtype(dtype, jnp.floating)
     return 4 if narrow_float and platform == "cpu" else width
+
+
+def vary(value: Array, axes: Iterable[str]) -> Array:
+    """Types a value inside `shard_map` as different on each device of these axes; the numbers stay as they are."""
+    missing = tuple(axis for axis in axes if axis not in varying_axes(value))
+    return lax.pcast(value, missing, to="varying") if missing else value
+
+
+def varying_zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Array:
+    """Zeros that vary over the mesh as what is computed from all leaves of `like` does: what a loop may carry."""
+    axes = frozenset().union(*map(varying_axes, jax.tree.leaves(like)))
+    return vary(jnp.zeros(shape, dtype), sorted(axes))

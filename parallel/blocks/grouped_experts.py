@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...mesh.compat import varying_axes
+from ..collectives import varying_zeros
 
 Weights: TypeAlias = Any
 """A pytree of arrays with the experts on dim 0."""
@@ -97,9 +97,3 @@ def _full_blocks(weights: Weights, expert_b: Array) -> tuple[Array, Array]:
 
 def _one(weights: Weights, index: Array) -> Weights:
     return jax.tree.map(lambda leaf: leaf[index], weights)
-
-
-def varying_zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Array:
-    """Zeros that vary over the mesh as what is computed from all of `like` does: what a loop may carry."""
-    zeros, axes = jnp.zeros(shape, dtype), frozenset().union(*map(varying_axes, jax.tree.leaves(like)))
-    return lax.pcast(zeros, tuple(sorted(axes)), to="varying") if axes else zeros

@@ -9,6 +9,7 @@ from jax import Array, lax
 from ..pipeline import AXIS
 from ..schedule.table import Kind
 from ..schedule.timetable import Entry, Timetable
+from ..xla.in_order import after
 from .tick import choose, put
 
 Fill: TypeAlias = float | Array | None
@@ -47,7 +48,7 @@ def exchange(timetable: Timetable, entry: Entry, inbox: Message, made: Message, 
         differentiable = [jnp.full_like(leaf, fill) for leaf in made.differentiable]
         made = choose(sends, made, made._replace(differentiable=differentiable))
     from_below = lax.ppermute(made, AXIS, timetable.up)
-    going_down = lax.platform_dependent(made, from_below, entry.kind, cpu=_once_there, default=_at_once)
+    going_down = after(from_below, made, integers=True)  # simulated devices would confuse two permutes at a time
     going_down = going_down if timetable.both_ways else going_down._replace(others=[])
     from_above = lax.ppermute(going_down, AXIS, timetable.down)
     inbox = put(inbox, entry.from_below, from_below)
@@ -55,12 +56,3 @@ def exchange(timetable: Timetable, entry: Entry, inbox: Message, made: Message, 
     down = put(inbox._replace(others=others), entry.from_above, from_above)
     inbox = down if timetable.both_ways else inbox._replace(differentiable=down.differentiable)
     return put(inbox, entry.from_self, made)
-
-
-def _once_there(made: Message, from_below: Message, kind: Array) -> Message:
-    """What was made, but only after something has arrived: simulated devices would confuse two permutes at a time."""
-    return choose(kind >= 0, made, from_below)
-
-
-def _at_once(made: Message, from_below: Message, kind: Array) -> Message:
-    return made

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
 from ..blocks.differentiable import join_differentiable, split_differentiable
 from ..blocks.pieces import Pieces
 from ..blocks.split_backward import Held, SplitBlock, split_block
+from ..collectives import vary
 from ..model import Activations, Batch, Params, fold_block
 from ..pipeline import AXIS
 from ..schedule.table import Kind
-from ..schedule.timetable import Entry, Timetable, most_turns
+from ..schedule.timetable import Entry, Timetable
 from .message import Fill, Message, spent
 from .tick import Tick, add, put, take
 
@@ -121,8 +121,7 @@ class Stage:
 
     def vary(self, value: Array) -> Array:
         """A value typed as different on each device."""
-        missing = tuple(axis for axis in self.axes if axis not in varying_axes(value))
-        return lax.pcast(value, missing, to="varying") if missing else value
+        return vary(value, self.axes)
 
     # What a tick reads.
 
@@ -141,7 +140,7 @@ class Stage:
 
     def tick(self, entry: Entry) -> Tick:
         """Starts a tick."""
-        return Tick(entry, most_turns(self.timetable), len(self.timetable.entries.kind))
+        return Tick(entry, self.timetable)
 
     def read(self, tick: Tick, inbox: Message) -> Message:
         """What the action starts from."""
@@ -167,7 +166,7 @@ class Stage:
             y, new = self.block.forward(params, self.activations(x), extra)
             return self.message(y), put(residuals, slot + index, new) if residuals else residuals
 
-        return tick.loop(kind.name.lower(), tick.does(kind) * entry.num_blocks, run, (message, residuals))
+        return tick.each_block(kind.name.lower(), tick.does(kind), run, (message, residuals))
 
     def recompute(self, tick: Tick, message: Message, residuals: Held) -> tuple[Message, Held]:
         """Runs the chunk's blocks again for what backward needs; of a single one, not what only its output needs."""
@@ -230,8 +229,8 @@ class Stage:
             )
             return list(map(self.vary, dx)), put(deferred, entry.deferred * blocks + index, new)
 
-        turns = tick.does(Kind.BACKWARD_INPUT) * entry.num_blocks
-        dx, deferred = tick.loop("backward_input", turns, run, (message.differentiable, deferred))
+        carry = (message.differentiable, deferred)
+        dx, deferred = tick.each_block("backward_input", tick.does(Kind.BACKWARD_INPUT), run, carry)
         return message._replace(differentiable=dx), deferred
 
     def backward_weight(self, tick: Tick, residuals: Held, deferred: Held, gradients: Params) -> Params:
@@ -247,8 +246,8 @@ class Stage:
             )
             return put(sums, row, add(take(sums, row), self.block.backward_weight(params, extra, *own)))
 
-        turns = tick.does(Kind.BACKWARD_WEIGHT) * entry.num_blocks
-        return {**gradients, "blocks": tick.loop("backward_weight", turns, run, gradients["blocks"])}
+        does = tick.does(Kind.BACKWARD_WEIGHT)
+        return {**gradients, "blocks": tick.each_block("backward_weight", does, run, gradients["blocks"])}
 
     def embed_backward(self, tick: Tick, message: Message, gradients: Params) -> tuple[Message, Params]:
         """Adds the gradient of the embedding, at the model's first position, where nothing is left to send."""

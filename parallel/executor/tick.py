@@ -1,6 +1,6 @@
-"""One tick of a pipeline on one stage: loops that this stage runs or not, strictly one after another."""
+"""One tick of a pipeline on one stage: parts that this stage runs or skips, strictly one after another."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -8,60 +8,63 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..schedule.table import Kind
-from ..schedule.timetable import Entry
+from ..schedule.timetable import Entry, Timetable, most_turns
+from ..xla.in_order import after
+from ..xla.skip import Turns, run_turns
 
 _Carry = TypeVar("_Carry")
 
 
 class Tick:
-    """A tick's entry of the timetable, and the order of its loops.
+    """A tick's entry of the timetable, and the order of its parts.
 
-    Loops that depend on nothing of one another might run at the same time. On simulated devices, starved of threads,
-    their collectives then meet in different orders, and wait for ever. So each loop counts its turns on a clock, and
-    the next one starts from what the clock says.
+    Parts that depend on nothing of one another might run at the same time. On simulated devices, starved of threads,
+    their collectives then meet in different orders, and wait for ever. So each part counts its turns on a clock, and
+    the next one starts after what the clock says (`xla/in_order.py`).
     """
 
-    def __init__(self, entry: Entry, most_turns: Mapping[str, int], ticks: int) -> None:
+    def __init__(self, entry: Entry, timetable: Timetable) -> None:
         """Starts the clock.
 
         Args:
             entry: Scalars, this stage's.
-            most_turns: Turns of each loop in all ticks, see `timetable.most_turns`.
-            ticks: The number of ticks.
+            timetable: The pipeline's.
         """
         self.entry = entry
-        self._most_turns, self._ticks = most_turns, ticks
+        self._ticks, self._totals = len(timetable.entries.kind), most_turns(timetable)
+        self._most, self._even = timetable.blocks_per_slot, is_even(timetable)
         self._clock = jnp.zeros((), jnp.int32)
 
     def does(self, *kinds: Kind) -> Array:
         """1 where the action is of one of these kinds, else 0."""
         return sum(((self.entry.kind == kind).astype(jnp.int32) for kind in kinds), jnp.zeros((), jnp.int32))
 
-    def loop(self, part: str, turns: Array, run: Callable[[Array, _Carry], _Carry], carry: _Carry) -> _Carry:
-        """Runs `carry = run(index, carry)` for each index under `turns`, after all loops before.
+    def each_block(self, part: str, does: Array, run: Callable[[Array, _Carry], _Carry], carry: _Carry) -> _Carry:
+        """Runs `carry = run(index, carry)` for each block of the chunk if `does` is 1, after all parts before."""
+        turns = Turns(does * self.entry.num_blocks, self._most, self._even, self._totals[part], self._ticks)
+        return self._run(part, turns, run, carry)
 
-        XLA cannot know how often: the name scope says it, for `xla/census.py`.
-        """
+    def once(self, part: str, does: Array, run: Callable[[_Carry], _Carry], carry: _Carry) -> _Carry:
+        """Runs `carry = run(carry)` if `does` is 1, after all parts before."""
+        turns = Turns(does, 1, True, self._totals[part], self._ticks)
+        return self._run(part, turns, lambda _, carry: run(carry), carry)
 
+    def _run(self, part: str, turns: Turns, run: Callable[[Array, _Carry], _Carry], carry: _Carry) -> _Carry:
         def turn(index: Array, both: tuple[_Carry, Array]) -> tuple[_Carry, Array]:
             carry, self._clock = both
             return run(index, carry), self._clock + 1
 
-        with jax.named_scope(f"{part}.turns_{self._most_turns[part]}_of_{self._ticks}"):
-            carry, self._clock = lax.fori_loop(0, self.after(turns), turn, (carry, self.vary(self._clock)))
+        turns = turns._replace(now=self.after(turns.now))
+        carry, self._clock = run_turns(part, turns, turn, (carry, self.vary(self._clock)))
         return carry
 
-    def once(self, part: str, turns: Array, run: Callable[[_Carry], _Carry], carry: _Carry) -> _Carry:
-        """Runs `carry = run(carry)` if `turns` is 1, after all loops before; `executor/run.py` says why not `cond`."""
-        return self.loop(part, turns, lambda _, carry: run(carry), carry)
-
     def after(self, value: Any) -> Any:
-        """A value, which is there once all loops before are done.
+        """A value, which is there once all parts before are done.
 
-        Inside a loop: one that is there in each turn anew. XLA takes what no turn changes out of a loop, and would run
-        it in every tick of every stage.
+        Inside a part: one that is there in each turn anew. XLA:CPU takes what no turn changes out of a loop, and would
+        run it in every tick of every stage.
         """
-        return choose(self._clock >= 0, value, jax.tree.map(jnp.zeros_like, value))
+        return after(self._clock, value, integers=True)
 
     def take(self, buffers: Any, slot: Array) -> Any:
         """One slot of each buffer. No turn takes another than a single slot, as XLA knows: that is read `after`."""
@@ -72,6 +75,12 @@ class Tick:
     def vary(self, clock: Array) -> Array:
         """The clock, typed as the entry is: different on each stage."""
         return clock + jnp.zeros_like(self.entry.kind)
+
+
+def is_even(timetable: Timetable) -> bool:
+    """Whether all chunks have as many blocks as the largest."""
+    entry = timetable.entries
+    return bool((entry.num_blocks[entry.kind != Kind.IDLE] == timetable.blocks_per_slot).all())
 
 
 def choose(flag: Array, yes: Any, no: Any) -> Any:

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...layouts.tensor_layout import TensorLayout
-from ...mesh.compat import varying_axes
 from ..blocks.forward import LocalLoss
-from ..collectives import Collective
+from ..collectives import Collective, vary
 from ..data import scalar_width
 from ..model import Batch, Params
 
@@ -40,7 +39,7 @@ def accumulate_gradients(
     differentiate = local.differentiate or jax.value_and_grad(local.loss, has_aux=True)
     if microbatches == 1:
         (total, weight), gradients = differentiate(params, kept, batch, key)
-        return gradients, (_varying(total, axes), _varying(weight, axes))
+        return gradients, (vary(total, axes), vary(weight, axes))
 
     def body(sums: Any, microbatch: Batch) -> tuple[Any, None]:
         (total, weight), gradients = differentiate(params, kept, microbatch, key)
@@ -51,7 +50,7 @@ def accumulate_gradients(
     shapes = jax.eval_shape(lambda batch: local.loss(params, kept, batch, key), first)
     zeros = (
         jax.tree.map(jnp.zeros_like, params),
-        *(_varying(jnp.zeros(shape.shape, shape.dtype), axes) for shape in shapes),
+        *(vary(jnp.zeros(shape.shape, shape.dtype), axes) for shape in shapes),
     )
     (gradients, total, weight), _ = lax.scan(body, zeros, pieces)
     return gradients, (total, weight)
@@ -59,12 +58,6 @@ def accumulate_gradients(
 
 def _split(rows: Array, microbatches: int) -> Array:
     return rows.reshape(microbatches, rows.shape[0] // microbatches, *rows.shape[1:])
-
-
-def _varying(scalar: Array, axes: tuple[str, ...]) -> Array:
-    """A scalar typed as different on each device of the axes (a weight may be a constant, the same everywhere)."""
-    missing = tuple(axis for axis in axes if axis not in varying_axes(scalar))
-    return lax.pcast(scalar, missing, to="varying") if missing else scalar
 
 
 def complete_squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> list[Array]:
@@ -98,7 +91,7 @@ def global_norm(
         sum(found) / _num_copies(split, axes) for split, found in sorted(squares.items()) if 0 < len(split) < len(axes)
     ]
     if shares:
-        totals.append(lax.psum(_varying(jnp.asarray(sum(shares)) / divisor, axes), axes) * divisor)
+        totals.append(lax.psum(vary(jnp.asarray(sum(shares)) / divisor, axes), axes) * divisor)
     return jnp.sqrt(jnp.asarray(sum(totals))) / divisor
 
 

@@ -1,10 +1,14 @@
-"""The order of collectives on simulated devices: a collective that must not start while a loop of others runs.
+"""Waiting: a value that is there only once others are. On simulated devices; elsewhere nothing waits.
 
 XLA:CPU starts the collectives of one computation in the order of the program, and each is done when it returns. A loop
 is not: where nothing that follows needs its result, what follows starts while the loop still runs. A device that is
 short of threads then meets the others in the wrong collective; all wait for one another for ever, or take each other's
 numbers. So a collective outside a loop of collectives waits for the loop, or the loop for it: as data, since XLA:CPU
 drops every weaker tie. Other platforms start all collectives in the order of the program, and see none of this.
+
+There is one way to wait, `after`. Gathers and scatters wait for loops (`apart`, `scatter_first`, `recomputed_late`, and
+their uses), a stage's second message for its first (`executor/message.py`), and each part of a tick for the one before
+it (`executor/tick.py`).
 """
 
 from collections.abc import Callable
@@ -13,23 +17,28 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.tree_util import Partial
+
+from .platform import by_platform
 
 Tree = TypeVar("Tree")
 Params = TypeVar("Params")
 
 
-def after(done: Any, value: Tree) -> Tree:
+def after(done: Any, value: Tree, *, integers: bool = False) -> Tree:
     """Values, unchanged, which on simulated devices are there once others are.
 
     Args:
         done: Any pytree of arrays, e.g. what collectives brought. No gradient flows to it.
-        value: Another; its floats wait.
+        value: Another; its differentiable leaves wait.
+        integers: Whether its other leaves wait too.
     """
     leaves = [leaf for leaf in jax.tree.leaves(done) if leaf.size]
     if not leaves:
         return value
+    if integers:
+        return by_platform("order", _once_there, lambda done, value: value, leaves, value)
     return jax.tree.map(lambda leaf: _after(leaves, leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, value)
 
 
@@ -78,14 +87,14 @@ scatter_first.defvjp(lambda shards, value: ((shards, value), None), _scatter_fir
 def recomputed_late(block: Callable[..., Tree], *, inputs_alone: bool) -> Callable[..., Tree]:
     """A block whose backward starts, on simulated devices, only once the gradient of its result is there.
 
-    Where forward and backward of a block lie in one computation, XLA would merge what `jax.checkpoint` computes again
-    with what forward computed, and keep it till then: gathered parameters, of every block. Others are held back by the
-    barrier of `prevent_cse`, which XLA:CPU may drop.
+    Where forward and backward of a block lie in one computation, XLA would merge what `jax.checkpoint` recomputes with
+    what forward computed, and keep it till then: gathered parameters, of every block. Other platforms are held back by
+    the barrier of `prevent_cse`, which XLA:CPU may drop.
 
     Args:
         block: A function of arrays, made by `jax.checkpoint`.
         inputs_alone: Whether it is enough that the block's inputs wait, where all else that it keeps is used as it is;
-            otherwise everything that it keeps waits.
+            otherwise all its residuals wait.
     """
 
     def forward(*inputs: Any) -> tuple[Tree, Any]:
@@ -93,8 +102,8 @@ def recomputed_late(block: Callable[..., Tree], *, inputs_alone: bool) -> Callab
         leaves, treedef = jax.tree.flatten(pull)
         own = {id(leaf) for leaf in jax.tree.leaves(inputs)}
         waits = tuple(not inputs_alone or id(leaf) in own for leaf in leaves)
-        kept = ([leaf for leaf, each in zip(leaves, waits, strict=True) if each is flag] for flag in (True, False))
-        return y, Partial(partial(_pull_late, treedef, waits), *kept)
+        residuals = ([leaf for leaf, each in zip(leaves, waits, strict=True) if each is flag] for flag in (True, False))
+        return y, Partial(partial(_pull_late, treedef, waits), *residuals)
 
     def backward(pull: Any, gradient: Any) -> Any:
         return pull(gradient)
@@ -112,14 +121,14 @@ def _pull_late(treedef: Any, waits: tuple[bool, ...], waiting: list[Any], others
 
 @jax.custom_vjp
 def _after(done: list[Array], value: Array) -> Array:
-    return lax.platform_dependent(done, value, cpu=_once_there, default=lambda done, value: value)
+    return by_platform("order", _once_there, lambda done, value: value, done, value)
 
 
 _after.defvjp(lambda done, value: (_after(done, value), None), lambda _, gradient: (None, gradient))
 
 
-def _once_there(done: list[Array], value: Array) -> Array:
+def _once_there(done: list[Array], value: Tree) -> Tree:
     """The value, by a choice that is always the same, as XLA does not know."""
     signs = [leaf.ravel()[0] >= 0 for leaf in done]
     never = sum((sign.astype(jnp.int32) for sign in signs), jnp.zeros((), jnp.int32)) > len(signs)
-    return jnp.where(never, jnp.zeros_like(value), value)
+    return jax.tree.map(lambda leaf: jnp.where(never, jnp.zeros_like(leaf), leaf), value)

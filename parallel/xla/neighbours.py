@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..collectives import Collective
+from .platform import TRICKS, by_platform
 
 PIPE = "pipe"
 
@@ -52,7 +53,7 @@ def in_group(x: Array, axis: str, size: int, direction: int) -> Array:
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _hop(x: Array, axis: str, size: int, direction: int) -> Array:
     ways: Any = {"axis": axis, "size": size, "direction": direction}
-    return lax.platform_dependent(x, cpu=partial(in_group, **ways), default=partial(in_pairs, **ways))
+    return by_platform("hop_in_groups", partial(in_group, **ways), partial(in_pairs, **ways), x)
 
 
 def _hop_forward(x: Array, axis: str, size: int, direction: int) -> tuple[Array, None]:
@@ -82,6 +83,6 @@ def as_sent(line: Collective, size: int, platform: str) -> Collective:
         size: N, devices of its group.
         platform: Where the step runs.
     """
-    if platform != "cpu" or line.kind != "collective-permute":
+    if platform not in TRICKS["hop_in_groups"].platforms or line.kind != "collective-permute":
         return line
     return Collective("all-to-all", line.axes, line.count, size * line.bytes)

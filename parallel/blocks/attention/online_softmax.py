@@ -13,13 +13,13 @@ Source: Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; 
 section 3.1 and appendix B (the gradients).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ....mesh.compat import varying_axes
+from ...collectives import varying_zeros
 
 SLICE = 1024
 """Most positions of queries whose scores exist at once."""
@@ -144,7 +144,7 @@ def attend_backward(
         return (sums[0] + dkey, sums[1] + dvalue), dquery
 
     wide = saved.share_BGRS.dtype
-    zeros = _zeros_like(key_BGTK, wide), _zeros_like(value_BGTK, wide)
+    zeros = [varying_zeros(x.shape, wide, x) for x in (key_BGTK, value_BGTK)]
     sliced = Saved(*(_slice(x, num_slices, 3) for x in saved)), _slice_marks(rows, num_slices)
     (dkey_BGTK, dvalue_BGTK), dquery = lax.scan(body, zeros, sliced)
     return _unslice(dquery, 3), dkey_BGTK, dvalue_BGTK
@@ -194,9 +194,3 @@ def _unslice(x: Array, dim: int) -> Array:
 
 def _slice_marks(marks: Marks, num_slices: int) -> Marks:
     return Marks(*(None if x is None else _slice(x, num_slices, x.ndim - 1) for x in marks))
-
-
-def _zeros_like(x: Array, dtype: Any) -> Array:
-    """Zeros that vary over the mesh as `x` does, as the carry of a loop has to."""
-    zeros, axes = jnp.zeros(x.shape, dtype), tuple(sorted(varying_axes(x)))
-    return lax.pcast(zeros, axes, to="varying") if axes else zeros

@@ -39,6 +39,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ....mesh.compat import varying_axes
+from ...collectives import vary
 from ...context import AXIS, ContextConfig, chunks_of
 from ...xla.in_order import after
 from ...xla.neighbours import hop, in_group
@@ -72,14 +73,9 @@ def ring_attention(
     if segment_BL is not None:
         segment_CBS = segment_BL.reshape(segment_BL.shape[0], config.num_chunks, -1).transpose(1, 0, 2)
     inputs = (query_BlHK, key_BlGK, value_BlGK)
-    axes = {AXIS}.union(*(varying_axes(x) for x in (*inputs, segment_CBS) if x is not None))
-    query, key, value = (_vary(x, axes) for x in inputs)
+    axes = sorted({AXIS}.union(*(varying_axes(x) for x in (*inputs, segment_CBS) if x is not None)))
+    query, key, value = (vary(x, axes) for x in inputs)
     return _ring(query, key, value, segment_CBS, config)
-
-
-def _vary(x: Array, axes: set[str]) -> Array:
-    missing = tuple(sorted(axes - varying_axes(x)))
-    return lax.pcast(x, missing, to="varying") if missing else x
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -1,6 +1,6 @@
 """XLA's text of a compiled program, taken apart: computations, their instructions, and what these run how often.
 
-XLA writes the trip counts of loops it knows; a pipeline's loops have theirs in their names, see `executor/tick.py`.
+XLA writes the trip counts of loops that it knows. The parts of a pipeline have theirs in their names, see `skip.py`.
 """
 
 import re
@@ -15,6 +15,8 @@ _ROLES = ("body", "to_apply", "calls", "branch_computations", "true_computation"
 _CALLED = re.compile(rf"({'|'.join(_ROLES)})=(\{{[^}}]*\}}|%?[\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)\b")
+_BRANCHES = ("branch_computations", "true_computation", "false_computation")
+_BRANCH_TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)/(?:cond|branch\w*)\"")
 
 
 class Call(NamedTuple):
@@ -50,12 +52,14 @@ def calls_of(instruction: str) -> Iterator[Call]:
     """The computations that an instruction runs."""
     if not any(role in instruction for role in _ROLES):
         return
-    trips, turns = _TRIPS.search(instruction), _TURNS.search(instruction)
+    trips, turns, branch = (each.search(instruction) for each in (_TRIPS, _TURNS, _BRANCH_TURNS))
     for role, names in _CALLED.findall(instruction):
         times = Fraction(1)
         if role == "body" and trips:
             times = Fraction(int(trips.group(1)))
         elif role == "body" and turns:
             times = Fraction(int(turns.group(1)), int(turns.group(2)))
+        elif role in _BRANCHES and branch:
+            times = Fraction(int(branch.group(1)), int(branch.group(2)))
         for name in re.findall(r"[\w.\-]+", names):
             yield Call(name, times)

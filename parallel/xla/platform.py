@@ -66,4 +66,4 @@ def by_platform(trick: str, used: Callable[..., Result], otherwise: Callable[...
 
 def scope(trick: str) -> str:
     """The name scope that a trick leaves in the program, as `lowered.as_text(debug_info=True)` shows it."""
-    return f"trick_{trick}"
+    return f"trick.{trick}"

@@ -1,0 +1,133 @@
+"""Which tricks are in the programs for simulated devices and for GPUs: real steps, lowered without a GPU."""
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from spmdkit.models.transformer import transformer
+from spmdkit.models.transformer_config import TransformerConfig
+from spmdkit.parallel import FSDPConfig, build_step, census, lay_out
+from spmdkit.parallel.pipeline import PipelineConfig
+from spmdkit.parallel.tensor import TensorConfig
+from spmdkit.parallel.xla.platform import TRICKS, by_platform, scope
+
+FSDP = FSDPConfig(size=2, floor_bytes=256, prefetch=1)
+GATHERED = FSDPConfig(size=2, floor_bytes=256)
+
+
+class Case(NamedTuple):
+    """A strategy, and the tricks that are in its program on simulated devices."""
+
+    strategy: dict
+    tricks: set
+    layers: int = 4
+
+
+def pipe(schedule, **options):
+    return PipelineConfig(size=2, schedule=schedule, microbatches=4, **options)
+
+
+PRODUCTS = {"product", "weight_first", "order"}
+CASES = {
+    "data": Case({"data": 2}, PRODUCTS),
+    "fsdp, prefetched": Case({"fsdp": FSDP}, PRODUCTS),
+    "tensor in a ring": Case({"tensor": TensorConfig(size=2, collective_matmul=True)}, PRODUCTS - {"product"}),
+    "context in a ring": Case({"context": 2}, PRODUCTS),
+    "pipe, there and back": Case({"pipe": pipe("1f1b"), "context": 2}, {*PRODUCTS, "loops", "hop_in_groups"}),
+    "pipe, round": Case({"pipe": pipe("interleaved_1f1b"), "fsdp": GATHERED}, {*PRODUCTS, "loops"}, layers=5),
+    "pipe, v": Case({"pipe": pipe("zbv", recompute=True)}, {*PRODUCTS, "loops"}),
+}
+QUICK = ("data", "pipe, there and back")
+EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+STAGES = [each for each in EACH if str(each.values[0]).startswith("pipe")]
+BATCH = toy.batch(0)
+PLATFORMS = ("cpu", "cuda")
+
+
+@cache
+def step_of(name):
+    case = CASES[name]
+    sizes = {"width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 32}
+    model = transformer(TransformerConfig(vocabulary=toy.VOCABULARY, length=toy.LENGTH, layers=case.layers, **sizes))
+    layouts = lay_out(
+        model, case.strategy, devices=toy.devices(int(np.prod([size_of(x) for x in case.strategy.values()])))
+    )
+    return build_step(model, optax.sgd(0.1), layouts)
+
+
+def size_of(config):
+    return getattr(config, "size", config)
+
+
+@cache
+def program(name, platform):
+    return step_of(name).lower(toy.abstract(BATCH), platform=platform).as_text(debug_info=True)
+
+
+def count(pattern, name, platform):
+    return len(re.findall(pattern, program(name, platform)))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_gpus_run_no_trick_and_simulated_devices_all_that_they_need(name):
+    used = {platform: {trick for trick in TRICKS if scope(trick) in program(name, platform)} for platform in PLATFORMS}
+    assert used == {"cpu": CASES[name].tricks, "cuda": set()}
+
+
+def test_each_trick_is_looked_for():
+    assert set().union(*(case.tricks for case in CASES.values())) == set(TRICKS)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_the_barriers_of_simulated_devices_are_not_on_gpus(name):
+    """What is left keeps prefetched gathers inside the loop over microbatches, on every platform."""
+    barrier = "stablehlo.optimization_barrier"
+    assert count(barrier, name, "cuda") == (2 if name == "fsdp, prefetched" else 0)
+    assert count(barrier, name, "cpu") > count(barrier, name, "cuda")
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_skips_by_conditionals_on_gpus_and_by_loops_on_simulated_devices(name):
+    loop, conditional = (rf"turns_\d+_of_\d+/{kind}" for kind in ("while", "cond"))
+    assert count(loop, name, "cpu") > 0 == count(conditional, name, "cpu")
+    assert count(conditional, name, "cuda") > 0 == count(loop, name, "cuda")
+
+
+def test_a_hop_beside_a_pipeline_is_a_permute_on_gpus():
+    name = "pipe, there and back"
+    assert count("stablehlo.all_to_all", name, "cpu") > 0 == count("stablehlo.all_to_all", name, "cuda")
+    assert count("stablehlo.collective_permute", name, "cuda") > count("stablehlo.collective_permute", name, "cpu")
+
+
+def test_values_wait_on_simulated_devices_alone():
+    """A choice that is always the same: there are as many more selects as there are values that wait."""
+    for name in QUICK:
+        assert count("stablehlo.select|@_where", name, "cpu") > count("stablehlo.select|@_where", name, "cuda")
+
+
+def test_a_trick_that_is_off_leaves_the_other_way(monkeypatch):
+    monkeypatch.setitem(TRICKS, "loops", TRICKS["loops"]._replace(platforms=()))
+    traced = jax.make_jaxpr(lambda x: by_platform("loops", jnp.sin, jnp.cos, x))(1.0)
+    assert [equation.primitive.name for equation in traced.eqns] == ["cos"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pipe, round", "pipe, v"])
+def test_conditionals_give_the_numbers_and_the_census_of_loops(name, monkeypatch):
+    """The program that GPUs run, run here: what it moves is what `cost` says, what it computes the same bits."""
+    looped = step_of(name)
+    monkeypatch.setitem(TRICKS, "loops", TRICKS["loops"]._replace(platforms=()))
+    branched = build_step(looped.given_model, optax.sgd(0.1), looped.layouts)
+    text = branched.compile(toy.abstract(BATCH)).as_text()
+    assert " conditional(" in text
+    assert census(text, looped.layouts.mesh) == looped.cost(toy.abstract(BATCH))
+    states = [step(step.init(0), BATCH) for step in (looped, branched)]
+    params, metrics = ([each[part] for each in states] for part in (0, 1))
+    assert float(metrics[0].loss) == float(metrics[1].loss)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, params[0].params, params[1].params))

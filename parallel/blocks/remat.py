@@ -13,15 +13,9 @@ import jax
 
 from ...mesh.errors import UserError
 from ..xla.in_order import recomputed_late
+from ..xla.primitives import GATHERS, JOINS, MOVES, PLATFORM_CHOICE
 
 REMAT_POLICIES = ("none", "dots", "full")
-
-# Moving or casting a value costs little and would keep a gathered parameter alive under another shape.
-_MOVEMENT = (
-    *("reshape", "transpose", "squeeze", "expand_dims", "slice", "dynamic_slice"),
-    *("concatenate", "split", "copy", "convert_element_type", "broadcast_in_dim", "pvary", "pcast", "stop_gradient"),
-)
-
 
 _ACTIVATION_AXES = ("tensor", "context")
 
@@ -32,15 +26,18 @@ def save_arithmetic(primitive: Any, *avals: Any, **params: Any) -> bool:
 
 
 def _only_moves(name: str, params: Any) -> bool:
-    """Whether an operation only moves values; a call (a custom gradient) does if nothing in it computes."""
+    """Whether an operation only moves values; a call (a custom gradient) does if nothing in it computes.
+
+    Moving or casting a value costs little, and keeping it would keep a gathered parameter alive under another shape.
+    """
     called = params.get("call_jaxpr")
     if called is not None:
         names = [equation.primitive.name for equation in called.eqns]
-        choosing = "platform_index" in names  # a value that waits, see in_order.py
+        choosing = PLATFORM_CHOICE in names  # a value that waits, see in_order.py
         return choosing or all(_only_moves(equation.primitive.name, equation.params) for equation in called.eqns)
-    if name.startswith("all_gather"):  # what is gathered over these axes is no parameter: as dear as arithmetic
+    if name in GATHERS:  # what is gathered over these axes is no parameter: as dear as arithmetic
         return not set(_names(params["axis_name"])) & set(_ACTIVATION_AXES)
-    return name in _MOVEMENT
+    return name in MOVES | JOINS
 
 
 def _names(axis_name: Any) -> tuple[str, ...]:

@@ -38,9 +38,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...mesh.compat import Equation, Graph, Variable, is_literal, run_equations, trace
+from ...mesh.compat import Equation, Variable, is_literal
 from ...mesh.errors import UserError
 from ..model import Activations, Params
+from ..xla.graph import Graph, run_equations, trace
+from ..xla.primitives import COLLECTIVES, MOVES, PRODUCTS
 from .differentiable import join_differentiable, split_differentiable
 
 Held: TypeAlias = tuple[Array, ...]
@@ -49,18 +51,6 @@ Extra: TypeAlias = Any
 """A tree of arrays that a block is run with and that has no gradient: its random key, for one."""
 Indices: TypeAlias = set[int]
 """Equations, by their place in the graph."""
-
-_MOVEMENT = {
-    *("reshape", "transpose", "squeeze", "expand_dims", "slice", "split", "rev", "copy", "copy_p", "broadcast_in_dim"),
-    *("convert_element_type", "reduce_precision", "pvary", "pcast", "stop_gradient", "name"),
-}
-_PRODUCTS = {
-    *("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "scan", "while", "cond"),
-}
-_COLLECTIVES = {
-    *("psum", "psum2", "psum_invariant", "pmax", "pmin", "reduce_scatter", "psum_scatter", "all_gather", "ppermute"),
-    *("all_gather_invariant", "all_to_all", "ragged_all_to_all"),
-}
 
 
 class SplitBlock(NamedTuple):
@@ -178,12 +168,12 @@ class _Parts:
         light: Indices = set()
         for gradient in self.gradients:
             own = self.slice([gradient], given=()) & weight
-            if not any(self._name(index) in _PRODUCTS for index in own):
+            if not any(self._name(index) in PRODUCTS for index in own):
                 light |= own
         made_late: set[int] = set()
         for index in sorted(light):
             eqn = self.graph.equations[index]
-            if self._name(index) in _COLLECTIVES or not made_late.isdisjoint(map(id, eqn.invars)):
+            if self._name(index) in COLLECTIVES or not made_late.isdisjoint(map(id, eqn.invars)):
                 made_late.update(map(id, eqn.outvars))
                 light.remove(index)
         return light
@@ -234,7 +224,7 @@ class _Parts:
     def _source(self, variable: Variable) -> Variable | None:
         """What a variable was only moved or cast from."""
         eqn = self._equation(variable)
-        if eqn is None or eqn.primitive.name not in _MOVEMENT:
+        if eqn is None or eqn.primitive.name not in MOVES:
             return None
         operands = [operand for operand in eqn.invars if not is_literal(operand) and operand not in self.free]
         return operands[0] if len(operands) == 1 else None

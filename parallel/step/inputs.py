@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from ...layouts.paths import leaves_with_paths
 from ...mesh.errors import UserError
+from ..xla.error_texts import NESTED, says
 from .state import TrainState
 
 Signature = dict[str, tuple[str, int]]
@@ -240,7 +241,7 @@ def _placement_problem(batch: Mapping[str, Any], expected: Any) -> str | None:
 
 
 def _nested_problem(error: Exception) -> str | None:
-    if "sdy.manual_computation" not in str(error):
+    if not says(error, NESTED):
         return None
     return (
         "The model calls jax.shard_map inside a step that is one already, over the axes of the batch, and JAX cannot "

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from ..plan import ShardingPlan
+from ..xla.error_texts import NO_MESH, UNTYPED, says
 
 
 class UncheckedStep(UserWarning):
@@ -49,7 +50,7 @@ def _with_mesh(local: Callable[..., Any], plan: ShardingPlan, abstract: bool) ->
         try:
             return local(*arguments)
         except ValueError as error:
-            if "context mesh cannot be empty" not in str(error):
+            if not says(error, NO_MESH):
                 raise
         mesh = plan.mesh.abstract_mesh if abstract else plan.mesh.backend_mesh.abstract_mesh
         with jax.sharding.use_abstract_mesh(mesh):
@@ -69,7 +70,7 @@ def _with_fallback(checked: Callable[..., Any], unchecked: Callable[..., Any]) -
         try:
             return checked(*arguments)
         except (TypeError, ValueError) as error:
-            if "manual axis types" not in str(error) and "varying manual axes" not in str(error):
+            if not says(error, *UNTYPED):
                 raise
             reason = str(error)
         warnings.warn(

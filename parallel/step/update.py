@@ -18,6 +18,7 @@ from jax import Array
 from ...layouts.paths import leaves_with_paths
 from ...mesh.errors import UserError
 from ..model import Params
+from ..xla.error_texts import NO_ARRAY, says
 
 _MISSING = re.compile(r"missing \d+ required keyword-only arguments?: (.*)")
 
@@ -35,7 +36,7 @@ def abstract_optimizer_state(optimizer: optax.GradientTransformation, params: Pa
     try:
         return jax.eval_shape(optimizer.init, params)
     except TypeError as error:
-        if "is not a valid JAX type" not in str(error):
+        if not says(error, NO_ARRAY):
             raise
         raise UserError(
             f"The optimizer's init returned something that is no array: {str(error).splitlines()[0]}. Its state is "

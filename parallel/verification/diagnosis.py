@@ -13,7 +13,6 @@
 A hint says what was measured. Where none of this explains a difference, it gives the numbers alone.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import prod
@@ -23,15 +22,12 @@ import jax
 import numpy as np
 
 from ..plan import Layouts
+from ..xla.error_texts import differing_result
 from .differences import SMALL, copies, relative
 from .reference import HostBatch, Sums
 from .row_counts import MOST_ROWS, NEAR, Case, is_same, leaf_of, of_rows, of_stages
 
 MOST_PARAMETERS = 200
-REFUSAL = re.compile(
-    r"out_specs\S*?((?:\[[^\]]*\])*) is .*?only varying across mesh axes \{(.*?)\}.*?varying over \{(.*?)\}"
-)
-"""Where JAX says that an output differs over axes that its spec does not name."""
 
 
 def of_init(case: Case, path: str) -> str:
@@ -147,14 +143,11 @@ def of_evaluation(
 
 def refused(error: Exception, layouts: Layouts) -> tuple[str, str] | None:
     """What JAX's check of replication means, as (path, cause); None where the error is another one."""
-    found = REFUSAL.findall(str(error))
-    if not found:
+    found = differing_result(error)
+    if found is None:
         return None
-    place, specified, varying = found[0]
-    names = layouts.mesh.axis_names
-    axes = [axis for axis in names if axis in varying.split(",") and axis not in specified.split(",")]
-    path = "/".join(re.findall(r"\['?([^'\]]*)'?\]", place)[1:])
-    return path, (
+    axes = [axis for axis in layouts.mesh.axis_names if axis in found.found and axis not in found.expected]
+    return found.path, (
         f"JAX refuses the step: what it gives would differ between the devices along {named(axes)}, which have to "
         f"hold the same: a missing psum over {named(axes)}."
     )

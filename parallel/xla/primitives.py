@@ -1,0 +1,41 @@
+"""The names of JAX's primitives, as far as the runtime looks at traced functions. Those of JAX 0.10.2 and 0.12.0.
+
+A name that JAX changes falls out of its set without an error: what depends on it then keeps or computes more than it
+needs, and the tests of `blocks/remat.py` and `blocks/split_backward.py` say so.
+"""
+
+CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat", "remat2"))
+"""They run another function as it is."""
+
+MOVES = frozenset(
+    (
+        *("reshape", "transpose", "squeeze", "expand_dims", "slice", "split", "rev", "copy", "copy_p"),
+        *("broadcast_in_dim", "convert_element_type", "reduce_precision", "pvary", "pcast", "stop_gradient", "name"),
+    )
+)
+"""They move, cast or name what they are given, one array: cheap to do again."""
+
+JOINS = frozenset(("concatenate", "dynamic_slice"))
+"""They move too, but of several arrays, or from a place that is computed."""
+
+GATHERS = frozenset(("all_gather", "all_gather_invariant"))
+"""They collect what devices hold."""
+
+COLLECTIVES = (
+    frozenset(
+        (
+            *("psum", "psum2", "psum_invariant", "pmax", "pmin", "reduce_scatter", "psum_scatter", "ppermute"),
+            *("all_to_all", "ragged_all_to_all"),
+        )
+    )
+    | GATHERS
+)
+"""They move numbers between devices."""
+
+PRODUCTS = frozenset(
+    ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "scan", "while", "cond")
+)
+"""Products of matrices, and what may hold some."""
+
+PLATFORM_CHOICE = "platform_index"
+"""What a choice by platform starts with, see `platform.py`."""

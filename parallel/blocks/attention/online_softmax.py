@@ -144,7 +144,7 @@ def attend_backward(
         return (sums[0] + dkey, sums[1] + dvalue), dquery
 
     wide = saved.share_BGRS.dtype
-    zeros = [varying_zeros(x.shape, wide, x) for x in (key_BGTK, value_BGTK)]
+    zeros = varying_zeros(key_BGTK.shape, wide, key_BGTK), varying_zeros(value_BGTK.shape, wide, value_BGTK)
     sliced = Saved(*(_slice(x, num_slices, 3) for x in saved)), _slice_marks(rows, num_slices)
     (dkey_BGTK, dvalue_BGTK), dquery = lax.scan(body, zeros, sliced)
     return _unslice(dquery, 3), dkey_BGTK, dvalue_BGTK

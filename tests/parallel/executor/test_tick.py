@@ -1,28 +1,42 @@
-"""A tick's loops run as often as its entry says, one after another, and leave their place in XLA's text."""
+"""The parts of a tick run as often as its entry says, one after another, and leave their place in XLA's text."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from spmdkit.parallel.executor.tick import Tick, add, choose, put, take
+from spmdkit.parallel.executor.tick import Tick, add, choose, is_even, put, take
+from spmdkit.parallel.schedule.builders import make_schedule
+from spmdkit.parallel.schedule.stages import assign
 from spmdkit.parallel.schedule.table import Kind
-from spmdkit.parallel.schedule.timetable import Entry
+from spmdkit.parallel.schedule.timetable import Entry, make_timetable
+
+SCHEDULE = make_schedule("1f1b", 2, 2)
+THREE = make_timetable(SCHEDULE, assign(6, SCHEDULE, ()))
+"""Two microbatches through two stages of three blocks: each stage runs forward six times."""
 
 
-def tick(kind=Kind.FORWARD):
+def tick(kind=Kind.FORWARD, blocks=3):
     entry = Entry(**{name: jnp.int32(0) for name in Entry._fields})._replace(kind=jnp.int32(kind))
-    return Tick(entry, {"forward": 3, "head": 1}, 8)
+    return Tick(entry._replace(num_blocks=blocks), THREE)
 
 
-@pytest.mark.parametrize("turns", [0, 1, 3])
-def test_a_loop_takes_its_turns(turns):
-    run = jax.jit(lambda turns: tick().loop("forward", turns, lambda index, total: total + 10 + index, jnp.int32(0)))
-    assert int(run(turns)) == 10 * turns + sum(range(turns))
+@pytest.mark.parametrize("does", [0, 1])
+@pytest.mark.parametrize("blocks", [0, 1, 3])
+def test_each_block_has_its_turn(does, blocks):
+    def run(does, blocks):
+        return tick(blocks=blocks).each_block("forward", does, lambda index, total: total + 10 + index, jnp.int32(0))
+
+    assert int(jax.jit(run)(does, blocks)) == does * (10 * blocks + sum(range(blocks)))
 
 
 def test_once_is_once_or_not_at_all():
-    run = jax.jit(lambda turns: tick().once("head", turns, lambda x: x + 1, jnp.int32(0)))
-    assert [int(run(turns)) for turns in (0, 1)] == [0, 1]
+    run = jax.jit(lambda does: tick().once("embed", does, lambda x: x + 1, jnp.int32(0)))
+    assert [int(run(does)) for does in (0, 1)] == [0, 1]
+
+
+def test_chunks_are_even_where_all_have_as_many_blocks():
+    assert is_even(THREE)
+    assert not is_even(make_timetable(SCHEDULE, assign(5, SCHEDULE, ())))
 
 
 def test_the_kind_of_the_action_is_looked_up():
@@ -31,16 +45,16 @@ def test_the_kind_of_the_action_is_looked_up():
     assert int(made.does(Kind.BACKWARD_INPUT)) == int(made.does()) == 0
 
 
-def test_each_loop_needs_the_clock_of_the_one_before():
+def test_each_part_needs_the_clock_of_the_one_before():
     """Else XLA might run both at the same time, and their collectives in any order."""
 
-    def run(turns, x, y):
-        made = tick()
-        made.loop("forward", turns, lambda _, x: x + 1, x)
-        return made.loop("head", jnp.int32(2), lambda _, y: y + 1, y)
+    def run(does, x, y):
+        made = tick(blocks=2)
+        made.each_block("forward", does, lambda _, x: x + 1, x)
+        return made.each_block("backward_input", jnp.int32(1), lambda _, y: y + 1, y)
 
-    jaxpr = jax.make_jaxpr(run)(jnp.int32(3), jnp.int32(0), jnp.int32(0)).jaxpr
-    loops = [each for each in jaxpr.eqns if each.primitive.name == "while"]
+    jaxpr = jax.make_jaxpr(run)(jnp.int32(1), jnp.int32(0), jnp.int32(0)).jaxpr
+    loops = [each for each in jaxpr.eqns if each.primitive.name == "cond" and len(each.outvars) == 2]  # and a clock
     made_by = {variable: each for each in jaxpr.eqns for variable in each.outvars}
 
     def comes_from(variable, wanted):
@@ -51,12 +65,12 @@ def test_each_loop_needs_the_clock_of_the_one_before():
 
     assert len(loops) == 2
     assert any(comes_from(variable, loops[0]) for variable in loops[1].invars)
-    assert int(jax.jit(run)(3, 0, 5)) == 7
+    assert int(jax.jit(run)(1, 0, 5)) == 7
 
 
 def test_the_turns_of_a_loop_are_written_for_the_census():
-    run = jax.jit(lambda turns: tick().loop("forward", turns, lambda _, x: jnp.sin(x), jnp.float32(0)))
-    assert "forward.turns_3_of_8" in run.lower(2).compile().as_text()
+    run = jax.jit(lambda does: tick().each_block("forward", does, lambda _, x: jnp.sin(x), jnp.float32(0)))
+    assert f"forward.turns_6_of_{SCHEDULE.num_ticks}" in run.lower(1).compile().as_text()
 
 
 def test_after_changes_no_value():

@@ -1,4 +1,6 @@
-"""Running a stack of blocks: gather its parameters, run it, drop them.
+"""Running a stack of blocks: gather a block's parameters, run it, drop them.
 
-In: a model's blocks and the layouts of their parameters. Out: the loss of a device's rows. Read first: `forward`.
+In: a model and the plan of its parameters. Out: the loss of a device's rows as a function of its shards.
+Read first: `gathered_block`, one block; then `forward`, all of them. `split_backward` is for pipelines and prefetch.
+`gathered_block` shares the tests of `forward`.
 """

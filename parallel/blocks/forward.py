@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...layouts.tensor_layout import TensorLayout
 from ...mesh.errors import UserError
 from ..fsdp import attach, gather
 from ..model import Activations, Batch, BlockModel, Model, Params, fold_block
 from ..plan import ShardingPlan
 from ..precision import Precision
-from ..xla.in_order import after, apart, scatter_first
+from ..xla.in_order import after, scatter_first
 from ..zero import gradient_carriers
+from .gathered_block import block_layouts, gathered_block
 from .prefetch import check_prefetch, run_prefetched
 from .remat import remat_block
 
@@ -40,19 +40,19 @@ class LocalLoss(NamedTuple):
     differentiate: Callable[[Params, Kept, Batch, Array | None], tuple[tuple[Array, Array], Params]] | None = None
 
 
-def local_loss(model: Model | BlockModel, layouts: ShardingPlan, *, remat: str, precision: Precision) -> LocalLoss:
+def local_loss(model: Model | BlockModel, plan: ShardingPlan, *, remat: str, precision: Precision) -> LocalLoss:
     """Composes a model with the gathering of its parameters.
 
     Args:
         model: The model, split over the axes inside it; a `BlockModel`'s blocks are gathered one at a time, everything
             else once a step.
-        layouts: Where its parameters and gradients live.
+        plan: Where its parameters and gradients live.
         remat: What blocks keep for backward, one of `REMAT_POLICIES`.
         precision: The compute and reduce dtypes.
     """
     if isinstance(model, BlockModel):
-        return _block_loss(model, layouts, remat, precision)
-    stored, reduced, axes = layouts.used_table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
+        return _block_loss(model, plan, remat, precision)
+    stored, reduced, axes = plan.used_table.layouts, plan.gradient_table.layouts, plan.gather_axes
 
     def keep(params: Params) -> Kept:
         return gather(params, stored, axes, precision)
@@ -60,55 +60,48 @@ def local_loss(model: Model | BlockModel, layouts: ShardingPlan, *, remat: str, 
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
         return as_scalars(model.loss(attach(shards, kept, reduced, axes, precision), batch, key))
 
-    return LocalLoss(keep, carriers_of(layouts), loss)
+    return LocalLoss(keep, carriers_of(plan), loss)
 
 
-def carriers_of(layouts: ShardingPlan) -> Callable[[Params], Params]:
+def carriers_of(plan: ShardingPlan) -> Callable[[Params], Params]:
     """What makes of parameters what the loss is differentiated with respect to."""
-    if layouts.zero != 2:
+    if plan.zero != 2:
         return lambda params: params
-    return lambda params: gradient_carriers(params, layouts.used_table.layouts, layouts.gradient_table.layouts)
+    return lambda params: gradient_carriers(params, plan.used_table.layouts, plan.gradient_table.layouts)
 
 
-def _block_loss(model: BlockModel, layouts: ShardingPlan, remat: str, precision: Precision) -> LocalLoss:
-    stored, reduced, axes = layouts.used_table.layouts, layouts.gradient_table.layouts, layouts.gather_axes
-    block_stored, block_reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in (stored, reduced))
-    keeps_blocks = layouts.keeps_blocks
-    gathers = layouts.gathers_blocks
+def _block_loss(model: BlockModel, plan: ShardingPlan, remat: str, precision: Precision) -> LocalLoss:
+    stored, reduced, axes = plan.used_table.layouts, plan.gradient_table.layouts, plan.gather_axes
+    keeps_blocks, gathers = plan.keeps_blocks, plan.gathers_blocks
     makes_copies = not keeps_blocks and (gathers or precision.compute != precision.params)
     unroll = blocks_in_turn(model, makes_copies=makes_copies)
     copies_outside_loops = makes_copies and unroll == model.num_blocks
 
-    def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
-        whole = gather(shards, block_stored, axes, precision) if kept is None else kept
-        params = attach(shards, whole, block_reduced, axes, precision)
-        if gathers and layouts.loops_in_blocks:
-            params, x = apart(params, x)
-        return model.block(params, x, key)
-
-    prefetches = gathers and bool(layouts.in_force("fsdp", "prefetch", 0)) and not keeps_blocks
+    prefetches = gathers and bool(plan.in_force("fsdp", "prefetch", 0)) and not keeps_blocks
     if prefetches:
         check_prefetch(model.num_blocks, remat)
     head_alone = [name for name in model.head_reads if name not in model.embed_reads]
+    one_stored, one_reduced = block_layouts(plan)
     prefetched = partial(
         run_prefetched,
         model.block,
-        stored=block_stored,
-        reduced=block_reduced,
+        stored=one_stored,
+        reduced=one_reduced,
         axes=axes,
         precision=precision,
         remat=remat,
     )
+    block = gathered_block(model, plan, precision)
     block = remat_block(block, remat, makes_copies=makes_copies, in_loop=unroll < model.num_blocks)
 
     def keep(params: Params) -> Kept:
         return gather(params if keeps_blocks else without_blocks(params), _like(stored, keeps_blocks), axes, precision)
 
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
-        outer_kept = without_blocks(kept)
+        kept_outside = without_blocks(kept)
 
         def attached(own: Params) -> Params:
-            whole, into = (part_of(own, tree) for tree in (outer_kept, reduced))
+            whole, into = (part_of(own, tree) for tree in (kept_outside, reduced))
             return attach(own, whole, into, axes, precision)
 
         def body(x: Activations, layer: tuple[Params, Params | None, Array]) -> tuple[Activations, None]:
@@ -121,7 +114,7 @@ def _block_loss(model: BlockModel, layouts: ShardingPlan, remat: str, precision:
         embed_params = attached(part_of(model.embed_reads, shards))
         x = model.embed(embed_params, batch, key)
         if gathers:
-            x = after(outer_kept, x)
+            x = after(kept_outside, x)
         if prefetches:
             x = prefetched(shards["blocks"], x, key)
         else:
@@ -133,7 +126,7 @@ def _block_loss(model: BlockModel, layouts: ShardingPlan, remat: str, precision:
         head_params = part_of(model.head_reads, {**embed_params, **attached(head_shards)})
         return as_scalars(model.head(head_params, x, batch, key))
 
-    return LocalLoss(keep, carriers_of(layouts), loss)
+    return LocalLoss(keep, carriers_of(plan), loss)
 
 
 def blocks_in_turn(model: BlockModel, *, makes_copies: bool) -> int:
@@ -157,11 +150,6 @@ def without_blocks(tree: dict[str, Any]) -> dict[str, Any]:
 def part_of(names: Iterable[str], tree: dict[str, Any]) -> dict[str, Any]:
     """Some groups of parameters."""
     return {name: tree[name] for name in names}
-
-
-def without_block_dim(layout: TensorLayout) -> TensorLayout:
-    """The layout of one block, of that of all."""
-    return TensorLayout(layout.axes[1:], layout.device_mesh)
 
 
 def as_scalars(result: Any) -> tuple[Array, Array]:

@@ -86,8 +86,8 @@ def run_prefetched(
         shards: Per-device parameters of all blocks, stacked on dim 0.
         x: Activations that enter the first block.
         key: The key of the step, or None.
-        stored: ShardingPlan of one block's parameters.
-        reduced: ShardingPlan of its gradients.
+        stored: Layouts of one block's parameters.
+        reduced: Layouts of its gradients.
         axes: The mesh axes to gather over.
         precision: The compute and reduce dtypes.
         remat: `none` keeps what backward needs, `full` the input of each block.
@@ -195,7 +195,7 @@ class _Stack:
         )
         (dx, _, own), second = turn(carry, jax.tree.map(lambda leaf: leaf[0], residuals), 0)
         gradients = [_stacked(self.shard(own, done=dx)), _stacked(second), middle]
-        return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *gradients), dx, None, None
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *gradients), dx, None, None
 
 
 def _stacked(tree: Params) -> Params:

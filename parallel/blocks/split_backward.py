@@ -105,9 +105,9 @@ def split_block(
     arguments = (params, extra, differentiable, others, differentiable)
     graph, results = trace(joint, *arguments)
     sizes = [len(jax.tree.leaves(argument)) for argument in arguments]
-    free, inputs, dy = _pieces(graph.inputs, [sizes[0] + sizes[1], sizes[2] + sizes[3], sizes[4]])
+    free, inputs, dy = _groups(graph.inputs, [sizes[0] + sizes[1], sizes[2] + sizes[3], sizes[4]])
     sizes = [len(jax.tree.leaves(result)) for result in results]
-    y, gradients, dx = _pieces(graph.outputs, [sizes[0] + sizes[1], sizes[2], sizes[3]])
+    y, gradients, dx = _groups(graph.outputs, [sizes[0] + sizes[1], sizes[2], sizes[3]])
     parts = _Parts(graph, free, inputs, dy, y, gradients, dx)
     return _as_functions(parts, x, jax.tree.structure(params))
 
@@ -121,7 +121,7 @@ def _check_output(x: Activations, y: Activations) -> None:
         )
 
 
-def _pieces(variables: list[Variable], sizes: list[int]) -> list[list[Variable]]:
+def _groups(variables: list[Variable], sizes: list[int]) -> list[list[Variable]]:
     starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
     assert starts[-1] == len(variables)
     return [variables[start:stop] for start, stop in pairwise(starts)]

@@ -1,4 +1,4 @@
-"""The loss of one device of a pipeline, and its gradients, as a step wants them: `forward.local_loss` with stages."""
+"""The loss of one device of a pipeline and its gradients, in the form of `blocks/forward.py`, and what it sends."""
 
 from collections.abc import Mapping
 from math import gcd
@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from ...mesh.keys import make_key
 from ..blocks.differentiable import split_differentiable
 from ..blocks.forward import Kept, LocalLoss, carriers_of, without_blocks
-from ..blocks.pieces import make_pieces
+from ..blocks.model_parts import make_parts
 from ..fsdp import gather
 from ..model import Activations, Batch, BlockModel, Params
 from ..plan import Pipeline, ShardingPlan
@@ -29,13 +29,13 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan, *, remat: str, precisio
     Args:
         model: The model, split over the axes inside it.
         plan: Where its parameters and gradients live; `plan.pipeline` is the pipeline.
-        remat: What blocks keep for backward: `none` leaves it to the cut (see `blocks/split_backward.py`).
+        remat: What blocks keep for backward: `none` leaves it to `blocks/split_backward.py`.
         precision: The compute and reduce dtypes.
     """
     pipeline = plan.pipeline
     assert pipeline is not None
     stored, axes = plan.used_table.layouts, plan.gather_axes
-    pieces = make_pieces(model, plan, remat=remat, precision=precision)
+    parts = make_parts(model, plan, remat=remat, precision=precision)
 
     def keep(params: Params) -> Kept:
         if plan.keeps_blocks:
@@ -44,13 +44,13 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan, *, remat: str, precisio
 
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
         timetable = _of_forwards(pipeline, batch)
-        return run_forward(pieces, timetable, Inputs(shards, kept, batch, key), axes=plan.manual_axes)
+        return run_forward(parts, timetable, Inputs(shards, kept, batch, key), axes=plan.manual_axes)
 
     def differentiate(
         shards: Params, kept: Kept, batch: Batch, key: Array | None
     ) -> tuple[tuple[Array, Array], Params]:
         inputs = Inputs(shards, kept, batch, key)
-        gradients, sums = run_gradients(pieces, pipeline.timetable, inputs, axes=plan.manual_axes)
+        gradients, sums = run_gradients(parts, pipeline.timetable, inputs, axes=plan.manual_axes)
         return sums, gradients
 
     return LocalLoss(keep, carriers_of(plan), loss, differentiate)
@@ -84,14 +84,14 @@ def _activation_shapes(
     model: BlockModel, plan: ShardingPlan, microbatch: Mapping[str, jax.ShapeDtypeStruct], precision: Precision
 ) -> Activations:
     """What flows between the blocks of one device, as the embedding makes it."""
-    pieces = make_pieces(model, plan, remat="none", precision=precision)
+    parts = make_parts(model, plan, remat="none", precision=precision)
     found: list[Activations] = []
 
     def local(params: Params, rows: Batch) -> Array:
         kept = gather(without_blocks(params), without_blocks(plan.used_table.layouts), plan.gather_axes, precision)
         groups = {name: params[name] for name in model.embed_reads}
         batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in microbatch.items()}
-        x = pieces.embed(groups, kept, batch, make_key(0))
+        x = parts.embed(groups, kept, batch, make_key(0))
         found.append(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x))
         return jnp.zeros(())
 

@@ -1,23 +1,22 @@
 """The executor of a pipeline: one loop over the ticks of a timetable, the same program on every stage.
 
-A tick has these parts. Each is a loop whose number of turns the stage's own entry of the timetable gives, 0 where the
-part is not this stage's turn:
+A tick has these parts. A stage runs a part as often as its own entry of the timetable says, and skips it where it is
+not its turn:
 
-    embed              1 turn      in F or R of the model's first position
-    forward            a layer     in F
-    recompute          a layer     in R: forward again, for what backward needs (of a single layer, that alone)
-    head               1 turn      in B of the last position: forward and backward of the head
-    backward_input     a layer     in B
-    backward_weight    a layer     in W
-    embed's gradient   1 turn      in B of the first position
+    embed              once        in F or R of the first virtual stage
+    forward            a block     in F
+    recompute          a block     in R: the residuals of forward once more (of a single block, these alone)
+    head               once        in B of the last virtual stage: forward and backward of the head
+    backward_input     a block     in B
+    backward_weight    a block     in W
+    embed's gradient   once        in B of the first virtual stage
 
-One message goes through them: a part leaves it as it came, or puts its result there, or zeros where nothing is left to
-send. What it is at the end every stage sends to its neighbours, whether or not they need it, and puts what it receives
-into its inbox.
+One message goes through them. A part leaves it as it came, or puts its result there, or zeros where nothing is left to
+send. At the end of the tick every stage sends it to both neighbours, whether or not they need it, and puts what it
+receives into its inbox.
 
-Why loops of 0 turns and not one `lax.switch`: XLA copies a buffer that passes through a conditional, whole, in every
-branch; one that a loop carries is updated in place. Measured on CPU with a buffer of 16 slots: 14 ms a tick in a
-switch, 1.6 ms in loops, and half the memory. Loops also take stages with unequal numbers of layers as they are.
+How a stage skips a part depends on the platform: `xla/skip.py`. Either way stages with unequal numbers of blocks run as
+they are.
 
 Collectives inside a part (FSDP's, tensor's) run over devices of one stage. All of these read the same entry, take the
 same number of turns, and meet.
@@ -27,7 +26,7 @@ from typing import Any
 
 from jax import lax
 
-from ..blocks.pieces import Pieces
+from ..blocks.model_parts import ModelParts
 from ..model import Params
 from ..schedule.table import Kind
 from ..schedule.timetable import Entry, Timetable
@@ -36,12 +35,12 @@ from .stage import Inputs, Stage, State, Sums
 
 
 def run_gradients(
-    pieces: Pieces, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: Fill = None
+    parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: Fill = None
 ) -> tuple[Params, Sums]:
     """Runs a timetable of forwards and backwards; inside `shard_map`.
 
     Args:
-        pieces: The model.
+        parts: The model.
         timetable: From a whole schedule.
         inputs: What this device works on.
         axes: The manual axes; parameters vary over all of them.
@@ -50,10 +49,10 @@ def run_gradients(
 
     Returns:
         Gradients like the parameters, summed over microbatches on this device alone: of the groups outside the blocks,
-        each stage has its own part. And this device's share of (sum of the loss, sum of the weights), 0 but on the
-        last position's stage.
+        each stage has its own part. And this device's share of (sum of the loss, sum of the weights), 0 but on
+        the stage that runs the head.
     """
-    stage = Stage(pieces, timetable, inputs, axes, fill)
+    stage = Stage(parts, timetable, inputs, axes, fill)
 
     def run(state: State, entry: Entry) -> tuple[State, None]:
         tick = stage.tick(entry)
@@ -76,21 +75,22 @@ def run_gradients(
 
 
 def run_forward(
-    pieces: Pieces, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: Fill = None
+    parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: Fill = None
 ) -> Sums:
     """Runs a timetable of forwards alone; inside `shard_map`.
 
     Args:
-        pieces: The model.
+        parts: The model.
         timetable: From a schedule of forwards.
         inputs: What this device works on.
         axes: As for `run_gradients`.
         fill: As for `run_gradients`.
 
     Returns:
-        This device's share of (sum of the loss, sum of the weights), 0 but on the last position's stage.
+        This device's share of (sum of the loss, sum of the weights), 0 but on the stage that runs
+        the head.
     """
-    stage = Stage(pieces, timetable, inputs, axes, fill)
+    stage = Stage(parts, timetable, inputs, axes, fill)
 
     def run(state: tuple[Message, Sums], entry: Entry) -> tuple[Any, None]:
         tick = stage.tick(entry)

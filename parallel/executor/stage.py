@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from ...mesh.errors import UserError
 from ..blocks.differentiable import join_differentiable, split_differentiable
-from ..blocks.pieces import Pieces
+from ..blocks.model_parts import ModelParts
 from ..blocks.split_backward import Held, SplitBlock, split_block
 from ..collectives import vary
 from ..model import Activations, Batch, Params, fold_block
@@ -52,8 +52,10 @@ class State(NamedTuple):
 class Stage:
     """The parts of a tick on one device."""
 
-    def __init__(self, pieces: Pieces, timetable: Timetable, inputs: Inputs, axes: tuple[str, ...], fill: Fill) -> None:
-        self.pieces, self.timetable, self.axes = pieces, timetable, axes
+    def __init__(
+        self, parts: ModelParts, timetable: Timetable, inputs: Inputs, axes: tuple[str, ...], fill: Fill
+    ) -> None:
+        self.parts, self.timetable, self.axes = parts, timetable, axes
         self.fill = 0.0 if fill is None else fill
         self.params, self.whole, self.batch, self.key = inputs
         rows = next(iter(inputs.batch.values())).shape[0]
@@ -70,7 +72,7 @@ class Stage:
         columns = (lax.dynamic_index_in_dim(jnp.asarray(field), stage, 1, False) for field in self.timetable.entries)
         return Entry(*columns)
 
-    def outer(self, names: tuple[str, ...]) -> Params:
+    def groups(self, names: tuple[str, ...]) -> Params:
         """Groups of parameters outside the blocks."""
         return {name: self.params[name] for name in names}
 
@@ -79,8 +81,8 @@ class Stage:
     @cached_property
     def like(self) -> Activations:
         """Activations of one microbatch: their types, and of no meaning."""
-        batch, outer = self.microbatch(0), self.outer(self.pieces.embed_reads)
-        shapes = jax.eval_shape(lambda: self.pieces.embed(outer, self.whole, batch, self.key))
+        batch, groups = self.microbatch(0), self.groups(self.parts.embed_reads)
+        shapes = jax.eval_shape(lambda: self.parts.embed(groups, self.whole, batch, self.key))
         return jax.tree.map(lambda leaf: self.vary(jnp.zeros(leaf.shape, leaf.dtype)), shapes)
 
     @cached_property
@@ -88,7 +90,7 @@ class Stage:
         """The block in three parts."""
         params, extra = self.layer(jnp.zeros((), jnp.int32) + lax.axis_index(AXIS), lax.axis_index(AXIS))
         return split_block(
-            lambda params, x, extra: self.pieces.block(params, extra[0], x, extra[1]), params, self.like, extra
+            lambda params, x, extra: self.parts.block(params, extra[0], x, extra[1]), params, self.like, extra
         )
 
     def start(self) -> State:
@@ -114,8 +116,8 @@ class Stage:
 
     def no_sums(self) -> Sums:
         """Loss and weight of no rows."""
-        outer, batch = self.outer(self.pieces.head_reads), self.microbatch(0)
-        shapes = jax.eval_shape(lambda: self.pieces.head(outer, self.whole, self.like, batch, self.key))
+        groups, batch = self.groups(self.parts.head_reads), self.microbatch(0)
+        shapes = jax.eval_shape(lambda: self.parts.head(groups, self.whole, self.like, batch, self.key))
         total, weight = (self.vary(jnp.zeros(shape.shape, shape.dtype)) for shape in shapes)
         return total, weight
 
@@ -132,7 +134,7 @@ class Stage:
 
     def layer(self, row: Array, block: Array, tick: Tick | None = None) -> tuple[Params, tuple[Params, Array | None]]:
         """Parameters of one block, and what else it is run with: gathered copies and its key."""
-        read = tick.take if tick and self.pieces.gathers else take  # gathers are to stay in the loop
+        read = tick.take if tick and self.parts.gathers else take  # gathers are to stay in the loop
         params, whole = read(self.params["blocks"], row), take(self.whole.get("blocks"), row)
         return params, (whole, fold_block(self.key, block))
 
@@ -147,17 +149,17 @@ class Stage:
         return take(inbox, tick.entry.reads)
 
     def embed(self, tick: Tick, message: Message) -> Message:
-        """What forward starts from: what arrived or, at the model's first position, the embedding."""
-        outer = self.outer(self.pieces.embed_reads)
+        """What forward starts from: what arrived or, on the first virtual stage, the embedding."""
+        groups = self.groups(self.parts.embed_reads)
 
         def run(_: Message) -> Message:
             batch = self.microbatch(tick.after(tick.entry.microbatch))
-            return self.message(self.pieces.embed(outer, self.whole, batch, self.key))
+            return self.message(self.parts.embed(groups, self.whole, batch, self.key))
 
         return tick.once("embed", tick.entry.embeds * tick.does(Kind.FORWARD, Kind.RECOMPUTE), run, message)
 
     def forward(self, tick: Tick, kind: Kind, message: Message, residuals: Held) -> tuple[Message, Held]:
-        """Runs the chunk's blocks; puts what backward needs into `residuals`, or drops it where that is ()."""
+        """Runs the chunk's blocks; puts what backward needs into `residuals`, or drops it where there are none."""
         entry, slot = tick.entry, tick.entry.residuals * self.timetable.blocks_per_slot
 
         def run(index: Array, carry: tuple[Message, Held]) -> tuple[Message, Held]:
@@ -169,8 +171,8 @@ class Stage:
         return tick.each_block(kind.name.lower(), tick.does(kind), run, (message, residuals))
 
     def recompute(self, tick: Tick, message: Message, residuals: Held) -> tuple[Message, Held]:
-        """Runs the chunk's blocks again for what backward needs; of a single one, not what only its output needs."""
-        if self.timetable.blocks_per_slot > 1 or self.pieces.whole_again:
+        """Recomputes the residuals of the chunk's blocks; of a single one, not what only its output needs."""
+        if self.timetable.blocks_per_slot > 1 or self.parts.recomputes_output:
             return self.forward(tick, Kind.RECOMPUTE, message, residuals)
         entry = tick.entry
 
@@ -184,14 +186,14 @@ class Stage:
     def head(self, tick: Tick, groups: Params, y: Message) -> tuple[Array, Array]:
         """The share of (loss, weight) of one microbatch."""
         batch = self.microbatch(tick.entry.microbatch)
-        return self.pieces.head(groups, self.whole, self.activations(y), batch, self.key)
+        return self.parts.head(groups, self.whole, self.activations(y), batch, self.key)
 
     def head_forward(self, tick: Tick, message: Message, sums: Sums) -> tuple[Message, Sums]:
-        """Adds up the shares, at the last position, where nothing is left to send."""
+        """Adds up the shares, on the last virtual stage, where nothing is left to send."""
 
         def run(carry: tuple[Message, Sums]) -> tuple[Message, Sums]:
             y, sums = carry
-            shares = self.head(tick, self.outer(self.pieces.head_reads), y)
+            shares = self.head(tick, self.groups(self.parts.head_reads), y)
             return spent(y), add(sums, tuple(map(self.vary, shares)))
 
         return tick.once("head_forward", tick.entry.heads * tick.does(Kind.FORWARD), run, (message, sums))
@@ -199,8 +201,8 @@ class Stage:
     def head_backward(
         self, tick: Tick, message: Message, gradients: Params, sums: Sums
     ) -> tuple[Message, Params, Sums]:
-        """What backward starts from: what arrived or, at the last position, the gradient of the head."""
-        names = self.pieces.head_reads
+        """What backward starts from: what arrived or, on the last virtual stage, the gradient of the head."""
+        names = self.parts.head_reads
 
         def run(carry: tuple[list[Array], Params, Sums]) -> tuple[list[Array], Params, Sums]:
             y, gradients, sums = carry
@@ -209,7 +211,7 @@ class Stage:
                 return self.head(tick, groups, message._replace(differentiable=differentiable))
 
             differentiate = jax.value_and_grad(share, argnums=(0, 1), has_aux=True)
-            new_sums, (new_gradients, dy) = differentiate(self.outer(names), y)
+            new_sums, (new_gradients, dy) = differentiate(self.groups(names), y)
             return dy, add(gradients, new_gradients), add(sums, tuple(map(self.vary, new_sums)))
 
         carry = (message.differentiable, {name: gradients[name] for name in names}, sums)
@@ -250,16 +252,16 @@ class Stage:
         return {**gradients, "blocks": tick.each_block("backward_weight", does, run, gradients["blocks"])}
 
     def embed_backward(self, tick: Tick, message: Message, gradients: Params) -> tuple[Message, Params]:
-        """Adds the gradient of the embedding, at the model's first position, where nothing is left to send."""
-        names = self.pieces.embed_reads
+        """Adds the gradient of the embedding, on the first virtual stage, where nothing is left to send."""
+        names = self.parts.embed_reads
 
         def embed(groups: Params) -> list[Array]:
             batch = self.microbatch(tick.after(tick.entry.microbatch))
-            return split_differentiable(self.pieces.embed(groups, self.whole, batch, self.key))[0]
+            return split_differentiable(self.parts.embed(groups, self.whole, batch, self.key))[0]
 
         def run(carry: tuple[Message, Params]) -> tuple[Message, Params]:
             dx, gradients = carry
-            (new,) = jax.vjp(embed, self.outer(names))[1](dx.differentiable)
+            (new,) = jax.vjp(embed, self.groups(names))[1](dx.differentiable)
             return spent(dx), add(gradients, new)
 
         carry = (message, {name: gradients[name] for name in names})

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import jax
 
 from ...mesh.errors import UserError
-from ..blocks.pieces import computes_whole_again
+from ..blocks.model_parts import recomputes_output
 from ..collectives import CallCounts, Collective, StepCounts, Traffic
 from ..executor.loss import sent_at_a_tick
 from ..model import BlockModel, Model
@@ -100,7 +100,7 @@ def _recomputed(plan: ShardingPlan, moved: Traffic, calls: CallCounts) -> list[C
     remat, pipeline = plan.options.remat, plan.pipeline
     inside = moved.again if remat != "none" else ()
     before = moved.again if remat != "full" else ()
-    if pipeline and (pipeline.timetable.blocks_per_slot > 1 or computes_whole_again(plan, remat)):
+    if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan, remat)):
         before = moved.forward
     again = [line.times(calls.block_backward) for line in inside]
     return again + [line.times(calls.block_again) for line in before]

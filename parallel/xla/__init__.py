@@ -1,4 +1,5 @@
-"""What is there because of what a compiler or a backend does; nothing else is.
+"""What is there because of what a compiler, a backend or a version of JAX does; nothing else is.
 
-In: arrays and programs. Out: the same numbers, in another order or shape. Each file says what it gains, and where.
+In: arrays, traced functions, compiled text. Out: the same numbers, made in another order or way; counts; names.
+Read first: `platform`, which tricks are on where, and what each gained.
 """

@@ -2,7 +2,7 @@
 
     everywhere               collective-permute: each device to its neighbour
     simulated devices,       all-to-all in the ring's own group, zeros to all but the neighbour: N times the bytes
-    beside a pipeline
+    beside a pipeline        (the trick `hop_in_groups` of `platform.py`)
 
 XLA:CPU's collective-permute waits for every device of the mesh, those of other stages too, which are at other work or
 have no turn at all. So there, and only there, a hop has another transport. What is sent, in which order it is summed
@@ -22,7 +22,7 @@ from .platform import TRICKS, by_platform
 PIPE = "pipe"
 
 
-def hop(x: Array, axis: str, size: int, direction: int = 1) -> Array:
+def hop(x: Array, axis: str, size: int, direction: int = 1, *, in_groups: bool = False) -> Array:
     """Gives an array to the next device of a ring and takes that of the one before. Inside `shard_map`.
 
     Args:
@@ -30,10 +30,13 @@ def hop(x: Array, axis: str, size: int, direction: int = 1) -> Array:
         axis: The mesh axis of the ring.
         size: N, its size.
         direction: 1 towards higher indices, -1 towards lower.
+        in_groups: Whether to send in groups on every platform, which `strategy.context.send=groups` asks for.
 
     Returns:
         What the neighbour gave; its gradient travels the other way, alike.
     """
+    if in_groups:
+        return in_group(x, axis, size, direction)
     return _hop(x, axis, size, direction) if _beside_pipe() else in_pairs(x, axis, size, direction)
 
 

@@ -42,7 +42,7 @@ from ....mesh.compat import varying_axes
 from ...collectives import vary
 from ...context import AXIS, ContextConfig, chunks_of
 from ...xla.in_order import after
-from ...xla.neighbours import hop, in_group
+from ...xla.neighbours import hop
 from .online_softmax import Marks, Part, Saved, attend, attend_backward, finish, merge
 
 
@@ -121,7 +121,7 @@ def _ring_backward(config: ContextConfig, residuals: Any, gradient: Array) -> tu
     share_BlH1 = jnp.sum(out.astype(wide) * gradient.astype(wide), axis=-1, keepdims=True)
     split = partial(_split_queries, G=key.shape[2])
     saved_Z = Saved(split(query), split(gradient), log_weight_ZBGRS, split(share_BlH1).squeeze(-1))
-    value, key = after((out, gradient), (value, key))  # forward's loop, where it is run again, and the block above
+    value, key = after((out, gradient), (value, key))  # forward's loop, where it is recomputed, and the block above
     vk_YZBGTK = _split_keys(value, key)  # not as in forward: XLA would keep what its first permute brought
 
     def see(half: Any, vk: Array, vk_half: Any, source: Any, causal: bool = False) -> tuple[Array, Array]:
@@ -167,9 +167,7 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 def _send(x: Array, config: ContextConfig) -> Array:
     """Gives `x` to the next device, and takes that of the one before."""
-    if config.send == "groups":
-        return in_group(x, AXIS, config.size, direction=1)
-    return hop(x, AXIS, config.size)
+    return hop(x, AXIS, config.size, in_groups=config.send == "groups")
 
 
 def _marks(

@@ -11,7 +11,7 @@ import toy
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 from pipeline_case import ROWS, TOLERANCE, first_params, model, one_device
-from spmdkit.parallel.blocks.pieces import Pieces
+from spmdkit.parallel.blocks.model_parts import ModelParts
 from spmdkit.parallel.executor.run import run_forward, run_gradients
 from spmdkit.parallel.executor.stage import Inputs
 from spmdkit.parallel.pipeline import PipelineConfig, make_pipeline
@@ -49,9 +49,9 @@ CASES = [
 ]
 
 
-def pieces_of(model):
-    """The model in pieces, with nothing to gather."""
-    return Pieces(
+def parts_of(model):
+    """The model in parts, with nothing to gather."""
+    return ModelParts(
         embed=lambda groups, whole, batch, key: model.embed(groups, batch, key),
         block=lambda params, whole, x, key: model.block(params, x, key),
         head=lambda groups, whole, x, batch, key: model.head(groups, x, batch, key),
@@ -64,7 +64,7 @@ def pipelined(model, config):
     """(stored parameters, batch, key, fill) -> gradients and sums of training, sums of evaluation; all global."""
     pipeline = make_pipeline(config, model.num_blocks)
     forwards = make_timetable(forwards_only(pipeline.schedule, pipeline.schedule.microbatches), pipeline.stages)
-    axes, pieces = ("pipe", "data"), pieces_of(model)
+    axes, parts = ("pipe", "data"), parts_of(model)
     devices = jax.devices()[: 2 * config.size]
     mesh = jax.make_mesh((config.size, 2), axes, axis_types=(AxisType.Auto,) * 2, devices=devices)
     specs = {"embed": PartitionSpec(), "blocks": PartitionSpec("pipe"), "head": PartitionSpec()}
@@ -76,8 +76,8 @@ def pipelined(model, config):
             for name, group in params.items()
         }
         inputs = Inputs(varying, {}, batch, key)
-        gradients, sums = run_gradients(pieces, pipeline.timetable, inputs, axes=axes, fill=fill)
-        evaluated = run_forward(pieces, forwards, inputs, axes=axes, fill=fill)
+        gradients, sums = run_gradients(parts, pipeline.timetable, inputs, axes=axes, fill=fill)
+        evaluated = run_forward(parts, forwards, inputs, axes=axes, fill=fill)
         summed = {
             name: jax.tree.map(lambda leaf, name=name: lax.psum(leaf, split[name]), group)
             for name, group in gradients.items()

@@ -1,4 +1,4 @@
-"""The pieces of a model are the model, with the gathers and casts of its parameters inside them."""
+"""The parts of a model are the model, with the gathers and casts of its parameters inside them."""
 
 import jax
 import numpy as np
@@ -8,8 +8,9 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from planted import BLOCK_MODEL
 from spmdkit.parallel import FSDPConfig, Precision, lay_out
-from spmdkit.parallel.blocks.forward import without_block_dim, without_blocks
-from spmdkit.parallel.blocks.pieces import computes_whole_again, make_pieces
+from spmdkit.parallel.blocks.forward import without_blocks
+from spmdkit.parallel.blocks.gathered_block import without_block_dim
+from spmdkit.parallel.blocks.model_parts import make_parts, recomputes_output
 from spmdkit.parallel.data import make_varying
 from spmdkit.parallel.fsdp import gather
 
@@ -21,15 +22,15 @@ def block_of(blocks, index):
     return jax.tree.map(lambda leaf: leaf[index], blocks)
 
 
-def in_pieces(params, batch, *, remat="none", precision=Precision()):  # noqa: B008  (frozen)
+def in_parts(params, batch, *, remat="none", precision=Precision()):  # noqa: B008  (frozen)
     """(sum, weight) of a device's rows: embed, each block in its turn, head."""
-    pieces = make_pieces(BLOCK_MODEL, LAYOUTS, remat=remat, precision=precision)
+    parts = make_parts(BLOCK_MODEL, LAYOUTS, remat=remat, precision=precision)
     outside = without_blocks(params)
     whole = gather(outside, without_blocks(LAYOUTS.table.layouts), LAYOUTS.gather_axes, precision)
-    x = pieces.embed({name: outside[name] for name in pieces.embed_reads}, whole, batch, None)
+    x = parts.embed({name: outside[name] for name in parts.embed_reads}, whole, batch, None)
     for index in range(toy.BLOCKS):
-        x = pieces.block(block_of(params["blocks"], index), None, x, None)
-    return pieces.head({name: outside[name] for name in pieces.head_reads}, whole, x, batch, None)
+        x = parts.block(block_of(params["blocks"], index), None, x, None)
+    return parts.head({name: outside[name] for name in parts.head_reads}, whole, x, batch, None)
 
 
 def on_mesh(function):
@@ -50,7 +51,7 @@ def on_mesh(function):
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_sums_and_gradients_are_those_of_the_model(remat):
     def run(params, batch):
-        sums, gradients = jax.value_and_grad(lambda *given: in_pieces(*given, remat=remat), has_aux=True)(params, batch)
+        sums, gradients = jax.value_and_grad(lambda *given: in_parts(*given, remat=remat), has_aux=True)(params, batch)
         replicated = jax.tree.map(
             lambda leaf, layout: leaf if layout.used_axes else lax.psum(leaf, "fsdp"), gradients, LAYOUTS.table.layouts
         )
@@ -65,7 +66,7 @@ def test_sums_and_gradients_are_those_of_the_model(remat):
 def block_alone(*, gathered):
     """The operations of one block, given its shards or what was gathered of them for the whole step."""
     precision = Precision(compute="bfloat16")
-    pieces = make_pieces(BLOCK_MODEL, LAYOUTS, remat="full", precision=precision)
+    parts = make_parts(BLOCK_MODEL, LAYOUTS, remat="full", precision=precision)
     layouts = jax.tree.map(without_block_dim, LAYOUTS.table.layouts["blocks"])
     found = []
 
@@ -74,7 +75,7 @@ def block_alone(*, gathered):
         x = batch["inputs"][..., None].astype("bfloat16") * np.ones((1, 1, toy.WIDTH), "bfloat16")
         shards = block_of(params["blocks"], 0)
         whole = gather(shards, layouts, ("fsdp",), precision) if gathered else None
-        found.append(jax.make_jaxpr(pieces.block)(shards, whole, x, None))
+        found.append(jax.make_jaxpr(parts.block)(shards, whole, x, None))
         return x
 
     specs = LAYOUTS.manual_specs(LAYOUTS.table), PartitionSpec("fsdp")
@@ -96,7 +97,7 @@ def test_a_block_computes_in_the_dtype_of_the_model():
 
 def test_what_goes_with_the_output_of_a_block_is_known_where_it_gathers_nothing():
     alone = lay_out(BLOCK_MODEL, {"data": 2}, devices=toy.devices(2))
-    assert [computes_whole_again(alone, remat) for remat in ("none", "dots", "full")] == [False, True, False]
-    assert computes_whole_again(LAYOUTS, "none")
-    assert make_pieces(BLOCK_MODEL, LAYOUTS, remat="none", precision=Precision()).whole_again
-    assert not make_pieces(BLOCK_MODEL, alone, remat="none", precision=Precision()).gathers
+    assert [recomputes_output(alone, remat) for remat in ("none", "dots", "full")] == [False, True, False]
+    assert recomputes_output(LAYOUTS, "none")
+    assert make_parts(BLOCK_MODEL, LAYOUTS, remat="none", precision=Precision()).recomputes_output
+    assert not make_parts(BLOCK_MODEL, alone, remat="none", precision=Precision()).gathers

@@ -20,11 +20,11 @@ from ..configs.schema import Config
 from ..data.source import Source, take
 from ..data.splits import Splits, open_splits
 from ..layouts.paths import leaves_with_paths
-from ..mesh.axes import BATCH_AXES
 from ..models.catalog import MODELS
 from ..parallel.model import BlockModel
 from ..parallel.precision import Precision
 from ..parallel.sharding.lay_out import abstract_parameters
+from ..parallel.sharding.strategies import axes_that_split
 from ..parallel.verification.diagnosis import refused
 from .build import Built, build, configured_model, search_path
 
@@ -64,7 +64,7 @@ def reduce_config(config: Config, precision: Precision, devices: list[str]) -> R
         UserError: The config as it is given does not work out.
     """
     sizes = resolved_sizes(axis_sizes(config), len(devices))
-    inside = prod(size for axis, size in sizes.items() if axis not in BATCH_AXES)
+    inside = prod(size for axis, size in sizes.items() if axis not in _over_rows())
     length = min(config.data.length, -(-LEAST_LENGTH // (2 * inside)) * 2 * inside)
     data = replace(config.data, length=length)
     splits = open_splits(data, search_path(config))
@@ -140,12 +140,17 @@ def _models(config: Config, splits: Splits, sizes: Mapping[str, int]) -> Iterato
     yield config.model
 
 
+def _over_rows() -> set[str]:
+    """The mesh axes that split rows and nothing inside of a model."""
+    return set(axes_that_split("rows")) - set(axes_that_split("work"))
+
+
 def _smaller(config: Config, splits: Splits, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Options of a reference model: every size smaller, divided by what divided it."""
     options = dict(config.model)
     given = {name: value for name, value in options.items() if name not in ("name", "check")}
     known: Any = MODELS[options["name"]][0](**given)
-    devices, inside = prod(sizes.values()), prod(size for axis, size in sizes.items() if axis not in BATCH_AXES)
+    devices, inside = prod(sizes.values()), prod(size for axis, size in sizes.items() if axis not in _over_rows())
     pipe = config.strategy.get("pipe")
     virtual_stages = getattr(pipe, "size", 1) * (getattr(pipe, "virtual", None) or 1)
     least = partial(_least, _looks_at_sizes(config, "adafactor"))

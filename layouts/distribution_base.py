@@ -200,7 +200,7 @@ def first_axis(mesh: DeviceMesh) -> str:
     Returns:
         "data" on a mesh with the canonical axes, else the first axis.
     """
-    return "data" if tuple(mesh.axis_names) == AXES else mesh.axis_names[0]
+    return "data" if set(AXES) <= set(mesh.axis_names) else mesh.axis_names[0]
 
 
 def own_layout(variable: Any) -> TensorLayout | None:

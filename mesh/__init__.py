@@ -1,7 +1,6 @@
 """Devices in a named grid: the mesh, its axis names, simulated devices, processes."""
 
 from .axes import AXES as AXES
-from .axes import BATCH_AXES as BATCH_AXES
 from .device_mesh import DeviceMesh as DeviceMesh
 from .devices import get_device_count as get_device_count
 from .devices import list_devices as list_devices
@@ -13,7 +12,6 @@ from .simulate import simulate as simulate
 
 __all__ = [
     "AXES",
-    "BATCH_AXES",
     "DeviceMesh",
     "UserError",
     "backend_started",

@@ -1,4 +1,7 @@
-"""The six mesh axes every run has, slowest network first; an axis of size 1 costs nothing."""
+"""The six mesh axes of a mesh made by hand, slowest network first; an axis of size 1 costs nothing.
+
+A run's own mesh has the axes of `parallel.STRATEGIES`, which is these and those of any strategy that was added.
+"""
 
 AXES: tuple[str, ...] = ("pipe", "data", "fsdp", "expert", "context", "tensor")
 """Canonical axis names. Neighbours along the last ones sit on the fastest links."""
@@ -14,6 +17,3 @@ SYNONYMS: dict[str, str] = {
     **dict.fromkeys(("ep", "moe", "experts", "expert_parallel"), "expert"),
 }
 """What other libraries call the axes, in small letters -> the axis; for errors about an unknown one."""
-
-BATCH_AXES: tuple[str, ...] = ("data", "fsdp")
-"""The axes over which the rows of a batch are split."""

@@ -106,7 +106,7 @@ class DeviceMesh:
         """
         simulate(num_devices)
         names = [f"cpu:{number}" for number in range(num_devices)]
-        return cls.of(names, **(axis_sizes or {"data": num_devices}))
+        return cls.of(names, axes=AXES, **(axis_sizes or {"data": num_devices}))
 
     @property
     def shape(self) -> tuple[int, ...]:

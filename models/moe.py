@@ -111,10 +111,10 @@ def _experts(config: MoEConfig, parallel: Parallel, params: Params, x_BlD: Array
     x_ND = x_BLD.reshape(-1, x_BLD.shape[2])
     expert_Nk, gate_Nk, kept_Nk = (each.reshape(-1, config.top_k) for each in routing[:3])
     buffer = _buffer(config, parallel, rows=x_BLD.shape[0], held=x_BLD.shape[1])
-    plan = expert.plan(buffer, expert_Nk, kept_Nk)
-    x_MD, expert_b = expert.dispatch(plan, x_ND)
+    placed = expert.placement(buffer, expert_Nk, kept_Nk)
+    x_MD, expert_b = expert.dispatch(placed, x_ND)
     weights = {name: params[name] for name in ("gate", "up", "down")}
-    y_NkD = expert.combine(plan, apply_experts(_swiglu, weights, x_MD, expert_b))
+    y_NkD = expert.combine(placed, apply_experts(_swiglu, weights, x_MD, expert_b))
     y_ND = jnp.sum(y_NkD.astype(gate_Nk.dtype) * gate_Nk[:, :, None], axis=1).astype(x_BLD.dtype)
     return tensor.scatter_positions(parallel.tensor, y_ND.reshape(x_BLD.shape)), x
 

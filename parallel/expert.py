@@ -167,7 +167,7 @@ def _round_down(rows: int, block: int) -> int:
     return rows // block * block
 
 
-class Plan(NamedTuple):
+class Placement(NamedTuple):
     """Which row of the buffers every choice of a position gets.
 
     Attributes:
@@ -183,7 +183,7 @@ class Plan(NamedTuple):
     buffer: Buffer
 
 
-def plan(buffer: Buffer, expert_Nk: Array, kept_Nk: Array) -> Plan:
+def placement(buffer: Buffer, expert_Nk: Array, kept_Nk: Array) -> Placement:
     """Places the choices in the buffers: by device, by expert, then in their own order.
 
     Args:
@@ -200,7 +200,7 @@ def plan(buffer: Buffer, expert_Nk: Array, kept_Nk: Array) -> Plan:
     row = jnp.where(kept, jnp.take(start_Xe.reshape(-1), chosen) + place[0], devices * rows)
     choice = jnp.arange(chosen.shape[0], dtype=jnp.int32)
     choice_M = jnp.full((devices * rows,), chosen.shape[0], jnp.int32).at[row].set(choice, mode="drop")
-    return Plan(row.reshape(expert_Nk.shape).astype(jnp.int32), choice_M, count_E[0], buffer)
+    return Placement(row.reshape(expert_Nk.shape).astype(jnp.int32), choice_M, count_E[0], buffer)
 
 
 def places(expert_Bn: Array, counted_Bn: Array | None, experts: int) -> tuple[Array, Array]:
@@ -222,20 +222,20 @@ def places(expert_Bn: Array, counted_Bn: Array | None, experts: int) -> tuple[Ar
     return place_Bn, upto_BnE[:, -1]
 
 
-def dispatch(plan: Plan, x_ND: Array) -> tuple[Array, Array]:
+def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
     """Sends every position to the devices of its experts.
 
     Args:
-        plan: The places.
+        placed: The places.
         x_ND: (N, D), per-device.
 
     Returns:
         (X * R, D), the rows that came from each device, and int32 (X * R / m,), the expert of each block of them among
         those held here, e where it is empty.
     """
-    devices, experts, rows, block = plan.buffer
-    x_MD = _take_rows(x_ND, plan.choice_M // plan.row_Nk.shape[1], plan.row_Nk)
-    count_Xe = plan.count_E.reshape(devices, experts)
+    devices, experts, rows, block = placed.buffer
+    x_MD = _take_rows(x_ND, placed.choice_M // placed.row_Nk.shape[1], placed.row_Nk)
+    count_Xe = placed.count_E.reshape(devices, experts)
     if devices > 1:
         x_MD = _exchange(x_MD)
         count_Xe = _exchange(count_Xe)
@@ -244,12 +244,12 @@ def dispatch(plan: Plan, x_ND: Array) -> tuple[Array, Array]:
     return x_MD, expert_Xb.reshape(-1)
 
 
-def combine(plan: Plan, y_MD: Array) -> Array:
+def combine(placed: Placement, y_MD: Array) -> Array:
     """Brings back what experts made: (X * R, D) to (N, k, D), zeros where a choice was dropped."""
-    if plan.buffer.devices > 1:
+    if placed.buffer.devices > 1:
         y_MD = _exchange(y_MD)
-    y_nD = _take_rows(y_MD, plan.row_Nk.reshape(-1), plan.choice_M[:, None])
-    return y_nD.reshape(*plan.row_Nk.shape, -1)
+    y_nD = _take_rows(y_MD, placed.row_Nk.reshape(-1), placed.choice_M[:, None])
+    return y_nD.reshape(*placed.row_Nk.shape, -1)
 
 
 def _exchange(x_M: Array) -> Array:

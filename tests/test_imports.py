@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ FILES = [path for package in (*MAY_IMPORT, "spmdkit") for path in sorted((ROOT /
 MODULES = [path for path in FILES if not path.is_relative_to(ROOT / "spmdkit")]
 MOST_LINES = 500
 MOST_ENTRIES_OF_PARALLEL = 21
+LONGEST_CHAIN_OF_PARALLEL = 12
 MOST_LINES_OF_A_STRATEGY = 300
 MOST_LINES_OF_A_FUNCTION = 80
 
@@ -130,6 +132,45 @@ def test_the_map_of_parallel_names_every_file_and_room_once():
     rooms = [f"{path.parent.name}/" for path in (ROOT / "parallel").glob("[a-z]*/__init__.py")]
     assert sorted(named) == sorted([*files, *rooms])
     assert len(named) + len(["__init__.py"]) <= MOST_ENTRIES_OF_PARALLEL
+
+
+def test_rooms_of_parallel_go_one_way():
+    """Each top file and each room is one node of a graph without circles, whose longest chain is short."""
+    imports = {node: set() for node in (parallel_node(path) for path in files_of_parallel())}
+    for path in files_of_parallel():
+        imports[parallel_node(path)] |= nodes_imported(path) - {parallel_node(path)}
+    lengths: dict[str, int] = {}
+    for node in TopologicalSorter(imports).static_order():  # raises CycleError
+        lengths[node] = 1 + max((lengths[other] for other in imports[node]), default=0)
+    assert max(lengths.values()) <= LONGEST_CHAIN_OF_PARALLEL
+
+
+def files_of_parallel() -> list[Path]:
+    """The files of parallel/ but its `__init__`."""
+    return [
+        path
+        for path in sorted((ROOT / "parallel").rglob("*.py"))
+        if path.parent.name + path.name != "parallel__init__.py"
+    ]
+
+
+def parallel_node(path: Path) -> str:
+    """The top file or the room that a file of parallel/ is or lies in."""
+    return path.relative_to(ROOT / "parallel").parts[0].removesuffix(".py")
+
+
+def nodes_imported(path: Path) -> set[str]:
+    """The top files and rooms of parallel/ that a file there imports."""
+    found, package = set(), path.relative_to(ROOT).parts[:-1]
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
+            names = [each for each in base if each]
+            if names == ["parallel"]:
+                found |= {alias.name for alias in node.names}
+            elif names[:1] == ["parallel"]:
+                found.add(names[1])
+    return found
 
 
 def public_definitions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:

@@ -77,7 +77,7 @@ def sent_at_a_tick(
     assert plan.pipeline is not None
     differentiable, others = split_differentiable(_activation_shapes(model, plan, microbatch, precision))
     down = [*differentiable, *others] if plan.pipeline.timetable.both_ways else differentiable
-    return (*differentiable, *others, *down)
+    return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (*differentiable, *others, *down))
 
 
 def _activation_shapes(

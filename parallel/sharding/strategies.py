@@ -56,11 +56,11 @@ class Strategy(Protocol):
         """Its collectives in one step, unmerged, as they travel on a platform."""
         ...
 
-    def begin(self, params: Params, plan: ShardingPlan) -> Params:
+    def begin(self, params: Params, plan: ShardingPlan, /) -> Params:
         """Per device, once at the start of a step: makes parameters whole along the axis."""
         ...
 
-    def finish(self, gradients: Params, plan: ShardingPlan) -> Params:
+    def finish(self, gradients: Params, plan: ShardingPlan, /) -> Params:
         """Per device, once after backward: leaves each device its part of the summed gradients."""
         ...
 

@@ -19,7 +19,7 @@ from spmdkit.models.moe_config import MoEConfig
 from spmdkit.models.moe_router import route
 from spmdkit.models.transformer import WHOLE, _swiglu
 from spmdkit.models.transformer import rms_norm as our_rms_norm
-from spmdkit.parallel.expert import ExpertConfig, buffer_of, combine, dispatch, plan
+from spmdkit.parallel.expert import ExpertConfig, buffer_of, combine, dispatch, placement
 from spmdkit.parallel.xla.product import product, weight_first
 
 RANDOM = np.random.default_rng(0)
@@ -144,7 +144,7 @@ def test_dispatch_and_combine(float64):
     """There and back: each position once for every choice that is kept, and so are their gradients."""
     chosen = jnp.asarray(np.argsort(RANDOM.random((12, 4)), axis=1)[:, :3], jnp.int32)
     kept = jnp.asarray(RANDOM.random((12, 3)) < 0.7)
-    placed = plan(buffer_of(ExpertConfig(), experts=4, top_k=3, positions=12, most=12), chosen, kept)
+    placed = placement(buffer_of(ExpertConfig(), experts=4, top_k=3, positions=12, most=12), chosen, kept)
     assert_same(
         lambda x: combine(placed, dispatch(placed, x)[0]),
         lambda x: jnp.where(kept[:, :, None], x[:, None, :], 0.0),

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from spmdkit.models.attention import causal_attention
 from spmdkit.parallel.blocks.attention.ring import ring_attention
 from spmdkit.parallel.blocks.attention.ulysses import ulysses_attention
-from spmdkit.parallel.context import cost, local_positions
+from spmdkit.parallel.context import local_positions, traffic
 from spmdkit.parallel.xla.census import census
 
 ROWS, LENGTH, HEADS, HEAD_SIZE = 2, 32, 8, 4
@@ -89,4 +89,4 @@ def held_by_all(length, config):
 
 def predicted(config, kv_heads, rows=ROWS, dtype="float64"):
     sizes = {"rows": rows, "length": LENGTH, "heads": HEADS, "kv_heads": kv_heads, "head_size": HEAD_SIZE}
-    return cost(config, **sizes, dtype=dtype, platform="cpu")
+    return traffic(config, **sizes, dtype=dtype, platform="cpu")

@@ -17,7 +17,16 @@ from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
 from spmdkit.parallel.blocks.grouped_experts import apply_experts
 from spmdkit.parallel.context import ContextConfig, local_positions
-from spmdkit.parallel.expert import ExpertConfig, buffer_of, check, combine, cost, dispatch, places, plan
+from spmdkit.parallel.expert import (
+    ExpertConfig,
+    buffer_of,
+    combine,
+    dispatch,
+    placement,
+    places,
+    size_problems,
+    traffic,
+)
 from spmdkit.parallel.sharding.parallel_context import Parallel
 
 EXPERTS, TOP_K, POSITIONS, WIDTH = 8, 3, 24, 4
@@ -61,7 +70,7 @@ def there_and_back(devices):
     """(x, weights, chosen, kept) -> what comes back, compiled."""
 
     def run(x_ND, weights_eD, expert_Nk, kept_Nk):
-        placed = plan(dropless(devices), expert_Nk, kept_Nk)
+        placed = placement(dropless(devices), expert_Nk, kept_Nk)
         x_MD, expert_b = dispatch(placed, x_ND)
         return combine(placed, apply_experts(tenfold, weights_eD, x_MD, expert_b))
 
@@ -86,7 +95,7 @@ def test_every_choice_meets_its_expert_and_comes_back(devices, skewed):
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_what_moves_is_what_the_cost_says(devices):
-    moved = cost(dropless(devices), width=WIDTH, dtype="float32", platform="cpu").forward
+    moved = traffic(dropless(devices), width=WIDTH, dtype="float32", platform="cpu").forward
     assert census(there_and_back(devices).as_text(), toy.mesh(expert=devices)) == tuple(moved)
 
 
@@ -101,7 +110,7 @@ def test_buffers_hold_the_worst_case(devices, most):
     def placed(chosen):
         place, _ = places(chosen.reshape(1, -1), None, EXPERTS)
         kept = (place < most).reshape(chosen.shape)
-        found = plan(buffer, chosen, kept)
+        found = placement(buffer, chosen, kept)
         return found.row_Nk, found.choice_M, kept
 
     for chosen in (choices(), choices(skewed=True), choices(skewed=True)[:, ::-1]):
@@ -120,7 +129,7 @@ def test_the_cost_of_capacity_and_of_none():
     assert (limited.devices * limited.rows, limited.block) == (64 * 320, 64)
     unlimited = buffer_of(config, **sizes, most=8192)
     assert unlimited.rows == 8192 * 2 + 8 * 63 // 64 * 64
-    moved = cost(limited, width=16, dtype="bfloat16", platform="cuda")
+    moved = traffic(limited, width=16, dtype="bfloat16", platform="cuda")
     assert [(line.count, line.bytes) for line in (*moved.forward, *moved.backward)] == [
         (3, 2 * 64 * 320 * 16 * 2 + 64 * 4),
         (2, 2 * 64 * 320 * 16 * 2),
@@ -259,8 +268,8 @@ def test_a_row_whose_positions_are_apart_is_routed_as_one(attention, factor, flo
 
 
 def test_sizes_that_do_not_fit():
-    assert check(ExpertConfig(size=4), 8) == check(ExpertConfig(), 7) == []
-    assert check(ExpertConfig(size=4), 6) == [
+    assert size_problems(ExpertConfig(size=4), 8) == size_problems(ExpertConfig(), 7) == []
+    assert size_problems(ExpertConfig(size=4), 6) == [
         "model.experts=6 cannot be shared out over strategy.expert=4: 6 % 4 = 2. Set model.experts to 8, or "
         "strategy.expert to one of [1, 2]."
     ]

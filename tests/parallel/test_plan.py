@@ -10,8 +10,9 @@ from spmdkit.models.moe_config import MoEConfig
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, lay_out
 from spmdkit.parallel.data import DataParallelConfig
-from spmdkit.parallel.sharding.batch_rows import check_rows
 from spmdkit.parallel.sharding.parallel_context import parallel_context
+
+from spmdkit import Layouts
 
 SIZES = {"vocabulary": 32, "length": 16, "layers": 4, "width": 16, "heads": 4, "mlp_width": 32}
 MODEL = transformer(TransformerConfig(**SIZES))
@@ -71,38 +72,25 @@ def test_local_steps_sum_nothing_over_data():
     assert local.exact.summed_axes == ("data", "fsdp")
 
 
-@pytest.mark.parametrize(
-    ("given", "rows", "accumulate", "problem"),
-    [
-        (layouts(4, data=2, fsdp=FSDP), 6, 1,
-         "A batch of 6 rows cannot be split over data 2 x fsdp 2 and accumulate 1: 6 % 4 = 2. Set train.global_batch "
-         "to a multiple of 4 (8 is the nearest), or change strategy or train.accumulate."),
-        (layouts(4, data=2, pipe={"size": 2, "microbatches": 4}), 20, 2,
-         "A batch of 20 rows cannot be split over data 2, strategy.pipe.microbatches 4 and accumulate 2: 20 % 16 = 4. "
-         "Set train.global_batch to a multiple of 16 (16 is the nearest), or change strategy or train.accumulate."),
-        (layouts(2, tensor=2), 3, 2, "A batch of 3 rows cannot be split over 1 device and accumulate 2: 3 % 2 = 1."),
-        (layouts(2, MIXTURE, expert=2), 3, 1, "cannot be split over expert 2 and accumulate 1: 3 % 2 = 1."),
-        (layouts(1, data=1), 0, 1, "A batch of 0 rows"),
-    ],
-)  # fmt: skip
-def test_rows_that_cannot_be_split(given, rows, accumulate, problem):
-    with pytest.raises(ValueError) as raised:
-        check_rows(given, rows, accumulate)
-    assert problem in str(raised.value)
-    check_rows(given, given.num_batch_shards * 8 * accumulate, accumulate)
+def test_where_parameters_are_within_a_step():
+    pipe = {"size": 2, "microbatches": 4, "embed_and_head": "split"}
+    split = layouts(4, pipe=pipe, data=DataParallelConfig(size=2, zero=1, floor_bytes=64))
+    stored, used, updated = (
+        {row.path: row.layout.axes for row in table.rows}
+        for table in (split.table, split.used_table, split.update_table)
+    )
+    assert (stored["embed/tokens"], used["embed/tokens"]) == (("pipe", None), (None, None))
+    assert updated["embed/tokens"] == ("pipe", "data")
+    assert stored["blocks/mlp/up"] == used["blocks/mlp/up"] == ("pipe", None, None)
+    assert split.gradient_table == split.used_table
+    within = layouts(2, data=DataParallelConfig(size=2, zero=2, floor_bytes=64))
+    assert within.gradient_table == within.update_table != within.table
 
 
-@pytest.mark.parametrize(
-    ("rules", "problem"),
-    [
-        ({"blocks/mlp/gate": [None, None, None]},
-         "strategy.pipe splits dim 0 of what is under blocks, and no other dim. Start this rule in layouts.rules with "
-         "pipe."),
-        ({"embed/tokens": ["pipe", None]},
-         "strategy.pipe splits nothing outside the blocks. Leave pipe out of this rule in layouts.rules."),
-    ],
-)  # fmt: skip
-def test_rules_that_contradict_a_pipeline(rules, problem):
-    with pytest.raises(ValueError) as raised:
-        lay_out(MODEL, {"pipe": 2}, rules=rules, devices=toy.devices(2))
-    assert problem in str(raised.value)
+def test_a_plan_prints_its_table_and_has_its_former_name():
+    plan = layouts(2, data=2)
+    assert str(plan) == str(plan.table)
+    assert isinstance(plan, Layouts)
+    assert plan.platform == "cpu"
+    assert not plan.keeps_blocks
+    assert layouts(2, fsdp=replace(FSDP, keep="step")).keeps_blocks

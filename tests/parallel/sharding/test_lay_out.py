@@ -1,7 +1,5 @@
 """From a strategy to layouts: what FSDP splits, what rules override, and every mistake said at once."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,7 +7,6 @@ import toy
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import BlockModel, FSDPConfig, Model, Precision, lay_out
 from spmdkit.parallel.sharding.lay_out import abstract_parameters
-from spmdkit.parallel.sharding.strategies import read_strategy
 
 from spmdkit import DataParallel, DeviceMesh, LayoutError, LayoutMap, ModelParallel
 
@@ -139,15 +136,6 @@ def test_an_axis_that_nothing_uses():
         lay_out(toy.BLOCK_MODEL, ModelParallel(layout_map=layout_map))
 
 
-def test_strategies_by_name():
-    assert read_strategy({"fsdp": {"size": 2, "floor_bytes": 1}}) == {"fsdp": FSDPConfig(size=2, floor_bytes=1)}
-    with pytest.raises(ValueError) as raised:
-        read_strategy({"fdsp": 2, "fsdp": {"size": 2, "flor_bytes": 3}, "data": "all"})
-    assert "strategy.fdsp: there is no such strategy (did you mean fsdp?)" in str(raised.value)
-    assert "strategy.fsdp.flor_bytes: there is no such option (did you mean floor_bytes?)" in str(raised.value)
-    assert "strategy.data='all': give a size" in str(raised.value)
-
-
 def test_stored_dtype_decides_the_bytes():
     narrow = rows({"fsdp": FSDPConfig(size=8, floor_bytes=0)}, precision=Precision(params="bfloat16"))
     assert narrow["blocks/up"].bytes_per_device == 3 * 16 * 64 * 2 // 8
@@ -156,68 +144,6 @@ def test_stored_dtype_decides_the_bytes():
 
 
 MODEL = transformer(TransformerConfig(vocabulary=32, length=16, layers=4, width=16, heads=4, kv_heads=2, mlp_width=32))
-FSDP = FSDPConfig(size=2, floor_bytes=64)
-AHEAD = FSDPConfig(size=2, floor_bytes=64, prefetch=1)
-
-
-@pytest.mark.parametrize(
-    ("model", "strategy", "problem"),
-    [
-        (toy.PLAIN_MODEL, {"context": 2},
-         "strategy.context=2: model 'model' cannot split the positions of a row. Use a model with `parallelize`, such "
-         "as the transformer, or give the devices to strategy.data or fsdp."),
-        (toy.BLOCK_MODEL, {"context": 2, "data": 1}, "model 'block model' cannot split the positions of a row."),
-        (toy.BLOCK_MODEL, DeviceMesh.of(toy.devices(2), context=2), "strategy.context=2: model 'block model' cannot"),
-        (toy.PLAIN_MODEL, {"pipe": 2},
-         "strategy.pipe=2: model 'model' is one function, and a pipeline needs layers to deal out. Write it as a "
-         "BlockModel (embed, block, head), or give the devices to strategy.data or fsdp."),
-        (MODEL, {"pipe": 8}, "model.layers=4 cannot be dealt out to 8 stages (1f1b)"),
-        (MODEL, {"pipe": {"size": 2, "microbatches": 1}}, "Set strategy.pipe.microbatches to 2 or more"),
-        (MODEL, {"pipe": {"size": 2, "virtual": 2}}, "Leave strategy.pipe.virtual out, or take interleaved_1f1b."),
-        (MODEL, {"expert": 2}, "this model has no experts to share out. Set model.name=moe, or give these devices to"),
-        (MODEL, {"context": 3}, "Set data.length to 12 or 18, or strategy.context to 1."),
-        (MODEL, {"pipe": 2, "fsdp": AHEAD}, "strategy.fsdp.prefetch=1 does not combine with strategy.pipe"),
-        (MODEL, {"data": {"size": 2, "zero": 2}, "fsdp": AHEAD}, "does not combine with strategy.data.zero=2"),
-        (toy.PLAIN_MODEL, {"fsdp": AHEAD}, "model 'model' is one function and has no blocks to gather one by one."),
-        (MODEL, {"tensor": {"size": 2, "explicit": False}}, "'tensor' of size 2 splits no parameter"),
-        (toy.BLOCK_MODEL, {"tensor": 2}, "Name it in a rule of layouts.rules, or set strategy.tensor to 1."),
-        (toy.BLOCK_MODEL, DeviceMesh.of(toy.devices(2), tensor=2), "'tensor' of size 2 splits no parameter"),
-        (MODEL, {"tensor": {"size": 2, "explict": False}}, "no such option (did you mean explicit?)"),
-        (MODEL, {"contxt": 2}, "strategy.contxt: there is no such strategy (did you mean context?)."),
-        (MODEL, {"pipe": {"size": 2, "schedul": "gpipe"}}, "no such option (did you mean schedule?)"),
-    ],
-)  # fmt: skip
-def test_what_does_not_go_together(model, strategy, problem):
-    sizes = {} if isinstance(strategy, DeviceMesh) else read_sizes(strategy)
-    devices = None if isinstance(strategy, DeviceMesh) else toy.devices(math.prod(sizes.values()))
-    with pytest.raises(ValueError) as raised:
-        lay_out(model, strategy, devices=devices)
-    assert problem in str(raised.value)
-
-
-def read_sizes(strategy):
-    return {
-        axis: given if isinstance(given, int) else getattr(given, "size", None) or given["size"]
-        for axis, given in strategy.items()
-    }
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        {"pipe": {"size": 2, "microbatches": 4}, "data": {"size": 2, "zero": 1, "floor_bytes": 64}},
-        {"pipe": {"size": 2, "microbatches": 4}, "data": {"size": 2, "zero": 2, "floor_bytes": 64}},
-        {"pipe": 2, "data": {"size": 2, "local_steps": 2}},
-        {"pipe": 2, "data": {"size": 2, "compress": "int8"}},
-        {"pipe": 2, "fsdp": FSDPConfig(size=2, floor_bytes=64, keep="step")},
-        {"data": {"size": 2, "local_steps": 2}, "tensor": 2},
-        {"fsdp": FSDP, "context": 2, "tensor": 2},
-    ],
-)
-def test_what_goes_together(strategy):
-    sizes = read_sizes(strategy)
-    layouts = lay_out(MODEL, strategy, devices=toy.devices(math.prod(sizes.values())))
-    assert set(layouts.manual_axes) == set(sizes)
 
 
 def test_a_mesh_may_name_the_axes_inside_a_model():

@@ -1,17 +1,48 @@
-"""Reading `strategy:`: sizes, mappings and options dataclasses are one; all mistakes are told at once."""
+"""All strategies have the same functions with the same arguments, in the order of the mesh axes."""
+
+import inspect
 
 import pytest
 from spmdkit.mesh.axes import AXES
 from spmdkit.mesh.errors import UserError
-from spmdkit.parallel import STRATEGIES, DataParallelConfig, FSDPConfig
+from spmdkit.parallel import DataParallelConfig, FSDPConfig
 from spmdkit.parallel.pipeline import PipelineConfig
-from spmdkit.parallel.sharding.strategies import read_strategy
+from spmdkit.parallel.sharding.strategies import (
+    STRATEGIES,
+    Strategy,
+    axes_that_split,
+    axis_names,
+    option_types,
+    read_strategy,
+)
+
+FUNCTIONS = [name for name, member in vars(Strategy).items() if inspect.isfunction(member) and name[0] != "_"]
 
 
-def test_each_axis_of_the_mesh_is_a_strategy():
-    assert set(STRATEGIES) == set(AXES)
-    for name, kind in STRATEGIES.items():
-        assert kind().size == 1, name
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_they_have_the_same_functions(name):
+    strategy = STRATEGIES[name]
+    assert len(FUNCTIONS) == 8
+    for function in FUNCTIONS:
+        wanted = [each for each in inspect.signature(getattr(Strategy, function)).parameters if each != "self"]
+        found = list(inspect.signature(getattr(strategy, function)).parameters)
+        assert len(found) == len(wanted), function
+        assert found == wanted or function in ("begin", "finish"), function  # `unchanged` is both
+    assert strategy.AXIS in AXES
+    assert set(strategy.SPLITS) <= {"rows", "parameters", "work"}
+    assert (strategy.OPTIONS is None) == (name not in AXES)
+
+
+def test_the_axes_are_those_of_a_mesh_made_by_hand():
+    assert axis_names() == tuple(option_types()) == AXES
+    assert axes_that_split("rows") == ("data", "fsdp", "expert")
+    assert axes_that_split("work") == ("expert", "context", "tensor")
+
+
+def test_what_acts_over_data_is_no_strategy_of_a_config():
+    for name in ("zero", "diloco", "compression"):
+        with pytest.raises(ValueError, match=f"strategy.{name}: there is no such strategy"):
+            read_strategy({name: 2})
 
 
 def test_sizes_mappings_and_dataclasses_are_one():

@@ -16,7 +16,7 @@ from spmdkit.models.attention import causal_attention
 from spmdkit.parallel.blocks.attention import online_softmax
 from spmdkit.parallel.blocks.remat import remat_block
 from spmdkit.parallel.collectives import Collective, merge
-from spmdkit.parallel.context import ContextConfig, cost
+from spmdkit.parallel.context import ContextConfig, traffic
 
 
 def ring(size):
@@ -30,8 +30,8 @@ def test_equals_one_device_and_moves_what_it_says(float64, size, kv_heads, packe
     results, moved = on_mesh(gradients_of(mixing(ring(size))), ring(size), case)
     for found, expected in zip(results, on_one_device(case), strict=True):
         assert toy.relative(found, expected) < 1e-12
-    traffic = predicted(ring(size), kv_heads)
-    assert moved == merge(traffic.forward + traffic.backward)
+    moves = predicted(ring(size), kv_heads)
+    assert moved == merge(moves.forward + moves.backward)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -40,8 +40,8 @@ def test_sending_in_groups(float64, size):
     results, moved = on_mesh(gradients_of(mixing(config)), config, case)
     for found, expected in zip(results, on_one_device(case), strict=True):
         assert toy.relative(found, expected) < 1e-12
-    traffic = predicted(config, 2)
-    assert moved == merge(traffic.forward + traffic.backward)
+    moves = predicted(config, 2)
+    assert moved == merge(moves.forward + moves.backward)
     assert {line.kind for line in moved} == {"all-to-all"}
 
 
@@ -83,15 +83,19 @@ def test_bfloat16_is_summed_in_float32():
     for found, expected in zip(results, exact, strict=True):
         assert found.dtype == jnp.bfloat16
         assert toy.relative(found, expected) < 1e-2
-    traffic = predicted(ring(4), 2, dtype="bfloat16")
-    assert moved == merge(traffic.forward + traffic.backward)
+    moves = predicted(ring(4), 2, dtype="bfloat16")
+    assert moved == merge(moves.forward + moves.backward)
 
 
 def test_on_a_gpu_bfloat16_keys_travel_as_such_and_their_gradients_in_float32():
     sizes = {"rows": ROWS, "length": LENGTH, "heads": HEADS, "kv_heads": 2, "head_size": HEAD_SIZE}
     elements = 3 * 2 * ROWS * (LENGTH // 4) * 2 * HEAD_SIZE
     lines = [Collective("collective-permute", ("context",), 3, elements * width) for width in (2, 4)]
-    assert cost(ring(4), **sizes, dtype="bfloat16", platform="cuda") == (lines[:1], lines)
+    assert traffic(ring(4), **sizes, dtype="bfloat16", platform="cuda") == (
+        tuple(lines[:1]),
+        tuple(lines),
+        tuple(lines[:1]),
+    )
 
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
@@ -108,8 +112,9 @@ def test_layers_in_a_loop_and_recomputed(float64, remat):
 
     case = make_case(2)
     _, moved = on_mesh(loss_gradient, ring(4), case._replace(arrays=case.arrays[:1]), num_outputs=1)
-    forward, backward = predicted(ring(4), 2)
-    assert moved == merge([*forward, *backward, *([] if remat == "none" else forward)] * 3)
+    moves = predicted(ring(4), 2)
+    again = () if remat == "none" else moves.again
+    assert moved == merge([*moves.forward, *moves.backward, *again] * 3)
 
 
 def products(jaxpr, times=1):

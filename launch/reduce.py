@@ -19,7 +19,7 @@ from ..configs.checks import axis_sizes, resolved_sizes
 from ..configs.schema import Config
 from ..data.source import Source, take
 from ..data.splits import Splits, open_splits
-from ..layouts.paths import leaves_with_paths
+from ..layouts.paths import in_blocks, leaves_with_paths
 from ..models.catalog import MODELS
 from ..parallel.model import BlockModel
 from ..parallel.precision import Precision
@@ -227,7 +227,7 @@ def _split_sizes(axis: str, original: Built, shapes: Mapping[str, jax.ShapeDtype
     for row in layouts.update_table.rows:
         if axis in row.layout.used_axes and row.path in shapes:
             leaf = shapes[row.path]
-            first = 1 if isinstance(original.model, BlockModel) and row.path.split("/")[0] == "blocks" else 0
+            first = 1 if isinstance(original.model, BlockModel) and in_blocks(row.path) else 0
             parts = prod(layouts.mesh.axis_size(other) for other in row.layout.used_axes if other != axis)
             yield prod(leaf.shape[first:]) * leaf.dtype.itemsize // parts
 

@@ -1,7 +1,7 @@
 """The strategies, one file each, and the rooms with the machinery that runs them.
 
 Read first: `model` (what a model is), `data` and `fsdp` (two strategies), `blocks/forward` (gather, run, drop),
-`step/train_step` (the one compiled program).
+`step/composition` (which strategy acts when), `step/train_step` (the one compiled program).
 
     data zero fsdp tensor context expert pipeline diloco compression     the strategies
     model precision collectives plan                                     what every room speaks

@@ -20,7 +20,6 @@ from ..layouts.split_dim import add_axis
 from ..layouts.table import LayoutRow, LayoutTable
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.device_mesh import DeviceMesh
-from .collectives import Collective, StepCounts
 from .precision import FLOAT32, Precision
 from .schedule.stages import Stages
 from .schedule.table import Schedule
@@ -176,6 +175,10 @@ class ShardingPlan(MeshPlan):
     def __str__(self) -> str:
         return str(self.table)
 
+    def _repr_html_(self) -> str | None:
+        html = getattr(self.table, "_repr_html_", None)
+        return html() if html else None
+
     @property
     def num_parameters(self) -> int:
         """Elements of the model's parameters; rows of blocks that only fill up a stage do not count."""
@@ -272,11 +275,6 @@ def as_stored(path: str, layout: TensorLayout) -> TensorLayout:
 
 def no_problems(plan: ShardingPlan) -> list[str]:
     """The `check` of a strategy that combines with everything."""
-    return []
-
-
-def no_collectives(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """The `cost` of a strategy that moves nothing by itself."""
     return []
 
 

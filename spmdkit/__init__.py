@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .parallel import Layouts as Layouts
     from .parallel import Model as Model
     from .parallel import Precision as Precision
+    from .parallel import ShardingPlan as ShardingPlan
     from .parallel import Step as Step
     from .parallel import TrainState as TrainState
     from .parallel import build_step as build_step
@@ -76,6 +77,7 @@ _HOMES = {
         "Layouts",
         "Model",
         "Precision",
+        "ShardingPlan",
         "Step",
         "TrainState",
         "build_step",

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from ..layouts.paths import leaves_with_paths, map_with_path
+from ..layouts.paths import in_blocks, leaves_with_paths, map_with_path
 from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean
 
@@ -15,11 +15,6 @@ from ..mesh.near_miss import did_you_mean
 def is_stacked(abstract_params: Any) -> bool:
     """Whether the parameters look like a `BlockModel`'s: exactly the groups "embed", "blocks" and "head"."""
     return isinstance(abstract_params, Mapping) and set(abstract_params) == {"embed", "blocks", "head"}
-
-
-def in_blocks(path: str) -> bool:
-    """Whether a path is that of a stacked array of a `BlockModel`."""
-    return path.split("/")[0] == "blocks"
 
 
 def select(

@@ -80,7 +80,9 @@ STRATEGIES: dict[str, Strategy] = {
     "context": context,
     "tensor": tensor,
 }
-"""Every strategy by its name, in the order of the mesh axes: the slowest network first."""
+"""Every strategy by its name, in the order of the mesh axes: the slowest network first.
+
+`begin`, `finish` and `reduce` go through it in this order, layouts the other way round."""
 
 
 def axis_names() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...layouts.paths import leaves_with_paths, map_with_path
+from ...layouts.paths import in_blocks, leaves_with_paths, map_with_path
 from ...mesh.errors import UserError
 from ...mesh.near_miss import did_you_mean
 from ..model import Params
@@ -47,7 +47,7 @@ def place(given: Params, stored: Params, order: StoredOrder) -> Params:
     stages = order.reordered
 
     def put(path: str, leaf: jax.ShapeDtypeStruct) -> Array:
-        rows = stages if path.split("/")[0] == "blocks" else None
+        rows = stages if in_blocks(path) else None
         return jax.make_array_from_callback(
             leaf.shape, leaf.sharding, lambda index: _part(arrays[path], index, leaf.dtype, rows)
         )

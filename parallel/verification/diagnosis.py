@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..plan import Layouts
+from ..plan import ShardingPlan
 from ..xla.error_texts import differing_result
 from .differences import SMALL, copies, relative
 from .reference import HostBatch, Sums
@@ -141,7 +141,7 @@ def of_evaluation(
     return " ".join(said) or f"{found} instead of {reference}, as (sum of the losses, weight)."
 
 
-def refused(error: Exception, layouts: Layouts) -> tuple[str, str] | None:
+def refused(error: Exception, layouts: ShardingPlan) -> tuple[str, str] | None:
     """What JAX's check of replication means, as (path, cause); None where the error is another one."""
     found = differing_result(error)
     if found is None:

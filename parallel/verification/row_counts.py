@@ -12,7 +12,7 @@ import numpy as np
 from ...layouts.paths import leaves_with_paths
 from ...layouts.table import LayoutRow
 from .. import pipeline
-from ..plan import Layouts
+from ..plan import ShardingPlan
 from .contract.breaches import breaches
 from .reference import HostBatch, OneDevice, Sums
 
@@ -35,7 +35,7 @@ class Case:
         batch: the global batch.
     """
 
-    layouts: Layouts
+    layouts: ShardingPlan
     microbatches: int
     run: Callable[[Any, HostBatch], Sums]
     params: Any

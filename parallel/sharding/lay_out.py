@@ -107,9 +107,8 @@ def lay_out(
         options=StepOptions(precision=precision),
         notes=_notes(plan),
     )
-    for found in (layout_problems(own, resolved), problems(resolved)):
-        if found:
-            raise LayoutError(found)
+    if found := layout_problems(own, resolved) + problems(resolved):
+        raise LayoutError(found)
     return resolved
 
 
@@ -120,7 +119,8 @@ def _used_table(table: LayoutTable) -> LayoutTable:
         layout = row.layout
         for strategy in STRATEGIES.values():
             layout = strategy.used_layout(row.path, layout)
-        return row if layout is row.layout else replace(row, layout=layout)
+        leaf = jax.ShapeDtypeStruct(row.shape, row.dtype)
+        return row if layout is row.layout else make_row(row.path, leaf, row.rule, layout)
 
     return replace(table, rows=tuple(map(used, table.rows)))
 

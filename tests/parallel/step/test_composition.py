@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 import toy
-from spmdkit.parallel import FSDPConfig, Model, lay_out
+from spmdkit.parallel import FSDPConfig, Model, build_step, lay_out
 from spmdkit.parallel.plan import StepOptions
 from spmdkit.parallel.sharding.strategies import STRATEGIES
 from spmdkit.parallel.step.composition import DeviceStep

@@ -5,7 +5,7 @@ from functools import cache
 
 from ..mesh.near_miss import nearest
 from ..models.catalog import MODELS
-from ..parallel import STRATEGIES
+from ..parallel.sharding.strategies import option_types
 from .schema import Config, ModelCheck
 from .synonyms import known_synonyms, meant_by
 
@@ -22,8 +22,8 @@ def config_keys() -> tuple[str, ...]:
     ]
     keys += [f"model.{name}" for name in ("name", *(field.name for field in fields(ModelCheck)))]
     keys += [f"model.{field.name}" for options, _ in MODELS.values() for field in fields(options)]
-    keys += [f"strategy.{name}" for name in STRATEGIES]
-    keys += [f"strategy.{name}.{field.name}" for name, options in STRATEGIES.items() for field in fields(options)]
+    keys += [f"strategy.{name}" for name in option_types()]
+    keys += [f"strategy.{name}.{field.name}" for name, options in option_types().items() for field in fields(options)]
     return tuple(dict.fromkeys(keys))
 
 

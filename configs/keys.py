@@ -22,8 +22,8 @@ def config_keys() -> tuple[str, ...]:
     ]
     keys += [f"model.{name}" for name in ("name", *(field.name for field in fields(ModelCheck)))]
     keys += [f"model.{field.name}" for options, _ in MODELS.values() for field in fields(options)]
-    keys += [f"strategy.{name}" for name in option_types()]
-    keys += [f"strategy.{name}.{field.name}" for name, options in option_types().items() for field in fields(options)]
+    for name, options in option_types().items():
+        keys += [f"strategy.{name}", *(f"strategy.{name}.{field.name}" for field in fields(options))]
     return tuple(dict.fromkeys(keys))
 
 

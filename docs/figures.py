@@ -32,7 +32,6 @@ PICTURES = ROOT / "docs" / "pictures"
 CONFIGS = [*sorted((ROOT / "configs").glob("*.yaml")), ROOT / "examples" / "own_model.yaml"]
 BY_HAND = {
     "benchmarks/RESULTS.md": "make bench",
-    "docs/pipeline-schedules.md, memory of a step": "python benchmarks/pipeline_memory.py",
     "docs/slow-links.md, losses": "make train CONFIG=diloco, CONFIG=compressed",
 }
 """Figures that no command prints in the form in which they are shown -> what measures them."""

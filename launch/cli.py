@@ -383,14 +383,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def find_command(name: str, parser: argparse.ArgumentParser) -> "Command":
-    """Returns the command of a name; where there is none, exits with what is near."""
+    """Returns the command of a name; where there is none, exits with what is near, or how to train a config."""
     commands = {command.name: command for command in COMMANDS}
     if name not in commands:
+        from ..configs.presets import preset_names
         from ..mesh.near_miss import nearest
 
         near = nearest(name, commands)
-        listed = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(commands)}"
-        parser.error(f"{name!r} is not a command; {listed}")
+        hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(commands)}"
+        if name.endswith((".yaml", ".yml")) or name in preset_names():
+            hint = f"to train it: spmdkit train {name}"
+        parser.error(f"{name!r} is not a command; {hint}")
     return commands[name]
 
 
@@ -434,7 +437,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tolerant_streams():
         parser = make_parser()
         first = parser.parse_args(argv)
-        if first.command is None:
+        if first.command in (None, "help"):
             parser.print_help()
             return 0
         command = find_command(first.command, parser)

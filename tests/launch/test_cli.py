@@ -34,8 +34,9 @@ def test_help_shows_an_example_of_every_command(capsys):
     assert max(map(len, text.partition("options:")[0].splitlines())) <= 80
 
 
-def test_alone_it_prints_its_help(capsys):
-    assert cli.main([]) == 0
+@pytest.mark.parametrize("arguments", [[], ["help"]])
+def test_alone_it_prints_its_help(arguments, capsys):
+    assert cli.main(arguments) == 0
     assert capsys.readouterr().out == printed_help(capsys)
 
 
@@ -131,6 +132,8 @@ def test_wrong_arguments(arguments, capsys):
     ("arguments", "said"),
     [
         (["trian", "x"], "error: 'trian' is not a command; did you mean train?"),
+        (["my.yaml", "train.steps=3"], "error: 'my.yaml' is not a command; to train it: spmdkit train my.yaml\n"),
+        (["quickstart"], "to train it: spmdkit train quickstart\n"),
         (["serve"], "error: 'serve' is not a command; the commands are init, train, "),
         (["train"], "error: the following arguments are required: CONFIG\n"),
         (["train", "a", "--steps", "3"], "key=value: train.steps=3\n"),

@@ -232,6 +232,8 @@ def main() -> int:
     for page in [path.resolve() for path in arguments.pages] or PAGES:
         text = page.read_text(encoding="utf-8")
         new, problems, made = renew_page(text, run_command, slow=arguments.slow)
+        if not made and not problems:
+            continue
         page.write_text(new, encoding="utf-8")
         print(f"{page.relative_to(ROOT)}: {made} figures, {'changed' if new != text else 'as before'}", flush=True)
         for problem in problems:

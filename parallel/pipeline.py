@@ -193,7 +193,7 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
 
 
 def _check_recomputed(schedule: Schedule) -> None:
-    """Checks that all forwards are computed again, or none: what the first time leaves is the same for all."""
+    """Checks that all forwards are recomputed, or none: what the first time leaves is the same for all."""
     of_kind = {
         kind: {
             (stage, action.chunk, action.microbatch) for _, stage, action in schedule.actions() if action.kind == kind
@@ -204,7 +204,7 @@ def _check_recomputed(schedule: Schedule) -> None:
     if of_kind[Kind.RECOMPUTE] and missing:
         stage, chunk, microbatch = missing[0]
         raise UserError(
-            f"{len(of_kind[Kind.RECOMPUTE])} of {len(of_kind[Kind.FORWARD])} forwards are computed again (R), but not "
-            f"F{microbatch} of chunk {chunk} on stage {stage}. A run computes all again or none: add the "
+            f"{len(of_kind[Kind.RECOMPUTE])} of {len(of_kind[Kind.FORWARD])} forwards are recomputed (R), but not "
+            f"F{microbatch} of chunk {chunk} on stage {stage}. A run recomputes all or none: add the "
             f"{len(missing)} missing R, or take all out."
         )

@@ -9,7 +9,7 @@ from spmdkit.mesh.keys import make_key
 from spmdkit.parallel import Model
 from spmdkit.parallel.verification.contract import check as file
 from spmdkit.parallel.verification.contract.breaches import Breach, ContractError, NotChecked
-from spmdkit.parallel.verification.contract.check import check_model, first_params, report
+from spmdkit.parallel.verification.contract.check import check_model, initial_params, report
 
 BATCH = {"inputs": np.ones((4, 3), np.float32), "weights": np.ones(4, np.float32)}
 BROKEN = (Breach("rows", "its rows depend."), Breach("mean", "it is a mean."))
@@ -102,7 +102,7 @@ def test_too_large_a_model_is_the_users_own_matter(monkeypatch):
 
 def test_first_parameters_are_in_float32(float64):
     model = Model(init=lambda key: {"w": jnp.ones(3, "float64"), "n": jnp.arange(2)}, loss=loss)
-    found = first_params(model, jax.random.key(0))
+    found = initial_params(model, jax.random.key(0))
     assert (found["w"].dtype, found["n"].dtype) == (jnp.float32, jnp.int64)
 
 

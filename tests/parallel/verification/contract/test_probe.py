@@ -12,8 +12,8 @@ from spmdkit.parallel.verification.contract.probe import (
     ROWS,
     NotChecked,
     Pair,
+    Pairs,
     Probe,
-    Sums,
     compile_quickly,
     count,
     first_rows,
@@ -44,7 +44,7 @@ def pair_of(rows, weights=None):
 
 def test_sums_of_each_arrangement():
     found = Probe(MODEL, "float32").sums(PARAMS, BATCH, None)
-    assert found == Sums(
+    assert found == Pairs(
         whole=pair_of([0, 1, 2, 3]),
         first=pair_of([0, 1]),
         second=pair_of([2, 3]),

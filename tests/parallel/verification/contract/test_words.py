@@ -2,10 +2,10 @@
 
 import pytest
 from spmdkit.parallel.verification.contract import words
-from spmdkit.parallel.verification.contract.probe import Pair, Sums
+from spmdkit.parallel.verification.contract.probe import Pair, Pairs
 
-FOUND = Sums(Pair(10, 4), Pair(3, 2), Pair(4, 2), Pair(11, 4), Pair(2, 0))
-ALONE = Sums(Pair(6, 4), Pair(3, 2), Pair(3, 2), Pair(6, 4), Pair(0, 0))
+FOUND = Pairs(Pair(10, 4), Pair(3, 2), Pair(4, 2), Pair(11, 4), Pair(2, 0))
+ALONE = Pairs(Pair(6, 4), Pair(3, 2), Pair(3, 2), Pair(6, 4), Pair(0, 0))
 
 
 def test_random_numbers_of_the_whole_batch():

@@ -69,7 +69,7 @@ class Step:
 
         Args:
             seed: The run's seed, 0 .. 2**32 - 1; parameters depend on it alone, never on the mesh.
-            params: Parameters to start from instead: whole arrays of the host, as `given_params.place` takes them.
+            params: Parameters to start from instead: whole arrays of the host, as `initial_params.place` takes them.
 
         Raises:
             UserError: The parameters given are not the model's, or the seed is out of its range.

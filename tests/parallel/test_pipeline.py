@@ -101,7 +101,7 @@ def test_memory_follows_the_schedule():
     ("strategy", "plain", "messages"),
     [
         ({"pipe": 2}, True, ["strategy.pipe=2", "one function", "BlockModel (embed, block, head)"]),
-        ({"pipe": 4}, False, ["model.layers=3", "4 pieces", "strategy.pipe.size"]),
+        ({"pipe": 4}, False, ["model.layers=3", "4 stages", "strategy.pipe.size"]),
         ({"pipe": {"size": 2, "microbatches": 1}}, False, ["strategy.pipe.microbatches=1", "strategy.pipe.size=2"]),
         ({"pipe": {"size": 2, "schedule": "1f1"}}, False, ["1f1", "1f1b"]),
         ({"pipe": {"size": 2, "layers": [1, 1]}}, False, ["strategy.pipe.layers=[1, 1]", "model.layers=3"]),

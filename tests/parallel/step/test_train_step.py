@@ -85,17 +85,21 @@ def test_no_device_ever_holds_a_whole_large_array():
     assert {shard.data.shape for shard in state.params["w"].addressable_shards} == {(128, 1024)}
 
 
-def test_initial_parameters_do_not_depend_on_the_mesh(layouts, one_device):
-    ours = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts).init(7).params
-    reference = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), one_device).init(7).params
+@pytest.fixture(scope="module")
+def drawn_by_one_device(one_device):
+    return jax.device_get(build_step(toy.DRAWN_MODEL, optax.sgd(1.0), one_device).init(7).params)
+
+
+def test_initial_parameters_do_not_depend_on_the_mesh(layouts, drawn_by_one_device):
+    ours, reference = build_step(toy.DRAWN_MODEL, optax.sgd(1.0), layouts).init(7).params, drawn_by_one_device
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), ours, reference))
 
 
 @pytest.mark.parametrize("data", [{"zero": 1}, {"zero": 2}, {"local_steps": 2}, {"compress": "int8"}], ids=str)
-def test_initial_parameters_do_not_depend_on_what_else_there_is(data, one_device):
-    layouts = lay_out(toy.BLOCK_MODEL, {"data": {"size": 2, **data}}, devices=toy.devices(2))
-    ours = jax.device_get(build_step(toy.BLOCK_MODEL, optax.adamw(1.0), layouts).init(7))
-    reference = jax.device_get(build_step(toy.BLOCK_MODEL, optax.sgd(1.0), one_device).init(7).params)
+def test_initial_parameters_do_not_depend_on_what_else_there_is(data, drawn_by_one_device):
+    layouts = lay_out(toy.DRAWN_MODEL, {"data": {"size": 2, **data}}, devices=toy.devices(2))
+    ours = jax.device_get(build_step(toy.DRAWN_MODEL, optax.adamw(1.0), layouts).init(7))
+    reference = drawn_by_one_device
     same = jax.tree.map(np.array_equal, ours.params, reference)
     if "local_steps" in data:
         same = same, jax.tree.map(lambda own, whole: (own == whole[None]).all(), ours.extra.copies, reference)

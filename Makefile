@@ -25,10 +25,10 @@ train: $(VENV)/.spmdkit  ## train the quickstart on 8 simulated devices; CONFIG=
 test: $(VENV)/.test  ## run the whole test suite; ARGS= goes to pytest, WORKERS=2 processes
 	$(PYTEST) -m "not table" $(ARGS)
 
-test-equivalence: $(VENV)/.test  ## hold every strategy and product to one device, in float64 and float32: 10 minutes
+test-equivalence: $(VENV)/.test  ## hold every strategy and product to one device, in float64 and float32: 7 minutes
 	$(PYTEST) -m table tests/parallel/test_equivalence.py $(ARGS)
 
-test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: 2 to 3 minutes
+test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: 2 minutes
 	$(PYTEST) -m "not slow and not multiprocess and not table" $(ARGS)
 
 lint: $(VENV)/.dev  ## check style (ruff) and types (pyright)
@@ -47,7 +47,7 @@ figures: $(VENV)/.spmdkit  ## renew the outputs and pictures that README and doc
 	$(BIN)/python docs/figures.py $(ARGS)
 
 clean:  ## remove the virtual environment, caches and build outputs; runs/ stays
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf $(VENV) .venv-newest .cache .pytest_cache .ruff_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is renewed when the pins or the project's metadata change, so nothing is installed twice.

@@ -48,8 +48,14 @@ def scores(config, params, x):
 
 
 def next_token_loss(config, params, x, batch):
-    """The weighted cross-entropy, as sums."""
-    return cross_entropy(scores(config, params, x), batch["targets"], batch["weights"])
+    """The weighted cross-entropy, as sums; compiled in one, as blocks are."""
+    outside = {name: params[name] for name in ("embed", "head")}
+    return _next_token_loss(config, outside, x, batch["targets"], batch["weights"])
+
+
+@partial(jax.jit, static_argnums=0)
+def _next_token_loss(config, params, x, targets, weights):
+    return cross_entropy(scores(config, params, x), targets, weights)
 
 
 def cross_entropy(logits, targets, weights):

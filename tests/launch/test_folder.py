@@ -56,7 +56,7 @@ def test_a_path_just_too_long_for_what_a_run_writes(tmp_path):
 
 
 def test_a_name_that_no_path_may_have():
-    with pytest.raises(ValueError, match="cannot be made: embedded null byte"):
+    with pytest.raises(ValueError, match=r"cannot be made: .*embedded null (byte|character)"):
         check_folder(Path("/tmp/a\0b"))
 
 

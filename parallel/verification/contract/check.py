@@ -52,7 +52,8 @@ def check_model(
     if len(set(rows.values())) != 1 or "no dim" in rows.values():
         raise UserError(f"The arrays of a batch have one row for each example on dim 0; these have {rows}.")
     arrays = {"example": np.arange(count(arrays), dtype=np.int32), **arrays}
-    check_loss(model, {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in arrays.items()})
+    dtypes = {name: jax.dtypes.canonicalize_dtype(array.dtype) for name, array in arrays.items()}  # int64 as int32
+    check_loss(model, {name: jax.ShapeDtypeStruct(array.shape, dtypes[name]) for name, array in arrays.items()})
     if check == "off":
         return ()
     key = make_key(seed)

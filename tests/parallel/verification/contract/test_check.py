@@ -78,6 +78,17 @@ def test_the_index_of_each_row_is_added_and_a_given_one_kept(measured):
     assert [arguments[2]["example"].tolist() for arguments in measured] == [[0, 1, 2, 3], [7, 8, 9, 10]]
 
 
+def test_wide_whole_numbers_are_traced_as_the_runtime_gives_them(measured):
+    seen = []
+
+    def recording(params, batch, key):
+        seen.append(str(batch["targets"].dtype))
+        return loss(params, batch, key)
+
+    check_model(Model(init=init, loss=recording), {**BATCH, "targets": np.zeros(4, np.int64)}, check="off")
+    assert set(seen) == {"int32"}
+
+
 def test_parameters_are_those_given_or_drawn_by_the_seed(measured):
     given = {"w": np.ones(3)}
     check_model(MODEL, BATCH, params=given)

@@ -10,8 +10,8 @@ from jax import Array
 from ..model import Activations
 
 
-def split_differentiable(x: Activations) -> tuple[list[Array], list[Array]]:
-    """The leaves of x that have a gradient, and the others (positions, indices of examples)."""
+def split_differentiable(x: Activations) -> tuple[list[Any], list[Any]]:
+    """The leaves of x, arrays or shapes, that have a gradient, and the others (positions, indices of examples)."""
     leaves = jax.tree.leaves(x)
     return list(filter(_has_gradient, leaves)), [leaf for leaf in leaves if not _has_gradient(leaf)]
 

@@ -18,7 +18,8 @@ A product Out = In W in a block makes three products of matrices, one in each pa
    uses: the gradients dOut that wait for their products. A schedule holds residuals from F to W, and deferred values
    from B to W.
 2. Values that depend on parameters and extra (a random key) alone are never held: each part that uses them makes them
-   again. So FSDP's gathers happen in F, R and B, not in W, and no gathered parameter outlives its tick.
+   again. What would have W use gathered parameters (a norm that `jax.checkpoint` recomputes) is done in B. So FSDP's
+   gathers happen in F, R and B, not in W, and no gathered parameter outlives its tick.
    FSDP's reduce-scatter is what a gradient ends with: it falls to W.
 3. Where something was only moved, cast or cut up, the smaller side of that operation is held, and the operation is
    done again: no value is held in two shapes.
@@ -42,7 +43,7 @@ from ...mesh.compat import Equation, Variable, is_literal
 from ...mesh.errors import UserError
 from ..model import Activations, Params
 from ..xla.graph import Graph, run_equations, trace
-from ..xla.primitives import COLLECTIVES, MOVES, PRODUCTS
+from ..xla.primitives import COLLECTIVES, GATHERS, MOVES, PRODUCTS
 from .differentiable import join_differentiable, split_differentiable
 
 Held: TypeAlias = tuple[Array, ...]
@@ -150,6 +151,8 @@ class _Parts:
         weight = self.slice(gradients, given=()) - forward - backward
         light = self._light(weight)
         backward, weight = backward | light, weight - light
+        early = self._on_gathered(weight)
+        backward, weight = backward | early, weight - early
         made_forward = {*inputs, *self._made(forward)}
         made_backward = {*dy, *self._made(backward)}
         used_later = self._used(backward | weight, [*dx, *gradients])
@@ -162,6 +165,19 @@ class _Parts:
             if all(is_literal(operand) or operand in free for operand in eqn.invars):
                 free.update(eqn.outvars)
         return free
+
+    def _on_gathered(self, weight: Indices) -> Indices:
+        """What of W is computed with gathered parameters, such as a norm that is recomputed: W would gather again."""
+        gathered: set[Variable] = set()
+        early: Indices = set()
+        for index, eqn in enumerate(self.graph.equations):
+            used = [operand for operand in eqn.invars if not is_literal(operand)]
+            touches = any(operand in gathered for operand in used)
+            if all(operand in self.free for operand in used):
+                gathered.update(eqn.outvars if touches or self._name(index) in GATHERS else ())
+            elif touches and index in weight:
+                early |= {index} | (self.slice(used, given=()) & weight)
+        return early
 
     def _light(self, weight: Indices) -> Indices:
         """What leads to gradients of W without products of matrices: sums over rows, as small as their parameters."""

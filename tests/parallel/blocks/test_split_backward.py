@@ -1,20 +1,28 @@
 """One block in three parts: the parts are autodiff's own numbers, share the work out evenly, and hold little."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import toy
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
+from spmdkit.parallel import build_step, census, lay_out
 from spmdkit.parallel.blocks.differentiable import split_differentiable
+from spmdkit.parallel.blocks.remat import remat_block
 from spmdkit.parallel.blocks.split_backward import split_block
-from spmdkit.parallel.fsdp import attach, gather
+from spmdkit.parallel.fsdp import FSDPConfig, attach, gather
+from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.precision import Precision
 
 B, L, D, F = 2, 8, 64, 128
+TINY = TransformerConfig(vocabulary=32, length=8, width=16, heads=4, kv_heads=2, mlp_width=32)
 MODEL = transformer(
     TransformerConfig(vocabulary=32, length=L, layers=1, width=D, heads=4, kv_heads=2, mlp_width=F, dropout=0.1)
 )
@@ -153,6 +161,43 @@ def test_gathers_are_made_again_and_gradients_scattered_last():
     )
     assert seen == {"forward": (2, 0), "input": (2, 0), "weight": (0, 2)}
     assert jax.tree.all(jax.tree.map(jnp.array_equal, ours, theirs))
+
+
+def test_a_recomputed_norm_is_not_gathered_again_in_w():
+    """Under `dots` only W needs the normed activations once more: B makes them, with the scale that it gathers."""
+    mesh = jax.make_mesh((2,), ("fsdp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    layouts = {"scale": TensorLayout(("fsdp",)), "w": TensorLayout((None, None))}
+    seen = []
+
+    def block(params, x, key):
+        whole = gather(params, layouts, ("fsdp",), Precision())
+        ready = attach(params, whole, layouts, ("fsdp",), Precision())
+        return jnp.tanh((jnp.sin(x) * ready["scale"][None]) @ ready["w"])
+
+    def local(params, x):
+        params = {**params, "w": lax.pcast(params["w"], "fsdp", to="varying")}
+        parts = split_block(remat_block(block, "dots", makes_copies=True, in_loop=True), params, x, None)
+        y, residuals = parts.forward(params, x, None)
+        _, deferred = parts.backward_input(params, None, residuals, [y])
+        jaxpr = jax.make_jaxpr(parts.backward_weight)(params, None, residuals, deferred).jaxpr
+        seen.append([equation.primitive.name for equation in jaxpr.eqns])
+        return x
+
+    params, x = {"scale": jnp.ones(8), "w": jnp.ones((8, 8))}, jnp.ones((4, 8))
+    specs = {"scale": PartitionSpec("fsdp"), "w": PartitionSpec()}, PartitionSpec("fsdp")
+    jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[1]), params, x)
+    assert "all_gather" not in seen[0]
+    assert "dot_general" in seen[0]
+
+
+@pytest.mark.slow
+def test_stages_gather_what_their_cost_says_under_dots():
+    model = replace(TINY, layers=2)
+    pipe = PipelineConfig(size=2, schedule="1f1b", microbatches=2)
+    strategy = {"pipe": pipe, "fsdp": FSDPConfig(size=2, floor_bytes=0)}
+    layouts = lay_out(transformer(model), strategy, devices=toy.devices(4))
+    step, batch = build_step(transformer(model), optax.sgd(0.1), layouts, remat="dots"), toy.abstract(toy.batch(0))
+    assert census(step.compile(batch).as_text(), layouts.mesh) == step.cost(batch)
 
 
 def test_random_keys_are_made_again():

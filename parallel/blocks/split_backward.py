@@ -20,11 +20,9 @@ A product Out = In W in a block makes three products of matrices, one in each pa
 2. Values that depend on parameters and extra (a random key) alone are never held: each part that uses them makes them
    again. What would have W use gathered parameters (a norm that `jax.checkpoint` recomputes) is done in B. So FSDP's
    gathers happen in F, R and B, not in W, and no gathered parameter outlives its tick.
-   FSDP's reduce-scatter is what a gradient ends with: it falls to W.
-3. Where something was only moved, cast or cut up, the smaller side of that operation is held, and the operation is
-   done again: no value is held in two shapes.
-4. A gradient that is a mere sum over rows (a norm's scale, a bias) is made in B: the sum is smaller than what it is
-   made of, and is deferred in its place.
+   Its reduce-scatter is what a gradient ends with: it falls to W.
+3. Where something was only moved, cast or cut up, the smaller side is held: no value is held in two shapes.
+4. A gradient that is a mere sum over rows (a norm's scale, a bias) is made in B, and deferred in place of its terms.
 5. What a model recomputes in backward (`jax.checkpoint`, a gradient of its own) is not what y needs, so it lands in B:
    how much is held remains the model's choice.
 

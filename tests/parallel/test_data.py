@@ -1,5 +1,6 @@
 """Data parallel: gradients stay local until one sum a bucket, and the cost is what the buckets move."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -12,9 +13,11 @@ from jax.sharding import PartitionSpec
 from planted import BLOCK_MODEL
 from spmdkit.mesh.compat import varying_axes
 from spmdkit.mesh.errors import UserError
-from spmdkit.parallel import DataParallelConfig, FSDPConfig, lay_out
-from spmdkit.parallel.collectives import Collective
+from spmdkit.parallel import DataParallelConfig, FSDPConfig, Precision, lay_out
+from spmdkit.parallel.collectives import Collective, StepCounts
 from spmdkit.parallel.data import axes_to_sum, cost, make_varying, reduce_gradients, scalar_width
+from spmdkit.parallel.plan import StepOptions
+from spmdkit.parallel.step.call_counts import plain_counts
 
 AXES = ("data", "fsdp")
 
@@ -40,16 +43,20 @@ def test_axes_that_a_layout_lacks_are_those_to_sum():
     assert axes_to_sum(layouts["blocks/up"], ("fsdp",)) == ()
 
 
+def cost_of(plan, reduce="float32", platform="cpu"):
+    given = replace(plan, options=StepOptions(precision=Precision(reduce=reduce)))
+    return cost(given, StepCounts(plain_counts(BLOCK_MODEL, 1)), platform)
+
+
 def test_alone_it_is_one_sum_of_everything():
     size = bytes_of(*PATHS, resolved=resolved(data=2))
-    lines = cost(resolved(data=2).table, ("data",), "float32", platform="cpu")
-    assert lines == [Collective("all-reduce", ("data",), 1, size + 8)]
+    assert cost_of(resolved(data=2)) == [Collective("all-reduce", ("data",), 1, size + 8)]
 
 
 def test_beside_fsdp_there_are_two_buckets():
     plan = resolved(data=2, fsdp=2)
     split = tuple(path for path in PATHS if path != "blocks/scale")
-    assert cost(plan.table, AXES, "float32", platform="cpu") == [
+    assert cost_of(plan) == [
         Collective("all-reduce", AXES, 1, bytes_of("blocks/scale", resolved=plan) + 8),
         Collective("all-reduce", ("data",), 1, bytes_of(*split, resolved=plan)),
     ]
@@ -57,7 +64,7 @@ def test_beside_fsdp_there_are_two_buckets():
 
 def test_where_gradients_are_complete_their_squares_join():
     plan = resolved(fsdp=2)
-    (line,) = cost(plan.table, ("fsdp",), "float32", platform="cpu")
+    (line,) = cost_of(plan)
     assert line.bytes == bytes_of("blocks/scale", resolved=plan) + 12
 
 
@@ -65,9 +72,14 @@ def test_where_gradients_are_complete_their_squares_join():
     ("dtype", "platform", "width", "scalar"), [("bfloat16", "gpu", 2, 4), ("float64", "cpu", 8, 8)]
 )
 def test_gradients_move_in_the_reduce_dtype_and_scalars_at_least_in_float32(dtype, platform, width, scalar):
-    (line,) = cost(resolved(data=2).table, ("data",), dtype, platform=platform)
+    (line,) = cost_of(resolved(data=2), dtype, platform)
     assert line.bytes == bytes_of(*PATHS, resolved=resolved(data=2)) // 4 * width + 2 * scalar
     assert scalar_width(dtype) == scalar
+
+
+def test_where_gradients_are_compressed_it_sums_nothing():
+    config = DataParallelConfig(size=2, compress="int8")
+    assert cost_of(lay_out(BLOCK_MODEL, {"data": config}, devices=toy.devices(2))) == []
 
 
 def on_mesh(function, plan):

@@ -1,5 +1,6 @@
 """Pipelines beside other strategies, what they hold, how their state is saved, and what does not fit."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -9,12 +10,17 @@ import optax
 import pytest
 import reference
 import toy
+from jax import lax
 from pipeline_case import FLOAT64, ROWS, TOLERANCE, differentiate, first_params, light, model
-from spmdkit.parallel import FSDPConfig, build_step, census, lay_out
+from planted import BLOCK_MODEL
+from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel.collectives import StepCounts
 from spmdkit.parallel.data import DataParallelConfig
-from spmdkit.parallel.pipeline import PipelineConfig
+from spmdkit.parallel.pipeline import PipelineConfig, begin, cost, finish
+from spmdkit.parallel.plan import StepOptions
 from spmdkit.parallel.sharding.batch_rows import check_rows
 from spmdkit.parallel.sharding.stored_order import stored_order
+from spmdkit.parallel.step.call_counts import plain_counts
 
 PIPE = PipelineConfig(size=2, schedule="1f1b", microbatches=4)
 SPLIT = PipelineConfig(size=2, schedule="zbv", microbatches=4, embed_and_head="split")
@@ -101,7 +107,7 @@ def test_memory_follows_the_schedule():
     ("strategy", "plain", "messages"),
     [
         ({"pipe": 2}, True, ["strategy.pipe=2", "one function", "BlockModel (embed, block, head)"]),
-        ({"pipe": 4}, False, ["model.layers=3", "4 stages", "strategy.pipe.size"]),
+        ({"pipe": 4}, False, ["model.layers=3", "4 pieces", "strategy.pipe.size"]),
         ({"pipe": {"size": 2, "microbatches": 1}}, False, ["strategy.pipe.microbatches=1", "strategy.pipe.size=2"]),
         ({"pipe": {"size": 2, "schedule": "1f1"}}, False, ["1f1", "1f1b"]),
         ({"pipe": {"size": 2, "layers": [1, 1]}}, False, ["strategy.pipe.layers=[1, 1]", "model.layers=3"]),
@@ -129,7 +135,9 @@ def test_a_schedule_recomputes_all_or_nothing(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("F0,F1,R0,B0,W0,R1,B1,W1\n,F0,B0,F1,B1,W0,W1,\n")
     strategy = {"pipe": {"size": 2, "schedule": str(path), "microbatches": 2}}
-    with pytest.raises(ValueError, match=r"2 of 4 forwards are recomputed \(R\), but not F0 of chunk 0 on stage 1\."):
+    with pytest.raises(
+        ValueError, match=r"2 of 4 forwards are computed again \(R\), but not F0 of chunk 0 on stage 1\."
+    ):
         lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(2))
 
 
@@ -179,3 +187,62 @@ def test_rows_have_to_be_divisible_by_microbatches():
     check_rows(layouts, 16)  # 2 x 2 microbatches by default
     with pytest.raises(ValueError, match=r"strategy.pipe.microbatches 4.*12 % 8 = 4.*\(16 is the nearest\)"):
         check_rows(layouts, 12)
+
+
+# Embedding and head split over the stages between steps
+
+ELEMENTS = toy.VOCABULARY * toy.WIDTH
+"""Of the table, and as many of the head."""
+
+
+@cache
+def split_plan(embed_and_head="split"):
+    pipe = PipelineConfig(size=2, microbatches=2, layers=(1, 2), embed_and_head=embed_and_head)
+    return lay_out(BLOCK_MODEL, {"pipe": pipe, "data": 2}, devices=toy.devices(4))
+
+
+def layouts_of(table):
+    return {row.path: str(row.layout) for row in table.rows}
+
+
+def test_within_a_step_nothing_outside_the_blocks_is_split():
+    stored, within = (layouts_of(table) for table in (split_plan().table, split_plan().used_table))
+    assert (stored["embed/table"], stored["head/out"]) == ("(pipe, None)", "(pipe, None)")
+    assert (within["embed/table"], within["head/out"]) == ("(None, None)", "(None, None)")
+    assert within["blocks/up"] == stored["blocks/up"] == "(pipe, None, None)"
+
+
+def gathers_and_scatters(plan, reduce="float32"):
+    given = replace(plan, options=StepOptions(precision=Precision(reduce=reduce)))
+    lines = cost(given, StepCounts(plain_counts(BLOCK_MODEL, 1)), "gpu")
+    return [(line.kind, line.bytes) for line in lines if line.kind != "collective-permute"]
+
+
+def test_embedding_and_head_cost_a_gather_and_a_scatter_each():
+    kinds = ("all-gather", "reduce-scatter")
+    assert gathers_and_scatters(split_plan()) == [(kind, 4 * ELEMENTS) for kind in kinds] * 2
+    narrow = gathers_and_scatters(split_plan(), "bfloat16")
+    assert [size for _, size in narrow] == [4 * ELEMENTS, 2 * ELEMENTS] * 2
+    assert gathers_and_scatters(split_plan("whole")) == []
+
+
+def test_what_begins_whole_ends_in_parts():
+    specs = split_plan().manual_specs(split_plan().table)
+
+    def run(params):
+        whole = begin(params, split_plan())
+        assert whole["embed"]["table"].shape == (toy.VOCABULARY, toy.WIDTH)
+        assert whole["blocks"] is params["blocks"]
+        share = (1.0 + 10 * lax.axis_index("pipe")).astype("bfloat16")
+        return finish({**whole, "head": {"out": whole["head"]["out"].astype("bfloat16") * share}}, split_plan())
+
+    mapped = jax.shard_map(run, mesh=split_plan().mesh.backend_mesh, in_specs=(specs,), out_specs=specs)
+    shapes = split_plan().table.abstract_arrays
+    given = jax.tree.map(lambda leaf: jnp.arange(float(leaf.size)).reshape(leaf.shape) % 64, shapes)
+    found = jax.jit(mapped)(given)
+    assert np.array_equal(found["embed"]["table"], 2 * given["embed"]["table"]), "both stages hold the same"
+    assert np.array_equal(found["head"]["out"], 12 * given["head"]["out"]), "summed over the stages"
+    assert found["head"]["out"].dtype == jnp.bfloat16
+    assert np.array_equal(found["blocks"]["up"], given["blocks"]["up"])
+    scatters = [line for line in str(jax.make_jaxpr(mapped)(given)).splitlines() if "= reduce_scatter" in line]
+    assert all(":f32[" in line.split("=")[0] for line in scatters), "in the reduce dtype"

@@ -4,25 +4,25 @@ import toy
 from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.parallel.schedule.stages import assign
 from spmdkit.parallel.schedule.timetable import make_timetable
-from spmdkit.parallel.step.call_counts import pipeline_calls, plain_calls
+from spmdkit.parallel.step.call_counts import pipeline_counts, plain_counts
 
 MICROBATCHES, BLOCKS = 4, toy.BLOCKS
 
 
 def of_pipeline(accumulate=1, *, model=toy.BLOCK_MODEL, **options):
     schedule = make_schedule("1f1b", 2, MICROBATCHES, **options)
-    return pipeline_calls(model, make_timetable(schedule, assign(BLOCKS, schedule, ())), accumulate)
+    return pipeline_counts(model, make_timetable(schedule, assign(BLOCKS, schedule, ())), accumulate)
 
 
 def test_a_device_that_runs_the_whole_model():
-    calls = plain_calls(toy.BLOCK_MODEL, 4)
+    calls = plain_counts(toy.BLOCK_MODEL, 4)
     assert (calls.embed, calls.embed_backward, calls.head, calls.others) == (4, 4, 4, 4)
     assert (calls.block, calls.block_backward, calls.block_weight, calls.block_again) == (12, 12, 12, 0)
     assert (calls.rows, calls.outer_gradients) == (BLOCKS, {})
 
 
 def test_a_model_without_blocks_calls_none():
-    calls = plain_calls(toy.PLAIN_MODEL, 2)
+    calls = plain_counts(toy.PLAIN_MODEL, 2)
     assert (calls.block, calls.block_backward, calls.rows, calls.others) == (0, 0, 0, 2)
 
 

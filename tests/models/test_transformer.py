@@ -269,14 +269,15 @@ def test_number_of_parameters():
 
 
 def count_matmul_flops(jaxpr):
-    """2 x multiply-adds of every product in a jaxpr, those inside loops as often as they run."""
+    """2 x multiply-adds of every product in a jaxpr, those inside loops as often as they run, of two ways the first."""
     total = 0.0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             contracted = equation.params["dimension_numbers"][0][0]
             shape = equation.invars[0].aval.shape
             total += 2 * equation.outvars[0].aval.size * np.prod([shape[dim] for dim in contracted])
-        inner = [getattr(value, "jaxpr", value) for value in equation.params.values()]
+        values = [*equation.params.values(), *equation.params.get("branches", ())[:1]]
+        inner = [getattr(value, "jaxpr", value) for value in values]
         inner = [value for value in inner if hasattr(value, "eqns")]
         total += sum(map(count_matmul_flops, inner)) * equation.params.get("length", 1)
     return total

@@ -107,7 +107,7 @@ def test_memory_follows_the_schedule():
     ("strategy", "plain", "messages"),
     [
         ({"pipe": 2}, True, ["strategy.pipe=2", "one function", "BlockModel (embed, block, head)"]),
-        ({"pipe": 4}, False, ["model.layers=3", "4 pieces", "strategy.pipe.size"]),
+        ({"pipe": 4}, False, ["model.layers=3", "4 stages", "strategy.pipe.size"]),
         ({"pipe": {"size": 2, "microbatches": 1}}, False, ["strategy.pipe.microbatches=1", "strategy.pipe.size=2"]),
         ({"pipe": {"size": 2, "schedule": "1f1"}}, False, ["1f1", "1f1b"]),
         ({"pipe": {"size": 2, "layers": [1, 1]}}, False, ["strategy.pipe.layers=[1, 1]", "model.layers=3"]),
@@ -135,9 +135,7 @@ def test_a_schedule_recomputes_all_or_nothing(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("F0,F1,R0,B0,W0,R1,B1,W1\n,F0,B0,F1,B1,W0,W1,\n")
     strategy = {"pipe": {"size": 2, "schedule": str(path), "microbatches": 2}}
-    with pytest.raises(
-        ValueError, match=r"2 of 4 forwards are computed again \(R\), but not F0 of chunk 0 on stage 1\."
-    ):
+    with pytest.raises(ValueError, match=r"2 of 4 forwards are recomputed \(R\), but not F0 of chunk 0 on stage 1\."):
         lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(2))
 
 

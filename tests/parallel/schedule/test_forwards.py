@@ -12,16 +12,17 @@ def forwards(name, stages, microbatches):
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved_1f1b", "zbv"])
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 3), (3, 1), (3, 8)])
-def test_every_microbatch_goes_through_every_position_once(name, stages, microbatches):
+def test_every_microbatch_goes_through_every_virtual_stage_once(name, stages, microbatches):
     schedule = forwards(name, stages, microbatches)
     when = {
-        (schedule.position(stage, action.chunk), action.microbatch): tick for tick, stage, action in schedule.actions()
+        (schedule.virtual_stage(stage, action.chunk), action.microbatch): tick
+        for tick, stage, action in schedule.actions()
     }
     assert {action.kind for _, _, action in schedule.actions()} == {Kind.FORWARD}
-    assert len(when) == len(list(schedule.actions())) == schedule.num_positions * microbatches
-    for (position, microbatch), tick in when.items():
-        assert position == 0 or when[position - 1, microbatch] < tick
-        assert microbatch == 0 or when[position, microbatch - 1] < tick
+    assert len(when) == len(list(schedule.actions())) == schedule.num_virtual_stages * microbatches
+    for (virtual_stage, microbatch), tick in when.items():
+        assert virtual_stage == 0 or when[virtual_stage - 1, microbatch] < tick
+        assert microbatch == 0 or when[virtual_stage, microbatch - 1] < tick
 
 
 @pytest.mark.parametrize("microbatches", [1, 4, 7])

@@ -39,7 +39,7 @@ class Step:
 
     def __init__(self, *, loss=lambda loss, number: loss, move=lambda before, moved: moved, count=1):
         self.loss, self.move, self.count = loss, move, count
-        self.layouts = SimpleNamespace(stored_order=SimpleNamespace(to_model=lambda state: state))
+        self.plan = SimpleNamespace(pipeline=None)
         self.right = OneDevice()
 
     def init(self, seed):

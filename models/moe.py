@@ -26,9 +26,8 @@ from jax import Array
 from ..mesh.errors import UserError
 from ..parallel import context, expert, tensor
 from ..parallel.blocks.grouped_experts import apply_experts
-from ..parallel.collectives import Collective, varying_zeros
-from ..parallel.model import Batch, BlockModel, Params
-from ..parallel.sharding.parallel_context import Parallel, Traffic
+from ..parallel.collectives import Collective, Traffic, varying_zeros
+from ..parallel.model import Batch, BlockModel, ParallelContext, Params
 from .moe_config import MoEConfig
 from .moe_router import gathers_choices, route
 from .transformer import WHOLE, Hidden, block, draw_matrix, init, predict, transformer
@@ -38,7 +37,7 @@ from .transformer_split import around_products, attention_traffic, residual_byte
 from .transformer_split import traffic as transformer_traffic
 
 
-def moe(config: MoEConfig, parallel: Parallel = WHOLE) -> BlockModel:
+def moe(config: MoEConfig, parallel: ParallelContext = WHOLE) -> BlockModel:
     """Builds the model.
 
     Args:
@@ -82,7 +81,7 @@ def _init_experts(config: MoEConfig, key: Array) -> Params:
     }
 
 
-def _rules(config: MoEConfig, parallel: Parallel) -> dict[str, tuple[str | None, ...]]:
+def _rules(config: MoEConfig, parallel: ParallelContext) -> dict[str, tuple[str | None, ...]]:
     """Experts are laid out over `expert`, their columns over `tensor`."""
     experts = expert.AXIS if parallel.expert.size > 1 else None
     columns = tensor.AXIS if parallel.tensor.size > 1 else None
@@ -94,7 +93,9 @@ def _rules(config: MoEConfig, parallel: Parallel) -> dict[str, tuple[str | None,
     }
 
 
-def embed(config: MoEConfig, parallel: Parallel, groups: dict[str, Params], batch: Batch, key: Array | None) -> Hidden:
+def embed(
+    config: MoEConfig, parallel: ParallelContext, groups: dict[str, Params], batch: Batch, key: Array | None
+) -> Hidden:
     """As the transformer's; in training, with a sum of the router's losses for each row that begins at 0."""
     x = embed_transformer(config, parallel, groups, batch, key)
     if key is None or not (config.auxiliary_loss or config.z_loss):
@@ -103,7 +104,9 @@ def embed(config: MoEConfig, parallel: Parallel, groups: dict[str, Params], batc
     return {**x, "router_loss": varying_zeros(x["hidden"].shape[:1], wide, x["hidden"])}
 
 
-def _experts(config: MoEConfig, parallel: Parallel, params: Params, x_BlD: Array, x: Hidden) -> tuple[Array, Hidden]:
+def _experts(
+    config: MoEConfig, parallel: ParallelContext, params: Params, x_BlD: Array, x: Hidden
+) -> tuple[Array, Hidden]:
     x_BLD = tensor.gather_positions(parallel.tensor, x_BlD)
     routing = route(config, parallel, params["router"], x_BLD)
     if "router_loss" in x:
@@ -124,7 +127,7 @@ def _swiglu(weights: Params, x_mD: Array) -> Array:
     return (jax.nn.silu(x_mD @ weights["gate"]) * (x_mD @ weights["up"])) @ weights["down"]
 
 
-def _buffer(config: MoEConfig, parallel: Parallel, *, rows: int, held: int) -> expert.Buffer:
+def _buffer(config: MoEConfig, parallel: ParallelContext, *, rows: int, held: int) -> expert.Buffer:
     """Sizes of the buffers for `rows` rows, of each of which the device's `context` group holds `held` positions."""
     return expert.buffer_of(
         parallel.expert,
@@ -137,7 +140,7 @@ def _buffer(config: MoEConfig, parallel: Parallel, *, rows: int, held: int) -> e
 
 def head(
     config: MoEConfig,
-    parallel: Parallel,
+    parallel: ParallelContext,
     groups: dict[str, Params],
     x: Hidden,
     batch: Batch,
@@ -153,7 +156,7 @@ def head(
 
 def traffic(
     config: MoEConfig,
-    parallel: Parallel,
+    parallel: ParallelContext,
     part: str,
     shapes: Mapping[str, jax.ShapeDtypeStruct],
     dtype: str,

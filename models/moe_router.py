@@ -23,7 +23,8 @@ from jax import Array, lax
 
 from ..parallel import context
 from ..parallel.expert import places
-from ..parallel.sharding.parallel_context import Parallel, held_positions
+from ..parallel.model import ParallelContext
+from ..parallel.sharding.parallel_context import held_positions
 from .moe_config import MoEConfig
 
 
@@ -43,7 +44,7 @@ class Routing(NamedTuple):
     loss_B: Array
 
 
-def route(config: MoEConfig, parallel: Parallel, router_DE: Array, x_BLD: Array) -> Routing:
+def route(config: MoEConfig, parallel: ParallelContext, router_DE: Array, x_BLD: Array) -> Routing:
     """Chooses experts; computed in float32 or wider.
 
     With several experts for a position, their probabilities are scaled to add up to 1; with one, its probability is its
@@ -78,12 +79,12 @@ def _losses(config: MoEConfig, logits_BLE: Array, probability_BLE: Array, fracti
     return config.auxiliary_loss * auxiliary_B + config.z_loss * z_B
 
 
-def gathers_choices(config: MoEConfig, parallel: Parallel) -> bool:
+def gathers_choices(config: MoEConfig, parallel: ParallelContext) -> bool:
     """Whether a device needs the choices of positions that others hold: for places, or for the auxiliary loss."""
     return parallel.context.size > 1 and (config.drops or config.auxiliary_loss > 0)
 
 
-def _places(config: MoEConfig, parallel: Parallel, expert_BLk: Array) -> tuple[Array, Array]:
+def _places(config: MoEConfig, parallel: ParallelContext, expert_BLk: Array) -> tuple[Array, Array]:
     """How many earlier choices of the row each choice has before it, (B, L, k), and those for each expert, (B, E)."""
     whole_BWk = expert_BLk
     if gathers_choices(config, parallel):
@@ -96,7 +97,7 @@ def _places(config: MoEConfig, parallel: Parallel, expert_BLk: Array) -> tuple[A
     return jnp.take(place_BWk, held_positions(parallel, place_BWk.shape[1]), axis=1), count_BE
 
 
-def _order_of_gathered(parallel: Parallel, length: int) -> np.ndarray:
+def _order_of_gathered(parallel: ParallelContext, length: int) -> np.ndarray:
     """Where position 0, 1, ... of a row lies in what is gathered from device 0, 1, ... of `context`."""
     config = parallel.context
     chunks = [chunk for rank in range(config.size) for chunk in context.chunks_of(rank, config)]

@@ -38,9 +38,9 @@ from ..mesh.errors import UserError
 from ..parallel import expert, tensor
 from ..parallel.blocks.attention.ring import ring_attention
 from ..parallel.blocks.attention.ulysses import ulysses_attention
-from ..parallel.model import Batch, BlockModel, Params
+from ..parallel.model import Batch, BlockModel, ParallelContext, Params
 from ..parallel.sharding.named_outputs import name_output
-from ..parallel.sharding.parallel_context import Parallel, held_positions, own_positions
+from ..parallel.sharding.parallel_context import held_positions, own_positions
 from ..parallel.xla.product import weight_first
 from .attention import causal_attention, rotate
 from .cross_entropy import cross_entropy
@@ -54,17 +54,17 @@ Hidden = dict[str, Array]
 """What flows from block to block: "hidden" (B, l, D); where there is dropout "example" (B,), and for packed documents
 "segments" (B, L) and "positions" (B, L) in their document, of whole rows."""
 
-Half: TypeAlias = Callable[[Any, Parallel, Params, Array, Hidden], tuple[Array, Hidden]]
+Half: TypeAlias = Callable[[Any, ParallelContext, Params, Array, Hidden], tuple[Array, Hidden]]
 """Half of a block: `half(config, parallel, params, normed (B, l, D), x) -> (change of the residual stream, x)`."""
 
 InitMLP: TypeAlias = Callable[[Any, Array], Params]
 """Draws the parameters of the second half of one block from its key."""
 
-WHOLE = Parallel()
+WHOLE = ParallelContext()
 """Nothing is split: one device."""
 
 
-def transformer(config: TransformerConfig, parallel: Parallel = WHOLE) -> BlockModel:
+def transformer(config: TransformerConfig, parallel: ParallelContext = WHOLE) -> BlockModel:
     """Builds the model.
 
     Args:
@@ -158,7 +158,7 @@ def draw_matrix(
 
 
 def embed(
-    config: TransformerConfig, parallel: Parallel, groups: dict[str, Params], batch: Batch, key: Array | None
+    config: TransformerConfig, parallel: ParallelContext, groups: dict[str, Params], batch: Batch, key: Array | None
 ) -> Hidden:
     """Looks up the tokens; a token outside the vocabulary gives NaN, not another token's embedding."""
     tokens_BL = _held(parallel, batch["inputs"])
@@ -173,7 +173,7 @@ def embed(
 
 def block(
     config: TransformerConfig,
-    parallel: Parallel,
+    parallel: ParallelContext,
     params: Params,
     x: Hidden,
     key: Array | None,
@@ -190,7 +190,7 @@ def block(
 
 
 def _attention(
-    config: TransformerConfig, parallel: Parallel, params: Params, x_BlD: Array, x: Hidden
+    config: TransformerConfig, parallel: ParallelContext, params: Params, x_BlD: Array, x: Hidden
 ) -> tuple[Array, Hidden]:
     split = parallel.tensor
     key, value = (
@@ -207,7 +207,7 @@ def _attention(
 
 
 def attend(
-    parallel: Parallel, query_BLhK: Array, key_BLgK: Array, value_BLgK: Array, segment_BL: Array | None
+    parallel: ParallelContext, query_BLhK: Array, key_BLgK: Array, value_BLgK: Array, segment_BL: Array | None
 ) -> Array:
     """Causal attention between the positions of a row, wherever they are."""
     config = parallel.context
@@ -221,27 +221,27 @@ def attend(
 
 
 def _mlp(
-    config: TransformerConfig, parallel: Parallel, params: Params, x_BlD: Array, x: Hidden
+    config: TransformerConfig, parallel: ParallelContext, params: Params, x_BlD: Array, x: Hidden
 ) -> tuple[Array, Hidden]:
     gate_BLf, up_BLf = tensor.gather_products(parallel.tensor, x_BlD, [params["gate"], params["up"]])
     return tensor.product_scatter(parallel.tensor, _swiglu(gate_BLf, up_BLf), params["down"]), x
 
 
-def _held(parallel: Parallel, x_BL: Array) -> Array:
+def _held(parallel: ParallelContext, x_BL: Array) -> Array:
     """The positions of whole rows that this device's `context` group works on."""
     if parallel.context.size == 1:
         return x_BL
     return jnp.take(x_BL, held_positions(parallel, x_BL.shape[1]), axis=1)
 
 
-def _rotary_positions(config: TransformerConfig, parallel: Parallel, x: Hidden) -> Array | None:
+def _rotary_positions(config: TransformerConfig, parallel: ParallelContext, x: Hidden) -> Array | None:
     if "positions" in x:
         return _held(parallel, x["positions"])
     return None if parallel.context.size == 1 else held_positions(parallel, config.length)
 
 
 def _dropout(
-    config: TransformerConfig, parallel: Parallel, x_BlD: Array, x: Hidden, key: Array | None, name: str
+    config: TransformerConfig, parallel: ParallelContext, x_BlD: Array, x: Hidden, key: Array | None, name: str
 ) -> Array:
     if "example" not in x or key is None:
         return x_BlD
@@ -267,7 +267,7 @@ def _rms_norm(x_BLD: Array, scale_D: Array, *, epsilon: float) -> Array:
     return (normed * scale_D.astype(wide)[None, None, :]).astype(x_BLD.dtype)
 
 
-def logits(config: TransformerConfig, parallel: Parallel, groups: dict[str, Params], x: Hidden) -> Array:
+def logits(config: TransformerConfig, parallel: ParallelContext, groups: dict[str, Params], x: Hidden) -> Array:
     """Scores of the next token, (B, L, v) in float32 or wider, at the positions of this device's `context` group."""
     normed_BlD = rms_norm(x["hidden"], groups["head"]["norm"], config.norm_epsilon)
     normed_BLD = tensor.gather_positions(parallel.tensor, normed_BlD)
@@ -280,7 +280,7 @@ def logits(config: TransformerConfig, parallel: Parallel, groups: dict[str, Para
 
 def head(
     config: TransformerConfig,
-    parallel: Parallel,
+    parallel: ParallelContext,
     groups: dict[str, Params],
     x: Hidden,
     batch: Batch,

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 
 from ..mesh.shapes import divisors
 from ..parallel import context, tensor
-from ..parallel.collectives import Collective, wire_bytes
-from ..parallel.sharding.parallel_context import Parallel, Traffic
+from ..parallel.collectives import Collective, Traffic, wire_bytes
+from ..parallel.model import ParallelContext
 from ..parallel.xla.collective_matmul import num_permutes
 from .transformer_config import TransformerConfig
 
 
-def split_rules(config: TransformerConfig, parallel: Parallel) -> dict[str, tuple[str | None, ...]]:
+def split_rules(config: TransformerConfig, parallel: ParallelContext) -> dict[str, tuple[str | None, ...]]:
     """The dims of the parameters that each device holds a part of; {} where `tensor` splits nothing.
 
     Returns:
@@ -34,7 +34,7 @@ def split_rules(config: TransformerConfig, parallel: Parallel) -> dict[str, tupl
     }
 
 
-def split_problems(config: TransformerConfig, parallel: Parallel) -> list[str]:
+def split_problems(config: TransformerConfig, parallel: ParallelContext) -> list[str]:
     """All sizes that the mesh does not divide, each with what would work."""
     size, problems = parallel.tensor.size, []
     wholes = {"model.heads": config.heads, "model.mlp_width": config.mlp_size, "model.vocabulary": config.vocabulary}
@@ -68,7 +68,7 @@ def _next_multiple(config: TransformerConfig, key: str, whole: int, size: int) -
     return min(fits, key=lambda heads: abs(heads - whole), default=above)
 
 
-def _kv_heads_on_device(config: TransformerConfig, parallel: Parallel) -> int:
+def _kv_heads_on_device(config: TransformerConfig, parallel: ParallelContext) -> int:
     rule = tensor.key_value_rule(parallel.tensor, config.num_kv_heads)
     size = parallel.tensor.size
     return {"split": config.num_kv_heads // size, "one": 1, "per query": config.heads // size}[rule]
@@ -76,7 +76,7 @@ def _kv_heads_on_device(config: TransformerConfig, parallel: Parallel) -> int:
 
 def traffic(
     config: TransformerConfig,
-    parallel: Parallel,
+    parallel: ParallelContext,
     part: str,
     shapes: Mapping[str, jax.ShapeDtypeStruct],
     dtype: str,
@@ -102,7 +102,7 @@ def traffic(
 
 def residual_bytes(
     config: TransformerConfig,
-    parallel: Parallel,
+    parallel: ParallelContext,
     shapes: Mapping[str, jax.ShapeDtypeStruct],
     dtype: str,
     platform: str,
@@ -113,7 +113,13 @@ def residual_bytes(
 
 
 def attention_traffic(
-    config: TransformerConfig, parallel: Parallel, rows: int, length: int, residual: int, dtype: str, platform: str
+    config: TransformerConfig,
+    parallel: ParallelContext,
+    rows: int,
+    length: int,
+    residual: int,
+    dtype: str,
+    platform: str,
 ) -> Traffic:
     """What the first half of a block moves: attention's own, and around it a gather and a scatter of the positions."""
     moved = context.traffic(
@@ -131,7 +137,7 @@ def attention_traffic(
     return Traffic(attention, (*around, *moved.backward), attention)
 
 
-def around_products(parallel: Parallel, residual: int, *, ring: bool = True) -> tuple[Collective, ...]:
+def around_products(parallel: ParallelContext, residual: int, *, ring: bool = True) -> tuple[Collective, ...]:
     """The gather before a half of a block and the scatter after it: the same two in its gradient.
 
     Args:

@@ -81,7 +81,7 @@ class CallCounts(NamedTuple):
         block_weight: of a block, backward to its parameters.
         head: of the head, forward and backward.
         rows: blocks that a device stores.
-        outer_gradients: how often a group of parameters outside the blocks gets a gradient.
+        group_gradients: how often a group of parameters outside the blocks gets a gradient.
         others: the same for a parameter in no group.
     """
 
@@ -93,7 +93,7 @@ class CallCounts(NamedTuple):
     block_weight: int
     head: int
     rows: int
-    outer_gradients: Mapping[str, int]
+    group_gradients: Mapping[str, int]
     others: int
 
 

@@ -230,7 +230,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
         gathers, stack = (1, calls.rows if in_block else 1)
         if in_block and not plan.keeps_blocks:
             gathers, stack = calls.block + calls.block_again + calls.block_backward, 1
-        scatters = calls.block_weight if in_block else calls.outer_gradients.get(group, calls.others)
+        scatters = calls.block_weight if in_block else calls.group_gradients.get(group, calls.others)
         computed, summed = (
             wire_bytes(_dtype(row.dtype, dtype), platform) for dtype in (precision.compute, precision.reduce)
         )

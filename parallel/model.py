@@ -32,8 +32,8 @@ Activations: TypeAlias = Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parallel:
-    """The parallel context: what a model is told of the mesh. An argument, never an ambient global.
+class ParallelContext:
+    """What a model is told of the mesh. An argument, never an ambient global.
 
     Options, with sizes worked out, of the strategies that live inside a model; the default splits nothing.
 
@@ -125,7 +125,7 @@ class BlockModel:
     predict: Callable[[Params, Batch], Array] | None = None
     name: str = "block model"
     flops_per_row: float | None = None
-    parallelize: Callable[[Parallel], "BlockModel"] | None = None
+    parallelize: Callable[[ParallelContext], "BlockModel"] | None = None
     rules: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     traffic: Callable[[str, Mapping[str, jax.ShapeDtypeStruct], str, str], Traffic] | None = None
 

@@ -101,11 +101,11 @@ def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[
         return placed, ""
     if parameter.stacked:
         return TensorLayout((AXIS, *placed.axes[1:]), plan.mesh), f"{AXIS}: dim 0"
-    found = split_further(placed, parameter.shape, plan.mesh, AXIS, first=0) if splits_outer(plan) else None
+    found = split_further(placed, parameter.shape, plan.mesh, AXIS, first=0) if splits_embed_and_head(plan) else None
     return (found[0], f"{AXIS}: dim {found[1]}") if found else (placed, "")
 
 
-def splits_outer(plan: MeshPlan) -> bool:
+def splits_embed_and_head(plan: MeshPlan) -> bool:
     """Whether what is outside the blocks is split over the stages between steps."""
     return plan.in_force(AXIS, "embed_and_head", "whole") == "split"
 
@@ -145,8 +145,8 @@ def _over_pipe(function: Callable[[Array, int], Array], tree: Params, plan: Shar
     if plan.pipeline is None:
         return tree
     layouts = plan.table.layouts
-    outer = {name: jax.tree.map(apply, group, layouts[name]) for name, group in tree.items() if name != "blocks"}
-    return {**tree, **outer}
+    changed = {name: jax.tree.map(apply, group, layouts[name]) for name, group in tree.items() if name != "blocks"}
+    return {**tree, **changed}
 
 
 def _dim(layout: TensorLayout) -> int | None:

@@ -97,7 +97,7 @@ def _layout_problems(model: Model | BlockModel, plan: ShardingPlan, row: LayoutR
 
 def _pipe_problems(stacked: bool, plan: ShardingPlan, row: LayoutRow) -> list[str]:
     """A pipeline splits dim 0 of all blocks, and nothing else."""
-    if plan.pipeline is None or (not stacked and pipeline.splits_outer(plan)):
+    if plan.pipeline is None or (not stacked and pipeline.splits_embed_and_head(plan)):
         return []
     split = [row.layout.axes_of_dim(dim) for dim in range(len(row.shape))]
     over_pipe = [(dim, axes) for dim, axes in enumerate(split) if pipeline.AXIS in axes]

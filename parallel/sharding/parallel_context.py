@@ -3,26 +3,25 @@
 from jax import Array, lax
 
 from .. import tensor
-from ..collectives import Traffic as Traffic
 from ..context import local_positions
-from ..model import Parallel as Parallel
+from ..model import ParallelContext
 from ..plan import MeshPlan
 
 INSIDE = ("tensor", "context", "expert")
 """The strategies that live inside a model: the fields of a parallel context."""
 
 
-def parallel_context(plan: MeshPlan) -> Parallel:
+def parallel_context(plan: MeshPlan) -> ParallelContext:
     """What the model of a plan splits its own work over: of these strategies, those that are not left to XLA."""
-    return Parallel(**{name: plan.configs[name] for name in INSIDE if name in plan.manual_axes})
+    return ParallelContext(**{name: plan.configs[name] for name in INSIDE if name in plan.manual_axes})
 
 
-def held_positions(parallel: Parallel, length: int) -> Array:
+def held_positions(parallel: ParallelContext, length: int) -> Array:
     """Positions of a row that this device's `context` group works on, (length / context,) int32, inside `shard_map`."""
     return local_positions(length, parallel.context)
 
 
-def own_positions(parallel: Parallel, length: int) -> Array:
+def own_positions(parallel: ParallelContext, length: int) -> Array:
     """Positions whose activations this device keeps between products: its `tensor` share of `held_positions`.
 
     Args:

@@ -22,7 +22,7 @@ def plain_counts(model: Model | BlockModel, accumulate: int) -> CallCounts:
         block_weight=blocks * accumulate,
         head=accumulate,
         rows=blocks,
-        outer_gradients={},
+        group_gradients={},
         others=accumulate,
     )
 
@@ -36,10 +36,10 @@ def pipeline_counts(model: BlockModel, timetable: Timetable, accumulate: int) ->
         accumulate: How many times a step runs the timetable.
     """
     turns = {part: turns * accumulate for part, turns in most_turns(timetable).items()}
-    outer = {}
+    groups = {}
     for reads, part in ((model.embed_reads, "embed_backward"), (model.head_reads, "head_backward")):
         for name in reads:
-            outer[name] = outer.get(name, 0) + turns[part]
+            groups[name] = groups.get(name, 0) + turns[part]
     return CallCounts(
         embed=turns["embed"],
         embed_backward=turns["embed_backward"],
@@ -49,6 +49,6 @@ def pipeline_counts(model: BlockModel, timetable: Timetable, accumulate: int) ->
         block_weight=turns["backward_weight"],
         head=turns["head_backward"],
         rows=timetable.stored_blocks,
-        outer_gradients=outer,
+        group_gradients=groups,
         others=accumulate,
     )

@@ -27,7 +27,7 @@ from spmdkit.parallel.expert import (
     size_problems,
     traffic,
 )
-from spmdkit.parallel.sharding.parallel_context import Parallel
+from spmdkit.parallel.model import ParallelContext
 
 EXPERTS, TOP_K, POSITIONS, WIDTH = 8, 3, 24, 4
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
@@ -245,7 +245,7 @@ def test_a_row_whose_positions_are_apart_is_routed_as_one(attention, factor, flo
     router, x = np.random.default_rng(4).normal(size=(6, 4)), np.random.default_rng(5).normal(size=(2, 16, 6))
     x[:, :, 0], router[0] = 1.0, (2.0, 0.0, 0.0, 0.0)  # one expert is liked best, and runs out of places
     parallel, own = (
-        Parallel(context=context),
+        ParallelContext(context=context),
         MoEConfig(experts=4, capacity_factor=factor, auxiliary_loss=0.5, z_loss=0.25),
     )
 

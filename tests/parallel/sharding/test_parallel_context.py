@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import toy
 from jax.sharding import PartitionSpec
-from spmdkit.parallel.collectives import Collective
+from spmdkit.parallel.collectives import Collective, Traffic
 from spmdkit.parallel.context import ContextConfig
 from spmdkit.parallel.expert import ExpertConfig
-from spmdkit.parallel.sharding.parallel_context import Parallel, Traffic, held_positions, own_positions
+from spmdkit.parallel.model import ParallelContext
+from spmdkit.parallel.sharding.parallel_context import held_positions, own_positions
 from spmdkit.parallel.tensor import TensorConfig
 
 LENGTH = 16
@@ -19,10 +20,10 @@ TENSOR, CONTEXT, EXPERT = TensorConfig(size=2), ContextConfig(size=2), ExpertCon
 @pytest.mark.parametrize(
     ("parallel", "anything", "positions"),
     [
-        (Parallel(), False, False),
-        (Parallel(tensor=TENSOR), True, True),
-        (Parallel(context=CONTEXT), True, True),
-        (Parallel(expert=EXPERT), True, False),
+        (ParallelContext(), False, False),
+        (ParallelContext(tensor=TENSOR), True, True),
+        (ParallelContext(context=CONTEXT), True, True),
+        (ParallelContext(expert=EXPERT), True, False),
     ],
 )
 def test_what_is_split(parallel, anything, positions):
@@ -31,17 +32,17 @@ def test_what_is_split(parallel, anything, positions):
 
 def test_the_options_that_send_to_neighbours():
     ring = TensorConfig(size=2, collective_matmul=True)
-    assert Parallel(context=CONTEXT, tensor=ring).rings == (
+    assert ParallelContext(context=CONTEXT, tensor=ring).rings == (
         *("strategy.context.attention=ring", "strategy.tensor.collective_matmul"),
     )
     heads = ContextConfig(size=2, attention="all_to_all")
-    assert Parallel(context=heads, tensor=TENSOR).rings == ()
-    assert Parallel(tensor=TensorConfig(collective_matmul=True)).rings == (), "one device sends to nobody"
+    assert ParallelContext(context=heads, tensor=TENSOR).rings == ()
+    assert ParallelContext(tensor=TensorConfig(collective_matmul=True)).rings == (), "one device sends to nobody"
 
 
 def positions(function, **sizes):
     """What each device of a mesh gets, devices in the mesh's order."""
-    parallel = Parallel(context=ContextConfig(size=sizes["context"]), tensor=TensorConfig(size=sizes["tensor"]))
+    parallel = ParallelContext(context=ContextConfig(size=sizes["context"]), tensor=TensorConfig(size=sizes["tensor"]))
     spec = PartitionSpec(("context", "tensor"))
     mapped = jax.shard_map(
         lambda: function(parallel, LENGTH) + 0 * jax.lax.axis_index("tensor") + 0 * jax.lax.axis_index("context"),

@@ -18,7 +18,7 @@ def test_a_device_that_runs_the_whole_model():
     calls = plain_counts(toy.BLOCK_MODEL, 4)
     assert (calls.embed, calls.embed_backward, calls.head, calls.others) == (4, 4, 4, 4)
     assert (calls.block, calls.block_backward, calls.block_weight, calls.block_again) == (12, 12, 12, 0)
-    assert (calls.rows, calls.outer_gradients) == (BLOCKS, {})
+    assert (calls.rows, calls.group_gradients) == (BLOCKS, {})
 
 
 def test_a_model_without_blocks_calls_none():
@@ -31,7 +31,7 @@ def test_of_a_pipeline_the_busiest_stage_counts():
     calls = of_pipeline()
     assert (calls.block, calls.block_backward, calls.block_weight, calls.rows) == (2 * MICROBATCHES,) * 3 + (2,)
     assert (calls.embed, calls.embed_backward, calls.head) == (MICROBATCHES,) * 3
-    assert calls.outer_gradients == {"embed": MICROBATCHES, "head": MICROBATCHES}
+    assert calls.group_gradients == {"embed": MICROBATCHES, "head": MICROBATCHES}
     assert (calls.block_again, calls.others) == (0, 1)
 
 
@@ -49,4 +49,4 @@ def test_a_group_that_both_read_gets_two_gradients():
     from dataclasses import replace
 
     tied = replace(toy.BLOCK_MODEL, head_reads=("embed", "head"))
-    assert of_pipeline(model=tied).outer_gradients == {"embed": 2 * MICROBATCHES, "head": MICROBATCHES}
+    assert of_pipeline(model=tied).group_gradients == {"embed": 2 * MICROBATCHES, "head": MICROBATCHES}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from planted import BLOCK_MODEL
 from spmdkit.parallel import Model
-from spmdkit.parallel.sharding.parallel_context import Parallel
+from spmdkit.parallel.model import ParallelContext
 from spmdkit.parallel.verification.prepared import JITTER, prepared
 
 GIVEN = {"ones": jnp.ones((3, 4)), "steps": jnp.arange(3), "zeros": jnp.zeros(5), "zeros_too": jnp.zeros(5)}
@@ -62,8 +62,8 @@ def test_a_model_of_blocks_stays_one_and_so_does_what_it_makes_of_a_mesh():
     given = replace(BLOCK_MODEL, parallelize=parallelize)
     made = prepared(given, "float32")
     assert (made.embed, made.block, made.num_blocks) == (given.embed, given.block, given.num_blocks)
-    split = made.parallelize(Parallel())
-    assert asked == [Parallel()]
+    split = made.parallelize(ParallelContext())
+    assert asked == [ParallelContext()]
     assert not np.array_equal(jax.jit(split.init)(jax.random.key(0))["ones"], GIVEN["ones"])
 
 

@@ -23,6 +23,7 @@ from ..training.learning_rates import LearningRates, make_learning_rate
 from ..training.loop import Progress, evaluate, run_steps
 from ..training.metrics import MetricsLog
 from ..training.stopping import Gate, stops_on_signals
+from ..training.watchdog import Watchdog
 from ..training.worker import multi_process
 from .agreement import agree_on_config, agree_on_start
 from .build import Built, build, data_limits, prepare_devices
@@ -122,6 +123,7 @@ class _Run:
         self.ownership = ownership
         self.gate = gate
         self.stopped_after: int | None = None
+        self.watchdog = Watchdog(self.config.timeouts.step)
         self.metrics: MetricsLog | None = None
         self.rates = learning_rates(self.config)
         self.limits = data_limits(self.config, built.splits)
@@ -149,7 +151,8 @@ class _Run:
             for line in take_folder(damaged):
                 self.display.message(line)
             if self.start < steps:
-                state = self.train(state, chain(first, batches))
+                with self.watchdog.watching():
+                    state = self.train(state, self.watchdog.batches(chain(first, batches), self.start))
         if self.stopped_after is not None:
             return
         finish(self.built, explanation, state, self.folder, self.display)
@@ -210,17 +213,22 @@ class _Run:
 
     def pause(self, number: int, state: TrainState) -> dict[str, float]:
         """Between two steps: an evaluation, where one is due."""
-        return {"eval_loss": self.evaluate(state.params)} if self.evaluates_at(number) else {}
+        if not self.evaluates_at(number):
+            return {}
+        with self.watchdog.phase(number, "evaluation"):
+            return {"eval_loss": self.evaluate(state.params)}
 
     def save(self, number: int, state: TrainState) -> None:
         """Starts an asynchronous save, where one is due."""
         if self.saves_at(number):
-            self.ownership.check()
-            self.checkpoints.save(number, stored_order(self.built.layouts).to_model(state))
+            with self.watchdog.phase(number, "save"):
+                self.ownership.check()
+                self.checkpoints.save(number, stored_order(self.built.layouts).to_model(state))
 
     def stop(self, number: int, state: TrainState) -> None:
         """Saves where a signal has stopped the run, in every process at the same step."""
         self.stopped_after = number
+        self.watchdog.note(number, "save")
         self.checkpoints.wait()
         at = f"Stopped by {self.gate.reason} after step {number} of {self.config.train.steps}"
         if number == self.start:
@@ -244,7 +252,7 @@ class _Run:
             limits=self.limits,
         )
         with closing(batches):
-            return evaluate(self.built.step, params, batches)
+            return evaluate(self.built.step, params, self.watchdog.goes_on(batches))
 
     def record(self, progress: Progress) -> None:
         """One line of metrics.jsonl and of the display; errors of a save under way surface here."""

@@ -27,6 +27,9 @@ class Timeouts:
     """Without a sign of life from a process before it counts as dead."""
     shutdown: int = 120
     """For all processes to finish once the first has."""
+    step: int = 1800
+    """For a step, a batch of data or a save; where one takes longer the run ends, and the process that holds it up is
+    named; 0 = never."""
     stop: int = 120
     """After a signal, for the run to finish its step, save and end; then `spmdkit launch` kills what is left."""
 
@@ -36,6 +39,8 @@ class Timeouts:
             for name in ("rendezvous", "heartbeat", "shutdown", "stop")
             if getattr(self, name) < 1
         ]
+        if self.step < 0:
+            problems.append(f"timeouts.step={self.step} must be at least 1 second, or 0 to wait for ever.")
         if problems:
             raise UserError("\n".join(problems))
 

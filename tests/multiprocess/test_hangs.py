@@ -1,0 +1,80 @@
+"""A process that hangs is noticed within the deadline and a few seconds, named with its phase, and the run ends."""
+
+import os
+import signal
+import time
+
+import pytest
+from ranks import start, wait
+from runs import losses, metrics, trained, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+STEPS, DEADLINE = 40, 5
+
+HANGING = """
+import ctypes, os, time
+from spmdkit.data import open_splits
+from spmdkit.data.config import DataConfig
+
+def hang():
+    if os.environ["HOW"] == "lock":
+        ctypes.PyDLL(None).sleep(600)  # holds Python's lock
+    time.sleep(600)
+
+class Source:
+    def __init__(self, source):
+        self.source, self.taken = source, 0
+    def __len__(self):
+        return len(self.source)
+    def __getitem__(self, index):
+        return self.source[index]
+    def take(self, indices):
+        self.taken += 1
+        if os.environ.get("HOW") in ("sleep", "lock") and os.environ["SPMDKIT_PROCESS_ID"] == "1" and self.taken == 12:
+            hang()
+        return self.source.take(indices)
+
+def rows(config):
+    found = open_splits(DataConfig(source="synthetic"))
+    return found._replace(train=Source(found.train))
+"""
+
+
+def hanging_run(folder):
+    (folder / "hanging.py").write_text(HANGING)
+    return write_config(
+        folder,
+        data={"source": "hanging:rows", "threads": 1},
+        train={"steps": STEPS, "global_batch": 16},
+        checkpoint={"every": 5, "keep": 2},
+        eval={"every": 0, "batches": 2},
+        timeouts={"step": DEADLINE},
+    )
+
+
+@pytest.mark.parametrize("how", ["sleep", "lock", "stop"])
+def test_the_rank_that_hangs_is_named(how, tmp_path):
+    config = hanging_run(tmp_path)
+    processes = start(config, [[], []], variables={"HOW": how})
+    log, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
+    while not (log.exists() and len(log.read_text().splitlines()) >= 6):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    if how == "stop":
+        os.kill(processes[1].pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    code = processes[0].wait(60)
+    assert time.monotonic() - begin < DEADLINE + 5 + 10, "ten seconds for a machine with much else to do"
+    processes[1].kill()
+    first, _ = wait(processes)
+    assert code == 75, first.stderr
+    expected = (
+        "rank 1 at step " if how == "sleep" else "no longer answers: stopped, dead, or Python's lock is held there"
+    )
+    assert expected in first.stderr, first.stderr
+    assert "Rank 0 waits at step" in first.stderr
+    assert "--- stacks of rank 0" in first.stderr
+    ended = trained("launch", config, "--on", "local:2x4")
+    assert "Resuming" in ended.stdout
+    assert metrics(tmp_path / "run")[-1]["step"] == STEPS
+    assert list(losses(tmp_path / "run")) == list(range(1, STEPS + 1))

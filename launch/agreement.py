@@ -18,6 +18,7 @@ import jax
 
 from ..configs.schema import Config
 from ..configs.write import as_plain
+from ..mesh.compat import coordination_client
 from ..mesh.coordination import differences, exchange
 from ..mesh.errors import UserError
 from .build import Built
@@ -41,6 +42,8 @@ def agree_on_config(config: Config) -> None:
         Disagreement: They have not; what differs is named with the ranks.
         ProcessesMissing: Some did not answer within `timeouts.rendezvous`.
     """
+    if coordination_client() is None:
+        return
     found = {f"version of {name}": text for name, text in _versions().items()}
     found["devices of a process"] = f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}"
     found |= {key: value for key, value in _leaves(as_plain(config)).items() if key not in OF_EACH_HOST}

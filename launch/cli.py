@@ -140,14 +140,26 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_fresh(parser)
     parser.add_argument("--on", required=True, metavar="local:PxD", help="P processes with D simulated devices each")
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="K",
+        help="start a run that died again, at most K times in a row without a newer checkpoint (0)",
+    )
 
 
 def launch(arguments: argparse.Namespace) -> int:
     """Trains in several processes."""
+    from ..mesh.errors import UserError
     from .local import launch as run
     from .target import parse_target
 
-    return run(arguments.config, arguments.overrides, parse_target(arguments.on), fresh=arguments.fresh)
+    restarts = arguments.restarts
+    if restarts < 0:
+        raise UserError(f"--restarts {restarts}: give 0 or more restarts without a newer checkpoint.")
+    target = parse_target(arguments.on)
+    return run(arguments.config, arguments.overrides, target, fresh=arguments.fresh, restarts=restarts)
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:

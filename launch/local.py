@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from .folder import check_folder, make_folder
 from .ownership import refuse_if_in_use
 from .ports import free_port
 from .processes import run_processes
+from .restarts import Restarts
 from .summary import summary
 from .target import LocalTarget
 
 
-def launch(source: str, overrides: Sequence[str], target: LocalTarget, *, fresh: bool = False) -> int:
+def launch(
+    source: str, overrides: Sequence[str], target: LocalTarget, *, fresh: bool = False, restarts: int = 0
+) -> int:
     """Trains in several processes; the numbers are those of one process with as many devices.
 
     Args:
@@ -25,6 +29,7 @@ def launch(source: str, overrides: Sequence[str], target: LocalTarget, *, fresh:
         overrides: `key=value` each.
         target: How many processes, and how many devices each of them simulates.
         fresh: Start anew; process 0 moves aside what the folder of the run holds, but its logs.
+        restarts: How often in a row a run that died starts again by itself without a newer checkpoint.
 
     Returns:
         The exit code of the process that ended the run: 0 finished, 2 a mistake in the config, 3 diverged, 75 stopped
@@ -40,18 +45,28 @@ def launch(source: str, overrides: Sequence[str], target: LocalTarget, *, fresh:
     refuse_if_in_use(logs.parent.absolute())
     missing = [each for each in (logs, *logs.absolute().parents) if not each.exists()]
     make_folder(logs)
-    address = f"127.0.0.1:{free_port()}"
-    _say(
-        f"{target.num_processes} processes x {target.devices} simulated devices = "
-        f"{target.num_processes * target.devices} devices, coordinator {address}, output in {logs}"
-    )
-    command = [sys.executable, "-P", "-m", "spmdkit", "train", source, *overrides, *(["--fresh"] if fresh else [])]
-    environments = [worker_environment(address, target, rank) for rank in range(target.num_processes)]
-    outcome = run_processes(command, environments, logs, stop=config.timeouts.stop)
-    removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs)
-    for line in summary(outcome, None if removed else logs):
-        _say(line)
-    return outcome.exit_code
+    command = [sys.executable, "-P", "-m", "spmdkit", "train", source, *overrides]
+    tries = Restarts(logs.parent / "checkpoints", restarts)
+    while True:
+        address = f"127.0.0.1:{free_port()}"  # a fresh one for every attempt
+        _say(
+            f"{target.num_processes} processes x {target.devices} simulated devices = "
+            f"{target.num_processes * target.devices} devices, coordinator {address}, output in {logs}"
+        )
+        environments = [worker_environment(address, target, rank) for rank in range(target.num_processes)]
+        outcome = run_processes(
+            [*command, *(["--fresh"] if fresh else [])], environments, logs, stop=config.timeouts.stop
+        )
+        removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs)
+        for line in summary(outcome, None if removed else logs):
+            _say(line)
+        fresh = fresh and not (logs.parent / "checkpoints").exists()
+        decided = tries.after(outcome)
+        if decided.reason:
+            _say(decided.reason)
+        if not decided.again:
+            return outcome.exit_code
+        time.sleep(decided.seconds)
 
 
 def remove_new(made: Sequence[Path], logs: Path) -> bool:

@@ -1,5 +1,6 @@
 """Several processes train as one does; when one fails, all end at once, and the same command goes on."""
 
+import re
 import time
 from pathlib import Path
 
@@ -126,3 +127,12 @@ def test_fresh_in_several_processes(tmp_path):
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["2"]
     assert not (tmp_path / "run.old-2").exists()
     assert (folder / "logs" / "rank-0.log").read_text().startswith("what it said before\n--- ")
+
+
+def test_a_run_that_dies_goes_on_by_itself(sound, tmp_path):
+    """Killed at the ninth batch of process 1; it starts again from the newest checkpoint, to the same end."""
+    ended = spmdkit("launch", faulty_config(tmp_path), "--on", "local:2x4", "--restarts", "2", FAULT="kill1")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stderr.count("rank 1 failed first: killed by SIGKILL") in (1, 2)
+    assert re.search(r"spmdkit launch: starting again (in 1 s )?from (step [48]|the beginning)", ended.stderr)
+    assert metrics(tmp_path / "run") == metrics(sound)

@@ -292,6 +292,7 @@ Lines are printed after their rank and kept in run.dir/logs. When a process fail
 lines are its own.
 
   spmdkit launch quickstart --on local:2x4       2 processes here, 4 simulated devices each
+  spmdkit launch my.yaml --on local:2x4 --restarts 3   a run that died goes on by itself
 """,
         add_launch,
         launch,

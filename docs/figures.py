@@ -278,7 +278,7 @@ def draw_pictures() -> None:
 def pictures() -> dict[str, Callable[[], str]]:
     """Returns name of a picture's file -> what draws its text."""
     from picture import draw
-    from spmdkit.launch.schedule_svg import draw_svg
+    from spmdkit.launch.drawing.schedule_svg import draw_svg
     from spmdkit.parallel.schedule.builders import make_schedule
 
     return {"mesh.svg": draw, "zb_h1.svg": lambda: draw_svg(make_schedule("zb_h1", 4, 8))}

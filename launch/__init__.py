@@ -1,1 +1,9 @@
-"""The command line and the launcher. Read `cli` first, then `train`, `local` and `processes`."""
+"""The command line, and the places where a run is launched.
+
+cli places                            the commands; the places
+local                                 one file for each place
+commands/                             one file for each command: its words and arguments
+run/                                  one run of a config, from its folder to its report
+supervision/                          processes under way: watched, stopped together, started again
+drawing/                              pipeline schedules in characters and as SVG
+"""

@@ -1,92 +1,86 @@
 """`spmdkit launch CONFIG --on local:2x4`: a run of several processes on this machine, over real collectives."""
 
 import os
-import shutil
+import re
 import sys
-import time
-from collections.abc import Sequence
-from pathlib import Path
+from typing import NamedTuple
 
 from ..configs import load_config
-from ..training.exits import USER_MISTAKE
+from ..mesh.errors import UserError
 from ..training.worker import Job, job_environment
-from .folder import check_folder, make_folder
-from .ownership import refuse_if_in_use
-from .ports import free_port
-from .processes import run_processes
-from .restarts import Restarts
-from .summary import summary
-from .target import LocalTarget
+from .places import Run, not_a_target, shell_line
+from .supervision.attempts import Attempt, run_attempts
+from .supervision.ports import free_port
+from .supervision.processes import Start
+
+MOST_PROCESSES, MOST_DEVICES = 256, 4096
 
 
-def launch(
-    source: str, overrides: Sequence[str], target: LocalTarget, *, fresh: bool = False, restarts: int = 0
-) -> int:
+class LocalTarget(NamedTuple):
+    """Processes on this machine.
+
+    Attributes:
+        num_processes: How many, at least 1.
+        devices: CPU devices that each of them simulates, at least 1.
+    """
+
+    num_processes: int
+    devices: int
+
+    def __str__(self) -> str:
+        return f"local:{self.num_processes}x{self.devices}"
+
+
+def parse(given: str) -> LocalTarget:
+    """Reads "2x4".
+
+    Raises:
+        UserError: It is of another form, or more than a machine can run; the message says which form there is.
+    """
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", given)
+    if match is None:
+        raise not_a_target("local", given)
+    target = LocalTarget(*(int(number[:20]) for number in match.groups()))
+    if target.num_processes > MOST_PROCESSES or target.devices > MOST_DEVICES:
+        raise UserError(
+            f"--on {f'local:{given}'[:60]!r}: one machine runs at most {MOST_PROCESSES} processes of {MOST_DEVICES} "
+            "simulated devices. Give fewer."
+        )
+    return target
+
+
+def describe(run: Run, target: LocalTarget) -> str:
+    """The command line of every process; PORT is a free one, taken anew for every attempt."""
+    load_config(run.source, run.overrides, num_processes=target.num_processes, simulate=target.devices)
+    jobs = [job_environment(_job("127.0.0.1:PORT", target, rank)) for rank in range(target.num_processes)]
+    return "\n".join(shell_line(worker_command(run, run.fresh), job) for job in jobs)
+
+
+def launch(run: Run, target: LocalTarget) -> int:
     """Trains in several processes; the numbers are those of one process with as many devices.
-
-    Args:
-        source: A YAML file or the name of a preset.
-        overrides: `key=value` each.
-        target: How many processes, and how many devices each of them simulates.
-        fresh: Start anew; process 0 moves aside what the folder of the run holds, but its logs.
-        restarts: How often in a row a run that died starts again by itself without a newer checkpoint.
 
     Returns:
         The exit code of the process that ended the run: 0 finished, 2 a mistake in the config, 3 diverged, 75 stopped
         by a signal, so try again.
-
-    Raises:
-        UserError: The config or the folder of the run cannot be used; no process was started.
-        FolderUnavailable: The file system of run.dir cannot be written to.
     """
-    config = load_config(source, overrides, num_processes=target.num_processes, simulate=target.devices)
-    logs = Path(config.run.dir) / "logs"
-    check_folder(logs.parent.absolute())
-    refuse_if_in_use(logs.parent.absolute())
-    missing = [each for each in (logs, *logs.absolute().parents) if not each.exists()]
-    make_folder(logs)
-    command = [sys.executable, "-P", "-m", "spmdkit", "train", source, *overrides]
-    tries = Restarts(logs.parent / "checkpoints", restarts)
-    while True:
-        address = f"127.0.0.1:{free_port()}"  # a fresh one for every attempt
-        _say(
+    config = load_config(run.source, run.overrides, num_processes=target.num_processes, simulate=target.devices)
+
+    def attempt(fresh: bool) -> Attempt:
+        address = f"127.0.0.1:{free_port()}"
+        command = worker_command(run, fresh)
+        starts = [Start(command, worker_environment(address, target, rank)) for rank in range(target.num_processes)]
+        return Attempt(
+            starts,
             f"{target.num_processes} processes x {target.devices} simulated devices = "
-            f"{target.num_processes * target.devices} devices, coordinator {address}, output in {logs}"
+            f"{target.num_processes * target.devices} devices, coordinator {address}",
         )
-        environments = [worker_environment(address, target, rank) for rank in range(target.num_processes)]
-        outcome = run_processes(
-            [*command, *(["--fresh"] if fresh else [])], environments, logs, stop=config.timeouts.stop
-        )
-        removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs)
-        for line in summary(outcome, None if removed else logs):
-            _say(line)
-        fresh = fresh and not (logs.parent / "checkpoints").exists()
-        decided = tries.after(outcome)
-        if decided.reason:
-            _say(decided.reason)
-        if not decided.again:
-            return outcome.exit_code
-        time.sleep(decided.seconds)
+
+    return run_attempts(config, attempt, fresh=run.fresh, restarts=run.restarts)
 
 
-def remove_new(made: Sequence[Path], logs: Path) -> bool:
-    """Removes the logs of a mistake, and the folders made for them: a command that cannot work leaves no trace.
-
-    Args:
-        made: The folders that were not there before, the innermost first.
-        logs: The folder of the logs.
-
-    Returns:
-        Whether the logs are gone; they stay where there were some before, or the run has started.
-    """
-    if logs not in made or (logs.parent / "config.yaml").exists():
-        return False
-    shutil.rmtree(logs)
-    for folder in made[1:]:
-        if any(folder.iterdir()):
-            break
-        folder.rmdir()
-    return True
+def worker_command(run: Run, fresh: bool) -> list[str]:
+    """What every process of the run executes."""
+    return [sys.executable, "-P", "-m", "spmdkit", *run.arguments, *(["--fresh"] if fresh else [])]
 
 
 def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:
@@ -98,9 +92,8 @@ def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str
     if any(key.lower().endswith("_proxy") for key in environment):
         direct = ",".join(filter(None, (environment.get("no_proxy") or environment.get("NO_PROXY"), "127.0.0.1")))
         environment |= {"no_proxy": direct, "NO_PROXY": direct}
-    job = Job(address, target.num_processes, rank, target.devices)
-    return environment | job_environment(job) | {"PYTHONUNBUFFERED": "1"}
+    return environment | job_environment(_job(address, target, rank)) | {"PYTHONUNBUFFERED": "1"}
 
 
-def _say(line: str) -> None:
-    print(f"spmdkit launch: {line}" if not line.startswith("  ") else line, file=sys.stderr, flush=True)
+def _job(address: str, target: LocalTarget, rank: int) -> Job:
+    return Job(address, target.num_processes, rank, target.devices)

@@ -107,7 +107,7 @@ def state_arrays(config: Path, step: int, folder: Path | None = None) -> dict[st
         folder: The folder of checkpoints; that of the run by default.
     """
     from spmdkit.configs import load_config
-    from spmdkit.launch.build import build
+    from spmdkit.launch.run.build import build
     from spmdkit.layouts.paths import leaves_with_paths
     from spmdkit.training.checkpoints import Checkpoints
 

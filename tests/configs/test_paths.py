@@ -6,7 +6,7 @@ import pytest
 import yaml
 from spmdkit.configs import load_config, resolved_yaml
 from spmdkit.data import open_splits
-from spmdkit.launch.build import search_path, strategy_from_root
+from spmdkit.launch.run.build import search_path, strategy_from_root
 from spmdkit.mesh.errors import UserError
 
 TEXT = "the mesh has axes; " * 40

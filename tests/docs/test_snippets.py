@@ -6,7 +6,7 @@ import pytest
 from pages import PAGES, ROOT, blocks, commands, name
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import COMMANDS, make_command_parser
-from spmdkit.launch.target import parse_target
+from spmdkit.launch.places import find_place
 from spmdkit.mesh.axes import AXES
 
 
@@ -44,7 +44,7 @@ def test_commands_parse(words, tmp_path, monkeypatch):
     if source == "my.yaml":  # what the reader is told to write
         source = tmp_path / "my.yaml"
         source.write_text("run: {simulate: 8}\n", encoding="utf-8")
-    target = parse_target(arguments.on) if words[0] == "launch" else None
+    target = find_place(arguments.on)[1] if words[0] == "launch" else None
     processes, devices = (target.num_processes, target.devices) if target else (1, None)
     if " ".join(words) in SHOWN_TO_FAIL:
         with pytest.raises(ValueError) as caught:

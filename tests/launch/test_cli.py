@@ -8,6 +8,7 @@ import pytest
 from spmdkit.configs import load_config
 from spmdkit.configs.presets import preset_names, preset_text
 from spmdkit.launch import cli
+from spmdkit.launch.commands import launch, train
 from spmdkit.training.exits import USER_MISTAKE
 
 import spmdkit
@@ -176,7 +177,7 @@ def test_a_bad_target_is_one_message(capsys):
 
 def test_options_may_stand_between_overrides(monkeypatch):
     seen = []
-    command = cli.Command("launch", "", "", "", cli.add_launch, lambda arguments: seen.append(arguments) or 0)
+    command = cli.Command("launch", "", "", "", launch.add_launch, lambda arguments: seen.append(arguments) or 0)
     monkeypatch.setattr(cli, "COMMANDS", (command,))
     assert cli.main(["launch", "a", "x=1", "--on", "local:2x4", "y=2"]) == 0
     assert (seen[0].config, seen[0].overrides, seen[0].on) == ("a", ["x=1", "y=2"], "local:2x4")
@@ -187,7 +188,7 @@ def test_other_errors(error, code, monkeypatch, capsys):
     def fail(arguments):
         raise error
 
-    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("train", "", "", "", cli.add_train, fail),))
+    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("train", "", "", "", train.add_train, fail),))
     assert cli.main(["train", "a"]) == code
     assert ("Traceback" in capsys.readouterr().err) == (code == 1)
 

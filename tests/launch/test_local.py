@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from spmdkit.launch.local import remove_new, worker_environment
-from spmdkit.launch.target import LocalTarget
+from spmdkit.launch.local import LocalTarget, worker_environment
 
 TINY = """
 run: {simulate: 4, log_every: 1}
@@ -81,15 +80,19 @@ def test_a_mistake_that_a_worker_finds_leaves_no_trace(config, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_logs_of_a_mistake_are_removed_and_no_others(tmp_path):
-    logs = tmp_path / "runs" / "new" / "logs"
-    logs.mkdir(parents=True)
-    (logs / "rank-0.log").write_text("error")
-    assert not remove_new([], logs)  # they were there before
-    (logs.parent / "config.yaml").write_text("")
-    assert not remove_new([logs, logs.parent], logs)  # the run has started
-    assert logs.is_dir()
-    (logs.parent / "config.yaml").unlink()
-    (tmp_path / "runs" / "other").mkdir()
-    assert remove_new([logs, logs.parent, tmp_path / "runs"], logs)
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
+def test_a_dry_run_says_what_would_start_and_starts_nothing(config, tmp_path):
+    ended = spmdkit("launch", config, f"run.dir={tmp_path}/run", "--on", "local:2x2", "--dry-run")
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert [line.split(" -P ")[0].split() for line in lines] == [
+        [
+            "SPMDKIT_JOB_ADDRESSES=127.0.0.1:PORT",
+            "SPMDKIT_NUM_PROCESSES=2",
+            f"SPMDKIT_PROCESS_ID={rank}",
+            "SPMDKIT_SIMULATE=2",
+            sys.executable,
+        ]
+        for rank in range(2)
+    ]
+    assert all(line.endswith(f" -m spmdkit train {config} run.dir={tmp_path}/run") for line in lines)
+    assert not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runs import command, environment
-from spmdkit.launch.ports import free_port
+from spmdkit.launch.supervision.ports import free_port
 
 
 class Ended(NamedTuple):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from runs import assert_same_arrays, environment, losses, state_arrays, trained, write_config
 from spmdkit.configs import load_config
-from spmdkit.launch.build import build
-from spmdkit.launch.ports import free_port
-from spmdkit.launch.processes import run_processes
+from spmdkit.launch.run.build import build
+from spmdkit.launch.supervision.ports import free_port
+from spmdkit.launch.supervision.processes import Start, run_processes
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.mesh import DeviceMesh
 from spmdkit.parallel import build_step, lay_out
@@ -24,7 +24,7 @@ COPY = """
 import sys
 from pathlib import Path
 from spmdkit.configs import load_config
-from spmdkit.launch.build import build, prepare_devices
+from spmdkit.launch.run.build import build, prepare_devices
 from spmdkit.training.checkpoints import Checkpoints
 from spmdkit.training.worker import multi_process
 config = load_config(sys.argv[1], sys.argv[4:], num_processes=2, simulate=int(sys.argv[3]))
@@ -92,7 +92,7 @@ def test_two_processes_restore_it_exactly(devices, strategy, shard, written, tmp
     environments = [environment(**job_environment(Job(address, 2, rank, devices))) for rank in range(2)]
     copy = tmp_path / "copy"
     command = [sys.executable, "-c", COPY, str(written), str(copy), str(devices), f"strategy={strategy}"]
-    outcome = run_processes(command, environments, tmp_path)
+    outcome = run_processes([Start(command, each) for each in environments], tmp_path)
     assert outcome.exit_code == 0, outcome.tails
     assert f"shard {shard};" in (tmp_path / "rank-1.log").read_text()
     assert_same_arrays(state_arrays(written, WRITTEN, copy), state_arrays(written, WRITTEN))

@@ -3,7 +3,7 @@
 import jax
 import pytest
 from report_page import COSTS, METRICS, SUMMARY, Page, table_on
-from spmdkit.launch.schedule_svg import draw_svg
+from spmdkit.launch.drawing.schedule_svg import draw_svg
 from spmdkit.layouts.resolve import resolve
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel.schedule.builders import make_schedule

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from report_page import COLLECTIVES, COSTS, METRICS, SUMMARY
-from spmdkit.launch.schedule_svg import draw_svg
+from spmdkit.launch.drawing.schedule_svg import draw_svg
 from spmdkit.layouts.resolve import resolve
 from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.mesh.device_mesh import DeviceMesh

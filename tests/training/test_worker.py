@@ -5,8 +5,8 @@ import sys
 import time
 
 import pytest
-from spmdkit.launch.ports import free_port
-from spmdkit.launch.processes import Exit, run_processes
+from spmdkit.launch.supervision.ports import free_port
+from spmdkit.launch.supervision.processes import Exit, Start, run_processes
 from spmdkit.training.worker import Job, Timeouts, job_environment, multi_process, processes_in_job, simulated_by_job
 
 JOB = Job("127.0.0.1:1", num_processes=2, process_id=1, simulate=4)
@@ -29,7 +29,8 @@ def run(body: str, tmp_path, num_processes: int = 2):
         {**os.environ, "JAX_PLATFORMS": "cpu", **job_environment(Job(address, num_processes, rank, None))}
         for rank in range(num_processes)
     ]
-    return run_processes([sys.executable, "-u", "-c", PROGRAM, body], environments, tmp_path)
+    command = [sys.executable, "-u", "-c", PROGRAM, body]
+    return run_processes([Start(command, each) for each in environments], tmp_path)
 
 
 def test_environment(monkeypatch):

@@ -1,0 +1,57 @@
+"""`spmdkit launch`: trains in several processes."""
+
+import argparse
+
+from .command import Command, add_config, add_fresh
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `launch`."""
+    add_config(parser)
+    add_fresh(parser)
+    from ..places import PLACES
+
+    where = "; ".join(f"{listed.form}, {listed.text}" for listed in PLACES.values())
+    parser.add_argument("--on", required=True, metavar="PLACE", help=where)
+    parser.add_argument("--dry-run", action="store_true", help="print what would be started, and start nothing")
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="K",
+        help="start a run that died again, at most K times in a row without a newer checkpoint (0)",
+    )
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """Trains in several processes."""
+    from ...mesh.errors import UserError
+    from ..places import Run, find_place
+
+    restarts = arguments.restarts
+    if restarts < 0:
+        raise UserError(f"--restarts {restarts}: give 0 or more restarts without a newer checkpoint.")
+    place, target = find_place(arguments.on)
+    run = Run(arguments.config, tuple(arguments.overrides), arguments.fresh, restarts)
+    if arguments.dry_run:
+        print(place.describe(run, target))
+        return 0
+    return place.launch(run, target)
+
+
+COMMAND = Command(
+    "launch",
+    "train in several processes, stopped together when one fails",
+    "spmdkit launch my.yaml --on local:2x4",
+    """
+Starts processes that train together over real collectives, and gives the losses of one process with as many devices.
+Lines are printed after their rank and kept in run.dir/logs. When a process fails, the others are stopped and the last
+lines are its own.
+
+  spmdkit launch quickstart --on local:2x4       2 processes here, 4 simulated devices each
+  spmdkit launch my.yaml --on local:2x4 --restarts 3   a run that died goes on by itself
+  spmdkit launch my.yaml --on local:2x4 --dry-run      the command lines of the processes, and nothing else
+""",
+    add_launch,
+    launch,
+)

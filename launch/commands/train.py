@@ -1,0 +1,59 @@
+"""`spmdkit train`: trains in this process, which may be one of several."""
+
+import argparse
+
+from .command import Command, Print, add_config, add_fresh
+
+
+def add_train(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `train`."""
+    add_config(parser)
+    add_fresh(parser)
+    parser.add_argument("--list", action=Print, text=presets_text, help="name the presets, one line each, and exit")
+    parser.add_argument(
+        "--help-config", action=Print, text=config_text, help="list every key with its default, and exit"
+    )
+
+
+def presets_text() -> str:
+    """What `--list` prints."""
+    from ...configs.presets import describe_presets
+
+    return describe_presets()
+
+
+def config_text() -> str:
+    """What `--help-config` prints."""
+    from ...configs import describe_config
+
+    return describe_config()
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Trains in this process, which may be one of several."""
+    from ...configs import load_config
+    from ...training.worker import processes_in_job, simulated_by_job
+    from ..run.train import train as run
+
+    processes, simulate = processes_in_job(), simulated_by_job()
+    config = load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate)
+    return run(config, fresh=arguments.fresh)
+
+
+COMMAND = Command(
+    "train",
+    "train a model; the same command again resumes",
+    "spmdkit train my.yaml train.steps=20",
+    """
+Trains the model of a config on its mesh, in this process. Checkpoints, metrics and report.html go to run.dir; where
+that folder holds an unfinished run, training goes on from its last checkpoint.
+
+  spmdkit train quickstart                       a language model on 8 simulated devices
+  spmdkit train my.yaml train.steps=20           a file of yours, one value changed
+  spmdkit train my.yaml strategy.fsdp=-1         all devices hold one copy of the state between them
+  spmdkit train my.yaml --fresh                  from step 0; what was there is moved aside, not removed
+  spmdkit train --help-config                    every key, its default and what it does
+""",
+    add_train,
+    train,
+)

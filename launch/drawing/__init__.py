@@ -1,0 +1,1 @@
+"""Pipeline schedules in characters and as SVG."""

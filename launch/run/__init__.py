@@ -1,0 +1,4 @@
+"""One run of a config, from its folder to its report.
+
+`train` shows all of it in order; `build` makes the run, `explain` and `verify` look at it without training.
+"""

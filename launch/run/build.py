@@ -1,0 +1,168 @@
+"""From a config to everything a run is made of, each line a whole idea: data, model, layouts, optimizer, step."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from ...configs.checks import check_devices
+from ...configs.paths import below_root, is_schedule_file
+from ...configs.schema import Config
+from ...data.batches import abstract_batch, check_enough
+from ...data.ranges import Limit, Limits, check_splits
+from ...data.splits import Splits, open_splits
+from ...mesh.compat import Device
+from ...mesh.simulate import simulate
+from ...models.catalog import MODELS, load_model
+from ...parallel.model import BlockModel, Model
+from ...parallel.plan import ShardingPlan
+from ...parallel.sharding.batch_rows import check_rows
+from ...parallel.sharding.lay_out import abstract_parameters, lay_out
+from ...parallel.step.train_step import Step, build_step
+from ...training.optimizers import make_optimizer
+from ...training.worker import simulated_by_job
+from .model_check import check_contract, check_functions
+
+
+class Built(NamedTuple):
+    """A run that is ready to start: its model is checked, nothing has been compiled for its mesh, no array exists.
+
+    Attributes:
+        config: what it was built from.
+        splits: training and evaluation examples.
+        model: the model.
+        layouts: where its parameters live.
+        step: the training step.
+        batch: shapes and dtypes of a global batch.
+    """
+
+    config: Config
+    splits: Splits
+    model: Model | BlockModel
+    layouts: ShardingPlan
+    step: Step
+    batch: dict[str, jax.ShapeDtypeStruct]
+
+
+def prepare_devices(config: Config) -> None:
+    """Settles what JAX decides only once, before anything touches a device: simulated devices and 64-bit types."""
+    if config.precision.needs_x64:
+        jax.config.update("jax_enable_x64", True)
+    devices = simulated_by_job() or config.run.simulate
+    if devices:
+        simulate(devices)
+
+
+def build(
+    config: Config,
+    *,
+    splits: Splits | None = None,
+    model: Model | BlockModel | None = None,
+    devices: Sequence[str] | None = None,
+) -> Built:
+    """Builds a run from its config.
+
+    Args:
+        config: The config.
+        splits: Examples in place of those that the config names.
+        model: A model in place of the config's.
+        devices: Names of the devices of the mesh; all by default.
+
+    Raises:
+        ConfigError: The strategy or the batch does not fit the devices that there are.
+        ModelError: The model's functions cannot be called as a run calls them.
+        ContractError: The user's own model breaks the contract, under `model.check: error`.
+        UserError: Something else does not fit (LayoutError where it is the layouts); nothing was started.
+        BadDataError: Data in memory holds a value that the model does not take.
+    """
+    splits = splits or open_splits(config.data, search_path(config))
+    model = model or configured_model(config, splits)
+    check_splits(splits, data_limits(config, splits))
+    check_devices(config, len(devices) if devices else jax.device_count())
+    check_enough(splits.train, config.train.global_batch)
+    layouts = lay_out(
+        model,
+        strategy_from_root(config),
+        rules=config.layouts.rules or None,
+        match=config.layouts.match,
+        unmatched=config.layouts.unmatched,
+        unmatched_floor_bytes=config.layouts.unmatched_floor,
+        indivisible=config.layouts.indivisible,
+        precision=config.precision,
+        devices=devices,
+    )
+    check_rows(layouts, config.train.global_batch, config.train.accumulate)
+    optimizer = make_optimizer(
+        config.optimizer,
+        config.train.steps,
+        abstract_parameters(model, config.precision),
+        stacked=isinstance(model, BlockModel),
+        search_path=search_path(config),
+    )
+    step = build_step(
+        model,
+        optimizer,
+        layouts,
+        accumulate=config.train.accumulate,
+        clip_norm=config.train.clip_norm,
+        remat=config.train.remat,
+        precision=config.precision,
+    )
+    batch = abstract_batch(splits.train, config.train.global_batch, layouts.batch_sharding())
+    if check_functions(model, step, batch, evaluates=splits.evaluation is not None):
+        check_contract(config, model, splits.train, own_device(layouts))
+    return Built(config, splits, model, layouts, step, batch)
+
+
+def own_device(layouts: ShardingPlan) -> Device:
+    """The first device of a mesh that this process holds."""
+    devices = layouts.mesh.backend_mesh.devices.flat
+    return next(device for device in devices if device.process_index == jax.process_index())
+
+
+def configured_model(config: Config, splits: Splits) -> Model | BlockModel:
+    """The model that a config names, with what the data says about its sizes."""
+    return load_model(
+        config.model,
+        vocabulary=splits.vocabulary,
+        length=config.data.length,
+        features=_features(splits),
+        search_path=search_path(config),
+    )
+
+
+def data_limits(config: Config, splits: Splits) -> Limits:
+    """Which token ids and classes the model of a config takes, as far as the config and the data say.
+
+    Integer inputs are token ids wherever there is a vocabulary. What targets are is known of the models of the
+    catalogue alone; the user's own may mean anything by them.
+    """
+    numbers = {"model.vocabulary": config.model.get("vocabulary"), "model.classes": config.model.get("classes")}
+    known = {key: Limit(key, value) for key, value in numbers.items() if isinstance(value, int) and value > 0}
+    tokens = Limit("vocabulary", splits.vocabulary) if splits.vocabulary else known.get("model.vocabulary")
+    name = config.model["name"]
+    if name not in MODELS:
+        return Limits(inputs=tokens)
+    return Limits(targets=known.get("model.classes")) if name == "mlp" else Limits(inputs=tokens, targets=tokens)
+
+
+def search_path(config: Config) -> tuple[Path, ...]:
+    """Where files and the user's own modules are: below run.root; a module, then, in the working directory."""
+    return (Path(config.run.root or "."), Path.cwd())
+
+
+def strategy_from_root(config: Config) -> dict[str, Any]:
+    """The strategy of a config; the CSV file of a schedule starts from run.root."""
+    strategy = dict(config.strategy)
+    pipe = strategy.get("pipe")
+    if pipe is not None and is_schedule_file(pipe.schedule):
+        strategy["pipe"] = replace(pipe, schedule=below_root(pipe.schedule, config.run.root))
+    return strategy
+
+
+def _features(splits: Splits) -> int | None:
+    """Values in the inputs of an example, where these are numbers and not tokens."""
+    inputs = splits.train[0].get("inputs")
+    return inputs.shape[-1] if inputs is not None and inputs.ndim == 1 and inputs.dtype.kind == "f" else None

@@ -1,0 +1,150 @@
+"""`spmdkit explain`: what a run will hold and move on each device, read from its layouts and its compiled step."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+
+from ...configs.schema import Config
+from ...layouts.sizes import format_bytes
+from ...layouts.table import LayoutTable
+from ...mesh.text import printable
+from ...parallel.collectives import Collective
+from ...parallel.schedule.table import Schedule
+from ...parallel.schedule.timing import measure
+from ...parallel.xla.census import census
+from ..drawing import schedule as schedule_command
+from .build import Built, build, prepare_devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What a run will hold and move; nothing was trained to know it.
+
+    Attributes:
+        mesh: the mesh, drawn.
+        axes: mesh axis -> size.
+        table: layouts of the parameters.
+        bytes_per_device: kind -> bytes on each device: parameters, optimizer, what slow links need (where they do),
+            gradients, batch.
+        compiled: what XLA's memory analysis says of one device, in bytes: arguments, outputs, temporaries, aliased (of
+            the outputs, what reuses the arguments), and their total.
+        predicted: collectives of one step by the strategies' own formulas.
+        found: collectives of the compiled step.
+        schedule: who does what when, where the mesh has the axis `pipe`.
+        notes: where this program is not the one that other devices would run.
+    """
+
+    mesh: str
+    axes: dict[str, int]
+    table: LayoutTable
+    bytes_per_device: dict[str, int]
+    compiled: dict[str, int]
+    predicted: tuple[Collective, ...]
+    found: tuple[Collective, ...]
+    schedule: Schedule | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values, for `--json`; `schedule` only where there is one."""
+        schedule = self.schedule
+        return {
+            "mesh": self.axes,
+            "layouts": self.table.to_json(),
+            "bytes_per_device": self.bytes_per_device,
+            "compiled_memory": self.compiled,
+            "collectives": [_line(collective) for collective in self.found],
+            "predicted_collectives": [_line(collective) for collective in self.predicted],
+            "as_predicted": self.predicted == self.found,
+            "notes": list(self.notes),
+            **({"schedule": schedule_command.to_json(schedule, measure(schedule))} if schedule else {}),
+        }
+
+    def __str__(self) -> str:
+        verdict = (
+            "exactly as predicted" if self.predicted == self.found else "NOT as predicted; the strategies predict:"
+        )
+        parts = [
+            self.mesh,
+            self.table.text(),
+            _listing("Bytes on each device", self.bytes_per_device),
+            _listing("Memory of the compiled step, each device", self.compiled),
+            "\n".join([f"Collectives of the compiled step, {verdict}", *_table(self.found)]),
+        ]
+        if self.predicted != self.found:
+            parts.append("\n".join(_table(self.predicted)))
+        parts += [f"Note: {note}" for note in self.notes]
+        if self.schedule:
+            parts.append(schedule_figures(self.schedule))
+        return printable("\n\n".join(parts))
+
+
+def explain(config: Config) -> Explanation:
+    """Lays out and compiles the run of a config, without training.
+
+    Raises:
+        UserError: The config does not work out, as `build` says.
+    """
+    prepare_devices(config)
+    return explain_built(build(config))
+
+
+def explain_built(built: Built) -> Explanation:
+    """Compiles the step of a run, once, and reads from it what it holds and moves."""
+    step, layouts = built.step, built.layouts
+    compiled = step.compile(built.batch)
+    mesh = layouts.mesh
+    return Explanation(
+        mesh=str(mesh),
+        axes=dict(zip(mesh.axis_names, mesh.shape, strict=True)),
+        table=layouts.table,
+        bytes_per_device={
+            "parameters": layouts.table.bytes_per_device,
+            "optimizer": step.optimizer_table.bytes_per_device,
+            **({"slow links": step.extra_table.bytes_per_device} if step.extra_table.rows else {}),
+            "gradients": layouts.table.bytes_per_device,
+            "batch": sum(leaf.size * leaf.dtype.itemsize for leaf in built.batch.values()) // layouts.num_batch_shards,
+        },
+        compiled=compiled_memory(compiled),
+        predicted=step.cost(built.batch),
+        found=census(compiled.as_text() or "", mesh),
+        schedule=layouts.pipeline.schedule if layouts.pipeline else None,
+        notes=layouts.notes,
+    )
+
+
+def schedule_figures(schedule: Schedule) -> str:
+    """Says in a few lines what a schedule costs, in units of a pass."""
+    title = f"Pipeline schedule {schedule.name}, {schedule.microbatches:,} microbatches, in units of a pass"
+    figures = schedule_command.summary(schedule, measure(schedule)).splitlines()
+    return "\n".join([title, *(f"  {line}" for line in figures)])
+
+
+def compiled_memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Bytes that a compiled program needs on one device; the backend's own peak leaves temporaries out on CPU."""
+    memory: Any = compiled.memory_analysis()
+    sizes = {
+        "arguments": memory.argument_size_in_bytes,
+        "outputs": memory.output_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "aliased": memory.alias_size_in_bytes,
+    }
+    return {**sizes, "total": sum(sizes.values()) - 2 * sizes["aliased"]}
+
+
+def _line(collective: Collective) -> dict[str, Any]:
+    return {**asdict(collective), "axes": list(collective.axes)}
+
+
+def _listing(title: str, sizes: dict[str, int]) -> str:
+    return "\n".join([title, *(f"  {name:<12} {format_bytes(size):>12}" for name, size in sizes.items())])
+
+
+def _table(collectives: Sequence[Collective]) -> list[str]:
+    if not collectives:
+        return ["  none"]
+    return [
+        f"  {line.kind:<18} over {' x '.join(line.axes):<14} {line.count:>5,} a step {format_bytes(line.bytes):>12}"
+        for line in collectives
+    ]

@@ -1,0 +1,4 @@
+"""Processes under way: started, watched, stopped together, and started again.
+
+Comes in: command lines with their environments. Goes out: how each of them ended, who was first, and an exit code.
+"""

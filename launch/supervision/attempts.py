@@ -1,0 +1,92 @@
+"""A run from its first attempt to its end: start its processes, see how they end, start them again where that helps."""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ...configs.schema import Config
+from ...training.exits import USER_MISTAKE
+from ..run.folder import check_folder, make_folder
+from ..run.ownership import refuse_if_in_use
+from .processes import Start, run_processes
+from .restarts import Restarts
+from .summary import summary
+
+
+class Attempt(NamedTuple):
+    """The processes of one attempt.
+
+    Attributes:
+        starts: By rank.
+        text: What is started where, for people.
+    """
+
+    starts: Sequence[Start]
+    text: str
+
+
+def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: bool = False, restarts: int = 0) -> int:
+    """Runs the processes of a run, again after a death where `restarts` allows it.
+
+    Args:
+        config: Of the run.
+        attempt: Gives the processes of the next attempt, with an address of its own; told whether to start anew.
+        fresh: Start anew; process 0 moves aside what the folder of the run holds, but its logs.
+        restarts: How often in a row a run that died starts again by itself without a newer checkpoint.
+
+    Returns:
+        The exit code of the process that ended the run: 0 finished, 2 a mistake in the config, 3 diverged, 75 stopped
+        by a signal, so try again.
+
+    Raises:
+        UserError: The folder of the run cannot be used; no process was started.
+        FolderUnavailable: The file system of run.dir cannot be written to.
+    """
+    logs = Path(config.run.dir) / "logs"
+    check_folder(logs.parent.absolute())
+    refuse_if_in_use(logs.parent.absolute())
+    missing = [each for each in (logs, *logs.absolute().parents) if not each.exists()]
+    make_folder(logs)
+    tries = Restarts(logs.parent / "checkpoints", restarts)
+    while True:
+        starts, text = attempt(fresh)
+        say(f"{text}, output in {logs}")
+        outcome = run_processes(starts, logs, stop=config.timeouts.stop)
+        removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs)
+        for line in summary(outcome, None if removed else logs):
+            say(line)
+        fresh = fresh and not (logs.parent / "checkpoints").exists()
+        decided = tries.after(outcome)
+        if decided.reason:
+            say(decided.reason)
+        if not decided.again:
+            return outcome.exit_code
+        time.sleep(decided.seconds)
+
+
+def remove_new(made: Sequence[Path], logs: Path) -> bool:
+    """Removes the logs of a mistake, and the folders made for them: a command that cannot work leaves no trace.
+
+    Args:
+        made: The folders that were not there before, the innermost first.
+        logs: The folder of the logs.
+
+    Returns:
+        Whether the logs are gone; they stay where there were some before, or the run has started.
+    """
+    if logs not in made or (logs.parent / "config.yaml").exists():
+        return False
+    shutil.rmtree(logs)
+    for folder in made[1:]:
+        if any(folder.iterdir()):
+            break
+        folder.rmdir()
+    return True
+
+
+def say(line: str) -> None:
+    """Prints a line of the launcher to stderr."""
+    print(f"spmdkit launch: {line}" if not line.startswith("  ") else line, file=sys.stderr, flush=True)

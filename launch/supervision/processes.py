@@ -1,0 +1,276 @@
+"""Runs the processes of one attempt: starts all, stops all when one fails, tells which and why.
+
+JAX notices the death of a process after its heartbeat timeout and a hang never, and then aborts every other process.
+Here a process that ends badly is noticed at once, and the rest, which can only wait for it, are stopped within seconds.
+The cause is the earliest bad exit that is not an abort: an abort is mostly how JAX ends the innocent ones.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from ...training.exits import FINISHED, TRY_AGAIN
+from .output import TAIL_LINES, log_file, relay
+
+GUARD = Path(__file__).parent / "guard.py"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Those that end the launcher; the workers get the same one."""
+ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)
+SETTLE_SECONDS = 1.0
+"""How long to wait, after an abort, for an exit that explains it."""
+KILL_SECONDS = 10.0
+"""How long to wait for the end of processes that were killed; only a broken disk or driver makes it longer."""
+READ_SECONDS = 2.0
+"""How long to wait for the last lines of processes that are gone."""
+
+
+class Start(NamedTuple):
+    """One process to start on this machine.
+
+    Attributes:
+        command: What to run.
+        environment: All of its environment.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+
+class Exit(NamedTuple):
+    """The end of one process.
+
+    Attributes:
+        rank: Whose.
+        code: Exit status; the negative number of the signal that killed it.
+        stopped: Whether it ended after it was told to.
+    """
+
+    rank: int
+    code: int
+    stopped: bool = False
+
+
+class Outcome(NamedTuple):
+    """The end of all processes.
+
+    Attributes:
+        exits: In the order they ended.
+        signal: The signal that ended the launcher, or None.
+        tails: The last lines of each rank: of its stderr, or of its stdout where that is empty.
+    """
+
+    exits: tuple[Exit, ...]
+    signal: signal.Signals | None
+    tails: tuple[list[str], ...]
+
+    @property
+    def cause(self) -> Exit | None:
+        """The exit that ended the run; None where all is well, or the launcher itself was told to end."""
+        bad = [end for end in self.exits if end.code != FINISHED and not end.stopped]
+        unexplained = [end for end in bad if end.code not in ABORTED]
+        return next(iter(unexplained or bad), None)
+
+    @property
+    def exit_code(self) -> int:
+        """What the launcher exits with: the cause's code, or 75 where the cause is a signal or an abort."""
+        if self.cause is None:
+            return FINISHED if self.signal is None else TRY_AGAIN
+        return TRY_AGAIN if self.cause.code < 0 or self.cause.code in ABORTED else self.cause.code
+
+
+class Stage(IntEnum):
+    """How far the end of a run has come."""
+
+    RUNNING = 0
+    SETTLING = 1
+    """One aborted; what made it do so may end next."""
+    ASKED = 2
+    """All were told to end."""
+    KILLED = 3
+    GIVEN_UP = 4
+
+
+@dataclass(kw_only=True, frozen=True)
+class Worker:
+    """A process under way, the leader of a process group of its own, and the threads that relay what it prints."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    out: deque[str]
+    """The last lines of its stdout."""
+    err: deque[str]
+    """The last lines of its stderr."""
+    log: BinaryIO
+    threads: tuple[threading.Thread, ...]
+
+
+def run_processes(
+    starts: Sequence[Start],
+    logs: Path,
+    *,
+    grace: float = 3.0,
+    stop: float = 3.0,
+) -> Outcome:
+    """Runs several processes until all have ended. To be called in the main thread.
+
+    When one ends badly, the others get SIGTERM, and what is left `grace` seconds later is killed: they can only wait
+    for it. When this process gets SIGINT, SIGTERM, SIGHUP or SIGUSR1, all get that signal, and `stop` seconds to save;
+    then, or on a second signal, what is left is killed. None outlives this process, however it ends.
+
+    Args:
+        starts: The processes by rank.
+        logs: Folder for the output of each rank, made if it is missing.
+        grace: Seconds between asking processes to end, because one has failed, and killing them.
+        stop: The same, because of a signal.
+
+    Returns:
+        How all of them ended.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    events: SimpleQueue[Exit | signal.Signals] = SimpleQueue()
+    turn = threading.Lock()
+    workers: list[Worker] = []
+    handlers = _handle_signals(events)
+    guard = _start_guard()
+    try:
+        for rank, start in enumerate(starts):
+            workers.append(_start(rank, start, logs, turn))
+            _watch(workers[-1], guard, events)
+        exits, received = _supervise(workers, events, grace, stop)
+    finally:
+        _send(workers, signal.SIGKILL)  # what workers started and left behind, too
+        _end_guard(guard)
+        _finish_reading(workers)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return Outcome(tuple(exits), received, tuple(list(worker.err or worker.out) for worker in workers))
+
+
+def _supervise(
+    workers: Sequence[Worker], events: SimpleQueue, grace: float, stop: float
+) -> tuple[list[Exit], signal.Signals | None]:
+    """Waits until all processes have ended, by themselves or because one failed or a signal came."""
+    exits: list[Exit] = []
+    received: signal.Signals | None = None
+    stage, deadline = Stage.RUNNING, None
+    while len(exits) < len(workers) and stage is not Stage.GIVEN_UP:
+        event = _next_event(events, deadline)
+        if isinstance(event, Exit):
+            exits.append(event._replace(stopped=stage >= Stage.ASKED))
+            wanted = _stage_after(event.code, stage)
+        elif event is None:
+            wanted = Stage(stage + 1)
+        else:
+            received = received or event
+            wanted = Stage.KILLED if stage is Stage.ASKED else Stage.ASKED
+        if wanted > stage:
+            stage = wanted
+            deadline = _enter(stage, workers, received or signal.SIGTERM, stop if received else grace)
+    return exits, received
+
+
+def _stage_after(code: int, stage: Stage) -> Stage:
+    """Returns what the end of a process calls for."""
+    if code == FINISHED or stage >= Stage.ASKED:
+        return stage
+    return Stage.SETTLING if code in ABORTED else Stage.ASKED
+
+
+def _enter(stage: Stage, workers: Sequence[Worker], ask: signal.Signals, grace: float) -> float:
+    """Does what a stage begins with; returns when it is over, in `time.monotonic` seconds."""
+    if stage is Stage.ASKED:
+        _send(workers, ask)
+    elif stage is Stage.KILLED:
+        _send(workers, signal.SIGKILL)
+    seconds = {Stage.SETTLING: SETTLE_SECONDS, Stage.ASKED: grace, Stage.KILLED: KILL_SECONDS}
+    return time.monotonic() + seconds.get(stage, 0.0)
+
+
+def _next_event(events: SimpleQueue, deadline: float | None) -> Exit | signal.Signals | None:
+    """Returns the next event, or None when the deadline has passed."""
+    try:
+        return events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+    except Empty:
+        return None
+
+
+def _handle_signals(events: SimpleQueue) -> dict[signal.Signals, Any]:
+    """Turns signals that end this process into events, but for those it ignores (nohup); returns the old handlers."""
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, lambda got, _: events.put(signal.Signals(got))) for number in handled}
+
+
+def _start(rank: int, start: Start, logs: Path, turn: threading.Lock) -> Worker:
+    """Starts one process and the relay of its output."""
+    log = cast(BinaryIO, log_file(logs, rank).open("ab", buffering=0))
+    process = subprocess.Popen(
+        start.command,
+        env=start.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,
+    )
+    log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} process {process.pid}: {' '.join(start.command)}\n".encode())
+    out, err = deque(maxlen=TAIL_LINES), deque(maxlen=TAIL_LINES)
+    threads = tuple(
+        threading.Thread(target=relay, args=(pipe, rank, log, tail, stream, turn), daemon=True)
+        for pipe, tail, stream in ((process.stdout, out, sys.stdout), (process.stderr, err, sys.stderr))
+    )
+    for thread in threads:
+        thread.start()
+    return Worker(rank=rank, process=process, out=out, err=err, log=log, threads=threads)
+
+
+def _watch(worker: Worker, guard: subprocess.Popen[bytes], events: SimpleQueue) -> None:
+    """Puts a process under the guard, and its end among the events as soon as it comes."""
+    assert guard.stdin is not None
+    guard.stdin.write(f"{worker.process.pid}\n".encode())
+    threading.Thread(target=lambda: events.put(Exit(worker.rank, worker.process.wait())), daemon=True).start()
+
+
+def _start_guard() -> subprocess.Popen[bytes]:
+    """Starts the script that kills the processes if this one cannot."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(GUARD)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        bufsize=0,
+        start_new_session=True,
+    )
+
+
+def _end_guard(guard: subprocess.Popen[bytes]) -> None:
+    """Ends the guard before its pipe closes: there is nothing left to kill, and numbers are used again."""
+    guard.kill()
+    guard.wait()
+    assert guard.stdin is not None
+    guard.stdin.close()
+
+
+def _send(workers: Sequence[Worker], number: signal.Signals) -> None:
+    """Sends a signal to the processes and all they have started."""
+    for worker in workers:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker.process.pid, number)
+
+
+def _finish_reading(workers: Sequence[Worker]) -> None:
+    """Lets the relays print the last lines, then closes the logs."""
+    deadline = time.monotonic() + READ_SECONDS
+    for worker in workers:
+        for thread in worker.threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not any(thread.is_alive() for thread in worker.threads):
+            worker.log.close()

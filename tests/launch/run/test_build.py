@@ -1,0 +1,85 @@
+"""A run built from its config: everything is abstract until it starts."""
+
+import jax
+import pytest
+from runs import write_config, write_language_config
+from spmdkit.configs import ConfigError, load_config
+from spmdkit.launch.run.build import build, prepare_devices
+from spmdkit.parallel import BlockModel
+
+OWN = """
+import jax.numpy as jnp
+from spmdkit.parallel import Model
+
+def linear(*, classes, scale=1.0):
+    def loss(params, batch, key):
+        errors = (batch["inputs"] @ params["w"]).sum(1) - batch["targets"]
+        return (errors**2 * batch["weights"]).sum(), batch["weights"].sum()
+    return Model(init=lambda key: {"w": jnp.full((64, classes), scale)}, loss=loss, name="linear")
+"""
+
+
+def test_nothing_is_computed(tmp_path):
+    before = len(jax.live_arrays())
+    built = build(load_config(write_config(tmp_path)))
+    assert len(jax.live_arrays()) == before
+    assert {name: leaf.shape for name, leaf in built.batch.items()} == {
+        "inputs": (16, 64),
+        "targets": (16,),
+        "weights": (16,),
+        "example": (16,),
+    }
+    assert built.layouts.mesh.axis_size("fsdp") == 4
+    state = built.step.abstract_state()
+    kernel = state.params["layers"][0]["kernel"]
+    assert kernel.sharding.shard_shape(kernel.shape) == (16, 32)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_data_tells_sizes(tmp_path):
+    built = build(load_config(write_config(tmp_path)))
+    assert built.layouts.table.row("layers/0/kernel").shape == (64, 32)
+    (tmp_path / "text").mkdir()
+    language = build(load_config(write_language_config(tmp_path / "text")))
+    assert isinstance(language.model, BlockModel)
+    assert language.layouts.table.row("embed/tokens").shape == (256, 16)
+    assert language.model.flops_per_row == 6 * (2 * (4 * 16 * 16 + 3 * 16 * 32) + 16 * 256) * 16 + 12 * 2 * 16 * 16**2
+
+
+def test_a_model_beside_the_config(tmp_path):
+    (tmp_path / "beside.py").write_text(OWN)
+    built = build(load_config(write_config(tmp_path, model={"name": "beside:linear", "classes": 10, "scale": 0.5})))
+    assert built.model.name == "linear"
+    assert built.layouts.table.row("w").shape == (64, 10)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("strategy={fsdp: 3}", "strategy: fsdp 3, but there are 8 devices: 3 != 8"),
+        ("strategy={fsdp: 3, data: -1}", "strategy: fsdp 3 x data -1, but there are 8 devices: 8 % 3 = 2"),
+        ("strategy={data: 16}", "strategy: data 16, but there are 8 devices"),
+    ],
+)
+def test_the_real_devices_are_counted(override, message, tmp_path):
+    config = load_config(write_config(tmp_path), ["run.simulate=0", "train.global_batch=48", override])
+    with pytest.raises(ConfigError, match=message):
+        build(config)
+
+
+def test_the_rest_of_the_real_devices(tmp_path):
+    built = build(load_config(write_config(tmp_path), ["run.simulate=0", "strategy.fsdp.size=2", "strategy.data=-1"]))
+    assert (built.layouts.mesh.axis_size("fsdp"), built.layouts.mesh.axis_size("data")) == (2, 4)
+
+
+@pytest.fixture
+def x64_as_before():
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.parametrize(("override", "x64"), [("run.seed=0", False), ("precision.params=float64", True)])
+@pytest.mark.usefixtures("x64_as_before")
+def test_64_bit_types_where_asked_for(override, x64, tmp_path):
+    prepare_devices(load_config(write_config(tmp_path), [override]))
+    assert jax.config.jax_enable_x64 == x64

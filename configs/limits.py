@@ -1,6 +1,14 @@
 """The largest value of every whole number in a config: arithmetic below it holds, and no sane run needs more."""
 
 from math import inf
+from typing import NamedTuple
+
+
+class AtLeast(NamedTuple):
+    """The smallest value a number may have, written as `Annotated[int, AtLeast(1)]`."""
+
+    minimum: float
+
 
 INDEX = 2**31 - 1
 """Devices count steps, rows and indices in 32 bits."""
@@ -33,6 +41,10 @@ LARGEST = {
     "model.features": 2**24,
     "model.scan_unroll": 2**16,
     "sample.length": 10**6,
+    "launch.nodes": 2**16,
+    "launch.processes_per_node": 256,
+    "launch.gpus_per_process": 64,
+    "launch.cpus_per_process": 4096,
     "timeouts.rendezvous": 7 * 86400,
     "timeouts.heartbeat": 7 * 86400,
     "timeouts.shutdown": 7 * 86400,

@@ -2,7 +2,7 @@
 
 A section that belongs to another package is described there, beside the code that uses it: `data` in data/config.py,
 `optimizer` in training/optimizers.py, `precision` in parallel/precision.py, `timeouts` in training/worker.py, the
-options of each strategy in parallel/, those of each model in models/. The rest stands here.
+options of each strategy in parallel/, those of each model in models/; `launch` stands in launching.py, the rest here.
 
 A whole number whose name ends in `_bytes` or `_floor` also accepts text such as "64KiB".
 """
@@ -10,7 +10,7 @@ A whole number whose name ends in `_bytes` or `_floor` also accepts text such as
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from ..data.config import DataConfig
 from ..mesh.errors import UserError
@@ -19,12 +19,8 @@ from ..parallel.sharding.strategies import option_types
 from ..parallel.step.state import seed_problem
 from ..training.optimizers import OptimizerConfig
 from ..training.worker import Timeouts
-
-
-class AtLeast(NamedTuple):
-    """The smallest value a number may have, written as `Annotated[int, AtLeast(1)]`."""
-
-    minimum: float
+from .launching import LaunchConfig
+from .limits import AtLeast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,4 +145,5 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     timeouts: Timeouts = field(default_factory=Timeouts)
     sample: SampleConfig = field(default_factory=SampleConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
     source: Path | None = field(default=None, compare=False, repr=False)

@@ -44,8 +44,16 @@ def describe_config() -> str:
             for name, options in option_types().items():
                 lines += ["", f"strategy.{name}: {_summary(options)}", *_describe_fields(options)]
         else:
-            lines += ["", f"{field.name}: {_summary(type(value))}", *_describe_fields(type(value))]
+            lines += _describe_section(field.name, type(value))
     return "\n".join(lines) + "\n"
+
+
+def _describe_section(path: str, cls: type) -> list[str]:
+    """Returns the lines that describe a section, and the sections in it after its own keys."""
+    hints = get_type_hints(cls)
+    inner = {name: hint for name, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
+    lines = ["", f"{path}: {_summary(cls)}", *_describe_fields(cls)]
+    return lines + [line for name, hint in inner.items() for line in _describe_section(f"{path}.{name}", hint)]
 
 
 def _summary(cls: type) -> str:
@@ -57,6 +65,8 @@ def _describe_fields(cls: type) -> Iterator[str]:
     """Yields the lines that describe the fields of a dataclass."""
     hints, help_of = get_type_hints(cls, include_extras=True), field_help(cls)
     for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[field.name]):
+            continue  # a section of its own
         given = f"  {field.name}: {_default(field)}" if has_default(field) else f"  {field.name}:"
         yield f"{given:<34}  ({describe(hints[field.name])})"
         yield from textwrap.wrap(help_of.get(field.name, ""), 108, initial_indent=" " * 6, subsequent_indent=" " * 6)

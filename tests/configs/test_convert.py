@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from spmdkit.configs.convert import parse_bytes, to_dataclass
-from spmdkit.configs.schema import AtLeast
+from spmdkit.configs.limits import AtLeast
 from spmdkit.mesh.errors import UserError
 
 

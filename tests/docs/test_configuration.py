@@ -23,5 +23,5 @@ def test_every_preset_is_listed():
 def test_every_key_is_listed():
     listed = set(re.findall(r"^  (\w+):", shown("--help-config"), re.MULTILINE))
     last_parts = {key.rpartition(".")[2] for key in config_keys() if key != "model.name" and key.count(".") == 2}
-    sections = {key.partition(".")[2] for key in config_keys() if not key.startswith(("strategy.", "model.name"))}
+    sections = {key.rpartition(".")[2] for key in config_keys() if not key.startswith(("strategy.", "model.name"))}
     assert last_parts | sections <= listed

@@ -1,7 +1,9 @@
 """Every dotted key of a config, and the ones that a bare name may stand for."""
 
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
+from typing import Any
 
 from ..mesh.near_miss import nearest
 from ..models.catalog import MODELS
@@ -17,14 +19,19 @@ MOST_KEYS = 3
 def config_keys() -> tuple[str, ...]:
     """Returns every dotted key, those of all strategies and of all models of the catalogue among them."""
     sections = {field.name: getattr(Config(), field.name) for field in fields(Config) if field.name != "source"}
-    keys = [
-        f"{name}.{field.name}" for name, value in sections.items() if is_dataclass(value) for field in fields(value)
-    ]
+    keys = [key for name, value in sections.items() if is_dataclass(value) for key in _below(name, value)]
     keys += [f"model.{name}" for name in ("name", *(field.name for field in fields(ModelCheck)))]
     keys += [f"model.{field.name}" for options, _ in MODELS.values() for field in fields(options)]
     for name, options in option_types().items():
         keys += [f"strategy.{name}", *(f"strategy.{name}.{field.name}" for field in fields(options))]
     return tuple(dict.fromkeys(keys))
+
+
+def _below(path: str, section: Any) -> Iterator[str]:
+    """The dotted keys of a section and of those in it."""
+    for field in fields(section):
+        value, key = getattr(section, field.name), f"{path}.{field.name}"
+        yield from _below(key, value) if is_dataclass(value) else (key,)
 
 
 def keys_meant_by(name: str) -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "parallel")]  # reference/, and `toy`
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if version("jaxlib").startswith("0.10.") and "use_fusion_emitters" not in os.environ.get("XLA_FLAGS", ""):
-    # 0.10 has an older code generator too, which compiles in half the time. The users' one compiles in the test of
-    # `spmdkit launch` (multiprocess/test_launch.py), outside the tests, and on every newer JAX.
+    # 0.10 has an older code generator too, which compiles in half the time. The users' one compiles where
+    # README is trained (docs/test_figures.py), outside the tests, and on every newer JAX.
     faster = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {faster}".strip()
 

@@ -9,7 +9,7 @@ from ranks import start, wait
 from runs import losses, metrics, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
-STEPS, DEADLINE = 40, 5
+STEPS, DEADLINE = 40, 3
 
 HANGING = """
 import ctypes, os, time
@@ -75,6 +75,8 @@ def test_the_rank_that_hangs_is_named(how, tmp_path):
     assert expected in first.stderr, first.stderr
     assert "Rank 0 waits at step" in first.stderr
     assert "--- stacks of rank 0" in first.stderr
+    if how != "sleep":
+        return  # what comes after is the same
     ended = trained("launch", config, "--on", "local:2x4")
     assert "Resuming" in ended.stdout
     assert metrics(tmp_path / "run")[-1]["step"] == STEPS

@@ -10,9 +10,6 @@ from spmdkit.launch.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
-AS_USERS = {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
-"""Compiled as for users, see conftest.py."""
-
 BOUND = 60
 """Seconds to the end of all processes, for a machine with much else to do; three suffice where it is idle."""
 
@@ -54,9 +51,9 @@ def alone(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory) -> Path:
-    """The config of the same run in 2 processes with 4 devices each, compiled as users have it."""
+    """The config of the same run in 2 processes with 4 devices each."""
     config = write_language_config(tmp_path_factory.mktemp("together"))
-    ended = trained("launch", config, "--on", "local:2x4", **AS_USERS)
+    ended = trained("launch", config, "--on", "local:2x4")
     printed = ended.stdout.splitlines()
     assert printed
     assert all(line.startswith(("[0] ", "[1] ")) for line in printed), ended.stdout

@@ -122,7 +122,6 @@ def test_stages_hop_at_different_times(direction):
 
 TWO = {"tensor": TensorConfig(size=2, collective_matmul=True), "fsdp": FSDPConfig(size=2, floor_bytes=64)}
 ROWS = {
-    "products": (RINGS["products"], "none", 1),
     "both": (RINGS["both"], "full", 1),
     "products, gathered": (TWO, "none", 2),
 }

@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-quick test-equivalence lint format bench figures clean
+.PHONY: help install train test test-quick test-equivalence test-faults test-cluster lint format bench figures clean
 
 help:  ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS=\"...\"]"
@@ -23,13 +23,20 @@ train: $(VENV)/.spmdkit  ## train the quickstart on 8 simulated devices; CONFIG=
 	$(BIN)/spmdkit train $(CONFIG) $(ARGS)
 
 test: $(VENV)/.test  ## run the whole test suite; ARGS= goes to pytest, WORKERS=2 processes
-	$(PYTEST) -m "not table" $(ARGS)
+	$(PYTEST) -m "not table and not faults and not cluster" $(ARGS)
 
 test-equivalence: $(VENV)/.test  ## hold every strategy and product to one device, in float64 and float32: 7 minutes
 	$(PYTEST) -m table tests/parallel/test_equivalence.py $(ARGS)
 
 test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: 2 minutes
-	$(PYTEST) -m "not slow and not multiprocess and not table" $(ARGS)
+	$(PYTEST) -m "not slow and not multiprocess and not table and not faults and not cluster" $(ARGS)
+
+test-faults: $(VENV)/.test  ## kill, hang, stop, damage and fill what real runs need, and hold them to what the docs promise
+	$(PYTEST) -m faults $(ARGS)
+
+test-cluster: $(VENV)/.test  ## train on a real Slurm, Open MPI and SSH server, which it installs from Debian (as root)
+	tests/cluster/install
+	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 lint: $(VENV)/.dev  ## check style (ruff) and types (pyright)
 	$(BIN)/ruff check .

@@ -33,7 +33,7 @@ MOMENTS = {  # what is about to happen, for the how-manieth time, and the step o
     "before the report is written": ("spmdkit.launch.run.finish:write_report", 1, STEPS),
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 
 def killed(moment: str, count: int, config: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from ranks import start, wait
 from runs import losses, metrics, trained, write_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
 STEPS, DEADLINE = 40, 3
 
 HANGING = """

@@ -15,13 +15,12 @@ one program.
    the "v" both kinds travel both ways; nothing else changes.
 2. What backward needs of a forward stays on the stage, in buffers whose size follows the schedule's peak. With
    `recompute` only the stage's input stays, and R makes the rest just before B.
-3. Embedding and head are the same on all stages. The
-   embedding runs on the stage of the first piece, in its F; the head on that of the last, forward and backward in its
-   B. Each stage has the gradients of what it ran, 0 of the others, and one all-reduce over `pipe` with the loss adds
-   them up: a table that both share needs nothing more.
+3. Embedding and head are the same on all stages. The embedding runs on the stage of the first piece, in its F; the
+   head runs on that of the last, forward and backward in its B. Each stage has the gradients of what it ran, and zeros
+   for the rest; one all-reduce over `pipe`, together with the loss, adds them up. A table that both share needs nothing
+   more.
 4. Parameters of blocks are gathered (FSDP) in every F, R and B and their gradients scattered in every W, M times a
    step; `strategy.fsdp.keep: step` gathers once.
-
 5. With `embed_and_head: split`, a stage stores a part of what is outside the blocks, and has the whole for a step:
 
        before    W[V, D] = all-gather over pipe of W[V_pipe, D]             in the parameters' dtype, once a step

@@ -90,6 +90,7 @@ def sound(tmp_path_factory) -> Path:
     return config.parent / "run"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("fault", "code", "ending"), [("kill1", 75, "killed by SIGKILL"), ("raise0", 1, "exit code 1")]
 )
@@ -126,6 +127,7 @@ def test_fresh_in_several_processes(tmp_path):
     assert (folder / "logs" / "rank-0.log").read_text().startswith("what it said before\n--- ")
 
 
+@pytest.mark.faults
 def test_a_run_that_dies_goes_on_by_itself(sound, tmp_path):
     """Killed at the ninth batch of process 1; it starts again from the newest checkpoint, to the same end."""
     ended = spmdkit("launch", faulty_config(tmp_path), "--on", "local:2x4", "--restarts", "2", FAULT="kill1")

@@ -16,7 +16,7 @@ from spmdkit.layouts.resolve import resolve
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel.collectives import Collective
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 # fsdp 4, floor 256 bytes, float32:     64 x 32 / 4   32, whole   32 x 10 / 4   10, whole
 PARAMETER_BYTES = 4 * sum((64 * 32 // 4, 32, 32 * 10 // 4, 10))

@@ -13,7 +13,8 @@ from ...model import BlockModel, Model, Params
 from ...precision import cast_floats
 from ...sharding.model_errors import check_loss
 from .breaches import Breach, ContractError, NotChecked, breaches
-from .probe import HostBatch, compile_quickly, count
+from .draws import with_host_draws
+from .probe import HostBatch, count
 from .random_key import check_key
 
 CHECKS = ("error", "warn", "off")
@@ -67,9 +68,8 @@ def check_model(
 
 
 def initial_params(model: Model | BlockModel, key: Array) -> Params:
-    """Initial parameters, whole on the default device, in float32; drawn with the check's own generator."""
-    key = check_key(key)
-    return compile_quickly(lambda key: cast_floats(model.init(key), "float32"), key)(key)
+    """Initial parameters, whole on the default device, in float32; of the model's distribution, but drawn otherwise."""
+    return with_host_draws(lambda key: cast_floats(model.init(key), "float32"), check_key(key))
 
 
 def report(name: str, broken: Sequence[Breach], check: str) -> None:

@@ -63,5 +63,8 @@ class LaunchConfig:
     """Lines of shell before the processes start, such as "module load cuda"."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every process."""
+    elastic: tuple[str, ...] = ()
+    """Mesh axes, of data and fsdp, whose sizes follow the number of devices when the run starts with fewer or more than
+    strategy asks for; the first one named gives way first. Empty = the sizes have to fit."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)

@@ -11,6 +11,7 @@ from ..models.catalog import MODELS
 from ..parallel.sharding.strategies import option_types
 from .checks import layout_problems, size_problems
 from .convert import below, to_dataclass, unknown_key
+from .elastic import elastic_problems, not_fitting
 from .errors import ConfigError as ConfigError
 from .errors import Problem
 from .overrides import apply_overrides, sizes_to_options
@@ -187,10 +188,13 @@ def _cross_checks(
     found = [] if "layouts" in wrong else layout_problems(config.layouts.rules)
     if wrong & {"strategy", "run.simulate", "train.global_batch", "train.accumulate"}:
         return found
+    found += elastic_problems(config)
     per_process = simulate or config.run.simulate
     if not per_process:
         return found + size_problems(config, None)
     total = per_process * num_processes
+    if config.launch.elastic:
+        return found or not_fitting(config, total, num_processes)
     known_from = f"run.simulate={total} gives {total} devices"
     if simulate or num_processes > 1:
         known_from = f"{num_processes} processes with {per_process} devices each give {total}"

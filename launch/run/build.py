@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 import jax
 
 from ...configs.checks import check_devices
+from ...configs.elastic import fit_to_devices
 from ...configs.paths import below_root, is_schedule_file
 from ...configs.schema import Config
 from ...data.batches import abstract_batch, check_enough
 from ...data.ranges import Limit, Limits, check_splits
 from ...data.splits import Splits, open_splits
 from ...mesh.compat import Device
+from ...mesh.devices import device_name
+from ...mesh.ordering import physical_order
 from ...mesh.simulate import simulate
 from ...models.catalog import MODELS, load_model
 from ...parallel.model import BlockModel, Model
@@ -30,12 +33,13 @@ class Built(NamedTuple):
     """A run that is ready to start: its model is checked, nothing has been compiled for its mesh, no array exists.
 
     Attributes:
-        config: what it was built from.
+        config: what it was built from; the sizes of its strategy are those of the mesh (see configs/elastic.py).
         splits: training and evaluation examples.
         model: the model.
         layouts: where its parameters live.
         step: the training step.
         batch: shapes and dtypes of a global batch.
+        re_formed: how the mesh differs from the one configured, for people; "" where it does not.
     """
 
     config: Config
@@ -44,6 +48,7 @@ class Built(NamedTuple):
     layouts: ShardingPlan
     step: Step
     batch: dict[str, jax.ShapeDtypeStruct]
+    re_formed: str = ""
 
 
 def prepare_devices(config: Config) -> None:
@@ -77,10 +82,14 @@ def build(
         UserError: Something else does not fit (LayoutError where it is the layouts); nothing was started.
         BadDataError: Data in memory holds a value that the model does not take.
     """
+    there_are = len(devices) if devices else jax.device_count()
+    config, used, re_formed = fit_to_devices(config, there_are, 1 if devices else jax.process_count())
+    if used < there_are:
+        devices = devices[:used] if devices else evenly_chosen(used)
     splits = splits or open_splits(config.data, search_path(config))
     model = model or configured_model(config, splits)
     check_splits(splits, data_limits(config, splits))
-    check_devices(config, len(devices) if devices else jax.device_count())
+    check_devices(config, used)
     check_enough(splits.train, config.train.global_batch)
     layouts = lay_out(
         model,
@@ -113,7 +122,23 @@ def build(
     batch = abstract_batch(splits.train, config.train.global_batch, layouts.batch_sharding())
     if check_functions(model, step, batch, evaluates=splits.evaluation is not None):
         check_contract(config, model, splits.train, own_device(layouts))
-    return Built(config, splits, model, layouts, step, batch)
+    return Built(config, splits, model, layouts, step, batch, re_formed)
+
+
+def evenly_chosen(number: int) -> list[str]:
+    """Some of all devices by name, as many of each process, in physical order.
+
+    Args:
+        number: A multiple of the number of processes.
+    """
+    each, chosen = number // jax.process_count(), physical_order(jax.devices())
+    taken: dict[int, int] = {}
+    names = []
+    for device in chosen:
+        taken[device.process_index] = taken.get(device.process_index, 0) + 1
+        if taken[device.process_index] <= each:
+            names.append(device_name(device))
+    return names
 
 
 def own_device(layouts: ShardingPlan) -> Device:

@@ -110,7 +110,7 @@ def explain_built(built: Built) -> Explanation:
         predicted=step.cost(built.batch),
         found=census(compiled.as_text() or "", mesh),
         schedule=layouts.pipeline.schedule if layouts.pipeline else None,
-        notes=layouts.notes,
+        notes=(*([built.re_formed] if built.re_formed else []), *layouts.notes),
     )
 
 

@@ -1,8 +1,9 @@
 """Every section and key of a config, with its type, default and help.
 
 A section that belongs to another package is described there, beside the code that uses it: `data` in data/config.py,
-`optimizer` in training/optimizers.py, `precision` in parallel/precision.py, `timeouts` in training/worker.py, the
-options of each strategy in parallel/, those of each model in models/; `launch` stands in launching.py, the rest here.
+`optimizer` in training/optimizers.py, `precision` in parallel/precision.py, `timeouts` in training/worker.py,
+`guards` in training/guards.py, the options of each strategy in parallel/, those of each model in models/; `launch`
+stands in launching.py, the rest here.
 
 A whole number whose name ends in `_bytes` or `_floor` also accepts text such as "64KiB".
 """
@@ -17,6 +18,7 @@ from ..mesh.errors import UserError
 from ..parallel.precision import Precision
 from ..parallel.sharding.strategies import option_types
 from ..parallel.step.state import seed_problem
+from ..training.guards import GuardsConfig
 from ..training.optimizers import OptimizerConfig
 from ..training.worker import Timeouts
 from .launching import LaunchConfig
@@ -144,6 +146,7 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    guards: GuardsConfig = field(default_factory=GuardsConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     source: Path | None = field(default=None, compare=False, repr=False)

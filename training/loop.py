@@ -67,6 +67,8 @@ def run_steps(
     after_pause: Callable[[int, TrainState], None] = lambda number, state: None,
     may_start: Callable[[int], bool] = lambda number: True,
     on_stop: Callable[[int, TrainState], None] = lambda number, state: None,
+    after_step: Callable[[int, TrainState], None] = lambda number, state: None,
+    waited: Callable[[float], None] = lambda seconds: None,
 ) -> TrainState:
     """Trains on every batch given.
 
@@ -85,6 +87,9 @@ def run_steps(
 
         may_start: Asked before every step; the first that may not start ends the training, see `stopping.Gate`.
         on_stop: Called then with the number of the last step and the state after it, found finite: the place to save.
+        after_step: Called with the number of every step just started and the state after it, which is still being
+            computed: it must wait for nothing, and not keep the state.
+        waited: Called with the seconds that the host has waited for a step.
 
     Returns:
         The state after the last step.
@@ -93,7 +98,7 @@ def run_steps(
         Diverged: A loss, a norm or, at a pause, a parameter or what strategies keep in `state.extra` is not finite; the
             message names the step. `on_pause` and `after_pause` never see such a state.
     """
-    log = _LateLog(start, log_every, on_progress)
+    log = _LateLog(start, log_every, on_progress, waited)
     for number, batch in enumerate(batches, start + 1):
         if not may_start(number):
             log.stop()
@@ -102,6 +107,7 @@ def run_steps(
             return state
         state, metrics = step(state, batch)
         log.push(number, metrics)
+        after_step(number, state)
         if pause_at(number):
             log.drain()
             _check_finite(number, state)
@@ -113,12 +119,15 @@ def run_steps(
 class _LateLog:
     """Reads metrics of steps that are done, checks them, and reports some."""
 
-    def __init__(self, start: int, every: int, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, start: int, every: int, on_progress: Callable[[Progress], None], waited: Callable[[float], None]
+    ) -> None:
         self._running: deque[tuple[int, StepMetrics]] = deque()
         self._done: list[tuple[int, StepMetrics, float]] = []
         self._first = start + 1
         self._every = every
         self._on_progress = on_progress
+        self._waited = waited
         self._reported = start
         self._latest: Progress | None = None
         self._restart_clock(start, time.perf_counter())
@@ -159,8 +168,11 @@ class _LateLog:
 
     def _wait_for_oldest(self) -> int:
         number, metrics = self._running.popleft()
+        before = time.perf_counter()
         metrics.loss.block_until_ready()
-        self._done.append((number, metrics, time.perf_counter()))
+        at = time.perf_counter()
+        self._waited(at - before)
+        self._done.append((number, metrics, at))
         return number
 
     def _read_done(self) -> None:

@@ -11,9 +11,11 @@ from ..layouts.table import LayoutRow, LayoutTable
 from ..mesh.device_mesh import DeviceMesh
 from .charts import Series, chart, points_of
 from .drawings import draw_array, draw_devices
+from .goodput import Goodput
 from .page import page, visible
 from .quantities import compact, loss_text
 from .report_costs import StepCosts, costs_sections
+from .report_goodput import goodput_section
 from .report_layouts import layouts_section
 from .report_tiles import facts, references, tiles
 
@@ -31,6 +33,7 @@ def write_report(
     summary: Mapping[str, Any],
     sample: str | None = None,
     costs: StepCosts | None = None,
+    goodput: Goodput | None = None,
 ) -> None:
     """Writes the report of a run; the file is replaced as a whole.
 
@@ -46,6 +49,7 @@ def write_report(
             bytes or durations where the name has the word `bytes` or `seconds`. Words become a line each.
         sample: Text the model wrote; None or empty for none.
         costs: What the step holds and moves; None where that is not known.
+        goodput: Where the time went; None where that is not known.
     """
     title = str(summary.get("title") or "spmdkit run")
     sections = [
@@ -53,6 +57,7 @@ def write_report(
         facts(summary),
         tiles(metrics, table, summary, costs.compiled.get("total") if costs else None),
         _charts(metrics, summary),
+        goodput_section(goodput) if goodput else "",
         _sample(sample),
         _mesh(mesh, table),
         costs_sections(costs) if costs else "",

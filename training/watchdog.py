@@ -4,12 +4,18 @@ A process that hangs looks alive: its heartbeat goes on, and the others wait for
 process notes what it is doing (step and phase), and a thread that no device holds up publishes the note every second.
 Where nothing has happened for longer than the phase may take:
 
-    1. the stacks of all threads go to stderr, and so to the log of the rank;
+    1. whoever notices tells the others, and in every process the stacks of all threads go to stderr, and so to the log
+       of its rank;
     2. the notes of all processes are compared: whoever is behind, or has not published, is named with its phase;
     3. the process ends with code 75, and the launcher ends the others.
 
+Nobody ends a run because of a process whose own phase may take longer and has not: one that saves, while the others
+wait for it in their next step.
+
 A process that holds Python's lock, or is stopped, cannot publish, which is how the others name it; its own stacks are
 dumped by a timer of the interpreter that needs no lock.
+
+With its note each process publishes how its steps went, from which process 0 finds the slow ones (see stragglers.py).
 """
 
 import faulthandler
@@ -18,7 +24,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,8 +33,12 @@ import jax
 from ..mesh.compat import coordination_client
 from ..mesh.coordination import PREFIX, ranks
 from .exits import TRY_AGAIN
+from .stragglers import Stragglers, Work
+from .times import Times
 
 FOLDER = f"{PREFIX}progress/"
+STACKS = f"{PREFIX}stacks/"
+"""Where a process says that all shall dump their stacks."""
 PUBLISH_SECONDS = 1.0
 LISTEN_SECONDS = 3.0
 """How long to listen for the others: a process that publishes nothing in that time cannot run Python."""
@@ -58,24 +68,41 @@ class Note(NamedTuple):
 class Watchdog:
     """The watch over one process of a run; `note` costs an assignment."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        by_phase: Mapping[str, float] | None = None,
+        *,
+        times: Times | None = None,
+        work: Callable[[], Work | None] = lambda: None,
+        stragglers: Stragglers | None = None,
+    ) -> None:
         """Prepares a watch.
 
         Args:
             seconds: The longest that a phase may take without progress; 0 = for ever.
+            by_phase: The same for "first_step", "evaluation" and "save" where it is another; 0 = as `seconds`.
+            times: Gets every change of phase.
+            work: How the last steps of this process went; asked by the thread that watches.
+            stragglers: Looks at how those of all went, in process 0.
         """
-        self._seconds = seconds
+        self._deadlines = _Deadlines(seconds, dict(by_phase or {}))
+        self._times = times or Times("")
+        self._work = work
+        self._stragglers = stragglers
         self._doing: tuple[int, str, float] | None = None
+        self._dumped = False
 
     def note(self, step: int, phase: str) -> None:
         """Notes progress: what this process does from now on."""
         self._doing = (step, phase, time.monotonic())
+        self._times.switch(phase)
 
     def goes_on(self, items: Iterable[Item]) -> Iterator[Item]:
         """The same items, each of which is progress in the phase under way."""
         for item in items:
             if self._doing is not None:
-                self.note(*self._doing[:2])
+                self._doing = (*self._doing[:2], time.monotonic())
             yield item
 
     def rest(self) -> None:
@@ -89,6 +116,7 @@ class Watchdog:
             batches: Of the steps after `start`.
             start: Steps done.
         """
+        self._deadlines.first = start + 1
         self.note(start + 1, "data")
         for number, batch in enumerate(batches, start + 1):
             self.note(number, "step")
@@ -120,47 +148,117 @@ class Watchdog:
         client = coordination_client()
         while not end.wait(PUBLISH_SECONDS):
             now = self._now()
-            if self._seconds and sys.__stderr__ is not None:
-                faulthandler.dump_traceback_later(self._seconds + DUMP_AFTER_SECONDS, file=sys.__stderr__)
+            self._set_timer(now)
             if client is not None:
                 with suppress(Exception):  # the service ends with process 0
-                    _publish(client, now)
-            if now is not None and self._seconds and now.seconds > self._seconds and not end.is_set():
+                    self._talk(client, now)
+            if now is not None and self._deadlines.passed(now) and not end.is_set():
                 self._end_run(client, now)
 
     def _now(self) -> Note | None:
         doing = self._doing
         return Note(doing[0], doing[1], time.monotonic() - doing[2]) if doing else None
 
-    def _end_run(self, client: Any, now: Note) -> None:
-        faulthandler.cancel_dump_traceback_later()
-        notes, silent = ([now], []) if client is None else self._listen(client)
-        print(f"--- stacks of rank {jax.process_index()}", file=sys.stderr, flush=True)
-        if sys.__stderr__ is not None:  # the process's own: what stands in its place may have no file descriptor
+    def _set_timer(self, now: Note | None) -> None:
+        """Lets the interpreter dump the stacks where this thread cannot run any more."""
+        seconds = self._deadlines.of(now)[0] if now else 0.0
+        if seconds and sys.__stderr__ is not None:
+            faulthandler.dump_traceback_later(seconds + DUMP_AFTER_SECONDS, file=sys.__stderr__)
+
+    def _talk(self, client: Any, now: Note | None) -> None:
+        """Tells the others what this process does, and hears what they say."""
+        self._publish(client, now)
+        asking = [key.rpartition("/")[2] for key, _ in client.key_value_dir_get(STACKS)]
+        if asking:
+            self._dump(f", asked for by rank {asking[0]}, which sees no progress")
+        if self._stragglers is not None and jax.process_index() == 0:
+            found = _published(client)
+            self._stragglers.look([_as_work(found.get(rank)) for rank in range(jax.process_count())])
+
+    def _publish(self, client: Any, now: Note | None) -> None:
+        """Gives this process's note to the others; every text is new."""
+        text = json.dumps([time.monotonic(), now or (0, "", 0.0), self._work()])
+        client.key_value_set(f"{FOLDER}{jax.process_index()}", text, allow_overwrite=True)
+
+    def _dump(self, why: str = "") -> None:
+        """Writes the stacks of all threads to the process's own stderr, once."""
+        if self._dumped:
+            return
+        self._dumped = True
+        print(f"--- stacks of rank {jax.process_index()}{why}", file=sys.stderr, flush=True)
+        if sys.__stderr__ is not None:  # what stands in its place may have no file descriptor
             faulthandler.dump_traceback(file=sys.__stderr__)
-        print(f"error: {verdict(notes, silent, self._seconds)}", file=sys.stderr, flush=True)
+
+    def _end_run(self, client: Any, now: Note) -> None:
+        """Ends the run, unless another process holds it up in a phase that may take longer."""
+        notes, silent = [now], []
+        if client is not None:
+            if self._is_held_up_in_time(client, now):
+                return
+            with suppress(Exception):
+                client.key_value_set(f"{STACKS}{jax.process_index()}", "", allow_overwrite=True)
+            notes, silent = self._listen(client)
+            again = self._now()
+            if again is None or not self._deadlines.passed(again):
+                return
+        faulthandler.cancel_dump_traceback_later()
+        self._dump()
+        seconds, key = self._deadlines.of(now)
+        print(f"error: {verdict(notes, silent, seconds, key)}", file=sys.stderr, flush=True)
         os._exit(TRY_AGAIN)
+
+    def _is_held_up_in_time(self, client: Any, now: Note) -> bool:
+        """Whether a process that is behind has a longer deadline for what it does, and keeps it."""
+        notes = [_as_note(text) for rank, text in _published(client).items() if rank != jax.process_index()]
+        return any(note and _place(note) <= _place(now) and self._deadlines.may_go_on(note, now) for note in notes)
 
     def _listen(self, client: Any) -> tuple[list[Note | None], list[int]]:
         """What each rank does, and which publish nothing new; clocks of hosts are not compared."""
         before, deadline = _published(client), time.monotonic() + LISTEN_SECONDS
         while time.monotonic() < deadline:
-            _publish(client, self._now())
+            self._publish(client, self._now())
             time.sleep(PUBLISH_SECONDS / 2)
         after = _published(client)
         silent = [rank for rank in range(jax.process_count()) if before.get(rank) == after.get(rank)]
         return [_as_note(after.get(rank)) for rank in range(jax.process_count())], silent
 
 
-def verdict(notes: Sequence[Note | None], silent: Sequence[int], seconds: float) -> str:
+class _Deadlines:
+    """How long what may take."""
+
+    def __init__(self, seconds: float, by_phase: Mapping[str, float]) -> None:
+        self.first = 1
+        self._seconds = seconds
+        self._by_phase = by_phase
+
+    def of(self, note: Note) -> tuple[float, str]:
+        """The longest that what a note says may take, 0 = for ever, and the key of the config that says so."""
+        first = note.step == self.first and note.phase in ("data", "step")
+        name = "first_step" if first else note.phase
+        own = self._by_phase.get(name, 0)
+        return (own, f"timeouts.{name}") if own else (self._seconds, "timeouts.step")
+
+    def passed(self, note: Note) -> bool:
+        """Whether it has taken longer."""
+        seconds, _ = self.of(note)
+        return 0 < seconds < note.seconds
+
+    def may_go_on(self, note: Note, waiting: Note) -> bool:
+        """Whether a process is within its own deadline, a longer one than that of who waits for it."""
+        seconds, shorter = self.of(note)[0], self.of(waiting)[0]
+        return (seconds == 0 or seconds > shorter) and not self.passed(note)
+
+
+def verdict(notes: Sequence[Note | None], silent: Sequence[int], seconds: float, key: str = "timeouts.step") -> str:
     """Says who holds a run up.
 
     Args:
         notes: What each rank does; None of a rank that has published nothing.
         silent: Ranks that publish nothing any more.
         seconds: The longest that a phase may take.
+        key: The key of the config that says so.
     """
-    said = f"No progress for more than {seconds:.0f} s (timeouts.step)"
+    said = f"No progress for more than {seconds:.0f} s ({key})"
     again = "The same command goes on from the newest checkpoint."
     if len(notes) == 1:
         return f"{said}: {notes[0]}. The stacks of all threads are above. {again}"
@@ -190,15 +288,14 @@ def _others(notes: Sequence[Note | None], named: Sequence[int]) -> str:
     return f"{ranks(others).capitalize()} wait{'s' if len(others) == 1 else ''} at {notes[others[0]]}."
 
 
-def _publish(client: Any, now: Note | None) -> None:
-    """Gives this process's note to the others; every text is new."""
-    text = json.dumps([time.monotonic(), *(now or (0, "", 0.0))])
-    client.key_value_set(f"{FOLDER}{jax.process_index()}", text, allow_overwrite=True)
-
-
 def _published(client: Any) -> dict[int, str]:
     return {int(key.rpartition("/")[2]): text for key, text in client.key_value_dir_get(FOLDER)}
 
 
 def _as_note(text: str | None) -> Note | None:
-    return Note(*json.loads(text)[1:]) if text else None
+    return Note(*json.loads(text)[1]) if text else None
+
+
+def _as_work(text: str | None) -> Work | None:
+    work = json.loads(text)[2] if text else None
+    return Work(*work) if work else None

@@ -30,6 +30,12 @@ class Timeouts:
     step: int = 1800
     """For a step, a batch of data or a save; where one takes longer the run ends, and the process that holds it up is
     named; 0 = never."""
+    first_step: int = 0
+    """The same for the first step of a process, in which devices connect; 0 = as `step`."""
+    evaluation: int = 0
+    """The same for a batch of an evaluation; 0 = as `step`."""
+    save: int = 0
+    """The same for a save, as far as training waits for it; 0 = as `step`."""
     stop: int = 120
     """After a signal, for the run to finish its step, save and end; then `spmdkit launch` kills what is left."""
 
@@ -41,6 +47,11 @@ class Timeouts:
         ]
         if self.step < 0:
             problems.append(f"timeouts.step={self.step} must be at least 1 second, or 0 to wait for ever.")
+        problems += [
+            f"timeouts.{name}={getattr(self, name)} must be at least 1 second, or 0 for that of timeouts.step."
+            for name in ("first_step", "evaluation", "save")
+            if getattr(self, name) < 0
+        ]
         if problems:
             raise UserError("\n".join(problems))
 

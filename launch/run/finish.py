@@ -19,6 +19,7 @@ from ...training.report_costs import StepCosts
 from ..drawing.schedule_svg import draw_svg
 from .build import Built
 from .explain import Explanation, schedule_figures
+from .guards import goodput
 
 REPORT = "report.html"
 MOST_DRAWN = 4000
@@ -60,6 +61,7 @@ def finish(built: Built, explanation: Explanation, state: TrainState, folder: Pa
         summary=summary,
         sample=sample,
         costs=step_costs(explanation),
+        goodput=goodput(folder),
     )
     display.message(f"Wrote {report}")
 

@@ -16,6 +16,8 @@ PIECES: dict[str, Kind] = {
     "checkpoints": "folder",
     "metrics.jsonl": "file",
     "report.html": "file",
+    "goodput.jsonl": "file",
+    "guards.json": "file",
     "provenance.json": "file",
     "config.yaml": "file",
 }
@@ -27,6 +29,7 @@ BESIDE: dict[str, Kind] = {
     "provenance.json.partial": "file",
     "metrics.jsonl.new": "file",
     "report.html.new": "file",
+    "guards.json.partial": "file",
 }
 """What else is written there: the output of processes, whose it is, and files that are renamed when they are whole."""
 LONGEST = "0" * 120

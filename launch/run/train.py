@@ -23,12 +23,12 @@ from ...training.learning_rates import LearningRates, make_learning_rate
 from ...training.loop import Progress, evaluate, run_steps
 from ...training.metrics import MetricsLog
 from ...training.stopping import Gate, stops_on_signals
-from ...training.watchdog import Watchdog
 from ...training.worker import multi_process
 from .agreement import agree_on_config, agree_on_start
 from .build import Built, build, data_limits, prepare_devices
 from .explain import explain_built
 from .finish import finish, is_reported
+from .guards import Guards, goodput
 from .memory import check_memory
 from .ownership import DirectoryInUse, Ownership
 from .provenance import Provenance, provenance, remarks
@@ -123,7 +123,8 @@ class _Run:
         self.ownership = ownership
         self.gate = gate
         self.stopped_after: int | None = None
-        self.watchdog = Watchdog(self.config.timeouts.step)
+        self.guards = Guards(self.config, display.message, self.saves_at)
+        self.watchdog = self.guards.watchdog
         self.metrics: MetricsLog | None = None
         self.rates = learning_rates(self.config)
         self.limits = data_limits(self.config, built.splits)
@@ -142,7 +143,9 @@ class _Run:
                 "start anew with another run.dir or --fresh."
             )
             return
+        self.guards.times.switch("compile")
         explanation = explain_built(self.built)  # compiles the step, which then starts at once
+        self.guards.times.switch("start")
         agree_on_start(self.built, self.made_of, self.start)
         self.display.message(str(explanation))
         state, damaged = self.first_state()
@@ -151,8 +154,12 @@ class _Run:
             for line in take_folder(damaged):
                 self.display.message(line)
             if self.start < steps:
-                with self.watchdog.watching():
-                    state = self.train(state, self.watchdog.batches(chain(first, batches), self.start))
+                self.guards.open(self.built, self.folder, self.start)
+                with self.guards.watching():
+                    state = self.train(state, self.guards.batches(chain(first, batches), self.start))
+                spent = goodput(self.folder) if is_main_process() else None
+                if spent:
+                    self.display.message(str(spent))
         if self.stopped_after is not None:
             return
         finish(self.built, explanation, state, self.folder, self.display)
@@ -163,7 +170,7 @@ class _Run:
             if is_main_process():
                 self.metrics = stack.enter_context(MetricsLog(self.folder / "metrics.jsonl", start_step=self.start))
             state = run_steps(
-                self.built.step,
+                self.guards.step(self.built.step),
                 state,
                 batches,
                 start=self.start,
@@ -174,8 +181,13 @@ class _Run:
                 after_pause=self.save,
                 may_start=self.gate.passes,
                 on_stop=self.stop,
+                after_step=self.guards.after_step,
+                waited=self.guards.waited,
             )
+        done = self.config.train.steps if self.stopped_after is None else self.stopped_after
+        self.watchdog.note(done, "save")
         self.checkpoints.wait()
+        self.guards.done(done)
         return state
 
     def first_state(self) -> tuple[TrainState, Iterable[int]]:
@@ -212,7 +224,9 @@ class _Run:
         return _due(number, self.config.checkpoint.every, self.config.train.steps)
 
     def pause(self, number: int, state: TrainState) -> dict[str, float]:
-        """Between two steps: an evaluation, where one is due."""
+        """Between two steps: a comparison of copies before a save, and an evaluation, where they are due."""
+        if self.saves_at(number):
+            self.guards.compare(number, state)
         if not self.evaluates_at(number):
             return {}
         with self.watchdog.phase(number, "evaluation"):
@@ -224,6 +238,7 @@ class _Run:
             with self.watchdog.phase(number, "save"):
                 self.ownership.check()
                 self.checkpoints.save(number, stored_order(self.built.layouts).to_model(state))
+        self.guards.done(number)
 
     def stop(self, number: int, state: TrainState) -> None:
         """Saves where a signal has stopped the run, in every process at the same step."""
@@ -235,6 +250,7 @@ class _Run:
             self.display.message(f"{at}, before any other was trained. The same command starts again from there.")
             return
         if self.checkpoints.latest() != number:
+            self.guards.compare(number, state)
             self.ownership.check()
             self.checkpoints.save(number, stored_order(self.built.layouts).to_model(state))
             self.checkpoints.wait()

@@ -67,7 +67,7 @@ def test_the_rank_that_hangs_is_named(how, tmp_path):
     code = processes[0].wait(60)
     assert time.monotonic() - begin < DEADLINE + 5 + 10, "ten seconds for a machine with much else to do"
     processes[1].kill()
-    first, _ = wait(processes)
+    first, second = wait(processes)
     assert code == 75, first.stderr
     expected = (
         "rank 1 at step " if how == "sleep" else "no longer answers: stopped, dead, or Python's lock is held there"
@@ -75,6 +75,9 @@ def test_the_rank_that_hangs_is_named(how, tmp_path):
     assert expected in first.stderr, first.stderr
     assert "Rank 0 waits at step" in first.stderr
     assert "--- stacks of rank 0" in first.stderr
+    if how == "sleep":
+        assert "--- stacks of rank 1" in second.stderr, second.stderr
+        assert 'hanging.py", line' in second.stderr, "the stacks of the rank that hangs show where"
     if how != "sleep":
         return  # what comes after is the same
     ended = trained("launch", config, "--on", "local:2x4")

@@ -15,6 +15,7 @@ from spmdkit.layouts.resolve import resolve
 from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel.schedule.builders import make_schedule
+from spmdkit.training.goodput import KINDS, Goodput
 from spmdkit.training.report import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -84,6 +85,7 @@ def laid_out(tmp_path_factory):
         summary=summary,
         sample="def sample():\n" + "    return" + " and more" * 40,
         costs=costs,
+        goodput=Goodput({kind: 1.5**number for number, kind in enumerate(KINDS)}, starts=12, lost_steps=123_456),
     )
     page = escape((folder / "report.html").read_text(encoding="utf-8"))
     frames = "".join(f'<iframe width="{width}" height="900" srcdoc="{page}"></iframe>' for width in WIDTHS)

@@ -5,7 +5,8 @@ import sys
 import time
 
 import pytest
-from spmdkit.training.watchdog import Note, Watchdog, verdict
+from spmdkit.training.times import Times
+from spmdkit.training.watchdog import Note, Watchdog, _Deadlines, verdict
 
 AHEAD, WAITS, EVALUATES = Note(7, "step", 40), Note(7, "data", 41), Note(6, "evaluation", 42)
 
@@ -25,6 +26,49 @@ AHEAD, WAITS, EVALUATES = Note(7, "step", 40), Note(7, "data", 41), Note(6, "eva
 )
 def test_who_holds_it_up(notes, silent, says):
     assert says in verdict(notes, silent, 30)
+
+
+def test_the_key_of_the_deadline_is_named():
+    said = verdict([Note(6, "save", 9)], [], 8, "timeouts.save")
+    assert said.startswith("No progress for more than 8 s (timeouts.save): step 6, save, for 9 s.")
+
+
+@pytest.mark.parametrize(
+    ("note", "expected"),
+    [
+        (Note(5, "data", 0), (60, "timeouts.first_step")),
+        (Note(5, "step", 0), (60, "timeouts.first_step")),
+        (Note(6, "data", 0), (10, "timeouts.step")),
+        (Note(5, "save", 0), (30, "timeouts.save")),
+        (Note(5, "evaluation", 0), (10, "timeouts.step")),
+    ],
+)
+def test_each_phase_has_its_deadline(note, expected):
+    deadlines = _Deadlines(10, {"first_step": 60, "save": 30, "evaluation": 0})
+    deadlines.first = 5
+    assert deadlines.of(note) == expected
+    seconds = expected[0]
+    assert [deadlines.passed(note._replace(seconds=each)) for each in (seconds - 1, seconds + 1)] == [False, True]
+
+
+def test_who_waits_for_a_slow_save_does_not_end_the_run():
+    deadlines = _Deadlines(10, {"save": 30})
+    waiting = Note(7, "step", 11)
+    assert deadlines.may_go_on(Note(6, "save", 20), waiting)
+    assert not deadlines.may_go_on(Note(6, "save", 31), waiting)
+    assert not deadlines.may_go_on(Note(6, "step", 5), waiting), "no longer deadline than its own"
+    assert not _Deadlines(0, {}).passed(Note(1, "step", 10**6)), "0 = for ever"
+
+
+def test_phases_are_counted():
+    times = Times("start")
+    watchdog = Watchdog(0, times=times)
+    for _ in watchdog.batches(range(1), 0):
+        with watchdog.phase(1, "save"):
+            time.sleep(0.02)
+    found = times.take()
+    assert found.keys() == {"start", "data", "step", "save"}
+    assert found["save"] >= 0.02
 
 
 def test_what_is_under_way_is_noted():

@@ -29,6 +29,7 @@ def test_what_a_run_leaves(tmp_path, capsys):
     assert sorted(path.name for path in folder.iterdir()) == [
         "checkpoints",
         "config.yaml",
+        "goodput.jsonl",
         "metrics.jsonl",
         "provenance.json",
         "report.html",

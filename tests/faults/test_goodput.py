@@ -1,0 +1,26 @@
+"""The ledger of a run that is killed: every second of it has a name, and the steps computed again are told."""
+
+import time
+
+import pytest
+from misbehaviour import launch, write
+from spmdkit.training.goodput import read_goodput
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
+
+
+def test_a_run_that_is_killed_once(tmp_path):
+    """Rank 1 dies once the checkpoint of step 4 is there; a batch takes a quarter of a second."""
+    config = write(tmp_path, train={"steps": 20, "global_batch": 16}, checkpoint={"every": 4})
+    before = time.time()
+    ended = launch(config, "local:2x4", "--restarts", "2", DIE="1:8", EACH="0.25")
+    took = time.time() - before
+    assert ended.returncode == 0, ended.stderr
+    found = read_goodput(tmp_path / "run" / "goodput.jsonl")
+    assert found.starts == 2
+    assert 0 <= found.lost_steps <= 6
+    assert {"step", "data", "save", "compile", "start", "restart"} <= found.seconds.keys()
+    assert took - 15 < found.total < took, "but for the launcher itself, and the end with its report"
+    assert found.seconds["data"] > 1, "batches are late"
+    assert str(found) in ended.stdout
+    assert f"goodput {100 * found.share:.1f} %" in (tmp_path / "run" / "report.html").read_text()

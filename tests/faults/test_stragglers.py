@@ -1,0 +1,33 @@
+"""A process that is slower than the others is named with figures while the run goes on."""
+
+import re
+
+import pytest
+from misbehaviour import launch, write
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
+
+
+def run(folder, **variables):
+    config = write(
+        folder,
+        train={"steps": 80, "global_batch": 16},
+        checkpoint={"every": 0},
+        guards={"straggler_steps": 10, "stragglers": 0.5},
+    )
+    ended = launch(config, "local:2x2", "strategy={data: 4}", **variables)
+    assert ended.returncode == 0, ended.stderr
+    return [line for line in ended.stdout.splitlines() if "holds every step up" in line]
+
+
+def test_a_slow_reader_is_named(tmp_path):
+    """Its reader takes 150 ms more than the other's for each batch: nearly all of a step."""
+    (said,) = run(tmp_path, SLOW="1:0.15")
+    assert "warning: rank 1 holds every step up: of the " in said
+    figures = re.search(r"waiting for data ([\d.]+) ms, ([\d.]+) ms elsewhere", said)
+    assert figures, said
+    assert float(figures[1]) > 75 > float(figures[2])
+
+
+def test_equal_processes_are_not_named(tmp_path):
+    assert run(tmp_path, EACH="0.05") == []

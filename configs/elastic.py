@@ -119,8 +119,8 @@ def elastic_problems(config: Config) -> list[Problem]:
     for axis in config.launch.elastic:
         if axis not in ELASTIC:
             problems.append(
-                f"{axis!r} cannot change its size: the axes that can are {listed(list(ELASTIC), 'and')}, over which devices "
-                "differ in their rows and in what they store. Leave it out."
+                f"{axis!r} cannot change its size: the axes that can are {listed(list(ELASTIC), 'and')}, over which "
+                "devices differ in their rows and in what they store. Leave it out."
             )
         elif axis not in config.strategy:
             problems.append(f"{axis} is no axis of strategy. Set strategy.{axis}=1 to let it grow, or leave it out.")

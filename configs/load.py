@@ -14,6 +14,7 @@ from .convert import below, to_dataclass, unknown_key
 from .elastic import elastic_problems, not_fitting
 from .errors import ConfigError as ConfigError
 from .errors import Problem
+from .named_code import code_problems
 from .overrides import apply_overrides, sizes_to_options
 from .paths import anchor_overrides, find_root
 from .presets import PRESETS as PRESETS
@@ -43,7 +44,8 @@ def load_config(
         The config; every key has a value.
 
     Raises:
-        ConfigError: Unknown keys, wrong types, sizes that do not multiply out, an unknown preset: all of them.
+        ConfigError: Unknown keys, wrong types, sizes that do not multiply out, an unknown preset, code elsewhere that
+            run.allow does not list: all of them.
     """
     path = find_config(source)
     document = _read_file(path)
@@ -59,6 +61,8 @@ def load_config(
     run = replace(config.run, dir=config.run.dir or f"runs/{path.stem}", root=str(root))
     config = replace(config, run=run, source=path)
     problems += _cross_checks(config, problems, num_processes, simulate)
+    if not any(problem.path.startswith("run") for problem in problems):
+        problems += code_problems(config)
     if problems:
         raise ConfigError([_located(problem, document, given_by) for problem in problems], _shown_path(path))
     return config

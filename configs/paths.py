@@ -32,6 +32,15 @@ def find_root(tree: Mapping[str, Any], given_by: Mapping[str, str], folder: Path
     return (Path.cwd() if _is_override(ROOT, given_by) else below) / Path(given).expanduser()
 
 
+def search_path(root: str) -> tuple[Path, ...]:
+    """Where the user's own modules are: in `run.root`, then in the working directory.
+
+    Args:
+        root: `run.root` of a loaded config.
+    """
+    return (Path(root or "."), Path.cwd())
+
+
 def anchor_overrides(tree: dict[str, Any], given_by: Mapping[str, str], root: Path) -> None:
     """Makes the relative paths that overrides give absolute, in place, where they do not start from `root` anyway."""
     if root == Path.cwd():

@@ -36,6 +36,9 @@ class RunConfig:
     """Folder from which relative paths start (data.files, data.eval_files, the CSV file of a schedule), and where your
     own modules are looked for first; empty = the folder of the YAML file, for a preset the working directory. Paths in
     key=value arguments, and run.dir, start from the working directory."""
+    allow: tuple[str, ...] = ()
+    """Packages and modules elsewhere that this config may name as module:function, such as ["my_package", "optax"].
+    Without it, a name leads to a file in run.root or in the working directory, and to nothing else."""
     seed: Annotated[int, AtLeast(0)] = 0
     """Seed of the initial parameters, the order of examples and dropout, up to 2**32 - 1; the same on every mesh."""
     simulate: Annotated[int, AtLeast(0)] = 0
@@ -45,8 +48,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         problem = seed_problem(self.seed, "run.seed")
-        if problem:
-            raise UserError(problem)
+        wrong = [name for name in self.allow if not all(part.isidentifier() for part in name.split("."))]
+        problems = [f"run.allow: {name!r} is no name of a module or package, such as my_package." for name in wrong]
+        if problem or problems:
+            raise UserError("\n".join([problem, *problems] if problem else problems))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,11 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from .errors import UserError
+from .module_files import module_files
 from .near_miss import did_you_mean, unknown_options
 from .user_errors import told_as_users
 
@@ -27,10 +29,11 @@ def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) ->
 
     Raises:
         UserError: The name is malformed, there is no such module, it raises something while it is imported, another
-            module already has its name, or it holds no such function; with the nearest that it holds.
+            module already has its name, or it holds no such function, with the nearest that it holds; or what it holds
+            is a function of Python's own.
     """
     module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
+    if not attribute or not all(module_name.split(".")):
         raise UserError(f"{key}={name!r} has to be module:function, such as my_model:make.")
     sys.path[:0] = [folder for folder in map(str, search_path) if folder not in sys.path]
     module = _import(module_name, f"{key}={name!r}", search_path)
@@ -40,7 +43,25 @@ def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) ->
             f"{key}={name!r}: {module.__file__} holds no {attribute}."
             f"{did_you_mean(attribute, public, otherwise='It defines')}"
         )
-    return getattr(module, attribute)
+    found = getattr(module, attribute)
+    _check_own(found, module_name, f"{key}={name!r}")
+    return found
+
+
+def _check_own(found: Any, module_name: str, given: str) -> None:
+    """Refuses a function of Python's own that a module has only imported: options would become its arguments."""
+    home = getattr(found, "__module__", None)
+    if not isinstance(found, FunctionType | BuiltinFunctionType | type) or not home or home == module_name:
+        return
+    if _is_pythons(home) and not _is_pythons(module_name):
+        raise UserError(
+            f"{given} is {home}.{found.__qualname__} of Python's own: {module_name} only imports it. Name a function "
+            "that you have written."
+        )
+
+
+def _is_pythons(module_name: str) -> bool:
+    return any(module.is_pythons for module in module_files(module_name)[-1:])
 
 
 def import_function(name: str, key: str, search_path: Sequence[str | Path] = ()) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ class OptimizerConfig:
 
     name: str = "adamw"
     """sgd, adam, adamw, lion, adafactor, muon, or your own `module:function` that returns an
-    optax.GradientTransformation; "optax:adabelief" is one too."""
+    optax.GradientTransformation; "optax:adabelief" is one too, with `run.allow: [optax]`."""
     learning_rate: float = 1e-3
     """The highest learning rate of the schedule. adafactor multiplies it by the root mean square of each parameter."""
     schedule: Mapping[str, Any] = field(default_factory=lambda: {"name": "constant"})

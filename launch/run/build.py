@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ...configs import paths
 from ...configs.checks import check_devices
 from ...configs.elastic import fit_to_devices
 from ...configs.paths import below_root, is_schedule_file
@@ -175,7 +176,7 @@ def data_limits(config: Config, splits: Splits) -> Limits:
 
 def search_path(config: Config) -> tuple[Path, ...]:
     """Where files and the user's own modules are: below run.root; a module, then, in the working directory."""
-    return (Path(config.run.root or "."), Path.cwd())
+    return paths.search_path(config.run.root)
 
 
 def strategy_from_root(config: Config) -> dict[str, Any]:

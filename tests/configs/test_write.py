@@ -43,7 +43,7 @@ def test_values_load_back_equal(override, tmp_path):
 
 def test_every_key_is_written():
     value = read_yaml(resolved_yaml(load_config("quickstart"))).value
-    assert {"dir", "root", "seed", "simulate", "log_every"} == set(value["run"])
+    assert {"dir", "root", "allow", "seed", "simulate", "log_every"} == set(value["run"])
     assert {"size", "floor_bytes"} <= set(value["strategy"]["fsdp"])
     assert {"run", "model", "data", "optimizer", "strategy", "layouts", "train", "precision", "eval"} <= set(value)
 

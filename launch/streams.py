@@ -69,14 +69,27 @@ def tolerant_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
+def outlive_output() -> None:
+    """From here on a stream that takes no more is no error of this command: it is said once, and the rest dropped.
+
+    For what goes on for days, and keeps on disk what matters; for `tolerant_streams` alone.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, _Tolerant):
+            stream.outlived = True
+
+
 class _Tolerant:
     """A text stream: what its encoding lacks is written as an escape; what a closed pipe does not take is dropped.
 
-    Any other failure is raised once, as an OSError that names the stream.
+    So is what a terminal that has gone does not take. Any other failure is raised once, as an OSError that names the
+    stream; where it is to be outlived, it is a warning.
     """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._gone = {errno.EPIPE, errno.EIO} if _is_terminal(stream) else {errno.EPIPE}
+        self.outlived = False
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
@@ -94,9 +107,13 @@ class _Tolerant:
             action()
         except OSError as error:
             self._drop_the_rest()
-            if error.errno != errno.EPIPE:
-                name = "the standard output" if self._stream is not sys.__stderr__ else "the standard error"
+            if error.errno in self._gone:
+                return
+            name = "the standard output" if self._stream is not sys.__stderr__ else "the standard error"
+            if not self.outlived:
                 raise OSError(error.errno, error.strerror, name) from None
+            if self._stream is not sys.__stderr__:
+                print(f"warning: {name}: {error.strerror}; from here on nothing is printed there", file=sys.stderr)
 
     def _drop_the_rest(self) -> None:
         """Leads the stream, with what it still holds, to the null device."""
@@ -106,3 +123,10 @@ class _Tolerant:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False

@@ -25,8 +25,8 @@ import jax
 
 from ..mesh.compat import coordination_client
 from ..mesh.coordination import PREFIX
+from .interrupts import SIGNALS, answered, asks_once
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 POLL_SECONDS = 0.25
 ASKED, STARTED = f"{PREFIX}stop/asked", f"{PREFIX}stop/started/"
 
@@ -88,7 +88,9 @@ def stops_on_signals() -> Iterator[Gate]:
         return
     before: dict[Any, Any] = {}
 
+    @asks_once
     def handle(number: int, frame: Any) -> None:
+        answered(number)
         signal.signal(number, before[number])  # the next one is not ours
         listener.ask(signal.Signals(number).name)
 

@@ -25,6 +25,15 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 def launch(arguments: argparse.Namespace) -> int:
     """Trains in several processes."""
+    from ...training.interrupts import ends_on_signals
+    from ..streams import outlive_output
+
+    outlive_output()
+    with ends_on_signals():
+        return _launch(arguments)
+
+
+def _launch(arguments: argparse.Namespace) -> int:
     from ...mesh.errors import UserError
     from ..places import Run, find_place
 

@@ -31,6 +31,15 @@ def config_text() -> str:
 
 def train(arguments: argparse.Namespace) -> int:
     """Trains in this process, which may be one of several."""
+    from ...training.interrupts import ends_on_signals
+    from ..streams import outlive_output
+
+    outlive_output()
+    with ends_on_signals():
+        return _train(arguments)
+
+
+def _train(arguments: argparse.Namespace) -> int:
     from ...configs import load_config
     from ...training.worker import processes_in_job, simulated_by_job
     from ..run.train import train as run

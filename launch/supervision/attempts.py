@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...configs.schema import Config
+from ...mesh.text import printable
 from ...training.exits import USER_MISTAKE
 from ..run.folder import check_folder, make_folder
 from ..run.ownership import refuse_if_in_use
 from .processes import Start, run_processes
 from .restarts import Restarts
 from .summary import summary
+from .terminal import SAYS
 
 
 class Attempt(NamedTuple):
@@ -89,4 +91,4 @@ def remove_new(made: Sequence[Path], logs: Path) -> bool:
 
 def say(line: str) -> None:
     """Prints a line of the launcher to stderr."""
-    print(f"spmdkit launch: {line}" if not line.startswith("  ") else line, file=sys.stderr, flush=True)
+    print(f"{SAYS if not line.startswith('  ') else ''}{printable(line)}", file=sys.stderr, flush=True)

@@ -1,11 +1,16 @@
 """What the processes of a run print: one stream, each line after its rank, and one log file per rank."""
 
+import codecs
 import os
 import re
-import threading
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO
+
+from ...mesh.text import printable
+from .logs import Log
+from .terminal import Terminal
 
 COLOURS = (36, 33, 35, 32, 34, 31)
 GLOO_PIECES = re.compile(
@@ -13,7 +18,17 @@ GLOO_PIECES = re.compile(
     r"| ?Expected number of connected peer ranks is : \d*"
 )
 """Its greeting in the pieces it is written in: the threads of a process write over each other."""
+COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+PLAIN = "\x1b[0m"
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
+"""Most of what `printable` writes as an escape: what a line is looked through for."""
+CHUNK = 1 << 16
+"""Bytes that are read at once."""
+LONGEST = 1 << 13
+"""Characters after which a line without end is shown so far."""
 TAIL_LINES = 400
+TAIL_CHARACTERS = 2000
+"""Of each of these lines."""
 
 
 def log_file(folder: Path, rank: int) -> Path:
@@ -21,36 +36,68 @@ def log_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.log"
 
 
-def relay(pipe: BinaryIO, rank: int, log: BinaryIO, tail: deque[str], out: TextIO, turn: threading.Lock) -> None:
-    """Copies lines from a process to the terminal and to its log until the pipe closes.
+def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Terminal) -> None:
+    """Copies what a process prints to its log, and its lines to the terminal, until the pipe closes.
+
+    It waits for neither of them: the process would wait for it.
 
     Args:
         pipe: Its stdout or stderr.
         rank: Put before each line, in the rank's colour on a terminal.
-        log: Gets every byte as it is; unbuffered.
+        log: Gets every byte as it is.
         tail: Gets each line, for the summary of a failure.
-        out: Gets each line after its rank, without Gloo's greetings.
-        turn: Held while a line is written, so that lines of several processes do not mix.
+        terminal: Gets each line after its rank, without Gloo's greetings and what would move the cursor.
     """
-    prefix = _prefix(rank, out)
+    prefix = _prefix(rank, terminal)
     with pipe:
-        for raw in pipe:
-            log.write(raw)
-            line = clean(raw.decode(errors="replace"))
-            if line is None:
-                continue
-            tail.append(line)
-            with turn:
-                print(f"{prefix} {line}", file=out, flush=True)
+        for block in _blocks(pipe, log):
+            lines = shown_lines(block)
+            tail.extend(line[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
+            if lines:
+                terminal.write("".join([f"{prefix} {line}\n" for line in lines]))
+
+
+def _blocks(pipe: BinaryIO, log: Log) -> Iterator[str]:
+    """Whole lines, as many as come together; a line without end comes in pieces."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    rest = ""
+    while chunk := pipe.read1(CHUNK):  # pyright: ignore[reportAttributeAccessIssue]  (of a buffered pipe)
+        log.write(chunk)
+        whole, newline, rest = (rest + decoder.decode(chunk)).rpartition("\n")
+        if newline:
+            yield whole
+        if len(rest) > LONGEST:
+            yield rest
+            rest = ""
+    rest += decoder.decode(b"", final=True)
+    if rest:
+        yield rest
+
+
+def shown_lines(block: str) -> list[str]:
+    """The lines of a text as the terminal gets them; see `clean`."""
+    lines = block.split("\n")
+    if "[Gloo]" not in block and "peer ranks" not in block and not HIDDEN.search(block):
+        return lines
+    return [text for text in map(clean, lines) if text is not None]
 
 
 def clean(line: str) -> str | None:
-    """Returns a line without its end and without what Gloo prints at start; None where nothing is left of it."""
-    text = line.rstrip("\r\n")
-    if "[Gloo]" not in text and "peer ranks" not in text:
+    """Returns a line as it may be shown, without what Gloo prints at start; None where nothing is left of it.
+
+    Of a line that is written over and over, such as a progress bar's, the last is what a terminal would show. Colours
+    stay; other control characters are written as escapes.
+    """
+    text = line.rstrip("\r\n").rpartition("\r")[2]
+    if "[Gloo]" in text or "peer ranks" in text:
+        text = GLOO_PIECES.sub("", text)
+        if not text.strip():
+            return None
+    if not HIDDEN.search(text):
         return text
-    wanted = GLOO_PIECES.sub("", text)
-    return wanted if wanted.strip() else None
+    parts = COLOUR.split(text)
+    shown = "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
+    return f"{shown}{PLAIN}" if len(parts) > 1 and not shown.endswith(PLAIN) else shown
 
 
 def last_words(lines: list[str], limit: int = 20) -> list[str]:
@@ -58,11 +105,11 @@ def last_words(lines: list[str], limit: int = 20) -> list[str]:
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
     start = max([*starts, *errors[-1:]], default=max(0, len(lines) - limit))
-    words = lines[start:]
+    words = [printable(COLOUR.sub("", line)) for line in lines[start:]]
     return words if len(words) <= limit else [words[0], "  ...", *words[2 - limit :]]
 
 
-def _prefix(rank: int, out: TextIO) -> str:
-    if not out.isatty() or os.environ.get("NO_COLOR"):
+def _prefix(rank: int, terminal: Terminal) -> str:
+    if not terminal.isatty() or os.environ.get("NO_COLOR"):
         return f"[{rank}]"
     return f"\033[{COLOURS[rank % len(COLOURS)]}m[{rank}]\033[0m"

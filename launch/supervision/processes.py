@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from ...training.exits import FINISHED, TRY_AGAIN
+from .logs import Log
 from .output import TAIL_LINES, log_file, relay
+from .terminal import Screen
 
 GUARD = Path(__file__).parent / "guard.py"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -111,7 +113,7 @@ class Worker:
     """The last lines of its stdout."""
     err: deque[str]
     """The last lines of its stderr."""
-    log: BinaryIO
+    log: Log
     threads: tuple[threading.Thread, ...]
 
 
@@ -139,19 +141,19 @@ def run_processes(
     """
     logs.mkdir(parents=True, exist_ok=True)
     events: SimpleQueue[Exit | signal.Signals] = SimpleQueue()
-    turn = threading.Lock()
+    screen = Screen.of(sys.stdout, sys.stderr)
     workers: list[Worker] = []
     handlers = _handle_signals(events)
     guard = _start_guard()
     try:
         for rank, start in enumerate(starts):
-            workers.append(_start(rank, start, logs, turn))
+            workers.append(_start(rank, start, logs, screen))
             _watch(workers[-1], guard, events)
         exits, received = _supervise(workers, events, grace, stop)
     finally:
         _send(workers, signal.SIGKILL)  # what workers started and left behind, too
         _end_guard(guard)
-        _finish_reading(workers)
+        _finish_reading(workers, screen)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return Outcome(tuple(exits), received, tuple(list(worker.err or worker.out) for worker in workers))
@@ -211,9 +213,9 @@ def _handle_signals(events: SimpleQueue) -> dict[signal.Signals, Any]:
     return {number: signal.signal(number, lambda got, _: events.put(signal.Signals(got))) for number in handled}
 
 
-def _start(rank: int, start: Start, logs: Path, turn: threading.Lock) -> Worker:
+def _start(rank: int, start: Start, logs: Path, screen: Screen) -> Worker:
     """Starts one process and the relay of its output."""
-    log = cast(BinaryIO, log_file(logs, rank).open("ab", buffering=0))
+    log = Log(log_file(logs, rank), screen.say)
     process = subprocess.Popen(
         start.command,
         env=start.environment,
@@ -225,8 +227,8 @@ def _start(rank: int, start: Start, logs: Path, turn: threading.Lock) -> Worker:
     log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} process {process.pid}: {' '.join(start.command)}\n".encode())
     out, err = deque(maxlen=TAIL_LINES), deque(maxlen=TAIL_LINES)
     threads = tuple(
-        threading.Thread(target=relay, args=(pipe, rank, log, tail, stream, turn), daemon=True)
-        for pipe, tail, stream in ((process.stdout, out, sys.stdout), (process.stderr, err, sys.stderr))
+        threading.Thread(target=relay, args=(pipe, rank, log, tail, terminal), daemon=True)
+        for pipe, tail, terminal in ((process.stdout, out, screen.out), (process.stderr, err, screen.err))
     )
     for thread in threads:
         thread.start()
@@ -266,11 +268,12 @@ def _send(workers: Sequence[Worker], number: signal.Signals) -> None:
             os.killpg(worker.process.pid, number)
 
 
-def _finish_reading(workers: Sequence[Worker]) -> None:
-    """Lets the relays print the last lines, then closes the logs."""
+def _finish_reading(workers: Sequence[Worker], screen: Screen) -> None:
+    """Lets the relays print the last lines, then closes the logs and the screen."""
     deadline = time.monotonic() + READ_SECONDS
     for worker in workers:
         for thread in worker.threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in worker.threads):
             worker.log.close()
+    screen.close(READ_SECONDS)

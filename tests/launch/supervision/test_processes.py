@@ -146,7 +146,7 @@ def test_a_second_signal_ends_all_at_once(launched):
     launcher.terminate()
     assert launcher.wait(timeout=10) == 75
     launcher.communicate()
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 2.5  # of the 3 seconds that it has to stop
     assert not any(map(alive, workers))
 
 

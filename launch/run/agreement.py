@@ -5,7 +5,8 @@ what they train is nobody's model. Here each tells the others what it has, and w
 one message that names the ranks and the first things that differ.
 
     at the start              versions, devices, every key of the config            nothing was built yet
-    before the first step     data, layouts, the step to go on from, the program    everything is compiled
+    once the folder is read   the step to go on from, see shared.py                 nothing was compiled
+    before the first step     data, layouts, the program                            everything is compiled
 """
 
 import hashlib
@@ -50,13 +51,12 @@ def agree_on_config(config: Config) -> None:
     _agree("config", found, config.timeouts.rendezvous)
 
 
-def agree_on_start(built: Built, made_of: Provenance, start: int) -> None:
-    """Makes sure that all processes are about to run the same program on the same data from the same step.
+def agree_on_start(built: Built, made_of: Provenance) -> None:
+    """Makes sure that all processes are about to run the same program on the same data.
 
     Args:
         built: The run.
         made_of: What it is made of.
-        start: Steps done in the checkpoint that this process would restore.
 
     Raises:
         Disagreement: They are not; what differs is named with the ranks.
@@ -65,7 +65,6 @@ def agree_on_start(built: Built, made_of: Provenance, start: int) -> None:
     if jax.process_count() == 1:
         return
     found = {
-        "the step to go on from, as run.dir/checkpoints shows it": str(start),
         "the data (fingerprint)": made_of.fingerprint,
         "the program of model.name": made_of.model.program,
         "the program of optimizer.name": made_of.optimizer.program,

@@ -68,7 +68,7 @@ class Owner(NamedTuple):
     @property
     def is_gone(self) -> bool:
         """Whether it is known to have ended; of a process on another machine that is never known."""
-        return self.place == _place() and _start_of(self.pid) != self.started
+        return self.place == this_place() and _start_of(self.pid) != self.started
 
 
 class Ownership:
@@ -143,7 +143,7 @@ class Ownership:
             DirectoryInUse: It does not.
         """
         owner = before.owner
-        if owner is not None and owner.place == _place():
+        if owner is not None and owner.place == this_place():
             raise _in_use(self._path.parent, owner)
         self._say(
             f"{self._path.parent} belongs to {owner or 'a job that does not say whose it is'}; waiting "
@@ -166,7 +166,7 @@ def refuse_if_in_use(folder: Path) -> None:
         DirectoryInUse: It does.
     """
     owner = read_owner(folder)
-    if owner is not None and owner.place == _place() and not owner.is_gone and owner.pid != os.getpid():
+    if owner is not None and owner.place == this_place() and not owner.is_gone and owner.pid != os.getpid():
         raise _in_use(folder, owner)
 
 
@@ -240,7 +240,7 @@ def _in_use(folder: Path, owner: Owner | None) -> DirectoryInUse:
 def _this_process() -> Owner:
     return Owner(
         host=socket.gethostname(),
-        place=_place(),
+        place=this_place(),
         pid=os.getpid(),
         started=_start_of(os.getpid()),
         since=time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -248,7 +248,7 @@ def _this_process() -> Owner:
     )
 
 
-def _place() -> str:
+def this_place() -> str:
     """Where process numbers are the same: the host, its boot and, in containers, the process namespace."""
     parts = [socket.gethostname()]
     with suppress(OSError):

@@ -17,6 +17,7 @@ from ...training.metrics import read_metrics
 from .folder import PIECES, check_folder, is_run, make_folder, move
 from .ownership import Ownership, refuse_if_in_use
 from .provenance import NAME, Provenance, as_json, check_data, read_provenance
+from .shared import check_shared
 
 FIXED = ("model", "data", "optimizer.name", "run.seed", "train.global_batch", "precision.params")
 """What a run cannot change halfway: it would no longer be the run its checkpoints and losses are from."""
@@ -94,13 +95,17 @@ def write_config(
     Raises:
         UserError: The folder cannot be made, or what it holds cannot be moved.
         DirectoryInUse: It belongs to another job.
+        NotShared: Some processes see another folder under its name.
         FolderUnavailable: The file system is full, read-only or broken.
     """
     lines: list[str] = []
+    if ownership is not None:
+        if is_main_process():
+            make_folder(folder)
+            ownership.take()
+        check_shared(folder, config.timeouts.rendezvous)
     if is_main_process():
         make_folder(folder)
-        if ownership is not None:
-            ownership.take()
         lines = taken()
         lines += _set_aside(folder) if fresh else _keep_foreign_config(folder)
         if made_of is not None:

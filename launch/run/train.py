@@ -33,6 +33,7 @@ from .memory import check_memory
 from .ownership import DirectoryInUse, Ownership
 from .provenance import Provenance, provenance, remarks
 from .resume import adopt_folder, earlier, write_config
+from .shared import check_same_step
 
 
 def train(config: Config, *, fresh: bool = False) -> int:
@@ -66,6 +67,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
             Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=saved)
         )
         start = 0 if fresh else checkpoints.latest() or 0
+        check_same_step(folder, start, config.timeouts.rendezvous)
         display = stack.enter_context(make_display(config.train.steps, start, title(built)))
         for line in remarks(before, made_of, config.data.source, goes_on=start > 0):
             display.message(line)
@@ -146,7 +148,7 @@ class _Run:
         self.guards.times.switch("compile")
         explanation = explain_built(self.built)  # compiles the step, which then starts at once
         self.guards.times.switch("start")
-        agree_on_start(self.built, self.made_of, self.start)
+        agree_on_start(self.built, self.made_of)
         self.display.message(str(explanation))
         state, damaged = self.first_state()
         with closing(self.batches()) as batches:

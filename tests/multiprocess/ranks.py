@@ -19,9 +19,14 @@ class Ended(NamedTuple):
 
 
 def start(
-    config: Path, overrides: Sequence[Sequence[str]], *, devices: int = 4, variables: Mapping[str, str] | None = None
+    config: Path,
+    overrides: Sequence[Sequence[str]],
+    *,
+    devices: int = 4,
+    variables: Mapping[str, str] | None = None,
+    folders: Sequence[Path] | None = None,
 ) -> list[subprocess.Popen[str]]:
-    """Starts a process for each entry of `overrides`, with those key=value arguments."""
+    """Starts a process for each entry of `overrides`, with those key=value arguments, each in its folder."""
     address = f"127.0.0.1:{free_port()}"
     return [
         subprocess.Popen(
@@ -33,6 +38,7 @@ def start(
                 SPMDKIT_SIMULATE=str(devices),
                 **(variables or {}),
             ),
+            cwd=folders[rank] if folders else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

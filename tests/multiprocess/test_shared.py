@@ -1,0 +1,51 @@
+"""Processes that see different folders under the name of run.dir end, named, before they train or lose anything."""
+
+import shutil
+
+import pytest
+from ranks import start, wait
+from runs import listing, trained, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+OPTIONS = {"train": {"steps": 8, "global_batch": 16}, "checkpoint": {"every": 4}, "eval": {"every": 0, "batches": 1}}
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Two working directories: run.dir is relative, and so another folder in each."""
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    config = write_config(tmp_path, **OPTIONS)
+    config.write_text(config.read_text().replace(str(tmp_path / "run"), "run"))
+    return config, folders
+
+
+def assert_named(ended):
+    assert [each.code for each in ended] == [2, 2], [each.stderr for each in ended]
+    for each in ended:
+        assert "error: run.dir is not shared between ranks 0 and 1: " in each.stderr
+        assert "Traceback" not in each.stderr
+
+
+def test_a_new_run(hosts):
+    config, folders = hosts
+    assert_named(wait(start(config, [[], []], folders=folders)))
+    assert [path.name for folder in folders for path in folder.rglob("*")] == ["run"]
+
+
+@pytest.mark.parametrize("copied", ["nothing", "an earlier step", "all"])
+def test_a_run_that_would_go_on(copied, hosts):
+    config, (one, other) = hosts
+    trained("train", config, f"run.dir={one}/run", "train.steps=8")
+    if copied != "nothing":
+        shutil.copytree(one / "run", other / "run")
+    if copied == "an earlier step":
+        shutil.rmtree(other / "run" / "checkpoints" / "8")
+    before = listing(one), listing(other)
+    ended = wait(start(config, [["train.steps=12"]] * 2, folders=[one, other]))
+    assert_named(ended)
+    if copied != "all":
+        seen = {"nothing": 0, "an earlier step": 4}[copied]
+        assert f"newest checkpoint there: 8 on rank 0, {seen} on rank 1" in ended[0].stderr
+    assert (listing(one), listing(other)) == before

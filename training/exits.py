@@ -6,7 +6,7 @@ import traceback
 
 from ..mesh.errors import UserError
 from ..mesh.text import printable
-from .known_causes import known_cause
+from .known_causes import is_lost_peer, known_cause, lost_peer
 
 FINISHED = 0
 FAILED = 1
@@ -61,6 +61,8 @@ def _cut(line: str) -> str:
 
 def _code_and_message(error: BaseException) -> tuple[int, str]:
     """The exit code of an error, and what is said of it."""
+    if is_lost_peer(error):  # whatever was made of it: a save that failed, say
+        return TRY_AGAIN, f"error: {lost_peer(error).message}"
     code = getattr(error, "exit_code", None)
     if code is not None:
         return code, f"error: {error}"

@@ -10,6 +10,7 @@ import traceback
 from typing import NamedTuple
 
 from ..mesh.errors import UserError
+from .lost_peers import tells_of_lost_peer
 
 TRY_AGAIN = 75
 """As in exits.py, which imports this file."""
@@ -91,6 +92,33 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, ImportError | RuntimeError | OSError) and any(
         words in text.lower() for words in NO_MEMORY_TO_LOAD
     )
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Tells whether JAX gave up because another process of the run is gone: nothing is wrong with this one.
+
+    Args:
+        error: What was raised, maybe because of such an error.
+    """
+    return _of_jax(error) is not None
+
+
+def lost_peer(error: BaseException) -> Cause:
+    """Explains an error that comes of the loss of another process."""
+    return Cause(
+        TRY_AGAIN,
+        f"This process has lost another one of its run: {_first_line(_of_jax(error) or error)}. The cause is in the "
+        "log of the one that ended first; the same command goes on from the newest checkpoint.",
+    )
+
+
+def _of_jax(error: BaseException | None) -> BaseException | None:
+    """The error of JAX that says so, among those that an error comes of."""
+    while error is not None:
+        if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and tells_of_lost_peer(str(error)):
+            return error
+        error = error.__cause__
+    return None
 
 
 def _of_a_file(error: OSError) -> Cause | None:

@@ -2,7 +2,7 @@
 
 JAX notices the death of a process after its heartbeat timeout and a hang never, and then aborts every other process.
 Here a process that ends badly is noticed at once, and the rest, which can only wait for it, are stopped within seconds.
-The cause is the earliest bad exit that is not an abort: an abort is mostly how JAX ends the innocent ones.
+Who is to blame is found in how all of them ended (see `blame`).
 """
 
 import os
@@ -20,7 +20,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from ...training.exits import FINISHED, TRY_AGAIN
+from ...training.exits import DIVERGED, FINISHED, TRY_AGAIN, USER_MISTAKE
+from .blame import Cause, Exit, find_cause, was_killed
 from .logs import Log
 from .output import TAIL_LINES, log_file, relay
 from .terminal import Screen
@@ -28,9 +29,12 @@ from .terminal import Screen
 GUARD = Path(__file__).parent / "guard.py"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Those that end the launcher; the workers get the same one."""
-ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)
+CLEAR = (USER_MISTAKE, DIVERGED)
+"""Codes that need no explanation by how others end."""
 SETTLE_SECONDS = 1.0
-"""How long to wait, after an abort, for an exit that explains it."""
+"""How long to wait, after an exit that may be a symptom, for one that explains it."""
+LEAVE_SECONDS = 60.0
+"""How long the others may take once one has finished: processes leave a run together."""
 KILL_SECONDS = 10.0
 """How long to wait for the end of processes that were killed; only a broken disk or driver makes it longer."""
 READ_SECONDS = 2.0
@@ -49,20 +53,6 @@ class Start(NamedTuple):
     environment: Mapping[str, str]
 
 
-class Exit(NamedTuple):
-    """The end of one process.
-
-    Attributes:
-        rank: Whose.
-        code: Exit status; the negative number of the signal that killed it.
-        stopped: Whether it ended after it was told to.
-    """
-
-    rank: int
-    code: int
-    stopped: bool = False
-
-
 class Outcome(NamedTuple):
     """The end of all processes.
 
@@ -70,37 +60,40 @@ class Outcome(NamedTuple):
         exits: In the order they ended.
         signal: The signal that ended the launcher, or None.
         tails: The last lines of each rank: of its stderr, or of its stdout where that is empty.
+        halted: Ranks that were found stopped (SIGSTOP) when the first ended.
     """
 
     exits: tuple[Exit, ...]
     signal: signal.Signals | None
     tails: tuple[list[str], ...]
+    halted: tuple[int, ...] = ()
 
     @property
-    def cause(self) -> Exit | None:
-        """The exit that ended the run; None where all is well, or the launcher itself was told to end."""
-        bad = [end for end in self.exits if end.code != FINISHED and not end.stopped]
-        unexplained = [end for end in bad if end.code not in ABORTED]
-        return next(iter(unexplained or bad), None)
+    def cause(self) -> Cause | None:
+        """What ended the run; None where all is well, or the launcher itself was told to end."""
+        return find_cause(self.exits, self.tails, self.halted, asked=self.signal is not None)
 
     @property
     def exit_code(self) -> int:
-        """What the launcher exits with: the cause's code, or 75 where the cause is a signal or an abort."""
-        if self.cause is None:
+        """What the launcher exits with: the cause's code; 75 where the launcher was told to end."""
+        cause = self.cause
+        if cause is None:
             return FINISHED if self.signal is None else TRY_AGAIN
-        return TRY_AGAIN if self.cause.code < 0 or self.cause.code in ABORTED else self.cause.code
+        return cause.exit_code
 
 
 class Stage(IntEnum):
     """How far the end of a run has come."""
 
     RUNNING = 0
-    SETTLING = 1
-    """One aborted; what made it do so may end next."""
-    ASKED = 2
+    LEAVING = 1
+    """One has finished; the others do so at the same time, or never."""
+    SETTLING = 2
+    """One ended badly, maybe because of another, whose end may come next."""
+    ASKED = 3
     """All were told to end."""
-    KILLED = 3
-    GIVEN_UP = 4
+    KILLED = 4
+    GIVEN_UP = 5
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -123,18 +116,21 @@ def run_processes(
     *,
     grace: float = 3.0,
     stop: float = 3.0,
+    leave: float = LEAVE_SECONDS,
 ) -> Outcome:
     """Runs several processes until all have ended. To be called in the main thread.
 
     When one ends badly, the others get SIGTERM, and what is left `grace` seconds later is killed: they can only wait
-    for it. When this process gets SIGINT, SIGTERM, SIGHUP or SIGUSR1, all get that signal, and `stop` seconds to save;
-    then, or on a second signal, what is left is killed. None outlives this process, however it ends.
+    for it. So it is where one has finished and the others have not `leave` seconds later. When this process gets
+    SIGINT, SIGTERM, SIGHUP or SIGUSR1, all get that signal, and `stop` seconds to save; then, or on a second signal,
+    what is left is killed. None outlives this process, however it ends.
 
     Args:
         starts: The processes by rank.
         logs: Folder for the output of each rank, made if it is missing.
         grace: Seconds between asking processes to end, because one has failed, and killing them.
         stop: The same, because of a signal.
+        leave: Seconds between the end of one that has finished and that of the others.
 
     Returns:
         How all of them ended.
@@ -149,21 +145,31 @@ def run_processes(
         for rank, start in enumerate(starts):
             workers.append(_start(rank, start, logs, screen))
             _watch(workers[-1], guard, events)
-        exits, received = _supervise(workers, events, grace, stop)
+        exits, received, halted = _supervise(workers, events, _Patience(grace, stop, leave))
     finally:
         _send(workers, signal.SIGKILL)  # what workers started and left behind, too
         _end_guard(guard)
         _finish_reading(workers, screen)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return Outcome(tuple(exits), received, tuple(list(worker.err or worker.out) for worker in workers))
+    tails = tuple(list(worker.err or worker.out) for worker in workers)
+    return Outcome(tuple(exits), received, tails, tuple(halted))
+
+
+class _Patience(NamedTuple):
+    """Seconds to wait: see `run_processes`."""
+
+    grace: float
+    stop: float
+    leave: float
 
 
 def _supervise(
-    workers: Sequence[Worker], events: SimpleQueue, grace: float, stop: float
-) -> tuple[list[Exit], signal.Signals | None]:
+    workers: Sequence[Worker], events: SimpleQueue, patience: _Patience
+) -> tuple[list[Exit], signal.Signals | None, list[int]]:
     """Waits until all processes have ended, by themselves or because one failed or a signal came."""
     exits: list[Exit] = []
+    halted: list[int] = []
     received: signal.Signals | None = None
     stage, deadline = Stage.RUNNING, None
     while len(exits) < len(workers) and stage is not Stage.GIVEN_UP:
@@ -177,26 +183,48 @@ def _supervise(
             received = received or event
             wanted = Stage.KILLED if stage is Stage.ASKED else Stage.ASKED
         if wanted > stage:
+            if stage < Stage.SETTLING:
+                halted = _halted(workers)
             stage = wanted
-            deadline = _enter(stage, workers, received or signal.SIGTERM, stop if received else grace)
-    return exits, received
+            deadline = _enter(stage, workers, received, patience)
+    return exits, received, halted
 
 
 def _stage_after(code: int, stage: Stage) -> Stage:
     """Returns what the end of a process calls for."""
-    if code == FINISHED or stage >= Stage.ASKED:
+    if stage >= Stage.ASKED:
         return stage
-    return Stage.SETTLING if code in ABORTED else Stage.ASKED
+    if code == FINISHED:
+        return Stage.LEAVING
+    return Stage.ASKED if was_killed(code) or code in CLEAR else Stage.SETTLING
 
 
-def _enter(stage: Stage, workers: Sequence[Worker], ask: signal.Signals, grace: float) -> float:
+def _enter(stage: Stage, workers: Sequence[Worker], received: signal.Signals | None, patience: _Patience) -> float:
     """Does what a stage begins with; returns when it is over, in `time.monotonic` seconds."""
     if stage is Stage.ASKED:
-        _send(workers, ask)
+        _send(workers, received or signal.SIGTERM)
     elif stage is Stage.KILLED:
         _send(workers, signal.SIGKILL)
-    seconds = {Stage.SETTLING: SETTLE_SECONDS, Stage.ASKED: grace, Stage.KILLED: KILL_SECONDS}
+    seconds = {
+        Stage.LEAVING: patience.leave,
+        Stage.SETTLING: SETTLE_SECONDS,
+        Stage.ASKED: patience.stop if received else patience.grace,
+        Stage.KILLED: KILL_SECONDS,
+    }
     return time.monotonic() + seconds.get(stage, 0.0)
+
+
+def _halted(workers: Sequence[Worker]) -> list[int]:
+    """The ranks whose process is stopped (SIGSTOP), where the system tells."""
+    return [worker.rank for worker in workers if _state(worker.process.pid) == "T"]
+
+
+def _state(pid: int) -> str:
+    """The state of a process as Linux names it in one letter; "" where nobody knows."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def _next_event(events: SimpleQueue, deadline: float | None) -> Exit | signal.Signals | None:

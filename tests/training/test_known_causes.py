@@ -8,6 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from spmdkit.training.checkpoints import SaveFailed
 from spmdkit.training.exits import FAILED, TRY_AGAIN, USER_MISTAKE, report_error
 from spmdkit.training.known_causes import known_cause
 
@@ -95,3 +96,20 @@ def test_a_module_that_a_users_file_imports(tmp_path, monkeypatch, capsys):
 def test_nothing_that_is_quoted_reaches_the_terminal_raw(capsys):
     report_error(FileNotFoundError(errno.ENOENT, "No such file", "\x1b[31mred\x9b\u202e\udcff"))
     assert "error: \\x1b[31mred\\x9b\\u202e\\udcff: No such file" in capsys.readouterr().err
+
+
+def lost(text: str) -> Exception:
+    return type("JaxRuntimeError", (RuntimeError,), {})(text)
+
+
+def test_the_loss_of_another_process_is_no_error_of_ours(capsys):
+    gloo = lost("INTERNAL: Gloo all-reduce failed: Connection closed by peer")
+    assert report_error(gloo) == TRY_AGAIN
+    assert "This process has lost another one of its run: JaxRuntimeError: INTERNAL: Gloo" in capsys.readouterr().err
+    save = SaveFailed("could not be written. Make room")
+    save.__cause__ = gloo
+    assert report_error(save) == TRY_AGAIN
+    printed = capsys.readouterr().err
+    assert "lost another one" in printed
+    assert "Make room" not in printed
+    assert report_error(lost("INTERNAL: something else")) == FAILED

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from spmdkit.launch.supervision.processes import Exit, Outcome, Start, run_processes
+from spmdkit.launch.supervision.blame import Cause
+from spmdkit.launch.supervision.processes import Outcome, Start, run_processes
 
 pytestmark = pytest.mark.multiprocess
 
@@ -46,7 +47,7 @@ def test_output_is_kept_per_rank_and_attempt(tmp_path):
 def test_failure_stops_the_others_with_its_own_code(code, tmp_path):
     start = time.monotonic()
     outcome = run([SLEEP, f"import sys, time; time.sleep(0.3); sys.exit({code})", SLEEP], tmp_path)
-    assert outcome.cause == Exit(1, code)
+    assert outcome.cause == Cause(1, f"exit code {code}", code, 1)
     assert outcome.exit_code == code
     assert codes(outcome) == {0: -signal.SIGTERM, 1: code, 2: -signal.SIGTERM}
     assert time.monotonic() - start < 5
@@ -68,20 +69,50 @@ def test_what_is_stopped_by_the_kernel_is_killed(tmp_path):
 
 def test_death_by_a_signal_means_try_again(tmp_path):
     outcome = run([SLEEP, "import os, time; time.sleep(0.3); os.kill(os.getpid(), 9)"], tmp_path)
-    assert outcome.cause == Exit(1, -signal.SIGKILL)
+    assert outcome.cause == Cause(1, "killed by SIGKILL", 75, 1)
     assert outcome.exit_code == 75
 
 
-def test_an_abort_is_not_the_cause_if_another_exit_explains_it(tmp_path):
-    outcome = run(["import os; os.abort()", "import time; time.sleep(0.4); exit(3)", SLEEP], tmp_path)
-    assert outcome.cause == Exit(1, 3)
-    assert outcome.exit_code == 3
+FATAL = "import os, sys; print('JAX distributed service detected fatal errors', file=sys.stderr); os.abort()"
+GLOO = "import sys; print('error: Gloo all-reduce failed: Connection closed by peer', file=sys.stderr); exit(75)"
 
 
-def test_an_abort_alone_is_the_cause(tmp_path):
-    outcome = run(["import os; os.abort()", SLEEP], tmp_path)
-    assert outcome.cause == Exit(0, -signal.SIGABRT)
-    assert outcome.exit_code == 75
+@pytest.mark.parametrize("symptom", [FATAL, GLOO])
+def test_a_symptom_is_not_the_cause_if_another_exit_explains_it(symptom, tmp_path):
+    outcome = run([symptom, "import time; time.sleep(0.4); exit(3)", SLEEP], tmp_path)
+    assert outcome.cause == Cause(1, "exit code 3", 3, 1)
+
+
+def test_symptoms_alone_are_blamed_on_the_first(tmp_path):
+    outcome = run([FATAL, SLEEP], tmp_path)
+    assert outcome.cause == Cause(0, "killed by SIGABRT, because it lost the others", 75, 0)
+
+
+def test_an_abort_is_a_cause(tmp_path):
+    outcome = run(["import os; os.abort()", "import time; time.sleep(0.4); exit(1)"], tmp_path)
+    assert outcome.cause == Cause(0, "killed by SIGABRT", 75, 0)
+
+
+def test_one_that_finished_before_the_others_is_named(tmp_path):
+    outcome = run(["pass", GLOO.replace("import sys", "import sys, time; time.sleep(1)")], tmp_path)
+    assert outcome.cause == Cause(0, "ended with code 0 before the others were done", 75, 0)
+
+
+def test_the_others_have_some_time_once_one_has_finished(tmp_path):
+    start = time.monotonic()
+    outcome = run(["pass", SLEEP], tmp_path, leave=0.5)
+    assert outcome.cause == Cause(0, "ended with code 0 before the others were done", 75, 0)
+    assert codes(outcome) == {0: 0, 1: -signal.SIGTERM}
+    assert time.monotonic() - start < 10
+    assert run(["pass", "import time; time.sleep(1)"], tmp_path, leave=20).cause is None
+
+
+def test_one_that_is_stopped_is_named(tmp_path):
+    stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    outcome = run([stop, GLOO.replace("import sys", "import sys, time; time.sleep(1)")], tmp_path, grace=0.5)
+    assert outcome.halted == (0,)
+    assert outcome.cause is not None
+    assert (outcome.cause.rank, outcome.cause.exit_code) == (0, 75)
 
 
 def test_children_of_workers_are_gone_too(tmp_path):

@@ -1,10 +1,17 @@
 """The section `launch` of a config: what a cluster has to know to start a run. Nothing here changes the numbers."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from ..mesh.errors import UserError
+from ..mesh.text import is_printable
 from .limits import AtLeast
+
+TIME = re.compile(r"([0-9]{1,4}-)?[0-9]{1,6}(:[0-5]?[0-9]){0,2}")
+"""A time limit as schedulers write it: minutes, hours:minutes:seconds, days-hours:minutes:seconds."""
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +26,24 @@ class SlurmConfig:
     """How long before the time limit Slurm sends SIGUSR1, on which the run saves and ends; 0 = never."""
     requeue: bool = True
     """Whether a job that was stopped, or whose node died, goes back into the queue and resumes by itself."""
+    restarts: Annotated[int, AtLeast(0)] = 3
+    """How often in a row the job goes back into the queue without a newer checkpoint, before it ends for good."""
     options: tuple[str, ...] = ()
     """Further options of sbatch, one each, such as "--exclusive" or "--constraint=h100"."""
+    srun_options: tuple[str, ...] = ()
+    """Further options of srun, which starts the processes, such as "--container-image=..."."""
+
+    def __post_init__(self) -> None:
+        refuse_options("launch.slurm.options", self.options, "--constraint=h100")
+        refuse_options("launch.slurm.srun_options", self.srun_options, "--container-image=...")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiConfig:
+    """What `spmdkit launch --on mpi` gives to mpirun, beside the sizes above."""
+
+    options: tuple[str, ...] = ()
+    """Further options of mpirun, a word each, such as ["--mca", "oob_tcp_if_include", "eth0"]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,5 +89,43 @@ class LaunchConfig:
     elastic: tuple[str, ...] = ()
     """Mesh axes, of data and fsdp, whose sizes follow the number of devices when the run starts with fewer or more than
     strategy asks for; the first one named gives way first. Empty = the sizes have to fit."""
+    prefix: tuple[str, ...] = ()
+    """Words before the interpreter, such as ["apptainer", "exec", "--nv", "image.sif"]."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    mpi: MpiConfig = field(default_factory=MpiConfig)
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the run, on all hosts together."""
+        return self.nodes * self.processes_per_node
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"launch.environment: {name!r} is no name of an environment variable: letters, digits and _."
+            for name in self.environment
+            if not VARIABLE.fullmatch(name)
+        ]
+        problems += [
+            f"launch.environment.{name} must be text without control characters."
+            for name, value in self.environment.items()
+            if VARIABLE.fullmatch(name) and not is_printable(value)
+        ]
+        if self.time and not TIME.fullmatch(self.time):
+            problems.append(
+                f"launch.time={self.time!r} is no time limit. Give hours:minutes:seconds such as '12:00:00', "
+                "days-hours:minutes:seconds, or minutes."
+            )
+        if problems:
+            raise UserError("\n".join(problems))
+
+
+def refuse_options(key: str, options: tuple[str, ...], example: str) -> None:
+    """Makes sure that each of some options is one word that begins with two dashes.
+
+    Raises:
+        UserError: One is not; such as "-C h100", which would be a single word to the scheduler.
+    """
+    for option in options:
+        if not re.match(r"--[a-z]", option):
+            raise UserError(f"{key}: {option!r} must be one long option with its value, such as {example!r}.")

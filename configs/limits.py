@@ -45,6 +45,8 @@ LARGEST = {
     "launch.processes_per_node": 256,
     "launch.gpus_per_process": 64,
     "launch.cpus_per_process": 4096,
+    "launch.slurm.warn_seconds": 65535,
+    "launch.slurm.restarts": 10**6,
     "timeouts.rendezvous": 7 * 86400,
     "timeouts.heartbeat": 7 * 86400,
     "timeouts.shutdown": 7 * 86400,

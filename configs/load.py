@@ -29,7 +29,7 @@ def load_config(
     source: str | Path,
     overrides: Sequence[str] = (),
     *,
-    num_processes: int = 1,
+    num_processes: int | None = 1,
     simulate: int | None = None,
 ) -> Config:
     """Reads, completes and checks a config. Opens no device.
@@ -37,7 +37,7 @@ def load_config(
     Args:
         source: A YAML file, or the name of a preset ("quickstart").
         overrides: `key=value` each, the key dotted, the value YAML: "train.steps=20", "strategy.fsdp=2".
-        num_processes: Processes of the run.
+        num_processes: Processes of the run; None = as many as the section `launch` says.
         simulate: CPU devices that each process simulates, in place of `run.simulate`.
 
     Returns:
@@ -185,7 +185,7 @@ def _unknown_strategy(name: str, given: Mapping[str, Any], types: Mapping[str, t
 
 
 def _cross_checks(
-    config: Config, problems: Sequence[Problem], num_processes: int, simulate: int | None
+    config: Config, problems: Sequence[Problem], num_processes: int | None, simulate: int | None
 ) -> list[Problem]:
     """Returns what is wrong between sections, leaving out what rests on values already found wrong."""
     wrong = {problem.path.split(".")[0] for problem in problems} | {problem.path for problem in problems}
@@ -193,9 +193,15 @@ def _cross_checks(
     if wrong & {"strategy", "run.simulate", "train.global_batch", "train.accumulate"}:
         return found
     found += elastic_problems(config)
-    per_process = simulate or config.run.simulate
+    per_process, sizes = simulate or config.run.simulate, config.launch
+    if not per_process and num_processes is None and sizes.gpus_per_process:
+        total = sizes.num_processes * sizes.gpus_per_process
+        factors = ("nodes", "processes_per_node", "gpus_per_process")
+        product = " x ".join(f"launch.{name}={getattr(sizes, name)}" for name in factors)
+        return found + size_problems(config, total, f"{product} gives {total} GPUs")
     if not per_process:
         return found + size_problems(config, None)
+    num_processes = num_processes or sizes.num_processes
     total = per_process * num_processes
     if config.launch.elastic:
         return found or not_fitting(config, total, num_processes)

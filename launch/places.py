@@ -1,6 +1,8 @@
 """The places to launch a run on: one file each beside this one, and one line of PLACES.
 
     local         processes on this machine
+    slurm         a batch job of a Slurm cluster
+    mpi           mpirun of Open MPI, on this machine or the hosts of a file
 
 A place has three functions. `parse` reads what `--on` says after its name. `describe` gives what would be started, as
 text: the command lines, the script, the manifest. `launch` starts it, and returns how it ended where that is this
@@ -23,12 +25,14 @@ class Run(NamedTuple):
         overrides: `key=value` each.
         fresh: Start anew; process 0 moves aside what the folder of the run holds, but its logs.
         restarts: How often in a row a run that died starts again by itself without a newer checkpoint.
+        wait: Where a scheduler takes the run, wait for its end.
     """
 
     source: str
     overrides: tuple[str, ...] = ()
     fresh: bool = False
     restarts: int = 0
+    wait: bool = False
 
     @property
     def arguments(self) -> list[str]:
@@ -79,6 +83,8 @@ class Listed(NamedTuple):
 
 PLACES = {
     "local": Listed("local:PxD", "P processes here that simulate D CPU devices each, such as local:2x4"),
+    "slurm": Listed("slurm[:PARTITION]", "a job of this Slurm cluster, of the sizes in the config's section launch"),
+    "mpi": Listed("mpi[:HOSTFILE or :N]", "mpirun of Open MPI, of those sizes, on a file's hosts; or N processes here"),
 }
 """By name, which is that of the module too."""
 

@@ -19,7 +19,10 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="K",
-        help="start a run that died again, at most K times in a row without a newer checkpoint (0)",
+        help="start a run that died again, at most K times in a row without a newer checkpoint (0; slurm: 3)",
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="slurm: wait for the end of the job, and give its exit code"
     )
 
 
@@ -41,7 +44,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     if restarts < 0:
         raise UserError(f"--restarts {restarts}: give 0 or more restarts without a newer checkpoint.")
     place, target = find_place(arguments.on)
-    run = Run(arguments.config, tuple(arguments.overrides), arguments.fresh, restarts)
+    run = Run(arguments.config, tuple(arguments.overrides), arguments.fresh, restarts, arguments.wait)
     if arguments.dry_run:
         print(place.describe(run, target))
         return 0
@@ -60,6 +63,8 @@ lines are its own.
   spmdkit launch quickstart --on local:2x4       2 processes here, 4 simulated devices each
   spmdkit launch my.yaml --on local:2x4 --restarts 3   a run that died goes on by itself
   spmdkit launch my.yaml --on local:2x4 --dry-run      the command lines of the processes, and nothing else
+  spmdkit launch my.yaml --on slurm:gpu          a job of the partition gpu, of the sizes in the config's section launch
+  spmdkit launch my.yaml --on mpi:hosts          mpirun on the hosts of that file
 """,
     add_launch,
     launch,

@@ -43,7 +43,9 @@ def _train(arguments: argparse.Namespace) -> int:
     from ...configs import load_config
     from ...training.worker import processes_in_job, simulated_by_job
     from ..run.train import train as run
+    from ..supervision.bound import bind_to_parent
 
+    bind_to_parent()
     processes, simulate = processes_in_job(), simulated_by_job()
     config = load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate)
     return run(config, fresh=arguments.fresh)

@@ -12,7 +12,7 @@ from ...mesh.text import printable
 from ...training.exits import USER_MISTAKE
 from ..run.folder import check_folder, make_folder
 from ..run.ownership import refuse_if_in_use
-from .processes import Start, run_processes
+from .processes import Outcome, Start, run_processes
 from .restarts import Restarts
 from .summary import summary
 from .terminal import SAYS
@@ -24,10 +24,12 @@ class Attempt(NamedTuple):
     Attributes:
         starts: By rank.
         text: What is started where, for people.
+        outcome: Says of the ranks what the end of these processes means, where they are not the ranks themselves.
     """
 
     starts: Sequence[Start]
     text: str
+    outcome: Callable[[Outcome], Outcome] = lambda ended: ended
 
 
 def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: bool = False, restarts: int = 0) -> int:
@@ -54,9 +56,9 @@ def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: b
     make_folder(logs)
     tries = Restarts(logs.parent / "checkpoints", restarts)
     while True:
-        starts, text = attempt(fresh)
+        starts, text, read = attempt(fresh)
         say(f"{text}, output in {logs}")
-        outcome = run_processes(starts, logs, stop=config.timeouts.stop)
+        outcome = read(run_processes(starts, logs, stop=config.timeouts.stop))
         removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs)
         for line in summary(outcome, None if removed else logs):
             say(line)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -47,10 +47,14 @@ class Start(NamedTuple):
     Attributes:
         command: What to run.
         environment: All of its environment.
+        signals: What it gets in place of a signal.
+        relay: Copies what it prints; called as `relay` is.
     """
 
     command: Sequence[str]
     environment: Mapping[str, str]
+    signals: Mapping[signal.Signals, signal.Signals] = {}
+    relay: Callable[..., None] = relay
 
 
 class Outcome(NamedTuple):
@@ -108,6 +112,8 @@ class Worker:
     """The last lines of its stderr."""
     log: Log
     threads: tuple[threading.Thread, ...]
+    signals: Mapping[signal.Signals, signal.Signals]
+    """What it gets in place of a signal."""
 
 
 def run_processes(
@@ -255,12 +261,12 @@ def _start(rank: int, start: Start, logs: Path, screen: Screen) -> Worker:
     log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} process {process.pid}: {' '.join(start.command)}\n".encode())
     out, err = deque(maxlen=TAIL_LINES), deque(maxlen=TAIL_LINES)
     threads = tuple(
-        threading.Thread(target=relay, args=(pipe, rank, log, tail, terminal), daemon=True)
+        threading.Thread(target=start.relay, args=(pipe, rank, log, tail, terminal), daemon=True)
         for pipe, tail, terminal in ((process.stdout, out, screen.out), (process.stderr, err, screen.err))
     )
     for thread in threads:
         thread.start()
-    return Worker(rank=rank, process=process, out=out, err=err, log=log, threads=threads)
+    return Worker(rank=rank, process=process, out=out, err=err, log=log, threads=threads, signals=start.signals)
 
 
 def _watch(worker: Worker, guard: subprocess.Popen[bytes], events: SimpleQueue) -> None:
@@ -293,7 +299,7 @@ def _send(workers: Sequence[Worker], number: signal.Signals) -> None:
     """Sends a signal to the processes and all they have started."""
     for worker in workers:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker.process.pid, number)
+            os.killpg(worker.process.pid, worker.signals.get(number, number))
 
 
 def _finish_reading(workers: Sequence[Worker], screen: Screen) -> None:

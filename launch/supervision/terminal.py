@@ -21,14 +21,23 @@ SAYS = "spmdkit launch: "
 class Terminal:
     """A text stream that never makes its writer wait."""
 
-    def __init__(self, out: TextIO, turn: AbstractContextManager[Any] | None = None, most: int = MOST_WAITING) -> None:
+    def __init__(
+        self,
+        out: TextIO,
+        turn: AbstractContextManager[Any] | None = None,
+        most: int = MOST_WAITING,
+        *,
+        is_stderr: bool = False,
+    ) -> None:
         """Begins to write to a stream.
 
         Args:
             out: The stream.
             turn: Held while something is written.
             most: Characters that may wait.
+            is_stderr: Whether it gets what processes print to their stderr.
         """
+        self.is_stderr = is_stderr
         self._out = out
         self._turn: AbstractContextManager[Any] = turn or threading.Lock()
         self._most = most
@@ -111,7 +120,7 @@ class Screen(NamedTuple):
     def of(cls, out: TextIO, err: TextIO) -> Self:
         """Begins to write to two streams, which take turns: they may be one terminal."""
         turn = threading.Lock() if _same(out, err) else None
-        return cls(Terminal(out, turn), Terminal(err, turn))
+        return cls(Terminal(out, turn), Terminal(err, turn, is_stderr=True))
 
     def say(self, line: str) -> None:
         """Prints a line of the launcher."""

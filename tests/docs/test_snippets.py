@@ -45,7 +45,8 @@ def test_commands_parse(words, tmp_path, monkeypatch):
         source = tmp_path / "my.yaml"
         source.write_text("run: {simulate: 8}\n", encoding="utf-8")
     target = find_place(arguments.on)[1] if words[0] == "launch" else None
-    processes, devices = (target.num_processes, target.devices) if target else (1, None)
+    sizes = [getattr(target, name, None) or None for name in ("num_processes", "devices")]  # None: as the config says
+    processes, devices = sizes if target else (1, None)
     if " ".join(words) in SHOWN_TO_FAIL:
         with pytest.raises(ValueError) as caught:
             load_config(source, arguments.overrides)

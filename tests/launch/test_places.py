@@ -1,3 +1,5 @@
+from importlib import import_module
+
 import pytest
 from spmdkit.launch import local
 from spmdkit.launch.local import LocalTarget
@@ -31,5 +33,5 @@ def test_more_than_a_machine_runs(text):
 
 @pytest.mark.parametrize("name", PLACES)
 def test_every_place_has_the_same_functions(name):
-    place, _ = find_place({"local": "local:1x1"}.get(name, name))
+    place = import_module(f"spmdkit.launch.{name}")
     assert all(callable(getattr(place, function)) for function in ("parse", "describe", "launch"))

@@ -1,0 +1,154 @@
+"""Runs under a real mpirun: the losses of `--on local`, and what follows a kill, a mistake, Ctrl-C, a lost launcher."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from leftovers import assert_nothing_left, processes_of
+from runs import (
+    assert_same_arrays,
+    command,
+    environment,
+    losses,
+    metrics,
+    spmdkit,
+    state_arrays,
+    trained,
+    write_config,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.cluster]
+
+TWO = {"nodes": 1, "processes_per_node": 2}
+FAULTY = """
+import os, signal, time
+from pathlib import Path
+from spmdkit.data import open_splits
+from spmdkit.data.config import DataConfig
+
+FAULT = os.environ.get("FAULT", "")
+RANK = os.environ.get("OMPI_COMM_WORLD_RANK", "")
+
+class Faulty:
+    def __init__(self, source):
+        self.source, self.taken = source, 0
+    def __len__(self):
+        return len(self.source)
+    def __getitem__(self, index):
+        return self.source[index]
+    def take(self, indices):
+        self.taken += 1
+        if FAULT == "slow":
+            time.sleep(0.1)
+        if FAULT == "kill" and RANK == "1" and self.taken == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.source.take(indices)
+
+def splits(config):
+    if FAULT == "raise" and RANK == "1":
+        raise KeyError("mine")
+    found = open_splits(DataConfig(source="synthetic"))
+    return found._replace(train=Faulty(found.train))
+"""
+
+
+def faulty_config(folder, **sections):
+    (folder / "faulty.py").write_text(FAULTY)
+    return write_config(folder, data={"source": "faulty:splits"}, launch=TWO, **sections)
+
+
+def started(config, folder) -> subprocess.Popen[str]:
+    """A slow run that has trained some steps."""
+    process = subprocess.Popen(
+        command("launch", config, "run.simulate=4", "--on", "mpi"),
+        env=environment(FAULT="slow"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+    deadline = time.monotonic() + 90
+    while not (folder / "metrics.jsonl").exists() or len(losses(folder)) < 5:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process
+
+
+@pytest.mark.parametrize(("on", "devices"), [("mpi", 4), ("mpi:4", 2), ("mpi:hosts", 4)])
+def test_the_losses_are_those_of_local(on, devices, tmp_path):
+    config = write_config(tmp_path, launch=TWO)
+    if on == "mpi:hosts":
+        (tmp_path / "hosts").write_text("localhost slots=1\n")
+        on = f"mpi:{tmp_path}/hosts"
+    processes = 8 // devices
+    ended = trained("launch", config, f"run.simulate={devices}", "--on", on)
+    trained("launch", config, f"run.dir={tmp_path}/local", "--on", f"local:{processes}x{devices}")
+    folder = tmp_path / "run"
+    assert metrics(folder) == metrics(tmp_path / "local")
+    assert_same_arrays(*(state_arrays(config, 12, each / "checkpoints") for each in (folder, tmp_path / "local")))
+    assert all(line.startswith(tuple(f"[{rank}] " for rank in range(processes))) for line in ended.stdout.splitlines())
+    assert "[0] " in ended.stdout
+    for rank in range(processes):
+        assert "<stdout>" not in (folder / "logs" / f"rank-{rank}.log").read_text()
+    assert "step 12/12" in (folder / "logs" / "rank-0.log").read_text()
+    assert f"mpirun with {processes} processes" in ended.stderr
+    assert_nothing_left(tmp_path)
+
+
+def test_one_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
+    config = faulty_config(tmp_path)
+    words = ("launch", config, "run.simulate=4", "--on", "mpi")
+    ended = spmdkit(*words, FAULT="kill")
+    assert ended.returncode == 75, ended.stdout + ended.stderr
+    assert "spmdkit launch: rank 1 failed first: killed by SIGKILL" in ended.stderr
+    assert_nothing_left(tmp_path)
+    ended = spmdkit(*words, "--restarts", "3", FAULT="kill")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "spmdkit launch: starting again" in ended.stderr
+    trained("launch", config, f"run.dir={tmp_path}/local", "--on", "local:2x4")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "local")
+    assert_nothing_left(tmp_path)
+
+
+def test_the_code_of_a_mistake_comes_through(tmp_path):
+    config = faulty_config(tmp_path)
+    ended = spmdkit("launch", config, "run.simulate=4", "--on", "mpi", FAULT="raise")
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "spmdkit launch: rank 1 failed first: exit code 2" in ended.stderr
+    assert "KeyError: 'mine'" in ended.stderr
+    assert not (tmp_path / "run").exists(), "a command that cannot work leaves no trace"
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_the_launcher_saves(name, tmp_path):
+    """mpirun alone would kill its processes a second after it."""
+    config = faulty_config(tmp_path, train={"steps": 400, "global_batch": 16}, checkpoint={"every": 0})
+    folder = tmp_path / "run"
+    process = started(config, folder)
+    process.send_signal(getattr(signal, name))
+    printed, _ = process.communicate(timeout=90)
+    assert process.returncode == 75, printed
+    (step,) = (int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
+    assert step >= 5
+    assert f"after step {step} of 400; saved." in printed
+    assert f"stopped by {name}; the same command goes on" in printed
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("whom", ["launcher", "mpirun"])
+def test_nothing_outlives_one_that_is_killed(whom, tmp_path):
+    config = faulty_config(tmp_path, train={"steps": 400, "global_batch": 16})
+    process = started(config, tmp_path / "run")
+    if whom == "launcher":
+        process.kill()
+    else:
+        (line,) = [line for line in processes_of(tmp_path) if " mpirun " in f" {line} " and "launch" not in line]
+        os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+    printed, _ = process.communicate(timeout=60)
+    assert_nothing_left(tmp_path)
+    if whom == "mpirun":
+        assert process.returncode == 75, printed

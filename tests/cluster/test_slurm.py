@@ -1,0 +1,222 @@
+"""Runs on a real Slurm: the losses of `--on local`, and what follows a kill, the time limit, scancel and a mistake."""
+
+import json
+import re
+import subprocess
+import time
+
+import pytest
+from leftovers import assert_nothing_left
+from runs import assert_same_arrays, losses, metrics, state_arrays, trained, write_config
+from slurm_lab import running_slurm
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.cluster]
+
+TWO = {"nodes": 2, "time": "10:00", "slurm": {"restarts": 2}}
+FAULTY = """
+import os, signal, time
+from spmdkit.data import open_splits
+from spmdkit.data.config import DataConfig
+
+FIRST = "SLURM_RESTART_COUNT" not in os.environ
+FAULT = os.environ.get("FAULT", "") if FIRST or "always" in os.environ.get("FAULT", "") else ""
+
+class Faulty:
+    def __init__(self, source):
+        self.source, self.taken = source, 0
+    def __len__(self):
+        return len(self.source)
+    def __getitem__(self, index):
+        return self.source[index]
+    def take(self, indices):
+        self.taken += 1
+        if FAULT == "slow":
+            time.sleep(0.25)
+        if FAULT.startswith("kill") and self.taken == 9 and os.environ.get("SLURM_PROCID") == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.source.take(indices)
+
+def splits(config):
+    if FAULT == "kill always" and os.environ.get("SLURM_PROCID") == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = open_splits(DataConfig(source="synthetic"))
+    return found._replace(train=Faulty(found.train))
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    with running_slurm(tmp_path_factory.mktemp("slurm")) as lab:
+        yield lab
+
+
+def faulty_config(folder, launch=TWO, **sections):
+    (folder / "faulty.py").write_text(FAULTY)
+    return write_config(folder, data={"source": "faulty:splits"}, launch=launch, **sections)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """The folder of a run of 2 processes that nothing happened to."""
+    config = faulty_config(tmp_path_factory.mktemp("sound"))
+    trained("launch", config, "--on", "local:2x4")
+    return config.parent / "run"
+
+
+def job_of(ended: subprocess.CompletedProcess[str]) -> str:
+    assert ended.stdout.strip().isdecimal(), ended.stdout + ended.stderr
+    return ended.stdout.strip()
+
+
+def log_of(folder, job: str) -> str:
+    return (folder / "logs" / f"slurm-{job}.log").read_text()
+
+
+def everything_said(folder) -> str:
+    """For a test that failed."""
+    return "\n".join(f"--- {path}\n{path.read_text(errors='replace')}" for path in folder.glob("logs/*"))
+
+
+FOUR = {
+    "nodes": 2,
+    "processes_per_node": 2,
+    "gpus_per_process": 1,
+    "environment": {"MINE": "it's 1 $HOME"},
+    "prefix": ["bash", "-c", 'echo "GPU $CUDA_VISIBLE_DEVICES, $MINE"; exec "$@"', "bash"],
+}
+
+
+@pytest.mark.parametrize(
+    ("launch", "devices", "name"), [(TWO, 4, "run"), (FOUR, 2, 'a run\'s #1 of "mine" 50% $HOME `id`')]
+)
+def test_the_losses_are_those_of_local(launch, devices, name, slurm, tmp_path):
+    config = write_config(tmp_path, launch=launch)
+    processes = 8 // devices
+    folder = tmp_path / name
+    words = (f"run.simulate={devices}", f"run.dir={json.dumps(str(folder))}")
+    ended = slurm.launch(config, *words, "--on", "slurm", "--wait")
+    assert ended.returncode == 0, ended.stderr + everything_said(folder)
+    trained("launch", config, f"run.dir={tmp_path}/local", "--on", f"local:{processes}x{devices}")
+    assert metrics(folder) == metrics(tmp_path / "local")
+    ours, others = (state_arrays(config, 12, each / "checkpoints") for each in (folder, tmp_path / "local"))
+    assert_same_arrays(ours, others)
+    logs = {path.name for path in (folder / "logs").iterdir()}
+    assert {f"rank-{rank}.log" for rank in range(processes)} | {f"slurm-{job_of(ended)}.log"} <= logs
+    assert "step 12/12" in (folder / "logs" / "rank-0.log").read_text()
+    assert f"job {job_of(ended)} ended: COMPLETED" in ended.stderr
+    if launch is FOUR:
+        said = [(folder / "logs" / f"rank-{rank}.log").read_text().splitlines()[0] for rank in range(4)]
+        assert sorted(said) == ["GPU 0, it's 1 $HOME"] * 2 + ["GPU 1, it's 1 $HOME"] * 2
+    assert (folder / "slurm.sh").read_text().startswith("#!/bin/bash")
+    assert_nothing_left(tmp_path)
+
+
+def test_slurm_takes_every_option_of_the_script(slurm, tmp_path):
+    config = write_config(tmp_path, launch=TWO)
+    options = ("launch.cpus_per_process=2", "launch.slurm.options=['--comment=a \"b\" #c', '--exclusive']")
+    (tmp_path / "logs").mkdir()
+    printed = slurm.launch(config, "run.simulate=4", *options, "--on", "slurm:other", "--dry-run")
+    assert printed.returncode == 0, printed.stderr
+    script = tmp_path / "job.sh"
+    script.write_text(printed.stdout)
+    ended = slurm.run("sbatch", "--test-only", script)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"to start at .* using \d+ processors on nodes n\[1-2\] in partition other", ended.stderr)
+    job = slurm.asked("sbatch", "--parsable", "--hold", str(script))
+    shown = slurm.asked("scontrol", "show", "job", job)
+    slurm.asked("scancel", job)
+    for line in ("JobName=run", 'Comment=a "b" #c', "CPUs/Task=2", "TimeLimit=00:10:00", "NumNodes=2", "Requeue=1"):
+        assert line in shown, shown
+
+
+def test_a_killed_process_sends_the_job_back_and_it_ends_as_if_nothing_had_been(slurm, sound, tmp_path):
+    config = faulty_config(tmp_path)
+    ended = slurm.launch(config, "run.simulate=4", "--on", "slurm", "--wait", FAULT="kill", timeout=200)
+    folder = tmp_path / "run"
+    assert ended.returncode == 0, ended.stderr + everything_said(folder)
+    said = log_of(folder, job_of(ended))
+    assert "rank 1 ended first: Killed." in said
+    assert re.search(r"back into the queue, to go on from step (0|4|8)\n", said)
+    assert ", start 2 on n" in said
+    assert metrics(folder) == metrics(sound)
+    assert_nothing_left(tmp_path)
+
+
+def test_a_job_that_makes_no_progress_ends(slurm, tmp_path):
+    config = faulty_config(tmp_path, launch={**TWO, "slurm": {"restarts": 1}})
+    ended = slurm.launch(config, "run.simulate=4", "--on", "slurm", "--wait", FAULT="kill always", timeout=200)
+    assert ended.returncode == 1, ended.stderr
+    said = log_of(tmp_path / "run", job_of(ended))
+    assert said.count("rank 1 ended first: Killed.") == 2
+    assert "not started again: 1 restarts made no newer checkpoint than step 0" in said
+    assert "not started again" in ended.stderr
+
+
+def test_a_mistake_that_a_process_finds_ends_the_job(slurm, tmp_path):
+    """No other try, the code is 2, and the log of the job ends with what the process said."""
+    config = write_config(tmp_path, launch=TWO)
+    words = ("run.simulate=4", "train.global_batch=10000")
+    ended = slurm.launch(config, *words, "--on", "slurm", "--wait")
+    assert ended.returncode == 2, ended.stderr
+    assert "ended first: Exited with exit code 2." in ended.stderr
+    assert "error: train.global_batch=10000 rows, but" in ended.stderr
+    assert ", start 2 on" not in log_of(tmp_path / "run", job_of(ended))
+
+
+def test_the_warning_before_the_time_limit_saves_and_the_job_goes_on(slurm, tmp_path):
+    """Slurm looks every half minute: SIGUSR1 comes within the first, long before the end of the slow data."""
+    steps = 240
+    sections = {
+        "train": {"steps": steps, "global_batch": 16},
+        "checkpoint": {"every": 0},
+        "eval": {"every": 0, "batches": 2},
+        "launch": {**TWO, "time": "1", "slurm": {"warn_seconds": 20}},
+    }
+    config = faulty_config(tmp_path, **sections)
+    ended = slurm.launch(config, "run.simulate=4", "--on", "slurm", "--wait", FAULT="slow", timeout=240)
+    folder = tmp_path / "run"
+    assert ended.returncode == 0, ended.stderr + everything_said(folder)
+    said = log_of(folder, job_of(ended))
+    stopped = re.search(r"Stopped by SIGUSR1 to rank \d after step (\d+) of", said)
+    assert stopped, said
+    assert f"back into the queue, to go on from step {stopped[1]}\n" in said
+    assert 0 < int(stopped[1]) < steps
+    trained("launch", config, f"run.dir={tmp_path}/local", "--on", "local:2x4")
+    assert losses(folder) == losses(tmp_path / "local")
+    assert_same_arrays(*(state_arrays(config, steps, each / "checkpoints") for each in (folder, tmp_path / "local")))
+    assert_nothing_left(tmp_path)
+
+
+def test_scancel_saves_and_leaves_nothing(slurm, tmp_path):
+    config = faulty_config(tmp_path, train={"steps": 400, "global_batch": 16}, checkpoint={"every": 0})
+    job = job_of(slurm.launch(config, "run.simulate=4", "--on", "slurm", FAULT="slow"))
+    folder, deadline = tmp_path / "run", time.monotonic() + 90
+    while not (folder / "metrics.jsonl").exists() or len(losses(folder)) < 5:
+        assert time.monotonic() < deadline, everything_said(folder)
+        time.sleep(0.2)
+    slurm.asked("scancel", job)
+    slurm.wait_for(job, "CANCELLED")
+    assert_nothing_left(tmp_path)
+    (step,) = (int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
+    assert step >= 5
+    assert f"Stopped by SIGTERM to rank 0 after step {step} of 400; saved." in (folder / "logs/rank-0.log").read_text()
+    time.sleep(8)
+    assert slurm.state(job) == "CANCELLED", "it did not come back"
+    assert ", start 2 on" not in log_of(folder, job)
+
+
+def test_a_partition_that_there_is_not(slurm, tmp_path):
+    config = write_config(tmp_path, launch=TWO)
+    ended = slurm.launch(config, "run.simulate=4", "--on", "slurm:nope")
+    assert ended.returncode == 2
+    assert "Slurm refuses the job: invalid partition specified: nope" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_controller_that_does_not_answer(slurm, tmp_path):
+    conf = (slurm.folder / "slurm.conf").read_text()
+    (tmp_path / "slurm.conf").write_text(re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=1", conf))
+    config = write_config(tmp_path, launch=TWO)
+    ended = slurm.launch(config, "run.simulate=4", "--on", "slurm", SLURM_CONF=str(tmp_path / "slurm.conf"))
+    assert ended.returncode == 75, ended.stderr
+    assert "Slurm does not take the job now: Batch job submission failed: Unable to contact" in ended.stderr

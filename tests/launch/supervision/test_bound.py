@@ -1,0 +1,53 @@
+"""A process that is bound to its parent does not outlive it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from spmdkit.launch.supervision.bound import VARIABLE, bind_to_parent
+
+CHILD = """
+import os, time
+from spmdkit.launch.supervision.bound import bind_to_parent
+print(os.getpid(), bind_to_parent(), flush=True)
+time.sleep(60)
+"""
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+def test_nothing_happens_where_nobody_asks(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert not bind_to_parent()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal exists on Linux alone")
+@pytest.mark.parametrize("bound", [True, False])
+def test_its_parent_is_killed(bound):
+    environment = {**os.environ, VARIABLE: "1" if bound else "0"}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    pid, said = parent.stdout.readline().split()
+    assert said == str(bound)
+    parent.kill()
+    parent.wait()
+    assert is_gone(int(pid), 5.0 if bound else 0.5) == bound
+    if not bound:
+        os.kill(int(pid), signal.SIGKILL)
+    parent.stdout.close()
+
+
+def is_gone(pid: int, seconds: float) -> bool:
+    """Waits for the end of a process that is not a child."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False

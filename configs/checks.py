@@ -9,7 +9,7 @@ from ..mesh.near_miss import did_you_mean
 from ..mesh.shapes import divisors
 from ..parallel.schedule.builders import too_few_microbatches
 from ..parallel.sharding.strategies import axes_that_split, axis_names
-from ..training.worker import processes_in_job
+from ..training.worker import one_of_several
 from .errors import ConfigError, Problem
 from .limits import largest
 from .schema import Config
@@ -126,7 +126,7 @@ def _product_problem(sizes: Mapping[str, int], num_devices: int, known_from: str
     if enough <= largest("run.simulate"):
         if known_from.startswith("run.simulate"):
             remedies.append(f"run.simulate={enough}")
-        elif known_from.startswith("there ") and product > num_devices and processes_in_job() == 1:
+        elif known_from.startswith("there ") and product > num_devices and not one_of_several():
             remedies.append(f"run.simulate={enough} to simulate that many on the CPU")
     remedy = listed(remedies, "or")
     return Problem("strategy", f"strategy: {given}, but {known_from}: {arithmetic}. Set {remedy}.")

@@ -1,4 +1,4 @@
-"""The command line: `spmdkit init`, `train`, `launch`, `explain`, `verify`, `schedule`.
+"""The command line: `spmdkit init`, `train`, `launch`, `explain`, `verify`, `schedule`, `doctor`.
 
 Each command is a file of commands/ and one line of COMMANDS.
 """
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .commands import explain, init, launch, schedule, train, verify
+from .commands import doctor, explain, init, launch, schedule, train, verify
 from .commands.command import Command, Print
 from .streams import open_closed_streams, restart_in_utf8, tolerant_streams, too_little_memory
 
@@ -56,6 +56,7 @@ COMMANDS = (
     explain.COMMAND,
     verify.COMMAND,
     schedule.COMMAND,
+    doctor.COMMAND,
 )
 
 

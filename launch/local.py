@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..configs import load_config
 from ..mesh.errors import UserError
+from ..mesh.joining.sources import without_job
 from ..training.worker import Job, job_environment
 from .places import Run, not_a_target, shell_line
 from .supervision.attempts import Attempt, run_attempts
@@ -88,7 +89,7 @@ def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str
 
     Its coordinator is on this machine, so no proxy may stand between them. What it prints comes at once.
     """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("KERAS_DISTRIBUTION_")}
+    environment = without_job(os.environ)
     if any(key.lower().endswith("_proxy") for key in environment):
         direct = ",".join(filter(None, (environment.get("no_proxy") or environment.get("NO_PROXY"), "127.0.0.1")))
         environment |= {"no_proxy": direct, "NO_PROXY": direct}

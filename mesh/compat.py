@@ -1,5 +1,6 @@
 """Everything that depends on the version of JAX, or on a name JAX does not export."""
 
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import jax
@@ -68,3 +69,9 @@ def is_literal(variable: Variable) -> bool:
 def coordination_client() -> Any:
     """The client of JAX's coordination service in this process; None where it is the only one."""
     return distributed.global_state.client
+
+
+def keep_quiet_about_proxies() -> None:
+    """Turns off JAX's warning about proxy variables, once they are seen to."""
+    with suppress(AttributeError, ValueError):
+        jax.config.update("jax_check_proxy_envs", False)

@@ -61,6 +61,22 @@ def exchange(name: str, text: str, *, seconds: float, say: Callable[[str], None]
         time.sleep(POLL_SECONDS)
 
 
+def wait_for_all(name: str, *, seconds: float, say: Callable[[str], None] = lambda line: None) -> None:
+    """Waits until every process of the run has come here; in a run of one does nothing.
+
+    Unlike a barrier that is a collective, it may take long: Gloo gives up 30 seconds after the first process has come.
+
+    Args:
+        name: Where; every process comes there once.
+        seconds: How long to wait for the others.
+        say: Gets a line now and then that says which processes are missing.
+
+    Raises:
+        ProcessesMissing: Some did not come in time; they are named.
+    """
+    exchange(name, "", seconds=seconds, say=say)
+
+
 def ranks(numbers: Sequence[int]) -> str:
     """Ranks in words: "rank 1", "ranks 0, 2 and 3", "ranks 0 to 7"."""
     numbers = sorted(numbers)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..mesh.errors import UserError
-from ..mesh.processes import ENVIRONMENTS, initialize
+from ..mesh.joining.detection import find_job
+from ..mesh.processes import initialize
 from .exits import report_error
 
 
@@ -64,12 +65,18 @@ class Job(NamedTuple):
         num_processes: Processes in the run.
         process_id: This one, 0 <= process_id < num_processes.
         simulate: CPU devices to simulate in this process; None = what the config says.
+        identity: Of this attempt of this job: a process that has another is refused; "" = none is compared.
+        local_rank: Which process of its host this is; None = not said.
+        local_processes: How many there are on its host; None = not said. GPUs are divided among them by these two.
     """
 
     address: str
     num_processes: int
     process_id: int
     simulate: int | None
+    identity: str = ""
+    local_rank: int | None = None
+    local_processes: int | None = None
 
 
 def job_environment(job: Job) -> dict[str, str]:
@@ -79,18 +86,32 @@ def job_environment(job: Job) -> dict[str, str]:
         "SPMDKIT_NUM_PROCESSES": str(job.num_processes),
         "SPMDKIT_PROCESS_ID": str(job.process_id),
     }
-    return environment if job.simulate is None else environment | {"SPMDKIT_SIMULATE": str(job.simulate)}
+    further = {
+        "SPMDKIT_SIMULATE": job.simulate,
+        "SPMDKIT_JOB_ID": job.identity or None,
+        "SPMDKIT_LOCAL_RANK": job.local_rank,
+        "SPMDKIT_LOCAL_PROCESSES": job.local_processes,
+    }
+    return environment | {name: str(value) for name, value in further.items() if value is not None}
 
 
 def one_of_several() -> bool:
-    """Tells whether the environment says that this process is part of a run of several."""
-    return any(os.environ.get(prefix + "JOB_ADDRESSES") for prefix in ENVIRONMENTS)
+    """Tells whether the environment says that this process is part of a run of several, be it half of what it takes."""
+    try:
+        job = find_job()
+    except UserError:
+        return True
+    return job is not None and job.is_shared
 
 
 def processes_in_job() -> int:
-    """Returns how many processes the environment says the run has; 1 where it says nothing."""
-    given = [prefix + "NUM_PROCESSES" for prefix in ENVIRONMENTS if os.environ.get(prefix + "NUM_PROCESSES")]
-    return _number(given[0]) if given else 1
+    """Returns how many processes the environment says the run has; 1 where it says nothing.
+
+    Raises:
+        UserError: It says half of what a process has to know about the others, or contradicts itself.
+    """
+    job = find_job()
+    return job.num_processes if job else 1
 
 
 def simulated_by_job() -> int | None:
@@ -106,7 +127,7 @@ def _number(variable: str) -> int:
 
 
 @contextmanager
-def multi_process(timeouts: Timeouts) -> Iterator[None]:
+def multi_process(timeouts: Timeouts, run: str = "") -> Iterator[None]:
     """Joins the other processes of the run for the duration of a `with` block; does nothing in a run of one.
 
     Leaving the block normally waits, at most `timeouts.shutdown`, until every process has. An exception is printed and
@@ -115,17 +136,12 @@ def multi_process(timeouts: Timeouts) -> Iterator[None]:
 
     Args:
         timeouts: How long to wait for the others.
+        run: Folder of the run; a process of another run, at the same address by mistake, is refused.
 
     Raises:
-        UserError: There are others, and the environment does not say where.
+        UserError: The environment says half of what a process has to know about the others.
     """
-    if not one_of_several():
-        if processes_in_job() > 1:
-            raise UserError(
-                f"This process is one of {processes_in_job()} (SPMDKIT_NUM_PROCESSES), but no address says where the "
-                "others are: each would train alone, in the same folder. Set SPMDKIT_JOB_ADDRESSES to host:port of "
-                "process 0, and SPMDKIT_PROCESS_ID; or leave SPMDKIT_NUM_PROCESSES out to train in one process."
-            )
+    if processes_in_job() == 1:
         yield
         return
     import jax
@@ -137,6 +153,7 @@ def multi_process(timeouts: Timeouts) -> Iterator[None]:
             initialization_timeout=timeouts.rendezvous,
             heartbeat_timeout_seconds=timeouts.heartbeat,
             shutdown_timeout_seconds=timeouts.shutdown,
+            run=run,
         )
         yield
         jax.distributed.shutdown()

@@ -6,13 +6,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from jax.experimental import multihost_utils
-
 from ...configs.reader import read_yaml
 from ...configs.schema import Config
 from ...configs.write import as_plain, resolved_yaml
+from ...mesh.coordination import wait_for_all
 from ...mesh.errors import UserError
-from ...mesh.processes import is_main_process
+from ...mesh.processes import is_main_process, tell
 from ...training.metrics import read_metrics
 from .folder import PIECES, check_folder, is_run, make_folder, move
 from .ownership import Ownership, refuse_if_in_use
@@ -44,6 +43,7 @@ def adopt_folder(config: Config, made_of: Provenance | None = None, *, fresh: bo
             differs in something fixed; every difference is listed.
         DirectoryInUse: It belongs to another job of this machine.
         FolderUnavailable: Its file system is full, read-only or broken.
+        ProcessesMissing: Others did not come here within `timeouts.rendezvous`.
     """
     folder = Path(config.run.dir).absolute()
     check_folder(folder)
@@ -59,7 +59,7 @@ def adopt_folder(config: Config, made_of: Provenance | None = None, *, fresh: bo
             before = read_provenance(folder)
             if before and made_of:
                 check_data(folder, before, made_of)
-    _wait_for_all("the folder of the run was read")
+    _wait_for_all("the folder of the run was read", config)
     return folder
 
 
@@ -111,7 +111,7 @@ def write_config(
         if made_of is not None:
             _write_whole(folder / NAME, as_json(made_of))
         _write_whole(folder / "config.yaml", resolved_yaml(config))
-    _wait_for_all("the folder of the run was written")
+    _wait_for_all("the folder of the run was written", config)
     return lines
 
 
@@ -216,5 +216,6 @@ def _get(values: Any, key: str) -> Any:
     return values
 
 
-def _wait_for_all(what: str) -> None:
-    multihost_utils.sync_global_devices(what)
+def _wait_for_all(what: str, config: Config) -> None:
+    say = tell if is_main_process() else (lambda line: None)
+    wait_for_all(what, seconds=config.timeouts.rendezvous, say=say)

@@ -54,7 +54,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
         Diverged: The loss is no longer finite.
     """
     prepare_devices(config)
-    with multi_process(config.timeouts), ExitStack() as stack:
+    with multi_process(config.timeouts, config.run.dir), ExitStack() as stack:
         agree_on_config(config)
         gate = stack.enter_context(stops_on_signals())
         built = build(config)

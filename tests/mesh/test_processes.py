@@ -9,19 +9,28 @@ import jax
 import pytest
 import spmdkit.mesh.processes as processes
 from spmdkit.mesh import UserError, initialize, is_main_process
+from spmdkit.mesh.joining.addresses import Address
+from spmdkit.mesh.joining.rendezvous import Meeting
 
 NAMES = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
 
 
+def meeting(count: int, *, hosts: list[str] | None = None, ips: list[str] | None = None, bind=None) -> Meeting:
+    ips = ips or ["127.0.0.1"] * count
+    return Meeting(hosts or ["here"] * count, [{"own_ip": ip} for ip in ips], [0.0] * count, bind)
+
+
 @pytest.fixture
 def calls(monkeypatch):
-    """What `jax.distributed.initialize` is called with, in a process that has opened no devices."""
+    """What `jax.distributed.initialize` is called with, in a process that has opened no devices and meets others."""
     recorded = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: recorded.append(arguments))
     monkeypatch.setattr(processes, "backend_started", lambda: False)
-    for name in NAMES:
-        for prefix in processes.ENVIRONMENTS:
-            monkeypatch.delenv(prefix + name, raising=False)
+    monkeypatch.setattr(processes, "meet", lambda job, **options: meeting(job.num_processes))
+    monkeypatch.setattr(processes, "wait_until_listening", lambda address: None)
+    for name in os.environ:
+        if name.startswith(("SPMDKIT_", "KERAS_DISTRIBUTION_", "JAX_COORD", "JAX_NUM_PROC", "SLURM_", "OMPI_", "PMI")):
+            monkeypatch.delenv(name)
     return recorded
 
 
@@ -30,22 +39,40 @@ def basics(call: dict) -> tuple:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "passed", "detection"),
+    ("arguments", "passed"),
     [
-        (("10.0.0.1:1234,10.0.0.2:2345", 2, 0), ("10.0.0.1:1234", 2, 0), "deactivate"),  # a list: the first leads
-        (("10.0.0.1:1234, 10.0.0.2:2345", None, 1), ("10.0.0.1:1234", 2, 1), "deactivate"),  # its length counts
-        (("10.0.0.1:1234", 2, 1), ("10.0.0.1:1234", 2, 1), "deactivate"),  # the coordinator alone
-        (("10.0.0.1:1234", None, None), ("10.0.0.1:1234", None, None), None),  # JAX detects the rest
-        ((None, None, None), (None, None, None), None),  # Cloud TPU
+        (("10.0.0.1:1234,10.0.0.2:2345", 2, 0), ("10.0.0.1:1234", 2, 0)),  # a list: the first leads
+        (("10.0.0.1:1234, 10.0.0.2:2345", None, 1), ("10.0.0.1:1234", 2, 1)),  # its length counts
+        (("10.0.0.1:1234", 2, 1), ("10.0.0.1:1234", 2, 1)),  # the coordinator alone
     ],
 )
-def test_passes_arguments_on(calls, arguments, passed, detection):
+def test_passes_arguments_on(calls, arguments, passed):
     initialize(*arguments)
     assert basics(calls[0]) == passed
-    assert calls[0]["cluster_detection_method"] == detection
+    assert calls[0]["cluster_detection_method"] == "deactivate"
 
 
-@pytest.mark.parametrize("prefix", processes.ENVIRONMENTS)
+def test_a_cloud_tpu_is_left_to_jax(calls):
+    initialize()
+    assert "coordinator_address" not in calls[0]
+    assert "cluster_detection_method" not in calls[0]
+
+
+def test_what_is_no_cloud_tpu_has_nobody_to_connect_to(calls, monkeypatch):
+    def undetected(**arguments):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", undetected)
+    with pytest.raises(UserError, match=r"nobody to connect to: .* Set SPMDKIT_JOB_ADDRESSES"):
+        initialize()
+
+
+def test_a_run_of_one_connects_to_nobody(calls):
+    initialize("a:1", 1, 0)
+    assert calls == []
+
+
+@pytest.mark.parametrize("prefix", ["SPMDKIT_", "KERAS_DISTRIBUTION_"])
 def test_reads_the_environment(calls, monkeypatch, prefix):
     for name, value in zip(NAMES, ("10.0.0.1:1234,10.0.0.2:2345", "2", "1"), strict=True):
         monkeypatch.setenv(prefix + name, value)
@@ -53,8 +80,7 @@ def test_reads_the_environment(calls, monkeypatch, prefix):
     assert basics(calls[0]) == ("10.0.0.1:1234", 2, 1)
 
 
-def test_arguments_win_then_our_environment(calls, monkeypatch):
-    monkeypatch.setenv("KERAS_DISTRIBUTION_PROCESS_ID", "1")
+def test_arguments_win(calls, monkeypatch):
     monkeypatch.setenv("SPMDKIT_PROCESS_ID", "2")
     initialize("10.0.0.1:1234", 4)
     initialize("10.0.0.1:1234", 4, 0)
@@ -62,9 +88,49 @@ def test_arguments_win_then_our_environment(calls, monkeypatch):
 
 
 def test_passes_timeouts_on(calls):
-    initialize("a:1", 1, 0, initialization_timeout=7, heartbeat_timeout_seconds=8, shutdown_timeout_seconds=9)
+    initialize("a:1", 2, 0, initialization_timeout=7, heartbeat_timeout_seconds=8, shutdown_timeout_seconds=9)
     timeouts = ("initialization_timeout", "heartbeat_timeout_seconds", "shutdown_timeout_seconds")
     assert [calls[0][name] for name in timeouts] == [7, 8, 9]
+
+
+def test_the_coordinator_listens_where_the_processes_met(calls, monkeypatch):
+    bind = Address("127.0.0.1", 5)
+    monkeypatch.setattr(processes, "meet", lambda job, **options: meeting(2, bind=bind))
+    initialize("localhost:5", 2, 0)
+    assert calls[0]["coordinator_bind_address"] == "127.0.0.1:5"
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "[::]:5")
+    initialize("localhost:5", 2, 0)
+    assert calls[1]["coordinator_bind_address"] is None  # JAX reads that itself
+
+
+def test_the_coordinator_is_reached_without_a_proxy(calls, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://proxy:1")
+    monkeypatch.setenv("no_proxy", "x")
+    initialize("host0:5", 2, 1)
+    assert os.environ["no_proxy"] == "x,host0"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ips", "says"),
+    [
+        (["a", "a"], ["127.0.1.1", "127.0.1.1"], None),  # one host may
+        (["a", "b"], ["10.0.0.1", "10.0.0.2"], None),
+        (
+            ["a", "b"],
+            ["10.0.0.1", "127.0.1.1"],
+            r"Host b \(rank 1\) resolves its own name to 127.0.1.1, which the other",
+        ),
+        (["a", "b"], ["10.0.0.1", ""], r"Host b \(rank 1\) does not resolve its own name.* its /etc/hosts"),
+    ],
+)
+def test_names_that_collectives_on_the_cpu_cannot_use(hosts, ips, says):
+    found = meeting(2, hosts=hosts, ips=ips)
+    processes.check_own_names(found, on_cpu=False)
+    if says is None:
+        processes.check_own_names(found, on_cpu=True)
+        return
+    with pytest.raises(UserError, match=says):
+        processes.check_own_names(found, on_cpu=True)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +140,9 @@ def test_passes_timeouts_on(calls):
         (("a:1", 2, 2), r"process_id=2 must be in 0 \.\. num_processes - 1 = 1"),
         (("a:1", 2, -1), "process_id=-1 must be in"),
         (("a:1", 0, 0), "num_processes=0 must be at least 1"),
+        (("a:1", None, None), "nothing says how many processes there are"),
+        (("a", 2, 0), "job_addresses='a': .*the port is missing"),
+        ((None, 2, 0), "no address says where the others are"),
     ],
 )
 def test_rejects_arguments(calls, arguments, message):

@@ -7,7 +7,16 @@ import time
 import pytest
 from spmdkit.launch.supervision.ports import free_port
 from spmdkit.launch.supervision.processes import Exit, Start, run_processes
-from spmdkit.training.worker import Job, Timeouts, job_environment, multi_process, processes_in_job, simulated_by_job
+from spmdkit.mesh.joining.detection import find_job
+from spmdkit.training.worker import (
+    Job,
+    Timeouts,
+    job_environment,
+    multi_process,
+    one_of_several,
+    processes_in_job,
+    simulated_by_job,
+)
 
 JOB = Job("127.0.0.1:1", num_processes=2, process_id=1, simulate=4)
 
@@ -48,6 +57,21 @@ def test_environment_must_be_numbers(monkeypatch):
 
 def test_devices_need_not_be_simulated():
     assert "SPMDKIT_SIMULATE" not in job_environment(JOB._replace(simulate=None))
+
+
+def test_a_launcher_may_say_more(monkeypatch):
+    for name, value in job_environment(JOB._replace(identity="try 2", local_rank=1, local_processes=2)).items():
+        monkeypatch.setenv(name, value)
+    found = find_job()
+    assert found is not None
+    assert (found.identity, found.local_rank, found.local_processes) == ("try 2", 1, 2)
+
+
+def test_half_of_what_a_process_has_to_know(monkeypatch):
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+    assert one_of_several()
+    with pytest.raises(ValueError, match="JAX_PROCESS_ID says that this is process 1, but nothing says how many"):
+        processes_in_job()
 
 
 def test_a_run_of_one_lets_errors_through():

@@ -1,0 +1,11 @@
+"""How a process finds the others of its run, and meets them before JAX starts.
+
+addresses                             "host:port", loopback, which interface the coordinator listens on
+hostlists                             Slurm's "n[1-4,7]", written out
+sources                               what each launcher's variables say, one function each; the table SOURCES
+detection                             one job from all of them, or what is missing or contradicts
+accelerators                          which of a host's GPUs are this process's
+proxies                               no proxy stands between the processes of a run
+rendezvous                            they meet at the coordinator's address: who is missing, who is foreign
+protocol                              the lines that they send each other there
+"""

@@ -1,0 +1,219 @@
+"""Processes meet, wait for who is missing, and refuse who does not belong: real sockets, a thread for each process."""
+
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from spmdkit.mesh.coordination import ProcessesMissing
+from spmdkit.mesh.errors import UserError
+from spmdkit.mesh.joining import rendezvous
+from spmdkit.mesh.joining.addresses import Address, PortTaken
+from spmdkit.mesh.joining.detection import Job
+from spmdkit.mesh.joining.protocol import Hello, hello_line, read_hello, read_line
+from spmdkit.mesh.joining.rendezvous import meet, wait_until_listening
+
+
+def free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Ranks:
+    """Calls of `meet` under way."""
+
+    def __init__(self, count: int) -> None:
+        self.job = Job("test", Address("127.0.0.1", free()), count, 0)
+        self.said: list[str] = []
+        self.pool = ThreadPoolExecutor(16)
+        self.options = {}
+
+    def start(self, rank: int, *, seconds: float = 30, run: str = "runs/a", note=None, **changes) -> Future:
+        job = self.job._replace(process_id=rank, **changes)
+        return self.pool.submit(meet, job, seconds=seconds, run=run, note=note, say=self.said.append, **self.options)
+
+    def wait_until_here(self) -> None:
+        """Waits until rank 0 listens."""
+        wait_until_listening(self.job.address)
+
+    def wait_until_said(self, words: str) -> None:
+        deadline = time.monotonic() + 30
+        while not any(words in said for said in self.said):
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    monkeypatch.setattr(rendezvous, "SAY_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "STATUS_SECONDS", 0.1)
+    return Ranks(3)
+
+
+def test_all_meet_whoever_comes_first(ranks):
+    ranks.options = {"share": True}
+    others = [ranks.start(rank, note={"of": rank}) for rank in (2, 1)]
+    met = [ranks.start(0, note={"of": 0}).result(30), *(other.result(30) for other in others)]
+    assert [each.hosts for each in met] == [[socket.gethostname()] * 3] * 3
+    assert [[note["of"] for note in each.notes] for each in met] == [[0, 1, 2]] * 3
+    assert all(abs(skew) < 5 for each in met for skew in each.skews)
+    assert [each.bind for each in met] == [ranks.job.address, None, None]
+    with socket.socket() as jax:  # rank 0 has made place
+        jax.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        jax.bind(("127.0.0.1", ranks.job.address.port))
+
+
+def test_only_rank_0_knows_of_all_where_it_does_not_share(ranks):
+    met = [ranks.start(rank) for rank in range(3)]
+    first, *others = [each.result(30) for each in met]
+    assert len(first.notes) == 3
+    assert [each.notes for each in others] == [[], []]
+
+
+def test_rank_0_may_refuse_all_at_the_end(ranks):
+    def check(meeting):
+        raise UserError(f"no, not {len(meeting.notes)}")
+
+    ranks.options = {"check": check}
+    for waiting in [ranks.start(rank) for rank in range(3)]:
+        with pytest.raises(UserError, match="no, not 3"):
+            waiting.result(30)
+
+
+def test_who_is_missing_is_told_while_it_is_waited_for(ranks):
+    met = [ranks.start(0)]
+    ranks.wait_until_said("waiting for ranks 1 and 2 at 127.0.0.1:")
+    met.append(ranks.start(1))
+    ranks.wait_until_said("waiting for rank 2 at 127.0.0.1:")
+    met.append(ranks.start(2))
+    assert all(each.result(30) for each in met)
+
+
+def test_missing_ranks_are_named_at_the_end(ranks):
+    hosts = ("here", "n1", "n2")
+    waiting = [ranks.start(rank, seconds=1, hosts=hosts) for rank in (0, 1)]
+    for each in waiting:
+        with pytest.raises(
+            ProcessesMissing, match=r"Rank 2 on n2 did not come within 1 s \(timeouts.rendezvous\); 2 of 3"
+        ):
+            each.result(30)
+    assert ProcessesMissing.exit_code == 75
+
+
+def test_silent_nodes_are_named(ranks):
+    nodes = (socket.gethostname(), "n2", "n3")
+    with pytest.raises(ProcessesMissing, match=r"Ranks 1 and 2 \(nothing came from n2, n3\) did not come"):
+        ranks.start(0, seconds=1, nodes=nodes).result(30)
+
+
+def test_rank_0_is_missing(ranks):
+    waiting = ranks.start(1, seconds=0.5)
+    with pytest.raises(ProcessesMissing, match=r"Rank 0 was not to be reached at .* within 0 s .*: connection refused"):
+        waiting.result(30)
+    assert any("waiting for rank 0 at" in said for said in ranks.said)
+
+
+def test_one_that_leaves_is_waited_for_again(ranks):
+    first = ranks.start(0)
+    ranks.wait_until_here()
+    hello = Hello("", "runs/a", 3, 1, "elsewhere", 7, {})
+    with socket.create_connection(ranks.job.address) as connection:
+        connection.sendall(hello_line(hello))
+        answer = read_line(connection.makefile("rb").readline())
+        assert answer is not None
+        assert answer["welcome"]
+    ranks.wait_until_said("rank 1 (process 7 on elsewhere) has left before all were there")
+    met = [first, ranks.start(1), ranks.start(2)]
+    assert all(each.result(30) for each in met)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"run": "runs/b"},
+            r"belongs to another run \(run.dir runs/b\) than the one that .* \(run.dir runs/a; ",
+        ),
+        ({"identity": "stale"}, r"belongs to another run \(run.dir runs/a job stale\) than"),
+        ({"num_processes": 4}, r"says that the run has 4 processes, rank 0 \(process \d+ on .*\) says 3"),
+        ({"rank": 2}, "rank 2 is there twice: process"),
+        ({"rank": 0, "num_processes": 3}, None),
+    ],
+    ids=["another run", "another attempt", "another count", "a rank twice", "rank 0 twice"],
+)
+def test_who_does_not_belong_is_refused_and_the_others_train(ranks, changes, says):
+    first = [ranks.start(0), ranks.start(2)]
+    ranks.wait_until_said("waiting for rank 1 at")
+    stranger = ranks.start(**{"rank": 1, **changes})
+    if says is None:
+        with pytest.raises(PortTaken, match="is in use on"):
+            stranger.result(30)
+    else:
+        with pytest.raises(UserError, match=says) as info:
+            stranger.result(30)
+        assert info.value.exit_code == 2
+        ranks.wait_until_said("refused process")
+    assert all(each.result(30) for each in [*first, ranks.start(1)])
+
+
+@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\n", b"{}\n", b"[" * 100_000 + b"\n"])
+def test_strangers_do_not_disturb(ranks, words):
+    first = ranks.start(0)
+    ranks.wait_until_here()
+    with socket.create_connection(ranks.job.address) as stranger:
+        stranger.sendall(words)
+        assert all(each.result(30) for each in [first, ranks.start(1), ranks.start(2)])
+
+
+@pytest.mark.parametrize("greeting", [b"\x00\x00\x06\x04\x00", b"SSH-2.0\r\n", b""], ids=["HTTP/2", "SSH", "nothing"])
+def test_something_else_answers_at_the_address(ranks, greeting, monkeypatch):
+    monkeypatch.setattr(rendezvous, "FOREIGN_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous, "SILENT_SECONDS", 1.0)
+    server, connections = socket.create_server(("127.0.0.1", ranks.job.address.port)), []
+
+    def answer():
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            connections.append(connection)
+            connection.sendall(greeting)
+            if greeting:
+                connection.close()
+
+    threading.Thread(target=answer, daemon=True).start()
+    with server, pytest.raises(PortTaken, match="something answers there that is not rank 0 of this run"):
+        ranks.start(1, seconds=20).result(30)
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_unknown_host(ranks, rank):
+    unknown = Address("no-such-host.invalid", 80)
+    with pytest.raises(UserError, match=r"host 'no-such-host.invalid' \(SPMDKIT_JOB_ADDRESSES\) is unknown on"):
+        ranks.start(rank, seconds=0.1, address=unknown, said={"address": "SPMDKIT_JOB_ADDRESSES"}).result(60)
+
+
+def test_in_kubernetes_a_name_is_waited_for(ranks, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert rendezvous._patience(ranks.job._replace(source="Kubernetes"), 300) == 300
+    assert rendezvous._patience(ranks.job, 300) == rendezvous.UNKNOWN_SECONDS
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert rendezvous._patience(ranks.job, 300) == 300
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b'{"is": "else"}', b"\xff"])
+def test_what_is_no_message(text):
+    assert read_line(text) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"hello": []}, {"hello": {"rank": 1}}, {"hello": Hello("", "", 1, "0", "h", 1, {})._asdict()}],  # pyright: ignore
+)
+def test_what_is_no_hello(values):
+    assert read_hello(values) is None

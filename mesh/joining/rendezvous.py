@@ -180,7 +180,7 @@ class _Host:
             self._end(lines)
             if reason not in self._refused:
                 self._refused.add(reason)
-                self._say(f"refused {hello}: {reason}")
+                self._say(f"refused a process: {reason}")
             return
         lines.send(line(welcome=True))
         self._here[hello.rank] = (hello, lines)

@@ -120,7 +120,7 @@ def test_two_jobs_on_one_address(processes, tmp_path):
     code, printed = ended(processes.start(1, address, other))
     assert (code, "belongs to another run" in printed) == (2, True), printed
     assert not (tmp_path / "other").exists()
-    first.append(processes.start(1, address))
+    first.append(processes.start(1, address, rendezvous=120))
     for process in first:
         code, printed = ended(process)
         assert code == 0, printed

@@ -154,7 +154,7 @@ def test_who_does_not_belong_is_refused_and_the_others_train(ranks, changes, say
         with pytest.raises(UserError, match=says) as info:
             stranger.result(30)
         assert info.value.exit_code == 2
-        ranks.wait_until_said("refused process")
+        ranks.wait_until_said("refused a process")
     assert all(each.result(30) for each in [*first, ranks.start(1)])
 
 

@@ -141,7 +141,7 @@ def test_who_failed_first(lines, expected):
 
 
 def ended(tmp_path, own: str, code: int, *, stopped: bool = False) -> Outcome:
-    output = ByRank(tmp_path, 2, "mpirun")
+    output = ByRank(tmp_path, 4, "mpirun")
     output.own.extend(own.splitlines())
     number = signal.SIGINT if stopped else None
     return outcome_of_ranks(Outcome((Exit(0, code, stopped),), number, (["words of mpirun"],)), output)
@@ -153,7 +153,7 @@ def test_the_outcome_is_that_of_the_ranks(tmp_path):
     assert ended(tmp_path, RANK_KILLED, 137).exit_code == 75
     assert ended(tmp_path, "", 0).exit_code == 0
     assert ended(tmp_path, RANK_EXITED, 3, stopped=True).exit_code == 75, "it was told to end"
-    assert ended(tmp_path, "", 0).tails == ([], [])
+    assert ended(tmp_path, "", 0).tails == ([], [], [], [])
 
 
 def test_mpirun_that_fails_itself(tmp_path):

@@ -20,7 +20,7 @@ def test_a_run_that_is_killed_once(tmp_path):
     assert found.starts == 2
     assert 0 <= found.lost_steps <= 6
     assert {"step", "data", "save", "compile", "start", "restart"} <= found.seconds.keys()
-    assert took - 15 < found.total < took, "but for the launcher itself, and the end with its report"
+    assert took / 2 < found.total < took, "but for the launcher itself, and the end with its report"
     assert found.seconds["data"] > 1, "batches are late"
     assert str(found) in ended.stdout
     assert f"goodput {100 * found.share:.1f} %" in (tmp_path / "run" / "report.html").read_text()

@@ -17,7 +17,7 @@ def test_every_kind_has_its_part_and_its_line():
     assert {kind: float(share) for kind, share in parts.items()} == pytest.approx(
         {"step": 0.93, "lost": 0.015, "save": 0.02, "start": 0.03, "restart": 0.005}
     )
-    assert re.findall(r"<span>([\w ]+)</span><b>([\d.]+) %</b> ([^<]+)<", html)[0] == (
+    assert re.findall(r"<span>([\w ]+)</span><b>([\d.]+) %</b><small>([^<]+)<", html)[0] == (
         "steps that count",
         "93.0",
         "15:30 min",

@@ -32,7 +32,8 @@ def goodput_section(goodput: Goodput) -> str:
         for kind, _, share in shares
     )
     keys = "".join(
-        f'<li class="{visible(kind)}"><span>{_named(kind)}</span><b>{100 * share:.1f} %</b><small>{duration(seconds)}</small></li>'
+        f'<li class="{visible(kind)}"><span>{_named(kind)}</span><b>{100 * share:.1f} %</b>'
+        f"<small>{duration(seconds)}</small></li>"
         for kind, seconds, share in shares
     )
     return (

@@ -24,6 +24,7 @@ from ...mesh.coordination import differences, exchange
 from ...mesh.errors import UserError
 from .build import Built
 from .provenance import Provenance
+from .shared import wait_until_all_know
 
 PACKAGES = ("spmdkit", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 OF_EACH_HOST = ("run.root",)
@@ -83,6 +84,7 @@ def _agree(name: str, found: Mapping[str, str], seconds: float) -> None:
     differing = [key for key in keys if len({each.get(key) for each in told}) > 1]
     lines = [differences(key, [_cut(each.get(key, "nothing")) for each in told]) for key in differing[:MOST_TOLD]]
     more = [f"... and {len(differing) - MOST_TOLD} more"] if len(differing) > MOST_TOLD else []
+    wait_until_all_know()
     raise Disagreement(
         f"The {len(texts)} processes of this run differ, and would train different things together:\n  "
         + "\n  ".join([*lines, *more])

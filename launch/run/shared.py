@@ -12,13 +12,16 @@ from pathlib import Path
 
 import jax
 
-from ...mesh.coordination import differences, exchange, ranks
+from ...mesh.compat import coordination_client
+from ...mesh.coordination import PREFIX, differences, exchange, ranks
 from ...mesh.errors import UserError
 from .ownership import read_owner, this_place
 
 SEE_SECONDS = 60.0
 """For a file to be seen on another host: file systems of networks remember for so long that there was none."""
 POLL_SECONDS = 0.2
+LEAVE_SECONDS = 5.0
+"""How long process 0 waits for the others before it ends."""
 
 
 class NotShared(UserError):
@@ -40,6 +43,7 @@ def check_same_step(folder: Path, step: int, seconds: float) -> None:
     steps = exchange("the step to go on from", str(step), seconds=seconds)
     other = next((rank for rank, each in enumerate(steps) if each != steps[0]), None)
     if other is not None:
+        wait_until_all_know()
         raise not_shared(folder, other, differences("newest checkpoint there", steps))
 
 
@@ -65,6 +69,7 @@ def check_shared(folder: Path, seconds: float) -> None:
     answers = exchange("run.dir is seen", "yes" if seen else "no", seconds=seconds + SEE_SECONDS)
     blind = [rank for rank, answer in enumerate(answers) if answer != "yes"]
     if blind:
+        wait_until_all_know()
         raise not_shared(folder, blind[0])
 
 
@@ -81,6 +86,23 @@ def not_shared(folder: Path, rank: int, seen: str = "") -> NotShared:
         f"{f' ({seen})' if seen else ''}. Every process writes its part of a checkpoint into it. Set run.dir to an "
         "absolute path on a file system that all hosts mount."
     )
+
+
+def wait_until_all_know() -> None:
+    """Called by every process of a run that is about to end for a reason that all of them have found.
+
+    Process 0 holds the service over which they find it: it goes last, or JAX aborts the others before they can tell.
+    """
+    client, left = coordination_client(), f"{PREFIX}leaving/"
+    if client is None:
+        return
+    client.key_value_set(f"{left}{jax.process_index()}", "", allow_overwrite=True)
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while jax.process_index() == 0 and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        if len(client.key_value_dir_get(left)) == jax.process_count():
+            time.sleep(POLL_SECONDS)
+            return
 
 
 def _identity(folder: Path) -> tuple[str, str]:

@@ -23,10 +23,10 @@ def test_another_config_on_one_rank(own, says, tmp_path):
     config = write_config(tmp_path)
     before = time.monotonic()
     ended = wait(start(config, [[], [own]]))
-    assert ended[0].code == 2, ended[0].stderr
-    assert "The 2 processes of this run differ" in ended[0].stderr
-    assert says in ended[0].stderr
-    assert ended[1].code != 0
+    for each in ended:
+        assert each.code == 2, each.stderr
+        assert "The 2 processes of this run differ" in each.stderr
+        assert says in each.stderr
     assert time.monotonic() - before < 60
     assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"
 

@@ -1,4 +1,4 @@
-"""The command line: `spmdkit init`, `train`, `launch`, `explain`, `verify`, `schedule`, `doctor`.
+"""The command line: `spmdkit init`, `train`, `launch`, `explain`, `verify`, `schedule`, `checkpoint`, `doctor`.
 
 Each command is a file of commands/ and one line of COMMANDS.
 """
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .commands import doctor, explain, init, launch, schedule, train, verify
+from .commands import checkpoint, doctor, explain, init, launch, schedule, train, verify
 from .commands.command import Command, Print
 from .streams import open_closed_streams, restart_in_utf8, tolerant_streams, too_little_memory
 
@@ -56,6 +56,7 @@ COMMANDS = (
     explain.COMMAND,
     verify.COMMAND,
     schedule.COMMAND,
+    checkpoint.COMMAND,
     doctor.COMMAND,
 )
 
@@ -101,6 +102,24 @@ def find_command(name: str, parser: argparse.ArgumentParser) -> Command:
     return commands[name]
 
 
+def find_part(command: Command, words: Sequence[str]) -> tuple[Command, Sequence[str]]:
+    """Goes on to the part of a command that its first word names, where it has parts; exits where there is none."""
+    if not command.parts:
+        return command, words
+    parts = {part.name.removeprefix(f"{command.name} "): part for part in command.parts}
+    if words and words[0] in parts:
+        return parts[words[0]], words[1:]
+    parser = make_command_parser(command)
+    if not words or words[0] in ("-h", "--help", "help"):
+        parser.print_help()
+        parser.exit(0)
+    from ..mesh.near_miss import nearest
+
+    near = nearest(words[0], parts)
+    hint = f"did you mean {near[0]}?" if near else f"its parts are {', '.join(parts)}"
+    parser.error(f"{words[0]!r} is no part of spmdkit {command.name}; {hint}")
+
+
 def make_command_parser(command: Command) -> argparse.ArgumentParser:
     """Builds the parser of the arguments of one command."""
     parser = Parser(
@@ -115,7 +134,8 @@ def make_command_parser(command: Command) -> argparse.ArgumentParser:
 
 def parse_arguments(command: Command, words: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments of a command; exits with code 2, and with what to write instead, where they are wrong."""
-    parser = make_command_parser(command)
+    part, words = find_part(command, words)
+    parser = make_command_parser(part)
     arguments, unknown = parser.parse_known_intermixed_args(words)
     if unknown and "overrides" not in arguments:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -123,6 +143,7 @@ def parse_arguments(command: Command, words: Sequence[str]) -> argparse.Namespac
         from .options import explain_unknown
 
         parser.error(explain_unknown(unknown, words))
+    arguments.part = part
     return arguments
 
 

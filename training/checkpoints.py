@@ -5,14 +5,14 @@ written its part, so a folder whose name is a bare number is whole. Inside, each
 "params/blocks/query": neither the Python types of the state nor the mesh that wrote it matter to a reader.
 """
 
-import errno
+import logging
 import os
-import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -20,41 +20,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from ..layouts.paths import leaves_with_paths
+from ..layouts.sizes import array_bytes, format_bytes
 from ..mesh.coordination import exchange
 from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process, local_copy
+from .checkpoint_errors import CheckpointError as CheckpointError
+from .checkpoint_errors import CheckpointUnavailable as CheckpointUnavailable
+from .checkpoint_errors import DamagedCheckpoint as DamagedCheckpoint
+from .checkpoint_errors import SaveFailed as SaveFailed
+from .checkpoint_errors import differences, mismatch, other_bits, reason, unreadable
+from .checkpoint_folder import CHECKSUMS, DAMAGED, REMOVED, UNFINISHED, contents, set_aside
 from .checksums import checksums
-from .exits import TRY_AGAIN
-from .known_causes import is_out_of_memory
+from .exits import TRACEBACK_VARIABLE
 
-REMOVED = "removed-"
-"""Prefix of a checkpoint on its way out: renamed first, so that a kill during the removal leaves no half checkpoint."""
-DAMAGED = "damaged-"
-"""Prefix of a checkpoint that could not be restored: kept for whoever wants to look, never restored or counted."""
-CHECKSUMS = "checksums"
-"""Where a checkpoint keeps those of its arrays, see checksums.py."""
-NOT_DAMAGE = frozenset(
-    (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-)
-"""Errors of the system that say nothing about the files."""
-MAX_LISTED = 20
-"""Problems listed in one message."""
-
-
-class CheckpointError(UserError):
-    """There is no checkpoint to restore, it is damaged, or it does not fit the state of this run."""
-
-
-class DamagedCheckpoint(CheckpointError):
-    """A checkpoint is not what was saved: files are missing or cut, or an array has other bits."""
-
-
-class CheckpointUnavailable(RuntimeError):
-    """The machine or the file system does not let a checkpoint be read; nothing says that it is damaged."""
-
-    exit_code = TRY_AGAIN
+ABOUT = "spmdkit"
+"""Where the description of a checkpoint keeps what its run says of itself."""
+NOTICED_SECONDS = 1.0
+"""How long training waits for the previous save before that is told."""
 
 
 class Restored(NamedTuple):
@@ -71,25 +56,29 @@ class Restored(NamedTuple):
     damaged: dict[int, str]
 
 
-class SaveFailed(RuntimeError):
-    """A checkpoint could not be written; the ones before it are whole."""
-
-    exit_code = TRY_AGAIN
-
-
 class Checkpoints:
     """The checkpoints of one run; a context manager that ends with everything written.
 
     Every process of the run makes one, on the same folder of a file system they share, and calls the same methods.
     """
 
-    def __init__(self, directory: Path, *, keep: int, abstract_state: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int,
+        abstract_state: Any,
+        about: Mapping[str, Any] | None = None,
+        save_seconds: int = 1200,
+    ) -> None:
         """Opens a folder of checkpoints; nothing is written or removed before the first `save`.
 
         Args:
             directory: The folder, shared by all processes; it need not exist.
             keep: Newest checkpoints to keep, at least 1.
             abstract_state: The state as a pytree of ShapeDtypeStructs whose shardings are those of this run.
+            about: What every checkpoint says of the run that saved it, for `spmdkit checkpoint inspect`: plain values.
+            save_seconds: The longest that writing one may take in the background before it counts as failed.
 
         Raises:
             UserError: If `keep` is less than 1.
@@ -102,8 +91,12 @@ class Checkpoints:
         self._saving: int | None = None
         self._failure: SaveFailed | None = None
         self._swept = False
+        self._about = {ABOUT: dict(about)} if about else {}
+        self._waited = self._told = 0.0
+        if os.environ.get(TRACEBACK_VARIABLE, "0") == "0":
+            logging.getLogger("absl").addFilter(_not_of_orbax)
         # Folders made in the background that cannot be made leave Orbax's threads waiting for minutes, at exit too.
-        at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
+        at_once = ocp.AsyncOptions(create_directories_asynchronously=False, timeout_secs=save_seconds)
         handler = ocp.CompositeCheckpointHandler(
             composite_options=ocp.CompositeOptions(async_options=at_once), state=ocp.StandardCheckpointHandler()
         )
@@ -121,27 +114,28 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Lists the steps whose checkpoints are complete on disk, in order."""
-        names = ocp.path.step.standard_name_format()
-        return sorted(found.step for found in names.find_all(self._directory)) if self._directory.is_dir() else []
+        return list(contents(self._directory).steps)
 
     def latest(self) -> int | None:
         """Gives the newest complete step on disk; None where there is none."""
         return max(self.steps(), default=None)
 
-    def save(self, step: int, state: Any) -> None:
+    def save(self, step: int, state: Any, say: Callable[[str], None] = lambda line: None) -> None:
         """Starts to write a checkpoint, and returns as soon as the state may be changed or donated.
 
-        Waits for the previous save first. A checkpoint of the same step is replaced. The next `save`, `wait` or `close`
-        removes all but the newest `keep`, and those of later steps than this, which belong to a course that was left.
+        Waits for the previous save first, so that no more than one copy of the state is ever held. A checkpoint of the
+        same step is replaced. The next `save`, `wait` or `close` removes all but the newest `keep`, and those of later
+        steps than this, which belong to a course that was left.
 
         Args:
             step: Optimizer steps done.
             state: Arrays structured like `abstract_state`.
+            say: Gets a line where training had to wait for the previous save.
 
         Raises:
             SaveFailed: If this save could not start, or the previous one failed.
         """
-        self.wait()
+        self._wait_for_previous(step, say)
         self._saving = step
         if is_main_process() and not self._swept:
             self._remove_unfinished()
@@ -149,7 +143,8 @@ class Checkpoints:
         stored = _stored(state)
         arrays = ocp.args.StandardSave({**stored, CHECKSUMS: checksums(stored)})  # pyright: ignore[reportCallIssue]
         target = self._directory / str(step)
-        self._watch(lambda: self._orbax.save(target, args=ocp.args.Composite(state=arrays), force=True))
+        composite = ocp.args.Composite(state=arrays)
+        self._watch(lambda: self._orbax.save(target, args=composite, force=True, custom_metadata=self._about or None))
 
     def check(self) -> None:
         """Raises the error of a save that failed in the background; cheap enough for every step.
@@ -179,8 +174,24 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._orbax.close()
-            self._remover.shutdown()
+            try:
+                self._orbax.close()
+            finally:
+                self._remover.shutdown()
+                if self._failure is not None:
+                    self._make_room()  # once more: now no thread writes any longer
+
+    def check_fits(self) -> None:
+        """Compares what the newest checkpoint holds with `abstract_state`, from its description alone: reads no array.
+
+        Raises:
+            CheckpointError: Its arrays are not those of `abstract_state`; every path that differs is named.
+            CheckpointUnavailable: The machine or the file system does not let it be read.
+        """
+        for step in reversed(self.steps()):
+            with suppress(DamagedCheckpoint):  # `restore_newest` passes it over, and says so
+                self._description(self._directory / str(step))
+                return
 
     def restore(self, step: int | None = None) -> Any:
         """Reads a checkpoint onto the shardings of `abstract_state`, whatever mesh wrote it.
@@ -197,22 +208,33 @@ class Checkpoints:
             DamagedCheckpoint: If it cannot be read, or an array differs from what was saved.
             CheckpointUnavailable: If the machine or the file system does not let it be read.
         """
-        step = self._existing(step)
-        folder = self._directory / str(step)
-        wanted = dict(leaves_with_paths(self._abstract_state))
+        folder = self._directory / str(self._existing(step))
+        arrays = self._read_arrays(folder)
+        _compare(folder, arrays)
+        return self._as_state(arrays)
+
+    def _description(self, folder: Path) -> dict[str, Any]:
+        """What a checkpoint holds, which has to be what this run needs: path -> something with a shape and a dtype."""
         found = self._read(folder, lambda: _arrays_in(self._orbax, folder))
-        has_checksums = found.pop(CHECKSUMS, None) is not None  # those of earlier versions have none
-        stored = _stored(self._abstract_state)
-        problems = _differences(stored, found)
+        held = {path: array for path, array in found.items() if path != CHECKSUMS}
+        problems = differences(_stored(self._abstract_state), held)
         if problems:
-            raise CheckpointError(_mismatch_text(folder, problems))
-        request = {**stored, CHECKSUMS: _abstract_checksums(stored)} if has_checksums else stored
+            raise mismatch(folder, problems)
+        return found
+
+    def _read_arrays(self, folder: Path) -> dict[str, Any]:
+        """The arrays by path, with their checksums where there are some; waits for no other process."""
+        request = _stored(self._abstract_state)
+        if CHECKSUMS in self._description(folder):  # those of earlier versions have none
+            request[CHECKSUMS] = _abstract_checksums(request)
         asked = ocp.args.StandardRestore(request)  # pyright: ignore[reportCallIssue]
-        read = self._read(folder, lambda: self._orbax.restore(folder, args=ocp.args.Composite(state=asked)))
-        arrays = dict(read["state"])
-        if has_checksums:
-            _compare(folder, arrays.pop(CHECKSUMS), arrays)
-        leaves = [arrays[path] if path in found else _empty(leaf) for path, leaf in wanted.items()]
+        # Of the checkpointer's own `restore` the rest is a barrier: whoever finds no damage would wait for who does.
+        handler, path = self._orbax.handler, epath.Path(folder)
+        return dict(self._read(folder, lambda: handler.restore(path, args=ocp.args.Composite(state=asked)))["state"])
+
+    def _as_state(self, arrays: Mapping[str, Any]) -> Any:
+        wanted = leaves_with_paths(self._abstract_state)
+        leaves = [arrays[path] if path in arrays else _empty(leaf) for path, leaf in wanted]
         return jax.tree.unflatten(jax.tree.structure(self._abstract_state), leaves)
 
     def restore_newest(self, seconds: float, say: Callable[[str], None] = lambda line: None) -> Restored:
@@ -234,17 +256,20 @@ class Checkpoints:
         if not steps:
             self._existing(None)
         for step in reversed(steps):
-            state, reason = None, ""
-            try:
-                state = self.restore(step)
-            except DamagedCheckpoint as error:
-                reason = str(error)
-            reasons = exchange(f"restore {step}", reason, seconds=seconds, say=say)
-            first = next((rank for rank, each in enumerate(reasons) if each), None)
-            if first is None:
-                return Restored(step, state, damaged)
-            damaged[step] = reasons[first]
-            say(f"{reasons[first]} Going back to the checkpoint before it.")
+            folder, arrays = self._directory / str(step), {}
+
+            def read(folder: Path = folder, arrays: dict[str, Any] = arrays) -> None:
+                arrays.update(self._read_arrays(folder))
+
+            def compare(folder: Path = folder, arrays: dict[str, Any] = arrays) -> None:
+                _compare(folder, arrays)
+
+            # Checksums are computed by all processes together: only where each of them has read its part.
+            damage = _damage(read, f"read {step}", seconds, say) or _damage(compare, f"compare {step}", seconds, say)
+            if not damage:
+                return Restored(step, self._as_state(arrays), damaged)
+            damaged[step] = damage
+            say(f"{damage} Going back to the checkpoint before it.")
         raise CheckpointError(
             f"No checkpoint in {self._directory} can be used:\n  "
             + "\n  ".join(damaged.values())
@@ -260,12 +285,7 @@ class Checkpoints:
         Returns:
             Where they are now.
         """
-        moved = []
-        for step in steps:
-            target = _unused(self._directory / f"{DAMAGED}{step}")
-            (self._directory / str(step)).rename(target)
-            moved.append(target)
-        return moved
+        return set_aside(self._directory, map(str, steps), DAMAGED)
 
     def _existing(self, step: int | None) -> int:
         steps = self.steps()
@@ -279,14 +299,10 @@ class Checkpoints:
         try:
             return read()
         except Exception as error:
-            if is_out_of_memory(error):
-                raise  # the checkpoint is whole: nobody should remove it
-            if _error_number(error) in NOT_DAMAGE:
-                raise CheckpointUnavailable(
-                    f"The checkpoint {folder} cannot be read now: {_reason(error)}. It may well be whole: leave it "
-                    "there, mend its permissions or the file system, and start the same command again."
-                ) from error
-            raise DamagedCheckpoint(f"The checkpoint {folder} is damaged: {_reason(error)}.") from error
+            meant = unreadable(folder, error)
+            if meant is error:
+                raise
+            raise meant from error
 
     def _watch(self, action: Callable[[], Any]) -> None:
         """Runs something that may raise the error of a save, and raises it again at every later call."""
@@ -295,39 +311,59 @@ class Checkpoints:
         try:
             action()
         except Exception as error:
+            self._make_room()
             self._failure = SaveFailed(
-                f"Checkpoint of step {self._saving} could not be written to {self._directory}: {_reason(error)}. "
-                f"Complete there: {self.steps() or 'none'}. Make room or repair the file system, then start the same "
-                "command again: it resumes from the newest complete checkpoint."
+                f"Checkpoint of step {self._saving} could not be written to {self._directory}: {reason(error)}. "
+                f"{self._what_is_there()} Make room or repair the file system, then start the same command again: it "
+                "resumes from the newest complete checkpoint."
             )
             raise self._failure from error
+
+    def _wait_for_previous(self, step: int, say: Callable[[str], None]) -> None:
+        begin, previous = time.monotonic(), self._saving
+        self.wait()
+        seconds = time.monotonic() - begin
+        if previous is None or seconds < NOTICED_SECONDS:
+            return
+        self._waited += seconds
+        if self._waited >= 2 * self._told:  # seldom, the longer it goes on
+            self._told = self._waited
+            say(
+                f"warning: training waited {seconds:.1f} s at step {step} for the checkpoint of step {previous} "
+                f"({self._waited:.0f} s in all): writing one takes longer than the steps between two saves. Raise "
+                "checkpoint.every, or give run.dir a faster file system."
+            )
+
+    def _make_room(self) -> None:
+        """Removes what a failed save has written: where the disk is full, the next command needs the room."""
+        if is_main_process() and self._saving is not None:
+            for leftover in self._directory.glob(f"{self._saving}{UNFINISHED}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def _what_is_there(self) -> str:
+        """For the message of a failed save: what is complete, and the room."""
+        with suppress(OSError):
+            wanted = sum(array_bytes(leaf.shape, leaf.dtype) for leaf in _stored(self._abstract_state).values())
+            free = shutil.disk_usage(self._directory).free
+            room = f"a checkpoint takes up to {format_bytes(wanted)}, and {format_bytes(free)} are free"
+            return f"Complete there: {self.steps() or 'none'}; {room}."
+        return "What is complete there cannot be seen now."
 
     def _remove_old(self, saved: int) -> None:
         steps = self.steps()
         kept = [step for step in steps if step <= saved][-self._keep :]
-        for step in set(steps) - set(kept):
-            leaving = _unused(self._directory / f"{REMOVED}{step}")
-            (self._directory / str(step)).rename(leaving)
+        for leaving in set_aside(self._directory, map(str, sorted({*steps} - {*kept})), REMOVED):
             self._remover.submit(shutil.rmtree, leaving, ignore_errors=True)
 
     def _remove_unfinished(self) -> None:
-        for pattern in ("*.orbax-checkpoint-tmp*", f"{REMOVED}*"):
+        for pattern in (f"*{UNFINISHED}*", f"{REMOVED}*"):
             for leftover in self._directory.glob(pattern):
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _unused(path: Path) -> Path:
-    """The path, or the first of path-2, path-3, ... that nothing has."""
-    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
-    return next(each for each in chain([path], numbered) if not os.path.lexists(each))
-
-
-def _error_number(error: BaseException) -> int | None:
-    """The system's number of an error, which TensorStore puts into its text."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
-    found = re.search(r"OS error (\d+)", str(error))
-    return int(found.group(1)) if found else None
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    """What Orbax logs of a failed save, with its traceback, would come before the one message that says it."""
+    return f"{os.sep}orbax{os.sep}" not in record.pathname
 
 
 def _abstract_checksums(stored: Mapping[str, Any]) -> jax.ShapeDtypeStruct:
@@ -338,20 +374,29 @@ def _abstract_checksums(stored: Mapping[str, Any]) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((len(stored) or 1,), jnp.uint32, sharding=sharding)
 
 
-def _compare(folder: Path, saved: Any, arrays: Mapping[str, Any]) -> None:
-    """Compares restored arrays with their checksums.
+def _damage(action: Callable[[], None], name: str, seconds: float, say: Callable[[str], None]) -> str:
+    """Does something that may find a checkpoint damaged, as all processes do; gives what the first finds, or ""."""
+    found = ""
+    try:
+        action()
+    except DamagedCheckpoint as error:
+        found = str(error)
+    return next((each for each in exchange(name, found, seconds=seconds, say=say) if each), "")
+
+
+def _compare(folder: Path, arrays: dict[str, Any]) -> None:
+    """Compares restored arrays with their checksums, which are taken out; all processes do it together.
 
     Raises:
         DamagedCheckpoint: Some have other bits; they are named.
     """
+    saved = arrays.pop(CHECKSUMS, None)
+    if saved is None:
+        return
     expected, found = (np.asarray(jax.device_get(local_copy(each))) for each in (saved, checksums(arrays)))
     wrong = [path for path, same in zip(sorted(arrays), expected == found, strict=True) if not same]
     if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise DamagedCheckpoint(
-            f"The checkpoint {folder} is damaged: {', '.join(wrong[:3])}{more} of {len(arrays)} arrays read as other "
-            "bits than were saved (their checksums differ)."
-        )
+        raise DamagedCheckpoint(other_bits(folder, wrong, len(arrays)))
 
 
 def _arrays_in(orbax: ocp.AsyncCheckpointer, folder: Path) -> dict[str, Any]:
@@ -369,37 +414,6 @@ def _stored(state: Any) -> dict[str, Any]:
 
 def _empty(leaf: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
-
-
-def _differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    missing = [f"{path}: not in the checkpoint" for path in wanted if path not in found]
-    extra = [f"{path}: only in the checkpoint" for path in found if path not in wanted]
-    changed = [
-        f"{path}: {_describe(found[path])} in the checkpoint, {_describe(wanted[path])} in this run"
-        for path in wanted
-        if path in found and _describe(found[path]) != _describe(wanted[path])
-    ]
-    return missing + extra + changed
-
-
-def _describe(array: Any) -> str:
-    return f"{jnp.dtype(array.dtype)}{list(array.shape)}"
-
-
-def _mismatch_text(folder: Path, problems: list[str]) -> str:
-    left_out = len(problems) - MAX_LISTED
-    listed = problems[:MAX_LISTED] + ([f"... and {left_out} more"] if left_out > 0 else [])
-    return (
-        f"The checkpoint {folder} does not fit the state of this run, in {len(problems)} array(s):\n  "
-        + "\n  ".join(listed)
-        + "\nSet model, optimizer and precision.params back to what wrote it, or train into another run.dir. "
-        "strategy.data as well, if it has local_steps or compress: its groups keep arrays of their own."
-    )
-
-
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:400]}{' ...' if len(text) > 400 else ''}".rstrip(".")
 
 
 def _noting(error: BaseException, action: Callable[[], None]) -> None:

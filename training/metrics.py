@@ -3,7 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +24,11 @@ class MetricsLog:
         Args:
             path: The file; its folder is made where missing.
             start_step: Optimizer steps done; 0 for a new run.
+
+        Raises:
+            OSError: It cannot be written, named by its path; the file is as it was.
         """
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             _rewrite(path, [record for record in read_metrics(path) if record.get("step", 0) <= start_step])
@@ -39,8 +45,18 @@ class MetricsLog:
 
         Args:
             record: `step` and metrics by name: Python, NumPy or JAX scalars. What is not finite becomes null.
+
+        Raises:
+            OSError: It could not be written, named by its path; the log holds what it held before.
         """
-        os.write(self._file, (_line(record) + "\n").encode())
+        line = (_line(record) + "\n").encode()
+        with _named(self._path):
+            end = os.lseek(self._file, 0, os.SEEK_END)
+            written = os.write(self._file, line)
+            if written < len(line):  # of a full disk the last free bytes are taken without an error
+                with suppress(OSError):
+                    os.ftruncate(self._file, end)
+                raise OSError(ENOSPC, os.strerror(ENOSPC))
 
     def close(self) -> None:
         """Closes the file."""
@@ -93,8 +109,24 @@ def _plain(value: Any) -> Any:
 
 def _rewrite(path: Path, records: list[dict[str, Any]]) -> None:
     beside = path.with_name(path.name + ".new")
-    with beside.open("w", encoding="utf-8") as file:
-        file.writelines(_line(record) + "\n" for record in records)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with _named(path), beside.open("w", encoding="utf-8") as file:
+            file.writelines(_line(record) + "\n" for record in records)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Names the file in an error of writing it; the system names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -26,6 +26,7 @@ class Command(NamedTuple):
         add_arguments: Adds its arguments to its parser.
         run: Does it; returns the exit code.
         help: What stands at the end of its help, before the exit codes.
+        parts: Commands that its first word chooses among; their names begin with its own.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Command(NamedTuple):
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     help: str = CONFIG_HELP
+    parts: "tuple[Command, ...]" = ()
 
 
 class Print(argparse.Action):

@@ -92,6 +92,26 @@ def build(
     check_splits(splits, data_limits(config, splits))
     check_devices(config, used)
     check_enough(splits.train, config.train.global_batch)
+    layouts, step = plan_step(config, model, devices)
+    batch = abstract_batch(splits.train, config.train.global_batch, layouts.batch_sharding())
+    if check_functions(model, step, batch, evaluates=splits.evaluation is not None):
+        check_contract(config, model, splits.train, own_device(layouts))
+    return Built(config, splits, model, layouts, step, batch, re_formed)
+
+
+def plan_step(
+    config: Config, model: Model | BlockModel, devices: Sequence[str] | None = None
+) -> tuple[ShardingPlan, Step]:
+    """Lays a model out and composes its step, from shapes alone: no device is touched where they are named.
+
+    Args:
+        config: The config.
+        model: The model.
+        devices: Names of the devices of the mesh, which need not exist; all that there are by default.
+
+    Raises:
+        UserError: The strategy, the layouts or the optimizer do not work out.
+    """
     layouts = lay_out(
         model,
         strategy_from_root(config),
@@ -120,10 +140,7 @@ def build(
         remat=config.train.remat,
         precision=config.precision,
     )
-    batch = abstract_batch(splits.train, config.train.global_batch, layouts.batch_sharding())
-    if check_functions(model, step, batch, evaluates=splits.evaluation is not None):
-        check_contract(config, model, splits.train, own_device(layouts))
-    return Built(config, splits, model, layouts, step, batch, re_formed)
+    return layouts, step
 
 
 def evenly_chosen(number: int) -> list[str]:

@@ -33,6 +33,7 @@ from .memory import check_memory
 from .ownership import DirectoryInUse, Ownership
 from .provenance import Provenance, provenance, remarks
 from .resume import adopt_folder, earlier, write_config
+from .saved_with import saved_with
 from .shared import check_same_step
 
 
@@ -64,10 +65,14 @@ def train(config: Config, *, fresh: bool = False) -> int:
         before = None if fresh else earlier(folder)
         saved = stored_order(built.layouts).abstract_model(built.step.abstract_state())
         checkpoints = stack.enter_context(
-            Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=saved)
+            Checkpoints(
+                folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=saved, about=saved_with(built)
+            )
         )
         start = 0 if fresh else checkpoints.latest() or 0
         check_same_step(folder, start, config.timeouts.rendezvous)
+        if start:
+            checkpoints.check_fits()  # before anything compiles
         display = stack.enter_context(make_display(config.train.steps, start, title(built)))
         for line in remarks(before, made_of, config.data.source, goes_on=start > 0):
             display.message(line)
@@ -239,7 +244,7 @@ class _Run:
         if self.saves_at(number):
             with self.watchdog.phase(number, "save"):
                 self.ownership.check()
-                self.checkpoints.save(number, stored_order(self.built.layouts).to_model(state))
+                self.checkpoints.save(number, stored_order(self.built.layouts).to_model(state), self.display.message)
         self.guards.done(number)
 
     def stop(self, number: int, state: TrainState) -> None:

@@ -53,7 +53,7 @@ class Restarts:
             return Restart(again=False)
         newest = newest_step(self._checkpoints)
         self._in_vain = 0 if newest > self._newest else self._in_vain + 1
-        self._newest = max(newest, self._newest)
+        self._newest = newest  # which is less where a damaged checkpoint was set aside
         place = f"from step {newest}" if newest else "from the beginning"
         if self._in_vain > self._most:
             return Restart(again=False, reason=f"not started again: {self._most} restarts made no newer checkpoint")

@@ -5,7 +5,7 @@ import re
 import pytest
 from pages import PAGES, ROOT, blocks, commands, name
 from spmdkit.configs import load_config
-from spmdkit.launch.cli import COMMANDS, make_command_parser
+from spmdkit.launch.cli import COMMANDS, find_part, make_command_parser
 from spmdkit.launch.places import find_place
 from spmdkit.mesh.axes import AXES
 
@@ -37,7 +37,8 @@ def test_commands_parse(words, tmp_path, monkeypatch):
     command = next(command for command in COMMANDS if command.name == words[0])
     if words[1:] in (["--list"], ["--help-config"]):
         return
-    arguments = make_command_parser(command).parse_intermixed_args(words[1:])
+    part, rest = find_part(command, words[1:])
+    arguments = make_command_parser(part).parse_intermixed_args(rest)
     if getattr(arguments, "config", None) is None:  # `schedule` takes none, nor `init`; `doctor` may do without
         return
     source = arguments.config

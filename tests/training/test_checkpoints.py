@@ -3,12 +3,14 @@
 import errno
 import functools
 import gc
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -294,9 +296,57 @@ def test_what_the_machine_refuses_is_not_called_damaged(written, monkeypatch, nu
 
     with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
         monkeypatch.setattr(checkpoints_file, "_arrays_in", refuse)
+        with pytest.raises(CheckpointUnavailable):
+            checkpoints.check_fits()
         with pytest.raises(CheckpointUnavailable, match="may well be whole: leave it there") as raised:
             checkpoints.restore_newest(5)
         assert raised.value.exit_code == 75
+
+
+def test_whether_it_fits_is_known_without_reading_an_array(written, monkeypatch):
+    state = placed(host_state(0), 1, "data", split=False)
+    other = placed(State(np.int32(0), {"w": np.zeros(3, np.float32)}, {}), 1, "data", split=False)
+    (written / "999").mkdir()  # damaged: it is passed over, as when it is restored
+    monkeypatch.setattr(checkpoints_file.ocp.args, "StandardRestore", None)
+    with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
+        checkpoints.check_fits()
+    wrong = pytest.raises(CheckpointError, match=r"/20 does not fit the state of this run, in 6 array\(s\)")
+    with Checkpoints(written, keep=3, abstract_state=abstract(other)) as checkpoints, wrong:
+        checkpoints.check_fits()
+    with Checkpoints(written / "none", keep=3, abstract_state=abstract(other)) as checkpoints:
+        checkpoints.check_fits()
+
+
+def test_what_the_run_says_of_itself_is_kept(tmp_path):
+    state = placed(host_state(1), 1, "data", split=False)
+    about = {"mesh": {"data": 1}, "versions": {"jax": "1"}}
+    with Checkpoints(tmp_path, keep=3, abstract_state=abstract(state), about=about) as checkpoints:
+        checkpoints.save(1, state)
+    text = (tmp_path / "1" / "_CHECKPOINT_METADATA").read_text()
+    assert json.loads(text)["custom_metadata"]["spmdkit"] == about
+
+
+def test_a_wait_for_the_previous_save_is_told(tmp_path, monkeypatch):
+    """Of every save the end takes long; more and more seldom it is said."""
+    state = placed(host_state(1), 1, "data", split=False)
+    said = []
+    monkeypatch.setattr(checkpoints_file, "NOTICED_SECONDS", 0.2)
+    rename = os.rename
+
+    def slow(*arguments, **options):
+        time.sleep(0.5)
+        return rename(*arguments, **options)
+
+    with Checkpoints(tmp_path, keep=3, abstract_state=abstract(state)) as checkpoints:
+        monkeypatch.setattr(os, "rename", slow)
+        for step in range(1, 6):
+            checkpoints.save(step, state, said.append)
+            assert len(list(tmp_path.glob("*.orbax-checkpoint-tmp*"))) <= 1, "no more than one is under way"
+        monkeypatch.undo()
+    assert 2 <= len(said) <= 3
+    assert re.match(
+        r"warning: training waited \d\.\d s at step 2 for the checkpoint of step 1 \(\d s in all\)", said[0]
+    )
 
 
 def test_what_a_removal_left_behind_blocks_no_save(written):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from spmdkit.training.checksums import checksums
+from spmdkit.training.checksums import checksums, part_checksum
 
 DTYPES = ["float32", "bfloat16", "float16", "int32", "uint8", "int8", "bool", "float8_e4m3fn"]
 
@@ -41,6 +41,26 @@ def test_what_is_summed(dtype):
 def test_64_bits_count_as_two_words(float64):
     values = np.random.default_rng(0).normal(size=(4, 3))
     assert one(values) == plain(values)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float64", "int64"])
+def test_parts_on_the_host_add_up_to_it(dtype):
+    values = numbers(dtype, (16, 6))
+    origins = [(row, column) for row in (0, 5, 10) for column in (0, 4)]
+    parts = [
+        (values[row : row + (5 if row < 10 else 6), column : column + 4], (row, column)) for row, column in origins
+    ]
+    assert sum(part.size for part, _ in parts) == values.size
+    assert sum(part_checksum(part, origin, values.shape) for part, origin in parts) % 2**32 == plain(values)
+    scalar = values[3, 3]
+    assert part_checksum(np.asarray(scalar), (), ()) == plain(np.asarray(scalar)[None])
+
+
+def test_a_part_beyond_32_bits_counts_as_on_devices():
+    """Indices are taken modulo 2**32, and so are strides."""
+    shape, values = (2**20, 2**13), np.arange(4, dtype=np.uint32).reshape(1, 4)
+    expected = sum(mix((word + mix(index)) % 2**32) for index, word in enumerate(range(4), (2**19 + 3) * 2**13 % 2**32))
+    assert part_checksum(values, (2**19 + 3, 0), shape) == expected % 2**32
 
 
 @pytest.mark.parametrize("spec", [("x", None), (None, "y"), ("x", "y"), (("x", "y"), None)])

@@ -1,6 +1,9 @@
 """The metrics log: whole lines, no step twice after a resume, plain JSON."""
 
+import errno
 import json
+import os
+import resource
 
 import jax.numpy as jnp
 import numpy as np
@@ -60,3 +63,38 @@ def test_closing_twice_is_harmless(path):
     log = MetricsLog(path)
     log.close()
     log.close()
+
+
+@pytest.fixture
+def short_of_room():
+    """Files of this process may not become larger than a page, as on a full disk; SIGXFSZ is ignored by Python."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_record_that_finds_no_room_leaves_no_half_line(path, short_of_room):
+    with MetricsLog(path) as log:
+        with pytest.raises(OSError, match=r"metrics\.jsonl") as raised:
+            [log.write({"step": step, "loss": 0.123456789}) for step in range(1000)]
+        assert raised.value.errno in (errno.ENOSPC, errno.EFBIG)
+        text = path.read_text()
+        assert text.endswith("}\n")
+        assert 4096 - 60 < len(text) <= 4096
+
+
+def test_a_resume_that_finds_no_room_leaves_the_log_as_it_was(path, monkeypatch):
+    with MetricsLog(path) as log:
+        log.write({"step": 10})
+        log.write({"step": 20})
+    before = path.read_bytes()
+
+    def full(*ignored):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*metrics\.jsonl"):
+        MetricsLog(path, start_step=10)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]

@@ -43,3 +43,17 @@ def test_what_is_no_checkpoint_does_not_count(tmp_path):
         (tmp_path / name).mkdir()
     assert newest_step(tmp_path) == 7
     assert newest_step(tmp_path / "none") == 0
+
+
+def test_progress_after_a_damaged_checkpoint_was_set_aside_counts(tmp_path):
+    (tmp_path / "999").mkdir()
+    (tmp_path / "20").mkdir()
+    tries = Restarts(tmp_path, 1)
+    (tmp_path / "999").rename(tmp_path / "damaged-999")
+    assert tries.after(ended(75)) == (
+        True,
+        1,
+        "starting again in 1 s from step 20, restart 1 of 1 without a newer checkpoint",
+    )
+    (tmp_path / "40").mkdir()
+    assert tries.after(ended(75)) == (True, 0, "starting again from step 40")

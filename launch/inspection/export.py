@@ -1,0 +1,220 @@
+"""`spmdkit checkpoint export`: the arrays of a checkpoint as files that other programs read.
+
+    out.safetensors     one file; bfloat16 stays bfloat16; the header says step and model
+    out.npz             one file for `numpy.load`
+    out                 a folder of .npy files, one for each array, to be mapped into memory
+
+Names are the paths of the parameters. Blocks come in the model's order, which is how checkpoints keep them, whatever
+stages they were trained on; stacked along dim 0, or each block by itself. What NumPy has no dtype for (bfloat16, 8-bit
+floats) becomes float32 in .npz and .npy, which holds the same values. Every array is compared with its checksum on the
+way, and nothing has the name that was asked for before all of it is written.
+"""
+
+import io
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...layouts.paths import in_blocks
+from ...layouts.sizes import array_bytes, counted, format_bytes
+from ...mesh.errors import UserError
+from .finding import shown
+from .progress import Progress
+from .safetensors import Entry, allocate, mapped
+from .stored import StoredArray, StoredCheckpoint
+
+PARAMETERS = "params/"
+PARTIAL = ".partial"
+
+
+class Exported(NamedTuple):
+    """What was written.
+
+    Attributes:
+        path: the file or folder.
+        arrays: how many.
+        num_bytes: of them.
+        widened: how many became float32.
+    """
+
+    path: Path
+    arrays: int
+    num_bytes: int
+    widened: int
+
+    def __str__(self) -> str:
+        wide = f"; {self.widened} of them, which NumPy has no dtype for, as float32" if self.widened else ""
+        return f"Wrote {shown(self.path)}: {counted(self.arrays, 'array')}, {format_bytes(self.num_bytes)}{wide}."
+
+
+class _Piece(NamedTuple):
+    """An array to be written: a stored one, or one block of it.
+
+    Attributes:
+        name: in what is written.
+        source: the stored array.
+        block: which of its first dim; None for all.
+    """
+
+    name: str
+    source: StoredArray
+    block: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape if self.block is None else self.source.shape[1:]
+
+
+def export(
+    stored: StoredCheckpoint, target: Path, *, whole_state: bool = False, unstack: bool = False, force: bool = False
+) -> Exported:
+    """Writes the arrays of a checkpoint.
+
+    Args:
+        stored: The checkpoint.
+        target: Ends in .safetensors or .npz, or is a folder to be made.
+        whole_state: The optimizer's state, the step and the key as well; names then begin with params/, opt_state/.
+        unstack: Each block by itself: "blocks/3/query" in place of row 3 of "blocks/query".
+        force: Replace what is there.
+
+    Raises:
+        UserError: The target is there already, or cannot be; or there is nothing to export.
+        DamagedCheckpoint: An array is damaged; nothing is left behind.
+        CheckpointUnavailable: The machine or the file system does not let it be read.
+        OSError: The target cannot be written; nothing is left behind.
+    """
+    target = target.absolute()
+    if target.suffix not in ("", ".npz", ".safetensors"):
+        raise UserError(
+            f"{target} ends in {target.suffix!r}: export writes .safetensors, .npz, or a folder of .npy files, whose "
+            "name has no ending."
+        )
+    if os.path.lexists(target) and not force:
+        raise UserError(f"{target} is there already. Choose another name, or give --force to replace it.")
+    if not target.parent.is_dir():
+        raise UserError(f"There is no folder {target.parent} to write {target.name} into. Make it first.")
+    pieces = list(_pieces(stored, whole_state, unstack))
+    if not pieces:
+        raise UserError(f"{stored.folder} holds no parameters. Give --whole-state to export what it does hold.")
+    write = {".npz": _npz, ".safetensors": _safetensors}.get(target.suffix, _folder)
+    progress = Progress(f"{target.name}", sum(piece.source.nbytes for piece in pieces if not piece.block))
+    with _replacing(target) as partial:
+        write(stored, pieces, partial, progress)
+    widened = 0 if target.suffix == ".safetensors" else sum(_numpy(p.source.dtype) != p.source.dtype for p in pieces)
+    return Exported(target, len(pieces), sum(Entry(p.name, p.shape, p.source.dtype).nbytes for p in pieces), widened)
+
+
+def _pieces(stored: StoredCheckpoint, whole_state: bool, unstack: bool) -> Iterator[_Piece]:
+    for path, array in stored.arrays.items():
+        if not (whole_state or path.startswith(PARAMETERS)):
+            continue
+        name = path if whole_state else path.removeprefix(PARAMETERS)
+        if not (unstack and path.startswith(PARAMETERS) and in_blocks(path.removeprefix(PARAMETERS))):
+            yield _Piece(name, array, None)
+            continue
+        front, _, rest = name.partition("blocks/")
+        for number in range(array.shape[0]):
+            yield _Piece(f"{front}blocks/{number}/{rest}", array, number)
+
+
+def _fill(
+    stored: StoredCheckpoint, pieces: list[_Piece], targets: Callable[[_Piece], np.ndarray], progress: Progress
+) -> None:
+    """Reads every stored array once, part by part, into the arrays of its pieces."""
+    by_source: dict[str, list[_Piece]] = {}
+    for piece in pieces:
+        by_source.setdefault(piece.source.path, []).append(piece)
+    for path, of_it in by_source.items():
+        arrays = [targets(piece) for piece in of_it]
+        for region, part in stored.parts(path):
+            progress.add(part.nbytes)
+            if of_it[0].block is None:
+                arrays[0][region] = part
+                continue
+            for number in range(region[0].start, region[0].stop):
+                arrays[number][region[1:]] = part[number - region[0].start]
+
+
+def _safetensors(stored: StoredCheckpoint, pieces: list[_Piece], path: Path, progress: Progress) -> None:
+    about = {"saved_by": "spmdkit", "step": str(stored.step), "model": str(stored.about.get("model", ""))}
+    entries = [Entry(piece.name, piece.shape, piece.source.dtype) for piece in pieces]
+    with mapped(path, entries, about) as arrays:
+        _fill(stored, pieces, lambda piece: arrays[piece.name], progress)
+
+
+def _folder(stored: StoredCheckpoint, pieces: list[_Piece], path: Path, progress: Progress) -> None:
+    path.mkdir()
+
+    def target(piece: _Piece) -> np.ndarray:
+        file = path / f"{piece.name}.npy"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        dtype = _numpy(piece.source.dtype)
+        begin = _npy_header(piece.shape, dtype)
+        allocate(file, begin, array_bytes(piece.shape, dtype))
+        return np.memmap(file, dtype, "r+", len(begin), piece.shape)
+
+    _fill(stored, pieces, target, progress)
+
+
+def _npz(stored: StoredCheckpoint, pieces: list[_Piece], path: Path, progress: Progress) -> None:
+    """A zip archive is written from its beginning to its end: one array is held at a time."""
+    whole: dict[str, np.ndarray] = {}
+    with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for piece in pieces:
+            if piece.source.path not in whole:
+                whole = {piece.source.path: stored.read(piece.source.path)}
+                progress.add(piece.source.nbytes)
+            array = whole[piece.source.path] if piece.block is None else whole[piece.source.path][piece.block]
+            with archive.open(f"{piece.name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asarray(array, _numpy(array.dtype), order="C"))
+
+
+def _npy_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    begin = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(begin, described)
+    return begin.getvalue()
+
+
+def _numpy(dtype: np.dtype) -> np.dtype:
+    """The dtype that a .npy file gets: NumPy reads others back as bytes without a meaning."""
+    return dtype if dtype.kind in "biufc" else np.dtype(np.float32)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """Gives a name beside the target to write to, which becomes the target when the block ends well."""
+    partial = target.with_name(f"{target.name}{PARTIAL}-{os.getpid()}")
+    try:
+        yield partial
+        _sync(partial)
+        if target.is_dir() and not target.is_symlink():
+            old = target.with_name(f"{target.name}.old-{os.getpid()}")
+            target.rename(old)
+            partial.rename(target)
+            shutil.rmtree(old)
+        else:
+            partial.replace(target)
+    except BaseException as error:
+        with suppress(OSError):
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(target)) from error
+        raise
+
+
+def _sync(path: Path) -> None:
+    """Makes sure that what was written is on the disk before it gets its name."""
+    files: list[Any] = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

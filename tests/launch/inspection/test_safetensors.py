@@ -1,0 +1,85 @@
+"""What is written reads back, by a reader that knows the specification alone."""
+
+import errno
+import json
+import mmap
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from spmdkit.launch.inspection import safetensors
+from spmdkit.launch.inspection.safetensors import NAMES, Entry, allocate, header, mapped
+from spmdkit.mesh.errors import UserError
+
+
+def read(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Reads a file: its arrays, and the texts of its header."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    described = json.loads(content[8 : 8 + length])
+    metadata = described.pop("__metadata__")
+    data = content[8 + length :]
+    dtypes = {name: dtype for dtype, name in NAMES.items()}
+    spans = sorted(each["data_offsets"] for each in described.values())
+    assert [begin for begin, _ in spans] == [0, *(end for _, end in spans)][: len(spans)], "without holes"
+    assert max((end for _, end in spans), default=0) == len(data)
+    arrays = {
+        name: np.frombuffer(data[slice(*each["data_offsets"])], dtypes[each["dtype"]]).reshape(each["shape"])
+        for name, each in described.items()
+    }
+    return arrays, metadata
+
+
+def test_every_dtype_reads_back(tmp_path):
+    arrays = {f"a/{name}": np.arange(6).reshape(2, 3).astype(dtype) for dtype, name in NAMES.items()}
+    arrays["scalar"] = np.float32(2.5)
+    entries = [Entry(name, np.shape(array), np.asarray(array).dtype) for name, array in arrays.items()]
+    with mapped(tmp_path / "x", entries, {"step": "3"}) as targets:
+        for name, array in arrays.items():
+            targets[name][...] = array
+    found, metadata = read(tmp_path / "x")
+    assert metadata == {"step": "3"}
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].dtype == np.asarray(array).dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_every_array_is_aligned():
+    entries = [Entry("x", (3,), np.dtype(np.uint8)), Entry("y", (5,), np.dtype(np.float64))]
+    begin, offsets = header([*entries, Entry("z", (1,), np.dtype(jnp.bfloat16))], {})
+    assert len(begin) % 8 == 0
+    assert all(offsets[entry.name] % entry.dtype.itemsize == 0 for entry in entries)
+
+
+def test_a_dtype_that_the_format_lacks_is_told():
+    with pytest.raises(UserError, match=r"safetensors has no dtype complex64, which c has\. Export to \.npz"):
+        header([Entry("c", (1,), np.dtype(np.complex64))], {})
+
+
+def test_a_disk_without_room_is_told_before_anything_is_mapped(tmp_path):
+    """By the real limit of a process; a mapping beyond it would kill."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (mmap.PAGESIZE, before[1]))
+    try:
+        with pytest.raises(OSError, match="big") as raised:
+            allocate(tmp_path / "big", b"begin", 1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.errno == errno.EFBIG
+    with pytest.raises(FileExistsError):
+        allocate(tmp_path / "big", b"", 1)
+
+
+@pytest.mark.parametrize("free", [10, 1 << 30])
+def test_where_files_cannot_be_allocated_the_room_is_looked_at(tmp_path, monkeypatch, free):
+    monkeypatch.delattr(safetensors.os, "posix_fallocate")
+    monkeypatch.setattr(safetensors.shutil, "disk_usage", lambda path: type("usage", (), {"free": free}))
+    if free < 100:
+        with pytest.raises(OSError, match="No space left"):
+            allocate(tmp_path / "x", b"begin", 100)
+    else:
+        allocate(tmp_path / "x", b"begin", 100)
+        assert (tmp_path / "x").stat().st_size == 105

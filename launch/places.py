@@ -1,6 +1,7 @@
 """The places to launch a run on: one file each beside this one, and one line of PLACES.
 
     local         processes on this machine
+    ssh           processes on hosts that are reached over SSH
     slurm         a batch job of a Slurm cluster
     mpi           mpirun of Open MPI, on this machine or the hosts of a file
 
@@ -83,6 +84,7 @@ class Listed(NamedTuple):
 
 PLACES = {
     "local": Listed("local:PxD", "P processes here that simulate D CPU devices each, such as local:2x4"),
+    "ssh": Listed("ssh:FILE", "the hosts that a YAML file names, such as ssh:hosts.yaml"),
     "slurm": Listed("slurm[:PARTITION]", "a job of this Slurm cluster, of the sizes in the config's section launch"),
     "mpi": Listed("mpi[:HOSTFILE or :N]", "mpirun of Open MPI, of those sizes, on a file's hosts; or N processes here"),
 }

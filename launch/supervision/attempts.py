@@ -9,13 +9,20 @@ from typing import NamedTuple
 
 from ...configs.schema import Config
 from ...mesh.text import printable
-from ...training.exits import USER_MISTAKE
+from ...training.exits import TRY_AGAIN, USER_MISTAKE
 from ..run.folder import check_folder, make_folder
 from ..run.ownership import refuse_if_in_use
+from .blame import Exit
 from .processes import Outcome, Start, run_processes
 from .restarts import Restarts
 from .summary import summary
 from .terminal import SAYS
+
+
+class NotNow(RuntimeError):
+    """An attempt cannot be made now, and may be later."""
+
+    exit_code = TRY_AGAIN
 
 
 class Attempt(NamedTuple):
@@ -37,7 +44,8 @@ def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: b
 
     Args:
         config: Of the run.
-        attempt: Gives the processes of the next attempt, with an address of its own; told whether to start anew.
+        attempt: Gives the processes of the next attempt, with an address of its own; told whether to start anew. It may
+            raise NotNow, which counts as an attempt that failed.
         fresh: Start anew; process 0 moves aside what the folder of the run holds, but its logs.
         restarts: How often in a row a run that died starts again by itself without a newer checkpoint.
 
@@ -56,12 +64,17 @@ def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: b
     make_folder(logs)
     tries = Restarts(logs.parent / "checkpoints", restarts)
     while True:
-        starts, text, read = attempt(fresh)
-        say(f"{text}, output in {logs}")
-        outcome = read(run_processes(starts, logs, stop=config.timeouts.stop))
-        removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs)
-        for line in summary(outcome, None if removed else logs):
-            say(line)
+        try:
+            starts, text, read = attempt(fresh)
+        except NotNow as error:
+            say(str(error))
+            outcome = Outcome((Exit(0, TRY_AGAIN),), None, ([str(error)],))
+        else:
+            say(f"{text}, output in {logs}")
+            outcome = read(run_processes(starts, logs, stop=config.timeouts.stop))
+            removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs)
+            for line in summary(outcome, None if removed else logs):
+                say(line)
         fresh = fresh and not (logs.parent / "checkpoints").exists()
         decided = tries.after(outcome)
         if decided.reason:

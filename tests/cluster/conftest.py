@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import `runs`, `slurm_lab` and `leftovers`."""
+"""Lets the tests of this folder import `runs`, `slurm_lab`, `leftovers` and `sshd`."""
 
 import sys
 from pathlib import Path

@@ -1,0 +1,277 @@
+"""Real SSH servers, each a host: the same losses as here, and nothing left anywhere, whatever dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from runs import QUICK, command, environment, losses, metrics, spmdkit, trained, write_config
+from sshd import SSHD, Keys, Server, assert_all_gone, command_line, descendants, free_port, stat_fields
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.multiprocess]
+
+STEPS = 200
+LONG = {
+    "run": {"simulate": 8, "log_every": 1},
+    "train": {"steps": STEPS, "global_batch": 16},
+    "eval": {"every": 0, "batches": 2},
+    "checkpoint": {"every": 20},
+    "timeouts": {"heartbeat": 20},
+}
+
+
+@pytest.fixture
+def keys(tmp_path) -> Keys:
+    assert Path(SSHD).exists(), "tests/cluster/install installs it"
+    (tmp_path / "keys").mkdir()
+    return Keys(tmp_path / "keys")
+
+
+@pytest.fixture
+def servers(tmp_path, keys):
+    """Starts servers on 127.0.0.1, 127.0.0.2, ..."""
+    started: list[Server] = []
+
+    def start(count: int) -> list[Server]:
+        for number in range(len(started) + 1, len(started) + count + 1):
+            started.append(Server(tmp_path / f"host{number}", keys, f"127.0.0.{number}"))
+        return started
+
+    yield start
+    for server in started:
+        under = list(server.processes())
+        server.stop()
+        assert_all_gone(under)
+
+
+def write_hosts(folder: Path, keys: Keys, hosts: list[dict], **more) -> Path:
+    """A hosts file whose processes compile as those of tests do."""
+    path = folder / "hosts.yaml"
+    tree = {"hosts": hosts, "simulate": 4, "python": sys.executable, "forward": list(QUICK), "ssh": keys.words}
+    path.write_text(yaml.safe_dump({**tree, **more}))
+    return path
+
+
+def launch(config: Path, hosts: Path, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command("launch", config, "--on", f"ssh:{hosts}", *more),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+
+
+def wait_for_step(folder: Path, number: int, process: subprocess.Popen, seconds: float = 200) -> None:
+    """Waits until a step is in the log."""
+    deadline = time.monotonic() + seconds
+    path = folder / "run" / "metrics.jsonl"
+    while time.monotonic() < deadline:
+        if path.exists() and len(path.read_text().splitlines()) >= number:
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    raise AssertionError(f"step {number} did not come")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    """The folder of a run of two processes that nothing happened to."""
+    config = write_config(tmp_path_factory.mktemp("undisturbed"), **LONG)
+    trained("launch", config, "--on", "local:2x4")
+    return config.parent / "run"
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(1, 4), (2, 2)])
+def test_losses_are_those_of_processes_here(processes, devices, servers, keys, tmp_path):
+    hosts = write_hosts(tmp_path, keys, [server.entry for server in servers(2)], processes=processes, simulate=devices)
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        write_config(tmp_path / name)
+    trained("launch", tmp_path / "here" / "tiny.yaml", "--on", f"local:{2 * processes}x{devices}")
+    ended = trained("launch", tmp_path / "there" / "tiny.yaml", "--on", f"ssh:{hosts}")
+    assert metrics(tmp_path / "there" / "run") == metrics(tmp_path / "here" / "run")
+    assert f"{2 * processes} processes: 127.0.0.1 rank" in ended.stderr
+    assert all(line.startswith(tuple(f"[{rank}] " for rank in range(4))) for line in ended.stdout.splitlines())
+    assert (tmp_path / "there" / "run" / "logs" / f"rank-{2 * processes - 1}.log").is_file()
+
+
+def test_a_worker_that_is_killed_is_named_and_the_run_goes_on(undisturbed, servers, keys, tmp_path):
+    config = write_config(tmp_path, **LONG)
+    first, second = servers(2)
+    process = launch(config, write_hosts(tmp_path, keys, [first.entry, second.entry]), "--restarts", "2")
+    wait_for_step(tmp_path, 25, process)
+    os.kill(second.pid_of("-m spmdkit train"), signal.SIGKILL)
+    printed, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, printed
+    assert "spmdkit launch: rank 1 failed first: killed by SIGKILL." in printed
+    assert "spmdkit launch: starting again from step " in printed
+    assert losses(tmp_path / "run") == losses(undisturbed)
+
+
+@pytest.mark.parametrize("killed", ["launcher", "client", "ssh", "session", "agent"])
+def test_nothing_is_left_on_any_host(killed, servers, keys, tmp_path):
+    config = write_config(tmp_path, **LONG)
+    first, second = servers(2)
+    process = launch(config, write_hosts(tmp_path, keys, [first.entry, second.entry]))
+    wait_for_step(tmp_path, 3, process)
+    there = [pid for server in (first, second) for pid in server.processes()]
+    assert sum("-m spmdkit train" in line for server in (first, second) for line in server.processes().values()) == 2
+    os.kill(victim(killed, process, second), signal.SIGKILL)
+    printed, _ = process.communicate(timeout=100)
+    assert_all_gone(there)
+    assert process.returncode == (-9 if killed == "launcher" else 75), printed
+    if killed in ("ssh", "session", "agent"):
+        assert "spmdkit launch: rank 1 failed first: exit code 75." in printed
+        assert "  error: the connection to host 127.0.0.2 was lost" in printed
+    if killed == "client":
+        assert "spmdkit launch: rank 1 failed first: killed by SIGKILL." in printed
+
+
+def victim(killed: str, process: subprocess.Popen, server: Server) -> int:
+    """The process to kill; of those that there is one of for each rank, that of rank 1."""
+    if killed == "launcher":
+        return process.pid
+    here = {pid: command_line(pid) for pid in descendants(process.pid)}
+    if killed in ("client", "ssh"):
+        start = "ssh " if killed == "ssh" else sys.executable
+        (pid,) = (pid for pid, line in here.items() if line.startswith(start) and f"-- {server.address} exec" in line)
+        return pid
+    agent = int(stat_fields(server.pid_of("-m spmdkit train"))[1])
+    return agent if killed == "agent" else int(stat_fields(agent)[1])
+
+
+def test_a_signal_saves_and_the_same_command_goes_on(undisturbed, servers, keys, tmp_path):
+    config = write_config(tmp_path, **{**LONG, "checkpoint": {"every": 0}})
+    hosts = write_hosts(tmp_path, keys, [server.entry for server in servers(2)])
+    process = launch(config, hosts)
+    wait_for_step(tmp_path, 5, process)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=150)
+    assert process.returncode == 75, printed
+    assert "Stopped by SIGTERM to rank" in printed
+    assert "spmdkit launch: stopped by SIGTERM; the same command goes on" in printed
+    (step,) = (int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert 5 <= step < STEPS
+    ended = trained("launch", config, "--on", f"ssh:{hosts}")
+    assert f"at step {step} of {STEPS}" in ended.stdout
+    assert losses(tmp_path / "run") == losses(undisturbed)
+
+
+def test_a_spare_takes_the_place_of_a_host_that_is_lost(undisturbed, servers, keys, tmp_path):
+    config = write_config(tmp_path, **LONG)
+    first, second, spare = servers(3)
+    hosts = write_hosts(tmp_path, keys, [first.entry, second.entry], spares=[spare.entry])
+    process = launch(config, hosts, "--restarts", "2")
+    wait_for_step(tmp_path, 25, process)
+    there = list(second.processes())
+    second.die()
+    assert_all_gone(there)
+    printed, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, printed
+    assert "error: the connection to host 127.0.0.2 was lost" in printed
+    assert "spmdkit launch: host 127.0.0.2 does not answer (ssh: connect to host 127.0.0.2" in printed
+    assert "127.0.0.3 takes its place" in printed
+    assert "2 processes: 127.0.0.1 rank 0, 127.0.0.3 rank 1, coordinator 127.0.0.1:" in printed
+    assert losses(tmp_path / "run") == losses(undisturbed)
+
+
+def test_without_a_spare_the_host_is_asked_again(servers, keys, tmp_path):
+    config = write_config(tmp_path, **LONG)
+    first, second = servers(2)
+    process = launch(config, write_hosts(tmp_path, keys, [first.entry, second.entry]), "--restarts", "1")
+    wait_for_step(tmp_path, 3, process)
+    second.die()
+    printed, _ = process.communicate(timeout=100)
+    assert process.returncode == 75, printed
+    assert printed.count("spmdkit launch: host 127.0.0.2 does not answer") == 1
+    assert "not started again: 1 restarts made no newer checkpoint" in printed
+
+
+def other_python(folder: Path, **versions: str) -> str:
+    """A Python there whose packages say that they are of other versions."""
+    for name, number in versions.items():
+        info = folder / "other" / f"{name}-{number}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={folder}/other exec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_mistakes_on_hosts_are_told_before_anything_starts(servers, keys, tmp_path):
+    """One host for each; all of them at once, each with its name."""
+    first, second, third, fourth, fifth = servers(5)
+    config = write_config(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    more = ("run.dir=new", "strategy={data: 6}", "train.global_batch=12")
+    (tmp_path / "elsewhere" / "tiny.yaml").write_text("train: {steps: 1}\n")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    hosts = write_hosts(
+        tmp_path,
+        keys,
+        [
+            {**first.entry, "python": "/no/such/python"},
+            {**second.entry, "python": str(tmp_path / "bare" / "bin" / "python")},
+            {**third.entry, "python": other_python(tmp_path, jax="0.1", spmdkit="9.9")},
+            {**fourth.entry, "directory": "/no/such/folder"},
+            {**fifth.entry, "directory": str(tmp_path / "elsewhere")},
+            {"name": "no-such-host.invalid"},
+        ],
+        simulate=1,
+    )
+    ended = subprocess.run(
+        command("launch", config.name, *more, "--on", f"ssh:{hosts}"),
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 2, ended.stderr
+    said = ended.stderr
+    assert said.startswith("error: 8 problems with the hosts of ")
+    assert "  127.0.0.1: there is no /no/such/python (" in said
+    assert f"  127.0.0.2: {tmp_path}/bare/bin/python has no spmdkit. Install it there" in said
+    assert "  127.0.0.3: it has spmdkit 9.9, here is " in said
+    assert "  127.0.0.3: it has jax 0.1, here is " in said
+    assert "  127.0.0.4: there is no folder /no/such/folder (No such file or directory)." in said
+    assert "  127.0.0.5: the config tiny.yaml is another file there, seen from " in said
+    assert "  127.0.0.5: run.dir new is not the folder of this machine" in said
+    assert "  no-such-host.invalid: its name is not known here." in said
+    assert not (tmp_path / "new").exists()
+    assert not list(tmp_path.glob(".spmdkit-*"))
+
+
+def test_a_login_that_is_refused_and_a_host_that_nobody_knows(servers, keys, tmp_path):
+    first, second = servers(2)
+    config = write_config(tmp_path)
+    (keys.folder / "known_hosts").write_text((keys.folder / "known_hosts").read_text().splitlines()[0] + "\n")
+    (tmp_path / "others").mkdir()
+    stranger = Keys(tmp_path / "others")
+    hosts = write_hosts(tmp_path, keys, [first.entry, second.entry])
+    ended = spmdkit("launch", config, "--on", f"ssh:{hosts}")
+    assert ended.returncode == 2
+    assert "error: 1 problem with the hosts of " in ended.stderr
+    assert "  127.0.0.2: its key is not known here. Connect once by hand and accept it" in ended.stderr
+    stranger.know(first)
+    hosts = write_hosts(tmp_path, stranger, [first.entry], simulate=8)
+    ended = spmdkit("launch", config, "--on", f"ssh:{hosts}")
+    assert ended.returncode == 2
+    assert "  127.0.0.1: it refuses the login. Put your public key into ~/.ssh/authorized_keys there" in ended.stderr
+
+
+def test_a_host_that_does_not_answer_means_try_again(servers, keys, tmp_path):
+    (first,) = servers(1)
+    absent = {"name": "127.0.0.9", "port": free_port("127.0.0.9")}
+    config = write_config(tmp_path)
+    ended = spmdkit("launch", config, "--on", f"ssh:{write_hosts(tmp_path, keys, [first.entry, absent])}")
+    assert ended.returncode == 75
+    assert ended.stderr.startswith("error: host 127.0.0.9 does not answer (ssh: connect to host 127.0.0.9 port ")
+    assert not (tmp_path / "run").exists()

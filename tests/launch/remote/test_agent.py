@@ -1,0 +1,121 @@
+"""The script that owns a process on its host, run here through the pipes that ssh would give it."""
+
+import hashlib
+import os
+import signal
+import sys
+import time
+
+import pytest
+from agents import answer, assert_gone, frames, job, wait_for
+from spmdkit.launch.remote.agent import environment
+
+pytestmark = pytest.mark.multiprocess
+
+TELLS_ITS_NUMBER = "import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+HAS_A_CHILD = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open({path!r}, 'w').write(f"{{os.getpid()}} {{child.pid}}")
+time.sleep(60)
+"""
+
+
+def test_streams_and_exit_status(start_agent):
+    agent = start_agent(job("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"))
+    assert frames(agent) == {b"o": b"out\n", b"e": b"err\n", b"x": b"7"}
+    assert agent.wait() == 0
+
+
+def test_a_signal_that_killed_it_is_told_as_such(start_agent):
+    assert frames(start_agent(job("import os; os.kill(os.getpid(), 9)")))[b"x"] == b"-9"
+
+
+def test_much_output_arrives_whole(start_agent):
+    found = frames(start_agent(job("for i in range(20000): print(i)")))
+    assert found[b"o"] == b"".join(b"%d\n" % number for number in range(20000))
+
+
+def test_a_command_that_is_not_there(start_agent):
+    agent = start_agent(job("", command=["/no/such/python"]))
+    assert frames(agent) == {b"e": b"error: /no/such/python cannot be started: No such file or directory\n", b"x": b"2"}
+
+
+def test_signals_go_to_the_process(tmp_path, start_agent):
+    catches = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(75)); "
+    agent = start_agent(job(catches + TELLS_ITS_NUMBER.format(path=str(tmp_path / "pid"))))
+    wait_for(tmp_path / "pid")
+    agent.stdin.write(b"signal %d\n" % signal.SIGUSR1)
+    assert frames(agent) == {b"x": b"75"}
+
+
+@pytest.mark.parametrize("end", ["stdin", "kill the agent", "silence"])
+def test_nothing_is_left_when_the_other_side_is_gone(end, tmp_path, start_agent):
+    silence = 1.0 if end == "silence" else 60.0
+    agent = start_agent(job(HAS_A_CHILD.format(path=str(tmp_path / "pids")), silence=silence))
+    process, child = map(int, wait_for(tmp_path / "pids").split())
+    if end == "stdin":
+        agent.stdin.close()
+    elif end == "kill the agent":
+        os.kill(agent.pid, signal.SIGKILL)
+    assert_gone(process)
+    assert_gone(child)
+    agent.wait(timeout=20)
+
+
+def test_signs_of_life_keep_it(start_agent):
+    agent = start_agent(job("import time; time.sleep(3)", silence=1.5))
+    for _ in range(12):
+        agent.stdin.write(b"here\n")
+        time.sleep(0.2)
+    assert frames(agent) == {b"x": b"0"}
+
+
+def test_what_a_process_leaves_behind_is_killed(tmp_path, start_agent):
+    left = HAS_A_CHILD.format(path=str(tmp_path / "pids")).replace("time.sleep(60)\n", "")
+    assert frames(start_agent(job(left)))[b"x"] == b"0"
+    assert_gone(int((tmp_path / "pids").read_text().split()[1]))
+
+
+def test_a_signal_to_the_agent_does_not_end_it(tmp_path, start_agent):
+    """A host that shuts down tells every process of a session; ours gets its own signal, and saves."""
+    agent = start_agent(job("import time; time.sleep(1.5)"))
+    time.sleep(0.5)
+    agent.send_signal(signal.SIGTERM)
+    assert frames(agent) == {b"x": b"0"}
+
+
+def test_the_environment_is_the_hosts_with_ours_over_it(monkeypatch):
+    monkeypatch.setenv("SPMDKIT_PROCESS_ID", "7")
+    monkeypatch.setenv("LANG", "C")
+    monkeypatch.setenv("https_proxy", "http://proxy")
+    monkeypatch.setenv("no_proxy", "example.org")
+    found = environment({"environment": {"LANG": "C.UTF-8"}, "direct": ["gpu1"]})
+    assert "SPMDKIT_PROCESS_ID" not in found
+    assert (found["LANG"], found["NO_PROXY"]) == ("C.UTF-8", "example.org,gpu1")
+
+
+def question(**more) -> dict:
+    return {"do": "probe", "token": "0123456789abcdef", "addresses": ["localhost", "no-such.invalid"], **more}
+
+
+def test_what_it_finds(tmp_path, start_agent):
+    (tmp_path / "my.yaml").write_text("train: {}\n")
+    (tmp_path / "mark").touch()
+    given = question(directory=str(tmp_path), config="my.yaml", marker="mark", versions=["spmdkit", "none-such"])
+    found = answer(start_agent(given))
+    assert found["python"] == list(sys.version_info[:3])
+    assert found["spmdkit"]
+    assert found["versions"]["spmdkit"]
+    assert found["versions"]["none-such"] is None
+    assert found["directory"] == str(tmp_path)
+    assert (found["marker"], found["writable"]) == (True, True)
+    assert found["config"] == hashlib.sha256(b"train: {}\n").hexdigest()
+    assert found["addresses"]["localhost"] in ("127.0.0.1", "::1")
+    assert found["addresses"]["no-such.invalid"] is None
+    assert 1024 < found["port"] < 65536
+
+
+def test_a_folder_that_is_not_there(start_agent):
+    found = answer(start_agent(question(directory="/no/such", config="", marker="mark", versions=[])))
+    assert (found["directory"], found["reason"]) == (None, "No such file or directory")

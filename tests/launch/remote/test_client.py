@@ -1,0 +1,116 @@
+"""What stands here for a process elsewhere ends as that one has, whatever it ends of."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from agents import SSH, assert_gone, job, wait_for
+from spmdkit.launch.remote import client
+from spmdkit.launch.remote.client import VARIABLE, message
+
+pytestmark = pytest.mark.multiprocess
+
+WAITS = "import os, signal, time; {before}; open({path!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
+
+def start(given: dict, ssh=SSH) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", client.__file__, "gpu1", *ssh],
+        env={**os.environ, VARIABLE: json.dumps(given)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+
+
+def run(given: dict, ssh=SSH) -> subprocess.CompletedProcess[str]:
+    process = start(given, ssh)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(SSH, process.returncode, out, err)
+
+
+def waiting(path, before: str = "pass") -> dict:
+    return job(WAITS.format(path=str(path), before=before))
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("pass", 0),
+        ("exit(3)", 3),
+        ("exit(255)", 255),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import os; os.abort()", -6),
+        ("import os; os.kill(os.getpid(), 15)", -15),
+    ],
+)
+def test_it_ends_as_the_process_did(program, code):
+    assert run(job(program)).returncode == code
+
+
+def test_streams_stay_apart():
+    ended = run(job("import sys; print('out'); print('err', file=sys.stderr)"))
+    assert (ended.stdout, ended.stderr) == ("out\n", "err\n")
+
+
+def test_what_login_scripts_print_is_left_out():
+    noisy = ["/bin/sh", "-c", 'echo "welcome to gpu1"; echo "spmdkit agent old"; exec "$@"', "sh", *SSH]
+    assert run(job("print('mine')"), noisy).stdout == "mine\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_its_group_reaches_the_process(number, tmp_path):
+    catches = f"signal.signal({int(number)}, lambda *_: exit(75))"
+    process = start(waiting(tmp_path / "pid", catches))
+    wait_for(tmp_path / "pid")
+    os.killpg(process.pid, number)
+    process.communicate(timeout=30)
+    assert process.returncode == 75
+
+
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_killed_it_leaves_nothing(whole_group, tmp_path):
+    process = start(waiting(tmp_path / "pid"))
+    pid = int(wait_for(tmp_path / "pid"))
+    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGKILL)
+    assert_gone(pid)
+    process.communicate(timeout=30)
+
+
+def test_a_lost_connection_is_told_as_such(tmp_path):
+    """What stands for ssh here dies; the process there ends with its agent."""
+    process = start(waiting(tmp_path / "pid"))
+    pid = int(wait_for(tmp_path / "pid"))
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (75, "", "error: the connection to host gpu1 was lost\n")
+    assert_gone(pid)
+
+
+def test_a_host_that_does_not_answer_is_tried_again(tmp_path):
+    tried = tmp_path / "tried"
+    refuses = ["/bin/sh", "-c", f"echo x >> {tried}; echo 'ssh: Connection refused' >&2; exit 255"]
+    start_time = time.monotonic()
+    ended = run(job("pass"), refuses)
+    assert (ended.returncode, ended.stderr) == (75, "error: host gpu1 does not answer (ssh: ssh: Connection refused)\n")
+    assert len(tried.read_text().splitlines()) == len(client.WAITS)
+    assert time.monotonic() - start_time >= sum(client.WAITS)
+
+
+def test_the_second_try_may_do(tmp_path):
+    once = f'if [ -e {tmp_path}/tried ]; then exec "$@"; fi; touch {tmp_path}/tried; exit 255'
+    assert run(job("print('mine')"), ["/bin/sh", "-c", once, "sh", *SSH]).stdout == "mine\n"
+
+
+def test_the_message_begins_with_the_size_of_the_agent():
+    size, _, rest = message({"do": "probe"}).partition(b"\n")
+    assert rest[: int(size)] == client.AGENT.read_bytes()
+    assert json.loads(rest[int(size) :]) == {"do": "probe"}

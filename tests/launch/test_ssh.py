@@ -1,0 +1,127 @@
+"""What `--on ssh:hosts.yaml` would start, without a host; tests/cluster/ has real ones."""
+
+import json
+import shlex
+import sys
+
+import pytest
+from runs import write_config
+from spmdkit.configs import load_config
+from spmdkit.launch import ssh
+from spmdkit.launch.cli import main
+from spmdkit.launch.places import Run, find_place
+from spmdkit.launch.remote.client import VARIABLE
+from spmdkit.mesh.errors import UserError
+
+HOSTS = """
+hosts: [{name: me@one, address: 10.0.0.1}, {name: two, processes: 1, directory: ~/data}]
+processes: 2
+simulate: 2
+python: ~/venv/bin/python
+environment: {NCCL_SOCKET_IFNAME: eth0}
+"""
+SIX = {"strategy": {"fsdp": {"size": 6, "floor_bytes": 256}}, "train": {"steps": 2, "global_batch": 12}}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.yaml").write_text(HOSTS)
+    write_config(tmp_path, **SIX)
+    return tmp_path
+
+
+def read(folder, text=HOSTS):
+    (folder / "hosts.yaml").write_text(text)
+    return find_place("ssh:hosts.yaml")[1]
+
+
+def job_of(start) -> dict:
+    return json.loads(start.environment[VARIABLE])
+
+
+def test_a_dry_run_shows_every_process(folder, capsys):
+    assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--dry-run", "train.steps=3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0::2] == ["# rank 0 on me@one", "# rank 1 on me@one", "# rank 2 on two"]
+    words = shlex.split(lines[5])
+    assert words[:2] == ["cd", "~/data"]
+    assert words[3:8] == [
+        "NCCL_SOCKET_IFNAME=eth0",
+        "SPMDKIT_JOB_ADDRESSES=10.0.0.1:PORT",
+        "SPMDKIT_NUM_PROCESSES=3",
+        "SPMDKIT_PROCESS_ID=2",
+        "SPMDKIT_SIMULATE=2",
+    ]
+    assert words[9:] == ["~/venv/bin/python", "-P", "-m", "spmdkit", "train", "tiny.yaml", "train.steps=3"]
+    assert lines[1].startswith(f"cd {folder} && ")
+    assert not (folder / "run").exists()
+
+
+def test_the_value_of_a_forwarded_variable_is_not_shown(folder, capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    read(folder, HOSTS + "forward: [HF_TOKEN]\n")
+    assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert 'HF_TOKEN="$HF_TOKEN" NCCL' in printed
+    assert "secret" not in printed
+
+
+def test_a_client_gets_the_job_by_its_environment(folder, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    hosts = read(folder, HOSTS + "forward: [HF_TOKEN]\n")
+    config = ssh.load(Run("tiny.yaml"), hosts)
+    hosts = ssh.complete(hosts, config)
+    starts = [ssh.start(Run("tiny.yaml"), config, hosts, slot, 4000, True) for slot in ssh.slots(hosts)]
+    assert [start.command[:3] for start in starts] == [[sys.executable, "-I", "-S"]] * 3
+    assert [start.command[4:6] for start in starts] == [["me@one", "ssh"]] * 2 + [["two", "ssh"]]
+    jobs = [job_of(start) for start in starts]
+    assert [job["environment"]["SPMDKIT_PROCESS_ID"] for job in jobs] == ["0", "1", "2"]
+    assert {job["environment"]["SPMDKIT_JOB_ADDRESSES"] for job in jobs} == {"10.0.0.1:4000"}
+    assert jobs[0]["environment"]["HF_TOKEN"] == "secret"
+    assert jobs[0]["command"][1:] == ["-P", "-m", "spmdkit", "train", "tiny.yaml", "--fresh"]
+    assert [job["directory"] for job in jobs] == [str(folder)] * 2 + ["~/data"]
+    assert len({job["token"] for job in jobs}) == 3
+    assert not any("secret" in word for start in starts for word in start.command), "others can read command lines"
+
+
+def test_lines_of_setup_come_first(folder):
+    config = load_config("tiny.yaml", ["run.simulate=6", "launch.setup=['module load cuda']"])
+    assert ssh.with_setup(config, ["python", "x"]) == [
+        *("bash", "-e", "-c", 'module load cuda\nexec "$@"', "bash"),
+        *("python", "x"),
+    ]
+
+
+def test_gpus_are_shared_out(folder):
+    hosts = read(folder, "hosts: [one, two]\nprocesses: 2\ngpus_per_process: 2\n")
+    config = load_config("tiny.yaml", ["run.simulate=6"])
+    found = [ssh.variables_of(config, hosts, slot, 1)["CUDA_VISIBLE_DEVICES"] for slot in ssh.slots(hosts)]
+    assert found == ["0,1", "2,3", "0,1", "2,3"]
+
+
+def test_one_host_needs_no_address_of_its_own(folder):
+    assert ssh.coordinator(read(folder, "hosts: [me@gpu1]")) == "127.0.0.1"
+    assert ssh.coordinator(read(folder, "hosts: [me@gpu1, gpu2]")) == "gpu1"
+
+
+def test_who_runs_where(folder):
+    assert ssh.describe_hosts(read(folder)) == "3 processes: me@one ranks 0 and 1, two rank 2"
+
+
+def test_a_variable_that_is_not_set(folder, capsys, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    read(folder, HOSTS + "forward: [HF_TOKEN]\n")
+    assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml"]) == 2
+    assert "error: hosts.yaml: forward names HF_TOKEN, not set here." in capsys.readouterr().err
+
+
+def test_sizes_are_checked_before_any_host_is_asked(folder, capsys):
+    assert main(["launch", "tiny.yaml", "strategy={fsdp: 4}", "--on", "ssh:hosts.yaml"]) == 2
+    assert "3 processes with 2 devices each give 6: 4 != 6" in capsys.readouterr().err
+    assert not (folder / "run").exists()
+
+
+def test_no_file_is_named():
+    with pytest.raises(UserError, match=r"--on 'ssh' is not a target: it names no file; give ssh:FILE"):
+        find_place("ssh")

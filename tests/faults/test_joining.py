@@ -151,6 +151,21 @@ def test_the_coordinator_listens_on_loopback_alone(processes, tmp_path):
         socket.create_connection(("127.0.0.2", port), timeout=5)
 
 
+def test_a_rank_that_reads_its_data_for_longer_than_gloo_waits(processes, tmp_path):
+    """Gloo gives up 30 s after the first process has come to a collective; nobody comes to one before all can."""
+    (tmp_path / "slow.py").write_text(
+        "import os, time\nfrom spmdkit.data import open_splits\nfrom spmdkit.data.config import DataConfig\n"
+        "def rows(config):\n"
+        "    time.sleep(40 * int(os.environ['SPMDKIT_PROCESS_ID']))\n"
+        "    return open_splits(DataConfig(source='synthetic'))\n"
+    )
+    address = here()
+    found = [processes.start(rank, address, "data.source=slow:rows", rendezvous=120) for rank in range(2)]
+    printed = [ended(process, 200) for process in found]
+    assert [code for code, _ in printed] == [0, 0], printed
+    assert "waiting for rank 1 at 'the folder of the run was read'" in printed[0][1]
+
+
 def wait_until_listening(address: str, seconds: float = 60) -> None:
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + seconds

@@ -62,8 +62,8 @@ class KubernetesConfig:
     """Name of a Kueue queue; empty = none."""
     volume_claim: str = ""
     """PersistentVolumeClaim, readable and writable by all pods, mounted at `mount`: run.dir and data belong there."""
-    mount: str = "/runs"
-    """Where it is mounted."""
+    mount: str = "/shared"
+    """Where it is mounted; what is relative in the config starts there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class LaunchConfig:
     nodes: Annotated[int, AtLeast(1)] = 1
     """Hosts."""
     processes_per_node: Annotated[int, AtLeast(1)] = 1
-    """Processes of the run on each host."""
+    """Processes of the run on each host; on kubernetes 1, for a pod holds one."""
     gpus_per_process: Annotated[int, AtLeast(0)] = 0
     """GPUs of each process; 0 = none are asked for."""
     cpus_per_process: Annotated[int, AtLeast(0)] = 0

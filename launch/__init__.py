@@ -7,5 +7,6 @@ run/                                  one run of a config, from its folder to it
 supervision/                          processes under way: watched, stopped together, started again
 remote/                               hosts over SSH, and their processes
 diagnosis/                            `spmdkit doctor`: what a process finds here, and what is wrong
+pods/                                 manifests of Kubernetes
 drawing/                              pipeline schedules in characters and as SVG
 """

@@ -4,6 +4,7 @@
     ssh           processes on hosts that are reached over SSH
     slurm         a batch job of a Slurm cluster
     mpi           mpirun of Open MPI, on this machine or the hosts of a file
+    kubernetes    pods of a JobSet or an Indexed Job
 
 A place has three functions. `parse` reads what `--on` says after its name. `describe` gives what would be started, as
 text: the command lines, the script, the manifest. `launch` starts it, and returns how it ended where that is this
@@ -87,6 +88,7 @@ PLACES = {
     "ssh": Listed("ssh:FILE", "the hosts that a YAML file names, such as ssh:hosts.yaml"),
     "slurm": Listed("slurm[:PARTITION]", "a job of this Slurm cluster, of the sizes in the config's section launch"),
     "mpi": Listed("mpi[:HOSTFILE or :N]", "mpirun of Open MPI, of those sizes, on a file's hosts; or N processes here"),
+    "kubernetes": Listed("kubernetes", "pods as the section launch of the config says"),
 }
 """By name, which is that of the module too."""
 

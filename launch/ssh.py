@@ -68,7 +68,7 @@ def describe(run: Run, target: Hosts) -> str:
     for slot in slots(hosts):
         named = [f'{name}="${name}"' for name in hosts.forward]
         given = [f"{name}={shlex.quote(value)}" for name, value in variables_of(config, hosts, slot, PORT).items()]
-        words = [quoted_path(word) for word in with_setup(config, command(run, slot.host, run.fresh))]
+        words = [quoted_path(word) for word in with_setup(config, command(run, config, slot.host, run.fresh))]
         lines.append(f"# rank {slot.rank} on {slot.host.name}")
         lines.append(f"cd {quoted_path(slot.host.directory)} && {' '.join([*named, *given, *words])}")
     return "\n".join(lines)
@@ -141,7 +141,7 @@ def start(run: Run, config: Config, hosts: Hosts, slot: Slot, port: int, fresh: 
     job = {
         "do": "run",
         "token": secrets.token_hex(8),
-        "command": with_setup(config, command(run, slot.host, fresh)),
+        "command": with_setup(config, command(run, config, slot.host, fresh)),
         "directory": slot.host.directory,
         "environment": forwarded(hosts) | variables_of(config, hosts, slot, port),
         "direct": [coordinator(hosts)],
@@ -155,9 +155,9 @@ def start(run: Run, config: Config, hosts: Hosts, slot: Slot, port: int, fresh: 
     )
 
 
-def command(run: Run, host: Host, fresh: bool) -> list[str]:
+def command(run: Run, config: Config, host: Host, fresh: bool) -> list[str]:
     """What a process of the run executes."""
-    return [host.python, "-P", "-m", "spmdkit", *run.arguments, *(["--fresh"] if fresh else [])]
+    return [*config.launch.prefix, host.python, "-P", "-m", "spmdkit", *run.arguments, *(["--fresh"] if fresh else [])]
 
 
 def with_setup(config: Config, words: list[str]) -> list[str]:

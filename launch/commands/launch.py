@@ -63,9 +63,10 @@ lines are its own.
   spmdkit launch quickstart --on local:2x4       2 processes here, 4 simulated devices each
   spmdkit launch my.yaml --on local:2x4 --restarts 3   a run that died goes on by itself
   spmdkit launch my.yaml --on local:2x4 --dry-run      the command lines of the processes, and nothing else
-  spmdkit launch my.yaml --on ssh:hosts.yaml           on the hosts that a file names
+  spmdkit launch my.yaml --on ssh:hosts.yaml     the hosts that a file names, over SSH
   spmdkit launch my.yaml --on slurm:gpu          a job of the partition gpu, of the sizes in the config's section launch
   spmdkit launch my.yaml --on mpi:hosts          mpirun on the hosts of that file
+  spmdkit launch my.yaml --on kubernetes         pods of a JobSet, of the sizes in that section
 """,
     add_launch,
     launch,

@@ -109,7 +109,7 @@ def test_a_worker_that_is_killed_is_named_and_the_run_goes_on(undisturbed, serve
     os.kill(second.pid_of("-m spmdkit train"), signal.SIGKILL)
     printed, _ = process.communicate(timeout=250)
     assert process.returncode == 0, printed
-    assert "spmdkit launch: rank 1 failed first: killed by SIGKILL." in printed
+    assert "spmdkit launch: rank 1 failed first: killed by SIGKILL" in printed
     assert "spmdkit launch: starting again from step " in printed
     assert losses(tmp_path / "run") == losses(undisturbed)
 
@@ -130,7 +130,7 @@ def test_nothing_is_left_on_any_host(killed, servers, keys, tmp_path):
         assert "spmdkit launch: rank 1 failed first: exit code 75." in printed
         assert "  error: the connection to host 127.0.0.2 was lost" in printed
     if killed == "client":
-        assert "spmdkit launch: rank 1 failed first: killed by SIGKILL." in printed
+        assert "spmdkit launch: rank 1 failed first: killed by SIGKILL" in printed
 
 
 def victim(killed: str, process: subprocess.Popen, server: Server) -> int:

@@ -7,6 +7,7 @@ from pages import PAGES, ROOT, blocks, commands, name
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import COMMANDS, find_part, make_command_parser
 from spmdkit.launch.places import find_place
+from spmdkit.launch.remote.hosts import read_hosts
 from spmdkit.mesh.axes import AXES
 
 
@@ -24,7 +25,7 @@ def test_configs_load(page, tmp_path):
     for block in blocks(page, "yaml"):
         file = tmp_path / "snippet.yaml"
         file.write_text(block.text, encoding="utf-8")
-        load_config(file)
+        read_hosts(file) if block.text.startswith("# hosts.yaml\n") else load_config(file)
 
 
 @pytest.mark.parametrize("words", [words for page in PAGES for words in commands(page)], ids=" ".join)
@@ -45,7 +46,8 @@ def test_commands_parse(words, tmp_path, monkeypatch):
     if source == "my.yaml":  # what the reader is told to write
         source = tmp_path / "my.yaml"
         source.write_text("run: {simulate: 8}\n", encoding="utf-8")
-    target = find_place(arguments.on)[1] if words[0] == "launch" else None
+    given = words[0] != "launch" or arguments.on == "ssh:hosts.yaml"  # another file that the reader is told to write
+    target = None if given else find_place(arguments.on)[1]
     sizes = [getattr(target, name, None) or None for name in ("num_processes", "devices")]  # None: as the config says
     processes, devices = sizes if target else (1, None)
     if " ".join(words) in SHOWN_TO_FAIL:

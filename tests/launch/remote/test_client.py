@@ -95,6 +95,7 @@ def test_a_lost_connection_is_told_as_such(tmp_path):
     assert_gone(pid)
 
 
+@pytest.mark.faults
 def test_a_host_that_does_not_answer_is_tried_again(tmp_path):
     tried = tmp_path / "tried"
     refuses = ["/bin/sh", "-c", f"echo x >> {tried}; echo 'ssh: Connection refused' >&2; exit 255"]

@@ -1,0 +1,6 @@
+"""Pods of Kubernetes: what is handed to the cluster, and how.
+
+manifest       the objects: a config map, and a JobSet or an Indexed Job with its service
+names          names that Kubernetes takes
+kubectl        the one command that talks to the cluster
+"""

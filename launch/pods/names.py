@@ -1,0 +1,38 @@
+"""Names that Kubernetes takes: labels of DNS."""
+
+import hashlib
+import re
+
+LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+"""What claims, queues and namespaces are named by; labels joined by dots."""
+MOST_LABEL = 63
+MOST_SUBDOMAIN = 253
+DIGEST = 6
+"""Characters that tell names apart that were cut."""
+
+
+def as_label(text: str, most: int) -> str:
+    """Makes a label of DNS from any text: small letters, digits and dashes, a letter first.
+
+    Args:
+        text: Such as the name of a folder.
+        most: Characters it may have; one that is cut ends with a digest of all of it.
+    """
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "run"
+    if not label[0].isalpha():
+        label = f"run-{label}"
+    if len(label) <= most:
+        return label
+    digest = hashlib.sha256(text.encode()).hexdigest()[:DIGEST]
+    return f"{label[: most - DIGEST - 1].rstrip('-')}-{digest}"
+
+
+def is_label(text: str, most: int = MOST_LABEL) -> bool:
+    """Tells whether a text is a label of DNS that begins with a letter."""
+    return len(text) <= most and LABEL.fullmatch(text) is not None
+
+
+def is_subdomain(text: str) -> bool:
+    """Tells whether a text names an object."""
+    return len(text) <= MOST_SUBDOMAIN and SUBDOMAIN.fullmatch(text) is not None

@@ -12,8 +12,9 @@ from .errors import TooLateError, UserError
 from .joining.accelerators import has_accelerators
 from .joining.addresses import is_loopback, own_ip
 from .joining.detection import Job, find_job
+from .joining.meeting import Meeting
 from .joining.proxies import reach_directly
-from .joining.rendezvous import Meeting, meet, wait_until_listening
+from .joining.rendezvous import meet, wait_until_listening
 from .joining.sources import from_addresses
 
 

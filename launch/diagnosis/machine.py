@@ -58,7 +58,7 @@ def memory(available: int | None) -> Finding:
     """
     if available is None:
         return Finding("memory", "not known on this system")
-    said = f"{available / GIB:.1f} GiB free"
+    said = f"{available / GIB:.0f} GiB free" if available > 9.5 * GIB else f"{available / GIB:.1f} GiB free"
     if available < LEAST_MEMORY:
         return Finding("memory", said, "wrong", "close other programs, or ask the scheduler for more")
     return Finding("memory", said)

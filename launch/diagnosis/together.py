@@ -9,7 +9,8 @@ from ...mesh.errors import UserError
 from ...mesh.joining.accelerators import gpus_of_host, gpus_visible
 from ...mesh.joining.addresses import PortTaken, own_ip
 from ...mesh.joining.detection import Job
-from ...mesh.joining.rendezvous import Meeting, meet
+from ...mesh.joining.meeting import Meeting
+from ...mesh.joining.rendezvous import meet
 from ...mesh.processes import check_own_names
 from .finding import Finding, from_plain
 from .folder import MOST_SKEW, WAIT_SECONDS, probe, shared
@@ -62,9 +63,8 @@ def compare(
             seen = [
                 shared(run_dir, [str(each.get("probe", "")) for each in meeting.notes], meeting.hosts, look_seconds)
             ]
-            if job.process_id == 0:
-                seen += [*met(meeting), *clocks(meeting), *mixed(meeting.notes), *names(meeting, on_cpu)]
-                seen += oversubscribed(meeting)
+            seen += [*met(meeting), *clocks(meeting), *mixed(meeting.notes), *names(meeting, on_cpu)]
+            seen += oversubscribed(meeting)
             again = {"findings": [list(finding) for finding in (*own, *seen)]}
             told = meet(job, seconds=seconds, run=RUN, note=again, share=True, say=say)
     except (ProcessesMissing, PortTaken, UserError) as error:

@@ -7,5 +7,7 @@ detection                             one job from all of them, or what is missi
 accelerators                          which of a host's GPUs are this process's
 proxies                               no proxy stands between the processes of a run
 rendezvous                            they meet at the coordinator's address: who is missing, who is foreign
+host, guest                           the two sides of it: rank 0, all others
+meeting                               what both speak of
 protocol                              the lines that they send each other there
 """

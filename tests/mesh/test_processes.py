@@ -10,7 +10,7 @@ import pytest
 import spmdkit.mesh.processes as processes
 from spmdkit.mesh import UserError, initialize, is_main_process
 from spmdkit.mesh.joining.addresses import Address
-from spmdkit.mesh.joining.rendezvous import Meeting
+from spmdkit.mesh.joining.meeting import Meeting
 
 NAMES = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
 

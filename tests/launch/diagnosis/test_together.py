@@ -7,7 +7,7 @@ from spmdkit.launch.diagnosis.finding import Finding
 from spmdkit.launch.diagnosis.together import Compared, clocks, compare, mixed, names, oversubscribed
 from spmdkit.mesh.joining.addresses import Address
 from spmdkit.mesh.joining.detection import Job
-from spmdkit.mesh.joining.rendezvous import Meeting
+from spmdkit.mesh.joining.meeting import Meeting
 
 
 def free() -> int:

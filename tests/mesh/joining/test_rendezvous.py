@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from spmdkit.mesh.coordination import ProcessesMissing
 from spmdkit.mesh.errors import UserError
-from spmdkit.mesh.joining import rendezvous
+from spmdkit.mesh.joining import guest, host, meeting
 from spmdkit.mesh.joining.addresses import Address, PortTaken
 from spmdkit.mesh.joining.detection import Job
 from spmdkit.mesh.joining.protocol import Hello, hello_line, read_hello, read_line
@@ -47,8 +47,9 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch):
-    monkeypatch.setattr(rendezvous, "SAY_SECONDS", 0.2)
-    monkeypatch.setattr(rendezvous, "STATUS_SECONDS", 0.1)
+    for side in (host, guest):
+        monkeypatch.setattr(side, "SAY_SECONDS", 0.2)
+        monkeypatch.setattr(side, "STATUS_SECONDS", 0.1)
     return Ranks(3)
 
 
@@ -169,8 +170,8 @@ def test_strangers_do_not_disturb(ranks, words):
 
 @pytest.mark.parametrize("greeting", [b"\x00\x00\x06\x04\x00", b"SSH-2.0\r\n", b""], ids=["HTTP/2", "SSH", "nothing"])
 def test_something_else_answers_at_the_address(ranks, greeting, monkeypatch):
-    monkeypatch.setattr(rendezvous, "FOREIGN_SECONDS", 0.3)
-    monkeypatch.setattr(rendezvous, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(guest, "FOREIGN_SECONDS", 0.3)
+    monkeypatch.setattr(guest, "SILENT_SECONDS", 1.0)
     server, connections = socket.create_server(("127.0.0.1", ranks.job.address.port)), []
 
     def answer():
@@ -200,10 +201,10 @@ def test_an_unknown_host(ranks, rank):
 
 def test_in_kubernetes_a_name_is_waited_for(ranks, monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert rendezvous._patience(ranks.job._replace(source="Kubernetes"), 300) == 300
-    assert rendezvous._patience(ranks.job, 300) == rendezvous.UNKNOWN_SECONDS
+    assert meeting.patience(ranks.job._replace(source="Kubernetes"), 300) == 300
+    assert meeting.patience(ranks.job, 300) == meeting.UNKNOWN_SECONDS
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert rendezvous._patience(ranks.job, 300) == 300
+    assert meeting.patience(ranks.job, 300) == 300
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b'{"is": "else"}', b"\xff"])

@@ -19,6 +19,7 @@ from ..configs import load_config
 from ..configs.launching import LaunchConfig
 from ..configs.schema import Config
 from ..mesh.errors import UserError
+from ..mesh.joining.sources import without_job
 from ..training.exits import FINISHED, TRY_AGAIN
 from .places import Run, not_a_target, shell_line
 from .supervision.attempts import Attempt, run_attempts
@@ -30,7 +31,6 @@ from .supervision.processes import Exit, Outcome, Start
 MOST_PROCESSES = 256
 FORWARDED = ("SPMDKIT_", "JAX_", "XLA_", "NCCL_", "TF_CPP_", "PYTHON")
 """Beginnings of the variables that processes on other hosts get too."""
-OF_ANOTHER_JOB = ("SPMDKIT_JOB_ADDRESSES", "SPMDKIT_NUM_PROCESSES", "SPMDKIT_PROCESS_ID", "SPMDKIT_SIMULATE")
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAVES: Mapping[signal.Signals, signal.Signals] = dict.fromkeys(ENDS, signal.SIGUSR1)
 """What mpirun gets: on these it ends its processes a second later; SIGUSR1 it hands on."""
@@ -81,7 +81,7 @@ def describe(run: Run, target: MpiTarget) -> str:
     """The command line of mpirun; PORT is a free one, taken anew for every attempt."""
     config = load(run, target)
     variables = own_variables(address(config.launch, target, "PORT"), config.launch)
-    return shell_line(mpirun_command(run, config, target, inherited() | variables, run.fresh), variables)
+    return shell_line(mpirun_command(run, config, target, without_job(os.environ) | variables, run.fresh), variables)
 
 
 def launch(run: Run, target: MpiTarget) -> int:
@@ -102,7 +102,7 @@ def launch(run: Run, target: MpiTarget) -> int:
 
     def attempt(fresh: bool) -> Attempt:
         variables = own_variables(address(config.launch, target, str(free_port())), config.launch)
-        environment = inherited() | variables
+        environment = without_job(os.environ) | variables
         output = ByRank(logs, count, "mpirun")
         command = mpirun_command(run, config, target, environment, fresh)
         where = f"coordinator {variables['SPMDKIT_JOB_ADDRESSES']}" if variables.get("SPMDKIT_JOB_ADDRESSES") else ""
@@ -183,12 +183,6 @@ def own_variables(coordinator: str, sizes: LaunchConfig) -> dict[str, str]:
     """Returns the variables that mpirun gets beside those of this process; rank and count come from mpirun itself."""
     given = {"SPMDKIT_JOB_ADDRESSES": coordinator} if coordinator else {}
     return {**given, **OUTPUT, BOUND: "1", **sizes.environment}
-
-
-def inherited() -> dict[str, str]:
-    """Returns the environment of this process, but for what it says of another job."""
-    others = (*OF_ANOTHER_JOB, "KERAS_DISTRIBUTION_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(others)}
 
 
 def address(sizes: LaunchConfig, target: MpiTarget, port: str) -> str:

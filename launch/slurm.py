@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..configs import load_config
 from ..configs.schema import Config
 from ..mesh.errors import UserError
+from ..mesh.joining.sources import without_job
 from ..training.exits import FINISHED, TRY_AGAIN
 from .places import Run, not_a_target
 from .run.folder import check_folder, make_folder
@@ -33,8 +34,6 @@ UNAVAILABLE = re.compile(
     re.IGNORECASE,
 )
 """What sbatch says where the cluster is at fault."""
-OF_A_JOB = ("SPMDKIT_JOB_ADDRESSES", "SPMDKIT_NUM_PROCESSES", "SPMDKIT_PROCESS_ID", "SPMDKIT_SIMULATE")
-"""Variables about another job of this shell, which sbatch would hand on."""
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL")
 ENDED += ("DEADLINE", "REVOKED")
 
@@ -126,7 +125,7 @@ def submit(script: Path) -> str:
         UserError: Slurm refuses it, and says why.
         ClusterUnavailable: Slurm does not answer.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in OF_A_JOB}
+    environment = without_job(os.environ)  # sbatch hands all of it on
     try:
         ended = subprocess.run(
             ["sbatch", "--parsable", str(script)],

@@ -85,8 +85,8 @@ def error_number(error: BaseException) -> int | None:
     """The system's number of an error, which TensorStore puts into its text."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    found = re.search(r"OS error (\d+)", str(error))
-    return int(found.group(1)) if found else None
+    found = re.search(r"(?:OS error |os_error_code=')(\d+)", str(error))
+    return int(found[1]) if found else None
 
 
 def reason(error: Exception) -> str:
@@ -94,7 +94,7 @@ def reason(error: Exception) -> str:
     text = " ".join(str(error).partition("[tensorstore_spec=")[0].split())
     text = f"{type(error).__name__}: {text}".rstrip(".")
     number = error_number(error)
-    system = f"{os.strerror(number)}: " if number and os.strerror(number) not in text[:200] else ""
+    system = f"{os.strerror(number)}: " if number and not isinstance(error, OSError) else ""
     return f"{system}{text}" if len(text) <= 400 else f"{system}{text[:400]} ..."
 
 

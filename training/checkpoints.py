@@ -8,11 +8,12 @@ written its part, so a folder whose name is a bare number is whole. Inside, each
 import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -93,8 +94,7 @@ class Checkpoints:
         self._swept = False
         self._about = {ABOUT: dict(about)} if about else {}
         self._waited = self._told = 0.0
-        if os.environ.get(TRACEBACK_VARIABLE, "0") == "0":
-            logging.getLogger("absl").addFilter(_not_of_orbax)
+        _leave_errors_to_one_message()
         # Folders made in the background that cannot be made leave Orbax's threads waiting for minutes, at exit too.
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False, timeout_secs=save_seconds)
         handler = ocp.CompositeCheckpointHandler(
@@ -361,9 +361,23 @@ class Checkpoints:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _not_of_orbax(record: logging.LogRecord) -> bool:
-    """What Orbax logs of a failed save, with its traceback, would come before the one message that says it."""
-    return f"{os.sep}orbax{os.sep}" not in record.pathname
+@cache
+def _leave_errors_to_one_message() -> None:
+    """What Orbax and TensorStore print of a failure, with tracebacks, would come before the message that says it.
+
+    Orbax logs it. Where one of several reads or writes fails, it closes its event loop with the others still under way;
+    each of these finds the loop closed, with a traceback that TensorStore hands to `sys.unraisablehook`.
+    """
+    if os.environ.get(TRACEBACK_VARIABLE, "0") != "0":
+        return
+    logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
+    before = sys.unraisablehook
+
+    def hook(raised: Any) -> None:
+        if not (raised.exc_type is RuntimeError and str(raised.exc_value) == "Event loop is closed"):
+            before(raised)
+
+    sys.unraisablehook = hook
 
 
 def _abstract_checksums(stored: Mapping[str, Any]) -> jax.ShapeDtypeStruct:
@@ -401,6 +415,7 @@ def _compare(folder: Path, arrays: dict[str, Any]) -> None:
 
 def _arrays_in(orbax: ocp.AsyncCheckpointer, folder: Path) -> dict[str, Any]:
     """What a checkpoint holds, without reading it: path -> something with a shape and a dtype."""
+    (folder / "state" / "_METADATA").read_bytes()  # Orbax takes what it may not read for something that is not there
     items = orbax.metadata(folder).item_metadata
     if items is None or items["state"] is None:
         raise OSError("its description is missing")

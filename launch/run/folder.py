@@ -69,6 +69,9 @@ def check_folder(folder: Path) -> None:
             f"The folder {folder} of run.dir cannot be made: it is a link to nothing. Set run.dir to another."
         )
     if folder.exists():
+        for name in PIECES:
+            if (folder / name).exists() and os.statvfs(folder / name).f_flag & os.ST_RDONLY:
+                raise _unusable(folder / name, OSError(errno.EROFS, os.strerror(errno.EROFS)))
         found = [_problem(folder / name, kind) for pieces in (PIECES, BESIDE) for name, kind in pieces.items()]
         problems = [problem for problem in found if problem]
         if problems:

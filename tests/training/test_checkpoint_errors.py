@@ -23,7 +23,8 @@ FOLDER = Path("/runs/one/checkpoints/20")
 
 @pytest.mark.parametrize("number", sorted(NOT_DAMAGE))
 def test_the_machine_is_not_the_files(number):
-    for error in (OSError(number, os.strerror(number)), ValueError(f"reading failed [OS error {number}: x]")):
+    texts = f"failed [OS error {number}: x]", f"failed [tensorstore_spec='..'] [os_error_code='{number}']"
+    for error in (OSError(number, os.strerror(number)), *map(ValueError, texts)):
         meant = unreadable(FOLDER, error)
         if number == errno.ENOMEM and isinstance(error, OSError):
             assert meant is error or isinstance(meant, CheckpointUnavailable)

@@ -6,10 +6,11 @@
 On: the gate for signals, the notes of the watchdog and its thread, the search for slow processes, a comparison of
 copies every 100 steps, the ledger. Off: the loop alone. One compiled step serves both. Turns alternate, and so does who
 goes first in a pair; a figure is the median over pairs, so that what else the machine does falls on both alike.
+Beside the time on the clock stand two figures that hardly depend on that: the seconds of processor of all threads of a
+process, and the time of the guards' own calls in a step, from a loop whose step does nothing.
 """
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -18,9 +19,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 REPLICAS_EVERY = 100
 
@@ -80,7 +82,7 @@ def measure(arguments: argparse.Namespace) -> None:
         turns.run(on=True), turns.run(on=False)  # connections and caches
         pairs = [turns.pair(on_first=number % 2 == 0) for number in range(arguments.pairs)]
         if is_main_process():
-            report(pairs, arguments)
+            report(pairs, turns.calls(), arguments)
 
 
 class Turns:
@@ -98,18 +100,19 @@ class Turns:
         )
         (self.batch,) = batches
 
-    def pair(self, *, on_first: bool) -> tuple[list[float], list[float]]:
-        """Times of the steps of one turn on, and of one off."""
+    def pair(self, *, on_first: bool) -> tuple["Turn", "Turn"]:
+        """One turn on, and one off."""
         if on_first:
             return self.run(on=True), self.run(on=False)
         off = self.run(on=False)
         return self.run(on=True), off
 
-    def run(self, *, on: bool) -> list[float]:
-        """Seconds of each step of a turn."""
+    def run(self, *, on: bool) -> "Turn":
+        """Runs a turn."""
         from spmdkit.training.loop import run_steps
 
-        times = [time.perf_counter()]
+        processor = time.process_time()
+        times: list[float] = []
         start, guards = self.done, self.guards
         batches = [self.batch] * self.steps
         with ExitStack() as stack:
@@ -124,9 +127,45 @@ class Turns:
                     times.append(time.perf_counter())
 
                 options = {"after_step": after, "waited": guards.waited, "may_start": gate.passes}
+            times.append(time.perf_counter())
             self.state = run_steps(step, self.state, batches, start=start, log_every=10, **options)
         self.done += self.steps
-        return [end - begin for begin, end in itertools.pairwise(times)]
+        steps = [end - begin for begin, end in pairwise(times)]
+        return Turn(sum(steps) / len(steps), median(steps), (time.process_time() - processor) / len(steps))
+
+    def calls(self, number: int = 20_000) -> float:
+        """Seconds of the guards' own calls in a step: a loop with them less one without, nothing else in either."""
+        guards, times = self.guards, []
+        for on in (False, True):
+            step: Any = guards.step(nothing) if on else nothing
+            batches = guards.batches(range(number), 0) if on else iter(range(number))
+            after = guards.after_step if on else nothing
+            begin = time.perf_counter()
+            for each in batches:
+                step(each, each)
+                if on:
+                    guards.waited(0.0)
+                after(1, None)  # never a step to compare copies after
+            times.append((time.perf_counter() - begin) / number)
+        return times[1] - times[0]
+
+
+class Turn(NamedTuple):
+    """Seconds of a step in one turn.
+
+    Attributes:
+        mean: on the clock, of all steps.
+        middle: on the clock, of the median step.
+        processor: of processor, all threads of this process.
+    """
+
+    mean: float
+    middle: float
+    processor: float
+
+
+def nothing(*ignored: Any) -> None:
+    """Takes no time."""
 
 
 @contextmanager
@@ -138,26 +177,24 @@ def guarded(guards: Any) -> Iterator[Any]:
         yield gate
 
 
-def report(pairs: list[tuple[list[float], list[float]]], arguments: argparse.Namespace) -> None:
+def report(pairs: list[tuple[Turn, Turn]], calls: float, arguments: argparse.Namespace) -> None:
     """Prints the figures."""
-    on, off = (sorted(sum(turn) / len(turn) for turn in turns) for turns in zip(*pairs, strict=True))
-    ratios = sorted(sum(with_guards) / sum(without) for with_guards, without in pairs)
-    of_steps = [median(with_guards) / median(without) for with_guards, without in pairs]
-    shown = {
+    ratios = {name: sorted(getattr(on, name) / getattr(off, name) for on, off in pairs) for name in Turn._fields}
+    quarter = len(pairs) // 4
+    shown: dict[str, Any] = {
         "processes": arguments.processes,
         "steps of a turn": arguments.steps,
         "pairs": len(pairs),
-        "ms a step, off (median of turns)": round(1000 * median(off), 3),
-        "ms a step, on (median of turns)": round(1000 * median(on), 3),
-        "on / off, whole turns: median": round(median(ratios), 4),
-        "on / off, whole turns: quartiles": [
-            round(ratios[len(ratios) // 4], 4),
-            round(ratios[-1 - len(ratios) // 4], 4),
-        ],
-        "on / off, the median step: median": round(median(of_steps), 4),
+        "ms a step, off": round(1000 * median(off.mean for _, off in pairs), 3),
+        "ms a step, on": round(1000 * median(on.mean for on, _ in pairs), 3),
+        "us a step in the guards' own calls": round(1e6 * calls, 2),
         "load of the machine (1 min)": round(os.getloadavg()[0], 2),
         "cores": os.cpu_count(),
     }
+    for name, found in ratios.items():
+        shown[f"on / off, {name}: median, quartiles"] = [
+            round(each, 4) for each in (median(found), found[quarter], found[-1 - quarter])
+        ]
     print(json.dumps(shown, indent=2), flush=True)
 
 

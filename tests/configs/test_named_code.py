@@ -61,11 +61,11 @@ def test_a_listed_name_is_whole(allow, elsewhere, tmp_path):
 def test_files_beside_the_config_and_in_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "own" / "package").mkdir(parents=True)
-    for path in ("here/mine.py", "own/beside.py", "own/package/__init__.py", "own/package/inner.py"):
+    for path in ("here/mine_here.py", "own/mine_beside.py", "own/package/__init__.py", "own/package/inner.py"):
         (tmp_path / path).write_text("")
     monkeypatch.chdir(tmp_path / "here")
     config = write_config(tmp_path / "own")
-    for name in ("mine", "beside", "package", "package.inner", "there_is_no_such_module"):
+    for name in ("mine_here", "mine_beside", "package", "package.inner", "there_is_no_such_module"):
         load_config(config, [f"model={{name: '{name}:make'}}"])
     (tmp_path / "own" / "upwards.py").symlink_to(tmp_path / "elsewhere.py")
     (tmp_path / "elsewhere.py").write_text("")

@@ -71,19 +71,20 @@ def _examine(job: Job | None, config: Config | None, found: list[Finding], secon
     versions = installed()
     simulated = _simulated(config)
     nodes = {*(job.hosts or job.nodes)} if job else set()
-    several_hosts = len(nodes) > 1 or bool(config and config.launch.nodes > 1 and job)
+    alone = job is None or not job.is_shared
+    to_be_shared = alone and bool(config and config.launch.nodes > 1)  # processes that meet look themselves
     run_dir = Path(config.run.dir if config else ".").absolute()
     local = (job.local_processes if job else None) or 1
     found = [
         *found,
         *software(versions),
         *devices(os.environ, simulated, job, versions),
-        *machine(simulated * local, several_hosts),
-        *folder(run_dir, several_hosts),
+        *machine(simulated * local),
+        *folder(run_dir, to_be_shared),
     ]
-    if job is None or not job.is_shared:
+    if job is None or alone:
         return Compared([found], met=False)
-    found += of_job.coordinator(job, os.environ, several_hosts)
+    found += of_job.coordinator(job, os.environ, len(nodes) > 1)
     on_cpu = simulated > 0 or not has_accelerators()
     return compare(job, found, run_dir, versions, os.environ, on_cpu=on_cpu, seconds=seconds, say=tell)
 

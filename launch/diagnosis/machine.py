@@ -19,19 +19,18 @@ LEAST_SHARED_MEMORY = GIB
 GROUP = Path("/sys/fs/cgroup")
 
 
-def machine(devices: int, several_hosts: bool) -> list[Finding]:
+def machine(devices: int) -> list[Finding]:
     """Looks at the host.
 
     Args:
         devices: Simulated devices of all processes on it; 0 = the CPU only feeds accelerators.
-        several_hosts: Whether the run has others.
     """
     return [
         cores(devices, _cores()),
         memory(_available()),
         *limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_AS)[0]),
         *shared_memory(),
-        host_name(socket.gethostname(), own_ip(), several_hosts),
+        host_name(socket.gethostname(), own_ip()),
         language(),
     ]
 
@@ -94,21 +93,19 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
     return []
 
 
-def host_name(name: str, ip: str, several_hosts: bool) -> Finding:
+def host_name(name: str, ip: str) -> Finding:
     """What the host's own name resolves to: collectives on the CPU listen there.
+
+    Whether others have to reach it is known once the processes of a run have met.
 
     Args:
         name: Of the host.
         ip: What it resolves to; "" = nothing.
-        several_hosts: Whether the run has others.
     """
     if not ip:
         fix = f"add a line with its address and '{name}' to /etc/hosts"
         return Finding("host name", f"{name} does not resolve", "wrong", fix)
     said = f"{name} is {ip}"
-    if is_loopback(ip) and several_hosts:
-        fix = f"in /etc/hosts, give '{name}' the address that the other hosts know it by, in place of {ip}"
-        return Finding("host name", f"{said}, which no other host can reach", "wrong", fix)
     if is_loopback(ip):
         return Finding("host name", f"{said}: enough for one host, not for several")
     return Finding("host name", said)

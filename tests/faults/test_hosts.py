@@ -113,5 +113,5 @@ def test_doctors_of_two_hosts(hosts, tmp_path):
     printed = found[0][1]
     assert "all 2 have met: 1 on host0, 1 on host1" in printed
     assert f"rank 0: port {PORT} is free; listens on {ADDRESSES[0]} alone" in printed
-    assert "rank 1: host1 is 127.0.1.1, which no other host can reach" in printed
+    assert "WRONG host name     Host host1 (rank 1) resolves its own name to 127.0.1.1" in printed
     assert "all 2 processes see the same" in printed

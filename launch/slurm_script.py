@@ -53,7 +53,7 @@ esac
 [ "$code" -eq 0 ] && exit 0
 if [ -n "$rank" ]; then
     echo "rank $rank ended first: ${{first#*: }}. Its last lines, all of them in $logs/rank-$rank.log:"
-    tail -n 20 "$logs/rank-$rank.log"
+    grep -Fv '[Gloo]' "$logs/rank-$rank.log" | tail -n 20
 fi
 """
 """`run` is set before it. The doubled braces are bash's."""

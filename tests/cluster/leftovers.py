@@ -25,4 +25,5 @@ def assert_nothing_left(folder: Path, seconds: float = 15.0) -> None:
     deadline = time.monotonic() + seconds
     while processes_of(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert processes_of(folder) == []
+    left = processes_of(folder)
+    assert not left, "\n".join(left)

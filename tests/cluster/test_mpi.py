@@ -141,14 +141,18 @@ def test_a_signal_to_the_launcher_saves(name, tmp_path):
 
 @pytest.mark.parametrize("whom", ["launcher", "mpirun"])
 def test_nothing_outlives_one_that_is_killed(whom, tmp_path):
+    """Not even processes that are stopped, and so notice nothing."""
     config = faulty_config(tmp_path, train={"steps": 400, "global_batch": 16})
     process = started(config, tmp_path / "run")
-    if whom == "launcher":
-        process.kill()
-    else:
-        (line,) = [line for line in processes_of(tmp_path) if " mpirun " in f" {line} " and "launch" not in line]
-        os.kill(int(line.partition(":")[0]), signal.SIGKILL)
-    printed, _ = process.communicate(timeout=60)
-    assert_nothing_left(tmp_path)
-    if whom == "mpirun":
-        assert process.returncode == 75, printed
+    try:
+        under_way = {line.partition(":")[2].split()[0]: int(line.partition(":")[0]) for line in processes_of(tmp_path)}
+        for line in processes_of(tmp_path):
+            if " spmdkit train " in line and " mpirun " not in line:
+                os.kill(int(line.partition(":")[0]), signal.SIGSTOP)
+        os.kill(process.pid if whom == "launcher" else under_way["mpirun"], signal.SIGKILL)
+        printed, _ = process.communicate(timeout=60)
+        assert_nothing_left(tmp_path)
+        assert process.returncode == (75 if whom == "mpirun" else -signal.SIGKILL), printed
+    finally:
+        for line in processes_of(tmp_path):
+            os.kill(int(line.partition(":")[0]), signal.SIGKILL)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ..configs import Config, load_config
 from ..mesh.coordination import ranks
 from ..mesh.errors import UserError
+from ..mesh.joining.sources import SET_BY_HAND
 from ..training.worker import Job, job_environment
 from .places import Run, not_a_target
 from .remote import client
@@ -105,7 +106,8 @@ def launch(run: Run, target: Hosts) -> int:
             ready = prepare(hosts, wanted, say)
         asked = False
         hosts = replace(hosts, hosts=ready.hosts, spares=ready.spares)
-        starts = [start(run, config, hosts, slot, ready.port, fresh) for slot in slots(hosts)]
+        identity = secrets.token_hex(4)
+        starts = [start(run, config, hosts, slot, ready.port, identity, fresh) for slot in slots(hosts)]
         return Attempt(starts, f"{describe_hosts(hosts)}, coordinator {coordinator(hosts)}:{ready.port}")
 
     return run_attempts(config, attempt, fresh=run.fresh, restarts=run.restarts)
@@ -135,15 +137,16 @@ def slots(hosts: Hosts) -> Iterator[Slot]:
             rank += 1
 
 
-def start(run: Run, config: Config, hosts: Hosts, slot: Slot, port: int, fresh: bool) -> Start:
-    """The process here that stands for one there."""
+def start(run: Run, config: Config, hosts: Hosts, slot: Slot, port: int, identity: str, fresh: bool) -> Start:
+    """The process here that stands for one there; all of an attempt have one identity."""
     silence = max(LEAST_SILENCE, float(config.timeouts.heartbeat))
     job = {
         "do": "run",
         "token": secrets.token_hex(8),
         "command": with_setup(config, command(run, config, slot.host, fresh)),
         "directory": slot.host.directory,
-        "environment": forwarded(hosts) | variables_of(config, hosts, slot, port),
+        "environment": forwarded(hosts) | variables_of(config, hosts, slot, port, identity),
+        "without": sorted(SET_BY_HAND),
         "direct": [coordinator(hosts)],
         "silence": silence,
         "delay": APART_SECONDS * slot.local,
@@ -167,14 +170,20 @@ def with_setup(config: Config, words: list[str]) -> list[str]:
     return ["bash", "-e", "-c", "\n".join([*config.launch.setup, 'exec "$@"']), "bash", *words]
 
 
-def variables_of(config: Config, hosts: Hosts, slot: Slot, port: int | str) -> dict[str, str]:
-    """The environment variables of one process, but for those that are forwarded."""
-    job = Job(f"{coordinator(hosts)}:{port}", hosts.num_processes, slot.rank, hosts.simulate or None)
+def variables_of(config: Config, hosts: Hosts, slot: Slot, port: int | str, identity: str = "") -> dict[str, str]:
+    """The environment variables of one process, but for those that are forwarded.
+
+    A process sees the GPUs that the hosts file gives it. Where it gives none, those of the host are divided among its
+    processes when they join.
+    """
+    job = Job(f"{coordinator(hosts)}:{port}", hosts.num_processes, slot.rank, hosts.simulate or None, identity)
     given = {**config.launch.environment, **{name: str(value) for name, value in hosts.environment.items()}}
     each = hosts.gpus_per_process
     if each:
         gpus = range(slot.local * each, (slot.local + 1) * each)
         given = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **given}
+    else:
+        job = job._replace(local_rank=slot.local, local_processes=slot.host.processes)
     return {**given, **job_environment(job), "PYTHONUNBUFFERED": "1"}
 
 

@@ -137,8 +137,9 @@ def run(job: dict) -> None:
     """Runs a process until it ends or the other side is gone.
 
     Args:
-        job: `command`; `directory`, where it starts; `environment`, laid over this host's; `direct`, hosts that no
-            proxy may stand before; `silence`, seconds without a line after which the other side counts as gone.
+        job: `command`; `directory`, where it starts; `environment`, laid over this host's, of which the variables
+            `without` are left out; `direct`, hosts that no proxy may stand before; `silence`, seconds without a line
+            after which the other side counts as gone.
     """
     guard, tell = start_guard()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):

@@ -79,7 +79,8 @@ class Common:
     processes: Annotated[int, AtLeast(1)] = 1
     """Processes of the run on each host that does not say otherwise."""
     gpus_per_process: Annotated[int, AtLeast(0)] = 0
-    """GPUs that each process sees: the first process of a host the first ones, and so on; 0 = all of the host."""
+    """GPUs that each process sees: the first process of a host the first ones, and so on; 0 = those of a host are
+    divided among its processes."""
     simulate: Annotated[int, AtLeast(0)] = 0
     """CPU devices that each process simulates; 0 = what the config says."""
     python: str = ""

@@ -218,17 +218,17 @@ def _not_shared(answer: Mapping[str, Any], wanted: Wanted) -> Iterator[str]:
 
 
 def _too_few_gpus(host: Host, gpus: int, wanted: Wanted) -> Iterator[str]:
-    """Whether processes would share GPUs. A host that shows none of NVIDIA's may have others."""
+    """Whether there are GPUs for all processes. A host that shows none of NVIDIA's may have others."""
     needed = host.processes * wanted.gpus_per_process
     if 0 < gpus < needed:
         yield (
             f"{host.processes} processes x {wanted.gpus_per_process} GPUs = {needed}, but it has {gpus}. Change "
             "processes or gpus_per_process in the hosts file."
         )
-    elif gpus and host.processes > 1 and not wanted.gpus_per_process and not wanted.simulate:
+    elif not wanted.gpus_per_process and not wanted.simulate and gpus % host.processes:
         yield (
-            f"its {host.processes} processes would each take all of its {gpus} GPUs. Set gpus_per_process in the hosts "
-            f"file, such as {max(1, gpus // host.processes)}, or processes: 1."
+            f"its {gpus} GPUs cannot be divided among {host.processes} processes. Change processes in the hosts file, "
+            "or give each some with gpus_per_process."
         )
 
 

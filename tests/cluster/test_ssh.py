@@ -133,6 +133,23 @@ def test_nothing_is_left_on_any_host(killed, servers, keys, tmp_path):
         assert "spmdkit launch: rank 1 failed first: killed by SIGKILL" in printed
 
 
+def test_a_connection_that_falls_silent_counts_as_lost(servers, keys, tmp_path):
+    """As when a network is cut: nobody is told of anything."""
+    config = write_config(tmp_path, **{**LONG, "train": {"steps": 100_000, "global_batch": 16}})
+    first, second = servers(2)
+    process = launch(config, write_hosts(tmp_path, keys, [first.entry, second.entry]))
+    wait_for_step(tmp_path, 3, process)
+    worker, session = second.pid_of("-m spmdkit train"), victim("session", process, second)
+    os.kill(session, signal.SIGSTOP)
+    try:
+        printed, _ = process.communicate(timeout=120)
+        assert process.returncode == 75, printed
+        assert "error: the connection to host 127.0.0.2 was lost (ssh: Timeout, server 127.0.0.2 not " in printed
+        assert_all_gone([worker], seconds=60)
+    finally:
+        os.kill(session, signal.SIGKILL)
+
+
 def victim(killed: str, process: subprocess.Popen, server: Server) -> int:
     """The process to kill; of those that there is one of for each rank, that of rank 1."""
     if killed == "launcher":

@@ -46,14 +46,16 @@ def test_a_dry_run_shows_every_process(folder, capsys):
     assert lines[0::2] == ["# rank 0 on me@one", "# rank 1 on me@one", "# rank 2 on two"]
     words = shlex.split(lines[5])
     assert words[:2] == ["cd", "~/data"]
-    assert words[3:8] == [
+    assert words[3:10] == [
         "NCCL_SOCKET_IFNAME=eth0",
         "SPMDKIT_JOB_ADDRESSES=10.0.0.1:PORT",
         "SPMDKIT_NUM_PROCESSES=3",
         "SPMDKIT_PROCESS_ID=2",
         "SPMDKIT_SIMULATE=2",
+        "SPMDKIT_LOCAL_RANK=0",
+        "SPMDKIT_LOCAL_PROCESSES=1",
     ]
-    assert words[9:] == ["~/venv/bin/python", "-P", "-m", "spmdkit", "train", "tiny.yaml", "train.steps=3"]
+    assert words[11:] == ["~/venv/bin/python", "-P", "-m", "spmdkit", "train", "tiny.yaml", "train.steps=3"]
     assert lines[1].startswith(f"cd {folder} && ")
     assert not (folder / "run").exists()
 
@@ -72,11 +74,12 @@ def test_a_client_gets_the_job_by_its_environment(folder, monkeypatch):
     hosts = read(folder, HOSTS + "forward: [HF_TOKEN]\n")
     config = ssh.load(Run("tiny.yaml"), hosts)
     hosts = ssh.complete(hosts, config)
-    starts = [ssh.start(Run("tiny.yaml"), config, hosts, slot, 4000, True) for slot in ssh.slots(hosts)]
+    starts = [ssh.start(Run("tiny.yaml"), config, hosts, slot, 4000, "attempt", True) for slot in ssh.slots(hosts)]
     assert [start.command[:3] for start in starts] == [[sys.executable, "-I", "-S"]] * 3
     assert [start.command[4:6] for start in starts] == [["me@one", "ssh"]] * 2 + [["two", "ssh"]]
     jobs = [job_of(start) for start in starts]
     assert [job["environment"]["SPMDKIT_PROCESS_ID"] for job in jobs] == ["0", "1", "2"]
+    assert {job["environment"]["SPMDKIT_JOB_ID"] for job in jobs} == {"attempt"}
     assert {job["environment"]["SPMDKIT_JOB_ADDRESSES"] for job in jobs} == {"10.0.0.1:4000"}
     assert jobs[0]["environment"]["HF_TOKEN"] == "secret"
     assert jobs[0]["command"][1:] == ["-P", "-m", "spmdkit", "train", "tiny.yaml", "--fresh"]
@@ -96,8 +99,18 @@ def test_lines_of_setup_come_first(folder):
 def test_gpus_are_shared_out(folder):
     hosts = read(folder, "hosts: [one, two]\nprocesses: 2\ngpus_per_process: 2\n")
     config = load_config("tiny.yaml", ["run.simulate=6"])
-    found = [ssh.variables_of(config, hosts, slot, 1)["CUDA_VISIBLE_DEVICES"] for slot in ssh.slots(hosts)]
-    assert found == ["0,1", "2,3", "0,1", "2,3"]
+    found = [ssh.variables_of(config, hosts, slot, 1) for slot in ssh.slots(hosts)]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["0,1", "2,3", "0,1", "2,3"]
+    assert not any("SPMDKIT_LOCAL_RANK" in each for each in found), "what it sees would be divided once more"
+
+
+def test_gpus_that_nobody_gave_are_divided_when_processes_join(folder):
+    hosts = read(folder, "hosts: [one, two]\nprocesses: 2\n")
+    config = load_config("tiny.yaml", ["run.simulate=6"])
+    found = [ssh.variables_of(config, hosts, slot, 1) for slot in ssh.slots(hosts)]
+    assert [each["SPMDKIT_LOCAL_RANK"] for each in found] == ["0", "1", "0", "1"]
+    assert {each["SPMDKIT_LOCAL_PROCESSES"] for each in found} == {"2"}
+    assert not any("CUDA_VISIBLE_DEVICES" in each for each in found)
 
 
 def test_one_host_needs_no_address_of_its_own(folder):

@@ -90,7 +90,8 @@ def test_the_environment_is_the_hosts_with_ours_over_it(monkeypatch):
     monkeypatch.setenv("LANG", "C")
     monkeypatch.setenv("https_proxy", "http://proxy")
     monkeypatch.setenv("no_proxy", "example.org")
-    found = environment({"environment": {"LANG": "C.UTF-8"}, "direct": ["gpu1"]})
+    given = {"environment": {"LANG": "C.UTF-8"}, "without": ["SPMDKIT_PROCESS_ID"], "direct": ["gpu1"]}
+    found = environment(given)
     assert "SPMDKIT_PROCESS_ID" not in found
     assert (found["LANG"], found["NO_PROXY"]) == ("C.UTF-8", "example.org,gpu1")
 

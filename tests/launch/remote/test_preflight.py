@@ -78,8 +78,9 @@ def test_gpus():
     assert "2 processes x 4 GPUs = 8, but it has 4." in told(good(gpus=4), gpus_per_process=4)
     assert told(good(gpus=8), gpus_per_process=4) == ""
     assert told(good(gpus=0), gpus_per_process=4) == "", "they may be of another maker"
-    assert "its 2 processes would each take all of its 4 GPUs. Set gpus_per_process" in told(good(gpus=4))
-    assert told(good(gpus=4), simulate=True) == ""
+    assert told(good(gpus=4)) == ""
+    assert "its 5 GPUs cannot be divided among 2 processes." in told(good(gpus=5))
+    assert told(good(gpus=5), simulate=True) == ""
 
 
 def test_the_coordinators_address():

@@ -32,6 +32,7 @@ import jax
 
 from ..mesh.compat import coordination_client
 from ..mesh.coordination import PREFIX, ranks
+from .answering import Answering
 from .exits import TRY_AGAIN
 from .stragglers import Stragglers, Work
 from .times import Times
@@ -40,6 +41,8 @@ FOLDER = f"{PREFIX}progress/"
 STACKS = f"{PREFIX}stacks/"
 """Where a process says that all shall dump their stacks."""
 PUBLISH_SECONDS = 1.0
+ANSWER_SECONDS = 2.0
+"""How long process 0, which keeps the notes of all, may take to answer."""
 LISTEN_SECONDS = 3.0
 """How long to listen for the others: a process that publishes nothing in that time cannot run Python."""
 DUMP_AFTER_SECONDS = 5.0
@@ -146,6 +149,8 @@ class Watchdog:
 
     def _watch(self, end: threading.Event) -> None:
         client = coordination_client()
+        if client is not None:
+            client = Answering(client, ANSWER_SECONDS)  # it waits for process 0, which may be what is stopped
         while not end.wait(PUBLISH_SECONDS):
             now = self._now()
             self._set_timer(now)
@@ -191,21 +196,28 @@ class Watchdog:
 
     def _end_run(self, client: Any, now: Note) -> None:
         """Ends the run, unless another process holds it up in a phase that may take longer."""
-        notes, silent = [now], []
-        if client is not None:
-            if self._is_held_up_in_time(client, now):
-                return
-            with suppress(Exception):
-                client.key_value_set(f"{STACKS}{jax.process_index()}", "", allow_overwrite=True)
-            notes, silent = self._listen(client)
-            again = self._now()
-            if again is None or not self._deadlines.passed(again):
-                return
+        said = verdict([now], [], *self._deadlines.of(now)) if client is None else self._what_is_known(client, now)
+        again = self._now()
+        if not said or again is None or not self._deadlines.passed(again):
+            return
         faulthandler.cancel_dump_traceback_later()
         self._dump()
-        seconds, key = self._deadlines.of(now)
-        print(f"error: {verdict(notes, silent, seconds, key)}", file=sys.stderr, flush=True)
+        print(f"error: {said}", file=sys.stderr, flush=True)
         os._exit(TRY_AGAIN)
+
+    def _what_is_known(self, client: Any, now: Note) -> str:
+        """Says who holds the run up, as the notes of all tell; "" where it is in time."""
+        deadline = time.monotonic() + LISTEN_SECONDS
+        while True:
+            try:
+                if self._is_held_up_in_time(client, now):
+                    return ""
+                client.key_value_set(f"{STACKS}{jax.process_index()}", "", allow_overwrite=True)
+                return verdict(*self._listen(client), *self._deadlines.of(now))
+            except Exception:
+                if time.monotonic() > deadline:
+                    return without_service(now, jax.process_index(), *self._deadlines.of(now))
+                time.sleep(PUBLISH_SECONDS / 2)
 
     def _is_held_up_in_time(self, client: Any, now: Note) -> bool:
         """Whether a process that is behind has a longer deadline for what it does, and keeps it."""
@@ -274,6 +286,21 @@ def verdict(notes: Sequence[Note | None], silent: Sequence[int], seconds: float,
     if len(behind) == len(notes):
         return f"{said}: all ranks are at {notes[0]}: see the stacks in their logs. {again}"
     return f"{said}: {ranks(behind)} at {notes[behind[0]]}. {_others(notes, behind)} {again}"
+
+
+def without_service(now: Note, rank: int, seconds: float, key: str) -> str:
+    """Says that process 0, which keeps the notes of all, does not answer.
+
+    Args:
+        now: What this process does.
+        rank: This process.
+        seconds: The longest that this may take.
+        key: The key of the config that says so.
+    """
+    return (
+        f"No progress for more than {seconds:.0f} s ({key}): rank 0 does not answer: it is stopped, or its host cannot "
+        f"be reached. Rank {rank} waits at {now}. The same command goes on from the newest checkpoint."
+    )
 
 
 def _place(note: Note) -> tuple[int, int]:

@@ -22,9 +22,10 @@ from ...training.lost_peers import tells_of_lost_peer, without_heartbeat
 from .output import last_words
 
 MOST_SIGNALS = 64
+RANKS = r"([Rr]anks? [\d, and to]*\d)"
 WITNESS = re.compile(
-    r"(?:No progress for more than [^:]*: |^error: )(ranks? [\d, and to]*\d)"
-    r"(?: at | before its first step| did not come to )",
+    rf"No progress for more than [^:]*: {RANKS}(?: at | before its first step| does not answer)"
+    rf"|^error: {RANKS}(?: on [^;]*| \([^)]*\))? did not come ",
     re.MULTILINE,
 )
 ALL_OF_THEM = 10_000
@@ -136,7 +137,7 @@ def _words(end: Exit, tail: Sequence[str]) -> str:
 def _named(text: str) -> list[int]:
     """The ranks that a witness names: as the watchdog says it, the meeting of processes, or JAX's service."""
     found = WITNESS.search(text)
-    return _ranks(found.group(1)) if found else without_heartbeat(text)
+    return _ranks(found.group(1) or found.group(2)) if found else without_heartbeat(text)
 
 
 def _ranks(text: str) -> list[int]:

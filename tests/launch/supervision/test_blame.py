@@ -2,7 +2,7 @@
 
 import pytest
 from spmdkit.launch.supervision.blame import Exit, ending, find_cause
-from spmdkit.training.watchdog import Note, verdict
+from spmdkit.training.watchdog import Note, verdict, without_service
 
 GLOO = ["Traceback (most recent call last):", "jax.errors.JaxRuntimeError: INTERNAL: Gloo all-reduce failed: closed"]
 LOST = ["error: This process has lost another one of its run: JaxRuntimeError: Gloo AllGather failed: closed by peer"]
@@ -44,11 +44,21 @@ def test_the_first_exit_that_is_its_own(exits, tails, rank, code):
         (told(Note(7, "step", 4), Note(6, "data", 4)), 1),
         (told(Note(7, "step", 4), Note(7, "step", 1), silent=[1]), 1),
         (told(Note(7, "step", 4), None, silent=[1]), 1),
+        (
+            [
+                f"error: {without_service(Note(7, 'step', 4), 0, 3.0, 'timeouts.step')}".replace(
+                    "rank 0 does", "rank 1 does"
+                )
+            ],
+            1,
+        ),
+        (["error: Rank 1 on node-b did not come within 20 s (timeouts.rendezvous); 1 of 2 processes did."], 1),
+        (["error: Ranks 1, 2 and 3 (nothing came from b) did not come within 20 s (timeouts.rendezvous);"], 1),
         (["error: rank 1 did not come to 'config' within 20 s (timeouts.rendezvous); 1 of 2 processes did."], 1),
     ],
 )
 def test_whom_a_witness_names(said, rank):
-    cause = find_cause([Exit(0, 75), Exit(1, -9, stopped=True)], [said, []])
+    cause = find_cause([Exit(0, 75), Exit(1, -9, stopped=True)], [said, [], [], []])
     assert cause is not None
     assert (cause.rank, cause.exit_code, cause.witness) == (rank, 75, 0)
     assert "rank 0 tells" in cause.how

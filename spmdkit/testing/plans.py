@@ -12,6 +12,10 @@ Draw = random.Random
 """Where the random choices come from."""
 
 
+SPARED = 2
+"""Checkpoints of which none is damaged: before the third is begun, only the first is complete for sure."""
+
+
 class Place(NamedTuple):
     """Where a fault is to be injected.
 
@@ -41,8 +45,8 @@ def _damaged(how: str) -> Callable[[Place], list[Fault]]:
     """The newest checkpoint is damaged, and the process that has it in memory is killed."""
 
     def faults(place: Place) -> list[Fault]:
-        damaged = Fault(kind="damage", how=how, rank=0, step=place.step)
-        return [damaged, Fault(kind="kill", rank=0, step=place.step)]
+        damaged = Fault(kind="damage", how=how, rank=0, phase="save", step=place.saved)
+        return [damaged, Fault(kind="kill", rank=0, phase="save", step=place.saved)]
 
     return faults
 
@@ -120,7 +124,10 @@ def plan(seed: int, *, steps: int, processes: int, every: float, save_every: int
             return found
         if not names:
             names = draw.sample(list(KINDS), len(KINDS))
-        name, number = names.pop(), int(step) + 1
+        number = int(step) + 1
+        while names[-1].startswith("checkpoint") and number <= SPARED * save_every:
+            names.insert(0, names.pop())  # there has to be one before it, which is complete
+        name = names.pop()
         saved, evaluated = (_next(number, each, steps) for each in (save_every, eval_every))
         found.append(Planned(name, KINDS[name](Place(draw.randrange(processes), number, saved, evaluated))))
 

@@ -21,3 +21,10 @@ def test_faults_of_a_save_are_at_steps_that_are_saved():
     assert all(fault.step % 5 == 0 for fault in faults if fault.phase.startswith("save"))
     assert all(fault.step % 10 == 0 for fault in faults if fault.phase == "evaluation")
     assert all(fault.step is None for fault in faults if fault.phase == "restore")
+
+
+def test_the_only_checkpoint_is_not_damaged():
+    for seed in range(20):
+        damaged = [fault for each in plan(seed, **OPTIONS) for fault in each.faults if fault.kind == "damage"]
+        assert damaged
+        assert min(fault.step for fault in damaged) > 2 * OPTIONS["save_every"]

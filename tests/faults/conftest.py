@@ -4,3 +4,23 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
+
+import pytest  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """The folder of a run that nothing happened to, by its number of processes; each is trained once."""
+    from matrix import UnderFaults
+
+    trained = {}
+
+    def folder(processes: int):
+        if processes not in trained:
+            run = UnderFaults(tmp_path_factory.mktemp(f"undisturbed-{processes}"), [], processes)
+            ended = run.launch()
+            assert ended.code == 0, ended.stderr
+            trained[processes] = run.folder
+        return trained[processes]
+
+    return folder

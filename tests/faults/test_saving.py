@@ -33,7 +33,7 @@ def test_killed(phase, rank, processes, undisturbed, tmp_path):
 
 @pytest.mark.parametrize("how", ["flip", "truncate", "remove", "metadata", "empty"])
 def test_damaged_while_it_trains(how, undisturbed, tmp_path):
-    """Rows 11 and 12 in two processes: the newest is damaged, then a process dies; both go back one more.
+    """Rows 11 and 12 in two processes: the newest is damaged, one of them dies; both go back one more.
 
     When the fourth save begins, the second is complete for sure, the third maybe.
     """

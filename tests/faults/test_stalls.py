@@ -40,7 +40,7 @@ def test_one_that_hangs(kind, rank, phase, step, undisturbed, tmp_path):
 
 @pytest.mark.parametrize("phase", ["evaluation", "save"])
 def test_where_all_are_at_the_same_place(phase, undisturbed, tmp_path):
-    """All are in the evaluation, or the save, of one step: the phase is named, and the stacks say who is not waiting."""
+    """All are in the evaluation, or the save, of one step: the phase is named; stacks say who does not wait."""
     run = UnderFaults(tmp_path, [Fault(kind="hang", rank=1, phase=phase, step=8)], timeouts=TIMEOUTS)
     ended = run.launch(restarts=2)
     assert ended.code == 0, ended.stderr

@@ -6,8 +6,8 @@
 On: the gate for signals, the notes of the watchdog and its thread, the search for slow processes, a comparison of
 copies every 100 steps, the ledger. Off: the loop alone. One compiled step serves both. Turns alternate, and so does who
 goes first in a pair; a figure is the median over pairs, so that what else the machine does falls on both alike.
-Beside the time on the clock stand two figures that hardly depend on that: the seconds of processor of all threads of a
-process, and the time of the guards' own calls in a step, from a loop whose step does nothing.
+Beside the time on the clock stand figures that depend less on that: the seconds of processor of all threads of a
+process; the time of the guards' own calls in a step, from a loop whose step does nothing; and that of one comparison.
 """
 
 import argparse
@@ -81,8 +81,9 @@ def measure(arguments: argparse.Namespace) -> None:
         turns = Turns(built, guards, arguments.steps)
         turns.run(on=True), turns.run(on=False)  # connections and caches
         pairs = [turns.pair(on_first=number % 2 == 0) for number in range(arguments.pairs)]
+        comparison = turns.comparison()
         if is_main_process():
-            report(pairs, turns.calls(), arguments)
+            report(pairs, turns.calls(), comparison, arguments)
 
 
 class Turns:
@@ -133,6 +134,17 @@ class Turns:
         steps = [end - begin for begin, end in pairwise(times)]
         return Turn(sum(steps) / len(steps), median(steps), (time.process_time() - processor) / len(steps))
 
+    def comparison(self, number: int = 30) -> float:
+        """Seconds of one comparison of copies that is waited for; the median of some."""
+        from spmdkit.training.replicas import ReplicaCheck
+
+        check, times = ReplicaCheck(self.built.step.abstract_state()), []
+        for _ in range(number + 1):
+            begin = time.perf_counter()
+            assert check.differences(check.begin(self.state)) == []
+            times.append(time.perf_counter() - begin)
+        return median(times[1:])
+
     def calls(self, number: int = 20_000) -> float:
         """Seconds of the guards' own calls in a step: a loop with them less one without, nothing else in either."""
         guards, times = self.guards, []
@@ -177,17 +189,20 @@ def guarded(guards: Any) -> Iterator[Any]:
         yield gate
 
 
-def report(pairs: list[tuple[Turn, Turn]], calls: float, arguments: argparse.Namespace) -> None:
+def report(pairs: list[tuple[Turn, Turn]], calls: float, comparison: float, arguments: argparse.Namespace) -> None:
     """Prints the figures."""
+    off = median(off.mean for _, off in pairs)
     ratios = {name: sorted(getattr(on, name) / getattr(off, name) for on, off in pairs) for name in Turn._fields}
     quarter = len(pairs) // 4
     shown: dict[str, Any] = {
         "processes": arguments.processes,
         "steps of a turn": arguments.steps,
         "pairs": len(pairs),
-        "ms a step, off": round(1000 * median(off.mean for _, off in pairs), 3),
+        "ms a step, off": round(1000 * off, 3),
         "ms a step, on": round(1000 * median(on.mean for on, _ in pairs), 3),
         "us a step in the guards' own calls": round(1e6 * calls, 2),
+        "ms of a comparison of copies": round(1000 * comparison, 3),
+        "calls and comparisons in a step of 20 ms": f"{100 * (calls + comparison / REPLICAS_EVERY) / 0.02:.2f} %",
         "load of the machine (1 min)": round(os.getloadavg()[0], 2),
         "cores": os.cpu_count(),
     }

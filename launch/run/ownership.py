@@ -185,12 +185,12 @@ class _Look(NamedTuple):
 
 def _look(path: Path) -> _Look | None:
     try:
-        changed, text = path.stat().st_mtime_ns, path.read_text(encoding="utf-8")
+        changed, text = path.stat().st_mtime_ns, path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     try:
         return _Look(_as_owner(json.loads(text)), changed)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return _Look(None, changed)
 
 

@@ -108,7 +108,7 @@ def read_provenance(folder: Path) -> Provenance | None:
         return Provenance(**{**fields, "model": model, "optimizer": optimizer})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{path} is damaged: {type(error).__name__}: {error}. Put it back, or remove it: this run then goes on "
             "without comparing its data and its model with what they were."

@@ -22,6 +22,8 @@ FIXED = ("model", "data", "optimizer.name", "run.seed", "train.global_batch", "p
 """What a run cannot change halfway: it would no longer be the run its checkpoints and losses are from."""
 FREE = ("data.prefetch", "data.threads", "model.check")
 """Keys under FIXED that change nothing in the numbers."""
+MOST_TOLD = 6
+"""Keys that a config.yaml lacks, in a message."""
 REMEDY = "or start anew: with another run.dir, or with --fresh, which moves this run aside."
 
 
@@ -184,15 +186,19 @@ def _is_record(record: dict[str, Any]) -> bool:
 
 
 def _check_same_run(folder: Path, before: Any, now: dict[str, Any]) -> None:
-    changed = [
-        f"{key}: {_get(before, key)!r} then, {_get(now, key)!r} now"
-        for key in sorted({*_leaves(before), *_leaves(now)})
-        if _is_fixed(key) and _get(before, key) != _get(now, key)
-    ]
+    keys = [key for key in sorted({*_leaves(before), *_leaves(now)}) if _is_fixed(key)]
+    changed = [key for key in keys if _get(before, key) != _get(now, key)]
+    silent = [key for key in changed if key not in _leaves(before)]
+    lines = [f"{key}: {_get(before, key)!r} then, {_get(now, key)!r} now" for key in changed if key not in silent]
+    if silent:
+        listed = f"{', '.join(silent[:MOST_TOLD])}{' and more' if len(silent) > MOST_TOLD else ''}"
+        path = folder / "config.yaml"
+        why = "it was cut, or another version wrote it" if path.exists() else "there is none"
+        lines.append(f"{path} does not say {listed}: {why}")
     if changed:
         raise UserError(
             f"{folder} holds a run that differs from this one in what a run cannot change halfway:\n"
-            + "\n".join(f"  {line}" for line in changed)
+            + "\n".join(f"  {line}" for line in lines)
             + f"\nSet these back to go on with it, {REMEDY}"
         )
 

@@ -61,6 +61,7 @@ def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: b
     check_folder(logs.parent.absolute())
     refuse_if_in_use(logs.parent.absolute())
     missing = [each for each in (logs, *logs.absolute().parents) if not each.exists()]
+    before = _written(logs.parent)
     make_folder(logs)
     tries = Restarts(logs.parent / "checkpoints", restarts)
     while True:
@@ -72,7 +73,7 @@ def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: b
         else:
             say(f"{text}, output in {logs}")
             outcome = read(run_processes(starts, logs, stop=config.timeouts.stop))
-            removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs)
+            removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs, before)
             for line in summary(outcome, None if removed else logs):
                 say(line)
         fresh = fresh and not (logs.parent / "checkpoints").exists()
@@ -84,17 +85,18 @@ def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: b
         time.sleep(decided.seconds)
 
 
-def remove_new(made: Sequence[Path], logs: Path) -> bool:
+def remove_new(made: Sequence[Path], logs: Path, before: int | None = None) -> bool:
     """Removes the logs of a mistake, and the folders made for them: a command that cannot work leaves no trace.
 
     Args:
         made: The folders that were not there before, the innermost first.
         logs: The folder of the logs.
+        before: When config.yaml beside them had been written; None = there was none.
 
     Returns:
         Whether the logs are gone; they stay where there were some before, or the run has started.
     """
-    if logs not in made or (logs.parent / "config.yaml").exists():
+    if logs not in made or _written(logs.parent) != before:
         return False
     shutil.rmtree(logs)
     for folder in made[1:]:
@@ -102,6 +104,14 @@ def remove_new(made: Sequence[Path], logs: Path) -> bool:
             break
         folder.rmdir()
     return True
+
+
+def _written(folder: Path) -> int | None:
+    """When the config.yaml of a run was written."""
+    try:
+        return (folder / "config.yaml").stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def say(line: str) -> None:

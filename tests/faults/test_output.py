@@ -1,0 +1,233 @@
+"""Output that nobody takes, that has no end, or that is no text: the run goes on, and the machine bears it."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from left import wait_for, wait_until_none_of
+from runs import command, environment, losses, spmdkit, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.multiprocess]
+STEPS = 12
+LOUD = """
+import os, sys
+from spmdkit.data import open_splits
+from spmdkit.data.config import DataConfig
+
+TEXT = os.environ.get("LOUD", "loud ").encode().decode("unicode_escape")
+TIMES = int(os.environ.get("LOUD_TIMES", "1"))
+
+class Loud:
+    def __init__(self, source):
+        self.source = source
+    def __len__(self):
+        return len(self.source)
+    def __getitem__(self, index):
+        return self.source[index]
+    def take(self, indices):
+        sys.stdout.write(TEXT * TIMES + "\\n")
+        sys.stdout.flush()
+        return self.source.take(indices)
+
+def rows(config):
+    found = open_splits(DataConfig(source="synthetic"))
+    return found._replace(train=Loud(found.train))
+"""
+"""A source of data that prints before each batch."""
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    (tmp_path / "loud.py").write_text(LOUD)
+    return write_config(tmp_path, data={"source": "loud:rows"}, eval={"every": 0, "batches": 1})
+
+
+def launch(config: Path) -> list[str]:
+    return command("launch", config, "--on", "local:2x4")
+
+
+def shell(line: str, config: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a line of bash in which "$@" launches the run."""
+    words = ["bash", "-c", f"set -o pipefail; {line}", "bash", *launch(config)]
+    return subprocess.run(words, env=environment(**variables), capture_output=True, text=True, timeout=280)
+
+
+def assert_whole(config: Path) -> None:
+    assert list(losses(config.parent / "run")) == list(range(1, STEPS + 1))
+    assert (config.parent / "run" / "report.html").exists()
+    assert wait_until_none_of(config) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('"$@" | head -2', ""),
+        ('"$@" >&-', ""),
+        ('"$@" >&- 2>&- <&-', ""),
+        ('"$@" > /dev/full', "warning: the standard output: No space left on device; from here on nothing is printed"),
+        ('"$@" > /dev/full 2>&1', ""),
+        ('setsid -w nohup "$@" | cat', ""),
+    ],
+)
+def test_an_output_that_takes_nothing(line, said, config):
+    ended = shell(line, config)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count(said or "warning: ") == (1 if said else 0)
+    assert "Traceback" not in ended.stderr
+    assert_whole(config)
+
+
+def test_train_alone_outlives_its_output(tmp_path):
+    config = write_config(tmp_path)
+    ended = subprocess.run(
+        ["bash", "-c", '"$@" > /dev/full', "bash", *command("train", config)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("warning: the standard output: No space left on device") == 1
+    assert_whole(config)
+
+
+def test_a_reader_that_stands_still_does_not_stop_the_run(config):
+    """Far more is printed than pipes hold; it is read only once the run is over."""
+    process = subprocess.Popen(
+        launch(config),
+        env=environment(LOUD="x" * 1000 + "\\n", LOUD_TIMES="2000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_for(lambda: (config.parent / "run" / "report.html").exists() or process.poll() is not None, 200)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err.decode()
+    assert re.search(rb"spmdkit launch: [\d,]+ lines are left out here, this output is slower", out)
+    assert_whole(config)
+    log = (config.parent / "run" / "logs" / "rank-0.log").read_bytes()
+    assert log.count(b"x" * 1000) >= STEPS * 2000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_logs_on_a_full_disk(config):
+    logs = config.parent / "run" / "logs"
+    logs.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(logs)], check=True)
+    try:
+        ended = spmdkit(*launch(config)[3:], LOUD_TIMES="2000")
+        assert ended.returncode == 0, ended.stderr
+        said = re.findall(r"spmdkit launch: (.*/rank-\d\.log) cannot be written: No space left on device", ended.stderr)
+        assert sorted(said) == [str(logs / f"rank-{rank}.log") for rank in range(2)]
+        assert ended.stdout.count("loud loud") >= STEPS
+        assert sum(path.stat().st_size for path in logs.iterdir()) <= 16384
+    finally:
+        subprocess.run(["umount", str(logs)], check=True)
+    assert_whole(config)
+
+
+# On a terminal
+
+
+def on_a_terminal(words: list[str], **variables: str) -> tuple[int, int]:
+    """Starts a command on a terminal of its own; gives its process and the other end."""
+    pid, master = pty.fork()
+    if not pid:
+        try:
+            os.execvpe(words[0], words, environment(TERM="xterm", **variables))
+        finally:
+            os._exit(127)
+    return pid, master
+
+
+def read_all(master: int, seconds: float = 240) -> bytes:
+    found, deadline = b"", time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not select.select([master], [], [], 1)[0]:
+            continue
+        try:
+            data = os.read(master, 65536)
+        except OSError:  # the last process has closed it
+            return found
+        if not data:
+            return found
+        found += data
+    raise AssertionError(f"no end after {seconds} s: {found[-2000:]!r}")
+
+
+def test_what_workers_print_cannot_change_the_terminal(config):
+    words = "\\x1b[2J\\x1b]0;title\\x07\\x1b[31mred\\x1b[0m\\x00\\x9b2J"
+    pid, master = on_a_terminal(launch(config), LOUD=words)
+    shown = read_all(master).decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
+    assert "\\x1b[2J\\x1b]0;title\\x07\x1b[31mred\x1b[0m" in shown
+    rest = re.sub(r"\x1b\[[0-9;:]*m", "", shown)
+    assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", rest)
+    assert words.encode().decode("unicode_escape").encode() in (config.parent / "run/logs/rank-0.log").read_bytes()
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_goes_away(nohup, tmp_path):
+    options = {
+        "train": {"steps": 400, "global_batch": 16},
+        "checkpoint": {"every": 0},
+        "eval": {"every": 0, "batches": 1},
+    }
+    config = write_config(tmp_path, **options)
+    words = launch(config)
+    # nohup would send the output to a file where it is a terminal
+    words = ["bash", "-c", "trap '' HUP; exec \"$@\"", "bash", *words] if nohup else words
+    pid, master = on_a_terminal(words)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 5)
+    os.close(master)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert code == (0 if nohup else 75), log
+    assert ("Stopped by SIGHUP to rank" in log) is not nohup
+    steps = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert steps == [400] if nohup else 5 < steps[0] < 400
+    assert wait_until_none_of(config) == []
+
+
+# Much of it
+
+FLOOD = """
+import json, os, resource, sys, time
+from pathlib import Path
+from spmdkit.launch.supervision.processes import Start, run_processes
+program = '''
+import os
+data = (b"x" * 99 + b"\\\\n") * 10000 if %(lines)r else os.urandom(1_000_000).replace(b"\\\\n", b" ")
+for _ in range(%(megabytes)d):
+    left = memoryview(data)
+    while left:
+        left = left[os.write(1, left):]
+'''
+begin = time.monotonic()
+outcome = run_processes([Start([sys.executable, "-c", program], dict(os.environ))], Path(sys.argv[1]))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps([outcome.exit_code, peak, time.monotonic() - begin]), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("lines", [True, False], ids=["lines", "one endless binary line"])
+def test_a_flood_fills_no_memory(lines, tmp_path):
+    megabytes = 200
+    code = FLOOD % {"lines": lines, "megabytes": megabytes}
+    with (tmp_path / "shown").open("wb") as shown:
+        ended = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], stdout=shown, stderr=subprocess.PIPE, text=True, timeout=280
+        )
+    exit_code, peak, seconds = json.loads(ended.stderr.splitlines()[-1])
+    assert exit_code == 0
+    assert peak < 250_000, f"{peak} KiB"  # Python and its modules are 30,000 of them
+    assert (tmp_path / "rank-0.log").stat().st_size > megabytes * 10**6
+    print(f"{megabytes / seconds:.0f} MB/s")
+    assert megabytes / seconds > 1000 / 60, "1 GB in a minute"

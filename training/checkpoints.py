@@ -140,6 +140,8 @@ class Checkpoints:
         if is_main_process() and not self._swept:
             self._remove_unfinished()
         self._swept = True
+        if is_main_process():
+            self._watch(partial(self._keep_foreign, step))
         stored = _stored(state)
         arrays = ocp.args.StandardSave({**stored, CHECKSUMS: checksums(stored)})  # pyright: ignore[reportCallIssue]
         target = self._directory / str(step)
@@ -354,6 +356,11 @@ class Checkpoints:
         kept = [step for step in steps if step <= saved][-self._keep :]
         for leaving in set_aside(self._directory, map(str, sorted({*steps} - {*kept})), REMOVED):
             self._remover.submit(shutil.rmtree, leaving, ignore_errors=True)
+
+    def _keep_foreign(self, step: int) -> None:
+        """Renames what has the name of a checkpoint and is none, such as a file: Orbax would replace it."""
+        if os.path.lexists(self._directory / str(step)) and step not in self.steps():
+            set_aside(self._directory, [str(step)], DAMAGED)
 
     def _remove_unfinished(self) -> None:
         for pattern in (f"*{UNFINISHED}*", f"{REMOVED}*"):

@@ -22,6 +22,7 @@ from ...configs.write import as_plain
 from ...mesh.compat import coordination_client
 from ...mesh.coordination import differences, exchange
 from ...mesh.errors import UserError
+from ...mesh.processes import is_main_process, tell
 from .build import Built
 from .provenance import Provenance
 from .shared import wait_until_all_know
@@ -76,7 +77,8 @@ def agree_on_start(built: Built, made_of: Provenance) -> None:
 
 
 def _agree(name: str, found: Mapping[str, str], seconds: float) -> None:
-    texts = exchange(name, json.dumps(found), seconds=seconds)
+    say = tell if is_main_process() else (lambda line: None)
+    texts = exchange(name, json.dumps(found), seconds=seconds, say=say)
     if len(set(texts)) == 1:
         return
     told = [json.loads(text) for text in texts]

@@ -97,8 +97,10 @@ class Checkpoints:
         _leave_errors_to_one_message()
         # Folders made in the background that cannot be made leave Orbax's threads waiting for minutes, at exit too.
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False, timeout_secs=save_seconds)
+        # Floats hardly become smaller by compression, which takes more processor time than all else of a save together.
         handler = ocp.CompositeCheckpointHandler(
-            composite_options=ocp.CompositeOptions(async_options=at_once), state=ocp.StandardCheckpointHandler()
+            composite_options=ocp.CompositeOptions(async_options=at_once),
+            state=ocp.PyTreeCheckpointHandler(use_compression=False),
         )
         self._orbax = ocp.AsyncCheckpointer(handler, async_options=at_once)
         self._remover = ThreadPoolExecutor(1, "remove-checkpoints")
@@ -143,7 +145,7 @@ class Checkpoints:
         if is_main_process():
             self._watch(partial(self._keep_foreign, step))
         stored = _stored(state)
-        arrays = ocp.args.StandardSave({**stored, CHECKSUMS: checksums(stored)})  # pyright: ignore[reportCallIssue]
+        arrays = ocp.args.PyTreeSave({**stored, CHECKSUMS: checksums(stored)})  # pyright: ignore[reportCallIssue]
         target = self._directory / str(step)
         composite = ocp.args.Composite(state=arrays)
         self._watch(lambda: self._orbax.save(target, args=composite, force=True, custom_metadata=self._about or None))
@@ -229,7 +231,8 @@ class Checkpoints:
         request = _stored(self._abstract_state)
         if CHECKSUMS in self._description(folder):  # those of earlier versions have none
             request[CHECKSUMS] = _abstract_checksums(request)
-        asked = ocp.args.StandardRestore(request)  # pyright: ignore[reportCallIssue]
+        how = ocp.checkpoint_utils.construct_restore_args(request)
+        asked = ocp.args.PyTreeRestore(request, restore_args=how)  # pyright: ignore[reportCallIssue]
         # Of the checkpointer's own `restore` the rest is a barrier: whoever finds no damage would wait for who does.
         handler, path = self._orbax.handler, epath.Path(folder)
         return dict(self._read(folder, lambda: handler.restore(path, args=ocp.args.Composite(state=asked)))["state"])

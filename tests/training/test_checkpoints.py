@@ -276,9 +276,9 @@ def test_a_checkpoint_without_checksums_is_restored(tmp_path, monkeypatch):
     state = placed(host_state(1), 8, "fsdp", split=True)
     with Checkpoints(tmp_path, keep=3, abstract_state=abstract(state)) as checkpoints:
         with monkeypatch.context() as patch:
-            save = ocp.args.StandardSave
+            save = ocp.args.PyTreeSave
             patch.setattr(
-                ocp.args, "StandardSave", lambda tree: save({k: v for k, v in tree.items() if "/" in k or k == "step"})
+                ocp.args, "PyTreeSave", lambda tree: save({k: v for k, v in tree.items() if "/" in k or k == "step"})
             )
             checkpoints.save(1, state)
         checkpoints.wait()
@@ -307,7 +307,7 @@ def test_whether_it_fits_is_known_without_reading_an_array(written, monkeypatch)
     state = placed(host_state(0), 1, "data", split=False)
     other = placed(State(np.int32(0), {"w": np.zeros(3, np.float32)}, {}), 1, "data", split=False)
     (written / "999").mkdir()  # damaged: it is passed over, as when it is restored
-    monkeypatch.setattr(checkpoints_file.ocp.args, "StandardRestore", None)
+    monkeypatch.setattr(checkpoints_file.ocp.args, "PyTreeRestore", None)
     with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
         checkpoints.check_fits()
     wrong = pytest.raises(CheckpointError, match=r"/20 does not fit the state of this run, in 6 array\(s\)")

@@ -381,6 +381,8 @@ def _leave_errors_to_one_message() -> None:
     if os.environ.get(TRACEBACK_VARIABLE, "0") != "0":
         return
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
+    # Of several tasks that fail, asyncio says of all but one that nobody asked how they ended.
+    logging.getLogger("asyncio").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.getMessage())
     before = sys.unraisablehook
 
     def hook(raised: Any) -> None:

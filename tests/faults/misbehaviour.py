@@ -20,4 +20,4 @@ def write(folder: Path, **sections: Any) -> Path:
 
 def launch(config: Path, on: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Launches it; the workers misbehave as the variables say."""
-    return spmdkit("launch", config, "--on", on, *arguments, PYTHONPATH=str(HERE.parent), **variables)
+    return spmdkit("launch", config, "--on", on, *arguments, timeout=600, PYTHONPATH=str(HERE.parent), **variables)

@@ -4,7 +4,7 @@ import pytest
 from misbehaviour import launch, write
 from runs import losses
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(1200)]
 STEPS = 24
 
 

@@ -6,7 +6,7 @@ import pytest
 from misbehaviour import launch, write
 from spmdkit.training.goodput import read_goodput
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 
 def test_a_run_that_is_killed_once(tmp_path):

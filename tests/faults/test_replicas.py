@@ -6,7 +6,7 @@ import pytest
 from misbehaviour import launch, write
 from runs import assert_same_arrays, losses, state_arrays
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 
 def run(folder, **variables):

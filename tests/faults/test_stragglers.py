@@ -5,7 +5,7 @@ import re
 import pytest
 from misbehaviour import launch, write
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 
 def run(folder, **variables):

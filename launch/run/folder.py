@@ -74,6 +74,8 @@ def check_folder(folder: Path) -> None:
                 raise _unusable(folder / name, OSError(errno.EROFS, os.strerror(errno.EROFS)))
         found = [_problem(folder / name, kind) for pieces in (PIECES, BESIDE) for name, kind in pieces.items()]
         problems = [problem for problem in found if problem]
+        if problems and _is_read_only(folder):
+            raise _unusable(folder, OSError(errno.EROFS, os.strerror(errno.EROFS)))
         if problems:
             raise UserError("\n".join(problems))
     existing = next(each for each in (folder, *folder.parents) if each.exists())
@@ -128,6 +130,14 @@ def is_run(folder: Path) -> bool:
     checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
     saved = checkpoints.is_dir() and any(each.name.isdecimal() for each in checkpoints.iterdir())
     return saved or (metrics.is_file() and metrics.stat().st_size > 0)
+
+
+def _is_read_only(folder: Path) -> bool:
+    """Whether the file system of a folder takes no writes at all."""
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def _problem(path: Path, kind: Kind) -> str | None:

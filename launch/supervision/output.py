@@ -60,18 +60,20 @@ def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Termi
 def _blocks(pipe: BinaryIO, log: Log) -> Iterator[str]:
     """Whole lines, as many as come together; a line without end comes in pieces."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    rest = ""
+    rest, in_pieces = b"", False
     while chunk := pipe.read1(CHUNK):  # pyright: ignore[reportAttributeAccessIssue]  (of a buffered pipe)
-        log.write(chunk)
-        whole, newline, rest = (rest + decoder.decode(chunk)).rpartition("\n")
-        if newline:
-            yield whole
+        whole, newline, rest = (rest + chunk).rpartition(b"\n")
+        log.write(whole + newline)
+        if newline and (whole or not in_pieces):
+            yield decoder.decode(whole)
+        in_pieces = in_pieces and not newline
         if len(rest) > LONGEST:
-            yield rest
-            rest = ""
-    rest += decoder.decode(b"", final=True)
+            log.write(rest)
+            yield decoder.decode(rest)
+            rest, in_pieces = b"", True
+    log.write(rest)
     if rest:
-        yield rest
+        yield decoder.decode(rest, final=True)
 
 
 def shown_lines(block: str) -> list[str]:

@@ -135,15 +135,18 @@ def test_logs_on_a_full_disk(config):
 # On a terminal
 
 
-def on_a_terminal(words: list[str], **variables: str) -> tuple[int, int]:
+def on_a_terminal(words: list[str], **variables: str) -> tuple[subprocess.Popen[bytes], int]:
     """Starts a command on a terminal of its own; gives its process and the other end."""
-    pid, master = pty.fork()
-    if not pid:
-        try:
-            os.execvpe(words[0], words, environment(TERM="xterm", **variables))
-        finally:
-            os._exit(127)
-    return pid, master
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *words],
+        env=environment(TERM="xterm", **variables),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    return process, master
 
 
 def read_all(master: int, seconds: float = 240) -> bytes:
@@ -163,9 +166,10 @@ def read_all(master: int, seconds: float = 240) -> bytes:
 
 def test_what_workers_print_cannot_change_the_terminal(config):
     words = "\\x1b[2J\\x1b]0;title\\x07\\x1b[31mred\\x1b[0m\\x00\\x9b2J"
-    pid, master = on_a_terminal(launch(config), LOUD=words)
+    process, master = on_a_terminal(launch(config), LOUD=words)
     shown = read_all(master).decode()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
+    os.close(master)
+    assert process.wait(timeout=60) == 0, shown
     assert "\\x1b[2J\\x1b]0;title\\x07\x1b[31mred\x1b[0m" in shown
     rest = re.sub(r"\x1b\[[0-9;:]*m", "", shown)
     assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", rest)
@@ -183,11 +187,11 @@ def test_a_terminal_that_goes_away(nohup, tmp_path):
     words = launch(config)
     # nohup would send the output to a file where it is a terminal
     words = ["bash", "-c", "trap '' HUP; exec \"$@\"", "bash", *words] if nohup else words
-    pid, master = on_a_terminal(words)
+    process, master = on_a_terminal(words)
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 5)
     os.close(master)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = process.wait(timeout=240)
     log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
     assert code == (0 if nohup else 75), log
     assert ("Stopped by SIGHUP to rank" in log) is not nohup

@@ -428,6 +428,7 @@ def _compare(folder: Path, arrays: dict[str, Any]) -> None:
 def _arrays_in(orbax: ocp.AsyncCheckpointer, folder: Path) -> dict[str, Any]:
     """What a checkpoint holds, without reading it: path -> something with a shape and a dtype."""
     (folder / "state" / "_METADATA").read_bytes()  # Orbax takes what it may not read for something that is not there
+    os.listdir(folder)  # Orbax takes what may not be read for what is not there
     items = orbax.metadata(folder).item_metadata
     if items is None or items["state"] is None:
         raise OSError("its description is missing")

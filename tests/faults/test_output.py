@@ -112,7 +112,7 @@ def test_a_reader_that_stands_still_does_not_stop_the_run(config):
     assert re.search(rb"spmdkit launch: [\d,]+ lines are left out here, this output is slower", out)
     assert_whole(config)
     log = (config.parent / "run" / "logs" / "rank-0.log").read_bytes()
-    assert log.count(b"x" * 1000) >= STEPS * 2000
+    assert log.count(b"x" * 1000) > STEPS * 1990  # threads of the process write into a few of the lines
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")

@@ -167,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         command = find_command(first.command, parser)
         arguments = parse_arguments(command, first.rest)
+        arguments.is_process = argv is None
         problem = too_little_memory()
         if problem:
             print(f"error: {problem}", file=sys.stderr)

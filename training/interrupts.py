@@ -30,8 +30,12 @@ _ending = threading.Lock()
 
 
 @contextmanager
-def ends_on_signals() -> Iterator[None]:
-    """Ends the process on a signal that nothing else takes, for a `with` block in the main thread."""
+def ends_on_signals(*, until_the_end: bool = False) -> Iterator[None]:
+    """Ends the process on a signal that nothing else takes, for a `with` block in the main thread.
+
+    Args:
+        until_the_end: The process ends after the block: signals that come while it does are no others.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "set_wakeup_fd"):
         yield
         return
@@ -49,12 +53,19 @@ def ends_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(before_it)
-        os.close(writing)
-        thread.join()
-        os.close(reading)
+        if until_the_end:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python ends with its default: another Ctrl-C hits nothing
+        else:
+            _restore(before, before_it, reading, writing, thread)
+
+
+def _restore(before: dict[Any, Any], before_it: int, reading: int, writing: int, thread: threading.Thread) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    signal.set_wakeup_fd(before_it)
+    os.close(writing)
+    thread.join()
+    os.close(reading)
 
 
 def asks_once(handler: Callable[[int, Any], None]) -> Callable[[int, Any], None]:

@@ -35,7 +35,7 @@ def train(arguments: argparse.Namespace) -> int:
     from ..streams import outlive_output
 
     outlive_output()
-    with ends_on_signals():
+    with ends_on_signals(until_the_end=arguments.is_process):
         return _train(arguments)
 
 

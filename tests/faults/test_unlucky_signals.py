@@ -58,8 +58,8 @@ def test_ctrl_c_while_processes_start(times, after, tmp_path):
 
 def test_kill_of_the_launcher_while_processes_start(tmp_path):
     config = write_config(tmp_path)
-    process = started(*command("launch", config, "--on", "local:3x2"))
-    wait_for(lambda: len(processes_of(config)) > 2)
+    process = started(*command("launch", config, "--on", "local:4x2"))
+    wait_for(lambda: len(processes_of(config)) > 3)
     process.kill()
     process.communicate(timeout=60)
     assert wait_until_none_of(config) == []

@@ -83,13 +83,13 @@ def build(
         UserError: Something else does not fit (LayoutError where it is the layouts); nothing was started.
         BadDataError: Data in memory holds a value that the model does not take.
     """
-    there_are = len(devices) if devices else jax.device_count()
-    config, used, re_formed = fit_to_devices(config, there_are, 1 if devices else jax.process_count())
-    if used < there_are:
-        devices = devices[:used] if devices else evenly_chosen(used)
     splits = splits or open_splits(config.data, search_path(config))
     model = model or configured_model(config, splits)
     check_splits(splits, data_limits(config, splits))
+    there_are = len(devices) if devices else jax.device_count()  # not before: mistakes are told without a device
+    config, used, re_formed = fit_to_devices(config, there_are, 1 if devices else jax.process_count())
+    if used < there_are:
+        devices = devices[:used] if devices else evenly_chosen(used)
     check_devices(config, used)
     check_enough(splits.train, config.train.global_batch)
     layouts, step = plan_step(config, model, devices)

@@ -188,7 +188,8 @@ def _is_record(record: dict[str, Any]) -> bool:
 def _check_same_run(folder: Path, before: Any, now: dict[str, Any]) -> None:
     keys = [key for key in sorted({*_leaves(before), *_leaves(now)}) if _is_fixed(key)]
     changed = [key for key in keys if _get(before, key) != _get(now, key)]
-    silent = [key for key in changed if key not in _leaves(before)]
+    another = _get(before, "model.name") not in (None, _get(now, "model.name"))  # whose options are others
+    silent = [key for key in changed if key not in _leaves(before) and not (another and key.startswith("model."))]
     lines = [f"{key}: {_get(before, key)!r} then, {_get(now, key)!r} now" for key in changed if key not in silent]
     if silent:
         listed = f"{', '.join(silent[:MOST_TOLD])}{' and more' if len(silent) > MOST_TOLD else ''}"

@@ -60,10 +60,13 @@ def check_shared(folder: Path, seconds: float) -> None:
     """
     if jax.process_count() == 1:
         return
-    owner, mine = read_owner(folder), _identity(folder)
-    token = owner.token if owner is not None and jax.process_index() == 0 else ""
-    texts = exchange("run.dir is owned", json.dumps([token, *mine]), seconds=seconds)
+    text = ""
+    if jax.process_index() == 0:
+        owner = read_owner(folder)
+        text = json.dumps([owner.token if owner else "", *_identity(folder)])
+    texts = exchange("run.dir is owned", text, seconds=seconds)
     token, place, number = json.loads(texts[0])
+    mine = _identity(folder)  # not before: process 0 has just made it
     another = place == mine[0] and number != mine[1]  # on one host nothing is seen late
     seen = not another and _sees(folder, token, min(seconds, SEE_SECONDS))
     answers = exchange("run.dir is seen", "yes" if seen else "no", seconds=seconds + SEE_SECONDS)

@@ -49,3 +49,34 @@ def test_a_run_that_would_go_on(copied, hosts):
         seen = {"nothing": 0, "an earlier step": 4}[copied]
         assert f"newest checkpoint there: 8 on rank 0, {seen} on rank 1" in ended[0].stderr
     assert (listing(one), listing(other)) == before
+
+
+LATE = """
+import os, time
+from spmdkit.data import open_splits
+from spmdkit.data.config import DataConfig
+
+class Late:
+    def __init__(self, source):
+        self.source = source
+    def __len__(self):
+        return len(self.source)
+    def __getitem__(self, index):
+        return self.source[index]
+    def take(self, indices):
+        if os.environ["SPMDKIT_PROCESS_ID"] == "0":
+            time.sleep(2)
+        return self.source.take(indices)
+
+def rows(config):
+    found = open_splits(DataConfig(source="synthetic"))
+    return found._replace(train=Late(found.train))
+"""
+
+
+def test_the_folder_is_looked_at_once_process_0_has_made_it(tmp_path):
+    """Process 1 comes first, to a folder that is not there yet."""
+    (tmp_path / "late.py").write_text(LATE)
+    config = write_config(tmp_path, data={"source": "late:rows"}, train={"steps": 1, "global_batch": 16})
+    ended = wait(start(config, [[], []]))
+    assert [each.code for each in ended] == [0, 0], ended[1].stderr

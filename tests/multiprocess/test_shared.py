@@ -34,6 +34,7 @@ def test_a_new_run(hosts):
     assert [path.name for folder in folders for path in folder.rglob("*")] == ["run"]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("copied", ["nothing", "an earlier step", "all"])
 def test_a_run_that_would_go_on(copied, hosts):
     config, (one, other) = hosts

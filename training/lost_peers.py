@@ -2,12 +2,15 @@
 
 When one process dies, the others learn of it as an error of a collective (Gloo on CPU, NCCL on GPU) or of JAX's
 coordination service, wherever they happen to wait: in a step, in a save, at a barrier. None of that is their fault.
+Nor is Gloo's complaint of a message of another size: when one collective breaks off, the next one finds what is left of
+it. Processes whose programs differ were refused before their first step.
 """
 
 import re
 
 LOST = re.compile(
     r"\bGloo [\w -]{1,60} failed"
+    r"|gloo::EnforceNotMet"
     r"|gloo[^\n]{0,200}(?:closed by peer|reset by peer|Broken pipe|Timed out waiting)"
     r"|JAX distributed service detected fatal errors"
     r"|\bcoordination service\b|CoordinationService|stopped sending heartbeats"

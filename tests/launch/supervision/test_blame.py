@@ -7,6 +7,11 @@ from spmdkit.training.watchdog import Note, verdict, without_service
 GLOO = ["Traceback (most recent call last):", "jax.errors.JaxRuntimeError: INTERNAL: Gloo all-reduce failed: closed"]
 LOST = ["error: This process has lost another one of its run: JaxRuntimeError: Gloo AllGather failed: closed by peer"]
 SERVICE = ["F1122 client.h:86] Terminating process because the JAX distributed service detected fatal errors."]
+SIZES = [
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+    "  what():  [enforce fail at pair.cc:459]",
+]
+HOST = ["error: the connection to host b was lost"]
 BOOM = ["Traceback (most recent call last):", "  raise", "RuntimeError: boom"]
 
 
@@ -22,6 +27,8 @@ def told(*notes, silent=()) -> list[str]:
         ([Exit(0, 75), Exit(1, -6)], [LOST, []], 1, 75),
         ([Exit(0, -6), Exit(1, -11)], [SERVICE, []], 1, 75),
         ([Exit(0, -6), Exit(1, 1)], [SERVICE, BOOM], 1, 1),
+        ([Exit(0, -6), Exit(1, 75)], [SIZES, HOST], 1, 75),
+        ([Exit(0, -6), Exit(1, 1)], [SIZES, GLOO], 0, 75),
         ([Exit(0, -6), Exit(1, 3)], [SERVICE, ["error: Step 3: the loss is nan"]], 1, 3),
         ([Exit(0, 1), Exit(1, 1)], [GLOO, BOOM], 1, 1),
         ([Exit(1, 2), Exit(0, -15, stopped=True)], [[], ["error: no such file"]], 1, 2),

@@ -10,7 +10,7 @@ UNHEALTHY = "UNAVAILABLE: The following tasks are unhealthy (stopped sending hea
     [
         GLOO,
         "Gloo AllGather failed: timed out",
-        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at pair.cc:459] "
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail] "
         "op.preamble.length <= op.nbytes. 8 vs 4. Received data size doesn't match expected size.",
         "Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out with key: cpu:gloo/0,1/0",
         "Terminating process because the JAX distributed service detected fatal errors.",

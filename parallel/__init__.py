@@ -4,7 +4,8 @@ Read first: `model` (what a model is), `data` and `fsdp` (two strategies), `bloc
 `step/composition` (which strategy acts when), `step/train_step` (the one compiled program).
 
     data zero fsdp tensor context expert pipeline diloco compression     the strategies
-    model precision collectives plan                                     what every room speaks
+    precision collectives plan                                           what every room speaks
+    model/            what a model is: pure functions, and what its loss returns
     sharding/         from the strategy of a config to the resolved plan of a run
     blocks/           running a stack of blocks, and attention over positions that are split
     schedule/         pipeline schedules as data
@@ -19,15 +20,17 @@ from .data import DataParallelConfig as DataParallelConfig
 from .fsdp import FSDPConfig as FSDPConfig
 from .model import BlockModel as BlockModel
 from .model import Model as Model
+from .model.loss_sums import LossSums as LossSums
+from .model.row_axes import batch_axes as batch_axes
 from .plan import Layouts as Layouts
 from .plan import ShardingPlan as ShardingPlan
 from .precision import Precision as Precision
 from .sharding.lay_out import lay_out as lay_out
 from .sharding.named_outputs import name_output as name_output
 from .sharding.strategies import STRATEGIES as STRATEGIES
+from .step.build import build_step as build_step
 from .step.state import TrainState as TrainState
 from .step.train_step import Step as Step
-from .step.train_step import build_step as build_step
 from .verification.compare import verify as verify
 from .verification.contract.check import check_model as check_model
 from .verification.result import Verification as Verification

@@ -104,11 +104,13 @@ class StepCounts(NamedTuple):
         calls: How often a step runs the parts of the model.
         own: The collectives of one step that the model holds itself, unmerged.
         sent: What a stage of a pipeline sends at every tick, up and down: per-device arrays by shape and dtype.
+        metrics: Sums of the model's own metrics, two for each: they travel with those of the loss.
     """
 
     calls: CallCounts
     own: tuple[Collective, ...] = ()
     sent: tuple[jax.ShapeDtypeStruct, ...] = ()
+    metrics: int = 0
 
     def own_over(self, axis: str) -> list[Collective]:
         """The model's own collectives over an axis (of several, the last)."""

@@ -229,7 +229,8 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     sizes = [prod(row.layout.shard_shape(row.shape)) for row in table.rows]
     missing = [axes_to_sum(layout, axes) for layout in layouts]
     complete = any(not lacking for lacking in missing)
-    lines = [Collective("all-reduce", axes, 1, (SCALARS + complete) * scalar_width(reduce_dtype))]
+    scalars = SCALARS + counts.metrics + complete
+    lines = [Collective("all-reduce", axes, 1, scalars * scalar_width(reduce_dtype))]
     for bucket in _buckets(layouts, sizes, axes):
         packed = bucket.rows * (BLOCK + SCALE_BYTES)
         lines += [Collective(kind, bucket.axes, 1, packed) for kind in ("all-to-all", "all-gather")]

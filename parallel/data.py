@@ -39,7 +39,7 @@ from .plan import Reduced, ShardingPlan, as_stored, no_problems, splits_nothing,
 
 AXIS = "data"
 SCALARS = 2
-"""The sum of the loss and its weight travel with the gradients."""
+"""The sum of the loss and its weight travel with the gradients, beside those of the model's metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     for bucket in _buckets(missing, axes):
         members = [row for row, lacking in zip(table.rows, missing, strict=True) if lacking == bucket]
         complete = any(not lacking for lacking in missing)  # their share of the norm is one more scalar
-        scalars = (SCALARS + complete) * scalar_width(reduce_dtype) if bucket == axes else 0
+        scalars = (SCALARS + counts.metrics + complete) * scalar_width(reduce_dtype) if bucket == axes else 0
         lines.append(Collective("all-reduce", bucket, 1, scalars + width * sum(map(_shard_elements, members))))
     return lines
 

@@ -49,7 +49,7 @@ begin = finish = unchanged
 reduce = summed_elsewhere
 
 METRICS = 3
-"""Scalars that cross `data` in every step: the sum of the loss, its weight, the norm."""
+"""Scalars that cross `data` in every step beside the model's metrics: the sum of the loss, its weight, the norm."""
 
 
 class Copies(NamedTuple):
@@ -129,7 +129,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     table, reduce_dtype = plan.table, plan.options.precision.reduce
     elements = sum(prod(row.layout.shard_shape(row.shape)) for row in table.rows)
     return [
-        Collective("all-reduce", (AXIS,), 1, METRICS * scalar_width(reduce_dtype)),
+        Collective("all-reduce", (AXIS,), 1, (METRICS + counts.metrics) * scalar_width(reduce_dtype)),
         Collective("all-reduce", (AXIS,), 1, elements * wire_bytes(reduce_dtype, platform)),
     ]
 

@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from .parallel import BlockModel as BlockModel
     from .parallel import FSDPConfig as FSDPConfig
     from .parallel import Layouts as Layouts
+    from .parallel import LossSums as LossSums
     from .parallel import Model as Model
     from .parallel import Precision as Precision
     from .parallel import ShardingPlan as ShardingPlan
     from .parallel import Step as Step
     from .parallel import TrainState as TrainState
+    from .parallel import batch_axes as batch_axes
     from .parallel import build_step as build_step
     from .parallel import census as census
     from .parallel import check_model as check_model
@@ -75,11 +77,13 @@ _HOMES = {
         "BlockModel",
         "FSDPConfig",
         "Layouts",
+        "LossSums",
         "Model",
         "Precision",
         "ShardingPlan",
         "Step",
         "TrainState",
+        "batch_axes",
         "build_step",
         "census",
         "check_model",

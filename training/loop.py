@@ -43,7 +43,7 @@ class Progress(NamedTuple):
         grad_norm: global norm of its gradients before clipping.
         tokens_per_second: weight (tokens, for a language model) per second since the last logged step.
         seconds: seconds per step since the last logged step.
-        extra: what was measured in the pause after this step (an evaluation's loss, say).
+        extra: the model's own metrics of this step, and what was measured in the pause after it (an evaluation).
     """
 
     step: int
@@ -181,7 +181,8 @@ class _LateLog:
         self._done.clear()
 
     def _read(self, number: int, metrics: StepMetrics, at: float) -> None:
-        loss, grad_norm, weight = (float(np.asarray(local_copy(value))) for value in metrics)  # the cheapest way
+        own = {name: float(np.asarray(local_copy(value))) for name, value in metrics.model.items()}
+        loss, grad_norm, weight = (float(np.asarray(local_copy(value))) for value in metrics[:3])  # the cheapest way
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise Diverged(
                 f"Step {number}: the loss is {loss} and the norm of the gradients {grad_norm}. Lower "
@@ -191,7 +192,7 @@ class _LateLog:
         self._weight += weight
         elapsed = max(at - self._since, 1e-9)
         seconds = elapsed / (number - self._counted)
-        self._latest = Progress(number, loss, grad_norm, self._weight / elapsed, seconds, {})
+        self._latest = Progress(number, loss, grad_norm, self._weight / elapsed, seconds, own)
         if number == self._first:  # it compiles: what follows is timed from its end
             self._restart_clock(number, at)
 
@@ -202,7 +203,7 @@ class _LateLog:
     def _report(self, extra: dict[str, float]) -> None:
         if self._latest is None or self._latest.step == self._reported:
             return
-        progress = self._latest._replace(extra=extra)
+        progress = self._latest._replace(extra={**self._latest.extra, **extra})
         self._reported = progress.step
         self._restart_clock(progress.step, time.perf_counter())
         self._on_progress(progress)
@@ -215,6 +216,8 @@ class _LateLog:
 def _check_finite(number: int, state: TrainState) -> None:
     """The loss of a step is from before its update: the last update shows in the state alone."""
     trees = {"the parameters are": state.params}
+    if jax.tree.leaves(state.model_state):
+        trees["the model's state is"] = state.model_state
     for name, tree in state.extra._asdict().items() if state.extra else ():
         trees[f"what strategy.data keeps between steps (TrainState.extra.{name}) is"] = tree
     for what, tree in trees.items():
@@ -231,23 +234,37 @@ def _all_finite(tree: Any) -> jax.Array:
     return jnp.array([jnp.isfinite(leaf).all() for leaf in floats]).all()
 
 
-def evaluate(step: Step, params: Any, batches: Iterable[Batch]) -> float:
-    """The weighted mean of the loss over whole batches; rows of weight zero do not count.
+def evaluate(step: Step, params: Any, batches: Iterable[Batch], model_state: Any = ()) -> float:
+    """The weighted mean of the loss over whole batches; the arguments and errors are those of `measure`."""
+    return measure(step, params, batches, model_state)["loss"]
+
+
+def measure(step: Step, params: Any, batches: Iterable[Batch], model_state: Any = ()) -> dict[str, float]:
+    """The weighted means of the loss and of the model's own metrics over whole batches.
+
+    Every mean is exact over the rows that have weight, however batches are padded and the mesh divides them.
 
     Args:
-        step: From `build_step`; its `evaluate` runs without randomness.
+        step: From `build_step`; its `measure` runs without randomness.
         params: The parameters of a state.
         batches: Global batches of one shape.
+        model_state: The state's `model_state`.
+
+    Returns:
+        "loss", and every metric by its name.
 
     Raises:
         UserError: There was nothing to evaluate.
     """
-    totals: list[tuple[Any, Any]] = []
+    found: list[dict[str, tuple[Any, Any]]] = []
     for batch in batches:
-        totals.append(step.evaluate(params, batch))
-        if len(totals) > RUN_AHEAD:
-            totals[-1 - RUN_AHEAD][0].block_until_ready()
-    sums = np.asarray(jax.device_get([tuple(map(local_copy, pair)) for pair in totals]), np.float64)
-    if not totals or sums[:, 1].sum() == 0:
+        sums = step.measure(params, batch, model_state)
+        found.append({"loss": (sums.total, sums.weight), **sums.metrics})
+        if len(found) > RUN_AHEAD:
+            found[-1 - RUN_AHEAD]["loss"][0].block_until_ready()
+    pairs = [jax.device_get(jax.tree.map(local_copy, each)) for each in found]
+    names = list(pairs[0]) if pairs else []
+    totals = {name: np.asarray([each[name] for each in pairs], np.float64).sum(axis=0) for name in names}
+    if not pairs or totals["loss"][1] == 0:
         raise UserError("There is nothing to evaluate: every row has weight zero. Raise data.eval_fraction.")
-    return float(sums[:, 0].sum() / sums[:, 1].sum())
+    return {name: float(total / (weight or 1)) for name, (total, weight) in totals.items()}

@@ -24,7 +24,8 @@ from ...parallel.model import BlockModel, Model
 from ...parallel.plan import ShardingPlan
 from ...parallel.sharding.batch_rows import check_rows
 from ...parallel.sharding.lay_out import abstract_parameters, lay_out
-from ...parallel.step.train_step import Step, build_step
+from ...parallel.step.build import build_step
+from ...parallel.step.train_step import Step
 from ...training.optimizers import make_optimizer
 from ...training.worker import simulated_by_job
 from .model_check import check_contract, check_functions

@@ -20,7 +20,7 @@ from ...training.checkpoints import Checkpoints
 from ...training.display import Display, make_display
 from ...training.exits import FINISHED, TRY_AGAIN
 from ...training.learning_rates import LearningRates, make_learning_rate
-from ...training.loop import Progress, evaluate, run_steps
+from ...training.loop import Progress, measure, run_steps
 from ...training.metrics import MetricsLog
 from ...training.stopping import Gate, stops_on_signals
 from ...training.worker import multi_process
@@ -237,7 +237,7 @@ class _Run:
         if not self.evaluates_at(number):
             return {}
         with self.watchdog.phase(number, "evaluation"):
-            return {"eval_loss": self.evaluate(state.params)}
+            return {f"eval_{name}": value for name, value in self.measure(state).items()}
 
     def save(self, number: int, state: TrainState) -> None:
         """Starts an asynchronous save, where one is due."""
@@ -263,7 +263,7 @@ class _Run:
             self.checkpoints.wait()
         self.display.message(f"{at}; saved. The same command goes on from there.")
 
-    def evaluate(self, params: object) -> float:
+    def measure(self, state: TrainState) -> dict[str, float]:
         source = self.built.splits.evaluation
         assert source is not None
         batches = eval_batches(
@@ -275,7 +275,7 @@ class _Run:
             limits=self.limits,
         )
         with closing(batches):
-            return evaluate(self.built.step, params, self.watchdog.goes_on(batches))
+            return measure(self.built.step, state.params, self.watchdog.goes_on(batches), state.model_state)
 
     def record(self, progress: Progress) -> None:
         """One line of metrics.jsonl and of the display; errors of a save under way surface here."""

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...mesh.errors import UserError
 from ..fsdp import attach, gather
-from ..model import Activations, Batch, BlockModel, Model, Params, fold_block
+from ..model import Activations, Batch, BlockModel, Model, Params, fold_block, has_state
+from ..model.loss_sums import LossSums, as_sums
 from ..plan import ShardingPlan
 from ..precision import Precision
 from ..xla.in_order import after, scatter_first
@@ -29,15 +28,16 @@ class LocalLoss(NamedTuple):
     Attributes:
         keep: `keep(params) -> kept`: gathers what stays whole for the whole step; once, before any microbatch.
         carriers: `carriers(params) -> shards`: what to differentiate with respect to, in the layout of the gradients.
-        loss: `loss(shards, kept, batch, key) -> (sum, weight)`, this device's share of both.
-        differentiate: `differentiate(shards, kept, batch, key) -> ((sum, weight), gradients)`, where it is not autodiff
-            of `loss`.
+        loss: `loss(shards, kept, batch, key, state) -> LossSums`, this device's share of all sums; `state` is the
+            model's, () where it has none.
+        differentiate: `differentiate(shards, kept, batch, key, state) -> (LossSums, gradients)`, where it is not
+            autodiff of `loss`.
     """
 
     keep: Callable[[Params], Kept]
     carriers: Callable[[Params], Params]
-    loss: Callable[[Params, Kept, Batch, Array | None], tuple[Array, Array]]
-    differentiate: Callable[[Params, Kept, Batch, Array | None], tuple[tuple[Array, Array], Params]] | None = None
+    loss: Callable[[Params, Kept, Batch, Array | None, Any], LossSums]
+    differentiate: Callable[[Params, Kept, Batch, Array | None, Any], tuple[LossSums, Params]] | None = None
 
 
 def local_loss(model: Model | BlockModel, plan: ShardingPlan, *, remat: str, precision: Precision) -> LocalLoss:
@@ -57,8 +57,9 @@ def local_loss(model: Model | BlockModel, plan: ShardingPlan, *, remat: str, pre
     def keep(params: Params) -> Kept:
         return gather(params, stored, axes, precision)
 
-    def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
-        return as_scalars(model.loss(attach(shards, kept, reduced, axes, precision), batch, key))
+    def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
+        more = (state,) if has_state(model) else ()
+        return as_sums(model.loss(attach(shards, kept, reduced, axes, precision), batch, key, *more))
 
     return LocalLoss(keep, carriers_of(plan), loss)
 
@@ -97,7 +98,7 @@ def _block_loss(model: BlockModel, plan: ShardingPlan, remat: str, precision: Pr
     def keep(params: Params) -> Kept:
         return gather(params if keeps_blocks else without_blocks(params), _like(stored, keeps_blocks), axes, precision)
 
-    def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
+    def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
         kept_outside = without_blocks(kept)
 
         def attached(own: Params) -> Params:
@@ -124,7 +125,7 @@ def _block_loss(model: BlockModel, plan: ShardingPlan, remat: str, precision: Pr
         if gathers:
             head_shards, x = scatter_first(head_shards, x)
         head_params = part_of(model.head_reads, {**embed_params, **attached(head_shards)})
-        return as_scalars(model.head(head_params, x, batch, key))
+        return as_sums(model.head(head_params, x, batch, key))
 
     return LocalLoss(keep, carriers_of(plan), loss)
 
@@ -150,22 +151,3 @@ def without_blocks(tree: dict[str, Any]) -> dict[str, Any]:
 def part_of(names: Iterable[str], tree: dict[str, Any]) -> dict[str, Any]:
     """Some groups of parameters."""
     return {name: tree[name] for name in names}
-
-
-def as_scalars(result: Any) -> tuple[Array, Array]:
-    """Checks that a loss is a pair of scalars and brings both to at least float32.
-
-    Raises:
-        UserError: It is something else.
-    """
-    parts = jax.tree.leaves(result)
-    if not isinstance(result, tuple) or len(parts) != 2 or any(jnp.ndim(part) for part in parts):
-        given = [jnp.shape(part) for part in parts]
-        raise UserError(
-            f"The model's loss returned {type(result).__name__} with shapes {given}. It has to return a pair of "
-            "scalars, (sum of the weighted losses, sum of the weights) over the rows it is given: for a mean over n "
-            "rows, return (mean * n, n). The runtime divides once, by the weight of the whole global batch."
-        )
-    loss, weight = (jnp.asarray(part) for part in parts)
-    wide = jnp.promote_types(loss.dtype, jnp.float32)
-    return loss.astype(wide), weight.astype(wide)

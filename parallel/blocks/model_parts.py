@@ -7,9 +7,10 @@ from jax import Array
 
 from ..fsdp import attach
 from ..model import Activations, Batch, BlockModel, Params
+from ..model.loss_sums import LossSums, as_sums
 from ..plan import ShardingPlan
 from ..precision import Precision
-from .forward import Kept, as_scalars
+from .forward import Kept
 from .gathered_block import gathered_block
 from .remat import remat_block
 
@@ -21,7 +22,7 @@ class ModelParts(NamedTuple):
         embed: `embed(groups, whole, batch, key) -> x`; `groups` are the groups of parameters in `embed_reads`, to be
             differentiated, `whole` what was gathered for the whole step.
         block: `block(params, whole, x, key) -> x` for one block.
-        head: `head(groups, whole, x, batch, key) -> (sum, weight)`, this device's share; `groups` as in `head_reads`.
+        head: `head(groups, whole, x, batch, key) -> LossSums`, this device's share; `groups` as in `head_reads`.
         embed_reads: groups that `embed` reads.
         head_reads: groups that `head` reads.
         gathers: whether blocks gather their parameters.
@@ -30,7 +31,7 @@ class ModelParts(NamedTuple):
 
     embed: Callable[[Params, Params, Batch, Array | None], Activations]
     block: Callable[[Params, Params, Activations, Array | None], Activations]
-    head: Callable[[Params, Params, Activations, Batch, Array | None], tuple[Array, Array]]
+    head: Callable[[Params, Params, Activations, Batch, Array | None], LossSums]
     embed_reads: tuple[str, ...]
     head_reads: tuple[str, ...]
     gathers: bool = False
@@ -48,8 +49,8 @@ def make_parts(model: BlockModel, plan: ShardingPlan, *, remat: str, precision: 
     def embed(groups: Params, kept: Kept, batch: Batch, key: Array | None) -> Activations:
         return model.embed(ready(groups, kept), batch, key)
 
-    def head(groups: Params, kept: Kept, x: Activations, batch: Batch, key: Array | None) -> tuple[Array, Array]:
-        return as_scalars(model.head(ready(groups, kept), x, batch, key))
+    def head(groups: Params, kept: Kept, x: Activations, batch: Batch, key: Array | None) -> LossSums:
+        return as_sums(model.head(ready(groups, kept), x, batch, key))
 
     block = gathered_block(model, plan, precision)
     block = remat_block(block, remat, makes_copies=False, in_loop=True)

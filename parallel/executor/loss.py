@@ -15,6 +15,7 @@ from ..blocks.forward import Kept, LocalLoss, carriers_of, without_blocks
 from ..blocks.model_parts import make_parts
 from ..fsdp import gather
 from ..model import Activations, Batch, BlockModel, Params
+from ..model.loss_sums import LossSums
 from ..plan import Pipeline, ShardingPlan
 from ..precision import Precision
 from ..schedule.forwards import forwards_only
@@ -42,13 +43,13 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan, *, remat: str, precisio
             return gather(params, stored, axes, precision)
         return gather(without_blocks(params), without_blocks(stored), axes, precision)
 
-    def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None) -> tuple[Array, Array]:
+    def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
         timetable = _of_forwards(pipeline, batch)
         return run_forward(parts, timetable, Inputs(shards, kept, batch, key), axes=plan.manual_axes)
 
     def differentiate(
-        shards: Params, kept: Kept, batch: Batch, key: Array | None
-    ) -> tuple[tuple[Array, Array], Params]:
+        shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any
+    ) -> tuple[LossSums, Params]:
         inputs = Inputs(shards, kept, batch, key)
         gradients, sums = run_gradients(parts, pipeline.timetable, inputs, axes=plan.manual_axes)
         return sums, gradients

@@ -28,15 +28,16 @@ from jax import lax
 
 from ..blocks.model_parts import ModelParts
 from ..model import Params
+from ..model.loss_sums import LossSums
 from ..schedule.table import Kind
 from ..schedule.timetable import Entry, Timetable
 from .message import Fill, Message, exchange
-from .stage import Inputs, Stage, State, Sums
+from .stage import Inputs, Stage, State
 
 
 def run_gradients(
     parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: Fill = None
-) -> tuple[Params, Sums]:
+) -> tuple[Params, LossSums]:
     """Runs a timetable of forwards and backwards; inside `shard_map`.
 
     Args:
@@ -49,8 +50,7 @@ def run_gradients(
 
     Returns:
         Gradients like the parameters, summed over microbatches on this device alone: of the groups outside the blocks,
-        each stage has its own part. And this device's share of (sum of the loss, sum of the weights), 0 but on
-        the stage that runs the head.
+        each stage has its own part. And this device's share of the sums, 0 but on the stage that runs the head.
     """
     stage = Stage(parts, timetable, inputs, axes, fill)
 
@@ -76,7 +76,7 @@ def run_gradients(
 
 def run_forward(
     parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: Fill = None
-) -> Sums:
+) -> LossSums:
     """Runs a timetable of forwards alone; inside `shard_map`.
 
     Args:
@@ -87,12 +87,11 @@ def run_forward(
         fill: As for `run_gradients`.
 
     Returns:
-        This device's share of (sum of the loss, sum of the weights), 0 but on the stage that runs
-        the head.
+        This device's share of the sums, 0 but on the stage that runs the head.
     """
     stage = Stage(parts, timetable, inputs, axes, fill)
 
-    def run(state: tuple[Message, Sums], entry: Entry) -> tuple[Any, None]:
+    def run(state: tuple[Message, LossSums], entry: Entry) -> tuple[Any, None]:
         tick = stage.tick(entry)
         inbox, sums = state
         message, _ = stage.forward(tick, Kind.FORWARD, stage.embed(tick, stage.read(tick, inbox)), ())

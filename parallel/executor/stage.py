@@ -1,7 +1,7 @@
 """What one stage of a pipeline computes: the parts of a tick, and the buffers between them."""
 
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,12 @@ from ..blocks.model_parts import ModelParts
 from ..blocks.split_backward import Held, SplitBlock, split_block
 from ..collectives import vary
 from ..model import Activations, Batch, Params, fold_block
+from ..model.loss_sums import LossSums
 from ..pipeline import AXIS
 from ..schedule.table import Kind
 from ..schedule.timetable import Entry, Timetable
 from .message import Fill, Message, spent
 from .tick import Tick, add, put, take
-
-Sums: TypeAlias = tuple[Array, Array]
-"""Shares of (sum of the loss, sum of the weights)."""
 
 
 class Inputs(NamedTuple):
@@ -46,7 +44,7 @@ class State(NamedTuple):
     residuals: Held
     deferred: Held
     gradients: Params
-    sums: Sums
+    sums: LossSums
 
 
 class Stage:
@@ -114,12 +112,11 @@ class Stage:
 
         return tuple(map(make, shapes))
 
-    def no_sums(self) -> Sums:
-        """Loss and weight of no rows."""
+    def no_sums(self) -> LossSums:
+        """The sums of no rows."""
         groups, batch = self.groups(self.parts.head_reads), self.microbatch(0)
         shapes = jax.eval_shape(lambda: self.parts.head(groups, self.whole, self.like, batch, self.key))
-        total, weight = (self.vary(jnp.zeros(shape.shape, shape.dtype)) for shape in shapes)
-        return total, weight
+        return jax.tree.map(lambda leaf: self.vary(jnp.zeros(leaf.shape, leaf.dtype)), shapes)
 
     def vary(self, value: Array) -> Array:
         """A value typed as different on each device."""
@@ -183,36 +180,37 @@ class Stage:
 
         return message, tick.once("recompute", tick.does(Kind.RECOMPUTE) * entry.num_blocks, run, residuals)
 
-    def head(self, tick: Tick, groups: Params, y: Message) -> tuple[Array, Array]:
-        """The share of (loss, weight) of one microbatch."""
+    def head(self, tick: Tick, groups: Params, y: Message) -> LossSums:
+        """The share of the sums of one microbatch."""
         batch = self.microbatch(tick.entry.microbatch)
         return self.parts.head(groups, self.whole, self.activations(y), batch, self.key)
 
-    def head_forward(self, tick: Tick, message: Message, sums: Sums) -> tuple[Message, Sums]:
+    def head_forward(self, tick: Tick, message: Message, sums: LossSums) -> tuple[Message, LossSums]:
         """Adds up the shares, on the last virtual stage, where nothing is left to send."""
 
-        def run(carry: tuple[Message, Sums]) -> tuple[Message, Sums]:
+        def run(carry: tuple[Message, LossSums]) -> tuple[Message, LossSums]:
             y, sums = carry
             shares = self.head(tick, self.groups(self.parts.head_reads), y)
-            return spent(y), add(sums, tuple(map(self.vary, shares)))
+            return spent(y), add(sums, jax.tree.map(self.vary, shares))
 
         return tick.once("head_forward", tick.entry.heads * tick.does(Kind.FORWARD), run, (message, sums))
 
     def head_backward(
-        self, tick: Tick, message: Message, gradients: Params, sums: Sums
-    ) -> tuple[Message, Params, Sums]:
+        self, tick: Tick, message: Message, gradients: Params, sums: LossSums
+    ) -> tuple[Message, Params, LossSums]:
         """What backward starts from: what arrived or, on the last virtual stage, the gradient of the head."""
         names = self.parts.head_reads
 
-        def run(carry: tuple[list[Array], Params, Sums]) -> tuple[list[Array], Params, Sums]:
+        def run(carry: tuple[list[Array], Params, LossSums]) -> tuple[list[Array], Params, LossSums]:
             y, gradients, sums = carry
 
-            def share(groups: Params, differentiable: list[Array]) -> tuple[Array, Array]:
-                return self.head(tick, groups, message._replace(differentiable=differentiable))
+            def share(groups: Params, differentiable: list[Array]) -> tuple[Array, LossSums]:
+                shares = self.head(tick, groups, message._replace(differentiable=differentiable))
+                return shares.total, shares
 
             differentiate = jax.value_and_grad(share, argnums=(0, 1), has_aux=True)
-            new_sums, (new_gradients, dy) = differentiate(self.groups(names), y)
-            return dy, add(gradients, new_gradients), add(sums, tuple(map(self.vary, new_sums)))
+            (_, shares), (new_gradients, dy) = differentiate(self.groups(names), y)
+            return dy, add(gradients, new_gradients), add(sums, jax.tree.map(self.vary, shares))
 
         carry = (message.differentiable, {name: gradients[name] for name in names}, sums)
         dy, own, sums = tick.once("head_backward", tick.entry.heads * tick.does(Kind.BACKWARD_INPUT), run, carry)

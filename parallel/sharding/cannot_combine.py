@@ -8,7 +8,7 @@ from ...layouts.output_rules import output_rule_problems
 from ...layouts.paths import in_blocks
 from ...layouts.table import LayoutRow
 from .. import pipeline, tensor
-from ..model import BlockModel, Model
+from ..model import BlockModel, Model, has_state
 from ..plan import ShardingPlan
 from .default_layout import model_axes
 from .strategies import STRATEGIES
@@ -61,9 +61,15 @@ def layout_problems(model: Model | BlockModel, plan: ShardingPlan) -> list[str]:
 
     Returns:
         A message for each parameter under blocks whose dim 0 is split over the rows' axes, or that is not split as the
-        model splits its work.
+        model splits its work; and one for a state that each group of local steps would have of its own.
     """
-    return [problem for row in plan.table.rows for problem in _layout_problems(model, plan, row)]
+    found = [problem for row in plan.table.rows for problem in _layout_problems(model, plan, row)]
+    if has_state(model) and plan.local_steps:
+        found.append(
+            f"model {plan.model_name!r} has a state (init_state), which groups that train alone would make differ: "
+            f"strategy.data.local_steps={plan.local_steps}. Set strategy.data.local_steps to 0."
+        )
+    return found
 
 
 def _layout_problems(model: Model | BlockModel, plan: ShardingPlan, row: LayoutRow) -> list[str]:

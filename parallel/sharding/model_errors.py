@@ -2,6 +2,7 @@
 
 init     its arguments, what it raises, no parameters, parameters that are no floating-point arrays, blocks that
          are not stacked
+state    arrays of numbers, and the same from every loss
 loss     its arguments, what it raises, what it returns, for the rows of one device
 blocks   what embed, block and head raise and return, a block that gives back another shape or dtype
 predict  its arguments
@@ -18,7 +19,8 @@ from ...mesh.errors import UserError
 from ...mesh.keys import make_key
 from ...mesh.near_miss import nearest
 from ...mesh.user_errors import accepts, place_of_function, told_as_users
-from ..model import BlockModel, Model, Params
+from ..model import BlockModel, Model, Params, has_state
+from ..model.loss_sums import LossSums, NotSums, as_sums, state_problem
 from ..precision import cast_floats, cast_inputs
 
 GROUPS = ("embed", "blocks", "head")
@@ -30,8 +32,9 @@ CALLED_WITH = {
     "embed": "groups, batch, key",
     "block": "block_params, x, key",
     "head": "groups, x, batch, key",
+    "init_state": "key",
 }
-"""The functions of a model and what the runtime gives them."""
+"""The functions of a model and what they are given; `loss` and `predict` of a model with a state get it last."""
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
@@ -62,6 +65,34 @@ def abstract_init(model: Model | BlockModel) -> Params:
             "where the loss uses them, or give them in the batch; write a number as jnp.asarray(1.0)."
         )
     return params
+
+
+def abstract_state(model: Model | BlockModel) -> Any:
+    """Shapes and dtypes of the state that a model's init_state returns; () of a model without one.
+
+    Raises:
+        ModelError: init_state cannot be called with a key alone, raises something, or returns what is no number.
+    """
+    if not isinstance(model, Model) or model.init_state is None:
+        return ()
+    _check_arguments(model, "init_state")
+    init_state, wrong = model.init_state, list[str]()
+
+    def init(key: Any) -> Any:
+        state = init_state(key)
+        wrong.extend(
+            f"{path or 'it'} is {kind}" for path, leaf in leaves_with_paths(state) if (kind := _no_number(leaf))
+        )
+        return () if wrong else state
+
+    with told_as_users(f"model {model.name!r}: init_state", init_state, ModelError):
+        state = jax.eval_shape(init, make_key(0))
+    if wrong:
+        raise ModelError(
+            f"model {model.name!r}: init_state, {place_of_function(init_state)}, returns what is no array of numbers: "
+            f"{_some(wrong)}. Keep numbers as jnp.asarray(0); a key as jax.random.key_data(key)."
+        )
+    return state
 
 
 def check_groups(model: Model | BlockModel, params: Params) -> None:
@@ -124,8 +155,12 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
         if isinstance(model, BlockModel):
             _trace_blocks(model, params, batch, given, without)
         else:
-            result = _trace(model, "loss", (params, batch, given), batch, without)
-            _check_pair(model, "loss", result)
+            state = abstract_state(model)
+            more = (state,) if has_state(model) else ()
+            result = _trace(model, "loss", (params, batch, given, *more), batch, without)
+            _check_sums(model, "loss", result)
+            if given is not None and has_state(model):
+                _check_state(model, result, state)
 
 
 def _trace_blocks(model: BlockModel, params: Params, batch: Shapes, key: Any, without: str) -> None:
@@ -146,7 +181,7 @@ def _trace_blocks(model: BlockModel, params: Params, batch: Shapes, key: Any, wi
             f"{_some(changed) or 'the structure of x'}. Every block gets what the one before it returns: it has to "
             "give back the shapes and dtypes that embed returns (cast with .astype(x.dtype))."
         )
-    _check_pair(model, "head", _trace(model, "head", (head, x, batch, key), batch, without))
+    _check_sums(model, "head", _trace(model, "head", (head, x, batch, key), batch, without))
 
 
 def _trace(model: Any, name: str, arguments: tuple[Any, ...], batch: Shapes, without: str) -> Any:
@@ -175,7 +210,7 @@ def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shape
 
 def _check_arguments(model: Any, name: str) -> None:
     function = getattr(model, name)
-    wanted = CALLED_WITH[name]
+    wanted = CALLED_WITH[name] + (", state" if name in ("loss", "predict") and has_state(model) else "")
     if not accepts(function, len(wanted.split(","))):
         raise ModelError(
             f"model {model.name!r}: {name}, {place_of_function(function)}, cannot be called with "
@@ -187,21 +222,26 @@ def _of_init(model: Model | BlockModel) -> str:
     return f"model {model.name!r}: init, {place_of_function(model.init)}, returns"
 
 
-def _check_pair(model: Any, name: str, result: Any) -> None:
-    """Checks what a loss returned: a pair of scalars, the first of floating point."""
-    leaves = jax.tree.leaves(result)
-    is_pair = isinstance(result, tuple) and len(result) == 2 and len(leaves) == 2
-    if is_pair and not any(leaf.shape for leaf in leaves) and jnp.issubdtype(leaves[0].dtype, jnp.floating):
-        return
-    given = "None" if result is None else f"{len(leaves)} values, " + _some([_shape(leaf) for leaf in leaves])
-    if is_pair and not any(leaf.shape for leaf in leaves):
-        given = f"a sum of dtype {leaves[0].dtype}, which has no gradient"
-    third = " Drop what comes after the pair." if isinstance(result, tuple) and len(result) > 2 else ""
-    raise ModelError(
-        f"model {model.name!r}: {name}, {place_of_function(getattr(model, name))}, returns {given}. It has to return a "
-        "pair of floating-point scalars, (sum of loss x weight, sum of weights) over the rows it is given; for a mean "
-        f"over n rows, (mean * n, n).{third}"
-    )
+def _check_sums(model: Any, name: str, result: Any) -> None:
+    """Checks what a loss returned, given as shapes."""
+    try:
+        jax.eval_shape(lambda: as_sums(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), result)))
+    except NotSums as error:
+        where = place_of_function(getattr(model, name))
+        raise ModelError(f"model {model.name!r}: {name}, {where}, {error.said}") from None
+
+
+def _check_state(model: Any, result: Any, state: Any) -> None:
+    """Checks that a loss returned the next state, given as shapes."""
+    if problem := state_problem(LossSums(*result).state, state):
+        raise ModelError(f"model {model.name!r}: loss, {place_of_function(model.loss)}, {problem}")
+
+
+def _no_number(leaf: Any) -> str:
+    """What a leaf of a state is that cannot be one; empty for an array of numbers."""
+    dtype = getattr(leaf, "dtype", None)
+    is_number = dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_))
+    return "" if is_number else _kind(leaf)
 
 
 def _kind(leaf: Any) -> str:

@@ -21,11 +21,15 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from ...layouts.table import LayoutTable
+from ...mesh.compat import varying_axes
+from ...mesh.errors import UserError
 from ...mesh.keys import key_of
 from ..blocks.forward import LocalLoss, local_loss
+from ..collectives import vary
 from ..data import make_varying, reduce_gradients
 from ..executor.loss import pipeline_loss
-from ..model import Batch, BlockModel, Model, Params
+from ..model import Batch, BlockModel, Model, Params, has_state
+from ..model.loss_sums import LossSums, state_problem
 from ..plan import Reduced, ShardingPlan
 from ..precision import cast_inputs
 from ..sharding.named_outputs import NamedOutputs
@@ -33,6 +37,7 @@ from ..sharding.parallel_context import parallel_context
 from ..sharding.strategies import STRATEGIES
 from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm
 from .manual_axes import over_manual_axes
+from .model_state import settle
 from .state import StepMetrics
 
 
@@ -65,9 +70,9 @@ class DeviceStep:
         return local_loss(model, plan, remat=options.remat, precision=options.precision)
 
     def gradients(
-        self, params: Params, batch: Batch, key_data: Array, step: Array, errors: Any
-    ) -> tuple[Params, StepMetrics, Any]:
-        """The reduced, averaged and clipped gradients, laid out as the update, the metrics, and the next `errors`.
+        self, params: Params, batch: Batch, key_data: Array, step: Array, errors: Any, model_state: Any
+    ) -> tuple[Params, StepMetrics, Any, Any]:
+        """The reduced, averaged and clipped gradients, laid out as the update, the metrics, and what follows them.
 
         Args:
             params: This device's shards.
@@ -75,24 +80,33 @@ class DeviceStep:
             key_data: Raw data of the run's key.
             step: The number of steps done.
             errors: What compression owes from the step before (`compression.Errors`), or ().
+            model_state: The model's state, or ().
+
+        Returns:
+            Gradients, metrics (the model's own as pairs of sums), and the next `errors` and `model_state`.
         """
         plan, options, axes = self.plan, self.plan.options, self.plan.summed_axes
         update = plan.update_table.layouts
         key = jax.random.fold_in(key_of(key_data), step)
         batch = cast_inputs(batch, options.precision.compute)
         params = self._begun(make_varying(params, plan.table.layouts, axes))
-        gradients, sums = self._gradients(params, batch, key)
+        gradients, sums = self._gradients(params, batch, key, model_state)
+        metrics, metrics_tree = jax.tree.flatten(sums.metrics)
+        next_state = self._settled(sums.state, model_state, batch)
         for strategy in STRATEGIES.values():
             gradients = strategy.finish(gradients, plan)
-        found = Reduced(gradients, [*sums, *complete_squares(gradients, update, axes)], errors)
+        scalars = [sums.total, sums.weight, *metrics, *complete_squares(gradients, update, axes)]
+        found = Reduced(gradients, scalars, errors)
         for strategy in STRATEGIES.values():
             found = strategy.reduce(found, plan)
-        total, weight, *squares = found.scalars
+        total, weight, *further = found.scalars
+        metrics, squares = further[: len(metrics)], further[len(metrics) :]
         divisor = jnp.where(weight == 0, 1, weight)
         norm = global_norm(found.gradients, update, axes, squares, divisor)
         scale = clip_factor(norm, options.clip_norm) / divisor
         gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), found.gradients)
-        return gradients, StepMetrics(total / divisor, norm, weight), found.errors
+        pairs = jax.tree.unflatten(metrics_tree, metrics)
+        return gradients, StepMetrics(total / divisor, norm, weight, pairs), found.errors, next_state
 
     def _begun(self, params: Params) -> Params:
         """Parameters as a step begins with them."""
@@ -100,31 +114,41 @@ class DeviceStep:
             params = strategy.begin(params, self.plan)
         return params
 
-    def _gradients(self, params: Params, batch: Batch, key: Array) -> tuple[Params, tuple[Array, Array]]:
-        """Local sums of gradients, and this device's share of (loss, weight)."""
+    def _gradients(self, params: Params, batch: Batch, key: Array, model_state: Any) -> tuple[Params, LossSums]:
+        """Local sums of gradients, and this device's share of the sums of the loss."""
         microbatches, axes = self.plan.options.accumulate, self.plan.manual_axes
-        return accumulate_gradients(self._loss, params, batch, key, microbatches=microbatches, axes=axes)
+        return accumulate_gradients(self._loss, params, batch, key, model_state, microbatches=microbatches, axes=axes)
 
-    def sums(self, params: Params, batch: Batch) -> tuple[Array, Array]:
-        """The sums (loss, weight) over the global batch, for evaluation."""
+    def _settled(self, found: Any, model_state: Any, batch: Batch) -> Any:
+        """The model's next state, the same on every device."""
+        if not has_state(self.model):
+            return ()
+        if problem := state_problem(found, model_state):
+            raise UserError(f"model {self.model.name!r}: loss {problem}")
+        typed = any(varying_axes(rows) for rows in batch.values())
+        return settle(found, model_state, self.plan.summed_axes, typed=typed)
+
+    def sums(self, params: Params, batch: Batch, model_state: Any) -> LossSums:
+        """The sums over the global batch, for evaluation; no state."""
         plan, precision = self.plan, self.plan.options.precision
         varying = self._begun(make_varying(params, plan.table.layouts, plan.manual_axes))
         batch = cast_inputs(batch, precision.compute)
-        shares = self._loss.loss(self._loss.carriers(varying), self._loss.keep(varying), batch, None)
-        total, weight = reduce_gradients((), shares, (), plan.manual_axes, precision.reduce)[1]
-        return total, weight
+        kept = self._loss.keep(varying)
+        shares = self._loss.loss(self._loss.carriers(varying), kept, batch, None, model_state)._replace(state=())
+        leaves, structure = jax.tree.flatten(shares)
+        leaves = [vary(leaf, plan.manual_axes) for leaf in leaves]
+        return jax.tree.unflatten(structure, reduce_gradients((), leaves, (), plan.manual_axes, precision.reduce)[1])
 
     def mapped_gradients(self, extra_table: LayoutTable, *, abstract: bool) -> Callable[..., Any]:
         """`gradients` on global arrays: `extra_table` lays out `errors`; `abstract` needs no devices."""
         plan, whole = self.plan, PartitionSpec()
         errors = plan.manual_specs(extra_table) if plan.compressed else ()
-        in_specs = (plan.manual_specs(plan.table), plan.batch_spec, whole, whole, errors)
-        metrics: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
-        out_specs = (plan.manual_specs(plan.update_table), metrics, errors)
+        in_specs = (plan.manual_specs(plan.table), plan.batch_spec, whole, whole, errors, whole)
+        out_specs = (plan.manual_specs(plan.update_table), whole, errors, whole)
         return over_manual_axes(self.gradients, plan, in_specs, out_specs, abstract=abstract)
 
     def mapped_sums(self) -> Callable[..., Any]:
         """`sums` on global arrays."""
         plan, whole = self.plan, PartitionSpec()
-        in_specs = (plan.manual_specs(plan.table), plan.batch_spec)
-        return over_manual_axes(self.sums, plan, in_specs, (whole, whole), abstract=False)
+        in_specs = (plan.manual_specs(plan.table), plan.batch_spec, whole)
+        return over_manual_axes(self.sums, plan, in_specs, whole, abstract=False)

@@ -5,21 +5,28 @@ lines  = every strategy's cost, in turn, and the reduction of the norm
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import Array
 
 from ...mesh.errors import UserError
+from ...mesh.keys import make_key
 from ..blocks.model_parts import recomputes_output
 from ..collectives import CallCounts, Collective, StepCounts, Traffic
 from ..executor.loss import sent_at_a_tick
-from ..model import BlockModel, Model
+from ..model import Batch, BlockModel, Model, Params, has_state
+from ..model.loss_sums import as_sums
 from ..plan import ShardingPlan
-from ..precision import cast_inputs
+from ..precision import cast_floats, cast_inputs
+from ..sharding.lay_out import abstract_parameters
 from ..sharding.strategies import STRATEGIES
 from ..xla.neighbours import as_sent
 from .call_counts import pipeline_counts, plain_counts
 from .composition import as_split
 from .gradients import norm_cost
+from .model_state import abstract_model_state
 
 
 def step_cost(
@@ -37,6 +44,7 @@ def step_cost(
         UserError: The shapes of a batch are needed and not given.
     """
     counts = step_counts(as_split(model, plan), plan, batch, platform)
+    counts = counts._replace(metrics=_sums_of_metrics(model, plan, batch))
     lines = [line for strategy in STRATEGIES.values() for line in strategy.cost(plan, counts, platform)]
     layouts = [row.layout for row in plan.update_table.rows]
     return lines + norm_cost(layouts, plan.summed_axes, plan.options.precision.reduce)
@@ -69,6 +77,32 @@ def _microbatch(
         name: jax.ShapeDtypeStruct((leaf.shape[0] // pieces, *leaf.shape[1:]), leaf.dtype)
         for name, leaf in rows.items()
     }
+
+
+def _sums_of_metrics(
+    model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct] | None
+) -> int:
+    """How many scalars the model's own metrics are; of a model of blocks, those of its head."""
+    if batch is None:
+        return 0
+    params = abstract_parameters(model, plan.options.precision)
+    params = jax.eval_shape(lambda tree: cast_floats(tree, plan.options.precision.compute), params)
+    rows, key = _microbatch(plan, batch), jax.eval_shape(lambda: make_key(0))
+
+    def loss(params: Params, rows: Batch, key: Array) -> Any:
+        if isinstance(model, BlockModel):  # no block changes what the head counts
+            x = model.embed({name: params[name] for name in model.embed_reads}, rows, key)
+            return model.head({name: params[name] for name in model.head_reads}, x, rows, key)
+        state = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_model_state(model, plan.options.precision)
+        )
+        return model.loss(params, rows, key, *((state,) if has_state(model) else ()))
+
+    try:
+        found = jax.eval_shape(lambda *given: as_sums(loss(*given)).metrics, params, rows, key)
+    except Exception:  # a model that runs on its mesh alone
+        return 0
+    return len(jax.tree.leaves(found))
 
 
 def _own(

@@ -7,7 +7,6 @@ end_round        in `shard_map`: `diloco.outer_step`, every H steps
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from ..diloco import AXIS
 from ..model import Batch, Params
 from .composition import DeviceStep
 from .manual_axes import over_manual_axes
-from .state import StepMetrics, TrainState
+from .state import StepMetrics, TrainState, with_means
 from .update import apply_optimizer
 
 
@@ -51,10 +50,9 @@ def make_step(
     plan, reduce_dtype = device_step.plan, device_step.plan.options.precision.reduce
     shared, copied = plan.manual_specs(plan.table), plan.manual_specs(diloco.copies_table(plan.table))
     whole = PartitionSpec()
-    metrics_specs: Any = StepMetrics(*[whole] * 3)  # pyright: ignore[reportArgumentType]
 
     def own_gradients(copies: Params, batch: Batch, key: Array, step: Array) -> tuple[Params, Array, StepMetrics]:
-        found, metrics, _ = device_step.gradients(_own(copies), batch, key, step, ())
+        found, metrics, *_ = device_step.gradients(_own(copies), batch, key, step, (), ())
         return _stacked(found), metrics.loss[None], _shared_metrics(metrics, reduce_dtype)
 
     def end_round(params: Params, extra: diloco.Copies, step: Array) -> tuple[Params, diloco.Copies]:
@@ -62,7 +60,7 @@ def make_step(
         moved, copies, momentum = diloco.outer_step(params, own, extra.momentum, step, plan.configs[AXIS], reduce_dtype)
         return moved, diloco.Copies(_stacked(copies), momentum)
 
-    in_specs, out_specs = (copied, plan.batch_spec, whole, whole), (copied, PartitionSpec(AXIS), metrics_specs)
+    in_specs, out_specs = (copied, plan.batch_spec, whole, whole), (copied, PartitionSpec(AXIS), whole)
     differentiate = over_manual_axes(own_gradients, plan, in_specs, out_specs, abstract=abstract)
     extra_specs = diloco.Copies(copied, shared)
     meet = over_manual_axes(end_round, plan, (shared, extra_specs, whole), (shared, extra_specs), abstract=abstract)
@@ -74,7 +72,7 @@ def make_step(
         copies, opt_state = update(found, state.opt_state, copies, losses)
         extra = state.extra._replace(copies=copies)
         params, extra = meet(state.params, extra, state.step + 1)
-        return TrainState(state.step + 1, params, opt_state, state.key, extra), metrics
+        return TrainState(state.step + 1, params, opt_state, state.key, extra), with_means(metrics)
 
     return step
 
@@ -89,8 +87,9 @@ def _stacked(own: Params) -> Params:
 
 
 def _shared_metrics(metrics: StepMetrics, reduce_dtype: str) -> StepMetrics:
-    """The loss of all rows, and the mean of the groups' norms."""
+    """The loss of all rows, the mean of the groups' norms, and the sums of the model's own metrics."""
     wide = jnp.promote_types(reduce_dtype, jnp.float32)
-    scalars = [metrics.loss * metrics.weight, metrics.weight, metrics.grad_norm]
-    total, weight, norm = lax.psum([scalar.astype(wide) for scalar in scalars], AXIS)
-    return StepMetrics(total / jnp.where(weight == 0, 1, weight), norm / lax.axis_size(AXIS), weight)
+    scalars = metrics._replace(loss=metrics.loss * metrics.weight)
+    found = lax.psum(jax.tree.map(lambda scalar: scalar.astype(wide), scalars), AXIS)
+    loss = found.loss / jnp.where(found.weight == 0, 1, found.weight)
+    return found._replace(loss=loss, grad_norm=found.grad_norm / lax.axis_size(AXIS))

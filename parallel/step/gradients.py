@@ -1,6 +1,6 @@
 """Gradients of the loss: summed over microbatches on each device, and measured once over the mesh."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -13,11 +13,20 @@ from ..blocks.forward import LocalLoss
 from ..collectives import Collective, vary
 from ..data import scalar_width
 from ..model import Batch, Params
+from ..model.loss_sums import LossSums
+from ..model.row_axes import noticing
 
 
 def accumulate_gradients(
-    local: LocalLoss, params: Params, batch: Batch, key: Array | None, *, microbatches: int, axes: tuple[str, ...]
-) -> tuple[Params, tuple[Array, Array]]:
+    local: LocalLoss,
+    params: Params,
+    batch: Batch,
+    key: Array | None,
+    state: Any,
+    *,
+    microbatches: int,
+    axes: tuple[str, ...],
+) -> tuple[Params, LossSums]:
     """Sums the gradients of one device's rows over its microbatches.
 
     Since the loss is a sum, not a mean, gradients add up whatever the weights of the microbatches: one microbatch or
@@ -28,35 +37,61 @@ def accumulate_gradients(
         params: Per-device parameters, varying over the axes.
         batch: Per-device rows; their number is a multiple of `microbatches`.
         key: Randomness of this step, the same on all devices and in all microbatches.
+        state: The model's, () where it has none; every microbatch starts from that of the one before.
         microbatches: How many pieces the rows are cut into, one after the other in memory.
         axes: Mesh axes over which devices hold shares of the loss.
 
     Returns:
-        Gradients in the parameters' dtype and layout, and the sums (loss, weight), all local to the device.
+        Gradients in the parameters' dtype and layout, and the sums and the next state, all local to the device.
     """
     kept = local.keep(params)
     params = local.carriers(params)
-    differentiate = local.differentiate or jax.value_and_grad(local.loss, has_aux=True)
+    differentiate = local.differentiate or _differentiated(local)
     if microbatches == 1:
-        (total, weight), gradients = differentiate(params, kept, batch, key)
-        return gradients, (vary(total, axes), vary(weight, axes))
+        found, gradients = differentiate(params, kept, batch, key, state)
+        sums = jax.tree.map(lambda leaf: vary(leaf, axes), found._replace(state=()))
+        return gradients, sums._replace(state=found.state)
 
-    def body(sums: Any, microbatch: Batch) -> tuple[Any, None]:
-        (total, weight), gradients = differentiate(params, kept, microbatch, key)
-        return jax.tree.map(lambda a, b: a + b, sums, (gradients, total, weight)), None
+    def body(carry: Any, microbatch: Batch) -> tuple[Any, None]:
+        sums, state = carry
+        found, gradients = differentiate(params, kept, microbatch, key, state)
+        new = gradients, found._replace(state=())
+        state = jax.tree.map(lambda leaf: vary(leaf, axes), found.state)
+        return (jax.tree.map(lambda a, b: a + b, sums, new), state), None
 
-    pieces = {name: _split(rows, microbatches) for name, rows in batch.items()}
-    first = {name: rows[0] for name, rows in pieces.items()}
-    shapes = jax.eval_shape(lambda batch: local.loss(params, kept, batch, key), first)
-    zeros = (
-        jax.tree.map(jnp.zeros_like, params),
-        *(vary(jnp.zeros(shape.shape, shape.dtype), axes) for shape in shapes),
-    )
-    (gradients, total, weight), _ = lax.scan(body, zeros, pieces)
-    return gradients, (total, weight)
+    state = jax.tree.map(lambda leaf: vary(leaf, axes), state)
+    first = {name: rows[: rows.shape[0] // microbatches] for name, rows in batch.items()}
+    with noticing() as asked:
+        shapes = jax.eval_shape(lambda batch: local.loss(params, kept, batch, key, state), first)._replace(state=())
+    spread = bool(asked or jax.tree.leaves(state))
+    pieces = {name: _split(rows, microbatches, spread) for name, rows in batch.items()}
+    no_sums = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), axes), shapes)
+    start = (jax.tree.map(jnp.zeros_like, params), no_sums), state
+    ((gradients, sums), state), _ = lax.scan(body, start, pieces)
+    return gradients, sums._replace(state=state)
 
 
-def _split(rows: Array, microbatches: int) -> Array:
+def _differentiated(local: LocalLoss) -> Callable[..., tuple[LossSums, Params]]:
+    """The sums of a loss and its gradients, by autodiff."""
+
+    def loss(params: Params, *rest: Any) -> tuple[Array, LossSums]:
+        sums = local.loss(params, *rest)
+        return sums.total, sums
+
+    def differentiate(*arguments: Any) -> tuple[LossSums, Params]:
+        (_, sums), gradients = jax.value_and_grad(loss, has_aux=True)(*arguments)
+        return sums, gradients
+
+    return differentiate
+
+
+def _split(rows: Array, microbatches: int, spread: bool) -> Array:
+    """Rows as (microbatches, rows of one, ...): blocks of rows or, spread, every nth row.
+
+    Where rows depend on each other, which are together in a microbatch must not depend on the mesh.
+    """
+    if spread:
+        return rows.reshape(rows.shape[0] // microbatches, microbatches, *rows.shape[1:]).swapaxes(0, 1)
     return rows.reshape(microbatches, rows.shape[0] // microbatches, *rows.shape[1:])
 
 

@@ -14,13 +14,26 @@ from jax import Array
 
 from ...layouts.paths import in_blocks, leaves_with_paths, map_with_path
 from ...mesh.errors import UserError
+from ...mesh.keys import key_of
 from ...mesh.near_miss import did_you_mean
-from ..model import Params
+from ..model import BlockModel, Model, Params
+from ..precision import Precision, cast_floats
 from ..schedule.stages import Stages
 from ..sharding.stored_order import StoredOrder
 
 MAX_LISTED = 20
 """Problems listed in one message."""
+
+
+def drawn(model: Model | BlockModel, precision: Precision, key_data: Array) -> Params:
+    """The parameters as the model draws them, in the stored dtype. Traced.
+
+    Args:
+        model: The model, its blocks in the order in which they are stored.
+        precision: The dtypes.
+        key_data: Raw data of the run's key.
+    """
+    return cast_floats(model.init(key_of(key_data)), precision.params)
 
 
 def place(given: Params, stored: Params, order: StoredOrder) -> Params:

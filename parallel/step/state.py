@@ -1,5 +1,6 @@
 """What goes into a step and comes out: the state, one snapshot of everything that changes, and the metrics."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,8 @@ class TrainState(NamedTuple):
         key: uint32 (2,), raw data of the run's random key, on every device; it does not change, the step is folded in.
             Always of threefry2x32, whatever JAX's default generator is (see `mesh/keys.py`).
         extra: What strategies over slow links keep: `diloco.Copies`, `compression.Errors`, or () for nothing.
+        model_state: What the model keeps that no gradient moves (`Model.init_state`), whole on every device; () for
+            nothing.
     """
 
     step: Array
@@ -31,6 +34,7 @@ class TrainState(NamedTuple):
     opt_state: Any
     key: Array
     extra: Any = ()
+    model_state: Any = ()
 
 
 class StepMetrics(NamedTuple):
@@ -40,15 +44,28 @@ class StepMetrics(NamedTuple):
         loss: weighted mean of the loss over the global batch, before the update.
         grad_norm: global norm of the gradients, before clipping.
         weight: the weight of the global batch (for a language model, its tokens).
+        model: the model's own metrics by name: weighted means over the global batch; {} for none.
     """
 
     loss: Array
     grad_norm: Array
     weight: Array
+    model: Mapping[str, Any] = {}
+
+
+def with_means(metrics: StepMetrics) -> StepMetrics:
+    """The metrics, each pair of sums of the model's own divided: a mean, 0 where nothing has weight."""
+    means = {name: total / jnp.where(weight == 0, 1, weight) for name, (total, weight) in metrics.model.items()}
+    return metrics._replace(model=means)
 
 
 def abstract_state(
-    plan: ShardingPlan, optimizer_table: LayoutTable, extra_table: LayoutTable, *, abstract: bool
+    plan: ShardingPlan,
+    optimizer_table: LayoutTable,
+    extra_table: LayoutTable,
+    model_state: Any = (),
+    *,
+    abstract: bool,
 ) -> TrainState:
     """The state as ShapeDtypeStructs with shardings: what initialisation, the step and checkpoints agree on.
 
@@ -56,6 +73,7 @@ def abstract_state(
         plan: Where the parameters live.
         optimizer_table: The layouts of the optimizer's state.
         extra_table: The layouts of `TrainState.extra`.
+        model_state: Shapes and dtypes of the model's state.
         abstract: Take the shardings of a mesh without devices.
     """
     replicated: Any = plan.replicated(abstract=abstract)
@@ -65,6 +83,9 @@ def abstract_state(
         opt_state=_with_shardings(optimizer_table, abstract),
         key=jax.ShapeDtypeStruct((WORDS,), jnp.uint32, sharding=replicated),  # pyright: ignore[reportArgumentType]
         extra=_with_shardings(extra_table, abstract),
+        model_state=jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), model_state
+        ),
     )
 
 

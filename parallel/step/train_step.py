@@ -11,7 +11,6 @@ ratio) is right on every mesh without knowing it, and an elementwise one compile
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,12 +22,12 @@ from jax import Array
 from ...layouts.optimizer_state import resolve_optimizer_state
 from ...layouts.table import LayoutTable
 from ...mesh.errors import UserError
-from ...mesh.keys import key_of, make_key
+from ...mesh.keys import make_key
 from .. import compression, diloco
 from ..collectives import Collective, merge
-from ..model import Batch, BlockModel, Model, Params
-from ..plan import ShardingPlan, StepOptions
-from ..precision import FLOAT32, Precision, cast_floats
+from ..model import Batch, BlockModel, Model, Params, has_state
+from ..model.loss_sums import LossSums
+from ..plan import ShardingPlan
 from ..sharding.batch_rows import check_eval_rows, check_rows
 from ..sharding.lay_out import abstract_parameters
 from ..sharding.stored_order import in_stage_order, stored_order
@@ -36,8 +35,9 @@ from . import diloco_step, initial_params
 from .composition import DeviceStep
 from .cost import step_cost
 from .inputs import BatchCheck, explain, explained, refuse_consumed
+from .model_state import abstract_model_state, first_model_state
 from .recompilation import RecompilationWatch
-from .state import StepMetrics, TrainState, abstract_state, seed_problem
+from .state import StepMetrics, TrainState, abstract_state, seed_problem, with_means
 from .update import abstract_optimizer_state, apply_optimizer
 
 
@@ -81,10 +81,16 @@ class Step:
         key_data = jax.random.key_data(make_key(seed))
         if params is None:
             # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
-            params = jax.jit(self._first_params, out_shardings=shardings.params)(key_data)
+            draw = partial(initial_params.drawn, self.model, self.precision)
+            params = jax.jit(draw, out_shardings=shardings.params)(key_data)
         else:
             params = initial_params.place(params, abstract.params, stored_order(self.plan))
-        return jax.jit(self._first_state, out_shardings=shardings, donate_argnums=0)(params, key_data)
+        make = jax.jit(self._first_state, out_shardings=shardings._replace(model_state=()), donate_argnums=0)
+        state = make(params, key_data)
+        if not has_state(self.model):
+            return state
+        first = jax.jit(partial(first_model_state, self.model, self.precision), out_shardings=shardings.model_state)
+        return state._replace(model_state=first(key_data))
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Runs one step; the state given is donated and must not be used again.
@@ -129,10 +135,21 @@ class Step:
             self._compiled = self.lower(abstract_batch).compile()
         return self._compiled
 
-    def evaluate(self, params: Params, batch: Batch) -> tuple[Array, Array]:
-        """The sums (loss, weight) over one global batch, without randomness and without an update."""
+    def evaluate(self, params: Params, batch: Batch, model_state: Any = ()) -> tuple[Array, Array]:
+        """The sums (loss, weight) over one global batch, without randomness and without an update.
+
+        Args:
+            params: The parameters of a state.
+            batch: As for a step.
+            model_state: The model's state, of a model that has one.
+        """
+        sums = self.measure(params, batch, model_state)
+        return sums.total, sums.weight
+
+    def measure(self, params: Params, batch: Batch, model_state: Any = ()) -> LossSums:
+        """The same with the sums of the model's metrics; arguments as for `evaluate`."""
         with explained(params, lambda: self.abstract_state().params, batch, self._eval_batches):
-            return self._evaluate(params, batch)
+            return self._evaluate(params, batch, model_state)
 
     def gradients(self, state: TrainState, batch: Batch) -> tuple[Params, StepMetrics]:
         """The gradients that the next step would use (averaged and clipped), laid out as the update.
@@ -140,7 +157,7 @@ class Step:
         Under local steps and compression: exactly those of `state.params`. The state is not consumed.
         """
         with explained(state, self.abstract_state, batch, self._own_batches):
-            return self._differentiate(state.params, batch, state.key, state.step)
+            return self._differentiate(state.params, batch, state.key, state.step, state.model_state)
 
     def lower(
         self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct], platform: str | None = None
@@ -167,7 +184,13 @@ class Step:
 
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
         """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
-        return abstract_state(self.plan, self.optimizer_table, self.extra_table, abstract=abstract)
+        return abstract_state(
+            self.plan, self.optimizer_table, self.extra_table, self._abstract_model_state, abstract=abstract
+        )
+
+    @cached_property
+    def _abstract_model_state(self) -> Any:
+        return abstract_model_state(self.model, self.precision)
 
     @cached_property
     def optimizer_table(self) -> LayoutTable:
@@ -197,9 +220,6 @@ class Step:
         """
         return merge(step_cost(self.given_model, self.plan, abstract_batch, platform or self.plan.platform))
 
-    def _first_params(self, key_data: Array) -> Params:
-        return cast_floats(self.model.init(key_of(key_data)), self.precision.params)
-
     def _first_state(self, params: Params, key_data: Array) -> TrainState:
         state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data)
         if self.plan.local_steps:
@@ -208,10 +228,12 @@ class Step:
         return state._replace(opt_state=self.optimizer.init(params), extra=errors)
 
     def _step(self, gradients: Callable[..., Any], state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        grads, metrics, extra = gradients(state.params, batch, state.key, state.step, state.extra)
+        grads, metrics, extra, model_state = gradients(
+            state.params, batch, state.key, state.step, state.extra, state.model_state
+        )
         params = self._as_updated(state.params)
         params, opt_state = apply_optimizer(self.optimizer, grads, state.opt_state, params, metrics.loss)
-        return TrainState(state.step + 1, params, opt_state, state.key, extra), metrics
+        return TrainState(state.step + 1, params, opt_state, state.key, extra, model_state), with_means(metrics)
 
     def _as_updated(self, params: Params) -> Params:
         """The parts of the parameters that this device updates; the copies of the others are not needed."""
@@ -245,48 +267,20 @@ class Step:
     @cached_property
     def _differentiate(self) -> Any:
         table, replicated = self.plan.table, self.plan.replicated()
-        gradients = self._exact.outputs.around(self._exact.mapped_gradients(self.extra_table, abstract=False))
+        mapped = self._exact.outputs.around(self._exact.mapped_gradients(self.extra_table, abstract=False))
+
+        def differentiate(*arguments: Any) -> tuple[Params, StepMetrics]:
+            gradients, metrics, *_ = mapped(*arguments[:-1], (), arguments[-1])
+            return gradients, with_means(metrics)
+
         return jax.jit(
-            self._own_batches.around(lambda *arguments: gradients(*arguments, ())[:2]),
-            in_shardings=(table.shardings(), self.plan.batch_sharding(), replicated, replicated),
+            self._own_batches.around(differentiate),
+            in_shardings=(table.shardings(), self.plan.batch_sharding(), replicated, replicated, replicated),
             out_shardings=(self.plan.update_table.shardings(), replicated),
         )
 
     @cached_property
     def _evaluate(self) -> Any:
         sums = self._device_step.outputs.around(self._device_step.mapped_sums(), unused=False)
-        layouts: Any = (self.plan.table.shardings(), self.plan.batch_sharding())
+        layouts: Any = (self.plan.table.shardings(), self.plan.batch_sharding(), self.plan.replicated())
         return jax.jit(self._eval_batches.around(sums), in_shardings=layouts)
-
-
-def build_step(
-    model: Model | BlockModel,
-    optimizer: optax.GradientTransformation,
-    plan: ShardingPlan,
-    *,
-    accumulate: int = 1,
-    clip_norm: float = 0.0,
-    remat: str = "none",
-    precision: Precision = FLOAT32,
-) -> Step:
-    """Builds the training step. Nothing is computed and no device is touched until it runs.
-
-    Args:
-        model: The model.
-        optimizer: Any optax transformation; it must not clip by global norm (the step does).
-        plan: From `lay_out`, with the same precision.
-        accumulate: Microbatches a step, one after the other; their gradients are summed.
-        clip_norm: Largest global norm of the gradients; 0 leaves them as they are.
-        remat: What blocks keep for backward: `none` drops only gathered parameters, `dots` keeps products of matrices,
-            `full` only the input of each block.
-        precision: The dtypes.
-
-    Raises:
-        UserError: A number is out of its range, or the policy is unknown.
-    """
-    if accumulate < 1:
-        raise UserError(f"train.accumulate={accumulate}: a step has at least 1 microbatch.")
-    if not 0 <= clip_norm < float("inf"):
-        raise UserError(f"train.clip_norm={clip_norm}: a norm is positive and finite; 0 turns clipping off.")
-    options = StepOptions(accumulate=accumulate, clip_norm=clip_norm, remat=remat, precision=precision)
-    return Step(model, optimizer, replace(plan, options=options))

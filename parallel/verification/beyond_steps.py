@@ -62,7 +62,7 @@ def beyond_steps(
     """
     step, one_device, batches = training.step, training.one_device, training.batches
     params = jax.tree.map(np.asarray, state.params)
-    evaluation = _evaluation(step, state.params, params, one_device, batches[-1])
+    evaluation = _evaluation(step, state, params, one_device, batches[-1])
     future = _future(one_device, params, batches[0], measured.tolerance)
     bound = measured.params_tolerance
     options: Any = {"save_and_restore": save_and_restore, "tolerance": bound}
@@ -116,15 +116,15 @@ def _of_checkpoint(trip: RoundTrip, bound: float) -> Iterator[Difference]:
         yield Difference(what="checkpoint", where="", relative=trip.next_step, hint=hint)
 
 
-def _evaluation(step: Step, params: Any, host: Any, one_device: OneDevice, batch: HostBatch) -> Evaluation | None:
+def _evaluation(step: Step, state: TrainState, host: Any, one_device: OneDevice, batch: HostBatch) -> Evaluation | None:
     """The sums over a batch whose last row weighs nothing, as padding does; None where one device has none."""
     if WEIGHTS in batch and len(batch[WEIGHTS]) > 1:
         batch = {**batch, WEIGHTS: np.concatenate([batch[WEIGHTS][:-1], np.zeros_like(batch[WEIGHTS][-1:])])}
     try:
-        expected = one_device.evaluate(host, batch)
+        expected = one_device.evaluate(host, batch, jax.tree.map(np.asarray, state.model_state))
     except Exception:  # whatever the model raises without a key
         return None
-    total, weight = step.evaluate(params, dict(batch))
+    total, weight = step.evaluate(state.params, dict(batch), state.model_state)
     return Evaluation((float(total), float(weight)), expected, host, batch)
 
 

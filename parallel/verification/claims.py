@@ -39,6 +39,8 @@ def proved(measured: Verification, *, files: bool, random: bool) -> Iterator[str
     yield from ("initial parameters", "loss", "weight", "gradients", "gradient norm")
     yield f"{measured.steps} step(s) with what each reports"
     yield "parameters and optimizer's state after them"
+    if measured.model_state:
+        yield "the model's state after them"
     if random:
         yield "random numbers"
     yield "collectives"
@@ -86,6 +88,8 @@ def not_looked_at(
         yield "a term of the loss that all positions of a row share (later tokens change it)"
     if not random:
         yield "random numbers (the loss does not depend on the key)"
+    if measured.collectives.of_the_model:
+        yield "how much the model's own sums over the batch axes move"
     if clip_norm and all(norm <= clip_norm for norm in reference.norms):
         yield f"clipping (no norm was over {clip_norm:g})"
     yield from _still(reference, params)

@@ -6,6 +6,9 @@ optimizer needs that looks across elements. Where the whole is not as predicted,
     gradients    move what the strategies predict, but for ZeRO's gathers of what was updated
     step         moves what the gradients and the update alone move, added up
     update       moves ZeRO's gathers alone, where the optimizer treats every element by itself
+
+A model whose rows depend on each other sums over `batch_axes()` by itself, which no strategy predicts: of all-reduces
+over these axes at least those predicted have to be there.
 """
 
 from collections.abc import Collection, Iterable
@@ -13,8 +16,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
+from ...mesh.keys import make_key
 from ..collectives import Collective, merge
+from ..model import has_state
+from ..model.row_axes import asks_for_batch_axes
+from ..precision import cast_inputs
+from ..sharding.lay_out import abstract_parameters
 from ..step.cost import step_cost
+from ..step.model_state import abstract_model_state
 from ..step.train_step import Step
 from ..xla.census import census
 from .reference import HostBatch
@@ -30,12 +39,14 @@ class CollectiveCheck(NamedTuple):
         left_to_xla: of those found, the ones that no strategy predicts: over axes left to XLA, and those of an
             optimizer that looks across elements of a parameter.
         unexpected: one line for each kind and set of axes that is not as predicted.
+        of_the_model: of those found, the ones among which are the model's own sums over the rows of all devices.
     """
 
     predicted: tuple[Collective, ...] = ()
     found: tuple[Collective, ...] = ()
     left_to_xla: tuple[Collective, ...] = ()
     unexpected: tuple[str, ...] = ()
+    of_the_model: tuple[Collective, ...] = ()
 
 
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
@@ -66,12 +77,30 @@ def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()
     predicted, found = step.cost(abstract), census(step.compile(abstract).as_text() or "", mesh)
     foreign = {_key(line) for line in found if not set(line.axes) <= owned}
     differing: dict[_Key, str] = _differing(predicted, found, compared)
+    own = _models_own(step, abstract, predicted, found) & differing.keys()
+    differing = {key: text for key, text in differing.items() if key not in own}
     if differing.keys() - foreign:
         optimizers, differing = _apart(step, abstract, found, compared, frozen)
         foreign |= optimizers - differing.keys()
     left = tuple(line for line in found if _key(line) in foreign)
     unexpected = tuple(text for key, text in sorted(differing.items()) if key not in foreign)
-    return CollectiveCheck(predicted, found, left, unexpected)
+    return CollectiveCheck(predicted, found, left, unexpected, tuple(line for line in found if _key(line) in own))
+
+
+def _models_own(
+    step: Step, abstract: dict[str, jax.ShapeDtypeStruct], predicted: Iterable[Collective], found: Iterable[Collective]
+) -> set[_Key]:
+    """The all-reduces that a model which sums over the rows of all devices may have more of."""
+    model, key = step.given_model, ("all-reduce", step.plan.batch_axes)
+    more = (abstract_model_state(model, step.precision),) if has_state(model) else ()
+    rows = jax.eval_shape(lambda batch: cast_inputs(batch, step.precision.compute), abstract)
+    params = abstract_parameters(model, step.precision)
+    try:
+        asks = asks_for_batch_axes(model.loss, params, rows, jax.eval_shape(lambda: make_key(0)), *more)
+    except Exception:  # a model that runs on its mesh alone
+        return set()
+    wanted, got = (_amounts(lines).get(key, (0, 0)) for lines in (predicted, found))
+    return {key} if asks and got[0] >= wanted[0] and got[1] >= wanted[1] else set()
 
 
 def _apart(

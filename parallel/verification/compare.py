@@ -18,8 +18,9 @@ from ..model import BlockModel, Model
 from ..precision import Precision
 from ..sharding.lay_out import StrategyLike, lay_out
 from ..sharding.stored_order import stored_order
+from ..step.build import build_step
 from ..step.state import StepMetrics, TrainState
-from ..step.train_step import Step, build_step
+from ..step.train_step import Step
 from . import claims, diagnosis
 from .beyond_steps import beyond_steps
 from .claims import frozen_parameters
@@ -154,7 +155,13 @@ def _compare(asked: _Asked) -> Verification:
     compute, pipeline = step.precision.compute, step.layouts.pipeline
     stages = pipeline.stages if pipeline else None
     one_device = OneDevice(
-        step.given_model, step.optimizer, clip_norm=clip_norm, compute=compute, seed=asked.seed, stages=stages
+        step.given_model,
+        step.optimizer,
+        clip_norm=clip_norm,
+        compute=compute,
+        seed=asked.seed,
+        accumulate=step.accumulate,
+        stages=stages,
     )
     start = one_device.init(step.precision.params)
     tolerances = one_device.tolerances(start, batches[0])
@@ -187,6 +194,7 @@ def _compare(asked: _Asked) -> Verification:
         grad_norm_rel=relative(norm, reference.norm),
         params=tuple(leaf_errors(state.params, reference.params, tolerance=of_update)),
         optimizer=tuple(state_errors(saved.opt_state, reference.opt_state, saved.params, tolerance=of_update)),
+        model_state=tuple(leaf_errors(state.model_state, reference.state, tolerance=of_update)),
         reported=reported_error(reported, reference),
         losses=losses,
         reference_losses=reference.losses,

@@ -102,6 +102,14 @@ def _of_training(found: Found) -> Iterator[Difference]:
                 "it is what later updates begin with."
             )
             yield Difference(what="optimizer's state", where=path, relative=error, hint=hint)
+    for error, path in measured.model_state[:1]:
+        if error > bound:
+            hint = (
+                f"All parameters are right after {measured.steps} step(s). This array of the model's own state is not: "
+                "the next state that the loss returns has to be that of the whole batch, with statistics summed over "
+                "spmdkit.batch_axes(); else each device has its own, and their mean is kept."
+            )
+            yield Difference(what="the model's state", where=path, relative=error, hint=hint)
     error, what = measured.reported
     if error > bound:
         hint = f"All parameters are right after {measured.steps} step(s); the {what} is reported wrongly."
@@ -121,4 +129,6 @@ def reported_error(reported: Sequence[StepMetrics], reference: Reference) -> tup
         values = (metrics.loss, metrics.grad_norm, metrics.weight)
         for (name, expected), value in zip(names.items(), values, strict=True):
             errors.append((relative(float(value), expected[number]), f"{name} of step {number}"))
+        for name, value in reference.metrics[number].items() if reference.metrics else ():
+            errors.append((relative(float(metrics.model[name]), value), f"metric {name!r} of step {number}"))
     return max(errors, key=lambda each: each[0])

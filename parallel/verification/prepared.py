@@ -42,11 +42,14 @@ def prepared(model: Model | BlockModel, dtype: str) -> Model | BlockModel:
 def _in_dtype(function: Callable[..., Any], dtype: str) -> Callable[..., Any]:
     """The same sums, as arrays of at least this dtype; what is no pair of scalars is left to the runtime to refuse."""
 
+    def wide(scalar: Any) -> Array:
+        return jnp.asarray(scalar, jnp.promote_types(jnp.result_type(scalar), dtype))
+
     def call(*arguments: Any) -> Any:
         result = function(*arguments)
-        return jax.tree.map(
-            lambda scalar: jnp.asarray(scalar, jnp.promote_types(jnp.result_type(scalar), dtype)), result
-        )
+        if not isinstance(result, tuple) or len(result) < 4:
+            return jax.tree.map(wide, result)
+        return (*jax.tree.map(wide, tuple(result[:3])), *result[3:])  # the state stays as it is
 
     return call
 

@@ -1,13 +1,15 @@
 """The reference of every strategy: the same model and optimizer on one device, in plain JAX, without the runtime.
 
-(sum, weight), gradients = jax.value_and_grad(model.loss)(params, batch, key)          one device, whole arrays
+(sum, weight), gradients = jax.value_and_grad(model.loss)(params, batch, key)          one device, whole arrays; of rows
+                                                                                       that depend on each other, one
+                                                                                       microbatch after the other
 gradients, norm          = gradients / weight, their global norm
 params                   = optimizer.update(clip(gradients))                           optax alone
 """
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,55 +18,13 @@ import optax
 from jax import Array
 
 from ..model import BlockModel, Model, Params
+from ..model.row_axes import asks_for_batch_axes
 from ..schedule.stages import Stages
 from .rounding import tolerance, width
-
-HostBatch = Mapping[str, Any]
-"""A global batch as host arrays, rows on dim 0."""
-
-
-class Sums(NamedTuple):
-    """One batch on one device.
-
-    Attributes:
-        total: Sum of the weighted losses.
-        weight: Sum of the weights.
-        gradients: Gradients of `total`, a pytree of host arrays.
-    """
-
-    total: float
-    weight: float
-    gradients: Params
-
-
-class Reference(NamedTuple):
-    """A few steps on one device.
-
-    Attributes:
-        losses: The mean loss of each batch, before its update.
-        weights: The weight of each batch.
-        norms: The global norm of the gradients of each batch, not clipped.
-        gradients: Gradients of the mean loss of the first batch, not clipped: a pytree of host arrays.
-        params: The parameters after all steps, likewise.
-        opt_state: The optimizer's state after all steps, blocks in the model's order.
-    """
-
-    losses: tuple[float, ...]
-    weights: tuple[float, ...]
-    norms: tuple[float, ...]
-    gradients: Params
-    params: Params
-    opt_state: Any
-
-    @property
-    def weight(self) -> float:
-        """The weight of the first batch."""
-        return self.weights[0]
-
-    @property
-    def norm(self) -> float:
-        """The global norm of the first batch's gradients."""
-        return self.norms[0]
+from .sums import HostBatch as HostBatch
+from .sums import Reference as Reference
+from .sums import Sums as Sums
+from .sums import added, on_host, pairs
 
 
 class OneDevice:
@@ -76,6 +36,8 @@ class OneDevice:
         clip_norm: Largest global norm of gradients; 0 = never clip.
         compute: The dtype that parameters are cast to before the model sees them.
         seed: The run's seed.
+        accumulate: Microbatches of a step, each of every nth row; without meaning where rows do not depend on each
+            other.
         stages: Stages of a pipeline, asked for `order` alone: which slot holds which block. Parameters and gradients
             are then given and returned as the stages store them; the model and the optimizer have them in the model's
             order.
@@ -89,9 +51,11 @@ class OneDevice:
         clip_norm: float,
         compute: str,
         seed: int,
+        accumulate: int = 1,
         stages: Stages | None = None,
     ) -> None:
         self.model = model
+        self.accumulate = accumulate
         self.stages = stages
         self.compute = compute
         self.seed = seed
@@ -103,21 +67,46 @@ class OneDevice:
         params = jax.jit(lambda key: _cast(self.model.init(key), dtype))(_key_of(self.seed))
         return self._to_stored(params)
 
-    def sums(self, params: Params, batch: HostBatch, step: int = 0) -> Sums:
+    def first_model_state(self, dtype: str) -> Any:
+        """The model's first state, stored in `dtype`, on the host; () where it has none."""
+        init_state = getattr(self.model, "init_state", None)
+        if init_state is None:
+            return ()
+        return jax.tree.map(np.asarray, jax.jit(lambda key: _cast(init_state(key), dtype))(_key_of(self.seed)))
+
+    def sums(self, params: Params, batch: HostBatch, step: int = 0, state: Any = None) -> Sums:
         """The sums of a batch and their gradients.
 
         Args:
             params: Host arrays.
             batch: A global batch.
             step: The number of steps done before; dropout depends on it.
+            state: The model's; its first one by default.
         """
-        sums = self.sums_in_order(self.to_model(params), batch, step)
+        sums = self.sums_in_order(self.to_model(params), batch, step, state)
         return sums._replace(gradients=self._to_stored(sums.gradients))
 
-    def sums_in_order(self, params: Params, batch: HostBatch, step: int) -> Sums:
+    def sums_in_order(self, params: Params, batch: HostBatch, step: int, state: Any = None) -> Sums:
         """The same with parameters and gradients in the model's order."""
-        (total, weight), gradients = self._differentiate(params, dict(batch), np.int32(step))
-        return Sums(float(total), float(weight), jax.tree.map(np.asarray, gradients))
+        state = self.first_model_state(_widest(params)) if state is None else state
+        pieces = [dict(batch)]
+        if self.accumulate > 1 and self._couples_rows(params, batch, state):
+            pieces = [
+                {name: rows[first :: self.accumulate] for name, rows in batch.items()}
+                for first in range(self.accumulate)
+            ]
+        found = Sums(0.0, 0.0, None, {}, state)
+        for piece in pieces:
+            (_, (total, weight, metrics, state)), gradients = self._differentiate(
+                params, piece, np.int32(step), found.state
+            )
+            new = Sums(float(total), float(weight), jax.tree.map(np.asarray, gradients), on_host(metrics))
+            found = added(found, new)._replace(state=jax.tree.map(np.asarray, state))
+        return found
+
+    def _couples_rows(self, params: Params, batch: HostBatch, state: Any) -> bool:
+        """Whether the rows of a batch depend on each other."""
+        return bool(state) or asks_for_batch_axes(self._sums, params, dict(batch), np.int32(0), state)
 
     def train(self, params: Params, batches: Sequence[HostBatch]) -> Reference:
         """One step for each batch, from these parameters."""
@@ -127,8 +116,12 @@ class OneDevice:
         weights: list[float] = []
         norms: list[float] = []
         first: Params = None
+        metrics: list[Mapping[str, float]] = []
+        state = self.first_model_state(_widest(params))
         for number, batch in enumerate(batches):
-            sums = self.sums_in_order(params, batch, number)
+            sums = self.sums_in_order(params, batch, number, state)
+            state = sums.state
+            metrics.append({name: total / (counted or 1) for name, (total, counted) in sums.metrics.items()})
             weight = sums.weight or 1
             mean = jax.tree.map(lambda leaf, weight=weight: leaf / weight, sums.gradients)
             first = mean if number == 0 else first
@@ -137,7 +130,8 @@ class OneDevice:
             weights.append(sums.weight)
             norms.append(_norm(mean))
         gradients, params = self._to_stored(first), self._to_stored(params)
-        return Reference(tuple(losses), tuple(weights), tuple(norms), gradients, params, opt_state)
+        steps = tuple(losses), tuple(weights), tuple(norms)
+        return Reference(*steps, gradients, params, opt_state, tuple(metrics), state)
 
     def first_state(self, params: Params) -> Any:
         """The optimizer's state before the first step, for parameters in the model's order."""
@@ -153,14 +147,16 @@ class OneDevice:
         """The key of a step."""
         return jax.random.fold_in(_key_of(self.seed), step)
 
-    def evaluate(self, params: Params, batch: HostBatch) -> tuple[float, float]:
+    def evaluate(self, params: Params, batch: HostBatch, state: Any = None) -> tuple[float, float]:
         """The sums (loss, weight) of a batch without randomness.
 
         Args:
             params: Host arrays.
             batch: A global batch.
+            state: The model's; its first one by default.
         """
-        total, weight = self._evaluate(self.to_model(params), dict(batch))
+        state = self.first_model_state(_widest(params)) if state is None else state
+        total, weight, *_ = self._evaluate(self.to_model(params), dict(batch), state)
         return float(total), float(weight)
 
     def tolerances(self, params: Params, batch: HostBatch) -> tuple[float, float]:
@@ -169,10 +165,11 @@ class OneDevice:
         The programs tell them, since a model may cast to float32 by itself.
         """
         params = self.to_model(params)
-        loss = jax.make_jaxpr(self._sums)(params, dict(batch), np.int32(0))
+        state = self.first_model_state(_widest(params))
+        loss = jax.make_jaxpr(self._sums)(params, dict(batch), np.int32(0), state)
         opt_state = jax.eval_shape(self.optimizer.init, params)
         update = jax.make_jaxpr(self._apply)(params, opt_state, params, 0.0)
-        stored = max((str(leaf.dtype) for leaf in jax.tree.leaves(params) if _is_float(leaf)), key=width, default="")
+        stored = _widest(params)
         of_loss, of_update = tolerance(loss.jaxpr, stored), tolerance(update.jaxpr, stored, scalars=False)
         return of_loss, max(of_loss, of_update)
 
@@ -203,14 +200,22 @@ class OneDevice:
 
         return {name: _cast(rows, dtype_of(name, rows)) if _is_float(rows) else rows for name, rows in batch.items()}
 
-    def _sums(self, params: Params, batch: Any, step: Array) -> tuple[tuple[Array, Array], Params]:
+    def _sums(self, params: Params, batch: Any, step: Array, state: Any) -> tuple[tuple[Array, Any], Params]:
         key, batch = self.key(step), self._inputs(batch)
 
-        def loss(params: Params) -> tuple[Array, Array]:
-            total, weight = self.model.loss(_cast(params, self.compute), batch, key)
-            return _wide(total), _wide(weight)
+        def loss(params: Params) -> tuple[Array, Any]:
+            sums = self._loss(params, batch, key, state)
+            return sums[0], sums
 
         return jax.value_and_grad(loss, has_aux=True)(params)
+
+    def _loss(self, params: Params, batch: Any, key: Array | None, state: Any) -> tuple[Array, Array, Any, Any]:
+        """The sums, the metrics by their whole names, and the next state in the dtypes of the one before."""
+        more = () if getattr(self.model, "init_state", None) is None else (state,)
+        result = (*self.model.loss(_cast(params, self.compute), batch, key, *more), (), ())
+        metrics = {path: tuple(map(_wide, pair)) for path, pair in pairs(result[2])}
+        after = jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), result[3] if more else (), state)
+        return _wide(result[0]), _wide(result[1]), metrics, after
 
     def _apply(self, params: Params, opt_state: Any, gradients: Params, loss: Any) -> tuple[Params, Any]:
         gradients, _ = self.clip.update(gradients, self.clip.init(params))
@@ -224,15 +229,16 @@ class OneDevice:
 
     @cached_property
     def _evaluate(self) -> Any:
-        def sums(params: Params, batch: Any) -> tuple[Array, Array]:
-            total, weight = self.model.loss(_cast(params, self.compute), self._inputs(batch), None)
-            return _wide(total), _wide(weight)
-
-        return jax.jit(sums)
+        return jax.jit(lambda params, batch, state: self._loss(params, self._inputs(batch), None, state))
 
     @cached_property
     def _update(self) -> Any:
         return jax.jit(self._apply)
+
+
+def _widest(params: Params) -> str:
+    """The dtype that parameters are stored in."""
+    return max((str(leaf.dtype) for leaf in jax.tree.leaves(params) if _is_float(leaf)), key=width, default="float32")
 
 
 def _norm(gradients: Params) -> float:

@@ -22,8 +22,8 @@ class Difference:
     """The first thing that is not as on one device."""
 
     what: str
-    """the model, initial parameters, loss, weight, gradients, gradient norm, parameters, optimizer's state, what a step
-    reports, evaluation, checkpoint or collectives."""
+    """the model, initial parameters, loss, weight, gradients, gradient norm, parameters, optimizer's state, the model's
+    state, what a step reports, evaluation, checkpoint or collectives."""
     where: str
     """The path of the worst leaf, or ""."""
     relative: float
@@ -63,7 +63,8 @@ class Verification:
     optimizer: tuple[LeafError, ...]
     """Every array of the optimizer's state after all steps, the worst first."""
     reported: tuple[float, str]
-    """What the steps report (loss, weight, norm): the largest error of all, and of what, such as "loss of step 2"."""
+    """What the steps report (loss, weight, norm, the model's own metrics): the largest error of all, and of what, such
+    as "loss of step 2"."""
     losses: tuple[float, ...]
     """The loss of each step."""
     reference_losses: tuple[float, ...]
@@ -72,6 +73,8 @@ class Verification:
     """The collectives of the compiled step."""
     first_difference: Difference | None
     """What differs first; None where nothing does."""
+    model_state: tuple[LeafError, ...] = ()
+    """Every array of the model's own state after all steps, the worst first."""
     evaluation_rel: float | None = None
     """The sums (loss, weight) of an evaluation, the worse one; None where it was not looked at. What is beyond the
     steps is looked at where these are right."""
@@ -116,6 +119,7 @@ class Verification:
             "losses": list(self.losses),
             "reference_losses": list(self.reference_losses),
             "optimizer_rel": max((error for error, _ in self.optimizer), default=0.0),
+            "model_state_rel": max((error for error, _ in self.model_state), default=0.0),
             "reported_rel": self.reported[0],
             "evaluation_rel": self.evaluation_rel,
             "checkpoint": _checkpoint(self.round_trip),
@@ -126,6 +130,7 @@ class Verification:
                 "predicted": _lines(moved.predicted),
                 "found": _lines(moved.found),
                 "left_to_xla": _lines(moved.left_to_xla),
+                "of_the_model": _lines(moved.of_the_model),
                 "equal": not moved.unexpected,
             },
             "notes": list(self.notes),
@@ -160,6 +165,7 @@ def _error_lines(result: Verification) -> Iterator[str]:
         ("gradient norm", result.grad_norm_rel, result.tolerance, ""),
         (f"parameters after {result.steps} steps", changed.relative, result.params_tolerance, changed.path),
         ("optimizer's state", optimizer.relative, result.params_tolerance, optimizer.path),
+        *(("the model's state", error, result.params_tolerance, path) for error, path in result.model_state[:1]),
         ("reported by each step", result.reported[0], result.params_tolerance, result.reported[1]),
     ]
     if result.evaluation_rel is not None:
@@ -200,6 +206,7 @@ def _collective_lines(moved: CollectiveCheck) -> Iterator[str]:
     width = max([14, *map(len, named)])
     for line, axes in zip(moved.found, named, strict=True):
         left = "   left to XLA" if line in moved.left_to_xla else ""
+        left = "   with the model's own" if line in moved.of_the_model else left
         yield f"  {line.kind:<18} over {axes:<{width}} {line.count:>5} a step {format_bytes(line.bytes):>12}{left}"
     if not moved.found:
         yield "  none"

@@ -18,8 +18,9 @@ from ...mesh.errors import UserError
 from ..fsdp import FSDPConfig
 from ..sharding.lay_out import lay_out
 from ..sharding.stored_order import stored_order
+from ..step.build import build_step
 from ..step.state import TrainState
-from ..step.train_step import Step, build_step
+from ..step.train_step import Step
 from .differences import LeafError, leaf_errors, numbers, relative
 from .reference import HostBatch, OneDevice, Reference
 

@@ -57,7 +57,7 @@ def of_parameters(path: str, training: Training, losses: Sequence[float], refere
     for number, batch in enumerate(training.batches):
         before = _host(state.params)
         params = one_device.to_model(before)
-        sums = one_device.sums_in_order(params, batch, number)
+        sums = one_device.sums_in_order(params, batch, number, _host(state.model_state))
         state, metrics = step(state, dict(batch))
         found, expected = float(metrics.loss), sums.total / (sums.weight or 1)
         if relative(found, expected) > training.tolerance:

@@ -141,7 +141,7 @@ def _kinds(case: _Case) -> Iterator[Breach]:
     is_mean = False
     if not case.agree(found) and not _adds_a_constant(case, found) and not _only_weight_differs(case, found):
         alone = None if case.key is None else _without_key(case)
-        if case.key is not None and (case.agree(alone) if alone else _draws(case)):
+        if case.key is not None and _draws(case) and (alone is None or case.agree(alone)):
             yield Breach("random", words.random(found, alone))
         else:
             plain, key = (alone, None) if alone else (found, case.key)

@@ -1,7 +1,8 @@
 """The sums of a few rows in several arrangements, on one device: what the contract of a model is judged by.
 
 whole        rows 0 1 2 3                 the pair (sum, weight) adds up over
-halves       rows 0 1, rows 2 3           the halves, which have their own shapes
+halves       rows 0 1, rows 2 3           the halves, which have their own shapes; of a model that sums over the rows of
+                                          all devices, on two devices that know of each other
 shuffled     rows 2 0 3 1                 and is the same in any order
 unweighted   rows 0 1 2 3, weights of 0   (0, 0)
 """
@@ -16,7 +17,9 @@ import numpy as np
 from jax import Array
 
 from ....mesh.compat import is_literal, quick_compiler_options
+from ....mesh.keys import make_key
 from ...model import BlockModel, Model, Params
+from ...model.row_axes import ROW_AXES, noticing
 from ..equations import equations
 
 ROWS = 4
@@ -76,21 +79,36 @@ class Probe:
     """
 
     def __init__(self, model: Model | BlockModel, dtype: str) -> None:
-        self.loss = model.loss
+        self.loss = with_first_state(model)
         self.dtype = dtype
+        self._couples_rows = False
         self._compiled: dict[tuple[str, int, bool], Any] = {}
 
     def sums(self, params: Params, rows: HostBatch, key: Array | None) -> Pairs:
         """The pairs of four rows in all arrangements."""
-        half = ROWS // 2
         without = {**rows, "weights": np.zeros_like(rows["weights"])} if "weights" in rows else None
+        whole = self.pair(params, rows, key)
+        first, second = self._halves(params, rows, key)
         return Pairs(
-            whole=self.pair(params, rows, key),
-            first=self.pair(params, part(rows, slice(half)), key),
-            second=self.pair(params, part(rows, slice(half, None)), key),
+            whole=whole,
+            first=first,
+            second=second,
             shuffled=self.pair(params, part(rows, list(ORDER)), key),
             unweighted=None if without is None else self.pair(params, without, key),
         )
+
+    def _halves(self, params: Params, rows: HostBatch, key: Array | None) -> tuple[Pair, Pair]:
+        """The pairs of the two halves; where rows depend on each other, as two devices along `data` give them."""
+        half = ROWS // 2
+        if not self._couples_rows or key is None:
+            first, second = (part(rows, which) for which in (slice(half), slice(half, None)))
+            return self.pair(params, first, key), self.pair(params, second, key)
+        stacked = {name: np.asarray(array).reshape(2, half, *array.shape[1:]) for name, array in rows.items()}
+        totals, weights = self._run("two devices", self._sums_of_devices, params, stacked, key)
+        return Pair(float(totals[0]), float(weights[0])), Pair(float(totals[1]), float(weights[1]))
+
+    def _sums_of_devices(self, params: Params, rows: Any, key: Array | None) -> tuple[Array, Array]:
+        return jax.vmap(lambda own: self._sums(params, own, key), axis_name=ROW_AXES[0])(rows)
 
     def pair(self, params: Params, rows: HostBatch, key: Array | None) -> Pair:
         """What the loss returns; four rows take the program of `moves`, which is compiled already."""
@@ -114,7 +132,7 @@ class Probe:
         return max((float(jnp.finfo(dtype).eps) / 2 for dtype in _dtypes(jaxpr.jaxpr)), default=0.0)
 
     def _sums(self, params: Params, rows: Any, key: Array | None) -> tuple[Array, Array]:
-        total, weight = self.loss(params, rows, key)
+        total, weight, *_ = self.loss(params, rows, key)
         return _wide(total), _wide(weight)
 
     def _differentiate(self, params: Params, rows: Any, key: Array | None) -> tuple[tuple[Array, Array], Array]:
@@ -139,7 +157,9 @@ class Probe:
             arguments = params, {name: self._prepared(array) for name, array in rows.items()}, key
             signature = name, count(rows), key is None
             if signature not in self._compiled:
-                self._compiled[signature] = _compiled(function, arguments, count(rows))
+                with noticing() as asked:
+                    self._compiled[signature] = _compiled(function, arguments, count(rows))
+                self._couples_rows |= bool(asked)
             return jax.device_get(self._compiled[signature](*arguments))
 
     def _prepared(self, array: Any) -> np.ndarray:
@@ -148,6 +168,14 @@ class Probe:
         if jnp.issubdtype(array.dtype, jnp.floating):
             return array.astype(self.dtype)
         return array.astype({"int64": "int32", "uint64": "uint32"}.get(array.dtype.name, array.dtype))
+
+
+def with_first_state(model: Model | BlockModel) -> Callable[..., Any]:
+    """The loss of a model, at its first state where it has one: of parameters, batch and key."""
+    if not isinstance(model, Model) or model.init_state is None:
+        return model.loss
+    init_state = model.init_state
+    return lambda params, rows, key: model.loss(params, rows, key, init_state(make_key(0)))
 
 
 def _compiled(function: Callable[..., Any], arguments: Any, rows: int) -> Any:

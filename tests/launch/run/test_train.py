@@ -155,9 +155,9 @@ def test_blocks_stored_in_the_order_of_stages_go_on(schedule, model, sample, tmp
 @pytest.mark.parametrize("batches", [1, 0])
 def test_an_evaluation_is_of_so_many_batches(batches, tmp_path, monkeypatch):
     """Those of `eval.batches`, 0 for the whole split; none of them twice."""
-    seen, whole = [], train_module.evaluate
+    seen, whole = [], train_module.measure
 
-    def evaluate(step, params, given):
+    def measure(step, params, given, state):
         def counted():
             for batch in given:
                 seen.append(np.asarray(batch["example"])[np.asarray(batch["weights"]) > 0])
@@ -165,7 +165,7 @@ def test_an_evaluation_is_of_so_many_batches(batches, tmp_path, monkeypatch):
 
         return whole(step, params, counted())
 
-    monkeypatch.setattr(train_module, "evaluate", evaluate)
+    monkeypatch.setattr(train_module, "measure", measure)
     config = write_config(tmp_path)
     train(config, "train.steps=1", f"eval.batches={batches}", "checkpoint.every=0")
     split = build(load_config(config)).splits.evaluation

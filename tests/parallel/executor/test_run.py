@@ -14,6 +14,7 @@ from pipeline_case import ROWS, TOLERANCE, first_params, model, one_device
 from spmdkit.parallel.blocks.model_parts import ModelParts
 from spmdkit.parallel.executor.run import run_forward, run_gradients
 from spmdkit.parallel.executor.stage import Inputs
+from spmdkit.parallel.model.loss_sums import as_sums
 from spmdkit.parallel.pipeline import PipelineConfig, make_pipeline
 from spmdkit.parallel.schedule.forwards import forwards_only
 from spmdkit.parallel.schedule.timetable import make_timetable
@@ -54,7 +55,7 @@ def parts_of(model):
     return ModelParts(
         embed=lambda groups, whole, batch, key: model.embed(groups, batch, key),
         block=lambda params, whole, x, key: model.block(params, x, key),
-        head=lambda groups, whole, x, batch, key: model.head(groups, x, batch, key),
+        head=lambda groups, whole, x, batch, key: as_sums(model.head(groups, x, batch, key)),
         embed_reads=model.embed_reads,
         head_reads=model.head_reads,
     )
@@ -82,7 +83,7 @@ def pipelined(model, config):
             name: jax.tree.map(lambda leaf, name=name: lax.psum(leaf, split[name]), group)
             for name, group in gradients.items()
         }
-        return summed, lax.psum(sums, axes), lax.psum(evaluated, axes)
+        return summed, lax.psum(sums[:2], axes), lax.psum(evaluated[:2], axes)
 
     in_specs = (specs, PartitionSpec("data"), PartitionSpec(), PartitionSpec())
     out_specs = (specs, PartitionSpec(), PartitionSpec())

@@ -189,8 +189,8 @@ def test_functions_behind_others_are_found():
 @pytest.mark.parametrize(
     ("result", "given"),
     [
-        (lambda total, batch: (total, batch["weights"].sum(), {"x": total}), "3 values, float32 (), float32 (), float"),
-        (lambda total, batch: total, "1 values, float32 ()"),
+        (lambda total, batch: (total, batch["weights"].sum(), total), "metrics that are 1 value, float32 (), no dict"),
+        (lambda total, batch: total, "1 value, float32 ()"),
         (lambda total, batch: None, "None"),
         (lambda total, batch: [total, total], "2 values, float32 (), float32 ()"),
         (lambda total, batch: (total * batch["weights"], batch["weights"]), "2 values, float32 (8,), float32 (8,)"),
@@ -206,7 +206,6 @@ def test_what_a_loss_may_not_return(result, given):
     assert (
         "a pair of floating-point scalars, (sum of loss x weight, sum of weights) over the rows it is given" in message
     )
-    assert ("Drop what comes after the pair." in message) == ("3 values" in given)
 
 
 def test_whole_numbers_may_be_a_weight():

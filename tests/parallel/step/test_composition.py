@@ -41,7 +41,7 @@ def program(accumulate=1, clip_norm=0.0):
 
 
 def gradients(batch=BATCH, *, step=0, **options):
-    found, metrics, _ = program(**options)(PARAMS, batch, jnp.zeros(2, jnp.uint32), jnp.int32(step), ())
+    found, metrics, *_ = program(**options)(PARAMS, batch, jnp.zeros(2, jnp.uint32), jnp.int32(step), (), ())
     return np.asarray(found["w"]), jax.device_get(metrics)
 
 
@@ -76,7 +76,7 @@ def test_clipping_scales_and_the_norm_is_that_before():
 
 
 def test_an_evaluation_sums_and_draws_nothing():
-    total, weight = jax.jit(local().mapped_sums())(PARAMS, BATCH)
+    total, weight, *_ = jax.jit(local().mapped_sums())(PARAMS, BATCH, ())
     assert (float(total), float(weight)) == (pytest.approx(TOTAL * PARAMS["w"].sum(), rel=1e-6), 3.5)
 
 

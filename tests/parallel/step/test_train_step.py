@@ -51,7 +51,7 @@ def expected(one_device):
 
 def test_metrics_are_those_of_one_device(layouts, expected):
     _, metrics = run(layouts)
-    for name in metrics._fields:
+    for name in ("loss", "grad_norm", "weight"):
         assert toy.relative(getattr(metrics, name), getattr(expected, name)) < 1e-5, name
     assert metrics.loss.sharding.is_fully_replicated
 

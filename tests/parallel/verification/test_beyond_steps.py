@@ -33,11 +33,11 @@ def test_sums_of_an_evaluation(plant, texts, monkeypatch):
 def test_an_evaluation_that_draws(monkeypatch):
     right = composition.DeviceStep.sums
 
-    def wrong(local, params, batch):
+    def wrong(local, params, batch, state):
         key = jax.random.fold_in(jax.random.key(0), 0)
-        loss = local._loss._replace(loss=lambda *given: local_loss(*given[:-1], key))
+        loss = local._loss._replace(loss=lambda *given: local_loss(*given[:-2], key, given[-1]))
         local_loss, local._loss = local._loss.loss, loss
-        return right(local, params, batch)
+        return right(local, params, batch, state)
 
     monkeypatch.setattr(composition.DeviceStep, "sums", wrong)
     found(verified(DROPOUT), "evaluation", "", "that with the random numbers of step 0: an evaluation has none")

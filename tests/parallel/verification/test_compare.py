@@ -201,9 +201,9 @@ def test_a_mean_of_means(monkeypatch):
     right = composition.accumulate_gradients
 
     def wrong(*given, **options):
-        gradients, (total, weight) = right(*given, **options)
-        mean = jax.tree.map(lambda leaf: leaf / weight, gradients)
-        return mean, (total / weight, weight / weight)
+        gradients, sums = right(*given, **options)
+        mean = jax.tree.map(lambda leaf: leaf / sums.weight, gradients)
+        return mean, sums._replace(total=sums.total / sums.weight, weight=sums.weight / sums.weight)
 
     monkeypatch.setattr(composition, "accumulate_gradients", wrong)
     result = verified(strategy={"data": 4})
@@ -225,9 +225,9 @@ def test_a_weight_summed_twice(monkeypatch):
 def test_a_dropped_microbatch(monkeypatch):
     right = composition.accumulate_gradients
 
-    def wrong(local, params, batch, key, *, microbatches, axes):
+    def wrong(local, params, batch, *rest, microbatches, axes):
         fewer = {name: rows[: len(rows) * (microbatches - 1) // microbatches] for name, rows in batch.items()}
-        return right(local, params, fewer, key, microbatches=microbatches - 1, axes=axes)
+        return right(local, params, fewer, *rest, microbatches=microbatches - 1, axes=axes)
 
     monkeypatch.setattr(composition, "accumulate_gradients", wrong)
     result = verified(accumulate=2)
@@ -239,10 +239,10 @@ def test_gradients_of_a_dropped_microbatch(monkeypatch):
     """Loss and weight count it, the gradients do not."""
     right = composition.accumulate_gradients
 
-    def wrong(local, params, batch, key, *, microbatches, axes):
-        _, sums = right(local, params, batch, key, microbatches=microbatches, axes=axes)
+    def wrong(local, params, batch, *rest, microbatches, axes):
+        _, sums = right(local, params, batch, *rest, microbatches=microbatches, axes=axes)
         fewer = {name: rows[len(rows) // microbatches :] for name, rows in batch.items()}
-        return right(local, params, fewer, key, microbatches=microbatches - 1, axes=axes)[0], sums
+        return right(local, params, fewer, *rest, microbatches=microbatches - 1, axes=axes)[0], sums
 
     monkeypatch.setattr(composition, "accumulate_gradients", wrong)
     result = verified(accumulate=4)
@@ -254,9 +254,9 @@ def test_rows_of_one_place_counted_twice(monkeypatch):
     right = composition.accumulate_gradients
 
     def wrong(*given, **options):
-        gradients, (total, weight) = right(*given, **options)
+        gradients, sums = right(*given, **options)
         factor = 1 + (lax.axis_index("data") == 1)
-        return gradients, (total * factor, weight * factor)
+        return gradients, sums._replace(total=sums.total * factor, weight=sums.weight * factor)
 
     monkeypatch.setattr(composition, "accumulate_gradients", wrong)
     found(verified(), "loss", "", "what lies at data 1 (rows 8, 9, 10,", "counts 2 times")
@@ -351,8 +351,8 @@ COUNTED = optax.chain(optax.trace(0.9), optax.scale_by_schedule(lambda count: -0
 def test_the_random_numbers_of_the_first_step_in_all(monkeypatch):
     right = composition.DeviceStep.gradients
 
-    def wrong(local, params, batch, key_data, step, errors):
-        return right(local, params, batch, key_data, step * 0, errors)
+    def wrong(local, params, batch, key_data, step, *rest):
+        return right(local, params, batch, key_data, step * 0, *rest)
 
     monkeypatch.setattr(composition.DeviceStep, "gradients", wrong)
     result = verified(DROPOUT)

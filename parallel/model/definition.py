@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .collectives import Traffic
-from .context import ContextConfig
-from .expert import ExpertConfig
-from .tensor import TensorConfig
+from ..collectives import Traffic
+from ..context import ContextConfig
+from ..expert import ExpertConfig
+from ..tensor import TensorConfig
 
 Params: TypeAlias = Any
 """A pytree of arrays."""
@@ -76,17 +76,24 @@ class Model:
         loss: `loss(params, batch, key) -> (sum, weight)`, two float scalars over the rows it is given: the weighted
             sum of the loss and the sum of the weights. The runtime divides once, by the weight of the whole global
             batch. `key` is the same on every device and None in evaluation; randomness that must not depend on the
-            mesh folds in `batch["example"]`, the global index of each row.
-        predict: `predict(params, batch) -> array`, optional.
+            mesh folds in `batch["example"]`, the global index of each row. Metrics may follow the pair, see
+            `loss_sums.py`. Rows that depend on each other ask for `batch_axes()`, see `row_axes.py`.
+        predict: `predict(params, batch) -> array`, optional; `predict(params, batch, state)` of a model with a state.
         name: what reports call it.
         flops_per_row: floating-point operations of forward and backward for one row of the batch, for model FLOP/s.
+        init_state: `init_state(key) -> state`, of a model that keeps arrays which no gradient moves, such as the
+            running statistics of batch norm: a tree of arrays, whole on every device. Its loss is then
+            `loss(params, batch, key, state) -> LossSums`, with the next state in it; in evaluation (`key` is None) that
+            is not kept. Where devices return different ones, the next state is the mean over devices of floating-point
+            arrays, and the largest of others.
     """
 
     init: Callable[[Array], Params]
-    loss: Callable[[Params, Batch, Array | None], tuple[Array, Array]]
-    predict: Callable[[Params, Batch], Array] | None = None
+    loss: Callable[..., Any]
+    predict: Callable[..., Array] | None = None
     name: str = "model"
     flops_per_row: float | None = None
+    init_state: Callable[[Array], Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +105,8 @@ class BlockModel:
             as its first dim.
         embed: `embed(groups, batch, key) -> x`; `groups` holds the groups of parameters named in `embed_reads`.
         block: `block(block_params, x, key) -> x` for one block; leaves come without their first dim.
-        head: `head(groups, x, batch, key) -> (sum, weight)`, as a `Model`'s loss; `groups` as in `head_reads`.
+        head: `head(groups, x, batch, key) -> (sum, weight)`, as a `Model`'s loss, with metrics or without; `groups` as
+            in `head_reads`. In a model that is split, metrics are shares too.
         num_blocks: how many blocks are stacked.
         embed_reads: groups that `embed` reads, of "embed" and "head".
         head_reads: groups that `head` reads; `("embed", "head")` where they share a table.
@@ -117,7 +125,7 @@ class BlockModel:
     init: Callable[[Array], dict[str, Params]]
     embed: Callable[[dict[str, Params], Batch, Array | None], Activations]
     block: Callable[[Params, Activations, Array | None], Activations]
-    head: Callable[[dict[str, Params], Activations, Batch, Array | None], tuple[Array, Array]]
+    head: Callable[[dict[str, Params], Activations, Batch, Array | None], Any]
     num_blocks: int
     embed_reads: tuple[str, ...] = ("embed",)
     head_reads: tuple[str, ...] = ("head",)
@@ -129,7 +137,7 @@ class BlockModel:
     rules: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     traffic: Callable[[str, Mapping[str, jax.ShapeDtypeStruct], str, str], Traffic] | None = None
 
-    def loss(self, params: dict[str, Params], batch: Batch, key: Array | None) -> tuple[Array, Array]:
+    def loss(self, params: dict[str, Params], batch: Batch, key: Array | None) -> Any:
         """The whole loss on one device, with nothing gathered or recomputed: the reference of every strategy."""
         x = self.embed({name: params[name] for name in self.embed_reads}, batch, key)
 
@@ -139,6 +147,11 @@ class BlockModel:
 
         x, _ = lax.scan(body, x, (params["blocks"], jnp.arange(self.num_blocks)), unroll=self.scan_unroll)
         return self.head({name: params[name] for name in self.head_reads}, x, batch, key)
+
+
+def has_state(model: Model | BlockModel) -> bool:
+    """Tells whether a model keeps arrays that no gradient moves."""
+    return isinstance(model, Model) and model.init_state is not None
 
 
 def fold_block(key: Array | None, index: Array) -> Array | None:

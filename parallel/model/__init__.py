@@ -1,0 +1,14 @@
+"""What a model is, what its loss returns, and how rows that depend on each other are summed.
+
+In: pure functions of the user. Out: a `Model` or a `BlockModel` (`definition`), of which every strategy runs the loss.
+Read first: `definition`; then `loss_sums` (metrics, and the state of a model that has one) and `row_axes` (batch norm).
+"""
+
+from .definition import Activations as Activations
+from .definition import Batch as Batch
+from .definition import BlockModel as BlockModel
+from .definition import Model as Model
+from .definition import ParallelContext as ParallelContext
+from .definition import Params as Params
+from .definition import fold_block as fold_block
+from .definition import has_state as has_state

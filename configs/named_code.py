@@ -7,8 +7,9 @@ counts is where the file is, not what it is called, and it is found before anyth
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..mesh.module_files import ModuleFile, module_files
 from .errors import Problem
@@ -33,10 +34,17 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
     """Every key of which a value may be `module:function`, with that value."""
     named = {
         "model.name": config.model.get("name"),
+        "model.loss": config.model.get("loss"),
+        "model.inputs": config.model.get("inputs"),
+        **{f"model.metrics.{name}": each for name, each in _mapping(config.model.get("metrics")).items()},
         "data.source": config.data.source,
         "optimizer.name": config.optimizer.name,
     }
     return ((key, name) for key, name in named.items() if isinstance(name, str) and ":" in name)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _problems(key: str, name: str, config: Config) -> Iterator[Problem]:

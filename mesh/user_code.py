@@ -112,6 +112,14 @@ def _check_not_shadowed(module: Any, module_name: str, given: str, search_path: 
         return
 
 
+def takes_option(function: Any, name: str) -> bool:
+    """Tells whether a function has a parameter of this name."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
 def call_with_options(
     function: Callable[..., Any],
     options: Mapping[str, Any],

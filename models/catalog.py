@@ -1,14 +1,16 @@
 """Models by the name that a config gives them: the reference models, or the user's own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean, unknown_options
-from ..mesh.user_code import call_with_options, import_named
+from ..mesh.user_code import call_with_options, import_named, takes_option
 from ..parallel.model import BlockModel, Model
+from .adapters.configured import OF_OUTPUTS, adapt_configured
+from .adapters.of_library import library_of, made_with
 from .mlp import MLPConfig, mlp
 from .moe import moe
 from .moe_config import MoEConfig
@@ -30,19 +32,22 @@ def load_model(
     features: int | None = None,
     classes: int | None = None,
     search_path: Sequence[str | Path] = (),
+    example: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Model | BlockModel:
     """Builds the model that a config's `model:` section describes.
 
     Args:
         spec: `name`, one of `MODELS` or the user's own `module:function`, and options; `check` is not the model's. The
             user's function gets the options as keyword arguments and returns a `Model`, a `BlockModel`, a pair (init,
-            loss), or any object with `init` and `loss`; an object that is already one of these may be named too.
+            loss), or any object with `init` and `loss`; an object that is already one of these may be named too. Or it
+            returns a module of Flax, Equinox or Keras: then `loss`, `metrics` and `inputs` are those of `adapt`.
         vocabulary: Number of token ids in the data; fills an option of that name that is 0 or not given, and so do the
             following three.
         length: Positions in a row of the data.
         features: Values in the inputs of an example.
         classes: Number of classes.
         search_path: Folders where the user's module is looked for first.
+        example: Gives a batch of one row or more, which modules of other libraries are called with.
 
     Returns:
         The model.
@@ -56,7 +61,7 @@ def load_model(
     facts = {"vocabulary": vocabulary, "length": length, "features": features, "classes": classes}
     known_facts = {fact: value for fact, value in facts.items() if value}
     if isinstance(name, str) and ":" in name:
-        return _user_model(name, options, known_facts, search_path)
+        return _user_model(name, options, known_facts, search_path, example)
     if name not in MODELS:
         known = [*MODELS, "your own as module:function"]
         raise UserError(f"model.name={name!r} is not a model.{did_you_mean(name, known, otherwise='Choose from')}")
@@ -79,19 +84,35 @@ def _reference_model(name: str, options: dict[str, Any], facts: dict[str, int]) 
 
 
 def _user_model(
-    name: str, options: dict[str, Any], facts: dict[str, int], search_path: Sequence[str | Path]
+    name: str,
+    options: dict[str, Any],
+    facts: dict[str, int],
+    search_path: Sequence[str | Path],
+    example: Callable[[], Mapping[str, Any]] | None,
 ) -> Model | BlockModel:
     named = import_named(name, "model.name", search_path)
+    of_outputs = {}
+    if "loss" in options and not takes_option(named, "loss"):
+        of_outputs = {option: options.pop(option) for option in OF_OUTPUTS if option in options}
     if as_model(named, name) is not None and not isinstance(named, type):
         if options:
             raise UserError(
                 f"model.name={name!r} is a model, not a function: it takes no options such as {next(iter(options))}."
             )
         result = named
+    elif of_outputs and library_of(named) is not None:
+        result = made_with(named, options)
     elif not callable(named):
         raise UserError(f"model.name={name!r} is a {type(named).__name__}: neither a function nor a model. {EXPECTED}")
     else:
         result = call_with_options(named, options, facts, "model", f"model.name={name!r}")
+    if library_of(result, makers=bool(of_outputs)) is not None:
+        return adapt_configured(result, name, of_outputs, search_path, example)
+    if of_outputs:
+        raise UserError(
+            f"model.{next(iter(of_outputs))} is for a module of Flax, Equinox or Keras, whose outputs the loss judges, "
+            f"and model.name={name!r} returned a {type(result).__name__}. Leave it out."
+        )
     model = as_model(result, name)
     if model is None:
         raise UserError(f"model.name={name!r} returned a {type(result).__name__}. {EXPECTED}")
@@ -99,8 +120,8 @@ def _user_model(
 
 
 EXPECTED = (
-    "It has to return a spmdkit.Model or BlockModel, a pair (init, loss), or an object with `init(key) -> params` and "
-    "`loss(params, batch, key) -> (sum, weight)`."
+    "It has to return a spmdkit.Model or BlockModel, a pair (init, loss), an object with `init(key) -> params` and "
+    "`loss(params, batch, key) -> (sum, weight)`, or a module of Flax, Equinox or Keras."
 )
 
 
@@ -109,7 +130,7 @@ def as_model(value: Any, name: str = "model") -> Model | BlockModel | None:
 
     Args:
         value: A `Model`, a `BlockModel`, a pair of functions (init, loss), or an object with `init` and `loss` and,
-            optionally, `predict` and `flops_per_row`.
+            optionally, `init_state`, `predict` and `flops_per_row`.
         name: What reports call it where the value itself does not say.
 
     Returns:
@@ -122,5 +143,5 @@ def as_model(value: Any, name: str = "model") -> Model | BlockModel | None:
         functions = list(value)
     if not all(map(callable, functions)):
         return None
-    optional = {each: getattr(value, each, None) for each in ("predict", "flops_per_row")}
+    optional = {each: getattr(value, each, None) for each in ("predict", "flops_per_row", "init_state")}
     return Model(init=functions[0], loss=functions[1], name=name, **optional)

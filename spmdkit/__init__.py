@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .mesh import get_device_count as get_device_count
     from .mesh import initialize as initialize
     from .mesh import list_devices as list_devices
+    from .models.adapters import adapt as adapt
     from .parallel import BlockModel as BlockModel
     from .parallel import FSDPConfig as FSDPConfig
     from .parallel import Layouts as Layouts
@@ -73,6 +74,7 @@ _HOMES = {
         "set_distribution",
     ),
     "mesh": ("DeviceMesh", "UserError", "get_device_count", "initialize", "list_devices"),
+    "models.adapters": ("adapt",),
     "parallel": (
         "BlockModel",
         "FSDPConfig",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from ...configs import paths
 from ...configs.checks import check_devices
@@ -14,6 +15,7 @@ from ...configs.paths import below_root, is_schedule_file
 from ...configs.schema import Config
 from ...data.batches import abstract_batch, check_enough
 from ...data.ranges import Limit, Limits, check_splits
+from ...data.source import take
 from ...data.splits import Splits, open_splits
 from ...mesh.compat import Device
 from ...mesh.devices import device_name
@@ -174,6 +176,7 @@ def configured_model(config: Config, splits: Splits) -> Model | BlockModel:
         length=config.data.length,
         features=_features(splits),
         search_path=search_path(config),
+        example=lambda: {**take(splits.train, np.zeros(1, np.int64)), "example": np.zeros(1, np.int32)},
     )
 
 

@@ -53,10 +53,10 @@ def accumulate_gradients(
         return gradients, sums._replace(state=found.state)
 
     def body(carry: Any, microbatch: Batch) -> tuple[Any, None]:
-        sums, state = carry
-        found, gradients = differentiate(params, kept, microbatch, key, state)
+        sums, before = carry
+        found, gradients = differentiate(params, kept, microbatch, key, before)
         new = gradients, found._replace(state=())
-        state = jax.tree.map(lambda leaf: vary(leaf, axes), found.state)
+        state = jax.tree.map(lambda leaf, old: vary(leaf.astype(old.dtype), axes), found.state, before)
         return (jax.tree.map(lambda a, b: a + b, sums, new), state), None
 
     state = jax.tree.map(lambda leaf: vary(leaf, axes), state)

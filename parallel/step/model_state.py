@@ -35,7 +35,8 @@ def first_model_state(model: Any, precision: Precision, key_data: Array) -> Any:
 
 
 def _first(model: Any, precision: Precision, key: Array) -> Any:
-    return cast_floats(model.init_state(key), precision.params)
+    state = cast_floats(model.init_state(key), precision.params)
+    return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), state)
 
 
 def settle(found: Any, state: Any, axes: tuple[str, ...], *, typed: bool) -> Any:
@@ -55,6 +56,6 @@ def settle(found: Any, state: Any, axes: tuple[str, ...], *, typed: bool) -> Any
             leaf = lax.pmean(leaf, over)
         elif over:
             leaf = lax.pmax(leaf.astype(jnp.promote_types(leaf.dtype, jnp.uint8)), over)
-        return leaf.astype(before.dtype)
+        return lax.convert_element_type(leaf, before.dtype)  # of no weak type: the next step takes the same program
 
     return jax.tree.map(settled, found, state)

@@ -1,0 +1,73 @@
+"""Flax Linen: `module.init` and `module.apply`, with "batch_stats" and other collections as the state.
+
+What the runtime adds in training, by `linen.intercept_methods`: batch norm sums its statistics over the rows of all
+devices, and dropout draws a mask for each row. An argument `train`, `training`, `is_training`, `deterministic` or
+`use_running_average` of the module's `__call__` is given as training or evaluation asks for.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .adapted import Adapted, Rows
+from .mode import mode_arguments
+from .row_dropout import drop
+
+PARAMS = "params"
+
+
+def adapt_linen(module: Any, inputs: Any) -> Adapted:
+    """Adapts a Linen module.
+
+    Args:
+        module: A `flax.linen.Module`.
+        inputs: What it is called with for one row, as arrays or shapes.
+    """
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
+    evaluated = mode_arguments(type(module).__call__, training=False)
+
+    def init(key: Array) -> tuple[Any, Any]:
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        variables = dict(module.init(key, zeros, **evaluated))
+        return variables.pop(PARAMS, {}), variables
+
+    def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
+        variables, more = {PARAMS: params, **(state or {})}, mode_arguments(type(module).__call__, rows.training)
+        if not rows.training:
+            return module.apply(variables, inputs, **more), state
+        rngs = {"dropout": rows.key}
+        with _on_mesh(rows):
+            if not state:
+                return module.apply(variables, inputs, rngs=rngs, **more), state
+            outputs, changed = module.apply(variables, inputs, rngs=rngs, mutable=list(state), **more)
+        return outputs, {**state, **changed}
+
+    first = jax.eval_shape(init, jax.random.key(0))[1]
+    return Adapted(init=init, call=call, keeps_state=bool(jax.tree.leaves(first)), name=type(module).__name__)
+
+
+def _on_mesh(rows: Rows) -> Any:
+    """Inside, layers that see several rows at once do what they do for the whole batch."""
+    from flax import linen
+
+    def intercept(next_call: Callable[..., Any], arguments: Any, options: Any, context: Any) -> Any:
+        module = context.module
+        if context.method_name != "__call__":
+            return next_call(*arguments, **options)
+        if isinstance(module, linen.BatchNorm) and not _said(module, "use_running_average", arguments, options):
+            object.__setattr__(module, "axis_name", rows.axes or None)
+        if isinstance(module, linen.Dropout) and not _said(module, "deterministic", arguments, options):
+            key = module.make_rng(module.rng_collection)
+            return drop(arguments[0], module.rate, key, rows.example, module.broadcast_dims)
+        return next_call(*arguments, **options)
+
+    return linen.intercept_methods(intercept)
+
+
+def _said(module: Any, name: str, arguments: Any, options: Any) -> bool:
+    """An option of a layer, given when it was made or when it is called."""
+    given = options.get(name, arguments[1] if len(arguments) > 1 else None)
+    return bool(getattr(module, name) if given is None else given)

@@ -1,0 +1,100 @@
+"""Flax NNX: a module is split into its parameters, its other variables, and what is no array.
+
+    params    nnx.Param                                  state    every other variable, but random keys and their counts
+    call      merge; model.train() or model.eval(); keys folded from the step's; model(inputs); split again
+
+What the runtime adds in training: batch norm sums its statistics over the rows of all devices, and dropout draws a mask
+for each row. Both are set on the merged copy of one call.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .adapted import Adapted, Rows
+from .mode import mode_arguments
+from .row_dropout import drop
+
+
+def adapt_nnx(module: Any, inputs: Any) -> Adapted:
+    """Adapts an NNX module.
+
+    Args:
+        module: A `flax.nnx.Module`, or a function of `rngs` that makes one.
+        inputs: What it is called with for one row; not needed here.
+    """
+    from flax import nnx
+
+    is_there = isinstance(module, nnx.Module)
+
+    def split(model: Any) -> list[Any]:
+        return list(nnx.split(model, nnx.Param, (nnx.RngKey, nnx.RngCount), ...))
+
+    def made(key: Array) -> Any:
+        return module if is_there else module(rngs=nnx.Rngs(params=key, default=jax.random.fold_in(key, 1)))
+
+    graph, *variables = split(module if is_there else nnx.eval_shape(lambda: made(jax.random.key(0))))
+    random = nnx.to_pure_dict(variables[1])
+
+    def init(key: Array) -> tuple[Any, Any]:
+        _, params, _, others = split(made(key))
+        return nnx.to_pure_dict(params), nnx.to_pure_dict(others)
+
+    def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
+        filled = [jax.tree.map(lambda leaf: leaf, each) for each in variables]
+        for each, values in zip(filled, (params, _random(random, rows.key), state or {}), strict=True):
+            nnx.replace_by_pure_dict(each, values)
+        model = nnx.merge(graph, *filled)
+        if not rows.training:
+            model.eval()
+            return model(inputs, **mode_arguments(type(model).__call__, training=False)), state
+        model.train()
+        with _on_mesh(nnx, model, rows):
+            outputs = model(inputs, **mode_arguments(type(model).__call__, training=True))
+        return outputs, nnx.to_pure_dict(split(model)[3]) if state else state
+
+    name = type(module).__name__ if is_there else getattr(module, "__name__", "nnx")
+    return Adapted(init=init, call=call, keeps_state=bool(jax.tree.leaves(variables[2])), name=name)
+
+
+def _random(like: Any, key: Array | None) -> Any:
+    """The keys of a module, folded from that of the step, and their counts from 0."""
+    key = jax.random.key(0) if key is None else key
+    leaves, structure = jax.tree.flatten(like)
+
+    def filled(number: int, leaf: Any) -> Array:
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return jax.random.fold_in(key, number) if is_key else jnp.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.unflatten(structure, [filled(number, leaf) for number, leaf in enumerate(leaves)])
+
+
+@contextmanager
+def _on_mesh(nnx: Any, model: Any, rows: Rows) -> Iterator[None]:
+    """Inside, layers that see several rows at once do what they do for the whole batch."""
+
+    class RowDropout(nnx.Dropout):
+        """Dropout with a mask for each row."""
+
+        def __call__(self, inputs: Any, *, deterministic: bool | None = None, rngs: Any = None) -> Any:
+            if self.deterministic if deterministic is None else deterministic:
+                return inputs
+            stream = self.rngs if rngs is None else rngs
+            stream = stream[self.rng_collection] if isinstance(stream, nnx.Rngs) else stream
+            key = stream if isinstance(stream, Array) else stream()
+            return drop(inputs, self.rate, key, rows.example, self.broadcast_dims)
+
+    layers = [layer for _, layer in nnx.iter_modules(model)]
+    dropouts = [layer for layer in layers if type(layer) is nnx.Dropout]
+    for layer in layers:
+        if isinstance(layer, nnx.BatchNorm):
+            layer.axis_name = rows.axes or None
+    for layer in dropouts:
+        layer.__class__ = RowDropout
+    yield
+    for layer in dropouts:
+        layer.__class__ = nnx.Dropout

@@ -1,0 +1,116 @@
+"""From what a module returns to sums: losses and metrics of every row, weighted by the batch.
+
+loss(outputs, batch) -> one number for each row, or for each position of each row
+total  = sum(weights * loss)         weight = sum(weights)         weights: those of the batch, else 1
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from ...mesh.errors import UserError
+from ...mesh.near_miss import did_you_mean
+
+RowFunction = Callable[[Any, Mapping[str, Array]], Any]
+"""(outputs, batch) -> numbers of rows."""
+
+
+def softmax_cross_entropy(outputs: Any, batch: Mapping[str, Array]) -> Array:
+    """Of logits (..., classes) against whole numbers `batch["targets"]`."""
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, batch["targets"])
+
+
+def sigmoid_cross_entropy(outputs: Any, batch: Mapping[str, Array]) -> Array:
+    """Of logits against 0 and 1 in `batch["targets"]`, of the same number of elements; one for each row."""
+    return _of_rows(optax.sigmoid_binary_cross_entropy, outputs, batch)
+
+
+def squared_error(outputs: Any, batch: Mapping[str, Array]) -> Array:
+    """Against `batch["targets"]`, of the same number of elements; the mean over the elements of a row."""
+    return _of_rows(lambda found, wanted: (found - wanted) ** 2, outputs, batch)
+
+
+def accuracy(outputs: Any, batch: Mapping[str, Array]) -> Array:
+    """1 where the largest logit is that of `batch["targets"]`, else 0; one logit alone stands for class 1 above 0."""
+    targets = batch["targets"]
+    if outputs.size == targets.size:
+        return (outputs.reshape(targets.shape) > 0) == (targets > 0.5)
+    return jnp.argmax(outputs, axis=-1) == targets
+
+
+NAMED: dict[str, RowFunction] = {
+    "softmax_cross_entropy": softmax_cross_entropy,
+    "sigmoid_cross_entropy": sigmoid_cross_entropy,
+    "squared_error": squared_error,
+    "accuracy": accuracy,
+}
+"""Losses and metrics that a config names without a module."""
+
+
+def row_function(given: Any, key: str) -> RowFunction:
+    """A function of rows by its name, or as it is.
+
+    Args:
+        given: A function, or one of `NAMED`.
+        key: Names it in messages.
+
+    Raises:
+        UserError: There is none of that name.
+    """
+    if callable(given):
+        return given
+    if given not in NAMED:
+        near = did_you_mean(str(given), list(NAMED), otherwise="Choose from")
+        raise UserError(
+            f"{key}={given!r} is no loss.{near} Your own is a function (outputs, batch) -> one for each row."
+        )
+    return NAMED[given]
+
+
+def sums(function: RowFunction, outputs: Any, batch: Mapping[str, Array], key: str) -> tuple[Array, Array]:
+    """The weighted sum of what a function gives for each row, and the sum of the weights.
+
+    Args:
+        function: Of rows.
+        outputs: What the module returned for the batch.
+        batch: Rows on dim 0; "weights" (rows, ...) where they do not all count 1.
+        key: Names the function in messages.
+
+    Raises:
+        UserError: It returned something else than numbers of rows.
+    """
+    values = function(outputs, batch)
+    rows = next(iter(batch.values())).shape[0]
+    shape = getattr(values, "shape", None)
+    if shape is None or shape[:1] != (rows,):
+        given = f"an array of shape {shape}" if shape is not None else f"a {type(values).__name__}"
+        raise UserError(
+            f"{key} returned {given} for {rows} rows. It has to return one number for each row (or for each position "
+            "of each row), without summing or averaging over rows: the runtime weighs them and divides once, by the "
+            "weight of the whole global batch."
+        )
+    weights = batch.get("weights")
+    of_both = [
+        array.dtype for array in (values, weights) if array is not None and jnp.issubdtype(array.dtype, jnp.floating)
+    ]
+    dtype = jnp.result_type(jnp.float32, *of_both)
+    values = values.astype(dtype)
+    if weights is None:
+        return values.sum(), jnp.asarray(values.size, dtype)
+    weights = weights.astype(dtype)
+    if weights.ndim > values.ndim:
+        raise UserError(
+            f"{key} returned an array of shape {values.shape}, and the batch has weights of shape {weights.shape}. "
+            "Return one number for each weight."
+        )
+    weights = jnp.broadcast_to(weights.reshape(*weights.shape, *[1] * (values.ndim - weights.ndim)), values.shape)
+    return (values * weights).sum(), weights.sum()
+
+
+def _of_rows(function: Callable[[Array, Array], Array], outputs: Any, batch: Mapping[str, Array]) -> Array:
+    targets = batch["targets"]
+    values = function(outputs.reshape(targets.shape), targets.astype(outputs.dtype))
+    return values.reshape(values.shape[0], -1).mean(axis=1)

@@ -1,0 +1,314 @@
+"""Modules of Flax, Equinox and Keras, as their own documentation writes them, train as in their own library."""
+
+import os
+from contextlib import contextmanager
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from spmdkit.mesh.errors import UserError
+from spmdkit.models.adapters.of_library import adapt, library_of, made_with
+from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out, verify
+
+FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
+ROWS, FEATURES, WIDTH, CLASSES, STEPS, RATE = 16, 8, 16, 8, 3, 0.1
+MESHES = {
+    "data": {"data": 8},
+    "fsdp": {"fsdp": FSDPConfig(size=8, floor_bytes=1)},
+    "data x fsdp": {"data": 2, "fsdp": FSDPConfig(size=4, floor_bytes=1)},
+}
+
+
+@pytest.fixture(autouse=True)
+def other_libraries_broadcast():
+    """Libraries add a bias to rows without saying so."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def batch(seed):
+    random = np.random.default_rng(seed)
+    return {
+        "inputs": random.normal(size=(ROWS, FEATURES)),
+        "targets": random.integers(0, CLASSES, ROWS).astype(np.int32),
+        "weights": random.uniform(0.5, 1.5, ROWS),
+        "example": np.arange(ROWS * seed, ROWS * (seed + 1), dtype=np.int32),
+    }
+
+
+def mean_loss(logits, rows):
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, rows["targets"])
+    return (losses * rows["weights"]).sum() / rows["weights"].sum()
+
+
+def accuracy(logits, rows):
+    return float(((logits.argmax(-1) == rows["targets"]) * rows["weights"]).sum() / rows["weights"].sum())
+
+
+@contextmanager
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+# Each: the module, and what its own library makes of it: losses of the steps, and the accuracy of an evaluation after.
+
+
+@cache
+def linen():
+    from flax import linen as nn
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train: bool):
+            x = nn.Dense(WIDTH, use_bias=False)(x)
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+            return nn.Dense(CLASSES)(nn.relu(x))
+
+    module = Net()
+    variables = module.init(jax.random.key(0), batch(0)["inputs"], train=False)
+    variables = jax.tree.map(lambda leaf: leaf.astype("float64"), variables)
+    params, stats, losses = variables["params"], variables["batch_stats"], []
+    for seed in range(STEPS):
+        rows = batch(seed)
+
+        def loss(params, stats=stats, rows=rows):
+            given = {"params": params, "batch_stats": stats}
+            logits, changed = module.apply(given, rows["inputs"], train=True, mutable=["batch_stats"])
+            return mean_loss(logits, rows), changed["batch_stats"]
+
+        (value, stats), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        params = jax.tree.map(lambda leaf, slope: leaf - RATE * slope, params, gradients)
+        losses.append(float(value))
+    logits = module.apply({"params": params, "batch_stats": stats}, batch(9)["inputs"], train=False)
+    return module, variables["params"], losses, accuracy(logits, batch(9)), mean_loss(logits, batch(9))
+
+
+@cache
+def nnx():
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.first = nnx.Linear(FEATURES, WIDTH, use_bias=False, param_dtype=jnp.float64, rngs=rngs)
+            self.norm = nnx.BatchNorm(WIDTH, param_dtype=jnp.float64, rngs=rngs)
+            self.second = nnx.Linear(WIDTH, CLASSES, param_dtype=jnp.float64, rngs=rngs)
+
+        def __call__(self, x):
+            return self.second(nnx.relu(self.norm(self.first(x))))
+
+    model, own = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
+    for statistic in (own.norm.mean, own.norm.var):
+        statistic.set_value(statistic.get_value().astype("float64"))
+    optimizer, losses = nnx.Optimizer(own, optax.sgd(RATE), wrt=nnx.Param), []
+    for seed in range(STEPS):
+        rows = batch(seed)
+        value, gradients = nnx.value_and_grad(lambda own, rows=rows: mean_loss(own(rows["inputs"]), rows))(own)
+        optimizer.update(own, gradients)
+        losses.append(float(value))
+    own.eval()
+    logits = own(batch(9)["inputs"])
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    return model, params, losses, accuracy(logits, batch(9)), mean_loss(logits, batch(9))
+
+
+@cache
+def equinox():
+    import equinox as eqx
+
+    class Net(eqx.Module):
+        first: eqx.nn.Linear
+        norm: eqx.nn.BatchNorm
+        second: eqx.nn.Linear
+
+        def __init__(self, key):
+            first, second = jax.random.split(key)
+            self.first = eqx.nn.Linear(FEATURES, WIDTH, use_bias=False, dtype="float64", key=first)
+            self.norm = eqx.nn.BatchNorm(WIDTH, axis_name="batch", mode="batch", dtype="float64")
+            self.second = eqx.nn.Linear(WIDTH, CLASSES, dtype="float64", key=second)
+
+        def __call__(self, x, state):
+            x, state = self.norm(self.first(x), state)
+            return self.second(jax.nn.relu(x)), state
+
+    pair = eqx.nn.make_with_state(Net)(jax.random.key(0))
+    (model, state), losses = pair, []
+    own = model
+
+    def loss(own, state, rows):
+        run = jax.vmap(own, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        logits, state = run(rows["inputs"], state)
+        return mean_loss(logits, rows), state
+
+    for seed in range(STEPS):
+        (value, state), gradients = eqx.filter_value_and_grad(loss, has_aux=True)(own, state, batch(seed))
+        own = eqx.apply_updates(own, jax.tree.map(lambda slope: -RATE * slope, gradients))
+        losses.append(float(value))
+    run = jax.vmap(eqx.nn.inference_mode(own), axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+    logits, _ = run(batch(9)["inputs"], state)
+    params = {
+        "first": {"weight": model.first.weight},
+        "norm": {"weight": model.norm.weight, "bias": model.norm.bias},
+        "second": {"weight": model.second.weight, "bias": model.second.bias},
+    }
+    return pair, params, losses, accuracy(logits, batch(9)), mean_loss(logits, batch(9))
+
+
+@cache
+def keras():
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    layers = keras.layers
+    module = keras.Sequential(
+        [
+            layers.Input((FEATURES,)),
+            layers.Dense(WIDTH, use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Dense(CLASSES),
+        ],
+        name="net",
+    )
+    trained, kept = ([each.value for each in of] for of in (module.trainable_variables, module.non_trainable_variables))
+    paths, losses = [each.path for each in module.trainable_variables], []
+    params: dict = {}
+    for path, value in zip(paths, trained, strict=True):
+        _, layer, name = path.split("/")
+        params.setdefault("net", {}).setdefault(layer, {})[name] = value
+    for seed in range(STEPS):
+        rows = batch(seed)
+
+        def loss(trained, kept=kept, rows=rows):
+            logits, kept = module.stateless_call(trained, kept, rows["inputs"], training=True)
+            return mean_loss(logits, rows), kept
+
+        (value, kept), gradients = jax.value_and_grad(loss, has_aux=True)(trained)
+        trained = [leaf - RATE * slope for leaf, slope in zip(trained, gradients, strict=True)]
+        losses.append(float(value))
+    logits, _ = module.stateless_call(trained, kept, batch(9)["inputs"], training=False)
+    return module, params, losses, accuracy(logits, batch(9)), mean_loss(logits, batch(9))
+
+
+LIBRARIES = {"linen": linen, "nnx": nnx, "equinox": equinox, "keras": keras}
+TOLERANCE = {"keras": 1e-6}
+"""Of a loss; 1e-9 elsewhere. Keras's batch norm computes in float32 under `jit`, whatever its dtype policy says."""
+UNCHECKED = "ignore:The model does not pass JAX's checks"
+
+
+def adapted(module):
+    return adapt(
+        module, loss="softmax_cross_entropy", metrics={"accuracy": "accuracy"}, example=batch(0), name="adapted"
+    )
+
+
+@pytest.mark.filterwarnings(UNCHECKED)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_training_is_that_of_its_own_library(library, mesh):
+    with float64():
+        module, params, losses, right, evaluated = LIBRARIES[library]()
+        model = adapted(module)
+        plan = lay_out(model, MESHES[mesh], precision=FLOAT64)
+        step = build_step(model, optax.sgd(RATE), plan, precision=FLOAT64)
+        state, found = step.init(0, params=jax.tree.map(np.asarray, params)), []
+        for seed in range(STEPS):
+            state, metrics = step(state, batch(seed))
+            found.append(float(metrics.loss))
+        sums = step.measure(state.params, batch(9), state.model_state)
+    tolerance = TOLERANCE.get(library, 1e-9)
+    np.testing.assert_allclose(found, losses, rtol=tolerance)
+    assert float(sums.total / sums.weight) == pytest.approx(float(evaluated), rel=tolerance)
+    hits, weight = sums.metrics["accuracy"]
+    assert float(hits / weight) == pytest.approx(right, rel=1e-9)
+
+
+def dropout_of(library):
+    """A module with batch norm and dropout, as its library has them."""
+    if library == "linen":
+        from flax import linen as nn
+
+        class Net(nn.Module):
+            @nn.compact
+            def __call__(self, x, deterministic: bool):
+                x = nn.BatchNorm(use_running_average=deterministic)(nn.Dense(WIDTH)(x))
+                return nn.Dense(CLASSES)(nn.Dropout(0.5, broadcast_dims=(1,), deterministic=deterministic)(x))
+
+        return Net()
+    if library == "nnx":
+        from flax import nnx as flax_nnx
+
+        class Net(flax_nnx.Module):
+            def __init__(self, rngs):
+                self.first = flax_nnx.Linear(FEATURES, WIDTH, rngs=rngs)
+                self.norm = flax_nnx.BatchNorm(WIDTH, rngs=rngs)
+                self.dropout = flax_nnx.Dropout(0.5, rngs=rngs)
+                self.second = flax_nnx.Linear(WIDTH, CLASSES, rngs=rngs)
+
+            def __call__(self, x):
+                return self.second(self.dropout(self.norm(self.first(x))))
+
+        return Net
+    if library == "equinox":
+        import equinox as eqx
+
+        class Net(eqx.Module):
+            first: eqx.nn.Linear
+            dropout: eqx.nn.Dropout
+
+            def __init__(self, key):
+                self.first = eqx.nn.Linear(FEATURES, CLASSES, key=key)
+                self.dropout = eqx.nn.Dropout(0.5)
+
+            def __call__(self, x, key):
+                return self.first(self.dropout(x, key=key))
+
+        return Net
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    return keras.Sequential(
+        [keras.layers.Input((FEATURES,)), keras.layers.Dropout(0.5), keras.layers.Dense(CLASSES)], name="dropped"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_no_mesh_changes_what_is_dropped(library):
+    """`verify` runs the same module on one device; that something is dropped at all shows in two evaluations."""
+    with float64():
+        model = adapted(dropout_of(library))
+        strategy = {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=1)}
+        result = verify(model, strategy, [batch(0), batch(1)], accumulate=2, devices=toy.devices(4))
+        assert result.ok, str(result)
+        assert "random numbers" in result.proved
+
+
+def test_whose_a_module_is_is_seen_without_importing_the_others():
+    assert library_of(lambda rngs: None) == "flax.nnx"
+    assert library_of(lambda key, width=3: None) == "equinox"
+    assert library_of(lambda key: None, makers=False) is None
+    assert library_of(object()) is None
+    assert library_of(print) is None
+
+
+def test_options_reach_what_makes_a_module():
+    made = made_with(lambda rngs, width: (rngs, width), {"width": 3})
+    assert made(rngs=1) == (1, 3)
+    assert made_with(lambda key, depth: (key, depth), {"depth": 2})(key=0) == (0, 2)
+
+
+def test_anything_else_is_refused():
+    with pytest.raises(UserError, match=r"adapt got a dict\. It takes a module of Flax Linen"):
+        adapt({}, loss="squared_error", example=batch(0))
+    with pytest.raises(UserError, match="inputs='images' is no array of the batch, which has inputs, targets"):
+        adapt(lambda rngs: None, loss="squared_error", example=batch(0), inputs="images")

@@ -160,6 +160,28 @@ def remarks(before: Provenance | None, now: Provenance, source: str, *, goes_on:
     return lines + _optimizer_remarks(before.optimizer, now.optimizer, same_jax)
 
 
+def changed_model(folder: Path, name: str) -> str:
+    """Says where the source of a run's own model is no longer what it was; "" where it is, or nothing tells.
+
+    Args:
+        folder: Of the run.
+        name: `model.name`, whose module is imported.
+
+    Raises:
+        UserError: provenance.json is damaged.
+    """
+    before = read_provenance(folder) if ":" in name else None
+    if before is None:
+        return ""
+    changed = _changed_files(before.model, Definition(name, files=dict(_sources(name.partition(":")[0]))))
+    if not changed:
+        return ""
+    return (
+        f"model.name={name}: {changed} changed since the run in {folder} was made, and may compute something else than "
+        "what was trained. Set it back if that is not meant."
+    )
+
+
 def _model_remarks(before: Definition, now: Definition, same_jax: bool) -> list[str]:
     changed = _changed_files(before, now)
     if not (same_jax and before.program and now.program):

@@ -10,7 +10,7 @@ KINDS = ("npz", "safetensors", "npy")
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `export`."""
-    add_run(parser)
+    add_run(parser, also="; or a config whose run.dir holds a run")
     parser.add_argument("target", metavar="FILE", help="FILE.safetensors, FILE.npz, or a folder to be made, of .npy")
     parser.add_argument("--to", choices=KINDS, help="what is written; by default what the name of FILE says")
     add_step(parser, "the newest")
@@ -23,13 +23,13 @@ def export(arguments: argparse.Namespace) -> int:
     """Writes the arrays of a checkpoint as files that other programs read."""
     from pathlib import Path
 
+    from ..finished.place import find_checkpoints
     from ..inspection.export import export as run
     from ..inspection.export import named_for
-    from ..inspection.finding import find
     from ..inspection.stored import StoredCheckpoint
 
     target = named_for(arguments.to, Path(arguments.target))
-    stored = StoredCheckpoint(find(arguments.place, arguments.step).one)
+    stored = StoredCheckpoint(find_checkpoints(arguments.place, arguments.step).one)
     options = {"whole_state": arguments.whole_state, "unstack": arguments.unstack, "force": arguments.force}
     print(run(stored, target, **options))
     return 0

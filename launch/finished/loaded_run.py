@@ -27,6 +27,7 @@ from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.train_step import Step, build_step
 from ...training.loop import evaluate
 from ..inspection.export import Exported, export
+from ..inspection.finding import shown
 from ..inspection.stored import StoredCheckpoint
 from ..run.build import evenly_chosen, model_limits, plan_layouts, search_path
 from ..run.model_check import check_functions
@@ -53,6 +54,7 @@ class LoadedRun:
         batch_rows: Rows of a batch of `evaluate` and `predictions`: `train.global_batch`, or more where that cannot be
             split over the mesh.
         params: Its parameters: global arrays laid out by `layouts`, blocks in the model's own order.
+        model_state: What the model keeps besides parameters, likewise; () for nothing.
         layouts: The mesh, and where each parameter lives on it.
     """
 
@@ -80,6 +82,7 @@ class LoadedRun:
         self._order = stored_order(layouts)
         abstract = self._order.abstract_model(self._program.abstract_state())
         self.params: Params = read_tree(stored, "params", abstract.params)
+        self.model_state: Any = read_tree(stored, "model_state", getattr(abstract, "model_state", ()))
         self.step = int(stored.folder.name) if stored.folder.name.isdecimal() else int(stored.step or 0)
 
     @property
@@ -276,7 +279,7 @@ class LoadedRun:
         mesh = self.layouts.mesh
         axes = " x ".join(f"{name} {mesh.axis_size(name)}" for name in mesh.axis_names if mesh.axis_size(name) > 1)
         model = f"{self.model.name}, {self.layouts.num_parameters:,} parameters"
-        return f"{self.folder} at step {self.step}: {model}; mesh {axes or '1 device'}"
+        return f"{shown(self.folder)} at step {self.step}: {model}; mesh {axes or '1 device'}"
 
     def _check_continues(self, window: int) -> None:
         """Checks that the model predicts one array for tokens alone; `generate` looks at its shape."""

@@ -36,16 +36,31 @@ def find_run(given: str | Path, step: int | None = None, changes: Sequence[str] 
         UserError: There is no such run (CheckpointError where it has no such checkpoint), or no config of it.
     """
     source = _config_file(given)
+    found = find_checkpoints(given, step, changes)
+    return Place(found, _config_of(found) if source is None else source)
+
+
+def find_checkpoints(given: str | Path, step: int | None = None, changes: Sequence[str] = ()) -> Found:
+    """Finds the checkpoints of the run that an argument means; no config has to be beside them.
+
+    Args:
+        given: As in `find_run`.
+        step: Of one checkpoint.
+        changes: As in `find_run`.
+
+    Raises:
+        UserError: There is no such run (CheckpointError where it has no such checkpoint).
+    """
+    source = _config_file(given)
     if source is None:
-        found = _found(given, step)
-        return Place(found, _config_of(found))
+        return _found(given, step)
     folder = Path(load_config(source, changes, sizes=False).run.dir)
     if not folder.is_dir():
         raise UserError(
             f"{given} says run.dir={folder}, and there is no such folder: it has not been trained yet. Train it "
             f"(spmdkit train {given}), or give the folder of a run."
         )
-    return Place(_found(folder, step), source)
+    return _found(folder, step)
 
 
 def _config_file(given: str | Path) -> Path | None:

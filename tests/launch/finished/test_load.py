@@ -59,6 +59,7 @@ def test_a_checkpoint_that_does_not_say_it_asks_the_data(config, folder, monkeyp
     assert_params(spmdkit.load_run(folder), first_params(config, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "found"),
     [
@@ -75,6 +76,7 @@ def test_stages_load_on_every_mesh(mesh, found, staged):
     assert_params(run, first_params(staged, 4, "strategy={data: 8}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "found"), [(1, {}), (2, {"fsdp": 2}), (3, {"data": 3}), (4, {"fsdp": 2, "data": 2})]
 )
@@ -85,12 +87,14 @@ def test_the_own_strategy_is_fitted_to_the_devices(devices, found, staged, monke
     assert run.layouts.pipeline is None
 
 
+@pytest.mark.slow
 def test_where_shards_split_nothing_rows_are_split_alone(staged, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 4)
     changes = ["strategy={pipe: 4, fsdp: {size: 2, floor_bytes: 1MiB}}"]
     assert sizes(spmdkit.load_run(staged.parent / "run", changes=changes)) == {"data": 4}
 
 
+@pytest.mark.slow
 def test_the_data_need_not_be_there(staged):
     """The checkpoint says what sizes the data gave the model."""
     run = spmdkit.load_run(staged.parent / "run", mesh={}, changes=["data.files=[nowhere/*.txt]"])
@@ -159,6 +163,7 @@ def linear():
 """
 
 
+@pytest.mark.slow
 def test_a_model_whose_source_has_changed_is_told(tmp_path):
     (tmp_path / "finished_own.py").write_text(OWN)
     config = write_config(tmp_path, model={"name": "finished_own:linear"})

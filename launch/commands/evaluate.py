@@ -24,13 +24,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """Prints the loss of a run's model."""
     import json
 
-    from ...mesh.errors import UserError
     from ...mesh.processes import is_main_process
     from ...mesh.text import printable
     from ..finished.load import loaded
 
-    if arguments.batches is not None and arguments.batches < 1:
-        raise UserError(f"--batches {arguments.batches}: at least 1 batch is evaluated. Leave it out for all rows.")
     with loaded(arguments.place, arguments.step, arguments.overrides) as run:
         source = run.source(run.splits.train if arguments.split == "train" else None)
         metrics = run.evaluate(source, max_batches=arguments.batches)

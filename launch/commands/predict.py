@@ -2,7 +2,7 @@
 
 import argparse
 
-from .command import TRAINED_HELP, Command, add_trained
+from .command import TRAINED_HELP, Command, add_json, add_trained
 from .evaluate import add_split
 
 
@@ -15,10 +15,12 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         "--keep", metavar="NAMES", default="", help="arrays of the data to write beside, such as targets,weights"
     )
     parser.add_argument("--force", action="store_true", help="replace FILE.npz where it is there")
+    add_json(parser)
 
 
 def predict(arguments: argparse.Namespace) -> int:
     """Writes what a run's model predicts."""
+    import json
     from pathlib import Path
 
     from ...mesh.processes import is_main_process
@@ -31,12 +33,20 @@ def predict(arguments: argparse.Namespace) -> int:
     with loaded(arguments.place, arguments.step, arguments.overrides) as run:
         source = run.source(run.splits.train if arguments.split == "train" else None)
         batches = run.predictions(source, keep=keep)
-        if is_main_process():
-            print(printable(f"{run.title}\n{run.splits.description}"), flush=True)
-            print(printable(str(write_rows(target, len(source), batches))))
-        else:
+        if not is_main_process():
             for _ in batches:  # all processes compute; one writes
                 pass
+            return 0
+        if not arguments.json:
+            print(printable(f"{run.title}\n{run.splits.description}"), flush=True)
+        written = write_rows(target, len(source), batches)
+        if arguments.json:
+            arrays = {name: list(shape) for name, shape in written.shapes.items()}
+            print(
+                json.dumps({"run": str(run.folder), "step": run.step, "file": str(target), "arrays": arrays}, indent=2)
+            )
+        else:
+            print(printable(str(written)))
     return 0
 
 

@@ -109,8 +109,7 @@ class LoadedRun:
             BadDataError: A value in it is not allowed.
         """
         splits = open_splits(self.config.data, search_path(self.config))
-        splits = splits._replace(vocabulary=self.vocabulary)  # other data may hold other ids than the model knows
-        check_splits(splits, self._limits)
+        check_splits(splits, self._limits)  # those of the model: other data may hold other ids
         return splits
 
     def evaluate(
@@ -130,6 +129,8 @@ class LoadedRun:
             UserError: There is nothing to evaluate, or the model cannot take the rows.
             BadDataError: A value is not allowed.
         """
+        if max_batches is not None and max_batches < 1:
+            raise UserError(f"max_batches={max_batches}: at least 1 batch is evaluated. Leave it out for all rows.")
         source = self.source(rows)
         batch = abstract_batch(source, self.batch_rows, self.layouts.batch_sharding())
         check_functions(self.model, self._program, batch, evaluates=True)

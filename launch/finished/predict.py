@@ -53,7 +53,6 @@ class Predictor:
             return predict(cast_floats(params, compute), cast_inputs(batch, compute))
 
         self._traced = cast_and_predict
-        self._checked: set[Any] = set()
         self._run = jax.jit(cast_and_predict, out_shardings=plan.batch_sharding())
 
     def batch(self, batch: Mapping[str, Any]) -> Any:
@@ -123,10 +122,7 @@ class Predictor:
             yield _rows(*each)
 
     def _launch(self, batch: Mapping[str, jax.Array]) -> Any:
-        form = tuple((name, array.shape, str(array.dtype)) for name, array in batch.items())
-        if form not in self._checked:
-            self._check(batch)
-            self._checked.add(form)
+        self._check(batch)
         return self._run(self._params, dict(batch))
 
     def _check(self, batch: Mapping[str, jax.Array]) -> None:

@@ -63,7 +63,7 @@ def test_data_in_other_files_is_evaluated_whole(untrained, tmp_path, capsys):
     ("words", "said"),
     [
         (["--step", "5"], "there are: 4, 8."),
-        (["--batches", "0"], "--batches 0: at least 1 batch is evaluated"),
+        (["--batches", "0"], "max_batches=0: at least 1 batch is evaluated"),
         (["strategy={fsdp: 16}"], "The mesh fsdp 16 needs 16 devices, and there are 8: 16 > 8."),
         (["train.globl_batch=8"], "train.globl_batch is not a key. Did you mean train.global_batch?"),
         (["data.eval_fraction=0"], "The run has no evaluation split (data.eval_fraction=0.0)"),

@@ -1,5 +1,8 @@
 """`spmdkit predict` as it is typed."""
 
+import json
+import subprocess
+
 import numpy as np
 import pytest
 from ranks import wait
@@ -34,15 +37,15 @@ def test_nothing_is_replaced_unless_told(untrained, tmp_path, capsys):
     words = ["predict", str(untrained), "--out", str(tmp_path / "out.npz")]
     assert main(words) == 2
     assert "out.npz is there already. Choose another name, or give --force to replace it" in capsys.readouterr().err
-    assert main([*words, "--force", "--step", "4"]) == 0
+    assert main([*words, "--force", "--step", "4", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["step"], told["arrays"]) == (4, {"predictions": [420, 10]})
     assert read(tmp_path / "out.npz").keys() == {"predictions"}
 
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_several_processes_write_the_same(untrained, tmp_path):
-    import subprocess
-
     address = f"127.0.0.1:{free_port()}"
     words = [untrained.parent / "run", "--keep", "targets", "--out"]
     processes = [

@@ -151,6 +151,26 @@ def test_the_newest_of_a_run_that_goes_on(folder, tmp_path, monkeypatch):
         spmdkit.load_run(copied, step=8)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"data": {"size": 8, "zero": 2, "floor_bytes": 64}},
+        {"data": {"size": 2, "local_steps": 2}, "fsdp": {"size": 4, "floor_bytes": 64}},
+        {"data": {"size": 8, "compress": "int8"}},
+    ],
+)
+def test_what_only_training_needs_is_not_read(strategy, tmp_path):
+    config = write_config(tmp_path, strategy=strategy)
+    folder = leave_run(config, steps=(4,))
+    losses = []
+    for mesh in (None, {}):
+        run = spmdkit.load_run(folder, mesh=mesh)
+        assert_params(run, first_params(config, 4))
+        losses.append(run.evaluate(max_batches=2)["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 OWN = """
 import jax.numpy as jnp
 from spmdkit.parallel import Model

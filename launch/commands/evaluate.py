@@ -23,6 +23,7 @@ def add_split(parser: argparse.ArgumentParser) -> None:
 def evaluate(arguments: argparse.Namespace) -> int:
     """Prints the loss of a run's model."""
     import json
+    import math
 
     from ...mesh.processes import is_main_process
     from ...mesh.text import printable
@@ -36,7 +37,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
             return 0
         if arguments.json:
             facts = {"run": str(run.folder), "step": run.step, "split": arguments.split, "rows": rows}
-            print(json.dumps({**facts, **metrics}, indent=2))
+            finite = {
+                name: value if math.isfinite(value) else None for name, value in metrics.items()
+            }  # JSON has no NaN
+            print(json.dumps({**facts, **finite}, indent=2))
             return 0
         print(printable(f"{run.title}\n{run.splits.description}"))
         print(f"{arguments.split} split, {rows:,} rows")

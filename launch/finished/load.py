@@ -123,7 +123,7 @@ def _load(
         folder = place.found.one
         try:
             stored = StoredCheckpoint(folder)
-            return _built(place, stored, config, mesh)
+            return _built(place, stored, config, mesh, own_data=not _names("data", changes))
         except CheckpointError as error:
             if folder.is_dir():
                 raise _with_others(error, place, folder) from error
@@ -136,20 +136,22 @@ def _load(
     raise AssertionError("the last try returns or raises")
 
 
-def _built(place: Place, stored: StoredCheckpoint, config: Config, mesh: Mapping[str, Any] | None) -> LoadedRun:
+def _built(
+    place: Place, stored: StoredCheckpoint, config: Config, mesh: Mapping[str, Any] | None, *, own_data: bool
+) -> LoadedRun:
     devices, processes = jax.device_count(), jax.process_count()
     if mesh is not None:
         fitted = fit_given(mesh, devices, processes)
     else:
         fitted = fit_own(config.strategy, devices, processes, stored.about.get("mesh", stored.mesh))
-    run = LoadedRun(place, stored, config, fitted, _facts(place, stored, config))
+    run = LoadedRun(place, stored, config, fitted, _facts(place, stored), own_data=own_data)
     changed = changed_model(place.found.run, str(config.model["name"]))
     if changed:
         warnings.warn(changed, stacklevel=4)
     return run
 
 
-def _facts(place: Place, stored: StoredCheckpoint, config: Config) -> dict[str, int]:
+def _facts(place: Place, stored: StoredCheckpoint) -> dict[str, int]:
     """What the run's data said about the sizes of its model; checkpoints of earlier versions did not note it."""
     noted = stored.about.get("data")
     if isinstance(noted, dict):

@@ -1,5 +1,6 @@
 """A run that was loaded: its model and parameters on a mesh, and what one does with them."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -31,6 +32,7 @@ from ..inspection.finding import shown
 from ..inspection.stored import StoredCheckpoint
 from ..run.build import evenly_chosen, model_limits, plan_layouts, search_path
 from ..run.model_check import check_functions
+from ..run.provenance import changed_data
 from .fitting import Fitted, fitting_rows, rows_alone
 from .parameters import read_tree
 from .place import Place
@@ -59,7 +61,14 @@ class LoadedRun:
     """
 
     def __init__(
-        self, place: Place, stored: StoredCheckpoint, config: Config, fitted: Fitted, facts: Mapping[str, int]
+        self,
+        place: Place,
+        stored: StoredCheckpoint,
+        config: Config,
+        fitted: Fitted,
+        facts: Mapping[str, int],
+        *,
+        own_data: bool = False,
     ) -> None:
         """Builds the model, lays it out and reads its parameters.
 
@@ -69,12 +78,13 @@ class LoadedRun:
             config: Its config.
             fitted: The strategy, fitted to the devices.
             facts: What the run's data said about the sizes of the model.
+            own_data: Whether the config names the run's own data, which should then be what it was made of.
 
         Raises:
             UserError: The model or its layouts do not work out, or the checkpoint does not fit the model.
         """
         self.folder, self.checkpoint, self.config = place.found.run, stored.folder, config
-        self._stored, self._facts = stored, facts
+        self._stored, self._facts, self._own_data = stored, facts, own_data
         self.batch_rows = fitting_rows(config.train.global_batch, fitted)
         self.model: Model | BlockModel = load_model(config.model, **facts, search_path=search_path(config))
         layouts = _fitting_layouts(config, self.model, fitted)
@@ -104,12 +114,17 @@ class LoadedRun:
     def splits(self) -> Splits:
         """The training and evaluation examples that the config names, opened on first use.
 
+        Where they are not those that the run was made of, a warning says so.
+
         Raises:
             UserError: The data is not there, or is not what the model takes.
             BadDataError: A value in it is not allowed.
         """
         splits = open_splits(self.config.data, search_path(self.config))
         check_splits(splits, self._limits)  # those of the model: other data may hold other ids
+        changed = changed_data(self.folder, splits) if self._own_data else ""
+        if changed:
+            warnings.warn(changed, stacklevel=2)
         return splits
 
     def evaluate(

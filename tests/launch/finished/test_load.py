@@ -136,12 +136,12 @@ def test_the_newest_of_a_run_that_goes_on(folder, tmp_path, monkeypatch):
     copied = shutil.copytree(folder, tmp_path / "run")
     before = load_module._built
 
-    def built(place, stored, *rest):
+    def built(place, stored, *rest, **options):
         if stored.folder.name == "8":
             shutil.copytree(stored.folder, copied / "checkpoints" / "12")
             shutil.rmtree(stored.folder)
             raise DamagedCheckpoint("a file is missing")
-        return before(place, stored, *rest)
+        return before(place, stored, *rest, **options)
 
     monkeypatch.setattr(load_module, "_built", built)
     assert spmdkit.load_run(copied).checkpoint.name == "12"

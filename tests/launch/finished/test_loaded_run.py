@@ -1,12 +1,14 @@
 """What one does with a loaded run: every row counts once, whatever the mesh."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
 from runs import write_config
 from small_runs import leave_run, whole
 from spmdkit.data.arrays import ArraySource
+from spmdkit.launch.run.provenance import Definition, Provenance, as_json
 from spmdkit.mesh.errors import UserError
 from spmdkit.models.sample import generate
 
@@ -190,6 +192,20 @@ def test_a_model_of_arrays_in_a_tree_cannot_either(counting):
     run._facts = {}
     with pytest.raises(UserError, match=r"predict, given inputs \(1, 256\) alone, fails in .*finished_counting"):
         run.generate([1])
+
+
+def test_data_that_is_not_what_the_run_was_made_of_is_told(folder, tmp_path):
+    copied = shutil.copytree(folder, tmp_path / "run")
+    now = spmdkit.load_run(folder, mesh={}).splits
+    made_of = Provenance("0123", "other digits", Definition("mlp"), Definition("adamw"), "")
+    (copied / "provenance.json").write_text(as_json(made_of))
+    with pytest.warns(
+        UserWarning, match=r"was made of: then other digits, now synthetic: .* may hold rows that the run"
+    ):
+        _ = spmdkit.load_run(copied, mesh={}).splits
+    _ = spmdkit.load_run(copied, mesh={}, changes=["data.eval_fraction=0.1"]).splits  # asked for
+    (copied / "provenance.json").write_text(as_json(made_of._replace(fingerprint=now.fingerprint)))
+    assert spmdkit.load_run(copied, mesh={}).splits.fingerprint == now.fingerprint != ""
 
 
 def test_parameters_are_exported(folder, tmp_path):

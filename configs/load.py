@@ -31,6 +31,7 @@ def load_config(
     *,
     num_processes: int | None = 1,
     simulate: int | None = None,
+    sizes: bool = True,
 ) -> Config:
     """Reads, completes and checks a config. Opens no device.
 
@@ -39,6 +40,7 @@ def load_config(
         overrides: `key=value` each, the key dotted, the value YAML: "train.steps=20", "strategy.fsdp=2".
         num_processes: Processes of the run; None = as many as the section `launch` says.
         simulate: CPU devices that each process simulates, in place of `run.simulate`.
+        sizes: Whether strategy, batch and devices have to fit each other; not so of a run whose mesh is chosen later.
 
     Returns:
         The config; every key has a value.
@@ -60,7 +62,7 @@ def load_config(
     config = to_config(tree, problems)
     run = replace(config.run, dir=config.run.dir or f"runs/{path.stem}", root=str(root))
     config = replace(config, run=run, source=path)
-    problems += _cross_checks(config, problems, num_processes, simulate)
+    problems += _cross_checks(config, problems, num_processes, simulate, sizes)
     if not any(problem.path.startswith("run") for problem in problems):
         problems += code_problems(config)
     if problems:
@@ -185,23 +187,23 @@ def _unknown_strategy(name: str, given: Mapping[str, Any], types: Mapping[str, t
 
 
 def _cross_checks(
-    config: Config, problems: Sequence[Problem], num_processes: int | None, simulate: int | None
+    config: Config, problems: Sequence[Problem], num_processes: int | None, simulate: int | None, sizes: bool
 ) -> list[Problem]:
     """Returns what is wrong between sections, leaving out what rests on values already found wrong."""
     wrong = {problem.path.split(".")[0] for problem in problems} | {problem.path for problem in problems}
     found = [] if "layouts" in wrong else layout_problems(config.layouts.rules)
-    if wrong & {"strategy", "run.simulate", "train.global_batch", "train.accumulate"}:
+    if not sizes or wrong & {"strategy", "run.simulate", "train.global_batch", "train.accumulate"}:
         return found
     found += elastic_problems(config)
-    per_process, sizes = simulate or config.run.simulate, config.launch
-    if not per_process and num_processes is None and sizes.gpus_per_process:
-        total = sizes.num_processes * sizes.gpus_per_process
+    per_process, launch = simulate or config.run.simulate, config.launch
+    if not per_process and num_processes is None and launch.gpus_per_process:
+        total = launch.num_processes * launch.gpus_per_process
         factors = ("nodes", "processes_per_node", "gpus_per_process")
-        product = " x ".join(f"launch.{name}={getattr(sizes, name)}" for name in factors)
+        product = " x ".join(f"launch.{name}={getattr(launch, name)}" for name in factors)
         return found + size_problems(config, total, f"{product} gives {total} GPUs")
     if not per_process:
         return found + size_problems(config, None)
-    num_processes = num_processes or sizes.num_processes
+    num_processes = num_processes or launch.num_processes
     total = per_process * num_processes
     if config.launch.elastic:
         return found or not_fitting(config, total, num_processes)

@@ -1,4 +1,5 @@
-"""The command line: `spmdkit init`, `train`, `launch`, `explain`, `verify`, `schedule`, `checkpoint`, `doctor`.
+"""The command line: `spmdkit init`, `train`, `launch`, `explain`, `verify`; of a trained run `evaluate`, `predict`,
+`generate`, `export`; and `schedule`, `checkpoint`, `doctor`.
 
 Each command is a file of commands/ and one line of COMMANDS.
 """
@@ -8,7 +9,20 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .commands import checkpoint, doctor, explain, init, launch, schedule, train, verify
+from .commands import (
+    checkpoint,
+    doctor,
+    evaluate,
+    explain,
+    export,
+    generate,
+    init,
+    launch,
+    predict,
+    schedule,
+    train,
+    verify,
+)
 from .commands.command import Command, Print
 from .streams import open_closed_streams, restart_in_utf8, tolerant_streams, too_little_memory
 
@@ -55,6 +69,10 @@ COMMANDS = (
     launch.COMMAND,
     explain.COMMAND,
     verify.COMMAND,
+    evaluate.COMMAND,
+    predict.COMMAND,
+    generate.COMMAND,
+    export.COMMAND,
     schedule.COMMAND,
     checkpoint.COMMAND,
     doctor.COMMAND,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .data.arrays import from_arrays as from_arrays
     from .data.batches import eval_batches as eval_batches
     from .data.batches import train_batches as train_batches
+    from .launch.finished.load import LoadedRun as LoadedRun
+    from .launch.finished.load import load_run as load_run
     from .layouts import DataParallel as DataParallel
     from .layouts import Distribution as Distribution
     from .layouts import LayoutError as LayoutError
@@ -61,6 +63,7 @@ _HOMES = {
     "configs": ("Config", "ConfigError", "load_config"),
     "data.arrays": ("from_arrays",),
     "data.batches": ("eval_batches", "train_batches"),
+    "launch.finished.load": ("LoadedRun", "load_run"),
     "layouts": (
         "DataParallel",
         "Distribution",

@@ -4,31 +4,16 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from .command import Command, add_config
+from .command import RUN_HELP, Command, add_config, add_json, add_run, add_step
+from .export import add_export, export
 
-PLACE = "the folder of a run (run.dir), or that of one of its checkpoints"
 DIFFERENT = 1
 DAMAGED = 2
 
 
-def add_place(parser: argparse.ArgumentParser, name: str = "place", metavar: str = "RUN") -> None:
-    """Adds an argument that names a run or a checkpoint."""
-    parser.add_argument(name, metavar=metavar, help=PLACE)
-
-
-def add_step(parser: argparse.ArgumentParser, otherwise: str) -> None:
-    """Adds --step."""
-    parser.add_argument("--step", type=int, metavar="N", help=f"the checkpoint of this step; by default {otherwise}")
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds --json."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-
-
 def add_inspect(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `inspect`."""
-    add_place(parser)
+    add_run(parser)
     add_step(parser, "all of the run, in short")
     add_json(parser)
 
@@ -46,7 +31,7 @@ def inspect(arguments: argparse.Namespace) -> int:
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `verify`."""
-    add_place(parser)
+    add_run(parser)
     add_step(parser, "all of the run, one after the other")
     add_json(parser)
 
@@ -68,8 +53,8 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `diff`."""
-    add_place(parser, "first", "FIRST")
-    add_place(parser, "second", "SECOND")
+    add_run(parser, "first", "FIRST")
+    add_run(parser, "second", "SECOND")
     parser.add_argument("--params", action="store_true", help="compare the parameters alone")
     add_json(parser)
 
@@ -86,33 +71,9 @@ def diff(arguments: argparse.Namespace) -> int:
     return DIFFERENT if found.found else 0
 
 
-def add_export(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `export`."""
-    add_place(parser)
-    parser.add_argument("target", metavar="FILE", help="FILE.safetensors, FILE.npz, or a folder to be made, of .npy")
-    add_step(parser, "the newest")
-    parser.add_argument("--whole-state", action="store_true", help="the optimizer's state, step and key as well")
-    parser.add_argument("--unstack", action="store_true", help="each block by itself: blocks/3/query")
-    parser.add_argument("--force", action="store_true", help="replace what is there")
-
-
-def export(arguments: argparse.Namespace) -> int:
-    """Writes the arrays of a checkpoint as files that other programs read."""
-    from pathlib import Path
-
-    from ..inspection.export import export as run
-    from ..inspection.finding import find
-    from ..inspection.stored import StoredCheckpoint
-
-    stored = StoredCheckpoint(find(arguments.place, arguments.step).one)
-    options = {"whole_state": arguments.whole_state, "unstack": arguments.unstack, "force": arguments.force}
-    print(run(stored, Path(arguments.target), **options))
-    return 0
-
-
 def add_prune(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `prune`."""
-    add_place(parser)
+    add_run(parser)
     parser.add_argument("--keep", type=int, metavar="N", help="keep the newest N")
     parser.add_argument("--every", type=int, metavar="K", help="keep those whose step is a multiple of K")
     parser.add_argument("--leftovers", action="store_true", help="remove damaged-*, unfinished and half removed ones")
@@ -136,7 +97,7 @@ def prune(arguments: argparse.Namespace) -> int:
 
 def add_fits(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `fits`."""
-    add_place(parser)
+    add_run(parser)
     add_config(parser)
     parser.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step; by default the newest")
     add_json(parser)
@@ -168,13 +129,6 @@ def _as_json(value: object) -> str:
     import json
 
     return json.dumps(value, indent=2)
-
-
-RUN_HELP = f"""
-RUN is {PLACE}:
-
-  runs/one    runs/one/checkpoints/40    runs/one/40
-"""
 
 
 def _part(

@@ -14,6 +14,19 @@ values over it; the value is YAML:
   train.steps=20  strategy.fsdp=2  'strategy={fsdp: 4, data: 2}'  'data.files=["corpus/**/*.txt"]'
 """
 
+PLACE = "the folder of a run (run.dir), or that of one of its checkpoints"
+RUN_HELP = f"""
+RUN is {PLACE}:
+
+  runs/one    runs/one/checkpoints/40    runs/one/40
+"""
+TRAINED_HELP = f"""{RUN_HELP}
+or a CONFIG, a YAML file or preset whose run.dir holds a run. key=value arguments lay single values over the config of
+the run for this command alone; nothing in the run's folder changes, and it may go on training meanwhile:
+
+  'strategy={{fsdp: 8}}'  run.simulate=0  'data.eval_files=["new/*.txt"]'  train.global_batch=256
+"""
+
 
 class Command(NamedTuple):
     """One subcommand.
@@ -67,3 +80,27 @@ def add_fresh(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="start anew: what run.dir holds of a run, but its logs, is moved to run.dir.old-1 (-2, ...)",
     )
+
+
+def add_run(parser: argparse.ArgumentParser, name: str = "place", metavar: str = "RUN", also: str = "") -> None:
+    """Adds an argument that names a run or a checkpoint."""
+    parser.add_argument(name, metavar=metavar, help=f"{PLACE}{also}")
+
+
+def add_trained(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of every command that loads the model of a run."""
+    add_run(parser, also="; or a config whose run.dir holds a run")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="values laid over those of the run's config"
+    )
+    add_step(parser, "the newest")
+
+
+def add_step(parser: argparse.ArgumentParser, otherwise: str) -> None:
+    """Adds --step."""
+    parser.add_argument("--step", type=int, metavar="N", help=f"the checkpoint of this step; by default {otherwise}")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds --json."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")

@@ -3,7 +3,8 @@
 finding                       which folder an argument means, and what it holds
 stored                        one checkpoint on disk: its description, and its arrays part by part
 inspect verify diff           what it holds; whether that is what was saved; how two differ
-export safetensors            its arrays as files that other programs read
+export safetensors npy        its arrays as files that other programs read
+replacing                     such a file has its name when all of it is written
 prune fits                    removing those that are not needed; whether one fits a config
 progress                      a line now and then while something takes long
 

@@ -10,14 +10,10 @@ floats) becomes float32 in .npz and .npy, which holds the same values. Every arr
 way, and nothing has the name that was asked for before all of it is written.
 """
 
-import io
-import os
-import shutil
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,12 +21,15 @@ from ...layouts.paths import in_blocks
 from ...layouts.sizes import array_bytes, counted, format_bytes
 from ...mesh.errors import UserError
 from .finding import shown
+from .npy import npy_dtype, npy_header
 from .progress import Progress
+from .replacing import check_target, replacing
 from .safetensors import Entry, allocate, mapped
 from .stored import StoredArray, StoredCheckpoint
 
 PARAMETERS = "params/"
-PARTIAL = ".partial"
+KINDS = {"safetensors": ".safetensors", "npz": ".npz", "npy": ""}
+"""What can be written -> how the name of the file, or of the folder, ends."""
 
 
 class Exported(NamedTuple):
@@ -90,24 +89,39 @@ def export(
         OSError: The target cannot be written; nothing is left behind.
     """
     target = target.absolute()
-    if target.suffix not in ("", ".npz", ".safetensors"):
+    if target.suffix not in KINDS.values():
         raise UserError(
             f"{target} ends in {target.suffix!r}: export writes .safetensors, .npz, or a folder of .npy files, whose "
             "name has no ending."
         )
-    if os.path.lexists(target) and not force:
-        raise UserError(f"{target} is there already. Choose another name, or give --force to replace it.")
-    if not target.parent.is_dir():
-        raise UserError(f"There is no folder {target.parent} to write {target.name} into. Make it first.")
+    check_target(target, force=force)
     pieces = list(_pieces(stored, whole_state, unstack))
     if not pieces:
         raise UserError(f"{stored.folder} holds no parameters. Give --whole-state to export what it does hold.")
     write = {".npz": _npz, ".safetensors": _safetensors}.get(target.suffix, _folder)
     progress = Progress(f"{target.name}", sum(piece.source.nbytes for piece in pieces if not piece.block))
-    with _replacing(target) as partial:
+    with replacing(target) as partial:
         write(stored, pieces, partial, progress)
-    widened = 0 if target.suffix == ".safetensors" else sum(_numpy(p.source.dtype) != p.source.dtype for p in pieces)
+    widened = 0 if target.suffix == ".safetensors" else sum(npy_dtype(p.source.dtype) != p.source.dtype for p in pieces)
     return Exported(target, len(pieces), sum(Entry(p.name, p.shape, p.source.dtype).nbytes for p in pieces), widened)
+
+
+def named_for(kind: str | None, target: Path) -> Path:
+    """The name of what is written, with the ending of its kind.
+
+    Args:
+        kind: One of KINDS; None where the name says it.
+        target: As it was given; without an ending it gets that of its kind.
+
+    Raises:
+        UserError: It ends in that of another kind.
+    """
+    if kind is None or target.suffix == KINDS[kind]:
+        return target
+    if target.suffix:
+        asked = KINDS[kind] or "no ending: it is a folder"
+        raise UserError(f"--to {kind} and {target}: a name of that kind has {asked}. Leave --to out, or rename it.")
+    return target.with_name(f"{target.name}{KINDS[kind]}")
 
 
 def _pieces(stored: StoredCheckpoint, whole_state: bool, unstack: bool) -> Iterator[_Piece]:
@@ -154,8 +168,8 @@ def _folder(stored: StoredCheckpoint, pieces: list[_Piece], path: Path, progress
     def target(piece: _Piece) -> np.ndarray:
         file = path / f"{piece.name}.npy"
         file.parent.mkdir(parents=True, exist_ok=True)
-        dtype = _numpy(piece.source.dtype)
-        begin = _npy_header(piece.shape, dtype)
+        dtype = npy_dtype(piece.source.dtype)
+        begin = npy_header(piece.shape, dtype)
         allocate(file, begin, array_bytes(piece.shape, dtype))
         return np.memmap(file, dtype, "r+", len(begin), piece.shape)
 
@@ -172,49 +186,4 @@ def _npz(stored: StoredCheckpoint, pieces: list[_Piece], path: Path, progress: P
                 progress.add(piece.source.nbytes)
             array = whole[piece.source.path] if piece.block is None else whole[piece.source.path][piece.block]
             with archive.open(f"{piece.name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asarray(array, _numpy(array.dtype), order="C"))
-
-
-def _npy_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
-    begin = io.BytesIO()
-    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(begin, described)
-    return begin.getvalue()
-
-
-def _numpy(dtype: np.dtype) -> np.dtype:
-    """The dtype that a .npy file gets: NumPy reads others back as bytes without a meaning."""
-    return dtype if dtype.kind in "biufc" else np.dtype(np.float32)
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """Gives a name beside the target to write to, which becomes the target when the block ends well."""
-    partial = target.with_name(f"{target.name}{PARTIAL}-{os.getpid()}")
-    try:
-        yield partial
-        _sync(partial)
-        if target.is_dir() and not target.is_symlink():
-            old = target.with_name(f"{target.name}.old-{os.getpid()}")
-            target.rename(old)
-            partial.rename(target)
-            shutil.rmtree(old)
-        else:
-            partial.replace(target)
-    except BaseException as error:
-        with suppress(OSError):
-            shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror, str(target)) from error
-        raise
-
-
-def _sync(path: Path) -> None:
-    """Makes sure that what was written is on the disk before it gets its name."""
-    files: list[Any] = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-    for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+                np.lib.format.write_array(file, np.asarray(array, npy_dtype(array.dtype), order="C"))

@@ -187,11 +187,11 @@ class StoredCheckpoint:
 
     def part(self, path: str, region: tuple[slice, ...]) -> np.ndarray:
         """Reads one part of an array; to compare it is the caller's."""
-        return self._read(self.arrays[path], region)
+        return self._read(self.array(path), region)
 
     def missing_chunks(self, path: str) -> int:
         """Counts the chunks of an array that are not there; they would read as zeros."""
-        array = self.arrays[path]
+        array = self.array(path)
         wanted = prod(ceil(size / chunk) for size, chunk in zip(array.shape, array.chunk, strict=True))
         return self._reading(lambda: wanted - len(self._files.list(_below(path)).result()) + 1)  # beside .zarray
 

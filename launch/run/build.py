@@ -115,17 +115,7 @@ def plan_step(
     Raises:
         UserError: The strategy, the layouts or the optimizer do not work out.
     """
-    layouts = lay_out(
-        model,
-        strategy_from_root(config),
-        rules=config.layouts.rules or None,
-        match=config.layouts.match,
-        unmatched=config.layouts.unmatched,
-        unmatched_floor_bytes=config.layouts.unmatched_floor,
-        indivisible=config.layouts.indivisible,
-        precision=config.precision,
-        devices=devices,
-    )
+    layouts = plan_layouts(config, model, devices)
     check_rows(layouts, config.train.global_batch, config.train.accumulate)
     optimizer = make_optimizer(
         config.optimizer,
@@ -144,6 +134,30 @@ def plan_step(
         precision=config.precision,
     )
     return layouts, step
+
+
+def plan_layouts(config: Config, model: Model | BlockModel, devices: Sequence[str] | None = None) -> ShardingPlan:
+    """Lays a model out as a config says; the first half of `plan_step`.
+
+    Args:
+        config: The config.
+        model: The model.
+        devices: Names of the devices of the mesh, which need not exist; all that there are by default.
+
+    Raises:
+        UserError: The strategy or the layouts do not work out.
+    """
+    return lay_out(
+        model,
+        strategy_from_root(config),
+        rules=config.layouts.rules or None,
+        match=config.layouts.match,
+        unmatched=config.layouts.unmatched,
+        unmatched_floor_bytes=config.layouts.unmatched_floor,
+        indivisible=config.layouts.indivisible,
+        precision=config.precision,
+        devices=devices,
+    )
 
 
 def evenly_chosen(number: int) -> list[str]:
@@ -172,23 +186,41 @@ def configured_model(config: Config, splits: Splits) -> Model | BlockModel:
     """The model that a config names, with what the data says about its sizes."""
     return load_model(
         config.model,
-        vocabulary=splits.vocabulary,
-        length=config.data.length,
-        features=_features(splits),
+        **data_facts(config, splits),
         search_path=search_path(config),
-        example=lambda: {**take(splits.train, np.zeros(1, np.int64)), "example": np.zeros(1, np.int32)},
+        example=lambda: first_row(splits),
     )
 
 
+def first_row(splits: Splits) -> dict[str, Any]:
+    """A batch of the first training example alone."""
+    return {**take(splits.train, np.zeros(1, np.int64)), "example": np.zeros(1, np.int32)}
+
+
+def data_facts(config: Config, splits: Splits) -> dict[str, int]:
+    """What the data says about the sizes of a model: those that it knows of `vocabulary`, `length` and `features`."""
+    facts = {"vocabulary": splits.vocabulary, "length": config.data.length, "features": _features(splits)}
+    return {name: int(value) for name, value in facts.items() if value}
+
+
 def data_limits(config: Config, splits: Splits) -> Limits:
-    """Which token ids and classes the model of a config takes, as far as the config and the data say.
+    """Which token ids and classes the model of a config takes, as far as the config and the data say."""
+    return model_limits(config, splits.vocabulary)
+
+
+def model_limits(config: Config, vocabulary: int | None) -> Limits:
+    """Which token ids and classes the model of a config takes.
 
     Integer inputs are token ids wherever there is a vocabulary. What targets are is known of the models of the
     catalogue alone; the user's own may mean anything by them.
+
+    Args:
+        config: The config.
+        vocabulary: The number of token ids that the data says; None where it says none.
     """
     numbers = {"model.vocabulary": config.model.get("vocabulary"), "model.classes": config.model.get("classes")}
     known = {key: Limit(key, value) for key, value in numbers.items() if isinstance(value, int) and value > 0}
-    tokens = Limit("vocabulary", splits.vocabulary) if splits.vocabulary else known.get("model.vocabulary")
+    tokens = Limit("vocabulary", vocabulary) if vocabulary else known.get("model.vocabulary")
     name = config.model["name"]
     if name not in MODELS:
         return Limits(inputs=tokens)

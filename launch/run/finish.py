@@ -10,6 +10,7 @@ from ...configs.write import as_plain
 from ...data.bigram import bigram_loss
 from ...mesh.processes import is_main_process
 from ...models.sample import generate
+from ...parallel.model import with_state
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.state import TrainState
 from ...training.display import Display
@@ -92,7 +93,7 @@ def _sample(built: Built, state: TrainState) -> str | None:
     if not wanted.length or not _is_byte_model(built) or built.model.predict is None:
         return None
     tokens = generate(
-        built.model,
+        with_state(built.model, state.model_state),
         stored_order(built.layouts).to_model(state.params),
         wanted.prompt,
         length=wanted.length,

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ...data.source import fingerprint
+from ...data.source import Splits, fingerprint
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
 from ...parallel.sharding.lay_out import abstract_parameters
@@ -158,6 +158,48 @@ def remarks(before: Provenance | None, now: Provenance, source: str, *, goes_on:
     same_jax = before.jax == now.jax
     lines += _model_remarks(before.model, now.model, same_jax)
     return lines + _optimizer_remarks(before.optimizer, now.optimizer, same_jax)
+
+
+def changed_data(folder: Path, splits: Splits) -> str:
+    """Says where data is not that of a run; "" where it is, or nothing tells.
+
+    Args:
+        folder: Of the run.
+        splits: What its config names now.
+
+    Raises:
+        UserError: provenance.json is damaged.
+    """
+    before = read_provenance(folder)
+    if before is None or not before.fingerprint or not splits.fingerprint or before.fingerprint == splits.fingerprint:
+        return ""
+    return (
+        f"The data is not what the run in {folder} was made of: then {before.description}, now {splits.description}. "
+        "Its evaluation split may hold rows that the run was trained on. Give the old data back, or say which to take "
+        "with data.eval_files."
+    )
+
+
+def changed_model(folder: Path, name: str) -> str:
+    """Says where the source of a run's own model is no longer what it was; "" where it is, or nothing tells.
+
+    Args:
+        folder: Of the run.
+        name: `model.name`, whose module is imported.
+
+    Raises:
+        UserError: provenance.json is damaged.
+    """
+    before = read_provenance(folder) if ":" in name else None
+    if before is None:
+        return ""
+    changed = _changed_files(before.model, Definition(name, files=dict(_sources(name.partition(":")[0]))))
+    if not changed:
+        return ""
+    return (
+        f"model.name={name}: {changed} changed since the run in {folder} was made, and may compute something else than "
+        "what was trained. Set it back if that is not meant."
+    )
 
 
 def _model_remarks(before: Definition, now: Definition, same_jax: bool) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from ...configs.write import as_plain
-from .build import Built
+from .build import Built, data_facts
 
 PACKAGES = ("spmdkit", "jax", "jaxlib", "orbax-checkpoint")
 
@@ -17,7 +17,8 @@ def saved_with(built: Built) -> dict[str, Any]:
 
     Returns:
         Plain values: `versions`, `model`, `parameters` (how many numbers), `mesh` (axis -> size, of those over 1),
-        `devices`, `processes`, `strategy` and `precision` as in the config, `since` (when the run began, UTC).
+        `devices`, `processes`, `strategy` and `precision` as in the config, `data` (what it says about the sizes of the
+        model, see `data_facts`), `since` (when the run began, UTC).
     """
     mesh = built.layouts.mesh
     plain = as_plain(built.config)
@@ -30,6 +31,7 @@ def saved_with(built: Built) -> dict[str, Any]:
         "processes": jax.process_count(),
         "strategy": plain["strategy"],
         "precision": plain["precision"],
+        "data": data_facts(built.config, built.splits),
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

@@ -12,3 +12,4 @@ from .definition import ParallelContext as ParallelContext
 from .definition import Params as Params
 from .definition import fold_block as fold_block
 from .definition import has_state as has_state
+from .definition import with_state as with_state

@@ -11,7 +11,7 @@ keep: every device returns its own share of (sum, weight), and the shares of all
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import jax
@@ -152,6 +152,14 @@ class BlockModel:
 def has_state(model: Model | BlockModel) -> bool:
     """Tells whether a model keeps arrays that no gradient moves."""
     return isinstance(model, Model) and model.init_state is not None
+
+
+def with_state(model: Model | BlockModel, state: Any) -> Model | BlockModel:
+    """The same model, whose `predict` needs no state: it is given this one."""
+    if not isinstance(model, Model) or model.init_state is None or model.predict is None:
+        return model
+    predict = model.predict
+    return replace(model, predict=lambda params, batch: predict(params, batch, state))
 
 
 def fold_block(key: Array | None, index: Array) -> Array | None:

@@ -198,3 +198,13 @@ def test_no_device_is_touched(write):
     """
     for text in (GOOD, "stepz: 1"):
         subprocess.run([sys.executable, "-c", code, str(write(text))], check=True, timeout=60)
+
+
+def test_sizes_need_not_fit_where_the_mesh_is_chosen_later(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("run: {simulate: 4}\nstrategy: {fsdp: 8}\ntrain: {global_batch: 3}\nlaunch: {elastic: [tensor]}\n")
+    with pytest.raises(ConfigError):
+        load_config(path)
+    assert load_config(path, sizes=False).train.global_batch == 3
+    with pytest.raises(ConfigError, match=r"train\.stps is not a key"):
+        load_config(path, ["train.stps=1"], sizes=False)

@@ -18,3 +18,4 @@ def test_a_checkpoint_says_what_saved_it(tmp_path, monkeypatch):
     assert found["strategy"]["fsdp"]["floor_bytes"] == 256
     assert found["parameters"] == 64 * 32 + 32 + 32 * 10 + 10
     assert found["precision"]["params"] == "float32"
+    assert found["data"] == {"features": 64, "length": 256}

@@ -1,0 +1,56 @@
+"""`spmdkit export`: the parameters of a run as files that other programs read."""
+
+import argparse
+
+from .command import RUN_HELP, Command, add_run, add_step
+
+KINDS = ("npz", "safetensors", "npy")
+"""As in launch/inspection/export.py, which a help text cannot wait for."""
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `export`."""
+    add_run(parser, also="; or a config whose run.dir holds a run")
+    parser.add_argument("target", metavar="FILE", help="FILE.safetensors, FILE.npz, or a folder to be made, of .npy")
+    parser.add_argument("--to", choices=KINDS, help="what is written; by default what the name of FILE says")
+    add_step(parser, "the newest")
+    parser.add_argument("--whole-state", action="store_true", help="the optimizer's state, step and key as well")
+    parser.add_argument("--unstack", action="store_true", help="each block by itself: blocks/3/query")
+    parser.add_argument("--force", action="store_true", help="replace what is there")
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Writes the arrays of a checkpoint as files that other programs read."""
+    from pathlib import Path
+
+    from ..finished.place import find_checkpoints
+    from ..inspection.export import export as run
+    from ..inspection.export import named_for
+    from ..inspection.stored import StoredCheckpoint
+
+    target = named_for(arguments.to, Path(arguments.target))
+    stored = StoredCheckpoint(find_checkpoints(arguments.place, arguments.step).one)
+    options = {"whole_state": arguments.whole_state, "unstack": arguments.unstack, "force": arguments.force}
+    print(run(stored, target, **options))
+    return 0
+
+
+COMMAND = Command(
+    "export",
+    "write the parameters of a run for other programs",
+    "spmdkit export runs/quickstart model.safetensors",
+    """
+Writes the parameters of a run as one .safetensors or .npz file, or as a folder of .npy files. Needs no device, and not
+the model's code. Names are the paths of the parameters; blocks come in the model's order, stacked along dim 0 or, with
+--unstack, by themselves. Every array is compared with its checksum on the way, and no more than a part of one is held
+in memory where its chunks allow. What is there already is not replaced without --force.
+
+  spmdkit export runs/quickstart model.safetensors
+  spmdkit export runs/quickstart model --to npz --step 200
+
+`spmdkit checkpoint export` is the same.
+""",
+    add_export,
+    export,
+    RUN_HELP,
+)

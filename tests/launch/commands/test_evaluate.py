@@ -1,0 +1,86 @@
+"""`spmdkit evaluate` as it is typed."""
+
+import json
+
+import numpy as np
+import pytest
+from runs import metrics, write_config
+from spmdkit.launch.cli import main
+
+
+def call(capsys, *words):
+    capsys.readouterr()
+    code = main(["evaluate", *map(str, words)])
+    return code, capsys.readouterr()
+
+
+def test_it_says_what_it_evaluates(untrained, capsys):
+    run = untrained.parent / "run"
+    code, printed = call(capsys, run)
+    title, data, split, loss = printed.out.splitlines()
+    assert code == 0
+    assert title == f"{run} at step 8: mlp, 2,410 parameters; mesh data 2 x fsdp 4"
+    assert data.startswith("synthetic: 8,192 noisy images")
+    assert split == "evaluation split, 420 rows"
+    assert loss.split()[0] == "loss"
+    assert 2 < float(loss.split()[1]) < 4
+
+
+def test_for_a_program_on_another_mesh_at_another_step(untrained, capsys):
+    found = {}
+    for words in (
+        [],
+        ["strategy={data: 1}"],
+        ["--step", "4"],
+        ["--batches", "2"],
+        ["--split", "train", "--batches", "1"],
+    ):
+        code, printed = call(capsys, untrained, "--json", *words)
+        assert code == 0
+        found[" ".join(words)] = json.loads(printed.out)
+    assert {name: (each["step"], each["rows"], each["split"]) for name, each in found.items()} == {
+        "": (8, 420, "evaluation"),
+        "strategy={data: 1}": (8, 420, "evaluation"),
+        "--step 4": (4, 420, "evaluation"),
+        "--batches 2": (8, 32, "evaluation"),
+        "--split train --batches 1": (8, 16, "train"),
+    }
+    losses = [each["loss"] for each in found.values()]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert len({round(loss, 4) for loss in losses}) == 4
+
+
+def test_data_in_other_files_is_evaluated_whole(untrained, tmp_path, capsys):
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(1003, 64)).astype(np.float32)
+    np.savez(tmp_path / "new.npz", inputs=inputs, targets=random.integers(0, 10, 1003).astype(np.int32))
+    words = ["data.source=arrays", f"data.files=[{tmp_path / 'new.npz'}]", "--json"]
+    code, printed = call(capsys, untrained.parent / "run", *words)
+    assert (code, json.loads(printed.out)["rows"]) == (0, 1003)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--step", "5"], "there are: 4, 8."),
+        (["--batches", "0"], "max_batches=0: at least 1 batch is evaluated"),
+        (["strategy={fsdp: 16}"], "The mesh fsdp 16 needs 16 devices, and there are 8: 16 > 8."),
+        (["train.globl_batch=8"], "train.globl_batch is not a key. Did you mean train.global_batch?"),
+        (["data.eval_fraction=0"], "The run has no evaluation split (data.eval_fraction=0.0)"),
+    ],
+)
+def test_mistakes_are_one_message(words, said, untrained, capsys):
+    code, printed = call(capsys, untrained.parent / "run", *words)
+    assert code == 2
+    assert printed.err.startswith("error: ")
+    assert said in printed.err
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.slow
+def test_it_is_the_loss_that_training_found(tmp_path, capsys):
+    config = write_config(tmp_path)
+    assert main(["train", str(config)]) == 0
+    trained = metrics(tmp_path / "run")[-1]["eval_loss"]
+    _, printed = call(capsys, config, "--batches", "2", "--json")
+    assert json.loads(printed.out)["loss"] == trained

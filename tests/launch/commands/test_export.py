@@ -1,0 +1,38 @@
+"""`spmdkit export` as it is typed."""
+
+import numpy as np
+import pytest
+from spmdkit.launch.cli import main
+from spmdkit.launch.commands.export import KINDS
+from spmdkit.launch.inspection import export as export_file
+
+import spmdkit
+
+
+def test_the_parameters_of_a_step(untrained, tmp_path, capsys):
+    words = [str(untrained.parent / "run"), str(tmp_path / "model"), "--to", "npz", "--step", "4"]
+    assert main(["export", *words]) == 0
+    assert capsys.readouterr().out == f"Wrote {tmp_path / 'model.npz'}: 4 arrays, 9.4 KiB.\n"
+    with np.load(tmp_path / "model.npz") as archive:
+        found = dict(archive)
+    run = spmdkit.load_run(untrained.parent / "run", step=4, mesh={})
+    np.testing.assert_array_equal(found["layers/0/kernel"], run.params["layers"][0]["kernel"])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("safetensors", "a.safetensors"), ("npy", "a"), (None, "b.safetensors")])
+def test_every_kind(kind, name, untrained, tmp_path):
+    words = [str(untrained), str(tmp_path / name.partition(".")[0] if kind else tmp_path / name)]
+    assert main(["export", *words, *(["--to", kind] if kind else [])]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_name_of_another_kind(untrained, tmp_path, capsys):
+    words = [str(untrained.parent / "run"), str(tmp_path / "model.npz")]
+    assert main(["export", *words, "--to", "safetensors"]) == 2
+    assert "model.npz: a name of that kind has .safetensors. Leave --to out, or rename it." in capsys.readouterr().err
+    assert main(["export", *words, "--to", "npy"]) == 2
+    assert "a name of that kind has no ending: it is a folder." in capsys.readouterr().err
+
+
+def test_the_help_names_every_kind():
+    assert set(KINDS) == set(export_file.KINDS)

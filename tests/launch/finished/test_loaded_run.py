@@ -1,0 +1,218 @@
+"""What one does with a loaded run: every row counts once, whatever the mesh."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+from runs import write_config
+from small_runs import leave_run, whole
+from spmdkit.data.arrays import ArraySource
+from spmdkit.launch.run.provenance import Definition, Provenance, as_json
+from spmdkit.mesh.errors import UserError
+from spmdkit.models.sample import generate
+
+import spmdkit
+
+ROWS = 1003
+"""No multiple of 64, nor of 8: the last batch holds 43 rows."""
+
+OWN = """
+import jax.numpy as jnp
+from spmdkit.parallel import Model
+
+def counting(classes):
+    def predict(params, batch):
+        logits = batch["inputs"] @ params["kernel"]
+        return {"logits": logits, "chosen": logits.argmax(-1).astype(jnp.int32)}
+    def loss(params, batch, key):
+        wrong = predict(params, batch)["chosen"] != batch["targets"]
+        return (wrong * batch["weights"]).sum() + 0 * params["kernel"].sum(), batch["weights"].sum()
+    def init(key):
+        return {"kernel": jnp.sin(jnp.arange(64.0 * classes)).reshape(64, classes)}
+    return Model(init=init, loss=loss, predict=predict, name="counting")
+"""
+
+
+def rows(number: int = ROWS) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(number, 64)).astype(np.float32)
+    return {"inputs": inputs, "targets": random.integers(0, 10, number).astype(np.int32)}
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory):
+    """The folder of a run whose loss counts mistakes: a whole number, which no order of sums can change."""
+    folder = tmp_path_factory.mktemp("counting")
+    (folder / "finished_counting.py").write_text(OWN)
+    np.savez(folder / "rows.npz", **rows())
+    config = write_config(
+        folder,
+        model={"name": "finished_counting:counting", "classes": 10, "check": "off"},
+        data={"source": "arrays", "files": ["rows.npz"], "eval_files": ["rows.npz"]},
+        train={"steps": 12, "global_batch": 64},
+    )
+    return leave_run(config, steps=(4,))
+
+
+def expected(run):
+    """What NumPy makes of all rows."""
+    logits = rows()["inputs"] @ whole(run.params)["kernel"]
+    return logits, logits.argmax(-1)
+
+
+@pytest.mark.parametrize("mesh", [None, {}, {"fsdp": {"size": 8, "floor_bytes": 64}}, {"data": 3}])
+def test_metrics_are_exactly_those_of_one_device(mesh, counting):
+    run = spmdkit.load_run(counting, mesh=mesh)
+    wrong = int((expected(run)[1] != rows()["targets"]).sum())
+    assert run.evaluate() == {"loss": wrong / ROWS}
+    assert run.evaluate(max_batches=2)["loss"] == int(
+        (expected(run)[1] != rows()["targets"])[: 2 * run.batch_rows].sum()
+    ) / (2 * run.batch_rows)
+
+
+@pytest.mark.parametrize("mesh", [None, {}])
+def test_as_many_rows_come_out_as_went_in_and_in_order(mesh, counting):
+    run = spmdkit.load_run(counting, mesh=mesh)
+    batches = list(run.predictions(keep=("targets", "example")))
+    assert [len(batch["example"]) for batch in batches] == [64] * 15 + [43]
+    found = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    logits, chosen = expected(run)
+    assert found.keys() == {"predictions/logits", "predictions/chosen", "targets", "example"}
+    np.testing.assert_array_equal(found["example"], np.arange(ROWS))
+    np.testing.assert_array_equal(found["targets"], rows()["targets"])
+    np.testing.assert_array_equal(found["predictions/chosen"], chosen)
+    np.testing.assert_allclose(found["predictions/logits"], logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [1, 8, 11])
+def test_rows_of_the_users_own(number, counting):
+    run = spmdkit.load_run(counting)
+    found = run.predict({"inputs": rows()["inputs"][:number].tolist()})
+    np.testing.assert_array_equal(found["chosen"], expected(run)[1][:number])
+    assert isinstance(found["logits"], np.ndarray)
+    wrong = (expected(run)[1] != rows()["targets"])[:number].sum()
+    arrays = {name: array[:number] for name, array in rows().items()}
+    assert run.evaluate(arrays)["loss"] == wrong / number == run.evaluate(ArraySource(arrays))["loss"]
+
+
+def test_weights_count(counting):
+    run = spmdkit.load_run(counting)
+    weights = (np.arange(ROWS) % 3).astype(np.float32)
+    wrong = (expected(run)[1] != rows()["targets"]) * weights
+    assert run.evaluate({**rows(), "weights": weights})["loss"] == pytest.approx(wrong.sum() / weights.sum(), rel=1e-12)
+
+
+def test_a_batch_that_the_model_cannot_take_is_told(counting):
+    run = spmdkit.load_run(counting)
+    with pytest.raises(
+        UserError, match=r"model 'counting': predict fails in .*finished_counting\.py, line 7 .*KeyError"
+    ):
+        run.predict({"input": np.zeros((2, 64))})
+    with pytest.raises(UserError, match=r"same number of rows on dim 0, at least 1; these have inputs 2, targets 3"):
+        run.predict({"inputs": np.zeros((2, 64)), "targets": np.zeros(3)})
+    with pytest.raises(UserError, match=r"predict got a list: a batch is a dict of arrays"):
+        run.predict([1, 2])
+    with pytest.raises(UserError, match=r"model 'counting': loss fails in .*TypeError"):
+        run.evaluate({"inputs": np.zeros((2, 3), np.float32), "targets": np.zeros(2, np.int32)})
+    with pytest.raises(UserError, match=r"has no array 'targts' to keep: .* Did you mean targets\?"):
+        list(run.predictions(keep=["targts"]))
+
+
+def test_a_run_without_an_evaluation_split(counting):
+    run = spmdkit.load_run(counting, changes=["data.eval_files=[]", "data.eval_fraction=0"])
+    with pytest.raises(UserError, match=r"no evaluation split \(data\.eval_fraction=0.*\)\. Give other data"):
+        run.evaluate()
+    assert 0 < run.evaluate(run.splits.train)["loss"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+def test_the_loss_of_a_classifier_is_that_of_one_device(tmp_path):
+    config = write_config(tmp_path, precision={"params": "float64", "compute": "float64", "reduce": "float64"})
+    folder = leave_run(config, steps=(4,))
+    on_mesh, alone = (spmdkit.load_run(folder, mesh=mesh) for mesh in (None, {}))
+    assert on_mesh.evaluate()["loss"] == pytest.approx(alone.evaluate()["loss"], rel=1e-14)
+
+
+@pytest.mark.slow
+def test_the_loss_of_stages_is_that_of_one_device(staged):
+    """On stages, whose blocks are stored in another order, and on one device."""
+    of_run, alone = (spmdkit.load_run(staged.parent / "run", mesh=mesh) for mesh in (None, {}))
+    loss = of_run.evaluate()["loss"]
+    assert abs(loss - math.log(256)) < 1
+    assert loss == pytest.approx(alone.evaluate()["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_text_of_a_language_model(staged):
+    run = spmdkit.load_run(staged.parent / "run", mesh={})
+    tokens = run.generate("mesh ", length=5, temperature=0)
+    assert (tokens[:5], len(tokens)) == (list(b"mesh "), 10)
+    assert tokens == generate(run.model, run.params, "mesh ", length=5, window=16, temperature=0)
+    assert run.text(b"ab\xff") == "ab\N{REPLACEMENT CHARACTER}"
+    assert run.tokens("mesh") == "mesh"
+    with pytest.raises(UserError, match=r"length=0 has to be at least 1"):
+        run.generate("mesh ", length=0)
+
+
+@pytest.mark.slow
+def test_tokens_that_are_no_bytes(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 60, (64, 9)).astype(np.int32)
+    np.savez(tmp_path / "ids.npz", inputs=tokens[:, :-1], targets=tokens[:, 1:])
+    config = write_config(
+        tmp_path,
+        model={"name": "transformer", "layers": 1, "width": 16, "heads": 2, "mlp_width": 32},
+        data={"source": "arrays", "files": ["ids.npz"], "vocabulary": 60, "length": 8},
+        strategy={"data": 8},
+    )
+    run = spmdkit.load_run(leave_run(config, steps=(4,)), mesh={})
+    assert run.tokens("17 4, 25") == [17, 4, 25]
+    assert run.text([17, 4]) == "17 4"
+    assert len(run.generate([17, 4], length=3)) == 5
+    assert len(run.generate(length=3)) == 3
+    for give in (run.tokens, run.generate):
+        with pytest.raises(
+            UserError, match=r"'def ' is text, but the tokens of transformer are ids from 0 to 59, not bytes"
+        ):
+            give("def ")
+    with pytest.raises(spmdkit.UserError, match=r"inputs of .* is 60; vocabulary=60 allows 0 \.\. 59"):
+        run.evaluate({"inputs": np.full((2, 8), 60, np.int32), "targets": np.zeros((2, 8), np.int32)})
+
+
+def test_a_classifier_cannot_continue_a_prompt(folder):
+    with pytest.raises(
+        UserError, match=r"The inputs of mlp are 64 numbers, not tokens, so it cannot continue a prompt"
+    ):
+        spmdkit.load_run(folder).generate([1])
+
+
+def test_a_model_of_arrays_in_a_tree_cannot_either(counting):
+    run = spmdkit.load_run(counting)
+    run._facts = {}
+    with pytest.raises(UserError, match=r"predict, given inputs \(1, 256\) alone, fails in .*finished_counting"):
+        run.generate([1])
+
+
+def test_data_that_is_not_what_the_run_was_made_of_is_told(folder, tmp_path):
+    copied = shutil.copytree(folder, tmp_path / "run")
+    now = spmdkit.load_run(folder, mesh={}).splits
+    made_of = Provenance("0123", "other digits", Definition("mlp"), Definition("adamw"), "")
+    (copied / "provenance.json").write_text(as_json(made_of))
+    with pytest.warns(
+        UserWarning, match=r"was made of: then other digits, now synthetic: .* may hold rows that the run"
+    ):
+        _ = spmdkit.load_run(copied, mesh={}).splits
+    _ = spmdkit.load_run(copied, mesh={}, changes=["data.eval_fraction=0.1"]).splits  # asked for
+    (copied / "provenance.json").write_text(as_json(made_of._replace(fingerprint=now.fingerprint)))
+    assert spmdkit.load_run(copied, mesh={}).splits.fingerprint == now.fingerprint != ""
+
+
+def test_parameters_are_exported(folder, tmp_path):
+    run = spmdkit.load_run(folder, step=4)
+    exported = run.export(tmp_path / "model.npz")
+    assert exported.arrays == 4
+    with np.load(tmp_path / "model.npz") as archive:
+        found = dict(archive)
+    for path, array in whole(run.params).items():
+        np.testing.assert_array_equal(found[path], array)

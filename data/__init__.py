@@ -11,6 +11,8 @@ from .batches import eval_batches as eval_batches
 from .batches import train_batches as train_batches
 from .bigram import bigram_loss as bigram_loss
 from .config import DataConfig as DataConfig
+from .mixture import mix as mix
+from .names import nested as nested
 from .order import sample_order as sample_order
 from .ranges import Limit as Limit
 from .ranges import Limits as Limits
@@ -32,6 +34,8 @@ __all__ = [
     "eval_batches",
     "fingerprint",
     "from_arrays",
+    "mix",
+    "nested",
     "open_splits",
     "sample_order",
     "train_batches",

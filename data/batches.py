@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ..mesh.errors import UserError
-from .order import sample_order
+from .order import source_order
 from .placement import check_divisible, place_rows, rows_of_devices
 from .prefetch import run_ahead
 from .ranges import NO_LIMITS, Limits, checked
@@ -70,7 +70,7 @@ def train_batches(
 
     def read(step: int) -> LocalBatch:
         samples = step * global_batch + rows
-        local = take(sample_order(samples, num_examples=len(source), seed=seed, shuffle=shuffle))
+        local = take(source_order(samples, source=source, seed=seed, shuffle=shuffle))
         return {**local, "example": (samples % EXAMPLE_MODULUS).astype(np.int32)}
 
     place = partial(place_rows, rows=rows, sharding=sharding, global_batch=global_batch)

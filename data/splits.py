@@ -13,6 +13,7 @@ from .arrays import read_arrays
 from .columns import read_jsonl, read_parquet
 from .config import DataConfig
 from .documents import Corpus, Stream, join, split_documents
+from .mixture import open_mixture
 from .source import Source as Source
 from .source import Splits as Splits
 from .source import fingerprint
@@ -50,6 +51,8 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
         config = _below(config, Path(search_path[0]))
     if ":" in config.source:
         return _user_splits(config, search_path)
+    if config.source == "mixture":
+        return open_mixture(config, lambda part: open_splits(part, search_path))
     if config.source == "synthetic":
         return synthetic_digits(config.eval_fraction)
     if config.source == "arrays":

@@ -11,6 +11,8 @@ from .batches import eval_batches as eval_batches
 from .batches import train_batches as train_batches
 from .bigram import bigram_loss as bigram_loss
 from .config import DataConfig as DataConfig
+from .datasets import from_dataset as from_dataset
+from .datasets import from_frame as from_frame
 from .mixture import mix as mix
 from .names import nested as nested
 from .order import sample_order as sample_order
@@ -21,6 +23,8 @@ from .source import Source as Source
 from .source import Splits as Splits
 from .source import fingerprint as fingerprint
 from .splits import open_splits as open_splits
+from .streams import from_batches as from_batches
+from .streams import from_examples as from_examples
 
 __all__ = [
     "BadDataError",
@@ -34,6 +38,10 @@ __all__ = [
     "eval_batches",
     "fingerprint",
     "from_arrays",
+    "from_batches",
+    "from_dataset",
+    "from_examples",
+    "from_frame",
     "mix",
     "nested",
     "open_splits",

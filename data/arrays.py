@@ -13,6 +13,7 @@ from .files import find_files
 from .names import flat
 from .ranges import Limit, Limits, check_source
 from .source import Splits, fingerprint
+from .values import is_no_number
 
 
 class Origin(NamedTuple):
@@ -53,7 +54,7 @@ class ArraySource:
         rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
         if len(set(rows.values())) != 1 or "no dim" in rows.values():
             raise UserError(f"the arrays of a source have one row per example on dim 0; these have {rows}.")
-        no_numbers = [f"{name} holds {array.dtype}" for name, array in arrays.items() if _is_no_number(array.dtype)]
+        no_numbers = [f"{name} holds {array.dtype}" for name, array in arrays.items() if is_no_number(array.dtype)]
         if no_numbers:
             raise UserError(f"the arrays of a source hold numbers; {', '.join(no_numbers)}. Convert or remove them.")
         self._length = len(next(iter(arrays.values())))
@@ -215,17 +216,12 @@ def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{key}: {path} cannot be read as .npz: {reason.rstrip('.')}. {remedy}") from None
     rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
-    wrong = [f"{name!r} holds {array.dtype}" for name, array in arrays.items() if _is_no_number(array.dtype)]
+    wrong = [f"{name!r} holds {array.dtype}" for name, array in arrays.items() if is_no_number(array.dtype)]
     if wrong or not arrays:
         raise UserError(f"{key}: {path}: {', '.join(wrong) or 'it holds no arrays'}. {remedy}")
     if len(set(rows.values())) != 1 or "no dim" in rows.values():
         raise UserError(f"{key}: {path}: its arrays have {rows} rows; each has one row per example on dim 0.")
     return arrays
-
-
-def _is_no_number(dtype: np.dtype) -> bool:
-    """Whether values are objects, texts, times or records."""
-    return dtype.kind in "OSUMm" or dtype.names is not None
 
 
 def _check_alike(train: Mapping[str, np.ndarray], evaluation: Mapping[str, np.ndarray]) -> None:

@@ -9,7 +9,8 @@ from ..mesh.near_miss import did_you_mean
 from .shares import whole_weights
 
 EMBEDDED_SOURCES = ("stdlib", "synthetic")
-FILE_SOURCES = ("text", "tokens", "jsonl", "parquet", "arrays")
+FILE_SOURCES = ("text", "tokens", "jsonl", "parquet", "arrayrecord", "huggingface", "arrays")
+RECORDS = ("documents", "arrays")
 TOKEN_DTYPES = ("uint8", "uint16", "uint32")
 PART_TYPES: dict[str, tuple[type, ...]] = {
     "weight": (int, float),
@@ -19,6 +20,7 @@ PART_TYPES: dict[str, tuple[type, ...]] = {
     "column": (str,),
     "dtype": (str,),
     "separator": (int,),
+    "records": (str,),
     "eval_fraction": (int, float),
 }
 """What a part of a mixture may say for itself; the rest is that of all parts."""
@@ -34,23 +36,29 @@ class DataConfig:
 
     source: str = "stdlib"
     """Where examples come from: stdlib (the Python sources on this machine, as bytes), text (files as bytes), tokens
-    (.npy or raw arrays of token ids), jsonl or parquet (one column of texts or token ids), arrays (.npz with inputs and
-    targets), synthetic (noisy images of digits, 64 features), mixture (several of these, see `mixture`), or your own
-    "module:function" (DataConfig -> Splits)."""
+    (.npy or raw arrays of token ids), jsonl or parquet (one column of texts or token ids), huggingface (the same of a
+    dataset saved on disk), arrayrecord (see `records`), arrays (.npz with inputs and targets), synthetic (noisy images
+    of digits, 64 features), mixture (several of these, see `mixture`), or your own "module:function" (DataConfig ->
+    Splits)."""
 
     mixture: tuple[Mapping[str, Any], ...] = ()
     """The parts of source: mixture, such as {source: text, files: ["a/*.txt"], weight: 7}: of all samples each part has
     its share, weight / sum of weights, to within one. Beside weight and source a part may say files, eval_files,
-    column, dtype, separator and eval_fraction; the other keys are those of all parts."""
+    column, records, dtype, separator and eval_fraction; the other keys are those of all parts."""
 
     files: tuple[str, ...] = ()
-    """Files or globs ("corpus/**/*.txt") of the sources text, tokens, jsonl, parquet and arrays."""
+    """Files or globs ("corpus/**/*.txt") of the sources that read files; huggingface: folders."""
 
     eval_files: tuple[str, ...] = ()
     """Files or globs of the evaluation split. None: eval_fraction of `files` is held out instead."""
 
     column: str = "text"
     """Column (jsonl: key) with the texts, or with lists of token ids."""
+
+    records: str = "documents"
+    """What a record of arrayrecord, or a row of huggingface, is: documents, a text or token ids (arrayrecord: ids of
+    data.dtype where that is given, else the bytes of a text); arrays, an example (arrayrecord: as np.savez writes it,
+    read where it is needed; huggingface: every column that holds numbers)."""
 
     length: int = 256
     """Tokens (text: bytes) per example."""
@@ -68,6 +76,11 @@ class DataConfig:
     separator: int = -1
     """Token id that ends a document in the source tokens, and that is put after each row of token ids in jsonl and
     parquet; -1 = none. Texts end with byte 0, always."""
+
+    bad_records: int = 0
+    """Records that may be left out because they cannot be read, in jsonl, parquet, huggingface and arrayrecord; each is
+    said with its file and place. 0: the first one ends the run. Records that are read while training are counted by
+    each process for itself."""
 
     eval_fraction: float = 0.05
     """Share of the data held out for evaluation, from 0 (no evaluation split) to below 1."""
@@ -123,6 +136,9 @@ def _own_problems(config: DataConfig) -> Iterator[str]:
     yield from _mixture_problems(config)
     if config.length < 1:
         yield f"data.length={config.length}: an example needs at least 1 token."
+    if config.records not in RECORDS:
+        hint = did_you_mean(config.records, RECORDS)
+        yield f"data.records={config.records!r}: a record holds {' or '.join(RECORDS)}.{hint}"
     if config.dtype not in ("", *TOKEN_DTYPES):
         yield f"data.dtype={config.dtype!r}: token ids are {', '.join(TOKEN_DTYPES)}."
     if not 0 <= config.vocabulary <= 2**31 - 1:
@@ -130,6 +146,8 @@ def _own_problems(config: DataConfig) -> Iterator[str]:
     yield from _packing_problems(config)
     if not 0 <= config.eval_fraction < 1:
         yield f"data.eval_fraction={config.eval_fraction}: it is a share of the data, from 0 to below 1."
+    if config.bad_records < 0:
+        yield f"data.bad_records={config.bad_records}: it is a number of records, 0 or more."
     if config.prefetch < 0:
         yield f"data.prefetch={config.prefetch}: it is a number of batches, 0 or more."
     if config.threads < 0:
@@ -193,7 +211,7 @@ def _packing_problems(config: DataConfig) -> Iterator[str]:
         yield f"{given}: data.vocabulary={config.vocabulary} has the ids 0 to {config.vocabulary - 1} alone."
     if config.separator >= 0 and config.source in ("stdlib", "text"):
         yield f"{given}: data.source={config.source} ends each text with byte 0; leave data.separator out."
-    if config.packed and config.source in ("synthetic", "arrays"):
+    if config.packed and (config.source in ("synthetic", "arrays") or config.records == "arrays"):
         yield f"data.packed=True: data.source={config.source} holds no documents; leave data.packed out."
     if config.packed and config.source == "tokens" and config.separator < 0:
         yield "data.packed=True: set data.separator to the token id that ends a document in data.source=tokens."

@@ -14,6 +14,8 @@ from .columns import read_jsonl, read_parquet
 from .config import DataConfig
 from .documents import Corpus, Stream, join, split_documents
 from .mixture import open_mixture
+from .records import read_record_arrays, read_records
+from .saved_datasets import read_saved, read_saved_arrays
 from .source import Source as Source
 from .source import Splits as Splits
 from .source import fingerprint
@@ -29,7 +31,12 @@ READERS = {
     "tokens": read_tokens,
     "jsonl": read_jsonl,
     "parquet": read_parquet,
+    "huggingface": read_saved,
+    "arrayrecord": read_records,
 }
+
+ARRAY_READERS = {"huggingface": read_saved_arrays, "arrayrecord": read_record_arrays}
+"""Of sources whose records may be whole examples, see `data.records`."""
 
 
 def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> Splits:
@@ -57,6 +64,8 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
         return synthetic_digits(config.eval_fraction)
     if config.source == "arrays":
         return read_arrays(config)
+    if config.source in ARRAY_READERS and config.records == "arrays":
+        return ARRAY_READERS[config.source](config)
     return _language_splits(config)
 
 

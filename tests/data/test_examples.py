@@ -16,15 +16,23 @@ def test_there_are_examples():
 
 SLOW = ("data_mixture",)
 """Language models: they compile for some seconds."""
+STARTS = [
+    *((path, ()) for path in EXAMPLES),
+    (ROOT / "examples" / "data_loaders.yaml", ("data.source=data_loaders:loader",)),
+]
 
 
 @pytest.mark.parametrize(
-    "example",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in EXAMPLES],
+    ("example", "overrides"),
+    [
+        pytest.param(
+            path, overrides, id="-".join((path.stem, *overrides)), marks=[pytest.mark.slow] * (path.stem in SLOW)
+        )
+        for path, overrides in STARTS
+    ],
 )
-def test_it_trains(example, tmp_path, monkeypatch, capsys):
+def test_it_trains(example, overrides, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", str(example), f"run.dir={tmp_path}/run", *FEW]) == 0
-    printed = capsys.readouterr().out
-    assert "Evaluation loss" in printed
+    assert main(["train", str(example), f"run.dir={tmp_path}/run", *overrides, *FEW]) == 0
+    assert "Evaluation loss" in capsys.readouterr().out
     assert (tmp_path / "run" / "report.html").is_file()

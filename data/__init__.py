@@ -10,6 +10,7 @@ from .batches import abstract_batch as abstract_batch
 from .batches import eval_batches as eval_batches
 from .batches import train_batches as train_batches
 from .bigram import bigram_loss as bigram_loss
+from .buckets import bucket_by_length as bucket_by_length
 from .config import DataConfig as DataConfig
 from .datasets import from_dataset as from_dataset
 from .datasets import from_frame as from_frame
@@ -35,6 +36,7 @@ __all__ = [
     "Splits",
     "abstract_batch",
     "bigram_loss",
+    "bucket_by_length",
     "eval_batches",
     "fingerprint",
     "from_arrays",

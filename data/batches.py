@@ -64,6 +64,8 @@ def train_batches(
         BadDataError: while reading, for a value that is not allowed (see `ranges`).
     """
     check_enough(source, global_batch)
+    in_batches = getattr(source, "in_batches", None)  # of a source whose order depends on which rows share a batch
+    source = source if in_batches is None else in_batches(global_batch)
     streamed = getattr(source, "is_stream", False)
     if min(seed, start_step, num_steps) < 0:
         raise UserError(f"seed={seed}, start_step={start_step} and num_steps={num_steps} must be 0 or more.")

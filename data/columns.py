@@ -248,5 +248,6 @@ def _is_list(value: Any) -> bool:
 
 
 def unknown_column(column: str, names: list[str]) -> str:
+    """That a column is not there, with those that are."""
     hint = did_you_mean(column, names, prefix="data.column: ")
     return f"there is no column {column!r} (data.column); the columns are {', '.join(names)}.{hint}"

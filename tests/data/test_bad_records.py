@@ -82,6 +82,15 @@ def test_row_groups_that_cannot_be_read(tmp_path, capsys):
     assert "(4 bad records so far, data.bad_records=4)" in capsys.readouterr().err
 
 
+def test_pages_with_checksums_are_held_to_them(tmp_path):
+    texts, path = [f"text number {number}" for number in range(12)], tmp_path / "rows.parquet"
+    options = {"row_group_size": 4, "compression": "none", "use_dictionary": False, "write_statistics": False}
+    parquet.write_table(pa.table({"text": texts}), path, write_page_checksum=True, **options)
+    path.write_bytes(path.read_bytes().replace(b"text number 5", b"text NUMBER 5"))  # would be read without a word
+    with pytest.raises(ValueError, match=r"rows\.parquet, rows 5 to 8: row group 1, .*cannot be read: .*checksum"):
+        open_splits(DataConfig(source="parquet", files=(str(path),), length=1))
+
+
 def test_ids_outside_the_vocabulary_are_no_damage(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": [1, 2, 300]}')
     files = (str(tmp_path / "rows.jsonl"),)

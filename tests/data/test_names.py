@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from spmdkit.data import eval_batches, from_arrays, nested
+from spmdkit.data import BadDataError, eval_batches, from_arrays, nested
 from spmdkit.data.names import flat
 
 A, B, C = (np.full(2, value) for value in range(3))
@@ -47,3 +47,21 @@ def test_nested_arrays_become_batches(sharding):
     assert set(last) == {"image", "targets/label", "targets/box", "weights", "example"}
     assert nested(last)["targets"]["box"].shape == (8, 4)
     assert np.asarray(last["weights"]).tolist() == [1] * 4 + [0] * 4  # one for each row: no single target to count
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"inputs": {"a": [1.0, np.nan]}}, "inputs/a of example 1 .* is nan"),
+        ({"targets": {"box": [1.0, np.inf]}}, "targets/box of example 1 .* is inf"),
+        ({"targets/box": [np.nan, 1.0], "weights": [1.0, 0.0]}, "targets/box of example 0 .* is nan"),
+        ({"weights": {"box": [-1.0, 1.0]}}, "weights/box of example 0 .* is -1.0: a weight is a finite number"),
+    ],
+)
+def test_nested_numbers_are_looked_at_as_others(arrays, message):
+    with pytest.raises(BadDataError, match=message):
+        from_arrays(arrays)
+
+
+def test_targets_that_do_not_count_may_be_anything():
+    assert from_arrays({"targets/box": [1.0, np.nan], "weights": [1.0, 0.0], "mine": [np.nan, 1.0]})

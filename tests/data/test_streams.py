@@ -1,6 +1,7 @@
 """Streams: rows in the order of one process on any mesh, a resume by skipping, and what is read only once says so."""
 
 import sys
+import threading
 
 import jax
 import numpy as np
@@ -51,6 +52,19 @@ def plain(make, number):
 @pytest.mark.parametrize("threads", [0, 4])
 def test_samples_are_the_rows_one_after_the_other(sharding, threads):
     assert rows_of(from_batches(epoch).train, sharding, threads=threads).tolist() == plain(epoch, 48)
+
+
+def test_only_one_thread_reads_it(sharding):
+    """Several would read steps out of turn, and each turn back begins the stream again."""
+    readers = []
+
+    def noting(number):
+        for item in Loader(seed=number):
+            readers.append(threading.current_thread().name)
+            yield item
+
+    rows_of(from_batches(noting).train, sharding, threads=4)
+    assert set(readers[1:]) == {"spmdkit-prefetch"}  # the first item is looked at when the data is opened
 
 
 def test_a_loader_is_begun_anew_each_epoch(sharding):

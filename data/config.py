@@ -124,6 +124,10 @@ def _problems(config: DataConfig) -> Iterator[str]:
         yield from (f"data.mixture[{number}]: {problem}" for problem in found)
         own += found
     if config.mixture and not own:
+        parts = [part_config(config, number) for number in range(len(config.mixture))]
+        for number, part in enumerate(parts):
+            if (first := parts.index(part)) < number:
+                yield f"data.mixture[{number}] reads the same as data.mixture[{first}]; give one, with both weights."
         try:
             whole_weights([part["weight"] for part in config.mixture], "data.mixture")
         except UserError as error:

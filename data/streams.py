@@ -89,10 +89,15 @@ class StreamSource:
         """
         with self._lock:
             found: Rows = {}
-            for place in np.argsort(indices, kind="stable"):
-                rows, row = self._find(int(indices[place]))
+            places = np.argsort(indices, kind="stable")
+            ordered, done = indices[places], 0
+            while done < len(ordered):
+                rows, start = self._find(int(ordered[done]))
+                until = int(np.searchsorted(ordered, start + len(next(iter(rows.values())))))
                 for name, array in rows.items():
-                    found.setdefault(name, np.empty((len(indices), *array.shape[1:]), array.dtype))[place] = array[row]
+                    into = found.setdefault(name, np.empty((len(indices), *array.shape[1:]), array.dtype))
+                    into[places[done:until]] = array[ordered[done:until] - start]
+                done = until
         return found
 
     def first_rows(self) -> Rows:
@@ -117,15 +122,15 @@ class StreamSource:
         return f"row {index:,} of the {self.what}"
 
     def _find(self, index: int) -> tuple[Rows, int]:
-        """The chunk that a row is in, and which of its rows it is."""
+        """The chunk that a row is in, and the number of its first row."""
         if index < self._head_starts[-1]:
             number = bisect.bisect_right(self._head_starts, index) - 1
-            return self._head[number], index - self._head_starts[number]
+            return self._head[number], self._head_starts[number]
         if index < self._start:
             self._go_back(index)
         while index >= self._stop:
             self._read()
-        return self._chunk, index - self._start
+        return self._chunk, self._start
 
     def _go_back(self, index: int) -> None:
         if self._once:

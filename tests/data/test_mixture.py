@@ -4,11 +4,13 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from runs import metrics, write_config
 from spmdkit.data import BadDataError, DataConfig, from_arrays, mix, open_splits, train_batches
 from spmdkit.data.config import part_config
 from spmdkit.data.mixture import Mixture
 from spmdkit.data.order import source_order
 from spmdkit.data.source import take
+from spmdkit.launch.cli import main
 
 SIZES = (10, 23, 4)
 
@@ -203,6 +205,10 @@ def test_two_vocabularies(files):
         ({"mixture": ({"weight": 1, "source": "text", "file": []},)}, r"file is no key of a part.*mean files\?"),
         ({"mixture": ({"weight": 1, "source": "txt"},)}, r"data\.mixture\[0\]: data\.source='txt': .*mean text\?"),
         ({"mixture": ({"weight": 1, "source": "mixture"},)}, "a part is no mixture itself"),
+        (
+            {"mixture": ({"weight": 1, "source": "stdlib"},) * 2},
+            r"data\.mixture\[1\] reads the same as data\.mixture\[0\]",
+        ),
         ({"mixture": ({"weight": 0, "source": "stdlib"},)}, r"data\.mixture: a weight is a number above 0, and 0 is"),
     ],
 )
@@ -210,3 +216,23 @@ def test_a_config_that_cannot_be(options, message):
     given = {"source": "mixture", "mixture": ({"weight": 1, "source": "stdlib"},)} | options
     with pytest.raises(ValueError, match=message):
         DataConfig(**given)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_mixture_goes_on_on_another_mesh(tmp_path):
+    """Stopped after five steps and gone on with on a mesh of other sizes: each step has the same examples."""
+    random = np.random.default_rng(0)
+    for name, rows in (("a", 300), ("b", 70)):
+        inputs = random.normal(size=(rows, 64)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", inputs=inputs, targets=np.arange(rows) % 10)
+    parts = [
+        {"source": "arrays", "files": [f"{name}.npz"], "weight": weight} for name, weight in (("a", 0.6), ("b", 0.4))
+    ]
+    config = str(
+        write_config(tmp_path, data={"source": "mixture", "mixture": parts}, optimizer={"learning_rate": 0.01})
+    )
+    assert main(["train", config, f"run.dir={tmp_path}/whole"]) == 0
+    assert main(["train", config, "train.steps=5"]) == 0
+    assert main(["train", config, "strategy={data: 8}"]) == 0
+    whole, resumed = ([each["loss"] for each in metrics(tmp_path / name)] for name in ("whole", "run"))
+    assert resumed == pytest.approx(whole, rel=1e-5)

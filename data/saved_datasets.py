@@ -52,10 +52,14 @@ def read_saved_arrays(config: DataConfig) -> Splits:
         UserError: As `read_saved`, or the rows of a column have different shapes.
         BadDataError: As `from_arrays`.
     """
-    arrays, vocabulary = _arrays(config.files, "data.files"), config.vocabulary or None
+    (arrays, left_out), vocabulary = _arrays(config.files, "data.files"), config.vocabulary or None
     if config.eval_files:
-        return from_arrays(arrays, _arrays(config.eval_files, "data.eval_files"), vocabulary=vocabulary)
-    return held_out_rows(arrays, config.eval_fraction, vocabulary)
+        evaluation, _ = _arrays(config.eval_files, "data.eval_files")
+        splits = from_arrays(arrays, evaluation, vocabulary=vocabulary)
+    else:
+        splits = held_out_rows(arrays, config.eval_fraction, vocabulary)
+    told = f"; no numbers in {', '.join(left_out)}, left out" if left_out else ""
+    return splits._replace(description=f"huggingface: {splits.description}{told}")
 
 
 def _files(patterns: tuple[str, ...], key: str) -> list[Path]:
@@ -103,9 +107,10 @@ def _values(path: Path, column: str, bad: BadRecords) -> Iterator[tuple[str, Any
         bad.leave_out(f"{path}, after row {row}", reason)
 
 
-def _arrays(patterns: tuple[str, ...], key: str) -> dict[str, np.ndarray]:
-    """Every column that holds numbers, over all files."""
+def _arrays(patterns: tuple[str, ...], key: str) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Every column that holds numbers, over all files; and the names of the others."""
     parts: dict[str, list[np.ndarray]] = {}
+    left_out: dict[str, None] = {}
     for path in _files(patterns, key):
         try:
             batches = [*_batches(path)]
@@ -118,11 +123,13 @@ def _arrays(patterns: tuple[str, ...], key: str) -> dict[str, np.ndarray]:
         for batch in batches:
             for name in batch.schema.names:
                 array = _numbers(batch.column(name), f"{path}: column {name!r}")
-                if array is not None:
+                if array is None:
+                    left_out[name] = None
+                else:
                     parts.setdefault(name, []).append(array)
     if not parts:
         raise UserError(f"{key}: no column holds numbers; for texts and token ids, leave data.records out.")
-    return {name: _joined(arrays, name) for name, arrays in parts.items()}
+    return {name: _joined(arrays, name) for name, arrays in parts.items()}, list(left_out)
 
 
 def _batches(path: Path) -> Iterator[Any]:

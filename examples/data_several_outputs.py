@@ -55,4 +55,4 @@ def two_heads(hidden: int = 32) -> Model:
 
 
 if __name__ == "__main__":
-    np.savez(Path(__file__).with_name("points.npz"), **arrays(2048, 0))
+    np.savez(Path(__file__).with_name("points.npz"), allow_pickle=False, **arrays(2048, 0))

@@ -72,6 +72,9 @@ def test_arrays_of_every_column_that_holds_numbers(numbers):
     folder = numbers("n", image=nested, label=pa.array([1, 0, 1], pa.int8()), name=pa.array(["a", "b", "c"]))
     splits = open_saved(files=(folder,), records="arrays")
     assert set(splits.train[0]) == {"image", "label", "weights"}
+    assert splits.description == (
+        "huggingface: arrays image, label in memory: 3 examples; no numbers in name, left out"
+    )
     assert splits.train[2]["image"].tolist() == [[0, 0], [9, 9]]
     assert splits.train[2]["label"].dtype == np.int8
     both = open_saved(files=(folder,), eval_files=(folder,), records="arrays")

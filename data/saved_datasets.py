@@ -70,23 +70,29 @@ def _files(patterns: tuple[str, ...], key: str) -> list[Path]:
         folders = [Path(match) for match in matches if os.path.isfile(os.path.join(match, STATE))]
         if not folders:
             raise UserError(f"{key}: {pattern!r} matches no dataset saved on disk{_instead(matches)}")
-        for folder in folders:
-            try:
-                state = json.loads((folder / STATE).read_bytes())
-                files += [folder / each["filename"] for each in state["_data_files"]]
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(
-                    f"{folder / STATE} is damaged: {type(error).__name__}: {error}. Save it anew."
-                ) from None
+        files += [file for folder in folders for file in _files_of(folder)]
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise UserError(f"{missing[0]} is not there, and {STATE} beside it names it. Copy the whole folder.")
     return list(dict.fromkeys(files))
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """The Arrow files of one dataset."""
+    try:
+        names = [each["filename"] for each in json.loads((folder / STATE).read_bytes())["_data_files"]]
+        return [folder / os.path.basename(name) for name in names]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / STATE} is damaged: {type(error).__name__}: {error}. Save it anew.") from None
 
 
 def _instead(matches: list[str]) -> str:
     """What a pattern matches in place of a dataset."""
     for match in matches:
         if os.path.isfile(os.path.join(match, SPLITS)):
-            names = json.loads(Path(match, SPLITS).read_bytes()).get("splits", [])
-            return f": it holds the splits {', '.join(names)}; name one, as {os.path.join(match, names[0])!r}."
+            names = sorted(path.parent.name for path in Path(match).glob(f"*/{STATE}"))
+            if names:
+                return f": it holds the splits {', '.join(names)}; name one, as {os.path.join(match, names[0])!r}."
     return f" (a folder with {STATE}). Write it with Dataset.save_to_disk."
 
 

@@ -50,7 +50,7 @@ def whole_weights(weights: Sequence[float], key: str) -> tuple[int, ...]:
     Raises:
         UserError: a weight is not a number above 0, or the whole numbers add up to more than 65,536.
     """
-    wrong = [weight for weight in weights if not math.isfinite(weight) or weight <= 0]
+    wrong = [weight for weight in weights if not 0 < weight < math.inf]
     if wrong:
         raise UserError(f"{key}: a weight is a number above 0, and {wrong[0]} is none. Leave out what has no share.")
     exact = [Fraction(str(weight)) for weight in weights]
@@ -60,10 +60,11 @@ def whole_weights(weights: Sequence[float], key: str) -> tuple[int, ...]:
     ratio = tuple(weight // divisor for weight in whole)
     if sum(ratio) > LONGEST_PERIOD:
         percent = ", ".join(f"{100 * weight / sum(ratio):.1f}" for weight in ratio)
+        period = f"{sum(ratio):,}" if sum(ratio) < 10**15 else "more than 10**15"
+        shown = ", ".join(f"{float(min(weight, 1e300)):g}" for weight in weights)
         raise UserError(
-            f"{key}: the weights {', '.join(map(str, weights))} are in the ratio {' : '.join(map(str, ratio))}, which "
-            f"is exact only every {sum(ratio):,} samples; at most {LONGEST_PERIOD:,}. Round them, to {percent} for "
-            "example."
+            f"{key}: shares of the weights {shown} are exact only every {period} samples; at most {LONGEST_PERIOD:,}. "
+            f"Round them, to {percent} for example."
         )
     return ratio
 

@@ -95,7 +95,7 @@ def test_numbers_that_are_missing_or_wrong(numbers):
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
-        ("dict", r"matches no dataset saved on disk: it holds the splits train, test; name one, as '.*dict/train'"),
+        ("dict", r"matches no dataset saved on disk: it holds the splits test, train; name one, as '.*dict/test'"),
         ("nothing", r"matches no dataset saved on disk \(a folder with state\.json\)\. Write it with"),
         ("sharded/state.json", "matches no dataset saved on disk"),
     ],
@@ -117,6 +117,11 @@ def test_damage_names_the_file(tmp_path):
         open_saved(files=(str(tmp_path / "d"),))
     kept = open_saved(files=(str(tmp_path / "d"),), bad_records=1)
     assert ids_of(kept.train).astype(np.uint8).tobytes().decode() == "first text\0zweiter, mit Ünicode\0"
+    (tmp_path / "d" / "data-00000-of-00002.arrow").unlink()
+    with pytest.raises(
+        ValueError, match=r"data-00000-of-00002\.arrow is not there, and state\.json beside it names it"
+    ):
+        open_saved(files=(str(tmp_path / "d"),))
     (tmp_path / "d" / "state.json").write_text("{")
     with pytest.raises(ValueError, match=r"state\.json is damaged"):
         open_saved(files=(str(tmp_path / "d"),))

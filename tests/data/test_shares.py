@@ -48,6 +48,7 @@ def test_weights_are_the_decimals_that_are_written(weights, whole):
         ((1, 0), "mix: a weight is a number above 0, and 0 is none"),
         ((float("nan"), 1), "and nan is none"),
         ((1, float("inf")), "and inf is none"),
+        ((1, 10**400), r"the weights 1, 1e\+300 are exact only every more than 10\*\*15 samples"),
         (
             (0.33333, 0.66668),
             r"exact only every .* samples; at most 65,536\. Round them, to 33\.3, 66\.7 for example\.",

@@ -39,6 +39,7 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
         **{f"model.metrics.{name}": each for name, each in _mapping(config.model.get("metrics")).items()},
         "data.source": config.data.source,
         "optimizer.name": config.optimizer.name,
+        **{f"data.mixture[{number}].source": part.get("source") for number, part in enumerate(config.data.mixture)},
     }
     return ((key, name) for key, name in named.items() if isinstance(name, str) and ":" in name)
 

@@ -14,6 +14,8 @@ from typing import Any
 SCHEDULE = "strategy.pipe.schedule"
 PATH_KEYS = ("data.files", "data.eval_files", SCHEDULE)
 """Keys whose values are paths, or lists of them."""
+MIXTURE = "data.mixture"
+"""A list of parts, each with files of its own."""
 ROOT = "run.root"
 
 
@@ -49,9 +51,10 @@ def anchor_overrides(tree: dict[str, Any], given_by: Mapping[str, str], root: Pa
         *above, name = key.split(".")
         parent, value = _get(tree, ".".join(above)), _get(tree, key)
         if value and _is_override(key, given_by):
-            parent[name] = (
-                [_from_here(item, key) for item in value] if isinstance(value, list) else _from_here(value, key)
-            )
+            parent[name] = _all_from_here(value, key)
+    if _is_override(MIXTURE, given_by) and isinstance(parts := _get(tree, MIXTURE), list):
+        for part in (part for part in parts if isinstance(part, dict)):
+            part |= {name: _all_from_here(part[name], MIXTURE) for name in ("files", "eval_files") if name in part}
 
 
 def below_root(path: str, root: str) -> str:
@@ -67,6 +70,10 @@ def below_root(path: str, root: str) -> str:
 def is_schedule_file(schedule: str) -> bool:
     """Tells whether `strategy.pipe.schedule` names a file."""
     return schedule.endswith(".csv")
+
+
+def _all_from_here(value: Any, key: str) -> Any:
+    return [_from_here(item, key) for item in value] if isinstance(value, list) else _from_here(value, key)
 
 
 def _from_here(value: Any, key: str) -> Any:

@@ -10,7 +10,12 @@ from .batches import abstract_batch as abstract_batch
 from .batches import eval_batches as eval_batches
 from .batches import train_batches as train_batches
 from .bigram import bigram_loss as bigram_loss
+from .buckets import bucket_by_length as bucket_by_length
 from .config import DataConfig as DataConfig
+from .datasets import from_dataset as from_dataset
+from .datasets import from_frame as from_frame
+from .mixture import mix as mix
+from .names import nested as nested
 from .order import sample_order as sample_order
 from .ranges import Limit as Limit
 from .ranges import Limits as Limits
@@ -19,6 +24,8 @@ from .source import Source as Source
 from .source import Splits as Splits
 from .source import fingerprint as fingerprint
 from .splits import open_splits as open_splits
+from .streams import from_batches as from_batches
+from .streams import from_examples as from_examples
 
 __all__ = [
     "BadDataError",
@@ -29,9 +36,16 @@ __all__ = [
     "Splits",
     "abstract_batch",
     "bigram_loss",
+    "bucket_by_length",
     "eval_batches",
     "fingerprint",
     "from_arrays",
+    "from_batches",
+    "from_dataset",
+    "from_examples",
+    "from_frame",
+    "mix",
+    "nested",
     "open_splits",
     "sample_order",
     "train_batches",

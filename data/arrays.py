@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,8 +10,10 @@ from ..mesh.errors import UserError
 from .config import DataConfig
 from .documents import hash_fraction
 from .files import find_files
+from .names import flat
 from .ranges import Limit, Limits, check_source
 from .source import Splits, fingerprint
+from .values import is_no_number
 
 
 class Origin(NamedTuple):
@@ -39,19 +41,20 @@ class ArraySource:
     """Examples that are the rows of arrays in memory.
 
     Args:
-        arrays: Name -> array with examples on dim 0. "weights" of 1 (float32, one for each target) are added if absent.
+        arrays: Name -> array with examples on dim 0, or nested mappings of them (see `names`). "weights" of 1 (float32,
+            one for each of "targets"; without an array of that name, one for each row) are added if absent.
         origin: Where the rows come from, for messages.
 
     Raises:
         UserError: no arrays, no rows, arrays with different numbers of rows, or arrays of something but numbers.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], origin: Origin | None = None) -> None:
-        arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    def __init__(self, arrays: Mapping[str, Any], origin: Origin | None = None) -> None:
+        arrays = {name: np.asarray(array) for name, array in flat(arrays).items()}
         rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
         if len(set(rows.values())) != 1 or "no dim" in rows.values():
             raise UserError(f"the arrays of a source have one row per example on dim 0; these have {rows}.")
-        no_numbers = [f"{name} holds {array.dtype}" for name, array in arrays.items() if _is_no_number(array.dtype)]
+        no_numbers = [f"{name} holds {array.dtype}" for name, array in arrays.items() if is_no_number(array.dtype)]
         if no_numbers:
             raise UserError(f"the arrays of a source hold numbers; {', '.join(no_numbers)}. Convert or remove them.")
         self._length = len(next(iter(arrays.values())))
@@ -84,8 +87,8 @@ class ArraySource:
 
 
 def from_arrays(
-    train: Mapping[str, np.ndarray],
-    evaluation: Mapping[str, np.ndarray] | None = None,
+    train: Mapping[str, Any],
+    evaluation: Mapping[str, Any] | None = None,
     *,
     vocabulary: int | None = None,
 ) -> Splits:
@@ -93,7 +96,8 @@ def from_arrays(
 
     Args:
         train: Name -> array with examples on dim 0, such as {"inputs": float32 (N, F), "targets": int32 (N,)}.
-            "weights" of 1 are added if absent.
+            Several outputs may be nested: {"image": ..., "targets": {"label": ..., "box": ...}} reaches the loss as
+            batch["targets/label"] and so on (see `nested`). "weights" of 1 are added if absent.
         evaluation: The same names for held-out examples; None for no evaluation split.
         vocabulary: Number of token ids, where the arrays hold tokens.
 
@@ -105,7 +109,7 @@ def from_arrays(
         BadDataError: inputs, targets or weights are not finite, weights are negative, or inputs are no token ids of
             the vocabulary. Arrays over 1 GiB are checked batch by batch instead.
     """
-    return _splits(train, evaluation, vocabulary)
+    return _splits(flat(train), None if evaluation is None else flat(evaluation), vocabulary)
 
 
 def _splits(
@@ -212,17 +216,12 @@ def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{key}: {path} cannot be read as .npz: {reason.rstrip('.')}. {remedy}") from None
     rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
-    wrong = [f"{name!r} holds {array.dtype}" for name, array in arrays.items() if _is_no_number(array.dtype)]
+    wrong = [f"{name!r} holds {array.dtype}" for name, array in arrays.items() if is_no_number(array.dtype)]
     if wrong or not arrays:
         raise UserError(f"{key}: {path}: {', '.join(wrong) or 'it holds no arrays'}. {remedy}")
     if len(set(rows.values())) != 1 or "no dim" in rows.values():
         raise UserError(f"{key}: {path}: its arrays have {rows} rows; each has one row per example on dim 0.")
     return arrays
-
-
-def _is_no_number(dtype: np.dtype) -> bool:
-    """Whether values are objects, texts, times or records."""
-    return dtype.kind in "OSUMm" or dtype.names is not None
 
 
 def _check_alike(train: Mapping[str, np.ndarray], evaluation: Mapping[str, np.ndarray]) -> None:

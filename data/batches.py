@@ -16,7 +16,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ..mesh.errors import UserError
-from .order import sample_order
+from ..mesh.processes import is_main_process, tell
+from .order import source_order
 from .placement import check_divisible, place_rows, rows_of_devices
 from .prefetch import run_ahead
 from .ranges import NO_LIMITS, Limits, checked
@@ -51,7 +52,7 @@ def train_batches(
         num_steps: Number of batches.
         shuffle: False for the source's own order in every epoch.
         prefetch: Batches kept ready on the devices ahead of the step, by a background thread; 0 reads on demand.
-        threads: Further threads that read examples, for slow storage.
+        threads: Further threads that read examples, for slow storage; none where the source is a stream.
         limits: What the model takes; every batch is checked against it.
 
     Returns:
@@ -63,6 +64,9 @@ def train_batches(
         BadDataError: while reading, for a value that is not allowed (see `ranges`).
     """
     check_enough(source, global_batch)
+    in_batches = getattr(source, "in_batches", None)  # of a source whose order depends on which rows share a batch
+    source = source if in_batches is None else in_batches(global_batch)
+    streamed = getattr(source, "is_stream", False)
     if min(seed, start_step, num_steps) < 0:
         raise UserError(f"seed={seed}, start_step={start_step} and num_steps={num_steps} must be 0 or more.")
     rows = rows_of_devices(sharding, global_batch, sharding.addressable_devices)
@@ -70,11 +74,17 @@ def train_batches(
 
     def read(step: int) -> LocalBatch:
         samples = step * global_batch + rows
-        local = take(sample_order(samples, num_examples=len(source), seed=seed, shuffle=shuffle))
+        local = take(source_order(samples, source=source, seed=seed, shuffle=shuffle))
         return {**local, "example": (samples % EXAMPLE_MODULUS).astype(np.int32)}
 
     place = partial(place_rows, rows=rows, sharding=sharding, global_batch=global_batch)
-    return _batches(read, place, range(start_step, start_step + num_steps), prefetch=prefetch, threads=threads)
+    if streamed and start_step and num_steps and is_main_process():
+        tell(
+            f"data: a stream cannot be sought: the {start_step * global_batch:,} rows before step {start_step + 1} are "
+            "read again and dropped, by every process."
+        )
+    steps = range(start_step, start_step + num_steps)
+    return _batches(read, place, steps, prefetch=prefetch, threads=0 if streamed else threads)
 
 
 def eval_batches(

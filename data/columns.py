@@ -6,7 +6,7 @@ empty values hold no text and are left out.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean
+from .bad_records import BadRecords
 from .config import DataConfig
 from .documents import Corpus, Document
 from .files import find_files
@@ -27,13 +28,15 @@ def read_jsonl(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpu
 
     Args:
         patterns: Files or globs, `*.jsonl`, `*.ndjson` or `*.json`.
-        config: `column`, the key to read.
+        config: `column`, the key to read; `bad_records`, how many lines may be left out.
         key: Config key of the patterns, for messages.
 
     Raises:
-        UserError: a pattern matches nothing, a line is no JSON object, lacks the key, or holds neither text nor ids.
+        UserError: a pattern matches nothing; more lines than allowed are no JSON object, lack the key, or hold neither
+            text nor ids.
     """
-    return _read_columns(patterns, config, key, (".jsonl", ".ndjson", ".json"), _jsonl_values)
+    files = find_files(patterns, key=key, suffixes=(".jsonl", ".ndjson", ".json"))
+    return read_columns([file.path for file in files], _jsonl_values, config, key, "jsonl files")
 
 
 def read_parquet(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
@@ -41,39 +44,49 @@ def read_parquet(patterns: tuple[str, ...], config: DataConfig, key: str) -> Cor
 
     Args:
         patterns: Files or globs, `*.parquet` or `*.pq`.
-        config: `column`, the column to read.
+        config: `column`, the column to read; `bad_records`, how many rows may be left out.
         key: Config key of the patterns, for messages.
 
     Raises:
-        UserError: a pattern matches nothing, the column is missing or holds neither text nor ids, or pyarrow is not
-            installed.
+        UserError: a pattern matches nothing, the column is missing, more rows than allowed cannot be read or hold
+            neither text nor ids, or pyarrow is not installed.
     """
-    return _read_columns(patterns, config, key, (".parquet", ".pq"), _parquet_values)
+    files = find_files(patterns, key=key, suffixes=(".parquet", ".pq"))
+    return read_columns([file.path for file in files], _parquet_values, config, key, "parquet files")
 
 
-def _read_columns(
-    patterns: tuple[str, ...],
-    config: DataConfig,
-    key: str,
-    suffixes: tuple[str, ...],
-    values: Callable[[Path, str], Iterable[Any]],
-) -> Corpus:
-    """All rows of all files as a corpus of bytes, or of token ids."""
-    files = find_files(patterns, key=key, suffixes=suffixes)
-    counts = Counter[str]()
+Values = Callable[[Path, str, BadRecords], Iterable[tuple[str, Any]]]
+"""(file, column, what to tell of records that cannot be read) -> where each value is in the file, and the value."""
+
+
+def read_columns(paths: Sequence[Path], values: Values, config: DataConfig, key: str, kind: str) -> Corpus:
+    """All rows of all files as a corpus of bytes, or of token ids.
+
+    Args:
+        paths: The files, in an order that does not depend on the machine.
+        values: Reads one column of a file.
+        config: `column`, `vocabulary`, `separator` and `bad_records`.
+        key: Config key of the files, for messages.
+        kind: What the files are, for people: "jsonl files".
+
+    Raises:
+        UserError: there is no text in them, texts and ids are mixed, or more rows than allowed cannot be read.
+        BadDataError: a row holds an id outside the vocabulary of the config.
+    """
+    counts, bad = Counter[str](), BadRecords(config.bad_records)
     documents = [
         document
-        for file in files
-        for document in _documents(file.path, values(file.path, config.column), config.vocabulary, counts)
+        for path in paths
+        for document in _documents(path, values(path, config.column, bad), config.vocabulary, counts, bad)
     ]
     if not documents:
-        raise UserError(_nothing_in(config.column, key, len(files), counts))
+        raise UserError(_nothing_in(config.column, key, len(paths), counts))
     kinds = {document.ids.dtype for document in documents}
     if len(kinds) > 1:
         raise UserError(
             f"data.column={config.column!r} holds texts in some rows and token ids in others; give one kind."
         )
-    described = f"rows ({len(documents):,} rows of {len(files):,} {suffixes[0][1:]} files)"
+    described = f"rows ({len(documents):,} rows of {len(paths):,} {kind}{bad.described()})"
     if kinds == {np.dtype(np.uint32)}:
         return Corpus(documents, token_separator(config), None, f"token id {described}")
     if config.separator >= 0 and documents:
@@ -95,33 +108,47 @@ def _nothing_in(column: str, key: str, num_files: int, counts: Counter[str]) -> 
     )
 
 
-def _documents(path: Path, values: Iterable[Any], vocabulary: int, counts: Counter[str]) -> Iterator[Document]:
+def _documents(
+    path: Path, values: Iterable[tuple[str, Any]], vocabulary: int, counts: Counter[str], bad: BadRecords
+) -> Iterator[Document]:
     """Each row with something in it as a document of bytes (uint8) or of token ids (uint32); counts rows, and nulls."""
     name = str(path)
-    for row, value in enumerate(values, 1):
+    for where, value in values:
         counts["rows"] += 1
         counts["null"] += value is None
-        if isinstance(value, str):
-            value = _encoded(value, f"{path}, row {row}")
-        if isinstance(value, bytes):
-            ids = np.frombuffer(value, np.uint8)
-        else:
-            ids = _token_ids([] if value is None else value, f"{path}, row {row}")
-            _check_vocabulary(ids, vocabulary, f"{path}, row {row}")
-            value = ids.tobytes()
-        if len(ids):
-            yield Document(value, ids, name)
+        try:
+            document = _document(value, where, vocabulary, name)
+        except _Unreadable as error:
+            bad.leave_out(where, str(error))
+            continue
+        if len(document.ids):
+            yield document
 
 
-def _encoded(text: str, where: str) -> bytes:
+class _Unreadable(Exception):
+    """A row holds neither text nor ids; says why."""
+
+
+def _document(value: Any, where: str, vocabulary: int, name: str) -> Document:
+    """One row as a document."""
+    if isinstance(value, str):
+        value = _encoded(value)
+    if isinstance(value, bytes):
+        return Document(value, np.frombuffer(value, np.uint8), name)
+    ids = _token_ids([] if value is None else value)
+    _check_vocabulary(ids, vocabulary, where)
+    return Document(ids.tobytes(), ids, name)
+
+
+def _encoded(text: str) -> bytes:
     """A text as UTF-8."""
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{where}: the text holds half a character (a lone surrogate). Write it anew.") from None
+        raise _Unreadable("the text holds half a character (a lone surrogate). Write it anew.") from None
 
 
-def _token_ids(value: Any, where: str) -> np.ndarray:
+def _token_ids(value: Any) -> np.ndarray:
     """A row's list of token ids."""
     try:
         ids = np.asarray(value)
@@ -130,9 +157,7 @@ def _token_ids(value: Any, where: str) -> np.ndarray:
     if ids.ndim == 1 and len(ids) == 0:
         return ids.astype(np.uint32)
     if ids.ndim != 1 or ids.dtype.kind not in "ui" or ids.min() < 0 or ids.max() >= 2**31:
-        raise UserError(
-            f"{where}: {str(value)[:60]!r} is neither a text nor a list of token ids in [0, 2**31).{_remedy(ids)}"
-        )
+        raise _Unreadable(f"{str(value)[:60]!r} is neither a text nor a list of token ids in [0, 2**31).{_remedy(ids)}")
     return ids.astype(np.uint32)
 
 
@@ -149,25 +174,31 @@ def _check_vocabulary(ids: np.ndarray, vocabulary: int, where: str) -> None:
         )
 
 
-def _jsonl_values(path: Path, column: str) -> Iterator[Any]:
+def _jsonl_values(path: Path, column: str, bad: BadRecords) -> Iterator[tuple[str, Any]]:
     """The values of one key, line by line."""
+    offset, row = 0, 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            start, offset = offset, offset + len(line)
             if not line.strip():
                 continue
+            row += 1
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or lists in lists without end
-                raise UserError(f"{path}, line {number}: it cannot be read as JSON: {error}.") from None
+                bad.leave_out(where, f"it cannot be read as JSON: {error}. It begins at byte {start:,}.")
+                continue
             if not isinstance(record, dict):
-                raise UserError(f"{path}, line {number}: a JSON {type(record).__name__}; each line is an object.")
-            if column not in record:
-                raise UserError(f"{path}, line {number}: {_unknown_column(column, list(record))}")
-            yield record[column]
+                bad.leave_out(where, f"a JSON {type(record).__name__}; each line is an object.")
+            elif column not in record:
+                bad.leave_out(where, unknown_column(column, list(record)))
+            else:
+                yield f"{path}, row {row}", record[column]
 
 
-def _parquet_values(path: Path, column: str) -> Iterator[Any]:
-    """The values of one column, row group by row group."""
+def _parquet_values(path: Path, column: str, bad: BadRecords) -> Iterator[tuple[str, Any]]:
+    """The values of one column, row group by row group; what is left of one that cannot be read is left out."""
     try:
         import pyarrow.parquet as parquet
     except ModuleNotFoundError as error:
@@ -175,16 +206,40 @@ def _parquet_values(path: Path, column: str) -> Iterator[Any]:
             "data.source=parquet needs pyarrow, which is not installed: pip install 'spmdkit[parquet]'"
         ) from error
     try:
-        opened = parquet.ParquetFile(path)
+        opened = parquet.ParquetFile(path, page_checksum_verification=True)
     except ValueError as error:
         raise UserError(f"{path}: it cannot be read as Parquet: {error}") from error
+    row = 0
     with opened as file:
         names = file.schema_arrow.names
         if column not in names:
-            raise UserError(f"{path}: {_unknown_column(column, names)}")
-        for batch in file.iter_batches(columns=[column]):
-            for value in batch.column(0):
-                yield value.values.to_numpy(zero_copy_only=False) if _is_list(value) else value.as_py()
+            raise UserError(f"{path}: {unknown_column(column, names)}")
+        for group in range(file.num_row_groups):
+            end = row + file.metadata.row_group(group).num_rows
+            try:
+                for batch in file.iter_batches(row_groups=[group], columns=[column]):
+                    for value in batch.column(0):
+                        row += 1
+                        yield f"{path}, row {row}", plain_value(value)
+            except (ValueError, OSError) as error:
+                if getattr(error, "errno", None) is not None:  # of the file system, not of what the file holds
+                    raise
+                reason = f"row group {group}, from byte {_offset(file, group, column):,} on, cannot be read: "
+                told = " ".join(str(error).split()).rstrip(".")
+                bad.leave_out(f"{path}, rows {row + 1} to {end}", f"{reason}{told}.", end - row)
+            row = end
+
+
+def _offset(file: Any, group: int, column: str) -> int:
+    """Where the first page of a column of a row group begins in the file."""
+    chunks = file.metadata.row_group(group)
+    each = (chunks.column(number) for number in range(chunks.num_columns))
+    return next(chunk.data_page_offset for chunk in each if chunk.path_in_schema.split(".")[0] == column)
+
+
+def plain_value(value: Any) -> Any:
+    """The value of an Arrow scalar: a text, bytes, None, or an array of ids."""
+    return value.values.to_numpy(zero_copy_only=False) if _is_list(value) else value.as_py()
 
 
 def _is_list(value: Any) -> bool:
@@ -192,6 +247,7 @@ def _is_list(value: Any) -> bool:
     return value.is_valid and hasattr(value, "values")
 
 
-def _unknown_column(column: str, names: list[str]) -> str:
+def unknown_column(column: str, names: list[str]) -> str:
+    """That a column is not there, with those that are."""
     hint = did_you_mean(column, names, prefix="data.column: ")
     return f"there is no column {column!r} (data.column); the columns are {', '.join(names)}.{hint}"

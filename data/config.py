@@ -1,14 +1,29 @@
 """The `data:` section of a config: what to read, how to cut it into examples, how to order them."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean
+from .shares import whole_weights
 
 EMBEDDED_SOURCES = ("stdlib", "synthetic")
-FILE_SOURCES = ("text", "tokens", "jsonl", "parquet", "arrays")
+FILE_SOURCES = ("text", "tokens", "jsonl", "parquet", "arrayrecord", "huggingface", "arrays")
+RECORDS = ("documents", "arrays")
 TOKEN_DTYPES = ("uint8", "uint16", "uint32")
+PART_TYPES: dict[str, tuple[type, ...]] = {
+    "weight": (int, float),
+    "source": (str,),
+    "files": (list, tuple),
+    "eval_files": (list, tuple),
+    "column": (str,),
+    "dtype": (str,),
+    "separator": (int,),
+    "records": (str,),
+    "eval_fraction": (int, float),
+}
+"""What a part of a mixture may say for itself; the rest is that of all parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +36,29 @@ class DataConfig:
 
     source: str = "stdlib"
     """Where examples come from: stdlib (the Python sources on this machine, as bytes), text (files as bytes), tokens
-    (.npy or raw arrays of token ids), jsonl or parquet (one column of texts or token ids), arrays (.npz with inputs and
-    targets), synthetic (noisy images of digits, 64 features), or your own "module:function" (DataConfig -> Splits)."""
+    (.npy or raw arrays of token ids), jsonl or parquet (one column of texts or token ids), huggingface (the same of a
+    dataset saved on disk), arrayrecord (see `records`), arrays (.npz with inputs and targets), synthetic (noisy images
+    of digits, 64 features), mixture (several of these, see `mixture`), or your own "module:function" (DataConfig ->
+    Splits)."""
+
+    mixture: tuple[Mapping[str, Any], ...] = ()
+    """The parts of source: mixture, such as {source: text, files: ["a/*.txt"], weight: 7}: of all samples each part has
+    its share, weight / sum of weights, to within one. Beside weight and source a part may say files, eval_files,
+    column, records, dtype, separator and eval_fraction; the other keys are those of all parts."""
 
     files: tuple[str, ...] = ()
-    """Files or globs ("corpus/**/*.txt") of the sources text, tokens, jsonl, parquet and arrays."""
+    """Files or globs ("corpus/**/*.txt") of the sources that read files; huggingface: folders."""
 
     eval_files: tuple[str, ...] = ()
     """Files or globs of the evaluation split. None: eval_fraction of `files` is held out instead."""
 
     column: str = "text"
     """Column (jsonl: key) with the texts, or with lists of token ids."""
+
+    records: str = "documents"
+    """What a record of arrayrecord, or a row of huggingface, is: documents, a text or token ids (arrayrecord: ids of
+    data.dtype where that is given, else the bytes of a text); arrays, an example (arrayrecord: as np.savez writes it,
+    read where it is needed; huggingface: every column that holds numbers)."""
 
     length: int = 256
     """Tokens (text: bytes) per example."""
@@ -49,6 +76,11 @@ class DataConfig:
     separator: int = -1
     """Token id that ends a document in the source tokens, and that is put after each row of token ids in jsonl and
     parquet; -1 = none. Texts end with byte 0, always."""
+
+    bad_records: int = 0
+    """Records that may be left out because they cannot be read, in jsonl, parquet, huggingface and arrayrecord; each is
+    said with its file and place. 0: the first one ends the run. Records that are read while training are counted by
+    each process for itself."""
 
     eval_fraction: float = 0.05
     """Share of the data held out for evaluation, from 0 (no evaluation split) to below 1."""
@@ -68,11 +100,49 @@ class DataConfig:
             raise UserError("\n".join(problems))
 
 
+def part_config(config: DataConfig, number: int) -> DataConfig:
+    """The config of one part of a mixture.
+
+    Args:
+        config: Of the mixture.
+        number: Which part, in [0, len(config.mixture)).
+
+    Raises:
+        UserError: a value of the part is out of its range, or values contradict each other.
+    """
+    part = {key: value for key, value in config.mixture[number].items() if key != "weight"}
+    lists = {key: tuple(value) for key, value in part.items() if isinstance(value, list)}
+    return replace(config, **({"files": (), "eval_files": (), "mixture": ()} | part | lists))
+
+
 def _problems(config: DataConfig) -> Iterator[str]:
     """Everything wrong with the values, each message with its config key."""
+    own = [*_own_problems(config)]
+    yield from own
+    for number in range(len(config.mixture)):
+        found = [problem for problem in _part_problems(config, number) if problem not in own]
+        yield from (f"data.mixture[{number}]: {problem}" for problem in found)
+        own += found
+    if config.mixture and not own:
+        parts = [part_config(config, number) for number in range(len(config.mixture))]
+        for number, part in enumerate(parts):
+            if (first := parts.index(part)) < number:
+                yield f"data.mixture[{number}] reads the same as data.mixture[{first}]; give one, with both weights."
+        try:
+            whole_weights([part["weight"] for part in config.mixture], "data.mixture")
+        except UserError as error:
+            yield str(error)
+
+
+def _own_problems(config: DataConfig) -> Iterator[str]:
+    """As `_problems`, the parts of a mixture aside."""
     yield from _source_problems(config)
+    yield from _mixture_problems(config)
     if config.length < 1:
         yield f"data.length={config.length}: an example needs at least 1 token."
+    if config.records not in RECORDS:
+        hint = did_you_mean(config.records, RECORDS)
+        yield f"data.records={config.records!r}: a record holds {' or '.join(RECORDS)}.{hint}"
     if config.dtype not in ("", *TOKEN_DTYPES):
         yield f"data.dtype={config.dtype!r}: token ids are {', '.join(TOKEN_DTYPES)}."
     if not 0 <= config.vocabulary <= 2**31 - 1:
@@ -80,10 +150,60 @@ def _problems(config: DataConfig) -> Iterator[str]:
     yield from _packing_problems(config)
     if not 0 <= config.eval_fraction < 1:
         yield f"data.eval_fraction={config.eval_fraction}: it is a share of the data, from 0 to below 1."
+    if config.bad_records < 0:
+        yield f"data.bad_records={config.bad_records}: it is a number of records, 0 or more."
     if config.prefetch < 0:
         yield f"data.prefetch={config.prefetch}: it is a number of batches, 0 or more."
     if config.threads < 0:
         yield f"data.threads={config.threads}: it is a number of threads, 0 or more."
+
+
+def _mixture_problems(config: DataConfig) -> Iterator[str]:
+    """Are there parts where they are needed, and no files beside them?"""
+    if config.source == "mixture" and not config.mixture:
+        yield "data.source=mixture: it mixes the parts of data.mixture, and there are none; list them, with weights."
+    elif config.source != "mixture" and config.mixture:
+        yield f"data.mixture is set, but data.source={config.source} reads no parts; set data.source: mixture."
+    if config.source == "mixture" and (config.files or config.eval_files):
+        yield "data.source=mixture: its parts read files, each its own; put data.files and data.eval_files into them."
+
+
+def _part_problems(config: DataConfig, number: int) -> Iterator[str]:
+    """Everything wrong with one part of a mixture."""
+    part = config.mixture[number]
+    if not isinstance(part, Mapping):
+        yield f"{part!r} is no part; write it as {{source: text, files: [...], weight: 1}}."
+        return
+    unknown = [key for key in part if key not in PART_TYPES]
+    for key in unknown:
+        yield f"{key} is no key of a part; the keys are {', '.join(PART_TYPES)}.{did_you_mean(str(key), PART_TYPES)}"
+    missing = [key for key in ("weight", "source") if key not in part]
+    if missing:
+        yield f"{' and '.join(missing)} must be given."
+    wrong = [key for key, value in part.items() if key in PART_TYPES and not _fits(value, PART_TYPES[key])]
+    for key in wrong:
+        yield f"{key}={part[key]!r} must be {_in_words(PART_TYPES[key])}."
+    if unknown or missing or wrong:
+        return
+    if part["source"] == "mixture":
+        yield "source=mixture: a part is no mixture itself; list its parts here, with their shares of the whole."
+        return
+    try:
+        part_config(config, number)
+    except UserError as error:
+        yield from str(error).splitlines()
+
+
+def _fits(value: Any, types: tuple[type, ...]) -> bool:
+    """Whether a value is of one of the types; lists are lists of texts."""
+    if isinstance(value, list | tuple):
+        return list in types and all(isinstance(item, str) for item in value)
+    return isinstance(value, types) and not isinstance(value, bool)
+
+
+def _in_words(types: tuple[type, ...]) -> str:
+    words = {str: "text", list: "a list of files or globs", float: "a number", int: "a whole number"}
+    return words[types[-1]] if list not in types else words[list]
 
 
 def _packing_problems(config: DataConfig) -> Iterator[str]:
@@ -95,7 +215,7 @@ def _packing_problems(config: DataConfig) -> Iterator[str]:
         yield f"{given}: data.vocabulary={config.vocabulary} has the ids 0 to {config.vocabulary - 1} alone."
     if config.separator >= 0 and config.source in ("stdlib", "text"):
         yield f"{given}: data.source={config.source} ends each text with byte 0; leave data.separator out."
-    if config.packed and config.source in ("synthetic", "arrays"):
+    if config.packed and (config.source in ("synthetic", "arrays") or config.records == "arrays"):
         yield f"data.packed=True: data.source={config.source} holds no documents; leave data.packed out."
     if config.packed and config.source == "tokens" and config.separator < 0:
         yield "data.packed=True: set data.separator to the token id that ends a document in data.source=tokens."
@@ -108,7 +228,7 @@ def _source_problems(config: DataConfig) -> Iterator[str]:
             yield f"data.{key}={getattr(config, key)!r}: it is a list of files or globs; put the one into brackets."
     if ":" in config.source:  # the user's own function may use `files` or not
         return
-    known = (*EMBEDDED_SOURCES, *FILE_SOURCES)
+    known = (*EMBEDDED_SOURCES, *FILE_SOURCES, "mixture")
     if config.source not in known:
         hint = did_you_mean(config.source, known)
         yield f"data.source={config.source!r}: the sources are {', '.join(known)}, or module:function.{hint}"

@@ -13,6 +13,8 @@ import math
 
 import numpy as np
 
+from .source import Source
+
 ROUNDS = 8
 MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
 
@@ -37,6 +39,24 @@ def sample_order(samples: np.ndarray, *, num_examples: int, seed: int, shuffle: 
         chosen = epochs == epoch
         examples[chosen] = _permute(places[chosen], num_examples, _round_keys(seed, int(epoch)))
     return examples
+
+
+def source_order(samples: np.ndarray, *, source: Source, seed: int, shuffle: bool = True) -> np.ndarray:
+    """Which example of a source each sample of a run is.
+
+    Args:
+        samples: int64, (N,), global sample indices, >= 0.
+        source: Training examples; one that has an `order` of its own, as a mixture has, is asked.
+        seed: Any integer >= 0.
+        shuffle: False for the source's own order in every epoch.
+
+    Returns:
+        int64, (N,), indices into the source.
+    """
+    order = getattr(source, "order", None)
+    if order is not None:
+        return order(samples, seed=seed, shuffle=shuffle)
+    return sample_order(samples, num_examples=len(source), seed=seed, shuffle=shuffle)
 
 
 @functools.lru_cache(maxsize=16)

@@ -6,8 +6,8 @@ read, beside the training step: one minimum and one maximum of each array. Array
 opened.
 
 A target whose weight is 0 does not count, so it may be anything (-1 and -100 are common); an input has to be right
-everywhere. Arrays of other names than inputs, targets and weights are the user's own: they only have to fit the types
-of JAX.
+everywhere. Where there are several of a kind, as in "targets/box", numbers have to be finite as well. Arrays of other
+names are the user's own: they only have to fit the types of JAX.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .names import SEPARATOR
 from .source import BadDataError, Source, Splits, take
 
 SCANNED_BYTES = 1 << 30
@@ -65,7 +66,7 @@ def check_rows(arrays: Mapping[str, np.ndarray], limits: Limits, describe: Calla
             if allowed[0] <= array.min() and array.max() <= allowed[1]:
                 continue
             wrong = ~((array >= allowed[0]) & (array <= allowed[1]))
-        if name == "targets":
+        if _kind(name) == "targets":
             wrong &= _counted(arrays.get("weights"), array.shape)
         if wrong.any():
             place = tuple(int(index) for index in np.argwhere(wrong)[0])
@@ -142,14 +143,20 @@ def _allowed(name: str, dtype: np.dtype, limits: Limits) -> tuple[Any, Any] | No
     limit = {"inputs": limits.inputs, "targets": limits.targets}.get(name)
     if dtype.kind in "iu" and limit is not None:
         return 0, limit.number - 1
-    known = name in ("inputs", "targets", "weights")
+    kind = _kind(name)
+    known = kind in ("inputs", "targets", "weights")
     used = jax.dtypes.canonicalize_dtype(dtype) if dtype.kind in "iuf" else dtype
     if jnp.issubdtype(used, jnp.floating) and known:
         most = float(jnp.finfo(used).max)
-        return (0.0 if name == "weights" else -most), most
-    if dtype.kind in "iu" and (used != dtype or name == "weights"):
-        return (0 if name == "weights" else int(np.iinfo(used).min)), int(np.iinfo(used).max)
+        return (0.0 if kind == "weights" else -most), most
+    if dtype.kind in "iu" and (used != dtype or kind == "weights"):
+        return (0 if kind == "weights" else int(np.iinfo(used).min)), int(np.iinfo(used).max)
     return None
+
+
+def _kind(name: str) -> str:
+    """What a nested name is one of: "targets" for "targets/box"."""
+    return name.partition(SEPARATOR)[0]
 
 
 def _counted(weights: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
@@ -164,7 +171,7 @@ def _message(name: str, value: Any, place: tuple[int, ...], limits: Limits, exam
     at = f" at {list(place[1:])}" if place[1:] else ""
     given = f"{name} of {example}{at} is {value}"
     limit = {"inputs": limits.inputs, "targets": limits.targets}.get(name)
-    if name == "weights":
+    if _kind(name) == "weights":
         return f"{given}: a weight is a finite number of at least 0; give 0 to what does not count."
     if limit is not None:
         unless = " Where it is padding, give it weight 0." if name == "targets" else ""

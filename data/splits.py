@@ -13,6 +13,9 @@ from .arrays import read_arrays
 from .columns import read_jsonl, read_parquet
 from .config import DataConfig
 from .documents import Corpus, Stream, join, split_documents
+from .mixture import open_mixture
+from .records import read_record_arrays, read_records
+from .saved_datasets import read_saved, read_saved_arrays
 from .source import Source as Source
 from .source import Splits as Splits
 from .source import fingerprint
@@ -28,7 +31,12 @@ READERS = {
     "tokens": read_tokens,
     "jsonl": read_jsonl,
     "parquet": read_parquet,
+    "huggingface": read_saved,
+    "arrayrecord": read_records,
 }
+
+ARRAY_READERS = {"huggingface": read_saved_arrays, "arrayrecord": read_record_arrays}
+"""Of sources whose records may be whole examples, see `data.records`."""
 
 
 def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> Splits:
@@ -50,10 +58,14 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
         config = _below(config, Path(search_path[0]))
     if ":" in config.source:
         return _user_splits(config, search_path)
+    if config.source == "mixture":
+        return open_mixture(config, lambda part: open_splits(part, search_path))
     if config.source == "synthetic":
         return synthetic_digits(config.eval_fraction)
     if config.source == "arrays":
         return read_arrays(config)
+    if config.source in ARRAY_READERS and config.records == "arrays":
+        return ARRAY_READERS[config.source](config)
     return _language_splits(config)
 
 

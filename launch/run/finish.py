@@ -122,7 +122,8 @@ def _summary(built: Built, metrics: list[dict[str, Any]]) -> Iterator[tuple[str,
     if evaluations:
         yield "eval_loss", evaluations[-1]
     evaluation, vocabulary = built.splits.evaluation, built.splits.vocabulary
-    if evaluation is not None and vocabulary is not None and _is_byte_model(built):
+    streamed = getattr(built.splits.train, "is_stream", False)  # it cannot be read once more
+    if evaluation is not None and vocabulary is not None and _is_byte_model(built) and not streamed:
         rows = built.config.eval.batches * built.config.train.global_batch or None  # those the model is evaluated on
         yield "bigram_loss", bigram_loss(built.splits.train, evaluation, vocabulary, max_examples=rows)
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ...configs.schema import Config
-from ...data.order import sample_order
+from ...data.order import source_order
 from ...data.source import Source, take
 from ...layouts.sizes import format_bytes
 from ...mesh.compat import Device
@@ -107,7 +107,7 @@ def check_contract(config: Config, model: Model | BlockModel, source: Source, de
 def _first_rows(source: Source, config: Config) -> dict[str, Any]:
     """The rows that training begins with."""
     samples = np.arange(min(LOOKED_AT, len(source)))
-    order = sample_order(samples, num_examples=len(source), seed=config.run.seed, shuffle=config.data.shuffle)
+    order = source_order(samples, source=source, seed=config.run.seed, shuffle=config.data.shuffle)
     return {**take(source, order), "example": samples.astype(np.int32)}
 
 

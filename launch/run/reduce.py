@@ -17,6 +17,7 @@ import numpy as np
 
 from ...configs.checks import axis_sizes, resolved_sizes
 from ...configs.schema import Config
+from ...data.order import source_order
 from ...data.source import Source, take
 from ...data.splits import Splits, open_splits
 from ...layouts.paths import in_blocks, leaves_with_paths
@@ -248,6 +249,10 @@ class Folded:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def order(self, samples: np.ndarray, *, seed: int, shuffle: bool) -> np.ndarray:
+        """Which example each sample is: as in the source."""
+        return source_order(samples, source=self.source, seed=seed, shuffle=shuffle)
 
     def __getitem__(self, index: int, /) -> dict[str, np.ndarray]:
         """One example."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...configs.checks import REST, axis_sizes
 from ...configs.schema import Config
-from ...data.order import sample_order
+from ...data.order import source_order
 from ...data.source import Source, take
 from ...data.splits import open_splits
 from ...mesh.errors import UserError
@@ -110,7 +110,7 @@ def ragged_batch(source: Source, config: Config, step: int) -> HostBatch:
     rows = config.train.global_batch
     samples = step * rows + np.arange(rows)
     seed, shuffle = config.run.seed, config.data.shuffle
-    batch = take(source, sample_order(samples, num_examples=len(source), seed=seed, shuffle=shuffle))
+    batch = take(source, source_order(samples, source=source, seed=seed, shuffle=shuffle))
     random = np.random.default_rng(step)
     weights = batch["weights"] * random.choice([0.25, 0.5, 1.0], (rows, *[1] * (batch["weights"].ndim - 1)))
     if weights.ndim > 1:

@@ -81,7 +81,7 @@ def _batches(original: Callable[..., Any], injector: Injector) -> Callable[..., 
     def train_batches(*arguments: Any, **options: Any) -> Any:
         if injector.has("read"):
             replace(
-                "spmdkit.data.batches:sample_order", lambda order: _reading(order, options["global_batch"], injector)
+                "spmdkit.data.batches:source_order", lambda order: _reading(order, options["global_batch"], injector)
             )
         return asked(original(*arguments, **options), options["start_step"])
 
@@ -102,11 +102,11 @@ def _batches(original: Callable[..., Any], injector: Injector) -> Callable[..., 
 
 
 def _reading(original: Callable[..., Any], global_batch: int, injector: Injector) -> Callable[..., Any]:
-    def sample_order(samples: Any, **options: Any) -> Any:
+    def source_order(samples: Any, **options: Any) -> Any:
         injector.at(Moment(phase="read", step=int(samples[0]) // global_batch + 1))
         return original(samples, **options)
 
-    return sample_order
+    return source_order
 
 
 def _steps(original: Callable[..., Any], injector: Injector) -> Callable[..., Any]:

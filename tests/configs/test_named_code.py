@@ -127,3 +127,9 @@ def test_what_is_listed_runs(tmp_path):
     )
     ended = subprocess.run(command("explain", config), env=environment(), capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_the_parts_of_a_mixture_name_code_as_well(elsewhere, tmp_path):
+    parts = "[{source: 'theirs:make', weight: 1}]"
+    problem = refusal(tmp_path, f"data={{source: mixture, mixture: {parts}}}")
+    assert "data.mixture[0].source='theirs:make' would import theirs, which is " in problem

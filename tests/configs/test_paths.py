@@ -90,3 +90,10 @@ def test_the_error_says_where_it_looked(project):
         open_splits(config.data, search_path(config))
     assert f"{project}/configs/corpus/*.txt' matches no file" in str(info.value)
     assert "Paths in a YAML file start from its folder (run.root)" in str(info.value)
+
+
+def test_the_parts_of_a_mixture_have_paths_as_well(project):
+    parts = "[{source: text, files: [here/*.txt], weight: 1}]"
+    given = load_config("configs/my.yaml", ["data.source=mixture", "data.files=[]", f"data.mixture={parts}"])
+    assert given.data.mixture[0]["files"] == [str(project / "here" / "*.txt")]
+    assert num_bytes(given)

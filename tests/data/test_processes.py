@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from spmdkit.data import eval_batches, from_arrays, train_batches
+from spmdkit.data import eval_batches, from_arrays, from_examples, train_batches
 
 WORKER = """
 import sys
@@ -18,7 +18,7 @@ simulate(2)
 initialize()
 import jax, numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from spmdkit.data import eval_batches, from_arrays, train_batches
+from spmdkit.data import eval_batches, from_arrays, from_examples, train_batches
 
 class Recording:
     def __init__(self, source):
@@ -31,6 +31,10 @@ class Recording:
     def __getitem__(self, index):
         raise AssertionError("examples are read together")
 
+def stream(epoch):
+    for row in np.random.default_rng(epoch).permutation(20):
+        yield {"inputs": np.full(3, row), "targets": row}
+
 inputs = np.arange(90, dtype=np.int32).reshape(30, 3)
 source = Recording(from_arrays({"inputs": inputs, "targets": inputs}).train)
 devices = np.array(jax.devices())
@@ -40,7 +44,9 @@ for name, mesh in {"rows": devices, "crossed": devices[[2, 0, 3, 1]], "tensor": 
     mesh = Mesh(mesh, names, axis_types=(AxisType.Auto,) * mesh.ndim)
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     batches = {"train": train_batches(source, sharding, global_batch=8, seed=1, start_step=1, num_steps=2),
-               "eval": eval_batches(source, sharding, global_batch=8)}
+               "eval": eval_batches(source, sharding, global_batch=8),
+               "stream": train_batches(from_examples(stream).train, sharding, global_batch=8, seed=1, start_step=1,
+                                       num_steps=3)}
     for kind, iterator in batches.items():
         source.read.clear()
         for number, batch in enumerate(iterator):
@@ -78,13 +84,21 @@ def run_two(tmp_path):
     return [dict(np.load(tmp_path / f"{number}.npz")) for number in range(2)]
 
 
+def stream(epoch):
+    """As in WORKER: epochs of 20 rows; the first batch of 8 is skipped, the third goes over into the next epoch."""
+    for row in np.random.default_rng(epoch).permutation(20):
+        yield {"inputs": np.full(3, row), "targets": row}
+
+
 def one_process(mesh):
     """The batches of a single process, as `kind -> [batch]`."""
     inputs = np.arange(90, dtype=np.int32).reshape(30, 3)
     source = from_arrays({"inputs": inputs, "targets": inputs}).train
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     train = train_batches(source, sharding, global_batch=8, seed=1, start_step=1, num_steps=2)
-    return {"train": [*train], "eval": [*eval_batches(source, sharding, global_batch=8)]}
+    streamed = from_examples(stream).train
+    rows = train_batches(streamed, sharding, global_batch=8, seed=1, start_step=1, num_steps=3)
+    return {"train": [*train], "eval": [*eval_batches(source, sharding, global_batch=8)], "stream": [*rows]}
 
 
 @pytest.mark.slow

@@ -1,0 +1,162 @@
+"""Buckets: one length a batch, as many compilations as buckets, one order on every mesh, padding counts nothing."""
+
+import itertools
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from runs import metrics, write_config
+from spmdkit.data import bucket_by_length, eval_batches, from_dataset, train_batches
+from spmdkit.data.buckets import least_padding
+from spmdkit.launch.cli import main
+
+import spmdkit
+
+LENGTHS = (4, 8, 16)
+
+
+def examples(number=60, seed=0):
+    """Sequences of the numbers of their example, of 1 to 16 rows."""
+    sizes = np.random.default_rng(seed).integers(1, 17, number)
+    return [(np.full(size, row + 1, np.int32), np.full(size, row, np.int32)) for row, size in enumerate(sizes)]
+
+
+@pytest.fixture
+def splits():
+    return bucket_by_length(from_dataset(examples(), examples(10, seed=1)), lengths=LENGTHS)
+
+
+def batches_of(source, sharding, start=0, steps=40, seed=0):
+    found = train_batches(source, sharding, global_batch=8, seed=seed, start_step=start, num_steps=steps)
+    return [jax.device_get(batch) for batch in found]
+
+
+def test_a_batch_has_one_of_the_lengths(splits, sharding):
+    for batch in batches_of(splits.train, sharding):
+        rows = batch["weights"].sum(1).astype(int)
+        length = batch["inputs"].shape[1]
+        assert length in LENGTHS
+        assert all(length == next(each for each in LENGTHS if each >= size) for size in rows)
+        assert np.array_equal(batch["weights"] > 0, batch["inputs"] > 0)  # padding is 0, and counts nothing
+
+
+def test_every_example_is_seen_equally_often(splits, sharding):
+    seen = np.concatenate([batch["targets"][:, 0] for batch in batches_of(splits.train, sharding, steps=300)])
+    counts = np.bincount(seen, minlength=60)
+    assert counts.sum() == 2400
+    assert counts.min() >= 39
+    assert counts.max() <= 42
+
+
+def test_the_order_is_that_of_any_mesh_and_a_resume_a_seek(splits, mesh):
+    whole = batches_of(splits.train, NamedSharding(mesh, PartitionSpec("data")), steps=9)
+    for axes, start in ((("data", "fsdp"), 0), ("fsdp", 4)):
+        part = batches_of(splits.train, NamedSharding(mesh, PartitionSpec(axes)), start=start, steps=9 - start)
+        for before, after in zip(whole[start:], part, strict=True):
+            assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert [
+        b["inputs"].shape for b in batches_of(splits.train, NamedSharding(mesh, PartitionSpec()), seed=7, steps=9)
+    ] == [batch["inputs"].shape for batch in whole]  # which bucket a step is of does not depend on the seed
+
+
+def test_held_out_rows_have_the_longest(splits, sharding):
+    seen = [jax.device_get(batch) for batch in eval_batches(splits.evaluation, sharding, global_batch=8)]
+    assert {batch["inputs"].shape for batch in seen} == {(8, 16)}
+    assert sum(batch["weights"].sum() for batch in seen) == sum(len(inputs) for inputs, _ in examples(10, seed=1))
+
+
+def test_the_step_is_compiled_once_a_bucket_and_padding_changes_nothing(splits):
+    def loss(params, batch, key):
+        return (batch["weights"] * params["table"][batch["inputs"]] ** 2).sum(), batch["weights"].sum()
+
+    model = spmdkit.Model(init=lambda key: {"table": jnp.linspace(0.1, 1.0, 64)}, loss=loss)
+    layouts = spmdkit.lay_out(model, {"data": 8})
+    step = spmdkit.build_step(model, optax.sgd(0.1), layouts)
+    state, table = step.init(seed=0), np.linspace(0.1, 1.0, 64, dtype=np.float32)
+    found = train_batches(splits.train, layouts.batch_sharding(), global_batch=8, seed=0, start_step=0, num_steps=12)
+    shapes = set()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for batch in found:
+            shapes.add(batch["inputs"].shape)
+            rows = np.asarray(batch["inputs"])
+            ids = rows[rows > 0]
+            state, metrics = step(state, batch)
+            assert float(metrics.loss) == pytest.approx(float((table[ids] ** 2).mean()), rel=1e-5)
+            np.subtract.at(table, ids, 0.2 * table[ids] / len(ids))
+    assert len(shapes) == 3
+    assert len([each for each in told if "compiled again" in str(each.message)]) == 2  # once for every other bucket
+
+
+RUN = """
+import numpy as np
+from spmdkit.data import bucket_by_length, from_dataset
+
+def sentences(config):
+    random = np.random.default_rng(0)
+    found = [np.cumsum(np.ones(size, np.int32)) % 50 for size in random.integers(3, 65, 300)]
+    splits = from_dataset([(ids[:-1], ids[1:]) for ids in found], eval_fraction=0.1, vocabulary=50)
+    return bucket_by_length(splits, lengths=[16, 32, 64])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the training step was compiled again")
+def test_a_run_in_buckets_goes_on_where_it_was(tmp_path, monkeypatch):
+    (tmp_path / "sentences.py").write_text(RUN)
+    monkeypatch.delitem(sys.modules, "sentences", raising=False)
+    model = {"name": "transformer", "layers": 1, "width": 16, "heads": 2, "mlp_width": 32}
+    optimizer, data = {"learning_rate": 0.01}, {"source": "sentences:sentences", "length": 64}
+    config = str(write_config(tmp_path, model=model, data=data, optimizer=optimizer))
+    assert main(["train", config, f"run.dir={tmp_path}/whole"]) == 0
+    assert main(["train", config, "train.steps=5"]) == 0
+    assert main(["train", config]) == 0
+    whole, resumed = ([each["loss"] for each in metrics(tmp_path / name)] for name in ("whole", "run"))
+    assert resumed == whole
+
+
+def test_the_lengths_with_the_least_padding():
+    random = np.random.default_rng(0)
+    for buckets in (1, 2, 3):
+        sizes = random.integers(1, 60, 30)
+        tops = sorted({-(-int(size) // 4) * 4 for size in sizes})
+
+        def total(lengths, sizes=sizes):
+            return sum(min((each for each in lengths if each >= size), default=10**9) for size in sizes)
+
+        best = min(total(chosen) for chosen in itertools.combinations(tops, min(buckets, len(tops))))
+        found = least_padding(sizes, buckets, 4)
+        assert (total(found), len(found) <= buckets) == (best, True)
+
+
+def test_lengths_are_computed_where_none_are_given():
+    splits = bucket_by_length(from_dataset(examples()), buckets=2, multiple=4)
+    assert splits.description.startswith("list: 60 examples, in buckets of ")
+    assert splits.description.endswith(" padding)")
+    assert splits.train.lengths[-1] == 16
+    assert splits.fingerprint != bucket_by_length(from_dataset(examples()), lengths=[16]).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (examples(), {"lengths": [4, 8]}, r"lengths=\[4, 8\]: the longest example has 16 rows of inputs"),
+        (examples(), {"lengths": []}, "Give a bucket of at least"),
+        ([(np.ones(3), 1)], {}, r"weights of the shape \(\): padding gets weights of 0"),
+        ([(np.ones(0), np.ones(0))], {}, "example 0 has inputs without rows"),
+    ],
+)
+def test_examples_that_cannot_be(given, options, message):
+    with pytest.raises(ValueError, match=message):
+        bucket_by_length(from_dataset(given), **options)
+
+
+def test_an_array_of_another_length_is_named():
+    splits = bucket_by_length(from_dataset([(np.ones(3), np.ones(3)), (np.ones(2), np.ones(3))]), lengths=[4])
+    with pytest.raises(ValueError, match=r"example 1: targets has the shape \(3,\), and its length is 2"):
+        splits.train[1]

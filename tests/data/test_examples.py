@@ -1,0 +1,38 @@
+"""Every example of data trains: from its YAML file, as a user types it, a few steps."""
+
+from pathlib import Path
+
+import pytest
+from spmdkit.launch.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("data_*.yaml"))
+FEW = ["train.steps=3", "train.global_batch=16", "eval.batches=2", "sample.length=0", "run.log_every=1"]
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 2
+
+
+SLOW = ("data_mixture",)
+"""Language models: they compile for some seconds."""
+STARTS = [
+    *((path, ()) for path in EXAMPLES),
+    (ROOT / "examples" / "data_loaders.yaml", ("data.source=data_loaders:loader",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("example", "overrides"),
+    [
+        pytest.param(
+            path, overrides, id="-".join((path.stem, *overrides)), marks=[pytest.mark.slow] * (path.stem in SLOW)
+        )
+        for path, overrides in STARTS
+    ],
+)
+def test_it_trains(example, overrides, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(example), f"run.dir={tmp_path}/run", *overrides, *FEW]) == 0
+    assert "Evaluation loss" in capsys.readouterr().out
+    assert (tmp_path / "run" / "report.html").is_file()

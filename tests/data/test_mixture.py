@@ -1,0 +1,238 @@
+"""Mixtures: exact shares, epochs of each part's own, one order on every mesh, nothing copied."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from runs import metrics, write_config
+from spmdkit.data import BadDataError, DataConfig, from_arrays, mix, open_splits, train_batches
+from spmdkit.data.config import part_config
+from spmdkit.data.mixture import Mixture
+from spmdkit.data.order import source_order
+from spmdkit.data.source import take
+from spmdkit.launch.cli import main
+
+SIZES = (10, 23, 4)
+
+
+def part(number, size, **more):
+    """Examples that say which part and row they are."""
+    arrays = {"inputs": np.full((size, 1), number, np.float32), "targets": np.arange(size, dtype=np.int32), **more}
+    return from_arrays(arrays, arrays)
+
+
+@pytest.fixture
+def mixed():
+    return mix(
+        [(part(number, size), weight) for number, (size, weight) in enumerate(zip(SIZES, (5, 3, 2), strict=True))]
+    )
+
+
+def order(mixture, samples, seed=3):
+    return source_order(np.asarray(samples), source=mixture.train, seed=seed)
+
+
+def origin_of(mixture, samples, **options):
+    """(part, row) of each sample."""
+    rows = take(mixture.train, order(mixture, samples, **options))
+    return list(zip(rows["inputs"][:, 0].astype(int).tolist(), rows["targets"].tolist(), strict=True))
+
+
+def test_shares_are_exact_in_batches_too(mixed, sharding):
+    batches = train_batches(mixed.train, sharding, global_batch=8, seed=0, start_step=0, num_steps=50)
+    given = np.concatenate([np.asarray(batch["inputs"])[:, 0] for batch in batches])
+    counts = np.cumsum(given[:, None] == np.arange(3), axis=0)
+    ideal = np.outer(np.arange(1, 401), [0.5, 0.3, 0.2])
+    assert np.abs(counts - ideal).max() < 1
+
+
+def test_each_part_has_epochs_of_its_own(mixed):
+    seen = origin_of(mixed, np.arange(2300))
+    for number, size in enumerate(SIZES):
+        rows = [row for which, row in seen if which == number]
+        epochs = [rows[start : start + size] for start in range(0, len(rows) - size + 1, size)]
+        assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
+        assert len({tuple(epoch) for epoch in epochs}) > 1  # another order in each
+
+
+def test_parts_of_one_size_have_orders_of_their_own():
+    mixed = mix([(part(0, 50), 1), (part(1, 50), 1)])
+    seen = origin_of(mixed, np.arange(100))
+    assert [row for which, row in seen if which == 0] != [row for which, row in seen if which == 1]
+    assert seen != origin_of(mixed, np.arange(100), seed=4)
+
+
+def test_a_resume_is_a_seek(mixed, sharding):
+    def batches(start, number):
+        found = train_batches(mixed.train, sharding, global_batch=8, seed=1, start_step=start, num_steps=number)
+        return [jax.device_get(batch) for batch in found]
+
+    whole, resumed = batches(0, 12), batches(7, 5)
+    for before, after in zip(whole[7:], resumed, strict=True):
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_the_order_is_that_of_any_mesh(mixed, mesh):
+    found = []
+    for axes in ("data", ("data", "fsdp"), "fsdp"):
+        sharding = NamedSharding(mesh, PartitionSpec(axes))
+        (batch,) = train_batches(mixed.train, sharding, global_batch=8, seed=1, start_step=5, num_steps=1)
+        found.append(np.asarray(batch["targets"]).tolist())
+    assert found[0] == found[1] == found[2]
+
+
+def test_without_shuffling_each_part_keeps_its_order(mixed):
+    examples = source_order(np.arange(20), source=mixed.train, seed=0, shuffle=False)
+    rows = take(mixed.train, examples)
+    assert rows["targets"][rows["inputs"][:, 0] == 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_nothing_is_copied():
+    arrays = {"inputs": np.zeros((6, 2), np.float32), "targets": np.zeros(6, np.int32)}
+    first = from_arrays(arrays)
+    mixed = mix([(first, 1), (part(1, 4)._replace(train=from_arrays(arrays).train), 1)])
+    assert isinstance(mixed.train, Mixture)
+    assert mixed.train.sources[0] is first.train
+    assert all(source.arrays_in_memory["inputs"] is arrays["inputs"] for source in mixed.train.sources)
+
+
+def test_evaluation_has_the_shares_without_repeating(mixed):
+    """Weights 5 : 3 : 2 of 10, 23 and 4 rows: the first and the third have given all of theirs after 20."""
+    evaluation = mixed.evaluation
+    rows = take(evaluation, np.arange(len(evaluation)))
+    seen = list(zip(rows["inputs"][:, 0], rows["targets"], strict=True))
+    assert len(set(seen)) == len(seen) == 20
+    assert np.bincount(rows["inputs"][:, 0].astype(int)).tolist() == [10, 6, 4]
+    assert evaluation[19]["targets"] == rows["targets"][19]
+    with pytest.raises(IndexError):
+        evaluation[20]
+
+
+def test_parts_without_evaluation_take_no_part_in_it():
+    without = part(1, 5)._replace(evaluation=None)
+    mixed = mix([(part(0, 6), 0.9), (without, 0.1)])
+    assert len(mixed.evaluation) == 6
+    assert mix([(without, 1)]).evaluation is None
+
+
+def test_examples_are_found_by_index(mixed):
+    assert len(mixed.train) == sum(SIZES)
+    assert (mixed.train[12]["inputs"][0], mixed.train[12]["targets"]) == (1, 2)
+    assert mixed.train.origin(12) == "the parts of a mixture[1], example 2"
+    with pytest.raises(IndexError):
+        mixed.train[37]
+
+
+def test_the_fingerprint_changes_with_shares_and_parts():
+    def mark(*parts):
+        return mix(parts).fingerprint
+
+    a, b = part(0, 5), part(1, 6)
+    assert mark((a, 1), (b, 2)) == mark((a, 0.5), (b, 1))
+    assert len({mark((a, 1), (b, 2)), mark((a, 2), (b, 1)), mark((b, 2), (a, 1)), mark((a, 1))}) == 4
+    assert mark((a._replace(fingerprint=""), 1), (b, 2)) == ""
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([], "the parts of a mixture: there are none"),
+        ([(part(0, 5), 1), (part(1, 5, more=np.zeros(5)), 1)], r"\[0\] has examples of .*, but .*\[1\] has .*'more'"),
+        ([(part(0, 5)._replace(vocabulary=256), 1), (part(1, 5), 1)], "has 256 token ids, .* has no token ids"),
+        ([(part(0, 5), -1)], "a weight is a number above 0, and -1 is none"),
+    ],
+)
+def test_parts_that_do_not_fit(parts, message):
+    with pytest.raises(ValueError, match=message):
+        mix(parts)
+
+
+@pytest.fixture
+def files(tmp_path, corpus):
+    np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(256, size=5000, dtype=np.uint16))
+    texts = {"source": "text", "files": [f"{corpus}/**/*.txt"], "weight": 0.7}
+    return [texts, {"source": "tokens", "files": [str(tmp_path / "ids.npy")], "weight": 0.3, "eval_fraction": 0.5}]
+
+
+def mixed_config(parts, **options):
+    return DataConfig(source="mixture", mixture=tuple(parts), **({"length": 20} | options))
+
+
+def open_mixed(parts, **options):
+    return open_splits(mixed_config(parts, **options))
+
+
+def test_from_a_config(files):
+    splits = open_mixed(files, vocabulary=256)
+    alone = [open_splits(part_config(mixed_config(files, vocabulary=256), number)) for number in range(2)]
+    assert splits.description.startswith("mixture of 70 % text: text files (200 files, 60,000 bytes); ")
+    assert " + 30 % tokens: token files (1 files, 5,000 tokens); " in splits.description
+    assert len(splits.train) == sum(len(each.train) for each in alone)
+    last = len(splits.train) - 1
+    assert np.array_equal(splits.train[last]["inputs"], alone[1].train[len(alone[1].train) - 1]["inputs"])
+    assert splits.train.origin(last).startswith(f"data.mixture[1], {files[1]['files'][0].split('/')[-1]}, from token ")
+
+
+def test_paths_of_parts_start_where_others_do(tmp_path, corpus):
+    config = DataConfig(source="mixture", mixture=({"source": "text", "files": ["corpus/**/*.txt"], "weight": 1},))
+    assert len(open_splits(config, [tmp_path]).train)
+
+
+def test_bad_data_of_a_part_stays_bad_data(tmp_path):
+    np.savez(tmp_path / "nan.npz", inputs=np.array([np.nan, 1.0]), targets=np.zeros(2))
+    with pytest.raises(BadDataError, match=r"data\.mixture\[0\]: inputs of example .* is nan"):
+        open_mixed([{"source": "arrays", "files": [str(tmp_path / "nan.npz")], "weight": 1, "eval_fraction": 0}])
+
+
+def test_two_vocabularies(files):
+    np.save(files[1]["files"][0], np.full(5000, 250, np.uint16))
+    with pytest.raises(ValueError, match=r"mixture\[0\] has 256 token ids, data\.mixture\[1\] has 251 token ids: the"):
+        open_mixed(files)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixture": ()}, "data.source=mixture: it mixes the parts of data.mixture, and there are none"),
+        ({"source": "stdlib"}, r"data\.mixture is set, but data\.source=stdlib reads no parts"),
+        ({"files": ("a",)}, "its parts read files, each its own"),
+        ({"mixture": (3,)}, r"data\.mixture\[0\]: 3 is no part"),
+        ({"mixture": ({"source": "stdlib"},)}, r"data\.mixture\[0\]: weight must be given"),
+        ({"mixture": ({"weight": 1},)}, r"data\.mixture\[0\]: source must be given"),
+        ({"mixture": ({"weight": "1", "source": "stdlib"},)}, r"data\.mixture\[0\]: weight='1' must be a number\."),
+        ({"mixture": ({"weight": True, "source": "stdlib"},)}, r"weight=True must be a number\."),
+        ({"mixture": ({"weight": 1, "source": "text", "files": "a"},)}, "files='a' must be a list of files or globs"),
+        ({"mixture": ({"weight": 1, "source": "text", "file": []},)}, r"file is no key of a part.*mean files\?"),
+        ({"mixture": ({"weight": 1, "source": "txt"},)}, r"data\.mixture\[0\]: data\.source='txt': .*mean text\?"),
+        ({"mixture": ({"weight": 1, "source": "mixture"},)}, "a part is no mixture itself"),
+        (
+            {"mixture": ({"weight": 1, "source": "stdlib"},) * 2},
+            r"data\.mixture\[1\] reads the same as data\.mixture\[0\]",
+        ),
+        ({"mixture": ({"weight": 0, "source": "stdlib"},)}, r"data\.mixture: a weight is a number above 0, and 0 is"),
+    ],
+)
+def test_a_config_that_cannot_be(options, message):
+    given = {"source": "mixture", "mixture": ({"weight": 1, "source": "stdlib"},)} | options
+    with pytest.raises(ValueError, match=message):
+        DataConfig(**given)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_mixture_goes_on_on_another_mesh(tmp_path):
+    """Stopped after five steps and gone on with on a mesh of other sizes: each step has the same examples."""
+    random = np.random.default_rng(0)
+    for name, rows in (("a", 300), ("b", 70)):
+        inputs = random.normal(size=(rows, 64)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", inputs=inputs, targets=np.arange(rows) % 10)
+    parts = [
+        {"source": "arrays", "files": [f"{name}.npz"], "weight": weight} for name, weight in (("a", 0.6), ("b", 0.4))
+    ]
+    config = str(
+        write_config(tmp_path, data={"source": "mixture", "mixture": parts}, optimizer={"learning_rate": 0.01})
+    )
+    assert main(["train", config, f"run.dir={tmp_path}/whole"]) == 0
+    assert main(["train", config, "train.steps=5"]) == 0
+    assert main(["train", config, "strategy={data: 8}"]) == 0
+    whole, resumed = ([each["loss"] for each in metrics(tmp_path / name)] for name in ("whole", "run"))
+    assert resumed == pytest.approx(whole, rel=1e-5)

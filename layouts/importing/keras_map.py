@@ -1,6 +1,6 @@
 """Keras's own LayoutMap and DeviceMesh (`keras.distribution`), as ours."""
 
-from typing import Any
+from typing import Any, cast
 
 from ...mesh.device_mesh import DeviceMesh
 from ...mesh.errors import UserError
@@ -31,12 +31,12 @@ def from_keras(
     Raises:
         UserError: This is no such map; a key is no regular expression; an axis is none of the mesh.
     """
-    items = getattr(layout_map, "items", None)
+    items: Any = getattr(layout_map, "items", None)
     if not callable(items):
         raise UserError(
             f"from_keras got {layout_map!r} ({type(layout_map).__name__}); it takes a keras.distribution.LayoutMap."
         )
-    given = {key: _entries_of(key, layout) for key, layout in items()}
+    given = {key: _entries_of(key, layout) for key, layout in cast(Any, items)()}
     rules = LayoutMap(_mesh_of(layout_map) if mesh is None else mesh, match)
     for key, entries in in_mesh(given, rules.device_mesh, axes, "from_keras").items():
         rules[key] = TensorLayout(entries)

@@ -24,9 +24,9 @@ import numpy as np
 from ...layouts.paths import in_blocks
 from ...layouts.sizes import array_bytes, counted, format_bytes
 from ...mesh.errors import UserError
+from ...models.hugging_face.safetensors import Entry, allocate, mapped
 from .finding import shown
 from .progress import Progress
-from .safetensors import Entry, allocate, mapped
 from .stored import StoredArray, StoredCheckpoint
 
 PARAMETERS = "params/"

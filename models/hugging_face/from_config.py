@@ -27,17 +27,18 @@ class HuggingFaceConfig:
     scan_unroll: int = 1
     """Blocks in one turn of the loop over blocks, as in the transformer."""
 
-    def __post_init__(self) -> None:
-        if not self.folder:
-            raise UserError("model.folder is not given: a folder with config.json and .safetensors files.")
-
 
 def hugging_face(config: HuggingFaceConfig) -> BlockModel:
     """Builds the transformer of a folder.
 
+    The headers of the files are read too, so that what does not fit is told before anything is compiled.
+
     Raises:
-        UserError: The folder cannot be read, is of no family here, or has fewer tokens than the data.
+        UserError: No folder is given; it cannot be read, is of no family here, does not hold the weights of its
+            config.json, or has fewer tokens than the data.
     """
+    if not config.folder:
+        raise UserError("model.folder is not given: a folder with config.json and .safetensors files.")
     sizes = transformer_config(
         Path(config.folder), length=config.length, dropout=config.dropout, scan_unroll=config.scan_unroll
     )
@@ -46,11 +47,13 @@ def hugging_face(config: HuggingFaceConfig) -> BlockModel:
             f"The data has {config.vocabulary} tokens and model.folder={config.folder} {sizes.vocabulary}. Tokenize "
             "the data with the model's own tokenizer."
         )
-    return transformer(sizes)
+    model = transformer(sizes)
+    weights_of(config, model)
+    return model
 
 
 def weights_of(config: HuggingFaceConfig, model: BlockModel) -> Params | None:
-    """The parameters that training starts from; None where they are drawn.
+    """The parameters that training starts from, as `read.Loaded.params`; None where they are drawn.
 
     Raises:
         UserError: The files do not hold the model.

@@ -74,6 +74,12 @@ def names_in(entry: AxisEntry) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else entry
 
 
+def check_unused(unused: str, what: str) -> None:
+    """Refuses other words for what happens to rules that meet nothing than "error" and "ignore"."""
+    if unused not in ("error", "ignore"):
+        raise UserError(f"{what}: unused={unused!r}; it is 'error' or 'ignore'.")
+
+
 def check_pairs(rules: object, what: str, of: str) -> list[tuple[str, object]]:
     """Reads a list of pairs that begin with a text.
 

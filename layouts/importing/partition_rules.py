@@ -10,9 +10,7 @@ from ...mesh.errors import UserError
 from .. import problems
 from ..layout_map import LayoutMap
 from ..paths import leaves_with_paths
-from .exact import Entries, Renaming, check_pairs, entries_of, exact_map
-
-UNUSED: tuple[str, ...] = ("error", "ignore")
+from .exact import Entries, Renaming, check_pairs, check_unused, entries_of, exact_map
 
 
 def from_partition_rules(
@@ -44,8 +42,7 @@ def from_partition_rules(
             entries than the parameter has dims; a mesh axis is none of the mesh.
     """
     what = "from_partition_rules"
-    if unused not in UNUSED:
-        raise UserError(f"{what}: unused={unused!r}; it is 'error' or 'ignore'.")
+    check_unused(unused, what)
     pairs = check_pairs(rules, what, "(regular expression, PartitionSpec)")
     patterns = [(_compiled(key, what), entries_of(spec, f"{what}: rule {key!r}")) for key, spec in pairs]
     leaves = leaves_with_paths(params)

@@ -66,6 +66,22 @@ def test_a_tree_is_laid_out(own, matrix):
     assert "model/norm/weight" not in from_tp_plan(LLAMA, params, own)  # not in the plan: the strategy's
 
 
+def test_a_module_and_its_parameters_in_one_plan(own):
+    """As mixtures of experts have it: the hook on the module decides nothing where every parameter has its own word."""
+    shapes = {"router.weight": (8, 16), "experts.down_proj": (8, 16, 64), "experts.up_proj": (8, 64, 16)}
+    params = {f"layers.0.mlp.{name}": jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
+    plan = {"layers.*.mlp": "gather", "layers.*.mlp.experts": "moe_tp_experts"}
+    plan |= {"layers.*.mlp.experts.down_proj": "rowwise", "layers.*.mlp.experts.up_proj": "colwise"}
+    rules = from_tp_plan(plan, params, own)
+    assert rules["layers.0.mlp.experts.down_proj"].axes == (None, None, "tensor")
+    assert rules["layers.0.mlp.experts.up_proj"].axes == (None, "tensor", None)
+    assert rules["layers.0.mlp.router.weight"] is None
+    plan |= {"layers.*.mlp.up_proj": "colwise"}  # of layers without experts
+    assert len(from_tp_plan(plan, params, own, unused="ignore")) == 2
+    with pytest.raises(spmdkit.UserError, match=r"'layers.\*.mlp.up_proj' of the plan names no parameter.*'ignore'"):
+        from_tp_plan(plan, params, own)
+
+
 def test_plans_with_the_prefix_and_flat_names(own):
     params = {"layers.3.mlp.experts.down_proj": jax.ShapeDtypeStruct((8, 16, 64), "float32")}
     plan = {"model.layers.*.mlp.experts.down_proj": "rowwise"}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..parallel.model import Params
+from .biases import bias_of
 from .recompute import recompute
 from .transformer_config import TransformerConfig
 
@@ -33,7 +34,7 @@ def rms_norm(x_BLD: Array, scale_D: Array, epsilon: float) -> Array:
 
 def layer_norm(x_BLD: Array, scale_D: Array, bias_D: Array, epsilon: float) -> Array:
     """Takes the mean over the last dim away and divides by the deviation; then scales, and adds the bias."""
-    return recompute(functools.partial(_layer_norm, epsilon=epsilon))(x_BLD, scale_D, bias_D)
+    return recompute(functools.partial(_layer_norm, epsilon=epsilon))(x_BLD, scale_D, bias_of(bias_D))
 
 
 def _rms_norm(x_BLD: Array, scale_D: Array, *, epsilon: float) -> Array:

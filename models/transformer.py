@@ -52,6 +52,7 @@ from ..parallel.sharding.named_outputs import name_output
 from ..parallel.sharding.parallel_context import held_positions, own_positions
 from ..parallel.xla.product import weight_first
 from .attention import Slowing, causal_attention, rotate
+from .biases import add_biases
 from .cross_entropy import cross_entropy
 from .dropout import dropout
 from .initializers import truncated_normal
@@ -230,7 +231,7 @@ def _attention(
     )
     products = tensor.gather_products(split, x_BlD, [params["query"], key, value])
     if config.attention_bias != "none":
-        products = _with_biases(products, _own_biases(config, parallel, params))
+        products = add_biases(products, _own_biases(config, parallel, params))
     query_BLhK, key_BLgK, value_BLgK = (
         product.reshape(*product.shape[:2], -1, config.head_size) for product in products
     )
@@ -242,7 +243,7 @@ def _attention(
         query_BLhK, key_BLgK = (rotate(each, config.rope_base, position, slowing) for each in (query_BLhK, key_BLgK))
     mixed_BLhK = attend(parallel, query_BLhK, key_BLgK, value_BLgK, x.get("segments"))
     out_BlD = tensor.product_scatter(split, mixed_BLhK.reshape(*mixed_BLhK.shape[:2], -1), params["out"])
-    return (_with_biases([out_BlD], [params["out_bias"]])[0] if config.attention_bias == "all" else out_BlD), x
+    return (add_biases([out_BlD], [params["out_bias"]])[0] if config.attention_bias == "all" else out_BlD), x
 
 
 def _own_biases(config: TransformerConfig, parallel: ParallelContext, params: Params) -> list[Array]:
@@ -254,10 +255,6 @@ def _own_biases(config: TransformerConfig, parallel: ParallelContext, params: Pa
         for name in ("key", "value")
     )
     return [params["query_bias"], key, value]
-
-
-def _with_biases(products_BLf: Sequence[Array], biases_f: Sequence[Array]) -> list[Array]:
-    return [product + bias[None, None, :] for product, bias in zip(products_BLf, biases_f, strict=True)]
 
 
 def attend(
@@ -280,9 +277,9 @@ def _mlp(
     names, between = _inward(config), _swiglu if config.mlp == "swiglu" else _gelu
     inner_BLf = tensor.gather_products(parallel.tensor, x_BlD, [params[name] for name in names])
     if config.mlp_bias:
-        inner_BLf = _with_biases(inner_BLf, [params[f"{name}_bias"] for name in names])
+        inner_BLf = add_biases(inner_BLf, [params[f"{name}_bias"] for name in names])
     out_BlD = tensor.product_scatter(parallel.tensor, between(*inner_BLf), params["down"])
-    return (_with_biases([out_BlD], [params["down_bias"]])[0] if config.mlp_bias else out_BlD), x
+    return (add_biases([out_BlD], [params["down_bias"]])[0] if config.mlp_bias else out_BlD), x
 
 
 def _held(parallel: ParallelContext, x_BL: Array) -> Array:

@@ -18,21 +18,13 @@ SIZES: dict[str, Any] = {"vocabulary": VOCABULARY, "length": LENGTH, "width": 16
 SIZES |= {"head_width": 2, "mlp_width": 32}
 
 ARRANGED: dict[str, dict[str, Any]] = {
-    "qwen": {"attention_bias": "all", "mlp_bias": True, "head_norm": True, "head_width": 4, "mlp_width": 24}
+    "qwen": {"attention_bias": "all", "mlp_bias": True, "head_norm": True, "head_width": 4, "mlp_width": 40}
     | {"rope_factor": 4.0, "rope_trained_length": 8, "rope_slow_turns": 0.01, "rope_fast_turns": 2.0},
-    "gpt": {
-        "norm": "layer",
-        "positions": "learned",
-        "mlp": "gelu",
-        "mlp_bias": True,
-        "max_length": 20,
-        "mlp_width": 24,
-    },
+    "gpt": {"norm": "layer", "positions": "learned", "mlp": "gelu", "mlp_bias": True, "max_length": 20}
+    | {"mlp_width": 48},
 }
-"""As other families arrange it. Biases are too small for FSDP to split: XLA gathers some of those that are once less
-than the cost says, as backward does not read them. Without rotary positions a bias of keys changes nothing, and its
-gradient is noise. A norm of two numbers alone would lose digits.
-"""
+"""As other families arrange it. Without rotary positions a bias of keys changes nothing, and its gradient is noise; a
+norm of two numbers alone would lose digits."""
 MODELS = {"mlp": mlp, "moe": moe}
 REFERENCES = {"mlp": reference.mlp, "moe": reference.mixture}
 

@@ -39,6 +39,11 @@ def hugging_face(config: HuggingFaceConfig) -> BlockModel:
     """
     if not config.folder:
         raise UserError("model.folder is not given: a folder with config.json and .safetensors files.")
+    if not Path(config.folder).is_dir():
+        raise UserError(
+            f"model.folder={config.folder} is no folder, neither below run.root nor in the working directory. Give one "
+            "as `save_pretrained` or a download leaves it."
+        )
     sizes = transformer_config(
         Path(config.folder), length=config.length, dropout=config.dropout, scan_unroll=config.scan_unroll
     )

@@ -49,8 +49,8 @@ def load(folder: str | Path, *, length: int = 0, **options: Any) -> Loaded:
         **options: Options of the transformer that no file gives: `dropout`, `scan_unroll`.
 
     Returns:
-        The transformer and its parameters. Logits are those of `transformers`, up to rounding. Each process maps the
-        same files and reads what its devices hold.
+        The transformer and its parameters. Logits are those of `transformers`, up to rounding. Every process maps the
+        same files; what is asked for is read.
 
     Raises:
         UserError: The folder or a file cannot be read, is of no family here, or asks for what the transformer does not

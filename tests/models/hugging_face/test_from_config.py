@@ -42,5 +42,5 @@ def test_mistakes_are_told_before_anything_is_compiled(spec, tmp_path):
     (tmp_path / "models/model.safetensors").unlink()
     with pytest.raises(UserError, match=r"neither model.safetensors nor"):
         load_model(spec, vocabulary=30, length=16, search_path=[tmp_path])
-    with pytest.raises(UserError, match=r"nowhere: there is no folder"):
+    with pytest.raises(UserError, match=r"model.folder=nowhere is no folder"):
         load_model({**spec, "folder": "nowhere"}, vocabulary=30, length=16, search_path=[tmp_path])

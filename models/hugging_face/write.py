@@ -56,8 +56,9 @@ def save(
     Args:
         folder: Where to; it must not exist.
         config: The transformer.
-        params: Its parameters in its own order of blocks, as a checkpoint or `load` has them; JAX arrays have to be on
-            devices of this process.
+        params: Its parameters in its own order of blocks, as a checkpoint or `load` has them; those of a pipeline with
+            several chunks to a stage by `stored_order(layouts).to_model`. JAX arrays have to be on devices of this
+            process.
         dtype: Of the files; None for that of each parameter.
         max_file_bytes: A file that would be larger is followed by another one, and an index.
         like: A folder whose other fields of config.json (special tokens and such) and tokenizer files are taken over.

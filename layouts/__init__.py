@@ -6,6 +6,11 @@ from .distribution import Distribution as Distribution
 from .distribution import ModelParallel as ModelParallel
 from .distribution import distribution as distribution
 from .distribution import set_distribution as set_distribution
+from .importing import from_flax_rules as from_flax_rules
+from .importing import from_keras as from_keras
+from .importing import from_partition_rules as from_partition_rules
+from .importing import from_t5x_rules as from_t5x_rules
+from .importing import from_tp_plan as from_tp_plan
 from .layout_map import LayoutMap as LayoutMap
 from .optimizer_state import resolve_optimizer_state as resolve_optimizer_state
 from .problems import LayoutError as LayoutError
@@ -25,6 +30,11 @@ __all__ = [
     "TensorLayout",
     "distribute_tensor",
     "distribution",
+    "from_flax_rules",
+    "from_keras",
+    "from_partition_rules",
+    "from_t5x_rules",
+    "from_tp_plan",
     "resolve",
     "resolve_optimizer_state",
     "set_distribution",

@@ -10,17 +10,18 @@ from jax.tree_util import KeyPath, keystr
 NUMBER = re.compile(r"(?<![^/])\d+(?![^/])")
 
 
-def leaves_with_paths(tree: Any) -> list[tuple[str, Any]]:
+def leaves_with_paths(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
     """Lists the leaves of a pytree with their paths.
 
     Args:
         tree: Any pytree: dicts, lists, tuples, NamedTuples, registered dataclasses.
+        is_leaf: Tells nodes that are to be taken as leaves.
 
     Returns:
         (path, leaf) pairs in the order of `jax.tree.leaves`; dict keys, list indices and field names joined by "/",
         for example "blocks/0/attention/query". A tree that is itself a leaf has the path "".
     """
-    return [(_join(keys), leaf) for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    return [(_join(keys), leaf) for keys, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)]
 
 
 def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:

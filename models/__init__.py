@@ -3,7 +3,8 @@
 In: the `model:` section of a config. Out: a `Model` or a `BlockModel` (`parallel/model/`). Read first: `mlp`, a loss
 for one device with no collective in it, as any model may be. Then `transformer` (with `attention`) and `moe` (with
 `moe_router`): given a parallel context, they split their own work over tensor, context and expert and call the
-collectives of these strategies; without one they hold none. `catalog` finds a model by its name, `sample` writes text.
+collectives of these strategies; without one they hold none. `catalog` finds a model by its name, `hugging_face/` reads
+weights of other libraries and writes them, `sample` writes text.
 """
 
 from .catalog import MODELS as MODELS

@@ -6,6 +6,8 @@ heads, R = H / G query heads that share a key-value head, K width of a head; b i
 Sources: Su et al. 2021, "RoFormer" (rotary positions); Ainslie et al. 2023, "GQA" (grouped-query attention).
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -16,7 +18,38 @@ NUM_SLICES = 4
 SMALLEST_SLICE = 64
 
 
-def rotate(x_BLHK: Array, base: float, position: Array | None = None) -> Array:
+class Slowing(NamedTuple):
+    """Rotary frequencies divided by a factor, for rows longer than a model was first trained on.
+
+    A frequency that turns often in a row of the first length tells near positions apart and stays as it is; one that
+    hardly turns tells far ones apart and is slowed by the whole factor; between, by parts. Without a first length all
+    are slowed alike.
+
+    Attributes:
+        factor: What the slowed frequencies are divided by, at least 1.
+        length: Positions of a row first trained on; 0 = all frequencies alike.
+        slow_turns: Turns in such a row up to which a frequency is slowed by the whole factor.
+        fast_turns: Turns from which it is not slowed.
+
+    Sources: Chen et al. 2023, "Extending Context Window of Large Language Models via Positional Interpolation" (alike);
+    Peng et al. 2023, "YaRN", section 3.2 (by parts); Llama 3.1 (its turns, 1 and 4).
+    """
+
+    factor: float
+    length: int
+    slow_turns: float
+    fast_turns: float
+
+    def apply(self, frequency_k: Array) -> Array:
+        """The slowed frequencies, in radians a position."""
+        if not self.length:
+            return frequency_k / self.factor
+        turns_k = frequency_k * (self.length / (2 * jnp.pi))
+        kept_k = jnp.clip((turns_k - self.slow_turns) / (self.fast_turns - self.slow_turns), 0.0, 1.0)
+        return frequency_k * (kept_k + (1 - kept_k) / self.factor)
+
+
+def rotate(x_BLHK: Array, base: float, position: Array | None = None, slowing: Slowing | None = None) -> Array:
     """Rotates the pairs (k, k + K/2) of each head by the position times a frequency that falls with k.
 
     The product of a rotated query and a rotated key then depends only on the distance between their positions.
@@ -26,6 +59,7 @@ def rotate(x_BLHK: Array, base: float, position: Array | None = None) -> Array:
         base: The frequencies are base ** (-2k / K).
         position: int32, (L,) or (B, L): where each one stands, on a device that holds some of a row's positions, or
             in a row of several documents; None for 0 to L - 1.
+        slowing: How frequencies are slowed; None leaves them as they are.
 
     Returns:
         The rotated array, of the same shape and dtype; computed in float32 or wider.
@@ -33,6 +67,8 @@ def rotate(x_BLHK: Array, base: float, position: Array | None = None) -> Array:
     wide = jnp.promote_types(x_BLHK.dtype, jnp.float32)
     length, half = x_BLHK.shape[1], x_BLHK.shape[3] // 2
     frequency_k = base ** (-jnp.arange(half, dtype=wide) / half)
+    if slowing is not None:
+        frequency_k = slowing.apply(frequency_k)
     if position is None:
         position = jnp.arange(length, dtype=wide)
     angle = position.astype(wide)[..., None] * jnp.expand_dims(frequency_k, range(position.ndim))

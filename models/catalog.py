@@ -8,9 +8,10 @@ from typing import Any
 from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean, unknown_options
 from ..mesh.user_code import call_with_options, import_named, takes_option
-from ..parallel.model import BlockModel, Model
+from ..parallel.model import BlockModel, Model, Params
 from .adapters.configured import OF_OUTPUTS, adapt_configured
 from .adapters.of_library import library_of, made_with
+from .hugging_face.from_config import HuggingFaceConfig, find_folder, hugging_face, weights_of
 from .mlp import MLPConfig, mlp
 from .moe import moe
 from .moe_config import MoEConfig
@@ -20,6 +21,7 @@ MODELS: dict[str, tuple[type, Any]] = {
     "transformer": (TransformerConfig, transformer),
     "moe": (MoEConfig, moe),
     "mlp": (MLPConfig, mlp),
+    "hugging_face": (HuggingFaceConfig, hugging_face),
 }
 """Name -> options dataclass and the function from it to the model."""
 
@@ -46,8 +48,8 @@ def load_model(
         length: Positions in a row of the data.
         features: Values in the inputs of an example.
         classes: Number of classes.
-        search_path: Folders where the user's module is looked for first.
         example: Gives a batch of one row or more, which modules of other libraries are called with.
+        search_path: Folders where the user's module, or a folder that the options name, is looked for first.
 
     Returns:
         The model.
@@ -65,7 +67,36 @@ def load_model(
     if name not in MODELS:
         known = [*MODELS, "your own as module:function"]
         raise UserError(f"model.name={name!r} is not a model.{did_you_mean(name, known, otherwise='Choose from')}")
-    return _reference_model(name, options, known_facts)
+    return _reference_model(name, _with_folder(options, search_path), known_facts)
+
+
+def initial_params(
+    spec: Mapping[str, Any], model: Model | BlockModel, search_path: Sequence[str | Path] = ()
+) -> Params | None:
+    """The parameters that a config's model starts from instead of drawing them.
+
+    Args:
+        spec: The `model:` section.
+        model: The model of it.
+        search_path: Folders below which the files are.
+
+    Returns:
+        Arrays that lie in files until a part of them is asked for, for `step.init(seed, params)`; None where the model
+        draws its own.
+
+    Raises:
+        UserError: The files do not hold the model.
+    """
+    if spec.get("name") != "hugging_face" or not isinstance(model, BlockModel):
+        return None
+    options = {option: value for option, value in spec.items() if option not in ("name", "check")}
+    return weights_of(HuggingFaceConfig(**_with_folder(options, search_path)), model)
+
+
+def _with_folder(options: Mapping[str, Any], search_path: Sequence[str | Path]) -> dict[str, Any]:
+    """The options with the place of a folder that they name."""
+    found = dict(options)
+    return {**found, "folder": find_folder(found["folder"], search_path)} if found.get("folder") else found
 
 
 def _reference_model(name: str, options: dict[str, Any], facts: dict[str, int]) -> Model | BlockModel:

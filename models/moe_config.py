@@ -58,7 +58,13 @@ class MoEConfig(TransformerConfig):
 
 
 def _problems(config: MoEConfig) -> list[str]:
-    problems = []
+    own = {"mlp": "swiglu", "mlp_bias": False, "norm": "rms"}
+    problems = [
+        f"model.{name}={getattr(config, name)} is for the transformer: experts are swiglu, without biases, behind an "
+        f"RMSNorm. Leave it out, or set model.name to transformer."
+        for name, only in own.items()
+        if getattr(config, name) != only
+    ]
     if config.experts < 1:
         problems.append(f"model.experts={config.experts} has to be at least 1.")
     elif not 1 <= config.top_k <= config.experts:

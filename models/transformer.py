@@ -13,10 +13,19 @@ vocabulary. Shapes of the parameters (rules address them by these paths):
     head/norm               (D,)
     head/logits             (D, V)          absent with tied embeddings: the head then reads embed/tokens
 
+Where the config asks for them:
+
+    embed/positions                    (P, D)       learned positions; P rows of them
+    blocks/attention/(query|key)_norm  (N, K)       norms of heads
+    blocks/attention/query_bias        (N, H * K)   and (key|value)_bias (N, G * K), out_bias (N, D)
+    blocks/mlp/(gate|up)_bias          (N, F)       and down_bias (N, D); there is no gate with GELU
+    .../norm_bias                      as norm      beside every norm that is a LayerNorm
+
 Activations that rules may lay out, by name: embed/output, blocks/attention/output and blocks/mlp/output (B, L, D), and
 head/output (B, L, V), the logits.
 
-Parameters arrive in the compute dtype. Norms, rotations, softmax and the loss are computed in float32 or wider.
+With the defaults this is LLaMA's arrangement; with others Qwen's or GPT-2's (`hugging_face/`). Parameters arrive in
+the compute dtype. Norms, rotations, softmax and the loss are computed in float32 or wider.
 
 Every function takes the parallel context, `parallel`, as an argument. With the default it is plain JAX on one device.
 Otherwise each device holds the parts of the parameters that `rules` says, keeps its own positions between products, and
@@ -27,7 +36,7 @@ Shazeer 2020, "GLU Variants Improve Transformer" (SwiGLU).
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -42,10 +51,13 @@ from ..parallel.model import Batch, BlockModel, ParallelContext, Params
 from ..parallel.sharding.named_outputs import name_output
 from ..parallel.sharding.parallel_context import held_positions, own_positions
 from ..parallel.xla.product import weight_first
-from .attention import causal_attention, rotate
+from .attention import Slowing, causal_attention, rotate
+from .biases import add_biases
 from .cross_entropy import cross_entropy
 from .dropout import dropout
 from .initializers import truncated_normal
+from .norms import head_norm, norm
+from .norms import rms_norm as rms_norm
 from .recompute import recompute
 from .transformer_config import TransformerConfig
 from .transformer_split import split_problems, split_rules, traffic
@@ -112,7 +124,10 @@ def init(config: TransformerConfig, key: Array, *, init_mlp: InitMLP | None = No
     D, V = config.width, config.vocabulary
     head_std = D**-0.5
     tokens = truncated_normal(key, "embed/tokens", (V, D), head_std if config.tied else 1.0)
-    params: dict[str, Params] = {"embed": {"tokens": tokens}, "head": {"norm": jnp.ones((D,), jnp.float32)}}
+    params: dict[str, Params] = {"embed": {"tokens": tokens}, "head": _init_norm(config)}
+    if config.position_rows:
+        std = head_std if config.tied else 1.0
+        params["embed"]["positions"] = truncated_normal(key, "embed/positions", (config.position_rows, D), std)
     if not config.tied:
         params["head"]["logits"] = truncated_normal(key, "head/logits", (D, V), head_std)
     block_keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(config.layers))
@@ -124,26 +139,42 @@ def _init_block(config: TransformerConfig, init_mlp: InitMLP, key: Array) -> Par
     D = config.width
     query_width, kv_width = config.heads * config.head_size, config.num_kv_heads * config.head_size
     matrix = functools.partial(draw_matrix, config, key)
-    return {
-        "attention": {
-            "norm": jnp.ones((D,), jnp.float32),
-            "query": matrix("attention/query", (D, query_width)),
-            "key": matrix("attention/key", (D, kv_width)),
-            "value": matrix("attention/value", (D, kv_width)),
-            "out": matrix("attention/out", (query_width, D), on_residual=True),
-        },
-        "mlp": init_mlp(config, key),
+    attention = {
+        **_init_norm(config),
+        "query": matrix("attention/query", (D, query_width)),
+        "key": matrix("attention/key", (D, kv_width)),
+        "value": matrix("attention/value", (D, kv_width)),
+        "out": matrix("attention/out", (query_width, D), on_residual=True),
     }
+    biased = {"none": (), "inputs": ("query", "key", "value"), "all": ("query", "key", "value", "out")}
+    attention |= _init_biases(attention, biased[config.attention_bias])
+    if config.head_norm:
+        attention |= {f"{name}_norm": jnp.ones((config.head_size,), jnp.float32) for name in ("query", "key")}
+    return {"attention": attention, "mlp": init_mlp(config, key)}
 
 
 def _init_mlp(config: TransformerConfig, key: Array) -> Params:
     D, F = config.width, config.mlp_size
-    return {
-        "norm": jnp.ones((D,), jnp.float32),
-        "gate": draw_matrix(config, key, "mlp/gate", (D, F)),
-        "up": draw_matrix(config, key, "mlp/up", (D, F)),
+    mlp = {
+        **_init_norm(config),
+        **{name: draw_matrix(config, key, f"mlp/{name}", (D, F)) for name in _inward(config)},
         "down": draw_matrix(config, key, "mlp/down", (F, D), on_residual=True),
     }
+    return mlp | _init_biases(mlp, (*_inward(config), "down") if config.mlp_bias else ())
+
+
+def _inward(config: TransformerConfig) -> tuple[str, ...]:
+    """The matrices that the MLP begins with."""
+    return ("gate", "up") if config.mlp == "swiglu" else ("up",)
+
+
+def _init_norm(config: TransformerConfig) -> Params:
+    scale = {"norm": jnp.ones((config.width,), jnp.float32)}
+    return scale if config.norm == "rms" else {**scale, "norm_bias": jnp.zeros((config.width,), jnp.float32)}
+
+
+def _init_biases(matrices: Params, names: Sequence[str]) -> Params:
+    return {f"{name}_bias": jnp.zeros((matrices[name].shape[-1],), jnp.float32) for name in names}
 
 
 def draw_matrix(
@@ -160,9 +191,11 @@ def draw_matrix(
 def embed(
     config: TransformerConfig, parallel: ParallelContext, groups: dict[str, Params], batch: Batch, key: Array | None
 ) -> Hidden:
-    """Looks up the tokens; a token outside the vocabulary gives NaN, not another token's embedding."""
+    """Looks up the tokens; one outside the vocabulary, or a position outside its table, gives NaN and nothing else."""
     tokens_BL = _held(parallel, batch["inputs"])
     hidden_BlD = tensor.embed_tokens(parallel.tensor, groups["embed"]["tokens"], tokens_BL)
+    if config.positions == "learned":
+        hidden_BlD += _learned_positions(parallel, groups["embed"]["positions"], batch)
     hidden_BlD = name_output(hidden_BlD, "embed/output")
     x = {"hidden": hidden_BlD, **{name: batch[name] for name in ("segments", "positions") if name in batch}}
     if key is None or not config.dropout:
@@ -182,7 +215,7 @@ def block(
 ) -> Hidden:
     """Adds attention, then the MLP (or `mlp` in its place), to the residual stream."""
     for name, half in (("attention", _attention), ("mlp", mlp or _mlp)):
-        normed_BlD = rms_norm(x["hidden"], params[name]["norm"], config.norm_epsilon)
+        normed_BlD = norm(config, x["hidden"], params[name])
         change_BlD, x = half(config, parallel, params[name], normed_BlD, x)
         change_BlD = name_output(change_BlD, f"blocks/{name}/output")
         x = {**x, "hidden": x["hidden"] + _dropout(config, parallel, change_BlD, x, key, name)}
@@ -197,13 +230,31 @@ def _attention(
         tensor.own_key_value_weight(split, params[name], config.heads, config.num_kv_heads) for name in ("key", "value")
     )
     products = tensor.gather_products(split, x_BlD, [params["query"], key, value])
+    if config.attention_bias != "none":
+        products = add_biases(products, _own_biases(config, parallel, params))
     query_BLhK, key_BLgK, value_BLgK = (
         product.reshape(*product.shape[:2], -1, config.head_size) for product in products
     )
-    position = _rotary_positions(config, parallel, x)
-    query_BLhK, key_BLgK = (rotate(each, config.rope_base, position) for each in (query_BLhK, key_BLgK))
+    if config.head_norm:
+        query_BLhK = head_norm(query_BLhK, params["query_norm"], config.norm_epsilon)
+        key_BLgK = head_norm(key_BLgK, params["key_norm"], config.norm_epsilon)
+    if config.positions == "rotary":
+        position, slowing = _rotary_positions(config, parallel, x), _slowing(config)
+        query_BLhK, key_BLgK = (rotate(each, config.rope_base, position, slowing) for each in (query_BLhK, key_BLgK))
     mixed_BLhK = attend(parallel, query_BLhK, key_BLgK, value_BLgK, x.get("segments"))
-    return tensor.product_scatter(split, mixed_BLhK.reshape(*mixed_BLhK.shape[:2], -1), params["out"]), x
+    out_BlD = tensor.product_scatter(split, mixed_BLhK.reshape(*mixed_BLhK.shape[:2], -1), params["out"])
+    return (add_biases([out_BlD], [params["out_bias"]])[0] if config.attention_bias == "all" else out_BlD), x
+
+
+def _own_biases(config: TransformerConfig, parallel: ParallelContext, params: Params) -> list[Array]:
+    """The biases of the columns of query, key and value that this device computes."""
+    key, value = (
+        tensor.own_key_value_weight(
+            parallel.tensor, params[f"{name}_bias"][None, :], config.heads, config.num_kv_heads
+        )[0]
+        for name in ("key", "value")
+    )
+    return [params["query_bias"], key, value]
 
 
 def attend(
@@ -223,8 +274,12 @@ def attend(
 def _mlp(
     config: TransformerConfig, parallel: ParallelContext, params: Params, x_BlD: Array, x: Hidden
 ) -> tuple[Array, Hidden]:
-    gate_BLf, up_BLf = tensor.gather_products(parallel.tensor, x_BlD, [params["gate"], params["up"]])
-    return tensor.product_scatter(parallel.tensor, _swiglu(gate_BLf, up_BLf), params["down"]), x
+    names, between = _inward(config), _swiglu if config.mlp == "swiglu" else _gelu
+    inner_BLf = tensor.gather_products(parallel.tensor, x_BlD, [params[name] for name in names])
+    if config.mlp_bias:
+        inner_BLf = add_biases(inner_BLf, [params[f"{name}_bias"] for name in names])
+    out_BlD = tensor.product_scatter(parallel.tensor, between(*inner_BLf), params["down"])
+    return (add_biases([out_BlD], [params["down_bias"]])[0] if config.mlp_bias else out_BlD), x
 
 
 def _held(parallel: ParallelContext, x_BL: Array) -> Array:
@@ -238,6 +293,19 @@ def _rotary_positions(config: TransformerConfig, parallel: ParallelContext, x: H
     if "positions" in x:
         return _held(parallel, x["positions"])
     return None if parallel.context.size == 1 else held_positions(parallel, config.length)
+
+
+def _learned_positions(parallel: ParallelContext, table_PD: Array, batch: Batch) -> Array:
+    """The rows of the table for this device's own positions, (B, l, D), or (1, l, D) where all rows are alike."""
+    own_l = own_positions(parallel, batch["inputs"].shape[1])
+    position = jnp.take(batch["positions"], own_l, axis=1) if "positions" in batch else own_l[None]
+    return jnp.take(table_PD, position, axis=0)
+
+
+def _slowing(config: TransformerConfig) -> Slowing | None:
+    if config.rope_factor == 1:
+        return None
+    return Slowing(config.rope_factor, config.rope_trained_length, config.rope_slow_turns, config.rope_fast_turns)
 
 
 def _dropout(
@@ -255,21 +323,14 @@ def _swiglu(gate_BLF: Array, up_BLF: Array) -> Array:
     return jax.nn.silu(gate_BLF) * up_BLF
 
 
-def rms_norm(x_BLD: Array, scale_D: Array, epsilon: float) -> Array:
-    """Divides by the root of the mean square over the last dim; in float32 or wider, given back in x's dtype."""
-    return recompute(functools.partial(_rms_norm, epsilon=epsilon))(x_BLD, scale_D)
-
-
-def _rms_norm(x_BLD: Array, scale_D: Array, *, epsilon: float) -> Array:
-    wide = jnp.promote_types(x_BLD.dtype, jnp.float32)
-    x = x_BLD.astype(wide)
-    normed = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)
-    return (normed * scale_D.astype(wide)[None, None, :]).astype(x_BLD.dtype)
+@recompute
+def _gelu(up_BLF: Array) -> Array:
+    return jax.nn.gelu(up_BLF, approximate=True)
 
 
 def logits(config: TransformerConfig, parallel: ParallelContext, groups: dict[str, Params], x: Hidden) -> Array:
     """Scores of the next token, (B, L, v) in float32 or wider, at the positions of this device's `context` group."""
-    normed_BlD = rms_norm(x["hidden"], groups["head"]["norm"], config.norm_epsilon)
+    normed_BlD = norm(config, x["hidden"], groups["head"])
     normed_BLD = tensor.gather_positions(parallel.tensor, normed_BlD)
     table_Dv = groups["embed"]["tokens"].T if config.tied else groups["head"]["logits"]
     wide = jnp.promote_types(normed_BLD.dtype, jnp.float32)

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from math import inf
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from ..mesh.errors import UserError
+from ..mesh.near_miss import did_you_mean
 from ..mesh.shapes import divisors
 
 MOST_PARAMETERS = 10**15
@@ -27,13 +29,37 @@ class TransformerConfig:
     kv_heads: int = 0
     """Key-value heads, a divisor of `heads`; 0 = as many as `heads`."""
     head_width: int = 0
-    """Width of a head, even; 0 = width / heads."""
+    """Width of a head, even with rotary positions; 0 = width / heads."""
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    """The second half of a block: `swiglu` has a gate, `gelu` two matrices with GELU (by its tanh) between them."""
     mlp_width: int = 0
-    """Width between the two halves of the MLP; 0 = 8/3 of `width`, rounded up to a multiple of 64."""
+    """Width between the two halves of the MLP; 0 = 8/3 of `width`, rounded up to a multiple of 64 (`swiglu`), or
+    4 x `width` (`gelu`)."""
+    mlp_bias: bool = False
+    """Whether the matrices of the MLP have biases."""
+    attention_bias: Literal["none", "inputs", "all"] = "none"
+    """Which matrices of attention have biases: `inputs` are query, key and value, `all` the one behind them too."""
+    head_norm: bool = False
+    """Whether each head of query and key goes through an RMSNorm of its own before it is rotated."""
+    positions: Literal["rotary", "learned"] = "rotary"
+    """How a position is told: `rotary` turns query and key, `learned` adds a row of a table to the embedding."""
+    max_length: int = 0
+    """Rows of the table of learned positions; 0 = `length`."""
     rope_base: float = 10000.0
     """Base of the rotary frequencies."""
+    rope_factor: float = 1.0
+    """What rotary frequencies are divided by, for rows that are longer than a model was first trained on; 1 = not."""
+    rope_trained_length: int = 0
+    """With `rope_factor`, the length first trained on, which says how much each frequency is slowed; 0 = all alike."""
+    rope_slow_turns: float = 1.0
+    """With `rope_trained_length`, frequencies that turn less often than this in such a row are divided by the whole
+    factor."""
+    rope_fast_turns: float = 4.0
+    """With `rope_trained_length`, frequencies that turn more often than this stay as they are; between, by parts."""
+    norm: Literal["rms", "layer"] = "rms"
+    """`rms` divides by the root mean square and scales; `layer` takes the mean away first and adds a bias."""
     norm_epsilon: float = 1e-5
-    """Added to the mean square in RMSNorm."""
+    """Added to the mean square, or to the variance, in a norm."""
     tied: bool = False
     """Whether the head reads the embedding table instead of its own matrix."""
     dropout: float = 0.0
@@ -60,18 +86,24 @@ class TransformerConfig:
     @property
     def mlp_size(self) -> int:
         """Width of the MLP, worked out."""
-        return self.mlp_width or -(-8 * self.width // (3 * 64)) * 64
+        return self.mlp_width or (4 * self.width if self.mlp == "gelu" else -(-8 * self.width // (3 * 64)) * 64)
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the table of learned positions, worked out; 0 where there is none."""
+        return (self.max_length or self.length) if self.positions == "learned" else 0
 
     @property
     def matmul_parameters(self) -> int:
         """Parameters that every token is multiplied with: all matrices and the head, without the embedding look-up."""
         attention = 2 * self.width * self.head_size * (self.heads + self.num_kv_heads)
-        return self.layers * (attention + 3 * self.width * self.mlp_size) + self.width * self.vocabulary
+        matrices = 2 if self.mlp == "gelu" else 3
+        return self.layers * (attention + matrices * self.width * self.mlp_size) + self.width * self.vocabulary
 
     @property
     def total_parameters(self) -> int:
         """Parameters in all matrices, those of the embedding included."""
-        return self.matmul_parameters + self.width * self.vocabulary
+        return self.matmul_parameters + self.width * (self.vocabulary + self.position_rows)
 
     @property
     def flops_per_row(self) -> float:
@@ -87,7 +119,8 @@ class TransformerConfig:
 
 def _problems(config: TransformerConfig) -> list[str]:
     least = dict.fromkeys(("layers", "width", "heads", "scan_unroll"), 1)
-    least |= dict.fromkeys(("vocabulary", "length", "kv_heads", "head_width", "mlp_width"), 0)
+    zero = ("vocabulary", "length", "kv_heads", "head_width", "mlp_width", "max_length", "rope_trained_length")
+    least |= dict.fromkeys(zero, 0)
     given = {name: getattr(config, name) for name in least}
     problems = [
         f"model.{name}={given[name]} has to be at least {least[name]}." for name in least if given[name] < least[name]
@@ -98,7 +131,37 @@ def _problems(config: TransformerConfig) -> list[str]:
         problems.append(f"model.rope_base={config.rope_base} has to be over 1: frequencies fall along a head.")
     if not 0 < config.norm_epsilon < inf:
         problems.append(f"model.norm_epsilon={config.norm_epsilon} has to be over 0.")
+    problems += [*_choice_problems(config), *_position_problems(config)]
     return problems or _head_problems(config) or _total_problems(config)
+
+
+def _choice_problems(config: TransformerConfig) -> list[str]:
+    """Words that are none of the words of their option."""
+    hints = get_type_hints(type(config))
+    words = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+    return [
+        f"model.{name}={given!r} is not a choice.{did_you_mean(given, known, otherwise='Choose from')}"
+        for name, known in words.items()
+        if (given := getattr(config, name)) not in known
+    ]
+
+
+def _position_problems(config: TransformerConfig) -> list[str]:
+    """How positions are told."""
+    problems = []
+    if not 1 <= config.rope_factor < inf:
+        problems.append(f"model.rope_factor={config.rope_factor} has to be at least 1: it slows rotations down.")
+    if not 0 < config.rope_slow_turns < config.rope_fast_turns < inf:
+        problems.append(
+            f"model.rope_slow_turns={config.rope_slow_turns} has to be over 0 and less than "
+            f"model.rope_fast_turns={config.rope_fast_turns}."
+        )
+    if config.positions == "learned" and 0 < config.max_length < config.length:
+        problems.append(
+            f"model.max_length={config.max_length} is less than the {config.length} positions of a row: each has a row "
+            f"of the table. Set data.length to at most {config.max_length}, or model.max_length higher."
+        )
+    return problems
 
 
 def _total_problems(config: TransformerConfig) -> list[str]:
@@ -126,7 +189,7 @@ def _head_problems(config: TransformerConfig) -> list[str]:
             f"model.width={config.width} is not divisible by model.heads={config.heads}. "
             "Change one of them or give model.head_width."
         )
-    elif config.head_size % 2:
+    elif config.head_size % 2 and config.positions == "rotary":
         problems.append(
             f"model.head_width: a head is {config.head_size} wide (model.head_width, or model.width={config.width} / "
             f"model.heads={config.heads}), and rotary positions turn pairs: the width has to be even."

@@ -31,6 +31,9 @@ def split_rules(config: TransformerConfig, parallel: ParallelContext) -> dict[st
         "blocks/attention/out": (None, axis, None),
         "blocks/mlp/(gate|up)": (None, None, axis),
         "blocks/mlp/down": (None, axis, None),
+        "blocks/attention/query_bias": (None, axis),
+        "blocks/attention/(key|value)_bias": (None, axis if split_kv else None),
+        "blocks/mlp/(gate|up)_bias": (None, axis),
     }
 
 

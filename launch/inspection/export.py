@@ -20,11 +20,11 @@ import numpy as np
 from ...layouts.paths import in_blocks
 from ...layouts.sizes import array_bytes, counted, format_bytes
 from ...mesh.errors import UserError
+from ...models.hugging_face.safetensors import Entry, allocate, mapped
 from .finding import shown
 from .npy import npy_dtype, npy_header
 from .progress import Progress
 from .replacing import check_target, replacing
-from .safetensors import Entry, allocate, mapped
 from .stored import StoredArray, StoredCheckpoint
 
 PARAMETERS = "params/"

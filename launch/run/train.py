@@ -13,6 +13,7 @@ from ...configs.schema import Config
 from ...data.batches import eval_batches, train_batches
 from ...mesh.errors import UserError
 from ...mesh.processes import is_main_process
+from ...models.catalog import initial_params
 from ...parallel.model import Batch
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.state import TrainState
@@ -25,7 +26,7 @@ from ...training.metrics import MetricsLog
 from ...training.stopping import Gate, stops_on_signals
 from ...training.worker import multi_process
 from .agreement import agree_on_config, agree_on_start
-from .build import Built, build, data_limits, prepare_devices
+from .build import Built, build, data_limits, prepare_devices, search_path
 from .explain import explain_built
 from .finish import finish, is_reported
 from .guards import Guards, goodput
@@ -200,7 +201,8 @@ class _Run:
     def first_state(self) -> tuple[TrainState, Iterable[int]]:
         """The state to start from, and the steps of damaged checkpoints that were passed over to find it."""
         if self.start == 0:
-            return self.built.step.init(self.config.run.seed), ()
+            given = initial_params(self.config.model, self.built.model, search_path(self.config))
+            return self.built.step.init(self.config.run.seed, given), ()
         restored = self.checkpoints.restore_newest(self.config.timeouts.rendezvous, self.display.message)
         self.start = restored.step
         self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")

@@ -69,7 +69,7 @@ def place(given: Params, stored: Params, order: StoredOrder) -> Params:
 
 
 def _of_host(leaf: Any) -> np.ndarray:
-    return leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+    return np.asarray(leaf) if isinstance(leaf, Array) else leaf  # what is read part by part stays on disk
 
 
 def _part(array: np.ndarray, index: Any, dtype: Any, stages: Stages | None) -> np.ndarray:

@@ -140,8 +140,8 @@ def test_batch_and_strategy(write):
         ("strategy: fsdp", "line 1: strategy must be a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, not"),
         ("strategy: {fsd: 2}", "line 1: strategy.fsd is not a key. Did you mean strategy.fsdp?"),
         ("model: {name: transfomer}",
-         "line 1: model.name must be mlp, moe, transformer, or your own as module:function, not 'transfomer' (text). "
-         "Did you mean transformer?"),
+         "line 1: model.name must be hugging_face, mlp, moe, transformer, or your own as module:function, not "
+         "'transfomer' (text). Did you mean transformer?"),
         ("strategy: {fsdp: -2}", "line 1: strategy.fsdp=-2 must be at least 1, or -1 for the rest of the devices."),
         ("precision: {compute: bf16}", "line 1: precision.compute='bf16' is not one of "),
         ("run: {seed: 4294967296}", "line 1: run.seed=4294967296 has to be from 0 to 2**32 - 1 = 4294967295: "),

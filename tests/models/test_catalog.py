@@ -70,7 +70,7 @@ def test_every_option_has_a_default():
     ("spec", "message"),
     [
         ({"name": "transfomer"}, "model.name='transfomer' is not a model. Did you mean transformer"),
-        ({"name": "x"}, "Choose from transformer, moe, mlp, your own as module:function"),
+        ({"name": "x"}, "Choose from transformer, moe, mlp, hugging_face, your own as module:function"),
         ({"layer": 2}, "model.layer is not an option. Did you mean layers"),
         ({"vocabulary": 100}, "model.vocabulary=100 is less than the data's 256"),
         ({"heads": 3}, "model.width=128 is not divisible by model.heads=3"),

@@ -63,7 +63,7 @@ def test_the_gradient_of_a_norm_is_rounded_once():
 def test_a_rotation_is_rounded_once():
     x, position = numbers(1, 300, 1, 4), np.arange(300)[None]
     found = jax.jit(lambda: rotate_heads(x, 10000.0))()
-    right = exact(lambda x: rotate(x[:, :, 0], position, 10000.0), x)[:, :, None]
+    right = exact(lambda x: rotate(x[:, :, 0], position, TransformerConfig(rope_base=10000.0)), x)[:, :, None]
     assert np.abs(np.float64(found) - right).max() < HALF_STEP * np.abs(right).max()
 
 

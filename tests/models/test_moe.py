@@ -243,6 +243,7 @@ def test_by_name_and_writing_text():
         ({"capacity_factor": -1.0}, r"model\.capacity_factor=-1\.0 has to be at least 0"),
         ({"capacity_factor": float("nan")}, r"model\.capacity_factor=nan has to be at least 0 and finite"),
         ({"auxiliary_loss": float("inf")}, r"model\.auxiliary_loss=inf has to be at least 0 and finite"),
+        ({"norm": "layer"}, r"model\.norm=layer is for the transformer: experts are swiglu"),
         (
             {"z_loss": -0.1, "heads": 0},
             r"model\.heads=0 has to be at least 1\.\nmodel\.z_loss=-0\.1 has to be at least 0",

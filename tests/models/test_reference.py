@@ -19,6 +19,7 @@ from spmdkit.models.moe_config import MoEConfig
 from spmdkit.models.moe_router import route
 from spmdkit.models.transformer import WHOLE, _swiglu
 from spmdkit.models.transformer import rms_norm as our_rms_norm
+from spmdkit.models.transformer_config import TransformerConfig
 from spmdkit.parallel.expert import ExpertConfig, buffer_of, combine, dispatch, placement
 from spmdkit.parallel.xla.product import product, weight_first
 
@@ -88,7 +89,9 @@ def test_rotation(float64):
     position = jnp.asarray([[0, 1, 2, 0, 1], [3, 4, 5, 6, 7]])
     assert_same(
         lambda x: rotate_heads(x, 100.0, position),
-        lambda x: jnp.stack([rotate(x[:, :, h], position, 100.0) for h in range(3)], axis=2),
+        lambda x: jnp.stack(
+            [rotate(x[:, :, h], position, TransformerConfig(rope_base=100.0)) for h in range(3)], axis=2
+        ),
         normal(2, 5, 3, 4),
     )
 

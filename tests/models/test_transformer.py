@@ -22,6 +22,21 @@ VARIANTS = {
     "tied": replace(SMALL, tied=True),
     "unrolled": replace(SMALL, scan_unroll=2),
     "sliced": replace(SMALL, length=70),
+    "qwen": replace(
+        SMALL,
+        **{"attention_bias": "all", "mlp_bias": True, "head_norm": True},
+        **{"rope_factor": 4.0, "rope_trained_length": 9, "rope_slow_turns": 0.1, "rope_fast_turns": 1.0},
+    ),
+    "gpt": replace(
+        SMALL,
+        norm="layer",
+        positions="learned",
+        max_length=12,
+        mlp="gelu",
+        mlp_bias=True,
+        attention_bias="all",
+        tied=True,
+    ),
 }
 
 
@@ -61,7 +76,7 @@ def packed(batch):
     return {**batch, "segments": (~first).astype(np.int32), "positions": np.where(first, position, position - 4)}
 
 
-@pytest.mark.parametrize("name", slow_but("grouped", "tied"))
+@pytest.mark.parametrize("name", slow_but("grouped", "tied", "gpt"))
 def test_logits_loss_and_gradients_are_those_of_the_plain_one(name, float64):
     """In training with dropout; in evaluation, where a row holds two documents."""
     config = replace(VARIANTS[name], dropout=0.3)
@@ -82,9 +97,9 @@ def test_logits_loss_and_gradients_are_those_of_the_plain_one(name, float64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), gradients, expected)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_first_parameters_are_those_of_the_plain_one(tied):
-    config = replace(SMALL, layers=3, tied=tied)
+@pytest.mark.parametrize("name", ["grouped", "tied", "qwen", "gpt"])
+def test_first_parameters_are_those_of_the_plain_one(name):
+    config = replace(VARIANTS[name], layers=3)
     expected = reference.transformer.init(config, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, first_params(config), expected)
 
@@ -283,7 +298,7 @@ def count_matmul_flops(jaxpr):
     return total
 
 
-@pytest.mark.parametrize("config", [SMALL, VARIANTS["multi-query"], VARIANTS["tied"]])
+@pytest.mark.parametrize("config", [SMALL, VARIANTS["multi-query"], VARIANTS["tied"], VARIANTS["gpt"]])
 def test_flops_are_those_of_the_products(config):
     """Up to 64 positions attention is one slice, the full square; backward has its two products once more."""
     model, batch = transformer(config), make_batch(config, rows=1)
@@ -315,6 +330,13 @@ def test_worked_out_sizes():
         ({"norm_epsilon": 0.0}, "model.norm_epsilon=0.0 has to be over 0"),
         ({"norm_epsilon": float("nan")}, "model.norm_epsilon=nan has to be over 0"),
         ({"rope_base": float("nan")}, "model.rope_base=nan has to be over 1"),
+        ({"norm": "layr"}, "model.norm='layr' is not a choice. Did you mean layer?"),
+        ({"rope_factor": 0.5}, "model.rope_factor=0.5 has to be at least 1"),
+        ({"rope_slow_turns": 4.0}, "model.rope_slow_turns=4.0 has to be .* less than model.rope_fast_turns=4.0"),
+        (
+            {"positions": "learned", "max_length": 8, "length": 9},
+            "model.max_length=8 is less than the 9 positions.*Set data.length to at most 8",
+        ),
     ],
 )
 def test_options_out_of_range(options, message):

@@ -17,7 +17,14 @@ STEPS, ROWS, LENGTH, VOCABULARY, FEATURES, CLASSES = 10, 16, 16, 32, 8, 8
 SIZES: dict[str, Any] = {"vocabulary": VOCABULARY, "length": LENGTH, "width": 16, "heads": 8, "kv_heads": 2}
 SIZES |= {"head_width": 2, "mlp_width": 32}
 
-
+ARRANGED: dict[str, dict[str, Any]] = {
+    "qwen": {"attention_bias": "all", "mlp_bias": True, "head_norm": True, "head_width": 4, "mlp_width": 40}
+    | {"rope_factor": 4.0, "rope_trained_length": 8, "rope_slow_turns": 0.01, "rope_fast_turns": 2.0},
+    "gpt": {"norm": "layer", "positions": "learned", "mlp": "gelu", "mlp_bias": True, "max_length": 20}
+    | {"mlp_width": 48},
+}
+"""As other families arrange it. Without rotary positions a bias of keys changes nothing, and its gradient is noise; a
+norm of two numbers alone would lose digits."""
 MODELS = {"mlp": mlp, "moe": moe}
 REFERENCES = {"mlp": reference.mlp, "moe": reference.mixture}
 
@@ -28,7 +35,7 @@ def config(kind, layers, dropout=0.0):
         return MLPConfig(features=FEATURES, widths=(16, 16), classes=CLASSES)
     if kind == "moe":
         return MoEConfig(**SIZES, layers=layers, experts=8, top_k=2, dropout=dropout)
-    return TransformerConfig(**SIZES, layers=layers, tied=kind == "tied", dropout=dropout)
+    return TransformerConfig(**SIZES | ARRANGED.get(kind, {}), layers=layers, tied=kind == "tied", dropout=dropout)
 
 
 @cache

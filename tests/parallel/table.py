@@ -83,6 +83,11 @@ def special():
     yield Row("ring-full", "transformer", {"context": 4}, remat="full")
     yield Row("tensor-ring", "transformer", {"tensor": TensorConfig(size=4, collective_matmul=True)})
     yield Row("tensor-tied-full", "tied", {"tensor": 2, **fsdp}, remat="full")
+    for kind in ("qwen", "gpt"):
+        yield product(kind, tensor=2, context=2)
+        yield product(kind, pipe=2, fsdp=2, tensor=2)
+    yield product("qwen", tensor=4)  # a key-value head serves two devices
+    yield Row("gpt-context-all-to-all-fsdp", "gpt", {"context": ContextConfig(size=2, attention="all_to_all"), **fsdp})
     all_to_all = ContextConfig(size=2, attention="all_to_all")
     yield Row("context-all-to-all", "transformer", {"context": all_to_all, "tensor": 2}, dropout=0.1)
     yield Row("context-dots-dropout", "transformer", {"context": 2, **fsdp}, remat="dots", dropout=0.1)

@@ -116,6 +116,7 @@ def natural(layouts, tree):
 
 
 TENSOR_DIMS = {"tokens": 0, "logits": 1, "query": 2, "out": 1, "gate": -1, "up": -1, "down": -2}
+TENSOR_DIMS |= dict.fromkeys(("query_bias", "gate_bias", "up_bias"), 1)
 """The dim of each parameter that `tensor` splits, by the last part of its path; keys and values only if it can."""
 
 
@@ -149,8 +150,8 @@ def expected_parts(path, leaf, sizes):
     if sizes.get("tensor", 1) > 1:
         if name in TENSOR_DIMS:
             parts[TENSOR_DIMS[name]].append("tensor")
-        elif name in ("key", "value") and SIZES["kv_heads"] % sizes["tensor"] == 0:
-            parts[2].append("tensor")
+        elif name.removesuffix("_bias") in ("key", "value") and SIZES["kv_heads"] % sizes["tensor"] == 0:
+            parts[-1].append("tensor")
     fsdp = sizes.get("fsdp", 1)
 
     def size_of(dim):

@@ -34,6 +34,8 @@ def logits(config, params, batch, *, block=None):
 def run_blocks(config, params, batch, key, block):
     """The residual stream behind the last block, (B, L, D); `block(config, params, x, batch, key)` is one of them."""
     x = jnp.asarray(params["embed"]["tokens"])[batch["inputs"]]
+    if config.positions == "learned":
+        x = x + jnp.asarray(params["embed"]["positions"])[positions_of(batch, x.shape[1])]
     x = drop(config, x, batch, key, "embed")
     for n in range(config.layers):
         own = jax.tree.map(lambda leaf, n=n: leaf[n], params["blocks"])
@@ -43,7 +45,7 @@ def run_blocks(config, params, batch, key, block):
 
 def scores(config, params, x):
     """Logits of every position."""
-    normed = rms_norm(x, params["head"]["norm"], config.norm_epsilon)
+    normed = norm(config, x, params["head"])
     return normed @ (params["embed"]["tokens"].T if config.tied else params["head"]["logits"])
 
 
@@ -85,22 +87,37 @@ def beside_tokens(batch):
 @partial(jax.jit, static_argnums=0)
 def _block(config, params, x, batch, key):
     x = x + drop(config, attention_half(config, params["attention"], x, batch), batch, key, "attention")
-    normed = rms_norm(x, params["mlp"]["norm"], config.norm_epsilon)
-    return x + drop(config, swiglu(params["mlp"], normed), batch, key, "mlp")
+    normed, inner = norm(config, x, params["mlp"]), swiglu if config.mlp == "swiglu" else gelu
+    return x + drop(config, inner(params["mlp"], normed), batch, key, "mlp")
 
 
 def attention_half(config, params, x, batch):
     """What the attention of one block adds, from all its heads."""
     mixed, size = [], config.head_width or config.width // config.heads
-    normed = rms_norm(x, params["norm"], config.norm_epsilon)
-    position = batch.get("positions", np.arange(x.shape[1])[None])
+    normed, position = norm(config, x, params), positions_of(batch, x.shape[1])
     for head in range(config.heads):
         group = head // (config.heads // (config.kv_heads or config.heads))
         own, shared = (slice(each * size, (each + 1) * size) for each in (head, group))
-        query = rotate(normed @ params["query"][:, own], position, config.rope_base)
-        key = rotate(normed @ params["key"][:, shared], position, config.rope_base)
-        mixed.append(attention(query, key, normed @ params["value"][:, shared], batch.get("segments")))
-    return jnp.concatenate(mixed, axis=-1) @ params["out"]
+        query, key = biased(params, "query", normed, own), biased(params, "key", normed, shared)
+        if config.head_norm:
+            query = rms_norm(query, params["query_norm"], config.norm_epsilon)
+            key = rms_norm(key, params["key_norm"], config.norm_epsilon)
+        if config.positions == "rotary":
+            query, key = rotate(query, position, config), rotate(key, position, config)
+        mixed.append(attention(query, key, biased(params, "value", normed, shared), batch.get("segments")))
+    return biased(params, "out", jnp.concatenate(mixed, axis=-1))
+
+
+def positions_of(batch, length):
+    """(B, L), or (1, L): where each token stands in its document."""
+    return batch.get("positions", np.arange(length)[None])
+
+
+def biased(params, name, x, columns=slice(None)):
+    """x times some columns of a matrix, and the bias where there is one."""
+    product = x @ params[name][:, columns]
+    bias = params.get(f"{name}_bias")
+    return product if bias is None else product + jnp.asarray(bias)[None, None, columns]
 
 
 def attention(query, key, value, segments=None):
@@ -119,15 +136,39 @@ def softmax(score):
     return power / power.sum(axis=-1, keepdims=True)
 
 
-def rotate(x, position, base):
-    """(B, L, K): turns the pair (k, k + K/2) by position * base ** (-2k / K); `position` is (B, L) or (1, L)."""
+def rotate(x, position, config):
+    """(B, L, K): turns the pair (k, k + K/2) by position * frequency(k); `position` is (B, L) or (1, L)."""
     half = x.shape[2] // 2
-    angle = (
-        jnp.asarray(position)[:, :, None] * jnp.asarray([base ** (-k / half) for k in range(half)], x.dtype)[None, None]
-    )
+    frequencies = [frequency(config, k, half) for k in range(half)]
+    angle = jnp.asarray(position)[:, :, None] * jnp.asarray(frequencies, x.dtype)[None, None]
     first, second = x[:, :, :half], x[:, :, half:]
     turned = first * jnp.cos(angle) - second * jnp.sin(angle), first * jnp.sin(angle) + second * jnp.cos(angle)
     return jnp.concatenate(turned, axis=-1)
+
+
+def frequency(config, k, half):
+    """base ** (-2k / K), and as Llama 3 slows it: by the length of its wave against the length first trained on."""
+    plain = config.rope_base ** (-k / half)
+    if not config.rope_trained_length:
+        return plain / config.rope_factor
+    wave = 2 * math.pi / plain
+    if wave < config.rope_trained_length / config.rope_fast_turns:
+        return plain
+    if wave > config.rope_trained_length / config.rope_slow_turns:
+        return plain / config.rope_factor
+    smooth = config.rope_trained_length / wave - config.rope_slow_turns
+    smooth /= config.rope_fast_turns - config.rope_slow_turns
+    return (1 - smooth) * plain / config.rope_factor + smooth * plain
+
+
+def norm(config, x, params):
+    """The norm in front of something, with its own scale and bias."""
+    if config.norm == "rms":
+        return rms_norm(x, params["norm"], config.norm_epsilon)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    deviation = jnp.sqrt((centred**2).mean(axis=-1, keepdims=True) + config.norm_epsilon)
+    scale, bias = (jnp.asarray(params[name])[None, None, :] for name in ("norm", "norm_bias"))
+    return centred / deviation * scale + bias
 
 
 def rms_norm(x, scale, epsilon):
@@ -137,8 +178,14 @@ def rms_norm(x, scale, epsilon):
 
 def swiglu(params, x):
     """(silu(x gate) * (x up)) down."""
-    gate = x @ params["gate"]
-    return (gate / (1 + jnp.exp(-gate)) * (x @ params["up"])) @ params["down"]
+    gate = biased(params, "gate", x)
+    return biased(params, "down", gate / (1 + jnp.exp(-gate)) * biased(params, "up", x))
+
+
+def gelu(params, x):
+    """gelu(x up) down, as GPT-2 has it."""
+    up = biased(params, "up", x)
+    return biased(params, "down", up / 2 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))))
 
 
 def drop(config, x, batch, key, name):
@@ -173,7 +220,10 @@ def init(config, key, *, init_mlp=None):
     """First parameters in NumPy float32, block by block."""
     D, V = config.width, config.vocabulary
     params = {"embed": {"tokens": draw(key, "embed/tokens", (V, D), D**-0.5 if config.tied else 1.0)}}
-    params["head"] = {"norm": np.ones(D, np.float32)}
+    params["head"] = init_norm(config)
+    if config.positions == "learned":
+        rows = config.max_length or config.length
+        params["embed"]["positions"] = draw(key, "embed/positions", (rows, D), D**-0.5 if config.tied else 1.0)
     if not config.tied:
         params["head"]["logits"] = draw(key, "head/logits", (D, V), D**-0.5)
     blocks = [_init_block(config, jax.random.fold_in(key, n), init_mlp or _init_mlp) for n in range(config.layers)]
@@ -185,27 +235,40 @@ def _init_block(config, key, init_mlp):
     D, size = config.width, config.head_width or config.width // config.heads
     H, G = config.heads * size, (config.kv_heads or config.heads) * size
     attention = {
-        "norm": np.ones(D, np.float32),
+        **init_norm(config),
         "query": draw(key, "attention/query", (D, H), D**-0.5),
         "key": draw(key, "attention/key", (D, G), D**-0.5),
         "value": draw(key, "attention/value", (D, G), D**-0.5),
         "out": draw(key, "attention/out", (H, D), H**-0.5 * residual_scale(config)),
     }
+    names = ("query", "key", "value", "out")
+    for name in {"none": (), "inputs": names[:3], "all": names}[config.attention_bias]:
+        attention[f"{name}_bias"] = np.zeros(attention[name].shape[1], np.float32)
+    if config.head_norm:
+        attention |= {name: np.ones(size, np.float32) for name in ("query_norm", "key_norm")}
     return {"attention": attention, "mlp": init_mlp(config, key)}
+
+
+def init_norm(config):
+    """Scales of 1, and of a LayerNorm biases of 0."""
+    scale = {"norm": np.ones(config.width, np.float32)}
+    return scale if config.norm == "rms" else {**scale, "norm_bias": np.zeros(config.width, np.float32)}
 
 
 def _init_mlp(config, key):
     D, F = config.width, mlp_width(config)
-    return {
-        "norm": np.ones(D, np.float32),
-        "gate": draw(key, "mlp/gate", (D, F), D**-0.5),
-        "up": draw(key, "mlp/up", (D, F), D**-0.5),
-        "down": draw(key, "mlp/down", (F, D), F**-0.5 * residual_scale(config)),
-    }
+    inward = ("gate", "up") if config.mlp == "swiglu" else ("up",)
+    mlp = {**init_norm(config), **{name: draw(key, f"mlp/{name}", (D, F), D**-0.5) for name in inward}}
+    mlp["down"] = draw(key, "mlp/down", (F, D), F**-0.5 * residual_scale(config))
+    if config.mlp_bias:
+        mlp |= {f"{name}_bias": np.zeros(mlp[name].shape[1], np.float32) for name in (*inward, "down")}
+    return mlp
 
 
 def mlp_width(config):
-    """As given, or 8/3 of the width, rounded up to a multiple of 64."""
+    """As given, or 4 times the width with GELU, or 8/3 of it, rounded up to a multiple of 64."""
+    if config.mlp == "gelu":
+        return config.mlp_width or 4 * config.width
     return config.mlp_width or math.ceil(8 * config.width / 3 / 64) * 64
 
 

@@ -24,7 +24,7 @@ def read(path):
     if path.suffix == ".npz":
         return dict(np.load(path))
     if path.suffix == ".safetensors":
-        from test_safetensors import read as read_safetensors
+        from safetensors_reader import read as read_safetensors
 
         return read_safetensors(path)[0]
     return {str(file.relative_to(path).with_suffix("")): np.load(file, mmap_mode="r") for file in path.rglob("*.npy")}

@@ -13,7 +13,9 @@ from spmdkit.launch.cli import main
 from spmdkit.launch.run import train as train_module
 from spmdkit.launch.run.build import build
 from spmdkit.launch.run.train import learning_rates
+from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.mesh.errors import UserError
+from spmdkit.models import TransformerConfig, hugging_face, transformer
 
 CONSTANT = {"learning_rate": 0.01}
 
@@ -416,3 +418,22 @@ def test_a_schedule_that_gives_no_number_names_its_step(tmp_path, monkeypatch):
     )
     with pytest.raises(UserError, match=r"optimizer\.schedule=.* gives step 8 the learning rate nan\."):
         learning_rates(load_config(write_config(tmp_path)))
+
+
+@pytest.mark.slow
+def test_training_starts_from_the_weights_of_a_folder(tmp_path):
+    """Steps of next to nothing leave them as they are; a step that goes on takes nothing from the folder any more."""
+    sizes = TransformerConfig(vocabulary=256, length=16, layers=2, width=16, heads=2, head_norm=True)
+    params = transformer(sizes).init(jax.random.key(9))
+    hugging_face.save(tmp_path / "weights", sizes, params)
+    given = {"model": {"name": "hugging_face", "folder": "weights"}}
+    given |= {"strategy": {"fsdp": {"size": 2, "floor_bytes": 64}, "tensor": 2, "data": 2}}
+    given |= {"optimizer": {"name": "sgd", "learning_rate": 1e-12}, "train": {"steps": 1, "global_batch": 8}}
+    config = write_language_config(tmp_path, **given)
+    train(config)
+    hugging_face.save(tmp_path / "others", sizes, transformer(sizes).init(jax.random.key(8)))
+    (tmp_path / "others/model.safetensors").replace(tmp_path / "weights/model.safetensors")
+    train(config, "train.steps=2")
+    kept = state_arrays(config, 2)
+    for path, leaf in leaves_with_paths(params):
+        np.testing.assert_allclose(kept[f"params/{path}"], leaf, rtol=1e-6, atol=1e-9)

@@ -7,27 +7,10 @@ import mmap
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from spmdkit.launch.inspection import safetensors
-from spmdkit.launch.inspection.safetensors import NAMES, Entry, allocate, header, mapped
+from safetensors_reader import read
 from spmdkit.mesh.errors import UserError
-
-
-def read(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Reads a file: its arrays, and the texts of its header."""
-    content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    described = json.loads(content[8 : 8 + length])
-    metadata = described.pop("__metadata__")
-    data = content[8 + length :]
-    dtypes = {name: dtype for dtype, name in NAMES.items()}
-    spans = sorted(each["data_offsets"] for each in described.values())
-    assert [begin for begin, _ in spans] == [0, *(end for _, end in spans)][: len(spans)], "without holes"
-    assert max((end for _, end in spans), default=0) == len(data)
-    arrays = {
-        name: np.frombuffer(data[slice(*each["data_offsets"])], dtypes[each["dtype"]]).reshape(each["shape"])
-        for name, each in described.items()
-    }
-    return arrays, metadata
+from spmdkit.models.hugging_face import safetensors
+from spmdkit.models.hugging_face.safetensors import NAMES, Entry, allocate, header, mapped, open_arrays
 
 
 def test_every_dtype_reads_back(tmp_path):
@@ -83,3 +66,44 @@ def test_where_files_cannot_be_allocated_the_room_is_looked_at(tmp_path, monkeyp
     else:
         allocate(tmp_path / "x", b"begin", 100)
         assert (tmp_path / "x").stat().st_size == 105
+
+
+# Reading
+
+
+def test_a_file_is_mapped(tmp_path):
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones((0, 4), np.int8), "c": np.float32(2.5)}
+    entries = [Entry(name, np.shape(array), np.asarray(array).dtype) for name, array in arrays.items()]
+    with mapped(tmp_path / "x", entries, {}) as targets:
+        for name, array in arrays.items():
+            targets[name][...] = array
+    found = open_arrays(tmp_path / "x")
+    for name, array in arrays.items():
+        assert found[name].size == 0 or (isinstance(found[name], np.memmap) and not found[name].flags.writeable)
+        np.testing.assert_array_equal(found[name], array)
+
+
+def file_with(described, data):
+    text = json.dumps(described).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+ARRAY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is no file of safetensors, or is cut off"),
+        (b"\xff" * 20, "is no file of safetensors, or is cut off"),
+        (file_with({"a": ARRAY}, b"1234567"), "a is 8 bytes by its shape .2., and has bytes 0 to 8 of 7"),
+        (file_with({"a": {**ARRAY, "shape": [3]}}, b"12345678"), "a is 12 bytes by its shape"),
+        (file_with({"a": {**ARRAY, "dtype": "F4"}}, b"12345678"), "a has the dtype F4; read are BOOL"),
+    ],
+)
+def test_damaged_files(tmp_path, content, message):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        open_arrays(tmp_path / "x")
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        open_arrays(tmp_path / "y")

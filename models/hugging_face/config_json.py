@@ -1,0 +1,207 @@
+"""config.json of Hugging Face: the transformer's options from it, and it from them.
+
+What a file leaves out has the value that `transformers` takes for it. What the transformer cannot do is refused by
+name rather than left out of the numbers.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...mesh.errors import UserError
+from ..transformer_config import TransformerConfig
+
+NAME = "config.json"
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of a folder's config.json.
+
+    Raises:
+        UserError: There is no such file, or it is no JSON object.
+    """
+    path = folder / NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        what = "no folder" if not folder.is_dir() else f"no {NAME} in it"
+        raise UserError(
+            f"{folder}: there is {what}. Give a folder as `save_pretrained` or a download leaves it."
+        ) from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}; it has to be a JSON object.")
+    return content
+
+
+def llama_options(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a Llama."""
+    return {
+        **_as_llama(content, {"hidden_act": "silu", "partial_rotary_factor": 1.0}),
+        "attention_bias": "all" if content.get("attention_bias") else "none",
+        "mlp_bias": bool(content.get("mlp_bias", False)),
+    }
+
+
+def qwen2_options(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a Qwen2: query, key and value have biases."""
+    return {**_as_llama(content, {"hidden_act": "silu", "use_sliding_window": False}), "attention_bias": "inputs"}
+
+
+def qwen3_options(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a Qwen3: heads of query and key have norms."""
+    return {
+        **_as_llama({"head_dim": 128, **content}, {"hidden_act": "silu", "use_sliding_window": False}),
+        "attention_bias": "all" if content.get("attention_bias") else "none",
+        "head_norm": True,
+    }
+
+
+def gpt2_options(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a GPT-2."""
+    _check_absent(
+        content,
+        {
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+            "quantization_config": None,
+        },
+    )
+    if content.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
+        raise UserError(
+            f"{NAME}: activation_function={content['activation_function']!r}; the transformer has GELU by its tanh "
+            "(gelu_new) alone."
+        )
+    vocabulary, width, layers, heads, rows = _sizes(content, "vocab_size", "n_embd", "n_layer", "n_head", "n_positions")
+    return {
+        "vocabulary": vocabulary,
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "max_length": rows,
+        "mlp_width": content.get("n_inner") or 4 * width,
+        "norm_epsilon": content.get("layer_norm_epsilon", 1e-5),
+        "tied": bool(content.get("tie_word_embeddings", True)),
+        "norm": "layer",
+        "positions": "learned",
+        "mlp": "gelu",
+        "mlp_bias": True,
+        "attention_bias": "all",
+    }
+
+
+def _as_llama(content: Mapping[str, Any], only: Mapping[str, Any]) -> dict[str, Any]:
+    _check_absent(content, {**only, "quantization_config": None})
+    sliding = [kind for kind in content.get("layer_types") or () if kind != "full_attention"]
+    if sliding:
+        raise UserError(
+            f"{NAME}: layer_types has {sliding[0]!r}; the transformer attends to all positions before one in every "
+            "block (full_attention)."
+        )
+    vocabulary, width, layers, heads, inner = _sizes(
+        content, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
+    )
+    return {
+        "vocabulary": vocabulary,
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": content.get("num_key_value_heads") or heads,
+        "head_width": content.get("head_dim") or width // heads,
+        "mlp_width": inner,
+        "norm_epsilon": content.get("rms_norm_eps", 1e-6),
+        "tied": bool(content.get("tie_word_embeddings", False)),
+        **_rotary_options(content),
+    }
+
+
+def _rotary_options(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary frequencies: `rope_parameters` of newer files; `rope_theta` and `rope_scaling` of older ones."""
+    rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    options = {"rope_base": float(rope.get("rope_theta", content.get("rope_theta", 10000.0)))}
+    if kind == "default":
+        return options
+    if kind == "linear":
+        return {**options, "rope_factor": float(rope["factor"])}
+    if kind == "llama3":
+        return {
+            **options,
+            "rope_factor": float(rope["factor"]),
+            "rope_trained_length": int(rope["original_max_position_embeddings"]),
+            "rope_slow_turns": float(rope["low_freq_factor"]),
+            "rope_fast_turns": float(rope["high_freq_factor"]),
+        }
+    raise UserError(
+        f"{NAME}: rotary positions of type {kind!r}; the transformer has default, linear and llama3. Models that were "
+        "trained with default ones and may be stretched by this type load where it is taken out of the file."
+    )
+
+
+def _sizes(content: Mapping[str, Any], *names: str) -> list[int]:
+    wrong = [name for name in names if not isinstance(content.get(name), int) or content[name] < 1]
+    if wrong:
+        given = ", ".join(f"{name}={content.get(name)!r}" for name in wrong)
+        raise UserError(f"{NAME} has to give whole numbers of at least 1; it has {given}.")
+    return [content[name] for name in names]
+
+
+def _check_absent(content: Mapping[str, Any], only: Mapping[str, Any]) -> None:
+    """Refuses options with another value than the one that the transformer stands for."""
+    wrong = [name for name, value in only.items() if content.get(name, value) not in (value, None)]
+    if wrong:
+        given = "; ".join(f"{name}={content[name]!r}, and the transformer has {only[name]!r} alone" for name in wrong)
+        raise UserError(f"{NAME}: {given}.")
+
+
+def llama_sizes(config: TransformerConfig) -> dict[str, Any]:
+    """The content of config.json of a Llama or a Qwen."""
+    content = {
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.width,
+        "intermediate_size": config.mlp_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_epsilon,
+        "max_position_embeddings": config.length,
+        "rope_theta": config.rope_base,
+        "tie_word_embeddings": config.tied,
+        "attention_bias": config.attention_bias == "all",
+        "mlp_bias": config.mlp_bias,
+    }
+    if config.rope_factor != 1:
+        content["rope_scaling"] = _scaling(config)
+    return content
+
+
+def _scaling(config: TransformerConfig) -> dict[str, Any]:
+    if not config.rope_trained_length:
+        return {"rope_type": "linear", "factor": config.rope_factor}
+    return {
+        "rope_type": "llama3",
+        "factor": config.rope_factor,
+        "low_freq_factor": config.rope_slow_turns,
+        "high_freq_factor": config.rope_fast_turns,
+        "original_max_position_embeddings": config.rope_trained_length,
+    }
+
+
+def gpt2_sizes(config: TransformerConfig) -> dict[str, Any]:
+    """The content of config.json of a GPT-2."""
+    return {
+        "vocab_size": config.vocabulary,
+        "n_embd": config.width,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": config.mlp_size,
+        "n_positions": config.position_rows,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.norm_epsilon,
+        "tie_word_embeddings": config.tied,
+    }

@@ -1,0 +1,176 @@
+"""The families of models: which sizes a config.json gives, and which array of the files is which parameter.
+
+A parameter is stored under one name, or under one name for each block, `{}` being the block's number. torch's
+matrices of a linear layer are (out, in), ours (in, out): these are turned. GPT-2's are (in, out) too, and its query,
+key and value are one matrix, of whose columns each is a third.
+
+Sources: the public checkpoints' own config.json and tensor names; Touvron et al. 2023 (Llama 2), Dubey et al. 2024
+(Llama 3), Yang et al. 2024 (Qwen2), Yang et al. 2025 (Qwen3), Radford et al. 2019 (GPT-2).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ...mesh.errors import UserError
+from ..moe_config import MoEConfig
+from ..transformer_config import TransformerConfig
+from .config_json import gpt2_options, gpt2_sizes, llama_options, llama_sizes, qwen2_options, qwen3_options
+
+
+class Stored(NamedTuple):
+    """Where a parameter is in the files.
+
+    Attributes:
+        name: Of the array; `{}` stands for the number of the block.
+        turned: Whether it is stored (out, in).
+        part: (which, of how many) of the columns are this parameter.
+    """
+
+    name: str
+    turned: bool = False
+    part: tuple[int, int] = (0, 1)
+
+
+class Family(NamedTuple):
+    """A family of models.
+
+    Attributes:
+        model_type: What config.json calls it.
+        architecture: The class of `transformers` for a language model of it.
+        fixed: Options of the transformer, and the values that the family has.
+        stored: Path of a parameter -> where it is.
+        options: From the content of config.json to options of the transformer; raises UserError.
+        sizes: From the transformer's options to the content of config.json.
+    """
+
+    model_type: str
+    architecture: str
+    fixed: Mapping[str, tuple[Any, ...]]
+    stored: Mapping[str, Stored]
+    options: Callable[[Mapping[str, Any]], dict[str, Any]]
+    sizes: Callable[[TransformerConfig], dict[str, Any]]
+
+
+def _llama_names() -> dict[str, Stored]:
+    layer = "model.layers.{}."
+    linear = {"attention/query": "self_attn.q_proj", "attention/key": "self_attn.k_proj"}
+    linear |= {"attention/value": "self_attn.v_proj", "attention/out": "self_attn.o_proj"}
+    linear |= {f"mlp/{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+    names = {
+        "embed/tokens": Stored("model.embed_tokens.weight"),
+        "head/norm": Stored("model.norm.weight"),
+        "head/logits": Stored("lm_head.weight", turned=True),
+        "blocks/attention/norm": Stored(f"{layer}input_layernorm.weight"),
+        "blocks/mlp/norm": Stored(f"{layer}post_attention_layernorm.weight"),
+        "blocks/attention/query_norm": Stored(f"{layer}self_attn.q_norm.weight"),
+        "blocks/attention/key_norm": Stored(f"{layer}self_attn.k_norm.weight"),
+    }
+    for path, name in linear.items():
+        names[f"blocks/{path}"] = Stored(f"{layer}{name}.weight", turned=True)
+        names[f"blocks/{path}_bias"] = Stored(f"{layer}{name}.bias")
+    return names
+
+
+def _gpt2_names() -> dict[str, Stored]:
+    layer = "transformer.h.{}."
+    names = {
+        "embed/tokens": Stored("transformer.wte.weight"),
+        "embed/positions": Stored("transformer.wpe.weight"),
+        "head/norm": Stored("transformer.ln_f.weight"),
+        "head/norm_bias": Stored("transformer.ln_f.bias"),
+        "head/logits": Stored("lm_head.weight", turned=True),
+    }
+    linear = {"attention/out": "attn.c_proj", "mlp/up": "mlp.c_fc", "mlp/down": "mlp.c_proj"}
+    for suffix, kind in (("", "weight"), ("_bias", "bias")):
+        names[f"blocks/attention/norm{suffix}"] = Stored(f"{layer}ln_1.{kind}")
+        names[f"blocks/mlp/norm{suffix}"] = Stored(f"{layer}ln_2.{kind}")
+        for number, name in enumerate(("query", "key", "value")):
+            names[f"blocks/attention/{name}{suffix}"] = Stored(f"{layer}attn.c_attn.{kind}", part=(number, 3))
+        for path, name in linear.items():
+            names[f"blocks/{path}{suffix}"] = Stored(f"{layer}{name}.{kind}")
+    return names
+
+
+_AS_LLAMA = {"norm": ("rms",), "positions": ("rotary",), "mlp": ("swiglu",)}
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        Family(
+            "llama",
+            "LlamaForCausalLM",
+            {**_AS_LLAMA, "head_norm": (False,), "attention_bias": ("none", "all"), "mlp_bias": (False, True)},
+            _llama_names(),
+            llama_options,
+            llama_sizes,
+        ),
+        Family(
+            "qwen2",
+            "Qwen2ForCausalLM",
+            {**_AS_LLAMA, "head_norm": (False,), "attention_bias": ("inputs",), "mlp_bias": (False,)},
+            _llama_names(),
+            qwen2_options,
+            llama_sizes,
+        ),
+        Family(
+            "qwen3",
+            "Qwen3ForCausalLM",
+            {**_AS_LLAMA, "head_norm": (True,), "attention_bias": ("none", "all"), "mlp_bias": (False,)},
+            _llama_names(),
+            qwen3_options,
+            llama_sizes,
+        ),
+        Family(
+            "gpt2",
+            "GPT2LMHeadModel",
+            {
+                "norm": ("layer",),
+                "positions": ("learned",),
+                "mlp": ("gelu",),
+                "head_norm": (False,),
+                "attention_bias": ("all",),
+                "mlp_bias": (True,),
+            },
+            _gpt2_names(),
+            gpt2_options,
+            gpt2_sizes,
+        ),
+    )
+}
+"""model_type -> the family."""
+
+NO_WEIGHTS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
+"""Arrays of old files that follow from the sizes: frequencies, and GPT-2's causal mask."""
+
+
+def family_of(config: TransformerConfig) -> Family:
+    """The family that a transformer can be written as.
+
+    Raises:
+        UserError: There is none; with what each of them asks for.
+    """
+    if isinstance(config, MoEConfig):
+        raise UserError("A mixture of experts cannot be written for Hugging Face: no family here has its arrays.")
+    lacking = {}
+    for family in FAMILIES.values():
+        wrong = [
+            f"model.{name}={getattr(config, name)} ({' or '.join(map(str, wanted))})"
+            for name, wanted in family.fixed.items()
+            if getattr(config, name) not in wanted
+        ]
+        if family.model_type == "gpt2" and (config.num_kv_heads, config.head_size * config.heads) != (
+            config.heads,
+            config.width,
+        ):
+            wrong.append("model.kv_heads and model.head_width (as many and as wide as model.heads and width say)")
+        if not wrong:
+            return family
+        lacking[family.model_type] = wrong
+    lines = "\n".join(f"  {name}: {', '.join(wrong)}" for name, wrong in lacking.items())
+    raise UserError(f"No family of Hugging Face has this arrangement. What stands in the way of each:\n{lines}")
+
+
+def without_prefix(name: str) -> str:
+    """The name of an array as a model without its head stores it."""
+    return re.sub(r"^(model|transformer)\.", "", name)

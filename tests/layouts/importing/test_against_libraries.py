@@ -1,0 +1,58 @@
+"""Imported rules against the libraries they are from, where these are installed."""
+
+import random
+
+import pytest
+from spmdkit.layouts import from_flax_rules, from_tp_plan
+from spmdkit.layouts.importing.tp_plan import KNOWN
+from spmdkit.mesh import DeviceMesh
+
+import spmdkit
+
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
+AXES = ("data", "fsdp", "tensor")
+
+
+def test_logical_axes_are_those_of_flax():
+    """Random rules over random names."""
+    linen = pytest.importorskip("flax.linen")
+    mesh, draw = DeviceMesh.of(data=2, fsdp=2, tensor=2), random.Random(0)
+    names = [f"{letter}{number}" * 4 for letter in "xyz" for number in range(3)]
+    for _ in range(200):
+        rules = [(draw.choice(names), draw.choice([None, *AXES, draw.sample(AXES, 2)])) for _ in range(8)]
+        rules = [(name, tuple(axes) if isinstance(axes, list) else axes) for name, axes in rules]
+        dims = [draw.choice([None, each]) for each in draw.sample(names, draw.randint(0, 4))]
+        ruled = rules + [(name, None) for name in names]  # no name is without a rule, which could be a misspelt one
+        expected = linen.logical_to_mesh_axes(tuple(dims), ruled)
+        assert from_flax_rules(ruled, {"a": tuple(dims)}, mesh)["a"].axes == tuple(expected)
+
+
+def test_every_word_of_transformers_is_known_or_refused_with_its_reason():
+    transformers = pytest.importorskip("transformers")
+    plans = [getattr(config, "base_model_tp_plan", None) for config in transformers.CONFIG_MAPPING.values()]
+    words = {word for plan in plans for word in (plan or {}).values()}
+    assert len(words) > 5
+    assert {word for word in words if word not in KNOWN and "packed" not in word} == set()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mixtral"])
+def test_a_model_of_transformers_is_laid_out_by_its_own_plan(name):
+    """Every matrix of its blocks; what is packed is left out, as the message says."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256, "head_dim": 8}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    config = transformers.AutoConfig.for_model(name, **sizes, **heads)
+    with torch.device("meta"):
+        params = dict(transformers.AutoModelForCausalLM.from_config(config).named_parameters())
+    mesh, plan = DeviceMesh.of(fsdp=2, tensor=4), config.base_model_tp_plan
+    if name == "mixtral":
+        with pytest.raises(spmdkit.UserError, match="'packed_colwise': several matrices lie in one array"):
+            from_tp_plan(plan, params, mesh)
+        plan = {key: word for key, word in plan.items() if "packed" not in word}
+    rules = from_tp_plan(plan, params, mesh)
+    split = {path: layout.axes for path in params if (layout := rules[path]) is not None}
+    assert split["model.layers.1.self_attn.q_proj.weight"] == ("tensor", None)
+    assert split["model.layers.1.self_attn.o_proj.weight"] == (None, "tensor")
+    for path, axes in split.items():
+        assert rules[path].shard_shape(tuple(params[path].shape))[axes.index("tensor") if "tensor" in axes else 0]
+    assert "model.embed_tokens.weight" not in split

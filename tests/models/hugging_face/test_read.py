@@ -1,0 +1,150 @@
+"""Folders of every family, against their own arithmetic in NumPy; and what is told of folders that do not fit."""
+
+import json
+
+import jax
+import ml_dtypes
+import numpy as np
+import optax
+import plain_families as plain
+import pytest
+from spmdkit.mesh.errors import UserError
+from spmdkit.models.hugging_face import load
+from spmdkit.parallel import build_step, lay_out
+
+TOKENS = np.random.default_rng(5).integers(0, 37, (2, 21)).astype(np.int32)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("name", plain.FAMILIES)
+def test_logits_are_the_familys(folder, name, float64):
+    config = plain.FAMILIES[name]
+    arrays = plain.draw(config)
+    plain.write(folder, config, arrays, files=1 if name in ("llama", "gpt2") else 3)
+    loaded = load(folder)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), loaded.params)
+    found = jax.jit(loaded.model.predict)(params, {"inputs": TOKENS})
+    np.testing.assert_allclose(found, plain.logits(config, arrays, TOKENS), rtol=1e-9, atol=1e-9)
+
+
+def test_sizes(folder):
+    plain.write(folder, plain.LLAMA3, plain.draw(plain.LLAMA3))
+    config = load(folder).config
+    assert (config.head_size, config.num_kv_heads, config.length, config.vocabulary) == (12, 2, 64, 37)
+    assert load(folder, length=16, dropout=0.1).config.dropout == 0.1
+    assert load(folder, length=16).model.flops_per_row < load(folder).model.flops_per_row
+
+
+def test_nothing_is_read_before_it_is_asked_for(folder):
+    plain.write(folder, plain.QWEN2, plain.draw(plain.QWEN2, "bfloat16"), files=2)
+    params = load(folder).params
+    assert isinstance(params["embed"]["tokens"], np.memmap)
+    gate = params["blocks"]["mlp"]["gate"]
+    assert not isinstance(gate, np.ndarray)
+    assert (gate.shape, gate.dtype) == ((3, 16, 24), ml_dtypes.bfloat16)
+    assert all(isinstance(array, np.memmap) for array in gate._arrays)
+
+
+def test_bfloat16_is_read_exactly(folder):
+    arrays = plain.draw(plain.LLAMA, "bfloat16")
+    plain.write(folder, plain.LLAMA, arrays)
+    up = load(folder).params["blocks"]["mlp"]["up"]
+    np.testing.assert_array_equal(up[1], arrays["model.layers.1.mlp.up_proj.weight"].T)
+
+
+@pytest.mark.parametrize("strategy", [{"fsdp": 2, "tensor": 2, "data": 2}, {"pipe": 2, "fsdp": 4}])
+def test_a_step_starts_from_the_weights(folder, strategy):
+    """Two blocks on one stage and one on the other: a slot stays empty."""
+    arrays = plain.draw(plain.QWEN3)
+    sizes = {**plain.QWEN3, "vocab_size": 36}
+    arrays = {name: array[:36] if array.shape[0] == 37 else array for name, array in arrays.items()}
+    plain.write(folder, sizes, arrays)
+    loaded = load(folder, length=16)
+    strategy = {**strategy, "fsdp": {"size": strategy["fsdp"], "floor_bytes": 64}}
+    step = build_step(loaded.model, optax.sgd(0.1), lay_out(loaded.model, strategy))
+    state = step.init(0, loaded.params)
+    np.testing.assert_array_equal(state.params["head"]["logits"], arrays["lm_head.weight"].T)
+    np.testing.assert_array_equal(
+        np.asarray(state.params["blocks"]["attention"]["query"])[0], arrays["model.layers.0.self_attn.q_proj.weight"].T
+    )
+
+
+def test_old_names_and_arrays_that_are_no_weights(folder):
+    """A GPT-2 without its head has no prefix; its causal mask and a tied head may be stored too."""
+    arrays = {name.removeprefix("transformer."): array for name, array in plain.draw(plain.GPT2).items()}
+    arrays |= {"h.0.attn.bias": np.ones((1, 1, 32, 32), np.float32), "lm_head.weight": arrays["wte.weight"]}
+    plain.write(folder, plain.GPT2, arrays)
+    np.testing.assert_array_equal(load(folder).params["embed"]["positions"], arrays["wpe.weight"])
+
+
+def test_everything_that_does_not_fit_is_told_at_once(folder):
+    arrays = plain.draw(plain.LLAMA)
+    del arrays["model.layers.2.mlp.up_proj.weight"]
+    arrays["model.norm.weight"] = np.ones(15, np.float32)
+    arrays["model.layers.0.self_attn.q_proj.bias"] = np.ones(16, np.float32)
+    plain.write(folder, plain.LLAMA, arrays)
+    with pytest.raises(UserError) as error:
+        load(folder)
+    assert str(error.value).splitlines()[1:] == [
+        "  model.layers.2.mlp.up_proj.weight is missing.",
+        "  model.norm.weight is [15]; config.json makes it [16].",
+        "  model.layers.0.self_attn.q_proj.bias is no array of a llama of these sizes.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model_type": "lama"}, "model_type='lama' is no family that can be loaded. Did you mean llama"),
+        ({"model_type": None}, "There are llama, qwen2, qwen3, gpt2"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu', and the transformer has 'silu' alone"),
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary positions of type 'yarn'"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config="),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True"),
+        ({"model_type": "gpt2"}, "n_embd=None"),
+        ({**plain.GPT2, "activation_function": "relu"}, "activation_function='relu'"),
+        ({**plain.GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ({"num_key_value_heads": 3}, "model.kv_heads=3 does not divide model.heads=4"),
+    ],
+)
+def test_configs_that_are_refused(folder, changed, message):
+    plain.write(folder, {**plain.LLAMA, **changed}, {})
+    with pytest.raises(UserError, match=message):
+        load(folder)
+
+
+def test_folders_that_are_none(folder, tmp_path):
+    with pytest.raises(UserError, match=r"there is no folder. Give a folder"):
+        load(folder)
+    folder.mkdir()
+    with pytest.raises(UserError, match=r"there is no config.json in it"):
+        load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config.json cannot be read"):
+        load(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(UserError, match="holds a list"):
+        load(folder)
+    (folder / "config.json").write_text(json.dumps(plain.LLAMA))
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"neither model.safetensors nor .* \(pytorch_model.bin is"):
+        load(folder)
+
+
+def test_an_index_that_is_wrong(folder):
+    plain.write(folder, plain.LLAMA, plain.draw(plain.LLAMA), files=2)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.norm.weight"] = "model-00001-of-00002.safetensors"
+    index["weight_map"]["lm_head.weight"] = "model-00001-of-00002.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"says that .* is in model-00001-of-00002.safetensors; it is not"):
+        load(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(UserError, match=r"names files that are not there: model-00002-of-00002.safetensors"):
+        load(folder)

@@ -7,7 +7,7 @@ Each process makes the batches it is asked for, always the same number on every 
 process before it ends on another.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
 
@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 
 from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process, tell
+from .buckets import BucketedSource
 from .order import source_order
 from .placement import check_divisible, place_rows, rows_of_devices
 from .prefetch import run_ahead
@@ -161,6 +162,36 @@ def abstract_batch(source: Source, global_batch: int, sharding: NamedSharding) -
         )
         for name, value in example.items()
     }
+
+
+def further_batches(
+    source: Source, global_batch: int, sharding: NamedSharding
+) -> Iterator[dict[str, jax.ShapeDtypeStruct]]:
+    """What batches of the other lengths are, of a source that has several; `abstract_batch` is of the longest.
+
+    Args:
+        source: Any split of the data.
+        global_batch: Rows of a batch, over all processes.
+        sharding: How rows are split over the mesh.
+    """
+    if not isinstance(source, BucketedSource):
+        return
+    for number, length in enumerate(source.lengths[:-1]):
+        example = source.padded_to(int(length), int(np.flatnonzero(source.bucket_of == number)[0]))
+        yield abstract_batch(_Single(example), global_batch, sharding)
+
+
+class _Single:
+    """A source of one example."""
+
+    def __init__(self, example: dict[str, np.ndarray]) -> None:
+        self._example = example
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return self._example
 
 
 def _batches(

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from ...configs.schema import Config
-from ...data.batches import eval_batches, train_batches
+from ...data.batches import eval_batches, further_batches, train_batches
 from ...mesh.errors import UserError
 from ...mesh.processes import is_main_process
 from ...models.catalog import initial_params
@@ -153,6 +153,7 @@ class _Run:
             return
         self.guards.times.switch("compile")
         explanation = explain_built(self.built)  # compiles the step, which then starts at once
+        self.compile_further()
         self.guards.times.switch("start")
         agree_on_start(self.built, self.made_of)
         self.display.message(str(explanation))
@@ -171,6 +172,12 @@ class _Run:
         if self.stopped_after is not None:
             return
         finish(self.built, explanation, state, self.folder, self.display)
+
+    def compile_further(self) -> None:
+        """Compiles the step for batches of the other lengths, where the data has several: one program a bucket."""
+        source, sharding = self.built.splits.train, self.built.layouts.batch_sharding()
+        for batch in further_batches(source, self.config.train.global_batch, sharding):
+            self.built.step.compile(batch)
 
     def train(self, state: TrainState, batches: Iterable[Batch]) -> TrainState:
         """The steps that are left."""

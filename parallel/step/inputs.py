@@ -21,6 +21,15 @@ Signature = dict[str, tuple[str, int]]
 """Name of an array of a batch -> its dtype and number of dims."""
 
 
+BatchShapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""Name and shape of every array of a batch."""
+
+
+def shapes_of(batch: Mapping[str, Any]) -> BatchShapes:
+    """The shapes of a batch, as a key: programs are compiled for one each."""
+    return tuple((name, tuple(array.shape)) for name, array in sorted(batch.items()))
+
+
 class BatchCheck:
     """The batches of one program: what all of them have to be, and what the first one was."""
 

@@ -34,7 +34,7 @@ from ..sharding.stored_order import in_stage_order, stored_order
 from . import diloco_step, initial_params
 from .composition import DeviceStep
 from .cost import step_cost
-from .inputs import BatchCheck, explain, explained, refuse_consumed
+from .inputs import BatchCheck, BatchShapes, explain, explained, refuse_consumed, shapes_of
 from .model_state import abstract_model_state, first_model_state
 from .recompilation import RecompilationWatch
 from .state import StepMetrics, TrainState, abstract_state, seed_problem, with_means
@@ -54,7 +54,7 @@ class Step:
         self._device_step = DeviceStep(model, plan)
         self._exact = self._device_step if plan.exact is plan else DeviceStep(model, plan.exact)
         self._watch = RecompilationWatch("the training step")
-        self._compiled: jax.stages.Compiled | None = None
+        self._compiled: dict[BatchShapes, jax.stages.Compiled] = {}
         rows = partial(check_rows, plan, accumulate=plan.options.accumulate)
         self._batches, self._own_batches = (BatchCheck(name, rows) for name in ("the step", "step.gradients"))
         self._eval_batches = BatchCheck("step.evaluate", partial(check_eval_rows, plan))
@@ -117,23 +117,29 @@ class Step:
         return result
 
     def _launch(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        if self._compiled is not None:
+        program = next(iter(self._compiled.values()), None)
+        if len(self._compiled) > 1:
+            program = self._compiled.get(shapes_of(batch))
+        if program is not None:
             try:
-                return self._compiled(state, batch)
+                return program(state, batch)
             except TypeError as error:  # a mistake, or other shapes than it was compiled for
                 explain(error, state, self.abstract_state, batch, self._batches)
-                self._compiled = None  # compile again, and be warned
+                self._compiled.clear()  # compile again, and be warned
         return self._run(state, batch)
 
     def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
-        """Compiles the step, once; calls with batches of these global shapes then run it.
+        """Compiles the step for batches of these global shapes, once; calls with such batches then run it.
+
+        Batches of several shapes, as buckets of lengths give, are compiled for one after the other.
 
         Returns:
             The compiled program, for its memory analysis and its text.
         """
-        if self._compiled is None:
-            self._compiled = self.lower(abstract_batch).compile()
-        return self._compiled
+        shapes = shapes_of(abstract_batch)
+        if shapes not in self._compiled:
+            self._compiled[shapes] = self.lower(abstract_batch).compile()
+        return self._compiled[shapes]
 
     def evaluate(self, params: Params, batch: Batch, model_state: Any = ()) -> tuple[Array, Array]:
         """The sums (loss, weight) over one global batch, without randomness and without an update.

@@ -1,6 +1,7 @@
 """The step as a whole: state, donation, metrics, errors, lowering without devices, models that do not type."""
 
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import reference
 import toy
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
+from spmdkit.parallel.step import initial_params
 from spmdkit.parallel.step.manual_axes import UncheckedStep
 from spmdkit.parallel.step.state import MOST_SEED
 
@@ -74,7 +76,7 @@ def test_no_device_ever_holds_a_whole_large_array():
     state, key = step.abstract_state(), jax.ShapeDtypeStruct((2,), jnp.uint32)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     programs = (
-        jax.jit(step._first_params, out_shardings=shardings.params).lower(key),
+        jax.jit(partial(initial_params.drawn, step.model, step.precision), out_shardings=shardings.params).lower(key),
         jax.jit(step._first_state, out_shardings=shardings, donate_argnums=0).lower(state.params, key),
     )
     whole = 1024 * 1024 * 4

@@ -9,6 +9,7 @@ counts is where the file is, not what it is called, and it is found before anyth
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..mesh.module_files import ModuleFile, module_files
 from .errors import Problem
@@ -31,11 +32,12 @@ def code_problems(config: Config) -> list[Problem]:
 
 def _named(config: Config) -> Iterator[tuple[str, str]]:
     """Every key of which a value may be `module:function`, with that value."""
-    named = {
+    named: dict[str, Any] = {
         "model.name": config.model.get("name"),
         "data.source": config.data.source,
         "optimizer.name": config.optimizer.name,
     }
+    named |= {f"callbacks.{place}.name": each["name"] for place, each in enumerate(config.callbacks)}
     return ((key, name) for key, name in named.items() if isinstance(name, str) and ":" in name)
 
 

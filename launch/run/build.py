@@ -25,8 +25,10 @@ from ...parallel.plan import ShardingPlan
 from ...parallel.sharding.batch_rows import check_rows
 from ...parallel.sharding.lay_out import abstract_parameters, lay_out
 from ...parallel.step.train_step import Step, build_step
+from ...training.callbacks.rate_factor import adjustable
 from ...training.optimizers import make_optimizer
 from ...training.worker import simulated_by_job
+from .callbacks import changes_learning_rate
 from .model_check import check_contract, check_functions
 
 
@@ -133,7 +135,7 @@ def plan_step(
     )
     step = build_step(
         model,
-        optimizer,
+        adjustable(optimizer) if changes_learning_rate(config) else optimizer,
         layouts,
         accumulate=config.train.accumulate,
         clip_norm=config.train.clip_norm,

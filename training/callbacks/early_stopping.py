@@ -40,12 +40,7 @@ class EarlyStopping(Callback):
         """Why the run ends, where it has waited long enough."""
         if self._waited < self.patience:
             return ""
-        evaluations = "evaluation" if self._waited == 1 else f"{self._waited} evaluations"
-        best = f"{self._seen.best:.6g}" if self._seen.best is not None else "any number"
-        return (
-            f"early stopping: in the last {evaluations} {self.monitor} has not {self._seen.verb} from {best} of step "
-            f"{self._best_step}"
-        )
+        return f"early stopping, for {self._seen.no_better(self._waited)}, since step {self._best_step}"
 
     def on_evaluation_end(self, run: Run, metrics: Mapping[str, float]) -> None:
         """Counts evaluations since the best."""

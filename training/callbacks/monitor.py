@@ -32,7 +32,7 @@ class Monitor:
         """
         if self.name not in metrics:
             near = did_you_mean(self.name, metrics, otherwise="It has")
-            raise UserError(f"monitor={self.name!r}: an evaluation has no such metric.{near}")
+            raise UserError(f"callbacks: monitor={self.name!r}: an evaluation has no such metric.{near}")
         return metrics[self.name]
 
     def improves(self, metrics: Mapping[str, float]) -> bool:
@@ -49,10 +49,12 @@ class Monitor:
         """Whether a value is better than another, by more than so much."""
         return value < other - by if self.mode == "min" else value > other + by
 
-    @property
-    def verb(self) -> str:
-        """What the metric should do: "fallen", "risen"."""
-        return "fallen" if self.mode == "min" else "risen"
+    def no_better(self, evaluations: int) -> str:
+        """Says that so many evaluations were no better: "eval_loss has not fallen from 2.5 in 3 evaluations"."""
+        verb = "fallen" if self.mode == "min" else "risen"
+        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        best = f" from {self.best:.6g}" if self.best is not None else ""
+        return f"{self.name} has not {verb}{by}{best} in {evaluations} evaluation{'s' if evaluations > 1 else ''}"
 
 
 def number_problems(minimum: Mapping[str, float], given: Mapping[str, float]) -> list[str]:

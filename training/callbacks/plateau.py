@@ -67,8 +67,6 @@ class ReduceOnPlateau(Callback):
             return
         by = max(self.factor, lowest)
         run.scale_learning_rate(by)
-        run.say(
-            f"step {run.step}: {self.monitor} has not {self._seen.verb} from {self._seen.best:.6g} in {self._waited} "
-            f"evaluations; the learning rate is now {run.learning_rate_factor * by:.3g} of its schedule."
-        )
+        rate = f"the learning rate is now {run.learning_rate_factor * by:.3g} of its schedule"
+        run.say(f"Step {run.step}: {self._seen.no_better(self._waited)}; {rate}.")
         self._waited, self._resting = 0, self.cooldown

@@ -61,7 +61,7 @@ class Samples(Callback):
             return
         assert run.generate is not None
         text = run.generate(self.prompt, self.length, self.temperature)
-        run.say(f"step {run.step} writes:\n\n{text}\n")
+        run.say(f"Step {run.step} writes:\n\n{text}\n")
         if run.is_main:
             with (run.folder / NAME).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": run.step, "text": text}) + "\n")

@@ -125,7 +125,7 @@ def test_a_callback_of_the_users_own(tmp_path, capsys):
     ("sections", "text"),
     [
         ({"callbacks": ["samples"]}, "this one does not. Leave samples out."),
-        ({"callbacks": [{"name": "own_other:makes"}]}, "holds no makes. Did you mean 'make'?"),
+        ({"callbacks": [{"name": "own_other:makes"}]}, "holds no makes. Did you mean make?"),
         (
             {"callbacks": ["early_stopping"], "data": {"source": "synthetic", "eval_fraction": 0.0}},
             "callbacks.0 (early_stopping) looks at eval_loss, but there is nothing to evaluate on.",

@@ -154,7 +154,6 @@ class Config:
     guards: GuardsConfig = field(default_factory=GuardsConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
     callbacks: tuple[Mapping[str, Any], ...] = ()
-    """What happens around the steps, in this order: names of built-in callbacks, such as csv; mappings of a name and
-    options; or the user's own `module:function` with its options."""
+    """What happens around the steps, in order: names, mappings of a name and options, or your own module:function."""
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     source: Path | None = field(default=None, compare=False, repr=False)

@@ -47,7 +47,7 @@ def describe_config() -> str:
         elif field.name == "callbacks":
             lines += ["", f"callbacks: {help_of['callbacks']}"]
             for name, cls in CALLBACKS.items():
-                lines += ["", f"callbacks: (name: {name}) {_summary(cls)}", *_describe_fields(cls)]
+                lines += ["", f"callbacks: (name: {name})", f"  {_summary(cls)}", *_describe_fields(cls)]
         else:
             lines += _describe_section(field.name, type(value))
     return "\n".join(lines) + "\n"

@@ -18,6 +18,7 @@ A host that waits for its devices, which wait for other hosts, is no obstacle: i
 on.
 """
 
+import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -88,17 +89,17 @@ class Gate:
                 self._last, self.reason = number, reason
             self._change.notify_all()
 
-    def pause_after(self, number: int, text: str, name: str = "") -> None:
+    def pause_after(self, number: int, *texts: str, name: str = "") -> None:
         """Decides after which step to pause.
 
         Args:
             number: More than what `close` gave.
-            text: What is asked for, which `asked_at` gives then.
+            texts: What is asked for, which `asked_at` gives then.
             name: As it was given to `close`.
         """
         with self._change:
             self._undecided.discard(name)
-            self._pauses.setdefault(number, []).append(text)
+            self._pauses.setdefault(number, []).extend(texts)
             self._change.notify_all()
 
     def ask(self, text: str) -> None:
@@ -119,7 +120,7 @@ class Gate:
         return STOP in self._undecided or self._last is not None
 
     def _pause_alone(self, text: str) -> None:
-        self.pause_after(self.close("alone") + 1, text, "alone")
+        self.pause_after(self.close("alone") + 1, text, name="alone")
 
 
 @contextmanager
@@ -193,12 +194,16 @@ class _Together:
     def _listen(self) -> None:
         while not self._end.wait(DECIDING_SECONDS if self._undecided else POLL_SECONDS):
             with suppress(Exception):  # the service ends with process 0; then there is nobody to stop with
-                self._say()
-                asked = {key.removeprefix(ASKED): text for key, text in self._client.key_value_dir_get(ASKED)}
-                for name, text in list(self._undecided.items()):
-                    self._decide(name, text)
-                for name in asked.keys() - self._seen:
-                    self._answer(name, asked[name])
+                self._look()
+
+    def _look(self) -> None:
+        """Says what is to be said; decides what all have answered; answers what is newly asked, in this order."""
+        self._say()
+        asked = {key.removeprefix(ASKED): text for key, text in self._client.key_value_dir_get(ASKED)}
+        for name, text in list(self._undecided.items()):
+            self._decide(name, text)
+        for name in asked.keys() - self._seen:
+            self._answer(name, asked[name])
 
     def _say(self) -> None:
         """Tells all what this process asks for."""
@@ -207,9 +212,10 @@ class _Together:
             self._signal = ""
         is_free = not self._number or (str(self._number) in self._seen and str(self._number) not in self._undecided)
         if self._pauses and is_free and jax.process_index() == 0:
-            self._client.key_value_set(f"{ASKED}{self._number + 1}", self._pauses[0])
+            told = list(self._pauses)  # the training thread may be adding to it
+            self._client.key_value_set(f"{ASKED}{self._number + 1}", json.dumps(told))
             self._number += 1
-            self._pauses.pop(0)
+            del self._pauses[: len(told)]
 
     def _answer(self, name: str, text: str) -> None:
         """Closes the gate for what is newly asked, and tells how far this process is.
@@ -230,7 +236,7 @@ class _Together:
         if name == STOP:
             self._gate.stop_after(max(started), text)
         else:
-            self._gate.pause_after(max(started) + 1, text, name)
+            self._gate.pause_after(max(started) + 1, *json.loads(text), name=name)
         del self._undecided[name]
         if name != STOP and int(name) > 1 and jax.process_index() == 0:
             # Process 0 asked when it had decided the request before; whoever has answered has decided that too.

@@ -12,7 +12,7 @@ from ...configs.checks import check_devices
 from ...configs.elastic import fit_to_devices
 from ...configs.paths import below_root, is_schedule_file
 from ...configs.schema import Config
-from ...data.batches import abstract_batch, check_enough
+from ...data.batches import abstract_batch, check_enough, train_batches
 from ...data.ranges import Limit, Limits, check_splits
 from ...data.splits import Splits, open_splits
 from ...mesh.compat import Device
@@ -191,6 +191,23 @@ def data_limits(config: Config, splits: Splits) -> Limits:
     if name not in MODELS:
         return Limits(inputs=tokens)
     return Limits(targets=known.get("model.classes")) if name == "mlp" else Limits(inputs=tokens, targets=tokens)
+
+
+def batches_after(start: int, built: Built) -> Any:
+    """The batches of the steps that are left after so many, read by threads of their own; to be closed."""
+    config = built.config
+    return train_batches(
+        built.splits.train,
+        built.layouts.batch_sharding(),
+        global_batch=config.train.global_batch,
+        seed=config.run.seed,
+        start_step=start,
+        num_steps=config.train.steps - start,
+        shuffle=config.data.shuffle,
+        prefetch=config.data.prefetch,
+        threads=config.data.threads,
+        limits=data_limits(config, built.splits),
+    )
 
 
 def search_path(config: Config) -> tuple[Path, ...]:

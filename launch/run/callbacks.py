@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...configs.paths import search_path
 from ...configs.schema import Config
@@ -11,9 +11,6 @@ from ...training.callbacks.catalog import make_callbacks
 from ...training.callbacks.conductor import Conductor, Named
 from ...training.callbacks.run import Run
 from ...training.stopping import Gate
-
-if TYPE_CHECKING:
-    from .build import Built
 
 
 def callbacks_of(config: Config) -> list[Named]:
@@ -48,26 +45,34 @@ def complete(config: Config, notes: Mapping[str, Any]) -> str:
 
 
 def seen_by_callbacks(
-    built: "Built", folder: Path, start: int, say: Callable[[str], None], generate: Callable[..., str] | None
+    config: Config,
+    folder: Path,
+    *,
+    start: int,
+    examples: int,
+    evaluates: bool,
+    say: Callable[[str], None],
+    generate: Callable[[Any, str, int, float], str] | None = None,
 ) -> Run:
     """What the callbacks of a run see of it.
 
     Args:
-        built: The run.
+        config: Of the run.
         folder: Where it lives.
         start: Steps done.
+        examples: Of the training split.
+        evaluates: Whether there is an evaluation split.
         say: Prints a line.
         generate: Continues a prompt: (params, prompt, length, temperature) -> text; None of a model that cannot.
     """
-    config = built.config
     run = Run(
         folder=folder,
         start=start,
         num_steps=config.train.steps,
         batch=config.train.global_batch,
-        examples=len(built.splits.train),
+        examples=examples,
         config=as_plain(config),
-        evaluates=built.splits.evaluation is not None,
+        evaluates=evaluates,
         say=say,
         can_scale=changes_learning_rate(config),
     )

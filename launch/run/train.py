@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.schema import Config
-from ...data.batches import eval_batches, train_batches
+from ...data.batches import eval_batches
 from ...mesh.processes import is_main_process
 from ...parallel.model import Batch
 from ...parallel.sharding.stored_order import stored_order
@@ -25,7 +25,7 @@ from ...training.loop import Progress, evaluate, run_steps
 from ...training.stopping import Gate, stops_on_signals
 from ...training.worker import multi_process
 from .agreement import agree_on_config, agree_on_start
-from .build import Built, build, data_limits, prepare_devices
+from .build import Built, batches_after, build, data_limits, prepare_devices
 from .callbacks import callbacks_of, seen_by_callbacks
 from .explain import explain_built
 from .finish import finish, nothing_is_left
@@ -138,7 +138,15 @@ class _Run:
         self.watchdog = self.guards.watchdog
         self.limits = data_limits(self.config, built.splits)
         generate = partial(sample_text, built) if writes_text(built) else None
-        self.seen = seen_by_callbacks(built, folder, start, display.message, generate)
+        self.seen = seen_by_callbacks(
+            self.config,
+            folder,
+            start=start,
+            examples=len(built.splits.train),
+            evaluates=built.splits.evaluation is not None,
+            say=display.message,
+            generate=generate,
+        )
         self.conductor = Conductor(
             callbacks_of(self.config),
             self.seen,
@@ -166,7 +174,7 @@ class _Run:
         agree_on_start(self.built, self.made_of)
         self.display.message(str(explanation))
         state, damaged, ended = self.first_state()
-        with closing(self.batches()) as batches:
+        with closing(batches_after(self.start, self.built)) as batches:
             first = list(islice(batches, 1))
             for line in take_folder(damaged):
                 self.display.message(line)
@@ -219,21 +227,6 @@ class _Run:
         ended = self.conductor.restore(self.checkpoints.notes(self.start))
         like = self.built.step.abstract_state()
         return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged, ended
-
-    def batches(self):
-        data, train = self.config.data, self.config.train
-        return train_batches(
-            self.built.splits.train,
-            self.built.layouts.batch_sharding(),
-            global_batch=train.global_batch,
-            seed=self.config.run.seed,
-            start_step=self.start,
-            num_steps=train.steps - self.start,
-            shuffle=data.shuffle,
-            prefetch=data.prefetch,
-            threads=data.threads,
-            limits=self.limits,
-        )
 
     def evaluates_at(self, number: int) -> bool:
         if self.built.splits.evaluation is None:

@@ -24,7 +24,7 @@ def config_keys() -> tuple[str, ...]:
     keys += [f"model.{field.name}" for options, _ in MODELS.values() for field in fields(options)]
     for name, options in option_types().items():
         keys += [f"strategy.{name}", *(f"strategy.{name}.{field.name}" for field in fields(options))]
-    return tuple(dict.fromkeys([*keys, "callbacks"]))
+    return tuple(dict.fromkeys(keys))
 
 
 def _below(path: str, section: Any) -> Iterator[str]:

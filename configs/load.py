@@ -9,6 +9,7 @@ from typing import Any
 from ..mesh.near_miss import did_you_mean
 from ..models.catalog import MODELS
 from ..parallel.sharding.strategies import option_types
+from .callbacks import to_callbacks
 from .checks import layout_problems, size_problems
 from .convert import below, to_dataclass, unknown_key
 from .elastic import elastic_problems, not_fitting
@@ -129,6 +130,8 @@ def to_config(tree: Mapping[str, Any], problems: list[Problem]) -> Config:
             given[name] = _to_model(tree.get(name), problems)
         elif name == "strategy":
             given[name] = _to_strategy(tree[name], problems) if name in tree else default
+        elif name == "callbacks":
+            given[name] = to_callbacks(tree.get(name), problems)
         else:
             given[name] = to_dataclass(type(default), tree.get(name), name, problems)
     return Config(**given)

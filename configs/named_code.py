@@ -32,7 +32,7 @@ def code_problems(config: Config) -> list[Problem]:
 
 def _named(config: Config) -> Iterator[tuple[str, str]]:
     """Every key of which a value may be `module:function`, with that value."""
-    named = {
+    named: dict[str, Any] = {
         "model.name": config.model.get("name"),
         "model.loss": config.model.get("loss"),
         "model.inputs": config.model.get("inputs"),
@@ -41,6 +41,7 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
         "optimizer.name": config.optimizer.name,
         **{f"data.mixture[{number}].source": part.get("source") for number, part in enumerate(config.data.mixture)},
     }
+    named |= {f"callbacks.{place}.name": each["name"] for place, each in enumerate(config.callbacks)}
     return ((key, name) for key, name in named.items() if isinstance(name, str) and ":" in name)
 
 

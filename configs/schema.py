@@ -2,8 +2,8 @@
 
 A section that belongs to another package is described there, beside the code that uses it: `data` in data/config.py,
 `optimizer` in training/optimizers.py, `precision` in parallel/precision.py, `timeouts` in training/worker.py,
-`guards` in training/guards.py, the options of each strategy in parallel/, those of each model in models/; `launch`
-stands in launching.py, the rest here.
+`guards` in training/guards.py, the options of each callback in training/callbacks/, of each strategy in parallel/, of
+each model in models/; `launch` stands in launching.py, the rest here.
 
 A whole number whose name ends in `_bytes` or `_floor` also accepts text such as "64KiB".
 """
@@ -153,5 +153,7 @@ class Config:
     timeouts: Timeouts = field(default_factory=Timeouts)
     guards: GuardsConfig = field(default_factory=GuardsConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
+    callbacks: tuple[Mapping[str, Any], ...] = ()
+    """What happens around the steps, in order: names, mappings of a name and options, or your own module:function."""
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     source: Path | None = field(default=None, compare=False, repr=False)

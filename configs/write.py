@@ -9,6 +9,7 @@ import yaml
 
 from ..models.catalog import MODELS
 from ..parallel.sharding.strategies import option_types
+from ..training.callbacks.catalog import CALLBACKS
 from .convert import has_default
 from .help import field_help
 from .reader import SCALARS
@@ -43,6 +44,10 @@ def describe_config() -> str:
             lines += ["", f"strategy: {help_of['strategy']}"]
             for name, options in option_types().items():
                 lines += ["", f"strategy.{name}: {_summary(options)}", *_describe_fields(options)]
+        elif field.name == "callbacks":
+            lines += ["", f"callbacks: {help_of['callbacks']}"]
+            for name, cls in CALLBACKS.items():
+                lines += ["", f"callbacks: (name: {name})", f"  {_summary(cls)}", *_describe_fields(cls)]
         else:
             lines += _describe_section(field.name, type(value))
     return "\n".join(lines) + "\n"

@@ -77,6 +77,40 @@ def wait_for_all(name: str, *, seconds: float, say: Callable[[str], None] = lamb
     exchange(name, "", seconds=seconds, say=say)
 
 
+def told_by_first(name: str, text: str, *, seconds: float) -> str:
+    """Gives the text of process 0 to all processes; of a run of one process its own.
+
+    Process 0 waits for nobody. Every process calls this as often, and in the same order.
+
+    Args:
+        name: What it is; used once.
+        text: That of process 0 counts.
+        seconds: How long the others wait for it.
+
+    Raises:
+        ProcessesMissing: Process 0 did not come in time.
+    """
+    client = coordination_client()
+    if client is None:
+        return text
+    key = f"{PREFIX}{name}"
+    if jax.process_index() == 0:
+        client.key_value_set(key, text)
+        return text
+    end = time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        try:  # in short waits, between which Python hears of signals
+            return client.blocking_key_value_get(key, max(1, int(1000 * min(left, 1.0))))
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            if left <= 0:
+                raise ProcessesMissing(
+                    f"rank 0 did not come to '{name}' within {seconds:.0f} s (timeouts.rendezvous). Look into its log."
+                ) from None
+
+
 def ranks(numbers: Sequence[int]) -> str:
     """Ranks in words: "rank 1", "ranks 0, 2 and 3", "ranks 0 to 7"."""
     numbers = sorted(numbers)

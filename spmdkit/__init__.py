@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from .parallel import lay_out as lay_out
     from .parallel import name_output as name_output
     from .parallel import verify as verify
+    from .training.callbacks.callback import Callback as Callback
+    from .training.callbacks.fit import fit as fit
     from .training.checkpoints import Checkpoints as Checkpoints
     from .training.loop import evaluate as evaluate
     from .training.loop import run_steps as run_steps
@@ -96,6 +98,8 @@ _HOMES = {
         "name_output",
         "verify",
     ),
+    "training.callbacks.callback": ("Callback",),
+    "training.callbacks.fit": ("fit",),
     "training.checkpoints": ("Checkpoints",),
     "training.loop": ("evaluate", "run_steps"),
 }

@@ -37,8 +37,8 @@ from .checkpoint_folder import CHECKSUMS, DAMAGED, REMOVED, UNFINISHED, contents
 from .checksums import checksums
 from .exits import TRACEBACK_VARIABLE
 
-ABOUT = "spmdkit"
-"""Where the description of a checkpoint keeps what its run says of itself."""
+ABOUT, NOTES = "spmdkit", "notes"
+"""Where the description of a checkpoint keeps what its run says of itself, and the notes of a save."""
 NOTICED_SECONDS = 1.0
 """How long training waits for the previous save before that is told."""
 
@@ -89,6 +89,7 @@ class Checkpoints:
         self._directory = Path(directory).absolute()
         self._keep = keep
         self._abstract_state = abstract_state
+        self._also_keep: frozenset[int] = frozenset()
         self._saving: int | None = None
         self._failure: SaveFailed | None = None
         self._swept = False
@@ -122,7 +123,15 @@ class Checkpoints:
         """Gives the newest complete step on disk; None where there is none."""
         return max(self.steps(), default=None)
 
-    def save(self, step: int, state: Any, say: Callable[[str], None] = lambda line: None) -> None:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        say: Callable[[str], None] = lambda line: None,
+        *,
+        notes: Mapping[str, Any] | None = None,
+        also_keep: Iterable[int] = (),
+    ) -> None:
         """Starts to write a checkpoint, and returns as soon as the state may be changed or donated.
 
         Waits for the previous save first, so that no more than one copy of the state is ever held. A checkpoint of the
@@ -133,10 +142,13 @@ class Checkpoints:
             step: Optimizer steps done.
             state: Arrays structured like `abstract_state`.
             say: Gets a line where training had to wait for the previous save.
+            notes: Plain values that `notes` gives back.
+            also_keep: Steps whose checkpoints stay, from now on, beside the newest `keep`.
 
         Raises:
             SaveFailed: If this save could not start, or the previous one failed.
         """
+        self._also_keep = frozenset(also_keep)
         self._wait_for_previous(step, say)
         self._saving = step
         if is_main_process() and not self._swept:
@@ -148,7 +160,8 @@ class Checkpoints:
         arrays = ocp.args.PyTreeSave({**stored, CHECKSUMS: checksums(stored)})  # pyright: ignore[reportCallIssue]
         target = self._directory / str(step)
         composite = ocp.args.Composite(state=arrays)
-        self._watch(lambda: self._orbax.save(target, args=composite, force=True, custom_metadata=self._about or None))
+        about = {**self._about, **({NOTES: dict(notes)} if notes else {})}
+        self._watch(lambda: self._orbax.save(target, args=composite, force=True, custom_metadata=about or None))
 
     def check(self) -> None:
         """Raises the error of a save that failed in the background; cheap enough for every step.
@@ -281,6 +294,21 @@ class Checkpoints:
             + "\nPut one of them back from a copy, or start anew with --fresh, which moves this run aside."
         )
 
+    def notes(self, step: int) -> dict[str, Any]:
+        """Gives the notes that a checkpoint was saved with; nothing where it has none.
+
+        Args:
+            step: A complete step.
+
+        Raises:
+            CheckpointError: There is no such checkpoint.
+            DamagedCheckpoint: Its description is missing or cannot be understood.
+            CheckpointUnavailable: The machine or the file system does not let it be read.
+        """
+        folder = self._directory / str(self._existing(step))
+        found = self._read(folder, lambda: self._orbax.metadata(folder).custom_metadata) or {}
+        return dict(found.get(NOTES) or {})
+
     def keep_aside(self, steps: Iterable[int]) -> list[Path]:
         """Renames damaged checkpoints, so that they are neither restored nor counted; nothing is removed.
 
@@ -356,8 +384,9 @@ class Checkpoints:
 
     def _remove_old(self, saved: int) -> None:
         steps = self.steps()
-        kept = [step for step in steps if step <= saved][-self._keep :]
-        for leaving in set_aside(self._directory, map(str, sorted({*steps} - {*kept})), REMOVED):
+        ours = [step for step in steps if step <= saved]
+        kept = {*ours[-self._keep :], *self._also_keep.intersection(ours)}
+        for leaving in set_aside(self._directory, map(str, sorted({*steps} - kept)), REMOVED):
             self._remover.submit(shutil.rmtree, leaving, ignore_errors=True)
 
     def _keep_foreign(self, step: int) -> None:

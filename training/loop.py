@@ -8,7 +8,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -64,7 +63,7 @@ def run_steps(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     pause_at: Callable[[int], bool] = lambda number: False,
     on_pause: Callable[[int, TrainState], dict[str, float]] = lambda number, state: {},
-    after_pause: Callable[[int, TrainState], None] = lambda number, state: None,
+    after_pause: Callable[[int, TrainState], TrainState | None] = lambda number, state: None,
     may_start: Callable[[int], bool] = lambda number: True,
     on_stop: Callable[[int, TrainState], None] = lambda number, state: None,
     after_step: Callable[[int, TrainState], None] = lambda number, state: None,
@@ -83,8 +82,7 @@ def run_steps(
         on_pause: Called with the number of the step and the state, which it must not keep (the next step consumes it).
             What it returns is reported with the step; its time does not count as training.
         after_pause: Called with the same, after that report: the place to save, so that no checkpoint is ever on disk
-            before the metrics of its step.
-
+            before the metrics of its step. A state that it returns is the one to go on with.
         may_start: Asked before every step; the first that may not start ends the training, see `stopping.Gate`.
         on_stop: Called then with the number of the last step and the state after it, found finite: the place to save.
         after_step: Called with the number of every step just started and the state after it, which is still being
@@ -111,7 +109,10 @@ def run_steps(
         if pause_at(number):
             log.drain()
             _check_finite(number, state)
-            log.pause(partial(on_pause, number, state), partial(after_pause, number, state))
+            log.pause(on_pause(number, state))
+            changed = after_pause(number, state)
+            state = state if changed is None else changed
+            log.go_on()
     log.finish()
     return state
 
@@ -141,10 +142,12 @@ class _LateLog:
                 self._read_done()
                 self._report_if_due()
 
-    def pause(self, measure: Callable[[], dict[str, float]], after: Callable[[], None]) -> None:
-        """Reports the last step, all being done, with what is measured in between; the clock stands still."""
-        self._report(measure())
-        after()
+    def pause(self, measured: dict[str, float]) -> None:
+        """Reports the last step, all being done, with what was measured after it; the clock stands still."""
+        self._report(measured)
+
+    def go_on(self) -> None:
+        """Lets the clock go on after a pause."""
         self._since = time.perf_counter()
 
     def stop(self) -> None:

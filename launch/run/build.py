@@ -13,7 +13,7 @@ from ...configs.checks import check_devices
 from ...configs.elastic import fit_to_devices
 from ...configs.paths import below_root, is_schedule_file
 from ...configs.schema import Config
-from ...data.batches import abstract_batch, check_enough
+from ...data.batches import abstract_batch, check_enough, train_batches
 from ...data.ranges import Limit, Limits, check_splits
 from ...data.source import take
 from ...data.splits import Splits, open_splits
@@ -28,8 +28,10 @@ from ...parallel.sharding.batch_rows import check_rows
 from ...parallel.sharding.lay_out import abstract_parameters, lay_out
 from ...parallel.step.build import build_step
 from ...parallel.step.train_step import Step
+from ...training.callbacks.rate_factor import adjustable
 from ...training.optimizers import make_optimizer
 from ...training.worker import simulated_by_job
+from .callbacks import changes_learning_rate
 from .model_check import check_contract, check_functions
 
 
@@ -126,7 +128,7 @@ def plan_step(
     )
     step = build_step(
         model,
-        optimizer,
+        adjustable(optimizer) if changes_learning_rate(config) else optimizer,
         layouts,
         accumulate=config.train.accumulate,
         clip_norm=config.train.clip_norm,
@@ -225,6 +227,23 @@ def model_limits(config: Config, vocabulary: int | None) -> Limits:
     if name not in MODELS:
         return Limits(inputs=tokens)
     return Limits(targets=known.get("model.classes")) if name == "mlp" else Limits(inputs=tokens, targets=tokens)
+
+
+def batches_after(start: int, built: Built) -> Any:
+    """The batches of the steps that are left after so many, read by threads of their own; to be closed."""
+    config = built.config
+    return train_batches(
+        built.splits.train,
+        built.layouts.batch_sharding(),
+        global_batch=config.train.global_batch,
+        seed=config.run.seed,
+        start_step=start,
+        num_steps=config.train.steps - start,
+        shuffle=config.data.shuffle,
+        prefetch=config.data.prefetch,
+        threads=config.data.threads,
+        limits=data_limits(config, built.splits),
+    )
 
 
 def search_path(config: Config) -> tuple[Path, ...]:

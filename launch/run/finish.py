@@ -1,26 +1,28 @@
 """The end of a run: a sample of what the model writes, a yardstick for its loss, and the report."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ...configs.schema import Config
 from ...configs.write import as_plain
 from ...data.bigram import bigram_loss
 from ...mesh.processes import is_main_process
-from ...models.sample import generate
-from ...parallel.model import with_state
-from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.state import TrainState
+from ...training.checkpoints import Checkpoints, DamagedCheckpoint
 from ...training.display import Display
 from ...training.metrics import read_metrics
 from ...training.report import write_report
 from ...training.report_costs import StepCosts
 from ..drawing.schedule_svg import draw_svg
 from .build import Built
+from .callbacks import complete
 from .explain import Explanation, schedule_figures
 from .guards import goodput
+from .sample import predicts_bytes, sample_text, writes_text
 
 REPORT = "report.html"
 MOST_DRAWN = 4000
@@ -31,6 +33,32 @@ def is_reported(folder: Path, checkpoint: Path) -> bool:
     """Tells whether a run came to its very end: its report is not older than its last checkpoint."""
     report = folder / REPORT
     return report.exists() and report.stat().st_mtime >= checkpoint.stat().st_mtime
+
+
+def nothing_is_left(
+    config: Config, folder: Path, checkpoints: Checkpoints, start: int, say: Callable[[str], None]
+) -> bool:
+    """Whether a run is trained and reported, as its config and its callbacks see it; says so.
+
+    Args:
+        config: Of the run.
+        folder: Where it lives.
+        checkpoints: Of the run.
+        start: The step of the newest; 0 where there is none.
+        say: Prints a line.
+    """
+    steps, why = config.train.steps, ""
+    if start and config.callbacks:
+        with suppress(DamagedCheckpoint):  # the run goes back to the one before it
+            why = complete(config, checkpoints.notes(start))
+    if (start < steps and not why) or not is_reported(folder, folder / "checkpoints" / str(start)):
+        return False
+    said, more = (f" ({why})", "Change callbacks") if why and start < steps else ("", "Raise train.steps")
+    say(
+        f"{folder} is finished: it holds step {start} of {steps}{said}. {more} to go on, or start anew with another "
+        "run.dir or --fresh."
+    )
+    return True
 
 
 def finish(built: Built, explanation: Explanation, state: TrainState, folder: Path, display: Display) -> None:
@@ -82,26 +110,11 @@ def step_costs(explanation: Explanation) -> StepCosts:
     )
 
 
-def _is_byte_model(built: Built) -> bool:
-    """Whether the model predicts bytes of text, so that a sample can be read and a bigram model is a fair yardstick."""
-    targets = built.splits.train[0].get("targets")
-    return built.splits.vocabulary == 256 and targets is not None and targets.ndim == 1
-
-
 def _sample(built: Built, state: TrainState) -> str | None:
     wanted = built.config.sample
-    if not wanted.length or not _is_byte_model(built) or built.model.predict is None:
+    if not wanted.length or not writes_text(built):
         return None
-    tokens = generate(
-        with_state(built.model, state.model_state),
-        stored_order(built.layouts).to_model(state.params),
-        wanted.prompt,
-        length=wanted.length,
-        window=built.config.data.length,
-        temperature=wanted.temperature,
-        seed=built.config.run.seed,
-    )
-    return bytes(tokens).decode("utf-8", errors="replace")
+    return sample_text(built, state.params, wanted.prompt, wanted.length, wanted.temperature)
 
 
 def _summary(built: Built, metrics: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -123,7 +136,7 @@ def _summary(built: Built, metrics: list[dict[str, Any]]) -> Iterator[tuple[str,
         yield "eval_loss", evaluations[-1]
     evaluation, vocabulary = built.splits.evaluation, built.splits.vocabulary
     streamed = getattr(built.splits.train, "is_stream", False)  # it cannot be read once more
-    if evaluation is not None and vocabulary is not None and _is_byte_model(built) and not streamed:
+    if evaluation is not None and vocabulary is not None and not streamed and predicts_bytes(built):
         rows = built.config.eval.batches * built.config.train.global_batch or None  # those the model is evaluated on
         yield "bigram_loss", bigram_loss(built.splits.train, evaluation, vocabulary, max_examples=rows)
 

@@ -18,6 +18,12 @@ PIECES: dict[str, Kind] = {
     "report.html": "file",
     "goodput.jsonl": "file",
     "guards.json": "file",
+    "best.json": "file",
+    "metrics.csv": "file",
+    "samples.jsonl": "file",
+    "tensorboard": "folder",
+    "wandb": "folder",
+    "profile": "folder",
     "provenance.json": "file",
     "config.yaml": "file",
 }

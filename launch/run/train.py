@@ -4,36 +4,39 @@ The whole run reads here. All checks come first: nothing is written before the s
 the first batch have been read, so a command that fails leaves no trace and the corrected one finds nothing in its way.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from ...configs.schema import Config
-from ...data.batches import eval_batches, further_batches, train_batches
-from ...mesh.errors import UserError
+from ...data.batches import eval_batches, further_batches
 from ...mesh.processes import is_main_process
 from ...models.catalog import initial_params
 from ...parallel.model import Batch
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.state import TrainState
+from ...training.callbacks.conductor import Conductor
 from ...training.checkpoints import Checkpoints
 from ...training.display import Display, make_display
 from ...training.exits import FINISHED, TRY_AGAIN
-from ...training.learning_rates import LearningRates, make_learning_rate
 from ...training.loop import Progress, measure, run_steps
-from ...training.metrics import MetricsLog
 from ...training.stopping import Gate, stops_on_signals
 from ...training.worker import multi_process
 from .agreement import agree_on_config, agree_on_start
-from .build import Built, build, data_limits, prepare_devices, search_path
+from .build import Built, batches_after, build, data_limits, prepare_devices, search_path
+from .callbacks import callbacks_of, seen_by_callbacks
 from .explain import explain_built
-from .finish import finish, is_reported
+from .finish import finish, nothing_is_left
 from .guards import Guards, goodput
 from .memory import check_memory
 from .ownership import DirectoryInUse, Ownership
 from .provenance import Provenance, provenance, remarks
+from .recorder import Recorder
 from .resume import adopt_folder, earlier, write_config
+from .sample import sample_text, writes_text
 from .saved_with import saved_with
 from .shared import check_same_step
 
@@ -46,7 +49,8 @@ def train(config: Config, *, fresh: bool = False) -> int:
         fresh: Start anew; what the folder holds of a run is moved aside once the new one is ready to start.
 
     Returns:
-        The exit code: 0 of a finished run, 75 of one that a signal has stopped.
+        The exit code: 0 of a finished run, 75 of one that a signal has stopped, and of one that a callback has stopped
+        the one that it asks for.
 
     Raises:
         UserError: A mistake in the config or in the files it names; nothing was lost.
@@ -96,7 +100,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
             return write_config(config, folder, made_of, fresh=fresh, ownership=ownership, taken=taken)
 
         run.go(take_folder)
-    return FINISHED if run.stopped_after is None else TRY_AGAIN
+    return run.exit_code
 
 
 def title(built: Built) -> str:
@@ -133,9 +137,28 @@ class _Run:
         self.stopped_after: int | None = None
         self.guards = Guards(self.config, display.message, self.saves_at)
         self.watchdog = self.guards.watchdog
-        self.metrics: MetricsLog | None = None
-        self.rates = learning_rates(self.config)
         self.limits = data_limits(self.config, built.splits)
+        generate = partial(sample_text, built) if writes_text(built) else None
+        self.seen = seen_by_callbacks(
+            self.config,
+            folder,
+            start=start,
+            examples=len(built.splits.train),
+            evaluates=built.splits.evaluation is not None,
+            say=display.message,
+            generate=generate,
+        )
+        self.conductor = Conductor(
+            callbacks_of(self.config),
+            self.seen,
+            gate,
+            evaluates_at=self.evaluates_at,
+            saves_at=self.saves_at,
+            evaluate=self.evaluate,
+            save=self.save,
+            seconds=self.config.timeouts.rendezvous,
+        )
+        self.recorder = Recorder(built, display, self.seen, self.conductor)
 
     def go(self, take_folder: Callable[[Iterable[int]], list[str]]) -> None:
         """Restores or initialises, trains what is left, and finishes; changes nothing where that is done already.
@@ -144,12 +167,7 @@ class _Run:
             take_folder: Writes into the folder that it is this run's, and puts damaged checkpoints of these steps
                 aside; called when nothing is left to check.
         """
-        steps = self.config.train.steps
-        if self.start >= steps and is_reported(self.folder, self.folder / "checkpoints" / str(self.start)):
-            self.display.message(
-                f"{self.folder} is finished: it holds step {self.start} of {steps}. Raise train.steps to go on, or "
-                "start anew with another run.dir or --fresh."
-            )
+        if nothing_is_left(self.config, self.folder, self.checkpoints, self.start, self.display.message):
             return
         self.guards.times.switch("compile")
         explanation = explain_built(self.built)  # compiles the step, which then starts at once
@@ -157,21 +175,20 @@ class _Run:
         self.guards.times.switch("start")
         agree_on_start(self.built, self.made_of)
         self.display.message(str(explanation))
-        state, damaged = self.first_state()
-        with closing(self.batches()) as batches:
+        state, damaged, ended = self.first_state()
+        with closing(batches_after(self.start, self.built)) as batches:
             first = list(islice(batches, 1))
             for line in take_folder(damaged):
                 self.display.message(line)
-            if self.start < steps:
+            if self.start < self.config.train.steps and not ended:
                 self.guards.open(self.built, self.folder, self.start)
                 with self.guards.watching():
                     state = self.train(state, self.guards.batches(chain(first, batches), self.start))
                 spent = goodput(self.folder) if is_main_process() else None
                 if spent:
                     self.display.message(str(spent))
-        if self.stopped_after is not None:
-            return
-        finish(self.built, explanation, state, self.folder, self.display)
+        if self.is_complete:
+            finish(self.built, explanation, state, self.folder, self.display)
 
     def compile_further(self) -> None:
         """Compiles the step for batches of the other lengths, where the data has several: one program a bucket."""
@@ -182,8 +199,9 @@ class _Run:
     def train(self, state: TrainState, batches: Iterable[Batch]) -> TrainState:
         """The steps that are left."""
         with ExitStack() as stack:
-            if is_main_process():
-                self.metrics = stack.enter_context(MetricsLog(self.folder / "metrics.jsonl", start_step=self.start))
+            stack.enter_context(self.recorder.open(self.folder, self.start))
+            stack.callback(self.conductor.close)
+            self.conductor.begin(state)
             state = run_steps(
                 self.guards.step(self.built.step),
                 state,
@@ -191,45 +209,33 @@ class _Run:
                 start=self.start,
                 log_every=self.config.run.log_every,
                 on_progress=self.record,
-                pause_at=lambda number: self.evaluates_at(number) or self.saves_at(number),
+                pause_at=self.conductor.pauses_at,
                 on_pause=self.pause,
-                after_pause=self.save,
-                may_start=self.gate.passes,
+                after_pause=self.after_pause,
+                may_start=self.conductor.may_start,
                 on_stop=self.stop,
                 after_step=self.guards.after_step,
                 waited=self.guards.waited,
             )
-        done = self.config.train.steps if self.stopped_after is None else self.stopped_after
-        self.watchdog.note(done, "save")
-        self.checkpoints.wait()
+            done = self.config.train.steps if self.stopped_after is None else self.stopped_after
+            self.watchdog.note(done, "save")
+            self.checkpoints.wait()
+            self.conductor.end(state)
         self.guards.done(done)
         return state
 
-    def first_state(self) -> tuple[TrainState, Iterable[int]]:
-        """The state to start from, and the steps of damaged checkpoints that were passed over to find it."""
+    def first_state(self) -> tuple[TrainState, Iterable[int], str]:
+        """The state to start from, the steps of damaged checkpoints that were passed over to find it, and why callbacks
+        have ended the run, or ""."""
         if self.start == 0:
             given = initial_params(self.config.model, self.built.model, search_path(self.config))
-            return self.built.step.init(self.config.run.seed, given), ()
+            return self.built.step.init(self.config.run.seed, given), (), ""
         restored = self.checkpoints.restore_newest(self.config.timeouts.rendezvous, self.display.message)
-        self.start = restored.step
+        self.start = self.seen.start = restored.step
         self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")
+        ended = self.conductor.restore(self.checkpoints.notes(self.start))
         like = self.built.step.abstract_state()
-        return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged
-
-    def batches(self):
-        data, train = self.config.data, self.config.train
-        return train_batches(
-            self.built.splits.train,
-            self.built.layouts.batch_sharding(),
-            global_batch=train.global_batch,
-            seed=self.config.run.seed,
-            start_step=self.start,
-            num_steps=train.steps - self.start,
-            shuffle=data.shuffle,
-            prefetch=data.prefetch,
-            threads=data.threads,
-            limits=self.limits,
-        )
+        return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged, ended
 
     def evaluates_at(self, number: int) -> bool:
         if self.built.splits.evaluation is None:
@@ -243,36 +249,55 @@ class _Run:
         """Between two steps: a comparison of copies before a save, and an evaluation, where they are due."""
         if self.saves_at(number):
             self.guards.compare(number, state)
-        if not self.evaluates_at(number):
-            return {}
-        with self.watchdog.phase(number, "evaluation"):
-            return {f"eval_{name}": value for name, value in self.measure(state).items()}
+        return self.conductor.pause(number, state)
 
-    def save(self, number: int, state: TrainState) -> None:
-        """Starts an asynchronous save, where one is due."""
-        if self.saves_at(number):
-            with self.watchdog.phase(number, "save"):
-                self.ownership.check()
-                self.checkpoints.save(number, stored_order(self.built.layouts).to_model(state), self.display.message)
+    def after_pause(self, number: int, state: TrainState) -> TrainState:
+        """Saves where that is due; what callbacks have asked for is done."""
+        state = self.conductor.after_pause(number, state)
         self.guards.done(number)
+        return state
+
+    def save(self, number: int, state: TrainState, notes: Mapping[str, Any]) -> None:
+        """Starts an asynchronous save."""
+        if not self.saves_at(number):  # where it was known before, `pause` has compared
+            self.guards.compare(number, state)
+        with self.watchdog.phase(number, "save"):
+            self.ownership.check()
+            stored = stored_order(self.built.layouts).to_model(state)
+            self.checkpoints.save(number, stored, self.display.message, notes=notes, also_keep=self.seen.kept)
 
     def stop(self, number: int, state: TrainState) -> None:
-        """Saves where a signal has stopped the run, in every process at the same step."""
+        """Saves where a signal or a callback has stopped the run, in every process at the same step."""
         self.stopped_after = number
         self.watchdog.note(number, "save")
         self.checkpoints.wait()
-        at = f"Stopped by {self.gate.reason} after step {number} of {self.config.train.steps}"
-        if number == self.start:
-            self.display.message(f"{at}, before any other was trained. The same command starts again from there.")
-            return
-        if self.checkpoints.latest() != number:
-            self.guards.compare(number, state)
-            self.ownership.check()
-            self.checkpoints.save(number, stored_order(self.built.layouts).to_model(state))
-            self.checkpoints.wait()
-        self.display.message(f"{at}; saved. The same command goes on from there.")
+        of = f"after step {number} of {self.config.train.steps}"
+        if self.is_complete:
+            self.display.message(f"Complete {of}: {self.gate.reason}.")
+        elif number == self.start:
+            at = f"Stopped by {self.gate.reason} {of}, before any other was trained."
+            self.display.message(f"{at} The same command starts again from there.")
+        else:
+            if self.checkpoints.latest() != number:
+                self.conductor.save(number, state)
+                self.watchdog.note(number, "save")
+                self.checkpoints.wait()
+            self.display.message(f"Stopped by {self.gate.reason} {of}; saved. The same command goes on from there.")
 
-    def measure(self, state: TrainState) -> dict[str, float]:
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to train: no step, or a callback has said so after one."""
+        return self.stopped_after is None or (
+            self.stopped_after > self.start and self.conductor.ended.end == "finished"
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """How the run has ended."""
+        return FINISHED if self.is_complete or self.conductor.ended.end in ("finished", "interrupted") else TRY_AGAIN
+
+    def evaluate(self, number: int, state: TrainState) -> dict[str, float]:
+        """The metrics of an evaluation, by name."""
         source = self.built.splits.evaluation
         assert source is not None
         batches = eval_batches(
@@ -283,37 +308,14 @@ class _Run:
             threads=self.config.data.threads,
             limits=self.limits,
         )
-        with closing(batches):
-            return measure(self.built.step, state.params, self.watchdog.goes_on(batches), state.model_state)
+        with self.watchdog.phase(number, "evaluation"), closing(batches):
+            found = measure(self.built.step, state.params, self.watchdog.goes_on(batches), state.model_state)
+        return {f"eval_{name}": value for name, value in found.items()}
 
     def record(self, progress: Progress) -> None:
-        """One line of metrics.jsonl and of the display; errors of a save under way surface here."""
+        """Records a logged step; errors of a save under way surface here."""
         self.checkpoints.check()
-        record = {**progress._asdict(), **progress.extra, "learning_rate": self.rates[progress.step - 1]}
-        del record["extra"]
-        if self.built.model.flops_per_row is not None:
-            flops = self.built.model.flops_per_row * self.config.train.global_batch
-            record["flops_per_second"] = flops / progress.seconds
-        if self.metrics is not None:
-            self.metrics.write(record)
-        self.display.update(record)
-
-
-def learning_rates(config: Config) -> LearningRates:
-    """The learning rate of every step of the run, by step from 0, so that no step waits for it.
-
-    Raises:
-        UserError: The schedule gives a rate that is not a finite number, of float32; names the first such step.
-    """
-    peak, num_steps = config.optimizer.learning_rate, config.train.steps
-    rates = LearningRates(make_learning_rate(peak, config.optimizer.schedule, num_steps), num_steps)
-    wrong = rates.first_not_finite()
-    if wrong is not None:
-        raise UserError(
-            f"optimizer.schedule={dict(config.optimizer.schedule)} gives step {wrong + 1} the learning rate "
-            f"{rates[wrong]}. Change its options or optimizer.learning_rate={config.optimizer.learning_rate}."
-        )
-    return rates
+        self.recorder(progress)
 
 
 def _due(number: int, every: int, last: int) -> bool:

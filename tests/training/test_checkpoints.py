@@ -326,6 +326,29 @@ def test_what_the_run_says_of_itself_is_kept(tmp_path):
     assert json.loads(text)["custom_metadata"]["spmdkit"] == about
 
 
+def test_notes_come_back_with_their_checkpoint(tmp_path):
+    state = placed(host_state(1), 1, "data", split=False)
+    with Checkpoints(tmp_path, keep=3, abstract_state=abstract(state), about={"mesh": {}}) as checkpoints:
+        checkpoints.save(1, state, notes={"callbacks": [["csv", {"best": 0.1}]]})
+        checkpoints.save(2, state)
+        checkpoints.wait()
+        assert checkpoints.notes(1) == {"callbacks": [["csv", {"best": 0.1}]]}
+        assert checkpoints.notes(2) == {}
+        with pytest.raises(CheckpointError, match="no complete checkpoint of step 3"):
+            checkpoints.notes(3)
+
+
+def test_some_are_kept_beside_the_newest_while_that_is_asked_for(tmp_path):
+    state = placed(host_state(1), 1, "data", split=False)
+    seen = []
+    with Checkpoints(tmp_path, keep=1, abstract_state=abstract(state)) as checkpoints:
+        for step, also in [(1, [1]), (2, [1, 99]), (3, [2, 1]), (4, [2]), (5, [])]:
+            checkpoints.save(step, state, also_keep=also)
+            checkpoints.wait()
+            seen.append(checkpoints.steps())
+    assert seen == [[1], [1, 2], [1, 2, 3], [2, 4], [5]]
+
+
 def test_a_wait_for_the_previous_save_is_told(tmp_path, monkeypatch):
     """Of every save the end takes long; more and more seldom it is said."""
     state = placed(host_state(1), 1, "data", split=False)

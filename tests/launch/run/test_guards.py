@@ -74,7 +74,7 @@ def test_nothing_is_saved_after_a_find(tmp_path, monkeypatch, capsys):
 
     saved = []
     original = _Run.save
-    monkeypatch.setattr(_Run, "save", lambda self, number, state: (saved.append(number), original(self, number, state)))
+    monkeypatch.setattr(_Run, "save", lambda self, number, *more: (saved.append(number), original(self, number, *more)))
     monkeypatch.setattr("spmdkit.launch.run.replica_guard.ReplicaGuard._judge", found)
     assert main(["train", str(write_config(tmp_path)), *ON]) == 75
     assert "error: Step 8: differs" in capsys.readouterr().err

@@ -1,0 +1,119 @@
+"""Callbacks of two processes that would have it otherwise in each, at other times: both do the same, step by step."""
+
+import json
+import textwrap
+import time
+
+import pytest
+from ranks import start, wait
+from runs import losses, state_arrays, trained, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+STEPS = 4000
+OWN = textwrap.dedent(
+    """
+    import json, random, time
+    from pathlib import Path
+    from spmdkit.training.callbacks.callback import Callback
+    import jax
+
+    class Wilful(Callback):
+        '''Asks for whatever comes into its mind, by the clock, each rank for something else.'''
+
+        changes_learning_rate = True
+
+        def __init__(self, ends_after):
+            self.random = random.Random(jax.process_index())
+            self.ends_after, self.asked = ends_after, {"evaluate": 0, "save": 0, "scale": 0}
+
+        def on_train_begin(self, run):
+            self.file = (run.folder / f"heard-{jax.process_index()}.jsonl").open("w")
+            self.next = time.monotonic() + 0.3
+            self.end = time.monotonic() + self.ends_after * (1 - jax.process_index() / 2)
+
+        def hear(self, event, run, **more):
+            line = {"event": event, "step": run.step, "factor": run.learning_rate_factor, **more}
+            print(json.dumps(line), file=self.file, flush=True)
+
+        def ask(self, run):
+            what = sorted(self.asked)[sum(self.asked.values()) * (1 + jax.process_index()) % 3]
+            self.asked[what] += 1
+            {"evaluate": run.evaluate, "save": run.save, "scale": lambda: run.scale_learning_rate(0.9)}[what]()
+
+        def on_step_begin(self, run):
+            time.sleep(self.random.random() * 0.004)
+            now = time.monotonic()
+            if now > self.end and sum(self.asked.values()) > 5:
+                run.stop(f"rank {jax.process_index()} has had enough")
+                self.end = self.next = float("inf")  # what is asked for after it would come too late
+            elif now > self.next:
+                self.next = now + self.random.random() * 0.8
+                self.ask(run)
+
+        def on_evaluation_end(self, run, metrics):
+            self.hear("evaluation", run, **metrics)
+            if self.random.random() < 0.5 and self.next < float("inf"):
+                self.ask(run)
+
+        def on_save_begin(self, run):
+            self.hear("save", run)
+
+        def on_train_end(self, run):
+            self.hear("end", run, asked=self.asked)
+
+    def make(ends_after): return Wilful(ends_after)
+    """
+)
+SECTIONS = {
+    "run": {"simulate": 8, "log_every": 1},
+    "train": {"steps": STEPS, "global_batch": 16},
+    "eval": {"every": 150, "batches": 2},
+    "checkpoint": {"every": 0, "keep": 2},
+    "optimizer": {"learning_rate": 0.001},
+}
+
+
+def heard(folder, rank):
+    return [json.loads(line) for line in (folder / f"heard-{rank}.jsonl").read_text().splitlines()]
+
+
+def test_whatever_each_asks_for_all_do_the_same(tmp_path):
+    (tmp_path / "wilful.py").write_text(OWN)
+    config = write_config(tmp_path, **SECTIONS, callbacks=[{"name": "wilful:make", "ends_after": 5}])
+    ended = wait(start(config, [[], []]), 120)
+    assert [each.code for each in ended] == [0, 0], [each.stderr for each in ended]
+    first, second = (heard(tmp_path / "run", rank) for rank in (0, 1))
+    asked = [events.pop()["asked"] for events in (first, second)]
+    assert first == second, "the same events at the same steps, with the same numbers"
+    assert asked[0] != asked[1]
+    assert all(asked[0].values()), "everything was asked for"
+    kinds = [event["event"] for event in first]
+    unscheduled = [each for each in first if each["event"] == "evaluation" and each["step"] % 150]
+    assert unscheduled
+    assert kinds.count("save") > 1
+    step = max(losses(tmp_path / "run"))
+    assert step < STEPS
+    assert f"Complete after step {step} of {STEPS}: rank 0 has had enough." in ended[0].stdout
+    assert state_arrays(config, step)["opt_state/1/factor"] == pytest.approx(0.9 ** asked[0]["scale"], rel=1e-4)
+
+
+def test_a_stop_file_is_seen_by_one_and_obeyed_by_both(tmp_path):
+    config = write_config(
+        tmp_path, **SECTIONS, callbacks=[{"name": "stop_file", "seconds": 0}, {"name": "best_checkpoint"}]
+    )
+    processes = start(config, [[], []])
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 160):
+        assert processes[0].poll() is None, "it ended by itself"
+        time.sleep(0.05)
+    (tmp_path / "run" / "stop").touch()
+    ended = wait(processes, 60)
+    assert [each.code for each in ended] == [0, 0], [each.stderr for each in ended]
+    step = max(losses(tmp_path / "run"))
+    assert f"Stopped by the file {tmp_path}/run/stop after step {step} of {STEPS}; saved." in ended[0].stdout
+    assert 150 < step < STEPS
+    saved = {int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert step in saved
+    assert 150 in saved, "the best"
+    ended = trained("train", config, f"train.steps={step + 1}")
+    assert f"at step {step} of {step + 1}" in ended.stdout

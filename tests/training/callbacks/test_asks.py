@@ -1,0 +1,21 @@
+"""What is asked for adds up, and comes through as text."""
+
+from spmdkit.training.callbacks.asks import Asks
+
+
+def test_nothing_is_nothing():
+    assert not Asks()
+    assert Asks.read([]) == Asks()
+    assert not (Asks() | Asks())
+
+
+def test_all_of_it_is_done_and_the_first_end_counts():
+    both = Asks(end="interrupted", reason="a file", evaluate=True, factor=0.5) | Asks(
+        end="finished", reason="enough", save=True, factor=0.5
+    )
+    assert both == Asks(end="interrupted", reason="a file", evaluate=True, save=True, factor=0.25)
+
+
+def test_it_comes_through_as_text():
+    asks = [Asks(save=True, factor=0.1), Asks(end="finished", reason='it is "done"')]
+    assert Asks.read(each.text() for each in asks) == asks[0] | asks[1]

@@ -1,0 +1,31 @@
+import json
+
+import pytest
+from play import play
+from spmdkit.training.callbacks.best_checkpoint import NAME, BestCheckpoint
+
+
+@pytest.mark.parametrize(
+    ("losses", "options", "saved", "kept"),
+    [
+        ([5, 4, 6, 3], {}, [2, 4, 8], {8}),
+        ([5, 4, 6, 3], {"keep": 2}, [2, 4, 8], {4, 8}),
+        ([1, 2, 3, 4], {"keep": 3}, [2, 4, 6], {2, 4, 6}),
+        ([5, 4, 6, 3], {"mode": "max"}, [2, 6], {6}),
+        ([5, 5, 5, 5], {}, [2], {2}),
+        ([float("nan"), 5, 6, 7], {}, [4], {4}),
+    ],
+)
+def test_what_is_saved_and_kept(losses, options, saved, kept, tmp_path):
+    played = play(BestCheckpoint(**options), losses=losses, steps=8, folder=tmp_path)
+    assert (list(played.saved), played.run.kept) == (saved, kept)
+    best = json.loads((tmp_path / NAME).read_text())["best"]
+    assert {each["step"] for each in best} == kept
+    better = sorted((each["eval_loss"] for each in best), reverse=options.get("mode") == "max")
+    assert [each["eval_loss"] for each in best] == better
+
+
+def test_it_keeps_what_it_kept_before(tmp_path):
+    before = play(BestCheckpoint(), losses=[3, 5, 5, 5], steps=4, saves=(4,), folder=tmp_path)
+    resumed = play(BestCheckpoint(), losses=[3, 5, 5, 5], start=4, notes=before.saved[4], folder=tmp_path)
+    assert (resumed.run.kept, resumed.saved) == ({2}, {})

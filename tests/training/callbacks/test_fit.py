@@ -1,0 +1,90 @@
+"""Training from Python: real steps on eight devices, checkpoints, and going on."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from spmdkit.mesh.errors import UserError
+from spmdkit.models.mlp import MLPConfig, mlp
+from spmdkit.training.callbacks.best_checkpoint import BestCheckpoint
+from spmdkit.training.callbacks.early_stopping import EarlyStopping
+from spmdkit.training.callbacks.fit import fit
+from spmdkit.training.callbacks.plateau import ReduceOnPlateau
+from spmdkit.training.callbacks.rate_factor import adjustable, factor_of
+from spmdkit.training.checkpoints import Checkpoints
+
+import spmdkit
+
+
+@pytest.fixture(scope="module")
+def step():
+    model = mlp(MLPConfig(features=8, widths=(8,), classes=4))
+    plan = spmdkit.lay_out(model, spmdkit.DeviceMesh.simulated(8, data=8))
+    return spmdkit.build_step(model, adjustable(optax.sgd(0.1)), plan)
+
+
+@pytest.fixture(scope="module")
+def batch(step):
+    random = np.random.default_rng(0)
+    rows = {"inputs": random.normal(size=(16, 8)).astype(np.float32), "targets": np.arange(16, dtype=np.int32) % 4}
+    rows |= {"weights": np.ones(16, np.float32), "example": np.arange(16, dtype=np.int32)}
+    return jax.device_put(rows, step.layouts.batch_sharding())
+
+
+def test_it_trains_to_the_end(step, batch, tmp_path):
+    epochs = []
+
+    class Epochs:
+        def on_epoch_end(self, run, epoch):
+            epochs.append((run.step, epoch))
+
+    fitted = fit(step, step.init(0), [batch] * 8, callbacks=[Epochs()], steps_per_epoch=3, log_every=2, folder=tmp_path)
+    assert (fitted.steps, fitted.why, int(fitted.state.step)) == (8, "", 8)
+    assert [record["step"] for record in fitted.records] == [2, 3, 4, 6, 8]
+    assert epochs == [(3, 0), (6, 1)]
+
+
+def test_it_goes_on_from_a_checkpoint(step, batch, tmp_path):
+    """The plateau's count and the factor, and which checkpoint is the best, come back with the state."""
+    losses = iter([3.0, 4.0, 5.0, 6.0, 7.0, 8.0] * 2)
+
+    def train(checkpoints, state, start, steps):
+        callbacks = [ReduceOnPlateau(patience=2), BestCheckpoint()]
+        return fit(
+            step,
+            state,
+            [batch] * (steps - start),
+            callbacks=callbacks,
+            evaluate=lambda state: {"eval_loss": next(losses)},
+            evaluate_every=2,
+            checkpoints=checkpoints,
+            folder=tmp_path,
+            start=start,
+            say=lambda line: None,
+        )
+
+    with Checkpoints(tmp_path / "c", keep=1, abstract_state=step.abstract_state()) as checkpoints:
+        train(checkpoints, step.init(0), 0, 8)
+        assert checkpoints.steps() == [2, 8]
+        fitted = train(checkpoints, checkpoints.restore(), 8, 12)
+        assert checkpoints.steps() == [2, 12], "the best is still known"
+    assert factor_of(fitted.state) == 0.25
+
+
+def test_a_stop_says_why(step, batch, tmp_path):
+    stop = EarlyStopping(patience=2)
+    evaluate = {"evaluate": lambda state: {"eval_loss": 1.0}, "evaluate_every": 1}
+    fitted = fit(step, step.init(0), iter([batch] * 9), callbacks=[stop], **evaluate, num_steps=9, folder=tmp_path)
+    assert fitted.steps == 3
+    assert fitted.why.startswith("early stopping, for eval_loss has not fallen from 1 in 2 evaluations")
+
+
+def test_what_is_missing(step, batch, tmp_path):
+    with pytest.raises(UserError, match="these batches have no length"):
+        fit(step, step.init(0), iter([batch]), folder=tmp_path)
+    with pytest.raises(UserError, match="a dict that hears of nothing"):
+        fit(step, step.init(0), [batch], callbacks=[{}], folder=tmp_path)
+    plain = spmdkit.build_step(step.given_model, optax.sgd(0.1), step.layouts)
+    evaluate = {"evaluate": lambda state: {"eval_loss": 1.0}, "evaluate_every": 1}
+    with pytest.raises(UserError, match="give build_step the optimizer `adjustable"):
+        fit(plain, plain.init(0), [batch] * 3, callbacks=[ReduceOnPlateau(patience=1)], **evaluate, folder=tmp_path)

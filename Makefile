@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-quick test-equivalence test-faults test-cluster lint format bench figures clean
+.PHONY: help install train test test-quick test-equivalence test-long test-libraries test-faults test-cluster lint format bench figures clean
 
 help:  ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS=\"...\"]"
@@ -23,13 +23,20 @@ train: $(VENV)/.spmdkit  ## train the quickstart on 8 simulated devices; CONFIG=
 	$(BIN)/spmdkit train $(CONFIG) $(ARGS)
 
 test: $(VENV)/.test  ## run the whole test suite; ARGS= goes to pytest, WORKERS=2 processes
-	$(PYTEST) -m "not table and not faults and not cluster" $(ARGS)
+	$(PYTEST) -m "not long and not table and not faults and not cluster and not libraries" $(ARGS)
 
 test-equivalence: $(VENV)/.test  ## hold every strategy and product to one device, in float64 and float32: 7 minutes
 	$(PYTEST) -m table tests/parallel/test_equivalence.py $(ARGS)
 
 test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: 2 minutes
-	$(PYTEST) -m "not slow and not multiprocess and not table and not faults and not cluster" $(ARGS)
+	$(PYTEST) -m "not slow and not multiprocess and not long and not table and not faults and not cluster and not libraries" $(ARGS)
+
+test-long: $(VENV)/.test  ## run the cases of tests/long.txt, which `make test` leaves out: 4 minutes
+	$(PYTEST) -m "long and not faults" $(ARGS)
+
+test-libraries: $(VENV)/.test  ## hold weights and plans to torch and transformers, which it installs (1 GB)
+	@$(INSTALL) 'torch==2.13.0' 'transformers>=5'
+	$(PYTEST) -m libraries $(ARGS)
 
 test-faults: $(VENV)/.test  ## kill, hang, stop, damage and fill what real runs need, and hold them to what the docs promise
 	$(PYTEST) -m faults $(ARGS)

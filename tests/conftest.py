@@ -21,6 +21,8 @@ from spmdkit.mesh.simulate import simulate  # noqa: E402  (after the flags of XL
 NUM_DEVICES = 8
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines())
 """Cases that take a second or more while others of their kind stay in the quick tier: slow as well."""
+LONG = frozenset((Path(__file__).parent / "long.txt").read_text(encoding="utf-8").splitlines())
+"""Cases that take many seconds, and that others in `make test` or the table of equivalence are near to."""
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "jax"
 
 
@@ -39,10 +41,12 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the cases of slow.txt, before any is left out for its marks."""
+    """Marks the cases of slow.txt and long.txt, before any is left out for its marks."""
     for item in items:
         if item.nodeid in SLOW:
             item.add_marker(pytest.mark.slow)
+        if item.nodeid in LONG:
+            item.add_marker(pytest.mark.long)
 
 
 def keep_to_one_core() -> None:

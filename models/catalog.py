@@ -9,6 +9,7 @@ from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean, unknown_options
 from ..mesh.user_code import call_with_options, import_named
 from ..parallel.model import BlockModel, Model
+from .lora import LoRA, LoRAConfig
 from .mlp import MLPConfig, mlp
 from .moe import moe
 from .moe_config import MoEConfig
@@ -34,9 +35,10 @@ def load_model(
     """Builds the model that a config's `model:` section describes.
 
     Args:
-        spec: `name`, one of `MODELS` or the user's own `module:function`, and options; `check` is not the model's. The
-            user's function gets the options as keyword arguments and returns a `Model`, a `BlockModel`, a pair (init,
-            loss), or any object with `init` and `loss`; an object that is already one of these may be named too.
+        spec: `name`, one of `MODELS` or the user's own `module:function`, and options; `check` and `lora` are not the
+            model's. The user's function gets the options as keyword arguments and returns a `Model`, a `BlockModel`, a
+            pair (init, loss), or any object with `init` and `loss`; an object that is already one of these may be named
+            too. `lora`, the options of `LoRAConfig`, adds matrices that train in place of the model's own.
         vocabulary: Number of token ids in the data; fills an option of that name that is 0 or not given, and so do the
             following three.
         length: Positions in a row of the data.
@@ -51,8 +53,11 @@ def load_model(
         UserError: There is no such model, module or function; options that it does not have, or cannot have; sizes
             that do not hold the data; or the function returned something else.
     """
-    options = {option: value for option, value in spec.items() if option != "check"}
+    options = {option: value for option, value in spec.items() if option not in ("check", "lora")}
     name = options.pop("name", "transformer")
+    if spec.get("lora"):
+        sizes = {"vocabulary": vocabulary, "length": length, "features": features, "classes": classes}
+        return LoRA(load_model({"name": name, **options}, **sizes, search_path=search_path), _adapters(spec)).model
     facts = {"vocabulary": vocabulary, "length": length, "features": features, "classes": classes}
     known_facts = {fact: value for fact, value in facts.items() if value}
     if isinstance(name, str) and ":" in name:
@@ -61,6 +66,11 @@ def load_model(
         known = [*MODELS, "your own as module:function"]
         raise UserError(f"model.name={name!r} is not a model.{did_you_mean(name, known, otherwise='Choose from')}")
     return _reference_model(name, options, known_facts)
+
+
+def _adapters(spec: Mapping[str, Any]) -> LoRAConfig:
+    given = spec["lora"]
+    return given if isinstance(given, LoRAConfig) else LoRAConfig(**given)
 
 
 def _reference_model(name: str, options: dict[str, Any], facts: dict[str, int]) -> Model | BlockModel:

@@ -35,6 +35,7 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
         "model.name": config.model.get("name"),
         "data.source": config.data.source,
         "optimizer.name": config.optimizer.name,
+        **{f"optimizer.groups.{pattern}.name": group.name for pattern, group in config.optimizer.groups.items()},
     }
     return ((key, name) for key, name in named.items() if isinstance(name, str) and ":" in name)
 

@@ -20,6 +20,8 @@ from ...mesh.devices import device_name
 from ...mesh.ordering import physical_order
 from ...mesh.simulate import simulate
 from ...models.catalog import MODELS, load_model
+from ...models.frozen import freeze
+from ...models.lora import frozen_by_lora
 from ...parallel.model import BlockModel, Model
 from ...parallel.plan import ShardingPlan
 from ...parallel.sharding.batch_rows import check_rows
@@ -84,7 +86,7 @@ def build(
         BadDataError: Data in memory holds a value that the model does not take.
     """
     splits = splits or open_splits(config.data, search_path(config))
-    model = model or configured_model(config, splits)
+    model = freeze(model or configured_model(config, splits), config.optimizer.freeze)
     check_splits(splits, data_limits(config, splits))
     there_are = len(devices) if devices else jax.device_count()  # not before: mistakes are told without a device
     config, used, re_formed = fit_to_devices(config, there_are, 1 if devices else jax.process_count())
@@ -124,12 +126,14 @@ def plan_step(
         devices=devices,
     )
     check_rows(layouts, config.train.global_batch, config.train.accumulate)
+    params = abstract_parameters(model, config.precision)
     optimizer = make_optimizer(
         config.optimizer,
         config.train.steps,
-        abstract_parameters(model, config.precision),
+        params,
         stacked=isinstance(model, BlockModel),
         search_path=search_path(config),
+        frozen=frozen_by_lora(config.model, params),
     )
     step = build_step(
         model,

@@ -20,7 +20,7 @@ from ...mesh.devices import device_name
 from ...mesh.ordering import physical_order
 from ...mesh.simulate import simulate
 from ...models.catalog import MODELS, load_model
-from ...models.frozen import freeze
+from ...models.frozen import freeze, frozen_paths
 from ...models.lora import frozen_by_lora
 from ...parallel.model import BlockModel, Model
 from ...parallel.plan import ShardingPlan
@@ -114,6 +114,8 @@ def plan_step(
     Raises:
         UserError: The strategy, the layouts or the optimizer do not work out.
     """
+    params = abstract_parameters(model, config.precision)
+    frozen = frozen_paths(config.optimizer.freeze, params) | frozen_by_lora(config.model, params)
     layouts = lay_out(
         model,
         strategy_from_root(config),
@@ -124,16 +126,16 @@ def plan_step(
         indivisible=config.layouts.indivisible,
         precision=config.precision,
         devices=devices,
+        frozen=frozen,
     )
     check_rows(layouts, config.train.global_batch, config.train.accumulate)
-    params = abstract_parameters(model, config.precision)
     optimizer = make_optimizer(
         config.optimizer,
         config.train.steps,
         params,
         stacked=isinstance(model, BlockModel),
         search_path=search_path(config),
-        frozen=frozen_by_lora(config.model, params),
+        frozen=frozen,
     )
     step = build_step(
         model,

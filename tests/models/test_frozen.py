@@ -8,9 +8,10 @@ import toy
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.models.frozen import freeze, frozen_paths
 from spmdkit.models.transformer import TransformerConfig, transformer
-from spmdkit.parallel import build_step, lay_out
+from spmdkit.parallel import build_step, census, lay_out
 from spmdkit.parallel.model import ParallelContext
 from spmdkit.parallel.tensor import TensorConfig
+from spmdkit.training.optimizers import OptimizerConfig, make_optimizer
 
 PATTERNS = ("embed/.*", "blocks/(up|scale)")
 FROZEN = {"embed/table", "blocks/up", "blocks/scale"}
@@ -53,6 +54,34 @@ def test_norm_and_clip_count_what_trains(strategy):
     for path, leaf in leaves_with_paths(found):
         expected = np.zeros_like(leaf) if path in FROZEN else whole[path] / weight / 2
         np.testing.assert_allclose(leaf, expected, rtol=1e-4, atol=1e-7)
+
+
+SENDS_LESS = {
+    # strategy, frozen: nothing is sent for gradients that nobody needs, and the blocks alone go without backward
+    "fsdp": ({"fsdp": {"size": 8, "floor_bytes": 0}}, PATTERNS),
+    "fsdp, head alone": ({"fsdp": {"size": 8, "floor_bytes": 0}}, ("embed/.*", "blocks/.*")),
+    "data": ({"data": 8}, PATTERNS),
+    "zero 1": ({"data": {"size": 8, "zero": 1, "floor_bytes": 0}}, PATTERNS),
+    "zero 2": ({"data": {"size": 8, "zero": 2, "floor_bytes": 0}}, PATTERNS),
+    "pipe": ({"pipe": {"size": 2, "embed_and_head": "split", "layers": [2, 1]}, "data": 4}, PATTERNS),
+}
+
+
+@pytest.mark.parametrize("name", SENDS_LESS)
+def test_the_compiled_step_sends_what_is_predicted(name):
+    strategy, patterns = SENDS_LESS[name]
+    model = freeze(toy.BLOCK_MODEL, patterns)
+    shapes = jax.eval_shape(toy.init, jax.random.key(0))
+    frozen = frozen_paths(patterns, shapes)
+    batch = toy.abstract(toy.batch(0, rows=32))
+    costs = []
+    for paths in (frozen, ()):
+        layouts = lay_out(model, strategy, frozen=paths)
+        step = build_step(model, make_optimizer(OptimizerConfig(freeze=patterns), 10, shapes), layouts)
+        costs.append(step.cost(batch))
+        if paths:
+            assert census(step.compile(batch).as_text(), layouts.mesh) == costs[0]
+    assert costs[0] != costs[1]
 
 
 SPLIT = ParallelContext(tensor=TensorConfig(size=2))

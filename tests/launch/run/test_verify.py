@@ -336,7 +336,7 @@ WHAT_TRAINS = {
     ],
     "freeze in a pipeline": [
         "strategy={pipe: {size: 2, schedule: zb_h1}, data: 4}",
-        'optimizer.freeze=["blocks/mlp/down", "blocks/attention/norm"]',
+        'optimizer.freeze=["embed/.*", "blocks/mlp/down", "blocks/attention/norm"]',
     ],
     "groups": [
         "strategy={data: {size: 4, zero: 2, floor_bytes: 256}, tensor: 2}",

@@ -170,7 +170,7 @@ def test_what_trains():
     assert frozen_by_lora({"lora": config}, params) == LoRA(toy.BLOCK_MODEL, config).frozen == frozen
     assert frozen_by_lora({"lora": {"match": ("blocks/up",), "train": ("head/.*",)}}, params) == frozen
     assert frozen_by_lora({"name": "mlp"}, params) == frozenset()
-    own = jax.grad(lambda params: model.loss(params, toy.batch(0), None)[0])(model.init(jax.random.key(0)))
+    own = jax.jit(jax.grad(lambda params: model.loss(params, toy.batch(0), None)[0]))(model.init(jax.random.key(0)))
     assert {path for path, leaf in leaves_with_paths(own) if leaf.any()} == {"head/out", "blocks/lora/up/b"}
 
 

@@ -68,12 +68,36 @@ def to_field(hint: Any, value: Any, path: str, problems: list[Problem], given: d
     if dataclasses.is_dataclass(hint):
         given[name] = to_dataclass(hint, value, path, problems)  # pyright: ignore[reportArgumentType]
         return
+    inner = options_by_key(hint)
+    if inner is not None and isinstance(value, Mapping):
+        given[name] = _by_key(inner, value, path, problems)
+        return
     if isinstance(value, str) and name.endswith(("_bytes", "_floor")):
         value = parse_bytes(value)
     try:
         given[name] = _within_limits(to_type(hint, value), path)
     except Mismatch as mismatch:
         problems.append(Problem(path, f"{path} must be {mismatch}, not {shown(value)}.{_remedy(hint, value, path)}"))
+
+
+def _by_key(options: type, value: Mapping[Any, Any], path: str, problems: list[Problem]) -> dict[Any, Any]:
+    """Converts the options of each key; where something is wrong with them the key is left out."""
+    found = {}
+    for key, item in value.items():
+        wrong: list[Problem] = []
+        found[key] = to_dataclass(options, item, below(path, key), wrong)
+        if wrong:
+            problems += wrong
+            del found[key]
+    return found
+
+
+def options_by_key(hint: Any) -> type | None:
+    """Returns the dataclass of the values of a mapping from free keys, such as patterns, to options; else None."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    of_mapping = isinstance(origin, type) and issubclass(origin, Mapping) and len(arguments) == 2
+    options = arguments[1] if of_mapping else None
+    return options if isinstance(options, type) and dataclasses.is_dataclass(options) else None
 
 
 def _remedy(hint: Any, value: Any, path: str) -> str:
@@ -201,6 +225,8 @@ def unknown_key(path: str, valid: list[str], kind: str = "key") -> Problem:
     """Returns the problem of a key that does not exist, with the nearest that does, or all there are."""
     parent, _, name = path.rpartition(".")
     meant = meant_by(path)
+    if meant and parent and meant.rpartition(".")[2] in valid:
+        meant = f"{parent}.{meant.rpartition('.')[2]}"
     near = did_you_mean(name, valid, prefix=f"{parent}." if parent else "")
     near = f" Did you mean {meant}?{remark(name)}" if meant else near
     return Problem(path, f"{path} is not a {kind}.{near or f' The {kind}s here: ' + ', '.join(valid) + '.'}")

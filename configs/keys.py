@@ -7,6 +7,7 @@ from typing import Any
 
 from ..mesh.near_miss import nearest
 from ..models.catalog import MODELS
+from ..models.lora import LoRAConfig
 from ..parallel.sharding.strategies import option_types
 from .schema import Config, ModelCheck
 from .synonyms import known_synonyms, meant_by
@@ -21,6 +22,7 @@ def config_keys() -> tuple[str, ...]:
     sections = {field.name: getattr(Config(), field.name) for field in fields(Config) if field.name != "source"}
     keys = [key for name, value in sections.items() if is_dataclass(value) for key in _below(name, value)]
     keys += [f"model.{name}" for name in ("name", *(field.name for field in fields(ModelCheck)))]
+    keys += [f"model.lora.{field.name}" for field in fields(LoRAConfig)]
     keys += [f"model.{field.name}" for options, _ in MODELS.values() for field in fields(options)]
     for name, options in option_types().items():
         keys += [f"strategy.{name}", *(f"strategy.{name}.{field.name}" for field in fields(options))]

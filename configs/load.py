@@ -8,6 +8,7 @@ from typing import Any
 
 from ..mesh.near_miss import did_you_mean
 from ..models.catalog import MODELS
+from ..models.lora import LoRAConfig
 from ..parallel.sharding.strategies import option_types
 from .callbacks import to_callbacks
 from .checks import layout_problems, size_problems
@@ -146,6 +147,10 @@ def _to_model(value: Any, problems: list[Problem]) -> dict[str, Any]:
     name = options.pop("name")
     given = {"check": options.pop("check")} if "check" in options else {}
     check = _shallow(to_dataclass(ModelCheck, given, "model", problems))
+    lora = options.pop("lora", None)
+    if lora is not None:
+        adapters = to_dataclass(LoRAConfig, lora, "model.lora", problems)
+        check |= {} if adapters is None else {"lora": _shallow(adapters)}
     if isinstance(name, str) and ":" in name:
         return {"name": name, **check, **options}
     if name not in MODELS:

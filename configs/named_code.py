@@ -40,6 +40,7 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
         "data.source": config.data.source,
         "optimizer.name": config.optimizer.name,
         **{f"data.mixture[{number}].source": part.get("source") for number, part in enumerate(config.data.mixture)},
+        **{f"optimizer.groups.{pattern}.name": group.name for pattern, group in config.optimizer.groups.items()},
     }
     named |= {f"callbacks.{place}.name": each["name"] for place, each in enumerate(config.callbacks)}
     return ((key, name) for key, name in named.items() if isinstance(name, str) and ":" in name)

@@ -1,14 +1,19 @@
 """`train.steps=20` on the command line: values of single keys, laid over those of the file."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from ..mesh.text import is_printable
+from ..training.optimizing.groups import GroupConfig
 from .errors import Problem
 from .reader import MOST_BYTES, read_yaml
 
 FREE_KEYS = "layouts.rules"
 """The mapping whose keys are patterns: what follows its name is one key, dots and all."""
+FREE_SECTIONS = "optimizer.groups"
+"""The mapping from patterns to options: a word after the last dot is an option, the rest one key."""
+OPTIONS_OF_GROUPS = tuple(each.name for each in fields(GroupConfig))
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Problem], dict[str, str]]:
@@ -65,6 +70,10 @@ def _shown(text: str) -> str:
 def _split(key: str) -> list[str]:
     if key.startswith(f"{FREE_KEYS}."):
         return [*FREE_KEYS.split("."), key.removeprefix(f"{FREE_KEYS}.")]
+    if key.startswith(f"{FREE_SECTIONS}."):
+        pattern, _, option = key.removeprefix(f"{FREE_SECTIONS}.").rpartition(".")
+        is_option = option in OPTIONS_OF_GROUPS and pattern
+        return [*FREE_SECTIONS.split("."), *((pattern, option) if is_option else (key[len(FREE_SECTIONS) + 1 :],))]
     return key.strip().split(".")
 
 

@@ -8,9 +8,10 @@ from typing import Any, get_type_hints
 import yaml
 
 from ..models.catalog import MODELS
+from ..models.lora import LoRAConfig
 from ..parallel.sharding.strategies import option_types
 from ..training.callbacks.catalog import CALLBACKS
-from .convert import has_default
+from .convert import has_default, options_by_key
 from .help import field_help
 from .reader import SCALARS
 from .schema import Config, ModelCheck
@@ -38,6 +39,7 @@ def describe_config() -> str:
         value = getattr(defaults, field.name)
         if field.name == "model":
             lines += ["", f"model: {help_of['model']}", *_describe_fields(ModelCheck)]
+            lines += ["", f"model.lora: {_summary(LoRAConfig)}", *_describe_fields(LoRAConfig)]
             for name, (options, _) in sorted(MODELS.items()):
                 lines += ["", f"model: (name: {name})", *_describe_fields(options)]
         elif field.name == "strategy":
@@ -57,6 +59,8 @@ def _describe_section(path: str, cls: type) -> list[str]:
     """Returns the lines that describe a section, and the sections in it after its own keys."""
     hints = get_type_hints(cls)
     inner = {name: hint for name, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
+    by_key = {f"{name}.<pattern>": options_by_key(hint) for name, hint in hints.items()}
+    inner |= {name: options for name, options in by_key.items() if options is not None}
     lines = ["", f"{path}: {_summary(cls)}", *_describe_fields(cls)]
     return lines + [line for name, hint in inner.items() for line in _describe_section(f"{path}.{name}", hint)]
 

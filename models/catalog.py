@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from ..mesh.errors import UserError
+from ..mesh.keys import make_key
 from ..mesh.near_miss import did_you_mean, unknown_options
 from ..mesh.user_code import call_with_options, import_named, takes_option
 from ..parallel.model import BlockModel, Model, Params
 from .adapters.configured import OF_OUTPUTS, adapt_configured
 from .adapters.of_library import library_of, made_with
 from .hugging_face.from_config import HuggingFaceConfig, find_folder, hugging_face, weights_of
+from .lora import LoRA, LoRAConfig
 from .mlp import MLPConfig, mlp
 from .moe import moe
 from .moe_config import MoEConfig
@@ -39,10 +41,11 @@ def load_model(
     """Builds the model that a config's `model:` section describes.
 
     Args:
-        spec: `name`, one of `MODELS` or the user's own `module:function`, and options; `check` is not the model's. The
-            user's function gets the options as keyword arguments and returns a `Model`, a `BlockModel`, a pair (init,
-            loss), or any object with `init` and `loss`; an object that is already one of these may be named too. Or it
-            returns a module of Flax, Equinox or Keras: then `loss`, `metrics` and `inputs` are those of `adapt`.
+        spec: `name`, one of `MODELS` or the user's own `module:function`, and options; `check` and `lora` are not the
+            model's. The user's function gets the options as keyword arguments and returns a `Model`, a `BlockModel`, a
+            pair (init, loss), or any object with `init` and `loss`; an object that is already one of these may be named
+            too. Or it returns a module of Flax, Equinox or Keras: then `loss`, `metrics` and `inputs` are those of
+            `adapt`. `lora`, the options of `LoRAConfig`, adds matrices that train in place of the model's own.
         vocabulary: Number of token ids in the data; fills an option of that name that is 0 or not given, and so do the
             following three.
         length: Positions in a row of the data.
@@ -58,8 +61,19 @@ def load_model(
         UserError: There is no such model, module or function; options that it does not have, or cannot have; sizes
             that do not hold the data; or the function returned something else.
     """
-    options = {option: value for option, value in spec.items() if option != "check"}
+    options = {option: value for option, value in spec.items() if option not in ("check", "lora")}
     name = options.pop("name", "transformer")
+    if spec.get("lora"):
+        base = load_model(
+            {"name": name, **options},
+            vocabulary=vocabulary,
+            length=length,
+            features=features,
+            classes=classes,
+            search_path=search_path,
+            example=example,
+        )
+        return LoRA(base, _adapters(spec)).model
     facts = {"vocabulary": vocabulary, "length": length, "features": features, "classes": classes}
     known_facts = {fact: value for fact, value in facts.items() if value}
     if isinstance(name, str) and ":" in name:
@@ -71,7 +85,7 @@ def load_model(
 
 
 def initial_params(
-    spec: Mapping[str, Any], model: Model | BlockModel, search_path: Sequence[str | Path] = ()
+    spec: Mapping[str, Any], model: Model | BlockModel, search_path: Sequence[str | Path] = (), *, seed: int = 0
 ) -> Params | None:
     """The parameters that a config's model starts from instead of drawing them.
 
@@ -79,6 +93,7 @@ def initial_params(
         spec: The `model:` section.
         model: The model of it.
         search_path: Folders below which the files are.
+        seed: The run's, of what is drawn beside them.
 
     Returns:
         Arrays that lie in files until a part of them is asked for, for `step.init(seed, params)`; None where the model
@@ -89,14 +104,24 @@ def initial_params(
     """
     if spec.get("name") != "hugging_face" or not isinstance(model, BlockModel):
         return None
-    options = {option: value for option, value in spec.items() if option not in ("name", "check")}
-    return weights_of(HuggingFaceConfig(**_with_folder(options, search_path)), model)
+    options = {option: value for option, value in spec.items() if option not in ("name", "check", "lora")}
+    config = HuggingFaceConfig(**_with_folder(options, search_path))
+    if not spec.get("lora"):
+        return weights_of(config, model)
+    base = hugging_face(config)
+    given = weights_of(config, base)
+    return None if given is None else LoRA(base, _adapters(spec)).start(given, make_key(seed))
 
 
 def _with_folder(options: Mapping[str, Any], search_path: Sequence[str | Path]) -> dict[str, Any]:
     """The options with the place of a folder that they name."""
     found = dict(options)
     return {**found, "folder": find_folder(found["folder"], search_path)} if found.get("folder") else found
+
+
+def _adapters(spec: Mapping[str, Any]) -> LoRAConfig:
+    given = spec["lora"]
+    return given if isinstance(given, LoRAConfig) else LoRAConfig(**given)
 
 
 def _reference_model(name: str, options: dict[str, Any], facts: dict[str, int]) -> Model | BlockModel:

@@ -171,11 +171,12 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
         return []
     table, axes, reduce_dtype = plan.update_table, plan.summed_axes, plan.options.precision.reduce
     width = wire_bytes(reduce_dtype, platform)
-    missing = [axes_to_sum(row.layout, axes) for row in table.rows]
+    rows = [row for row in table.rows if row.path not in plan.unsent]
+    missing = [axes_to_sum(row.layout, axes) for row in rows]
+    complete = any(not axes_to_sum(row.layout, axes) for row in table.rows)  # their share of the norm is a scalar more
     lines = []
     for bucket in _buckets(missing, axes):
-        members = [row for row, lacking in zip(table.rows, missing, strict=True) if lacking == bucket]
-        complete = any(not lacking for lacking in missing)  # their share of the norm is one more scalar
+        members = [row for row, lacking in zip(rows, missing, strict=True) if lacking == bucket]
         scalars = (SCALARS + counts.metrics + complete) * scalar_width(reduce_dtype) if bucket == axes else 0
         lines.append(Collective("all-reduce", bucket, 1, scalars + width * sum(map(_shard_elements, members))))
     return lines

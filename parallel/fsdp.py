@@ -223,22 +223,31 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     Blocks are gathered again for each call, unless they are kept for the step; every gradient is scattered.
     """
     axes, precision, calls = plan.gather_axes, plan.options.precision, counts.calls
+    back = plan.pipeline is not None or not plan.frozen.issuperset(_before_head(plan))
     lines = []
     for row, gradient in zip(plan.used_table.rows, plan.gradient_table.rows, strict=True):
         group = row.path.split("/")[0]
         in_block = calls.rows > 0 and in_blocks(row.path)
         gathers, stack = (1, calls.rows if in_block else 1)
         if in_block and not plan.keeps_blocks:
-            gathers, stack = calls.block + calls.block_again + calls.block_backward, 1
+            gathers, stack = calls.block + (calls.block_again + calls.block_backward if back else 0), 1
         scatters = calls.block_weight if in_block else calls.group_gradients.get(group, calls.others)
+        scatters = 0 if row.path in plan.frozen else scatters
         computed, summed = (
             wire_bytes(_dtype(row.dtype, dtype), platform) for dtype in (precision.compute, precision.reduce)
         )
         for names, elements in _gathered_sizes(row.layout, row.shape, axes, first=int(in_block)):
             lines.append(Collective("all-gather", names, gathers, gathers * stack * elements * computed))
-        for names, elements in _gathered_sizes(gradient.layout, row.shape, axes, first=int(in_block)):
+        for names, elements in (
+            _gathered_sizes(gradient.layout, row.shape, axes, first=int(in_block)) if scatters else ()
+        ):
             lines.append(Collective("reduce-scatter", names, scatters, scatters * elements * summed))
     return lines
+
+
+def _before_head(plan: ShardingPlan) -> list[str]:
+    """The parameters for whose sake gradients go back through the blocks."""
+    return [row.path for row in plan.table.rows if row.path.split("/")[0] != "head"]
 
 
 def _gathered_sizes(

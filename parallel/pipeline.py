@@ -160,7 +160,8 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
         if not in_blocks(row.path) and _dim(row.layout) is not None:
             elements = prod(used.layout.shard_shape(row.shape))
             lines.append(Collective("all-gather", (AXIS,), 1, elements * wire_bytes(row.dtype, platform)))
-            lines.append(Collective("reduce-scatter", (AXIS,), 1, elements * wire_bytes(summed, platform)))
+            if row.path not in plan.unsent:
+                lines.append(Collective("reduce-scatter", (AXIS,), 1, elements * wire_bytes(summed, platform)))
     if plan.pipeline is None:
         return lines
     ticks = plan.options.accumulate * len(plan.pipeline.timetable.entries.kind)

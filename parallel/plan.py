@@ -162,6 +162,7 @@ class ShardingPlan(MeshPlan):
         output_rules: Rules for activations, see `sharding/named_outputs.py`; None where there are none.
         options: The options of the step that was built from it.
         notes: Where the program that runs on this mesh is not the one that other devices would run; one line each.
+        frozen: Paths of parameters without a gradient.
     """
 
     table: LayoutTable
@@ -171,6 +172,7 @@ class ShardingPlan(MeshPlan):
     output_rules: LayoutMap | None = None
     options: StepOptions = StepOptions()
     notes: tuple[str, ...] = ()
+    frozen: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return str(self.table)
@@ -185,6 +187,12 @@ class ShardingPlan(MeshPlan):
         filling = self.pipeline.stages.num_filling if self.pipeline else 0
         blocks = [row for row in self.table.rows if filling and in_blocks(row.path)]
         return self.table.num_elements - filling * sum(prod(row.shape[1:]) for row in blocks)
+
+    @property
+    def unsent(self) -> frozenset[str]:
+        """Frozen parameters that no sum over `data` is made of: all, but blocks where a stage loops over several."""
+        loops = self.pipeline is not None and self.pipeline.timetable.blocks_per_slot > 1
+        return frozenset(path for path in self.frozen if not (loops and in_blocks(path)))
 
     @property
     def gathers_blocks(self) -> bool:

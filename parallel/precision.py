@@ -25,7 +25,8 @@ class Precision:
     """Dtype of the stored parameters and of the optimizer's moments."""
     compute: str = "float32"
     """Dtype that parameters are cast to before the model sees them (before they are gathered, under FSDP), and with
-    them the floating-point arrays of a batch but for "weights" and "targets"."""
+    them the floating-point arrays of a batch but for "weights" and "targets". float16 holds no number under 6e-8, and
+    the loss is not scaled: gradients smaller than that are lost. bfloat16 has the range of float32."""
     reduce: str = "float32"
     """Dtype in which gradients are summed over devices."""
 

@@ -23,6 +23,7 @@ Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Tri
 and 5.2.
 """
 
+from collections.abc import Collection
 from math import prod
 from typing import Any
 
@@ -132,7 +133,7 @@ def _scattered_dim(layout: TensorLayout, update: TensorLayout) -> int | None:
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
     """The gathers of updated parameters and, for stage 1, the reduce-scatters of gradients; stage 2's are FSDP's."""
     width = wire_bytes(plan.options.precision.reduce, platform)
-    scattered = _scattered(plan) if plan.zero == 1 else []
+    scattered = _scattered(plan, without=plan.unsent) if plan.zero == 1 else []
     scatters = [Collective("reduce-scatter", (AXIS,), 1, elements * width) for _, elements in scattered]
     return gathers(plan, platform) + scatters
 
@@ -145,11 +146,11 @@ def gathers(plan: ShardingPlan, platform: str) -> list[Collective]:
     ]
 
 
-def _scattered(plan: ShardingPlan) -> list[tuple[Any, int]]:
+def _scattered(plan: ShardingPlan, without: Collection[str] = ()) -> list[tuple[Any, int]]:
     """The stored dtype of each parameter whose update is split further, and its elements on a device."""
     rows = zip(plan.table.rows, plan.update_table.rows, strict=True)
     return [
         (row.dtype, prod(row.layout.shard_shape(row.shape)))
         for row, target in rows
-        if _scattered_dim(row.layout, target.layout) is not None
+        if _scattered_dim(row.layout, target.layout) is not None and row.path not in without
     ]

@@ -7,6 +7,7 @@ Written for `optimizer.learning_rate` = peak, a run of n steps and step s = 0 ..
     warmup_cosine   a straight line up to peak, then as cosine
     linear          (a straight line up to peak, then) a straight line down
     wsd             warm-up, stable, decay: a straight line up, peak, a straight line down at the end
+    plateau         (a straight line up to peak, then) peak; the optimizer scales it, as `optimizing/plateau` says
 
 A line up starts at peak / (warmup_steps + 1), not at 0, and is at peak in step `warmup_steps`. A line or cosine down
 would reach peak * final_ratio in step n, the first one that is not taken.
@@ -23,6 +24,7 @@ import optax
 
 from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean, unknown_options
+from .optimizing.plateau import DEFAULTS
 
 KEY = "optimizer.schedule"
 WINDOW = 2**16
@@ -65,6 +67,13 @@ def learning_rate_problems(schedule: Mapping[str, Any]) -> list[str]:
             problems.append(f"{KEY}.{option}={value!r} has to be a number of steps, at least 0.")
         elif option == "final_ratio" and not (_is_number(value, int | float) and 0 <= value <= 1):
             problems.append(f"{KEY}.{option}={value!r} has to be a part of the learning rate, 0 to 1.")
+        elif option in ("factor", "tolerance") and not (_is_number(value, int | float) and 0 < value < 1):
+            problems.append(f"{KEY}.{option}={value!r} has to be between 0 and 1.")
+        elif option in ("patience", "cooldown") and not (_is_number(value, int) and value >= (option == "patience")):
+            least = int(option == "patience")
+            problems.append(f"{KEY}.{option}={value!r} has to be a number of windows, at least {least}.")
+    if options.get("window_steps") == 0:
+        problems.append(f"{KEY}.window_steps=0: the loss is a mean over at least 1 step.")
     return problems
 
 
@@ -121,12 +130,29 @@ def wsd(
     return _after_warmup(peak, warmup, optax.join_schedules([stable, down], [num_steps - decay - warmup]))
 
 
+def plateau(
+    peak: float,
+    num_steps: int,
+    warmup_steps: int = 0,
+    factor: float = DEFAULTS["factor"],
+    patience: int = DEFAULTS["patience"],
+    window_steps: int = DEFAULTS["window_steps"],
+    cooldown: int = DEFAULTS["cooldown"],
+    tolerance: float = DEFAULTS["tolerance"],
+    final_ratio: float = DEFAULTS["final_ratio"],
+) -> optax.Schedule:
+    """A warm-up (none by default), then the peak: what it is scaled by depends on the loss, not on the step."""
+    _check_fits(num_steps, warmup_steps=warmup_steps)
+    return _after_warmup(peak, warmup_steps, optax.constant_schedule(peak))
+
+
 SCHEDULES: dict[str, Callable[..., optax.Schedule]] = {
     "constant": constant,
     "cosine": cosine,
     "warmup_cosine": warmup_cosine,
     "linear": linear,
     "wsd": wsd,
+    "plateau": plateau,
 }
 """Name -> function of (peak, num_steps, options). `warmup-cosine` means `warmup_cosine`."""
 

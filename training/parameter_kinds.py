@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import optax
 
+from ..layouts.path_patterns import paths_met
 from ..layouts.paths import in_blocks, leaves_with_paths, map_with_path
-from ..mesh.errors import UserError
-from ..mesh.near_miss import did_you_mean
 
 
 def is_stacked(abstract_params: Any) -> bool:
@@ -17,13 +16,22 @@ def is_stacked(abstract_params: Any) -> bool:
     return isinstance(abstract_params, Mapping) and set(abstract_params) == {"embed", "blocks", "head"}
 
 
+def check_met(abstract_params: Any, patterns: Sequence[str], key: str) -> None:
+    """Checks that every expression meets a parameter.
+
+    Args:
+        abstract_params: Shapes of the parameters.
+        patterns: Regular expressions of whole paths.
+        key: Their config key.
+
+    Raises:
+        UserError: An expression meets no parameter; names the nearest path.
+    """
+    paths_met(patterns, [path for path, _ in leaves_with_paths(abstract_params)], key)
+
+
 def select(
-    abstract_params: Any,
-    stacked: bool,
-    *,
-    skip: Sequence[str],
-    key: str | None,
-    layer_rank: Sequence[int] = range(2, 100),
+    abstract_params: Any, stacked: bool, *, skip: Sequence[str] = (), layer_rank: Sequence[int] = range(2, 100)
 ) -> Any:
     """Picks parameters by the rank that they have in one layer: a stack of norms (N, D) counts as vectors, rank 1.
 
@@ -31,23 +39,11 @@ def select(
         abstract_params: Shapes of the parameters.
         stacked: Whether "blocks" holds blocks stacked on dim 0.
         skip: Regular expressions; parameters whose whole path matches one are left out.
-        key: The config key of `skip`, where each expression has to meet a parameter; None where it need not.
         layer_rank: Ranks to pick, of an array without its layer dim.
 
     Returns:
         A tree of bools, structured like the parameters.
-
-    Raises:
-        UserError: An expression meets no parameter; names the nearest path.
     """
-    paths = [path for path, _ in leaves_with_paths(abstract_params)]
-    unmet = [pattern for pattern in skip if not any(re.fullmatch(pattern, path) for path in paths)] if key else []
-    if unmet:
-        lines = [
-            f"{key}: {pattern!r} matches no parameter.{did_you_mean(pattern, paths, otherwise='There are')}"
-            for pattern in unmet
-        ]
-        raise UserError("\n".join(lines))
 
     def picked(path: str, leaf: Any) -> bool:
         rank = len(leaf.shape) - (stacked and in_blocks(path))
@@ -74,4 +70,6 @@ def by_layer(transformation: optax.GradientTransformation, abstract_params: Any)
         return jax.vmap(transformation.update)(updates, state, params)
 
     labels = map_with_path(lambda path, _: "blocks" if in_blocks(path) else "rest", abstract_params)
+    if "blocks" not in jax.tree.leaves(labels):  # a group of parameters outside of the blocks
+        return transformation
     return optax.partition({"blocks": optax.GradientTransformation(init, update), "rest": transformation}, labels)

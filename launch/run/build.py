@@ -22,6 +22,8 @@ from ...mesh.devices import device_name
 from ...mesh.ordering import physical_order
 from ...mesh.simulate import simulate
 from ...models.catalog import MODELS, load_model
+from ...models.frozen import freeze, frozen_paths
+from ...models.lora import frozen_by_lora
 from ...parallel.model import BlockModel, Model
 from ...parallel.plan import ShardingPlan
 from ...parallel.sharding.batch_rows import check_rows
@@ -89,7 +91,7 @@ def build(
         BadDataError: Data in memory holds a value that the model does not take.
     """
     splits = splits or open_splits(config.data, search_path(config))
-    model = model or configured_model(config, splits)
+    model = freeze(model or configured_model(config, splits), config.optimizer.freeze)
     check_splits(splits, data_limits(config, splits))
     there_are = len(devices) if devices else jax.device_count()  # not before: mistakes are told without a device
     config, used, re_formed = fit_to_devices(config, there_are, 1 if devices else jax.process_count())
@@ -118,13 +120,15 @@ def plan_step(
         UserError: The strategy, the layouts or the optimizer do not work out.
     """
     layouts = plan_layouts(config, model, devices)
+    params = abstract_parameters(model, config.precision)
     check_rows(layouts, config.train.global_batch, config.train.accumulate)
     optimizer = make_optimizer(
         config.optimizer,
         config.train.steps,
-        abstract_parameters(model, config.precision),
+        params,
         stacked=isinstance(model, BlockModel),
         search_path=search_path(config),
+        frozen=frozen_of(config, params),
     )
     step = build_step(
         model,
@@ -159,7 +163,13 @@ def plan_layouts(config: Config, model: Model | BlockModel, devices: Sequence[st
         indivisible=config.layouts.indivisible,
         precision=config.precision,
         devices=devices,
+        frozen=frozen_of(config, abstract_parameters(model, config.precision)),
     )
+
+
+def frozen_of(config: Config, params: Any) -> frozenset[str]:
+    """The paths of the parameters that a config leaves as they are, of these shapes."""
+    return frozen_paths(config.optimizer.freeze, params) | frozen_by_lora(config.model, params)
 
 
 def evenly_chosen(number: int) -> list[str]:

@@ -13,19 +13,21 @@ import json
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ...data.source import Splits, fingerprint
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
 from ...parallel.sharding.lay_out import abstract_parameters
+from ...parallel.step.update import apply_optimizer
 from .build import Built
 
 NAME = "provenance.json"
@@ -74,15 +76,20 @@ def provenance(built: Built) -> Provenance:
     optimizer = built.step.optimizer
 
     def update(params: Any) -> Any:
-        return optimizer.update(params, optimizer.init(params), params)
+        return apply_optimizer(optimizer, params, optimizer.init(params), params, jnp.zeros(()))
 
     return Provenance(
         fingerprint=built.splits.fingerprint,
         description=built.splits.description,
         model=_definition(built.config.model["name"], lambda: jax.make_jaxpr(built.model.loss)(params, batch, key)),
-        optimizer=_definition(built.config.optimizer.name, lambda: jax.make_jaxpr(update)(params)),
+        optimizer=_definition(_own_optimizer(built.config.optimizer.names), lambda: jax.make_jaxpr(update)(params)),
         jax=f"{version('jax')}{', 64-bit types' if jax.config.read('jax_enable_x64') else ''}",
     )
+
+
+def _own_optimizer(names: Sequence[str]) -> str:
+    """Of the optimizers of a run the first that is the user's own; where none is, the first."""
+    return next((name for name in names if ":" in name), names[0])
 
 
 def as_json(found: Provenance) -> str:

@@ -101,7 +101,7 @@ def _works(config: Config, splits: Splits, devices: list[str]) -> bool:
 
 def _looks_at_sizes(config: Config, *names: str) -> bool:
     """Whether the optimizer is one of these, or the user's own, which may do as any of them."""
-    return config.optimizer.name in names or ":" in config.optimizer.name
+    return any(name in names or ":" in name for name in config.optimizer.names)
 
 
 def _optimized_alike(config: Config, splits: Splits, original: Built) -> bool:
@@ -149,7 +149,7 @@ def _over_rows() -> set[str]:
 def _smaller(config: Config, splits: Splits, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Options of a reference model: every size smaller, divided by what divided it."""
     options = dict(config.model)
-    given = {name: value for name, value in options.items() if name not in ("name", "check")}
+    given = {name: value for name, value in options.items() if name not in ("name", "check", "lora")}
     known: Any = MODELS[options["name"]][0](**given)
     devices, inside = prod(sizes.values()), prod(size for axis, size in sizes.items() if axis not in _over_rows())
     pipe = config.strategy.get("pipe")

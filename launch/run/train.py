@@ -228,8 +228,9 @@ class _Run:
         """The state to start from, the steps of damaged checkpoints that were passed over to find it, and why callbacks
         have ended the run, or ""."""
         if self.start == 0:
-            given = initial_params(self.config.model, self.built.model, search_path(self.config))
-            return self.built.step.init(self.config.run.seed, given), (), ""
+            seed, folders = self.config.run.seed, search_path(self.config)
+            given = initial_params(self.config.model, self.built.model, folders, seed=seed)
+            return self.built.step.init(seed, given), (), ""
         restored = self.checkpoints.restore_newest(self.config.timeouts.rendezvous, self.display.message)
         self.start = self.seen.start = restored.step
         self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")

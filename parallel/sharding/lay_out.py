@@ -1,6 +1,6 @@
 """From a strategy to the layout of every parameter: the first half of what a step is built from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -51,6 +51,7 @@ def lay_out(
     indivisible: Indivisible = "error",
     precision: Precision = FLOAT32,
     devices: Sequence[str] | None = None,
+    frozen: Collection[str] = (),
 ) -> ShardingPlan:
     """Decides the layout of every parameter of a model.
 
@@ -66,6 +67,8 @@ def lay_out(
         indivisible: What happens where an axis does not divide a dim: `error`, `replicate` or `next_dim`.
         precision: The dtypes; `params` decides the bytes.
         devices: Devices of the mesh by name; all of them by default. They need not exist until a step runs.
+        frozen: Paths of parameters that the model's loss takes without a gradient: nothing is predicted to be sent for
+            theirs.
 
     Returns:
         The resolved plan.
@@ -106,6 +109,7 @@ def lay_out(
         output_rules=of_outputs,
         options=StepOptions(precision=precision),
         notes=_notes(plan),
+        frozen=frozenset(frozen),
     )
     if found := layout_problems(own, resolved) + problems(resolved):
         raise LayoutError(found)

@@ -35,6 +35,11 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Keyed:
+    of: Mapping[str, Inner] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Needy:
     width: int
 
@@ -124,6 +129,23 @@ def test_a_key_that_must_be_given():
     assert convert({}, Needy) == (None, [("section.width", "section.width must be given.")])
     assert convert({"width": 3}, Needy) == (Needy(width=3), [])
     assert len(convert({"width": "x"}, Needy)[1]) == 1
+
+
+def test_options_by_key():
+    assert convert({"of": {"a/.*": {"depth": 3}, "b": None}}, Keyed) == (
+        Keyed(of={"a/.*": Inner(depth=3), "b": Inner()}),
+        [],
+    )
+    section, problems = convert({"of": {"a/.*": {"depth": "x"}, "b": {"dept": 1}, "c": 3, "d": {"depth": 2}}}, Keyed)
+    assert section == Keyed(of={"d": Inner(depth=2)})
+    assert problems == [
+        ("section.of.a/.*.depth", "section.of.a/.*.depth must be a whole number, not 'x' (text)."),
+        ("section.of.b.dept", "section.of.b.dept is not a key. Did you mean section.of.b.depth?"),
+        ("section.of.c", "section.of.c must be a mapping (key: value), not 3 (a whole number)."),
+    ]
+    assert convert({"of": 3}, Keyed)[1] == [
+        ("section.of", "section.of must be a mapping (key: value), not 3 (a whole number).")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def refusal(folder, *overrides: str) -> str:
     return problem
 
 
-@pytest.mark.parametrize("key", ["model.name", "data.source", "optimizer.name"])
+@pytest.mark.parametrize("key", ["model.name", "data.source", "optimizer.name", "optimizer.groups.w.name"])
 @pytest.mark.parametrize("name", ["os:system", "theirs:make", "their_package.inner:make", "optax:adam", "sys:exit"])
 def test_code_elsewhere_is_refused(key, name, elsewhere, tmp_path):
     problem = refusal(tmp_path, f"{key}={name}")

@@ -66,6 +66,20 @@ def test_patterns_keep_their_dots():
     assert applied({}, "layouts.rules.block/.*/w=[fsdp]") == {"layouts": {"rules": {"block/.*/w": ["fsdp"]}}}
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optimizer.groups.block/.*/w={learning_rate: 1}", {"block/.*/w": {"learning_rate": 1}}),
+        ("optimizer.groups.block/.*/w.learning_rate=1", {"block/.*/w": {"learning_rate": 1}}),
+        ("optimizer.groups.block.w={name: sgd}", {"block.w": {"name": "sgd"}}),
+        ("optimizer.groups.name={name: sgd}", {"name": {"name": "sgd"}}),
+        ("optimizer.groups={w: {name: sgd}}", {"w": {"name": "sgd"}}),
+    ],
+)
+def test_patterns_of_groups_keep_their_dots_too(override, expected):
+    assert applied({}, override) == {"optimizer": {"groups": expected}}
+
+
 def test_an_empty_section_is_filled():
     assert applied({"train": None}, "train.steps=1") == {"train": {"steps": 1}}
 

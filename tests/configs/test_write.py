@@ -32,6 +32,9 @@ def test_presets_load_back_equal(name, tmp_path):
         "strategy={fsdp: {size: -1, floor_bytes: 0}, data: 2}",
         "layouts.rules={'a.*/[bc]': [fsdp, null, [data, fsdp]]}",
         "model={name: 'mine:make', width: [1, 2], table: {a: 1e-3}}",
+        'optimizer={freeze: ["embed/.*"], groups: {"head/.*": {name: sgd, momentum: 0.5}}}',
+        "model={name: transformer, lora: {rank: 2, match: [blocks/.*]}}",
+        "model={name: 'mine:make', width: 3, lora: {match: [w]}}",
         'data={source: text, files: ["a: b", "*.txt"]}',
     ],
 )
@@ -53,6 +56,8 @@ def test_reference_of_all_keys():
     for line in ("  steps: 100", "  learning_rate: ", "  floor_bytes: 16384", "strategy.fsdp: ", "  prompt: 'def '"):
         assert f"\n{line}" in text
     assert "model: (name: transformer)" in text
+    assert "\noptimizer.groups.<pattern>: What differs for the parameters of a group" in text
+    assert "\nmodel.lora: Low-rank matrices" in text
     assert "\n  check: error                      (one of error, warn, off)\n" in text
     assert "Optimizer steps in the whole run, those before a resume included." in text
     assert max(map(len, text.splitlines())) <= 130

@@ -6,7 +6,7 @@ import pytest
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.models.transformer import TransformerConfig, transformer
-from spmdkit.training.parameter_kinds import by_layer, is_stacked, select
+from spmdkit.training.parameter_kinds import by_layer, check_met, is_stacked, select
 
 
 def shapes_of(model):
@@ -18,7 +18,6 @@ MLP = shapes_of(mlp(MLPConfig(features=4, classes=2, widths=(3,))))
 
 
 def picked(params, **options):
-    options = {"skip": (), "key": "optimizer.decay_skip", **options}
     return {path for path, chosen in leaves_with_paths(select(params, is_stacked(params), **options)) if chosen}
 
 
@@ -42,15 +41,15 @@ def test_matrices_of_the_mlp():
 
 def test_skipped_paths():
     assert picked(MLP, skip=("layers/0/.*",)) == {"layers/1/kernel"}
-    assert picked(MLP, skip=("layers",), key=None) == picked(MLP)
+    assert picked(MLP, skip=("layers",)) == picked(MLP)
 
 
 def test_a_pattern_that_meets_nothing():
     with pytest.raises(
         ValueError, match=r"decay_skip: 'layers/0/kernels' matches no parameter. Did you mean layers/0/ker"
     ):
-        picked(MLP, skip=("layers/0/kernels",))
-    assert picked(MLP, skip=("embed/.*",), key=None) == picked(MLP)
+        check_met(MLP, ("layers/0/kernels",), "optimizer.decay_skip")
+    assert picked(MLP, skip=("embed/.*",)) == picked(MLP)
 
 
 def test_only_a_block_model_is_stacked():

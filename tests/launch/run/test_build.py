@@ -5,6 +5,7 @@ import pytest
 from runs import write_config, write_language_config
 from spmdkit.configs import ConfigError, load_config
 from spmdkit.launch.run.build import build, prepare_devices
+from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import BlockModel
 
 OWN = """
@@ -51,6 +52,39 @@ def test_a_model_beside_the_config(tmp_path):
     built = build(load_config(write_config(tmp_path, model={"name": "beside:linear", "classes": 10, "scale": 0.5})))
     assert built.model.name == "linear"
     assert built.layouts.table.row("w").shape == (64, 10)
+
+
+def test_what_trains_alone_has_optimizer_state(tmp_path):
+    """Frozen and adapted parameters have none, on the mesh as in the optimizer."""
+    path = write_config(tmp_path, model={"name": "mlp", "classes": 10, "widths": [32, 32]})
+
+    def slots(*overrides):
+        rows = build(load_config(path, overrides)).step.optimizer_table.rows
+        return {row.path.partition("/mu/")[2] for row in rows if "/mu/" in row.path}
+
+    assert slots('optimizer.freeze=["layers/0/.*", ".*/bias"]') == {"layers/1/kernel", "layers/2/kernel"}
+    lora = "model.lora={rank: 2, match: [layers/1/kernel], train: [layers/2/bias]}"
+    assert slots(lora) == {"lora/layers/1/kernel/a", "lora/layers/1/kernel/b", "layers/2/bias"}
+    groups = "optimizer.groups={layers/0/.*: {name: sgd}, layers/1/.*: {learning_rate: 0.1}}"
+    assert slots(groups) == {f"layers/{layer}/{name}" for layer in (1, 2) for name in ("kernel", "bias")}
+
+
+def test_slots_of_a_group_lie_as_their_parameter(tmp_path):
+    groups = "optimizer.groups={layers/0/.*: {learning_rate: 0.1}}"
+    built = build(load_config(write_config(tmp_path), [groups]))
+    table, params = built.step.optimizer_table, built.layouts.update_table
+    found = [(row.path, row.layout) for row in table.rows if "/mu/" in row.path or "/nu/" in row.path]
+    assert len(found) == 2 * len(params.rows)
+    for path, layout in found:
+        assert layout == params.row(path.rpartition("u/")[2]).layout
+
+
+def test_what_cannot_train(tmp_path):
+    path = write_config(tmp_path)
+    with pytest.raises(UserError, match=r"optimizer.freeze: 'layer/.\*' matches no parameter. Did you mean layers/"):
+        build(load_config(path, ["optimizer.freeze=[layer/.*]"]))
+    with pytest.raises(UserError, match="freeze all parameters: nothing is left to train"):
+        build(load_config(path, ["model.lora={match: [layers/.*]}", "optimizer.freeze=[lora/.*]"]))
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,21 @@ def test_another_optimizer_is_a_warning(config):
     )
 
 
+def test_an_optimizer_that_follows_the_loss(config):
+    """Its update needs `value`, which a step gives: what it computes is known all the same."""
+    plain = made_of(config).optimizer.program
+    edit(config.parent / "optimizer_of_mine.py", "scale_by_learning_rate(learning_rate)", "contrib.reduce_on_plateau()")
+    program = made_of(config).optimizer.program
+    assert len(program) == 16
+    assert program != plain
+
+
+def test_an_optimizer_of_a_group_alone(config):
+    group = "optimizer.groups={v: {name: 'optimizer_of_mine:make'}}"
+    names = [made_of(config, f"optimizer.name={name}", group).optimizer.name for name in ("sgd", "lion")]
+    assert names == ["optimizer_of_mine:make"] * 2
+
+
 def test_data_that_cannot_be_told_apart_is_a_warning(config):
     now = made_of(config)._replace(fingerprint="")
     (line,) = remarks(None, now, "mine:splits", goes_on=False)

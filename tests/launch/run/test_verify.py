@@ -326,3 +326,43 @@ def test_devices_are_those_that_the_strategy_needs(strategy, simulate, count, tm
     config = load_config(write_config(tmp_path, strategy=strategy, run={"simulate": simulate}))
     assert simulated_devices(config) == [f"cpu:{number}" for number in range(count)]
     assert simulated_devices(replace(config, strategy={})) == ["cpu:0"]
+
+
+WHAT_TRAINS = {
+    "freeze": ["strategy={fsdp: {size: 8, floor_bytes: 256}}", 'optimizer.freeze=["embed/.*", "blocks/mlp/down"]'],
+    "freeze under tensor": [
+        "strategy={data: 2, fsdp: {size: 2, floor_bytes: 256}, tensor: 2}",
+        'optimizer.freeze=["embed/.*", "blocks/attention/.*"]',
+    ],
+    "freeze in a pipeline": [
+        "strategy={pipe: {size: 2, schedule: zb_h1}, data: 4}",
+        'optimizer.freeze=["embed/.*", "blocks/mlp/down", "blocks/attention/norm"]',
+    ],
+    "groups": [
+        "strategy={data: {size: 4, zero: 2, floor_bytes: 256}, tensor: 2}",
+        'optimizer.groups={"head/.*": {learning_rate_factor: 0.1}, "blocks/.*": {name: muon}, "embed/.*": {name: sgd}}',
+        "optimizer.weight_decay=0.1",
+    ],
+    "groups in a pipeline": [
+        "strategy={pipe: {size: 2}, fsdp: {size: 4, floor_bytes: 256}}",
+        'optimizer.groups={"blocks/mlp/.*": {name: lion}, "blocks/attention/.*": {betas: [0.5, 0.6]}}',
+    ],
+    "plateau and skipping": [
+        "strategy={fsdp: {size: 4, floor_bytes: 256}, data: 2}",
+        "optimizer.schedule={name: plateau, window_steps: 1, patience: 1, tolerance: 0.9}",
+        "optimizer.skip_not_finite=2",
+    ],
+    "adapters": [
+        "strategy={fsdp: {size: 8, floor_bytes: 64}}",
+        'model.lora={rank: 2, match: ["blocks/attention/.*"], train: ["head/norm"]}',
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHAT_TRAINS)
+def test_what_trains_does_as_on_one_device(name, tmp_path, capsys):
+    """And its state goes through files onto another mesh and back."""
+    path = write_language_config(tmp_path)
+    code, result = verify(path, *WHAT_TRAINS[name], capsys=capsys)
+    assert code == 0, result["first_difference"]

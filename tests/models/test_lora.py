@@ -1,0 +1,251 @@
+"""Low-rank adapters: the model is its base with W + alpha / r * A B, written by hand here, and only A and B train."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from spmdkit.layouts.paths import leaves_with_paths
+from spmdkit.models import MoEConfig, TransformerConfig, load_model, moe, transformer
+from spmdkit.models.lora import LoRA, LoRAConfig, frozen_by_lora
+from spmdkit.parallel import Model, build_step, lay_out, verify
+from spmdkit.parallel.model import ParallelContext
+from spmdkit.parallel.sharding.default_layout import model_axes
+from spmdkit.parallel.tensor import TensorConfig
+
+CONFIG = LoRAConfig(rank=3, alpha=6.0, match=("blocks/up", "head/.*"))
+BASES = {"blocks": toy.BLOCK_MODEL, "plain": toy.PLAIN_MODEL}
+ADAPTERS = {
+    "blocks": ("blocks/lora/up", "head/lora/out"),
+    "plain": ("lora/blocks/up", "lora/head/out"),
+}
+
+
+def at(params, path):
+    return dict(leaves_with_paths(params))[path]
+
+
+def trained(kind):
+    """Parameters of a model with adapters whose B is no longer zero, made by hand but for their places."""
+    params = LoRA(BASES[kind], CONFIG).model.init(jax.random.key(0))
+    random = np.random.default_rng(1)
+    return jax.tree.map(lambda leaf: leaf + jnp.asarray(0.1 * random.normal(size=leaf.shape), leaf.dtype), params)
+
+
+def by_hand(kind, params):
+    """The loss of the toy, its matrices merged by hand, as a function of (base parameters, the four adapters)."""
+    up, out = ADAPTERS[kind]
+    pairs = [[at(params, f"{path}/{name}") for name in ("a", "b")] for path in (up, out)]
+    base = {
+        "embed": {"table": at(params, "embed/table")},
+        "blocks": {name: at(params, f"blocks/{name}") for name in ("up", "down", "scale")},
+        "head": {"out": at(params, "head/out")},
+    }
+
+    def loss(base, pairs):
+        (a_up, b_up), (a_out, b_out) = pairs
+        merged = {
+            "embed": base["embed"],
+            "blocks": {**base["blocks"], "up": base["blocks"]["up"] + 2.0 * jnp.einsum("nir,nro->nio", a_up, b_up)},
+            "head": {"out": base["head"]["out"] + 2.0 * a_out @ b_out},
+        }
+        return toy.BLOCK_MODEL.loss(merged, toy.batch(0), None)[0]
+
+    return base, pairs, loss
+
+
+def adapters_of(kind, tree):
+    return [[at(tree, f"{path}/{name}") for name in ("a", "b")] for path in ADAPTERS[kind]]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", BASES)
+def test_value_and_gradient_are_those_of_the_merged_model(kind):
+    params = jax.tree.map(lambda leaf: leaf.astype("float64"), trained(kind))
+    base, pairs, loss = by_hand(kind, params)
+    expected, gradients = jax.jit(jax.value_and_grad(loss, argnums=1))(base, pairs)
+    model = LoRA(BASES[kind], CONFIG).model
+    found, mine = jax.jit(jax.value_and_grad(lambda params: model.loss(params, toy.batch(0), None)[0]))(params)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), adapters_of(kind, mine), gradients
+    )
+    others = {path for path, leaf in leaves_with_paths(mine) if leaf.any()}
+    assert others == {f"{path}/{name}" for path in ADAPTERS[kind] for name in ("a", "b")}
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_merged_parameters_compute_the_same_in_the_base(kind):
+    lora, params = LoRA(BASES[kind], CONFIG), trained(kind)
+    base, pairs, loss = by_hand(kind, params)
+    merged = lora.merge(params)
+    assert jax.tree.structure(merged) == jax.tree.structure(base)
+    found = jax.jit(BASES[kind].loss)(merged, toy.batch(0), None)[0]
+    np.testing.assert_allclose(found, jax.jit(loss)(base, pairs), rtol=1e-6)
+    np.testing.assert_array_equal(at(merged, "blocks/down"), at(params, "blocks/down"))
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_it_starts_at_the_loss_of_its_base(kind):
+    base, key = BASES[kind], jax.random.key(3)
+    model = LoRA(base, CONFIG).model
+    params, own = model.init(key), base.init(key)
+    for path, leaf in leaves_with_paths(own):
+        np.testing.assert_array_equal(at(params, path), leaf)
+    assert jax.jit(model.loss)(params, toy.batch(0), None) == jax.jit(base.loss)(own, toy.batch(0), None)
+    for (a, b), size in zip(adapters_of(kind, params), (toy.WIDTH, toy.WIDTH), strict=True):
+        assert not b.any()
+        assert 0.7 < float(jnp.std(a)) * size**0.5 < 1.3
+
+
+def test_from_trained_parameters():
+    """Those of the base are taken as they are; only A is drawn."""
+    base = jax.tree.map(np.asarray, toy.init(jax.random.key(7)))
+    lora = LoRA(toy.BLOCK_MODEL, CONFIG)
+    params = lora.start(base, jax.random.key(0))
+    assert params["blocks"]["up"] is base["blocks"]["up"]
+    jax.tree.map(np.testing.assert_array_equal, lora.merge(params), base)
+    step = build_step(lora.model, optax.sgd(0.1), lay_out(lora.model, {"data": 8}))
+    _, metrics = step(step.init(0, params=params), toy.batch(0))
+    total, weight = toy.BLOCK_MODEL.loss(base, toy.batch(0), None)
+    np.testing.assert_allclose(metrics.loss, total / weight, rtol=1e-6)
+
+
+def test_the_a_of_a_block_does_not_depend_on_how_many_there_are():
+    def drawn(layers):
+        base = transformer(TransformerConfig(vocabulary=16, length=8, layers=layers, width=8, heads=2))
+        return LoRA(base, LoRAConfig(match=("blocks/mlp/up",))).model.init(jax.random.key(0))["blocks"]["lora"]["mlp"]
+
+    three, two = drawn(3)["up"]["a"], drawn(2)["up"]["a"]
+    np.testing.assert_array_equal(three[:2], two)
+    assert (two[0] != two[1]).all()
+
+
+def test_on_fsdp_8_the_gradients_are_those_by_hand():
+    params = trained("blocks")
+    base, pairs, loss = by_hand("blocks", params)
+    expected = jax.jit(jax.grad(loss, argnums=1))(base, pairs)
+    model, batch = LoRA(toy.BLOCK_MODEL, CONFIG).model, toy.batch(0)
+    step = build_step(model, optax.sgd(0.1), lay_out(model, {"fsdp": {"size": 8, "floor_bytes": 0}}))
+    state = step.init(0, params=jax.tree.map(np.asarray, params))
+    assert state.params["blocks"]["lora"]["up"]["a"].sharding.shard_shape((3, 16, 3)) == (3, 2, 3)
+    found, _ = step.gradients(state, batch)
+    weight = batch["weights"].sum()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b / weight, rtol=1e-4, atol=1e-8),
+        adapters_of("blocks", found),
+        expected,
+    )
+    assert not any(leaf.any() for path, leaf in leaves_with_paths(found) if "lora" not in path)
+
+
+def test_parameters_that_are_no_dict():
+    """Adapters stand beside all of them."""
+
+    def loss(params, batch, key):
+        (up, down), scale = params
+        return (jnp.tanh(batch["inputs"] @ up) @ down * scale).sum(), batch["weights"].sum()
+
+    base = Model(init=lambda key: ((jnp.ones((4, 6)), jnp.ones((6, 2))), jnp.ones(())), loss=loss)
+    lora = LoRA(base, LoRAConfig(rank=1, match=("0/1",)))
+    params = lora.model.init(jax.random.key(0))
+    assert {path for path, _ in leaves_with_paths(params)} == {
+        "base/0/0",
+        "base/0/1",
+        "base/1",
+        "lora/0/1/a",
+        "lora/0/1/b",
+    }
+    batch = {"inputs": jnp.ones((2, 4)), "weights": jnp.ones(2)}
+    assert lora.model.loss(params, batch, None) == loss(base.init(jax.random.key(0)), batch, None)
+    assert jax.tree.structure(lora.merge(params)) == jax.tree.structure(base.init(jax.random.key(0)))
+
+
+def test_what_trains():
+    config = LoRAConfig(match=("blocks/up",), train=("head/.*",))
+    model = LoRA(toy.BLOCK_MODEL, config).model
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    frozen = {"embed/table", "blocks/up", "blocks/down", "blocks/scale"}
+    assert frozen_by_lora({"lora": config}, params) == LoRA(toy.BLOCK_MODEL, config).frozen == frozen
+    assert frozen_by_lora({"lora": {"match": ("blocks/up",), "train": ("head/.*",)}}, params) == frozen
+    assert frozen_by_lora({"name": "mlp"}, params) == frozenset()
+    own = jax.jit(jax.grad(lambda params: model.loss(params, toy.batch(0), None)[0]))(model.init(jax.random.key(0)))
+    assert {path for path, leaf in leaves_with_paths(own) if leaf.any()} == {"head/out", "blocks/lora/up/b"}
+
+
+# Models that split their own work
+
+
+TENSOR = ParallelContext(tensor=TensorConfig(size=2))
+
+
+def test_adapters_are_split_as_what_they_adapt():
+    base = transformer(TransformerConfig(vocabulary=16, length=8, layers=2, width=8, heads=2))
+    split = LoRA(base, LoRAConfig(match=("blocks/.*", "embed/.*"))).model.parallelize(TENSOR)
+    axes = {
+        "blocks/lora/attention/query/a": (None, None, None),
+        "blocks/lora/attention/query/b": (None, None, "tensor"),
+        "blocks/lora/attention/out/a": (None, "tensor", None),
+        "blocks/lora/attention/out/b": (None, None, None),
+        "embed/lora/tokens/a": ("tensor", None),
+        "embed/lora/tokens/b": (None, None),
+        "blocks/attention/query": (None, None, "tensor"),
+        "blocks/attention/norm": (),
+    }
+    assert {path: model_axes(split, path) for path in axes} == axes
+    assert split.traffic is not None
+
+
+def test_experts_have_adapters_of_their_own():
+    base = moe(MoEConfig(vocabulary=16, length=8, layers=2, width=8, heads=2, experts=4))
+    params = jax.eval_shape(LoRA(base, LoRAConfig(rank=2, match=("blocks/mlp/up",))).model.init, jax.random.key(0))
+    found = params["blocks"]["lora"]["mlp"]["up"]
+    assert found["a"].shape[:3] == (2, 4, 8)
+    assert found["a"].shape[3] == found["b"].shape[2] == 2
+
+
+@pytest.mark.slow
+def test_equal_to_one_device():
+    base = transformer(TransformerConfig(vocabulary=32, length=8, layers=2, width=8, heads=2))
+    config = LoRAConfig(rank=2, match=("blocks/attention/.*", "blocks/mlp/down"), train=("head/norm",))
+    strategy = {"data": 2, "fsdp": {"size": 2, "floor_bytes": 0}, "tensor": 2}
+    result = verify(LoRA(base, config).model, strategy, [toy.batch(seed) for seed in range(3)])
+    assert result.ok, result.first_difference
+
+
+# By name
+
+
+def test_in_the_section_of_a_model():
+    spec = {"name": "mlp", "widths": (6,), "lora": {"rank": 2, "match": ("layers/.*",)}}
+    model = load_model(spec, features=4, classes=3)
+    paths = {path for path, _ in leaves_with_paths(jax.eval_shape(model.init, jax.random.key(0)))}
+    assert {"layers/0/kernel", "lora/layers/0/kernel/a", "lora/layers/1/kernel/b", "layers/0/bias"} <= paths
+    assert not [path for path in paths if path.startswith("lora/layers/0/bias")]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"rank": 0}, "model.lora.rank=0 has to be at least 1"),
+        ({"alpha": float("nan")}, "model.lora.alpha=nan has to be over 0, and finite"),
+        ({"match": ()}, r"model.lora.match is empty: name the matrices"),
+        ({"match": ("(",)}, r"model.lora.match: '\(' is not a regular expression"),
+        ({"match": ("blcks/up",)}, r"model.lora.match: 'blcks/up' matches no parameter. Did you mean blocks/up"),
+        ({"match": ("blocks/scale",)}, r"'blocks/scale' matches no matrix, but blocks/scale of shape \[3, 16\]"),
+        ({"match": ("blocks/up",), "train": ("blocks/.*",)}, "blocks/up is in match and in train"),
+        ({"match": ("blocks/up",), "train": ("haed/.*",)}, r"model.lora.train: 'haed/.\*' matches no parameter"),
+    ],
+)
+def test_options_that_cannot_be(config, message):
+    with pytest.raises(ValueError, match=message):
+        LoRA(toy.BLOCK_MODEL, LoRAConfig(**{"match": ("blocks/up",), **config}))
+
+
+def test_adapters_of_adapters():
+    once = LoRA(toy.BLOCK_MODEL, CONFIG).model
+    with pytest.raises(
+        ValueError, match=r"model.lora: model 'block model' has parameters of that name itself \(blocks/l"
+    ):
+        LoRA(once, CONFIG)

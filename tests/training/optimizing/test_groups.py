@@ -1,0 +1,243 @@
+"""Groups of parameters: each is updated as if it were alone, with the optimizer that its options say."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from spmdkit.layouts.paths import leaves_with_paths, map_with_path
+from spmdkit.training.optimizers import OptimizerConfig, make_optimizer
+from spmdkit.training.optimizing.groups import GroupConfig, assign, by_group, labels
+
+LINEAR = {"name": "linear"}
+
+
+def params(seed=0):
+    """A tree like a BlockModel's."""
+    random = np.random.default_rng(seed)
+    shapes = {
+        "embed": {"tokens": (6, 4)},
+        "blocks": {"kernel": (2, 4, 8), "norm": (2, 4)},
+        "head": {"logits": (4, 6), "norm": (4,)},
+    }
+    draw = lambda shape: jnp.asarray(random.normal(size=shape), jnp.float32)  # noqa: E731
+    return jax.tree.map(draw, shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def updates(optimizer, steps=2):
+    """Its updates in a few steps, by path, at parameters that stay where they are."""
+    state, update, found = optimizer.init(params()), jax.jit(optimizer.update), []
+    for seed in range(steps):
+        change, state = update(params(seed + 1), state, params())
+        found.append(dict(leaves_with_paths(change)))
+    return found
+
+
+def same(found, expected, paths):
+    for mine, theirs in zip(found, expected, strict=True):
+        for path in paths:
+            np.testing.assert_allclose(mine[path], theirs[path], rtol=1e-5, atol=1e-6)
+
+
+BASE = OptimizerConfig(learning_rate=0.1, weight_decay=0.2, betas=(0.8, 0.95), schedule=LINEAR)
+ALONE = {
+    # what a group says: the section that would say it of all parameters
+    "rate": (GroupConfig(learning_rate=0.01), replace(BASE, learning_rate=0.01)),
+    "factor": (GroupConfig(learning_rate_factor=0.5), replace(BASE, learning_rate=0.05)),
+    "decay": (GroupConfig(weight_decay=0.0), replace(BASE, weight_decay=0.0)),
+    "schedule": (GroupConfig(schedule={"name": "constant"}), replace(BASE, schedule={"name": "constant"})),
+    "betas": (GroupConfig(betas=(0.5, 0.6)), replace(BASE, betas=(0.5, 0.6))),
+    "another optimizer": (GroupConfig(name="sgd"), OptimizerConfig(name="sgd", learning_rate=0.1, schedule=LINEAR)),
+    "its options": (
+        GroupConfig(name="sgd", momentum=0.9, weight_decay=0.3),
+        OptimizerConfig(name="sgd", learning_rate=0.1, schedule=LINEAR, momentum=0.9, weight_decay=0.3),
+    ),
+    "muon takes all matrices": (
+        GroupConfig(name="muon"),
+        OptimizerConfig(name="muon", learning_rate=0.1, schedule=LINEAR, muon_skip=()),
+    ),
+    "adafactor": (GroupConfig(name="adafactor"), OptimizerConfig(name="adafactor", learning_rate=0.1, schedule=LINEAR)),
+}
+IN_GROUPS = {"head/.*": {"head/logits", "head/norm"}, "blocks/.*": {"blocks/kernel", "blocks/norm"}}
+
+
+CASES = [
+    *((name, "head/.*") for name in ALONE),
+    *((name, "blocks/.*") for name in ("muon takes all matrices", "adafactor")),
+]
+
+
+@pytest.mark.parametrize(("name", "pattern"), CASES)
+def test_a_group_is_updated_as_if_it_were_alone(name, pattern):
+    group, alone = ALONE[name]
+    found = updates(make_optimizer(replace(BASE, groups={pattern: group}), 10, params()))
+    inside = IN_GROUPS[pattern]
+    same(found, updates(make_optimizer(alone, 10, params())), inside)
+    same(found, updates(make_optimizer(BASE, 10, params())), found[0].keys() - inside)
+
+
+def test_against_optax_by_hand():
+    """Two optimizers of optax, each on a tree of its own."""
+    config = OptimizerConfig(learning_rate=0.1, groups={"head/.*": GroupConfig(learning_rate=0.01, betas=(0.5, 0.6))})
+    found = updates(make_optimizer(config, 10, params()))
+    for groups, optimizer in ((("head",), optax.adam(0.01, 0.5, 0.6)), (("embed", "blocks"), optax.adam(0.1))):
+        own = [{group: params(seed)[group] for group in groups} for seed in range(4)]
+        state = optimizer.init(own[0])
+        for number in range(2):
+            change, state = optimizer.update(own[number + 1], state, own[0])
+            for path, leaf in leaves_with_paths(change):
+                np.testing.assert_allclose(found[number][path], leaf, rtol=1e-6)
+
+
+def test_frozen_parameters_stay_and_have_no_state():
+    """Whatever their gradient, decay or group."""
+    config = replace(BASE, freeze=("embed/.*", "head/norm"), groups={"head/.*": GroupConfig(learning_rate=1.0)})
+    optimizer = make_optimizer(config, 10, params())
+    for each in updates(optimizer):
+        assert {path for path, leaf in each.items() if not leaf.any()} == {"embed/tokens", "head/norm"}
+    slots = [path for path, leaf in leaves_with_paths(jax.eval_shape(optimizer.init, params())) if leaf.shape]
+    assert len(slots) == 2 * 3
+    assert not [path for path in slots if path.endswith(("embed/tokens", "head/norm"))]
+    same(updates(optimizer), updates(make_optimizer(BASE, 10, params())), ["blocks/kernel", "blocks/norm"])
+
+
+def test_frozen_by_path():
+    """As adapters freeze what they adapt."""
+    found = updates(make_optimizer(BASE, 10, params(), frozen={"blocks/kernel"}), steps=1)[0]
+    assert [path for path, leaf in found.items() if not leaf.any()] == ["blocks/kernel"]
+    with pytest.raises(ValueError, match="freeze all parameters: nothing is left to train"):
+        make_optimizer(
+            replace(BASE, freeze=("(embed|head)/.*",)), 10, params(), frozen={"blocks/kernel", "blocks/norm"}
+        )
+
+
+def test_the_state_is_as_before_without_groups():
+    """A checkpoint of a run without groups has none of their paths."""
+    state = make_optimizer(BASE, 10, params()).init(params())
+    assert not [path for path, _ in leaves_with_paths(state) if "inner_state" in path]
+
+
+def test_a_group_of_all_parameters_leaves_no_rest():
+    config = replace(BASE, groups={".*": GroupConfig(name="sgd")})
+    assert not [leaf for _, leaf in leaves_with_paths(make_optimizer(config, 10, params()).init(params())) if leaf.ndim]
+
+
+def test_an_optimizer_of_ones_own_gets_its_group_alone():
+    def own(path, leaf):
+        return leaf if path.startswith("head") else optax.MaskedNode()
+
+    seen = []
+
+    def init(params):
+        seen.append(jax.tree.structure(params))
+        return optax.EmptyState()
+
+    def update(updates, state, params=None, *, value, grad, **more):
+        assert jax.tree.structure(grad) == jax.tree.structure(updates)
+        return jax.tree.map(lambda leaf: leaf * value, updates), state
+
+    label_of = {path: "own" if path.startswith("head") else "rest" for path, _ in leaves_with_paths(params())}
+    transformation = optax.GradientTransformationExtraArgs(init, update)
+    optimizer = by_group({"own": transformation, "rest": optax.sgd(1.0)}, label_of, params())
+    state = optimizer.init(params())
+    assert seen == [jax.tree.structure(map_with_path(own, params()))]
+    change, _ = optimizer.update(params(1), state, params(), value=jnp.float32(3.0), grad=params(1))
+    np.testing.assert_allclose(change["head"]["norm"], 3 * params(1)["head"]["norm"])
+
+
+# Which parameter is in which group
+
+
+def test_a_path_goes_before_expressions():
+    groups = assign(("head/.*", "head/norm"), params(), {"embed/tokens"})
+    assert groups == {
+        "blocks/kernel": None,
+        "blocks/norm": None,
+        "head/logits": "head/.*",
+        "head/norm": "head/norm",
+    }
+
+
+@pytest.mark.parametrize(
+    ("patterns", "frozen", "message"),
+    [
+        (("haed/.*",), (), "optimizer.groups: 'haed/.*' matches no parameter. Did you mean head/"),
+        (
+            ("head/.*", ".*/norm"),
+            (),
+            r"optimizer.groups: 'head/.\*' and '.\*/norm' match head/norm. A parameter is in o",
+        ),
+        (
+            ("head/.*",),
+            ("head/logits", "head/norm"),
+            r"'head/.\*' matches head/logits, head/norm alone, and optimizer.fr",
+        ),
+    ],
+)
+def test_groups_that_cannot_be(patterns, frozen, message):
+    with pytest.raises(ValueError, match=message):
+        assign(patterns, params(), frozenset(frozen))
+
+
+def test_labels_are_words_of_their_own():
+    found = labels({"a": "head/.*", "b": "head", "c": ".*", "d": None, "e": "head.*"})
+    assert found == {
+        None: "rest",
+        "head/.*": "group_head",
+        "head": "group_head_2",
+        ".*": "group_all",
+        "head.*": "group_head_3",
+    }
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (GroupConfig(), r"optimizer.groups.head/.\* gives no option"),
+        (
+            GroupConfig(learning_rate=float("nan")),
+            r"^optimizer.groups.head/.\*.learning_rate=nan has to be over 0, and f",
+        ),
+        (GroupConfig(learning_rate=-1.0), r"^optimizer.groups.head/.\*.learning_rate=-1.0 has to be over 0"),
+        (
+            GroupConfig(learning_rate_factor=0.0),
+            r"learning_rate_factor=0.0 has to be over 0.* name them in optimizer.fr",
+        ),
+        (GroupConfig(learning_rate_factor=1e308 * 10), r"learning_rate_factor=inf has to be over 0"),
+        (GroupConfig(learning_rate=1.0, learning_rate_factor=1.0), "are two ways to say one thing"),
+        (GroupConfig(weight_decay=float("inf")), r"^optimizer.groups.head/.\*.weight_decay=inf has to be at least 0"),
+        (GroupConfig(name="adamm"), r"^optimizer.groups.head/.\*.name='adamm' is not an optimizer. Did you mean adam"),
+        (GroupConfig(momentum=0.9), r"^optimizer.groups.head/.\*.momentum: adamw does not read it"),
+        (GroupConfig(name="sgd", betas=(0.1, 0.2)), r"^optimizer.groups.head/.\*.betas: sgd does not read it"),
+        (
+            GroupConfig(schedule={"name": "cosin"}),
+            r"^optimizer.groups.head/.\*.schedule.name='cosin' is not a schedule",
+        ),
+    ],
+)
+def test_options_that_cannot_be(group, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizerConfig(groups={"head/.*": group})
+
+
+def test_a_pattern_that_is_none():
+    with pytest.raises(ValueError, match=r"optimizer.groups: '\(' is not a regular expression"):
+        OptimizerConfig(groups={"(": GroupConfig(learning_rate=1.0)})
+    with pytest.raises(ValueError, match=r"optimizer.freeze: '\(' is not a regular expression"):
+        OptimizerConfig(freeze=("(",))
+
+
+def test_a_schedule_that_does_not_fit_the_run_is_told_of_its_group():
+    config = replace(BASE, groups={"head/.*": GroupConfig(schedule={"name": "linear", "warmup_steps": 50})})
+    with pytest.raises(ValueError, match=r"^optimizer.groups.head/.\*.schedule.warmup_steps=50, but .* train.steps=10"):
+        make_optimizer(config, 10, params())
+
+
+def test_names():
+    groups = {"head/.*": GroupConfig(name="sgd"), "embed/.*": GroupConfig(weight_decay=0.1)}
+    assert OptimizerConfig(groups=groups).names == ("adamw", "sgd")

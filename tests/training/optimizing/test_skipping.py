@@ -1,0 +1,77 @@
+"""Updates with gradients that are not finite are left out, counted, and made after so many in a row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from spmdkit.parallel import Model, build_step, lay_out
+from spmdkit.training.optimizers import OptimizerConfig, make_optimizer
+from spmdkit.training.optimizing.skipping import skip_not_finite, skipped
+
+PARAMS = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
+
+
+def gradients(bad=None):
+    good = jax.tree.map(lambda leaf: 0.1 * leaf, PARAMS)
+    return good if bad is None else {**good, "w": good["w"].at[1, 2].set(bad)}
+
+
+def run(optimizer, given):
+    """The parameters and the number of updates left out after each step."""
+    params, state, found = PARAMS, optimizer.init(PARAMS), []
+    for each in given:
+        updates, state = optimizer.update(each, state, params)
+        params = optax.apply_updates(params, updates)
+        found.append((params, int(skipped(state))))
+    return found
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -float("inf")])
+def test_a_step_left_out_is_as_if_it_had_not_been(bad):
+    """Moments and counts of the optimizer stay as well: what follows is bit for bit what it would be."""
+    inner = optax.adamw(0.1, weight_decay=0.5)
+    with_bad = run(skip_not_finite(inner, 2), [gradients(), gradients(bad), gradients(bad), gradients()])
+    without = run(skip_not_finite(inner, 2), [gradients(), gradients()])
+    assert [count for _, count in with_bad] == [0, 1, 2, 2]
+    jax.tree.map(np.testing.assert_array_equal, with_bad[2][0], with_bad[0][0])
+    jax.tree.map(np.testing.assert_array_equal, with_bad[3][0], without[1][0])
+
+
+def test_after_so_many_in_a_row_the_update_is_made():
+    """So that the run notices: its parameters are no longer finite."""
+    nan = gradients(float("nan"))
+    found = run(skip_not_finite(optax.sgd(0.1), 1), [nan, gradients(), nan, nan])
+    finite = [bool(jnp.isfinite(params["w"]).all()) for params, _ in found]
+    assert finite == [True, True, True, False]
+    assert [count for _, count in found] == [1, 1, 2, 3]
+
+
+def test_by_config():
+    optimizer = make_optimizer(OptimizerConfig(name="sgd", skip_not_finite=3), 10, PARAMS)
+    assert run(optimizer, [gradients(float("nan"))])[0][1] == 1
+    assert skipped(make_optimizer(OptimizerConfig(name="sgd"), 10, PARAMS).init(PARAMS)) is None
+    with pytest.raises(ValueError, match=r"optimizer.skip_not_finite=-1 has to be a number of updates, or 0"):
+        OptimizerConfig(skip_not_finite=-1)
+
+
+def test_all_devices_decide_alike():
+    """A gradient that is not finite in one shard of one parameter alone leaves the update out on all."""
+
+    def loss(params, batch, key):
+        bad = jnp.where(batch["inputs"].sum() > 1e6, jnp.nan, 1.0)
+        weight = batch["weights"].sum()
+        return (params["w"][0] * bad + params["w"][1:].sum() + params["b"].sum()) * weight, weight
+
+    model = Model(init=lambda key: {"w": jnp.ones(16), "b": jnp.ones(3)}, loss=loss)
+    optimizer = make_optimizer(OptimizerConfig(name="sgd", learning_rate=1.0, skip_not_finite=1), 10, PARAMS)
+    step = build_step(
+        model, optimizer, lay_out(model, {"fsdp": {"size": 8, "floor_bytes": 0}}, indivisible="replicate")
+    )
+    state = step.init(0)
+    for inputs, left_out, w in ((0, 0, 0.0), (10**7, 1, 0.0), (0, 1, -1.0)):
+        batch = {name: np.full(8, value, np.float32) for name, value in (("inputs", inputs), ("weights", 1))}
+        state, _ = step(state, batch)
+        assert int(skipped(state.opt_state)) == left_out
+        np.testing.assert_array_equal(state.params["w"], w)
+        np.testing.assert_array_equal(state.params["b"], w)

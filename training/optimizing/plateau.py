@@ -1,0 +1,70 @@
+"""A learning rate that falls where the loss no longer does: decided within the step, so all devices decide alike.
+
+    mean    = mean of the loss over the last `window_steps` steps
+    better  = mean < (1 - tolerance) * best
+    scale   = scale * factor after `patience` windows in a row that are not better, at least final_ratio
+    update  = scale * update
+
+The loss is the one that the step has anyway, of the batch before its update. An evaluation is not looked at: it happens
+between steps, on the host.
+
+Source: optax.contrib.reduce_on_plateau, which this is.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+import optax.contrib
+from jax import Array
+
+NAME = "plateau"
+DEFAULTS: dict[str, Any] = {
+    "factor": 0.5,
+    "patience": 10,
+    "window_steps": 10,
+    "cooldown": 0,
+    "tolerance": 1e-4,
+    "final_ratio": 0.0,
+}
+"""Option -> its default."""
+
+
+def is_plateau(schedule: Mapping[str, Any]) -> bool:
+    """Whether a schedule follows the loss."""
+    return schedule.get("name") == NAME
+
+
+def scale_on_plateau(schedule: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+    """Scales updates down where the loss has stopped to fall.
+
+    Args:
+        schedule: `optimizer.schedule` with the name plateau.
+
+    Returns:
+        A transformation whose update needs `value`, the loss, as a scalar.
+    """
+    options = {**DEFAULTS, **schedule}
+    return optax.contrib.reduce_on_plateau(
+        factor=options["factor"],
+        patience=options["patience"],
+        rtol=options["tolerance"],
+        cooldown=options["cooldown"],
+        accumulation_size=options["window_steps"],
+        min_scale=options["final_ratio"],
+    )
+
+
+def plateau_scales(opt_state: Any) -> list[Array]:
+    """What the learning rates are multiplied with by now: a scalar for each group that follows the loss.
+
+    Args:
+        opt_state: The optimizer's state, `TrainState.opt_state`.
+    """
+    nodes = jax.tree.leaves(opt_state, is_leaf=_is_plateau_state)
+    return [node.scale for node in nodes if _is_plateau_state(node)]
+
+
+def _is_plateau_state(node: Any) -> bool:
+    return isinstance(node, optax.contrib.ReduceLROnPlateauState)

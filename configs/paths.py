@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEDULE = "strategy.pipe.schedule"
-PATH_KEYS = ("data.files", "data.eval_files", SCHEDULE)
+PATH_KEYS = ("data.files", "data.eval_files", "data.tokenizer", SCHEDULE)
 """Keys whose values are paths, or lists of them."""
 MIXTURE = "data.mixture"
 """A list of parts, each with files of its own."""

@@ -89,7 +89,7 @@ def read_columns(paths: Sequence[Path], values: Values, config: DataConfig, key:
     described = f"rows ({len(documents):,} rows of {len(paths):,} {kind}{bad.described()})"
     if kinds == {np.dtype(np.uint32)}:
         return Corpus(documents, token_separator(config), None, f"token id {described}")
-    if config.separator >= 0 and documents:
+    if config.separator >= 0 and documents and not config.tokenizer:
         raise UserError(
             f"data.separator={config.separator}: data.column={config.column!r} holds texts, which end with byte 0; "
             "leave data.separator out."

@@ -73,9 +73,12 @@ class DataConfig:
     """Whether documents that share an example are kept apart: attention stays within a document, positions count from
     its start, and no token is predicted from another document. Documents end with byte 0 (texts) or `separator`."""
 
+    tokenizer: str = ""
+    """tokenizer.json of Hugging Face, or the folder that it is in: texts become its ids. Empty: they are bytes."""
+
     separator: int = -1
     """Token id that ends a document in the source tokens, and that is put after each row of token ids in jsonl and
-    parquet; -1 = none. Texts end with byte 0, always."""
+    parquet; -1 = none. With `tokenizer`, the id that ends a text; -1 = the tokenizer's own. Bytes end with 0."""
 
     bad_records: int = 0
     """Records that may be left out because they cannot be read, in jsonl, parquet, huggingface and arrayrecord; each is
@@ -147,6 +150,8 @@ def _own_problems(config: DataConfig) -> Iterator[str]:
         yield f"data.dtype={config.dtype!r}: token ids are {', '.join(TOKEN_DTYPES)}."
     if not 0 <= config.vocabulary <= 2**31 - 1:
         yield f"data.vocabulary={config.vocabulary}: it is from 1 to 2**31 - 1 (ids are int32), or 0 for automatic."
+    if config.tokenizer and config.source in ("synthetic", "arrays", "tokens"):
+        yield f"data.tokenizer={config.tokenizer!r}: data.source={config.source} holds no texts; leave it out."
     yield from _packing_problems(config)
     if not 0 <= config.eval_fraction < 1:
         yield f"data.eval_fraction={config.eval_fraction}: it is a share of the data, from 0 to below 1."
@@ -213,7 +218,7 @@ def _packing_problems(config: DataConfig) -> Iterator[str]:
         yield f"{given}: it is a token id, from 0 to 2**31 - 2, or -1 for none."
     if config.vocabulary and config.separator >= config.vocabulary:
         yield f"{given}: data.vocabulary={config.vocabulary} has the ids 0 to {config.vocabulary - 1} alone."
-    if config.separator >= 0 and config.source in ("stdlib", "text"):
+    if config.separator >= 0 and config.source in ("stdlib", "text") and not config.tokenizer:
         yield f"{given}: data.source={config.source} ends each text with byte 0; leave data.separator out."
     if config.packed and (config.source in ("synthetic", "arrays") or config.records == "arrays"):
         yield f"data.packed=True: data.source={config.source} holds no documents; leave data.packed out."

@@ -22,6 +22,7 @@ from .source import fingerprint
 from .stdlib import read_stdlib
 from .synthetic import synthetic_digits
 from .text import read_text
+from .tokenizer import tokenized
 from .tokens import read_tokens
 from .windows import WindowSource
 
@@ -76,6 +77,8 @@ def _below(config: DataConfig, root: Path) -> DataConfig:
         key: tuple(os.path.join(folder, os.path.expanduser(pattern)) for pattern in getattr(config, key))
         for key in ("files", "eval_files")
     }
+    if config.tokenizer:
+        changed["tokenizer"] = os.path.join(folder, os.path.expanduser(config.tokenizer))
     return replace(config, **changed)
 
 
@@ -119,10 +122,9 @@ def _of(split: str) -> str:
 
 def _language_splits(config: DataConfig) -> Splits:
     """Windows over streams of token ids (bytes, for text)."""
-    read = READERS[config.source]
-    corpus = read(config.files, config, "data.files")
+    corpus = _corpus(config.files, config, "data.files")
     if config.eval_files:
-        held_out = read(config.eval_files, config, "data.eval_files")
+        held_out = _corpus(config.eval_files, config, "data.eval_files")
         train_documents, eval_documents = corpus.documents, held_out.documents
     else:
         train_documents, eval_documents = split_documents(corpus.documents, config.eval_fraction)
@@ -147,6 +149,12 @@ def _language_splits(config: DataConfig) -> Splits:
             *(() if ends is None else ("packed", ends)),
         ),
     )
+
+
+def _corpus(files: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
+    """What the files of a source hold, texts as the ids of a tokenizer where the config names one."""
+    corpus = READERS[config.source](files, config, key)
+    return tokenized(corpus, config) if config.tokenizer else corpus
 
 
 def _document_end(corpus: Corpus) -> int:

@@ -13,6 +13,7 @@ from ..parallel.model import BlockModel, Model, Params
 from .adapters.configured import OF_OUTPUTS, adapt_configured
 from .adapters.of_library import library_of, made_with
 from .hugging_face.from_config import HuggingFaceConfig, find_folder, hugging_face, weights_of
+from .hugging_face.read import transformer_config
 from .lora import LoRA, LoRAConfig
 from .mlp import MLPConfig, mlp
 from .moe import moe
@@ -111,6 +112,47 @@ def initial_params(
     base = hugging_face(config)
     given = weights_of(config, base)
     return None if given is None else LoRA(base, _adapters(spec)).start(given, make_key(seed))
+
+
+def without_adapters(
+    spec: Mapping[str, Any], params: Params, facts: Mapping[str, int], search_path: Sequence[str | Path] = ()
+) -> Params:
+    """Parameters of a config's model with its low-rank adapters merged into what they adapt; as given without any.
+
+    Args:
+        spec: The `model:` section.
+        params: Parameters of its model.
+        facts: What the data said about its sizes, as `load_model` takes it.
+        search_path: As for `load_model`.
+    """
+    if not spec.get("lora"):
+        return params
+    base = load_model({key: value for key, value in spec.items() if key != "lora"}, **facts, search_path=search_path)
+    return LoRA(base, _adapters(spec)).merge(params)
+
+
+def transformer_of(
+    spec: Mapping[str, Any], facts: Mapping[str, int], search_path: Sequence[str | Path] = ()
+) -> tuple[TransformerConfig, str]:
+    """The transformer that a config names, and the folder that its weights come from, "" for none.
+
+    Args:
+        spec: The `model:` section.
+        facts: What the data said about its sizes, as `load_model` takes it.
+        search_path: As for `load_model`.
+
+    Raises:
+        UserError: It names another model.
+    """
+    options = {option: value for option, value in spec.items() if option not in ("name", "check", "lora")}
+    name = spec.get("name", "transformer")
+    if name == "hugging_face":
+        folder = _with_folder(options, search_path)["folder"]
+        return transformer_config(Path(folder), length=facts.get("length", 0)), folder
+    if name != "transformer":
+        raise UserError(f"model.name={name!r} is of no family of Hugging Face, as transformers are.")
+    known = {fact: value for fact, value in facts.items() if fact in ("vocabulary", "length") and not options.get(fact)}
+    return TransformerConfig(**(options | known)), ""
 
 
 def _with_folder(options: Mapping[str, Any], search_path: Sequence[str | Path]) -> dict[str, Any]:

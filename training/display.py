@@ -2,7 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from ..mesh.processes import is_main_process
 from ..mesh.text import printable
-from .quantities import compact, duration, is_number, loss_text, with_unit
+from .quantities import OWN_FIGURES, compact, duration, is_number, loss_text, with_unit
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 HISTORY = 40
@@ -62,7 +63,8 @@ class Display:
 
         Args:
             record: Any of step, loss, eval_loss, grad_norm, learning_rate, tokens_per_second, flops_per_second (of the
-                model, all devices together) and seconds (per step). An evaluation's loss stays until the next one.
+                model, all devices together), seconds (per step), and the model's own metrics. What an evaluation has
+                found stays until the next one.
         """
         finite = {name: value for name, value in record.items() if is_number(value)}
         self._step = int(finite.get("step", self._step))
@@ -146,11 +148,17 @@ def sparkline(values: list[float]) -> str:
     return "".join(BLOCKS[round((value - low) * scale)] for value in values)
 
 
+def _own_text(name: str, value: float) -> str:
+    return f"{name} {value:.4g}"
+
+
 def _metric_texts(record: Mapping[str, float]) -> list[str]:
-    """Writes the metrics that are there, in a fixed order."""
-    writers = {
+    """Writes the metrics that are there, in a fixed order; the model's own come after the losses."""
+    own = {name: partial(_own_text, name) for name in record if name not in OWN_FIGURES}
+    writers: dict[str, Callable[[float], str]] = {
         "loss": lambda value: f"loss {loss_text(value)}",
         "eval_loss": lambda value: f"eval {loss_text(value)}",
+        **own,
         "grad_norm": lambda value: f"grad {value:.3g}",
         "tokens_per_second": lambda value: f"{compact(value)} tokens/s",
         "flops_per_second": lambda value: with_unit(value, "FLOP/s"),

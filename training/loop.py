@@ -68,6 +68,8 @@ def run_steps(
     on_stop: Callable[[int, TrainState], None] = lambda number, state: None,
     after_step: Callable[[int, TrainState], None] = lambda number, state: None,
     waited: Callable[[float], None] = lambda seconds: None,
+    most_skipped: int = 0,
+    on_skip: Callable[[int, str], None] = lambda number, found: None,
 ) -> TrainState:
     """Trains on every batch given.
 
@@ -88,6 +90,9 @@ def run_steps(
         after_step: Called with the number of every step just started and the state after it, which is still being
             computed: it must wait for nothing, and not keep the state.
         waited: Called with the seconds that the host has waited for a step.
+        most_skipped: Steps in a row whose loss or norm may be not finite, where the optimizer leaves such updates out
+            (`optimizer.skip_not_finite`); their figures are not reported.
+        on_skip: Called with the number of such a step, and what was found.
 
     Returns:
         The state after the last step.
@@ -96,7 +101,7 @@ def run_steps(
         Diverged: A loss, a norm or, at a pause, a parameter or what strategies keep in `state.extra` is not finite; the
             message names the step. `on_pause` and `after_pause` never see such a state.
     """
-    log = _LateLog(start, log_every, on_progress, waited)
+    log = _LateLog(start, log_every, on_progress, waited, _Skips(most_skipped, on_skip))
     for number, batch in enumerate(batches, start + 1):
         if not may_start(number):
             log.stop()
@@ -121,7 +126,12 @@ class _LateLog:
     """Reads metrics of steps that are done, checks them, and reports some."""
 
     def __init__(
-        self, start: int, every: int, on_progress: Callable[[Progress], None], waited: Callable[[float], None]
+        self,
+        start: int,
+        every: int,
+        on_progress: Callable[[Progress], None],
+        waited: Callable[[float], None],
+        skips: "_Skips",
     ) -> None:
         self._running: deque[tuple[int, StepMetrics]] = deque()
         self._done: list[tuple[int, StepMetrics, float]] = []
@@ -129,6 +139,7 @@ class _LateLog:
         self._every = every
         self._on_progress = on_progress
         self._waited = waited
+        self._skips = skips
         self._reported = start
         self._latest: Progress | None = None
         self._restart_clock(start, time.perf_counter())
@@ -186,16 +197,12 @@ class _LateLog:
     def _read(self, number: int, metrics: StepMetrics, at: float) -> None:
         own = {name: float(np.asarray(local_copy(value))) for name, value in metrics.model.items()}
         loss, grad_norm, weight = (float(np.asarray(local_copy(value))) for value in metrics[:3])  # the cheapest way
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise Diverged(
-                f"Step {number}: the loss is {loss} and the norm of the gradients {grad_norm}. Lower "
-                "optimizer.learning_rate, set train.clip_norm, or look at the data of this step. Checkpoints on disk "
-                "are from before it."
-            )
+        if self._skips.takes(number, loss, grad_norm):
+            return
         self._weight += weight
         elapsed = max(at - self._since, 1e-9)
         seconds = elapsed / (number - self._counted)
-        self._latest = Progress(number, loss, grad_norm, self._weight / elapsed, seconds, own)
+        self._latest = Progress(number, loss, grad_norm, self._weight / elapsed, seconds, own | self._skips.figures)
         if number == self._first:  # it compiles: what follows is timed from its end
             self._restart_clock(number, at)
 
@@ -214,6 +221,40 @@ class _LateLog:
     def _restart_clock(self, step: int, at: float) -> None:
         """Times and counts what comes after a step, from the time it was done."""
         self._counted, self._since, self._weight = step, at, 0.0
+
+
+class _Skips:
+    """Steps whose loss or norm is not finite: as many in a row as may be, and how many there were."""
+
+    def __init__(self, most: int, on_skip: Callable[[int, str], None]) -> None:
+        self._most, self._on_skip = most, on_skip
+        self._in_a_row = self._total = 0
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """How many there were since this start, where there was one."""
+        return {"skipped": float(self._total)} if self._total else {}
+
+    def takes(self, number: int, loss: float, grad_norm: float) -> bool:
+        """Tells whether a step is one of them.
+
+        Raises:
+            Diverged: It is one too many.
+        """
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            self._in_a_row = 0
+            return False
+        self._in_a_row += 1
+        self._total += 1
+        found = f"the loss is {loss} and the norm of the gradients {grad_norm}"
+        if self._in_a_row > self._most:
+            allowed = f" It is number {self._in_a_row} in a row, of at most {self._most}." if self._most else ""
+            raise Diverged(
+                f"Step {number}: {found}.{allowed} Lower optimizer.learning_rate, set train.clip_norm, or look at the "
+                "data of this step. Checkpoints on disk are from before it."
+            )
+        self._on_skip(number, found)
+        return True
 
 
 def _check_finite(number: int, state: TrainState) -> None:

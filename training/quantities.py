@@ -6,6 +6,14 @@ from typing import Any
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
+OWN_FIGURES = frozenset(("step", "loss", "eval_loss", "grad_norm", "weight", "learning_rate")) | {
+    "tokens_per_second",
+    "flops_per_second",
+    "seconds",
+}
+"""What every run logs; further figures of a record are metrics of its model."""
+
+
 def is_number(value: Any) -> bool:
     """Tells whether a metric is there and finite."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -13,7 +13,7 @@ from .charts import Series, chart, points_of
 from .drawings import draw_array, draw_devices
 from .goodput import Goodput
 from .page import page, visible
-from .quantities import compact, loss_text
+from .quantities import OWN_FIGURES, compact, loss_text
 from .report_costs import StepCosts, costs_sections
 from .report_goodput import goodput_section
 from .report_layouts import layouts_section
@@ -95,8 +95,21 @@ def _charts(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) ->
             ("Learning rate", "learning_rate", lambda value: f"{value:.3g}"),
         )
     ]
+    small += [_chart_of(name, metrics) for name in _models_own(metrics)]
     cards = "".join(f'<div class="card">{figure}</div>' for figure in small if figure)
     return (f'<div class="card">{large}</div>' if large else "") + f'<div class="charts">{cards}</div>'
+
+
+def _models_own(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the model's own metrics, those of an evaluation by the name of training."""
+    names = {name.removeprefix("eval_") for record in metrics for name in record if name not in OWN_FIGURES}
+    return sorted(names)
+
+
+def _chart_of(name: str, metrics: Sequence[Mapping[str, Any]]) -> str:
+    series = [Series("training", points_of(metrics, name), "train")]
+    series.append(Series("evaluation", points_of(metrics, f"eval_{name}"), "eval"))
+    return chart(name, series, write=lambda value: f"{value:.3g}", height=130)
 
 
 def _sample(sample: str | None) -> str:

@@ -6,13 +6,15 @@ from .command import RUN_HELP, Command, add_run, add_step
 
 KINDS = ("npz", "safetensors", "npy")
 """As in launch/inspection/export.py, which a help text cannot wait for."""
+HUGGING_FACE = "hugging_face"
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `export`."""
     add_run(parser, also="; or a config whose run.dir holds a run")
     parser.add_argument("target", metavar="FILE", help="FILE.safetensors, FILE.npz, or a folder to be made, of .npy")
-    parser.add_argument("--to", choices=KINDS, help="what is written; by default what the name of FILE says")
+    kinds = (*KINDS, HUGGING_FACE)
+    parser.add_argument("--to", choices=kinds, help="what is written; by default what the name of FILE says")
     add_step(parser, "the newest")
     parser.add_argument("--whole-state", action="store_true", help="the optimizer's state, step and key as well")
     parser.add_argument("--unstack", action="store_true", help="each block by itself: blocks/3/query")
@@ -23,6 +25,8 @@ def export(arguments: argparse.Namespace) -> int:
     """Writes the arrays of a checkpoint as files that other programs read."""
     from pathlib import Path
 
+    if arguments.to == HUGGING_FACE:
+        return _for_transformers(arguments)
     from ..finished.place import find_checkpoints
     from ..inspection.export import export as run
     from ..inspection.export import named_for
@@ -32,6 +36,22 @@ def export(arguments: argparse.Namespace) -> int:
     stored = StoredCheckpoint(find_checkpoints(arguments.place, arguments.step).one)
     options = {"whole_state": arguments.whole_state, "unstack": arguments.unstack, "force": arguments.force}
     print(run(stored, target, **options))
+    return 0
+
+
+def _for_transformers(arguments: argparse.Namespace) -> int:
+    """Writes a folder of Hugging Face; unlike the other kinds this opens devices, and the model's code."""
+    from pathlib import Path
+
+    from ...mesh.errors import UserError
+    from ..finished.hugging_face_folder import write_folder
+    from ..finished.load import loaded
+
+    given = [name for name in ("whole_state", "unstack", "force") if getattr(arguments, name)]
+    if given:
+        raise UserError(f"--{given[0].replace('_', '-')} is not for --to {HUGGING_FACE}. Leave it out.")
+    with loaded(arguments.place, arguments.step, ()) as run:
+        print(write_folder(run, Path(arguments.target)))
     return 0
 
 
@@ -47,6 +67,10 @@ in memory where its chunks allow. What is there already is not replaced without 
 
   spmdkit export runs/quickstart model.safetensors
   spmdkit export runs/quickstart model --to npz --step 200
+  spmdkit export runs/tuned tuned --to hugging_face
+
+--to hugging_face writes a folder that transformers loads, of a model of the Llama, Qwen or GPT-2 families: names and
+config.json are those of the family, and low-rank adapters are merged. It loads the run, so it opens devices.
 
 `spmdkit checkpoint export` is the same.
 """,

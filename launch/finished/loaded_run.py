@@ -104,6 +104,11 @@ class LoadedRun:
         return self._program.plan
 
     @property
+    def facts(self) -> Mapping[str, int]:
+        """What the run's data said about the sizes of the model."""
+        return self._facts
+
+    @property
     def vocabulary(self) -> int | None:
         """The number of token ids of the run's data; None where its inputs are no tokens."""
         return self._facts.get("vocabulary")

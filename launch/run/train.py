@@ -216,6 +216,8 @@ class _Run:
                 on_stop=self.stop,
                 after_step=self.guards.after_step,
                 waited=self.guards.waited,
+                most_skipped=self.config.optimizer.skip_not_finite,
+                on_skip=self.tell_skip,
             )
             done = self.config.train.steps if self.stopped_after is None else self.stopped_after
             self.watchdog.note(done, "save")
@@ -312,6 +314,10 @@ class _Run:
         with self.watchdog.phase(number, "evaluation"), closing(batches):
             found = measure(self.built.step, state.params, self.watchdog.goes_on(batches), state.model_state)
         return {f"eval_{name}": value for name, value in found.items()}
+
+    def tell_skip(self, number: int, found: str) -> None:
+        """Says that an update was left out."""
+        self.display.message(f"Step {number}: {found}; its update was left out (optimizer.skip_not_finite).")
 
     def record(self, progress: Progress) -> None:
         """Records a logged step; errors of a save under way surface here."""

@@ -37,7 +37,7 @@ def adapt_linen(module: Any, inputs: Any) -> Adapted:
     def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
         variables, more = {PARAMS: params, **(state or {})}, mode_arguments(type(module).__call__, rows.training)
         if not rows.training:
-            return module.apply(variables, inputs, **more), state
+            return module.apply(variables, inputs, mutable=list(state or ()), **more)[0], state
         rngs = {"dropout": rows.key}
         with _on_mesh(rows):
             if not state:

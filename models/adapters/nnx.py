@@ -1,7 +1,8 @@
 """Flax NNX: a module is split into its parameters, its other variables, and what is no array.
 
     params    nnx.Param                                  state    every other variable, but random keys and their counts
-    call      merge; model.train() or model.eval(); keys folded from the step's; model(inputs); split again
+    call      merge; model.train() or model.eval(); keys folded from the step's; model(inputs), with rngs= where it
+              takes that; split again
 
 What the runtime adds in training: batch norm sums its statistics over the rows of all devices, and dropout draws a mask
 for each row. Both are set on the merged copy of one call.
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ...mesh.user_code import takes_option
 from .adapted import Adapted, Rows
 from .mode import mode_arguments
 from .row_dropout import drop
@@ -53,8 +55,11 @@ def adapt_nnx(module: Any, inputs: Any) -> Adapted:
             model.eval()
             return model(inputs, **mode_arguments(type(model).__call__, training=False)), state
         model.train()
+        given: dict[str, Any] = mode_arguments(type(model).__call__, training=True)
+        if takes_option(type(model).__call__, "rngs"):
+            given["rngs"] = nnx.Rngs(rows.key)
         with _on_mesh(nnx, model, rows):
-            outputs = model(inputs, **mode_arguments(type(model).__call__, training=True))
+            outputs = model(inputs, **given)
         return outputs, nnx.to_pure_dict(split(model)[3]) if state else state
 
     name = type(module).__name__ if is_there else getattr(module, "__name__", "nnx")

@@ -92,7 +92,6 @@ class DeviceStep:
         params = self._begun(make_varying(params, plan.table.layouts, axes))
         gradients, sums = self._gradients(params, batch, key, model_state)
         metrics, metrics_tree = jax.tree.flatten(sums.metrics)
-        next_state = self._settled(sums.state, model_state, batch)
         for strategy in STRATEGIES.values():
             gradients = strategy.finish(gradients, plan)
         scalars = [sums.total, sums.weight, *metrics, *complete_squares(gradients, update, axes)]
@@ -103,6 +102,8 @@ class DeviceStep:
         metrics, squares = further[: len(metrics)], further[len(metrics) :]
         divisor = jnp.where(weight == 0, 1, weight)
         norm = global_norm(found.gradients, update, axes, squares, divisor)
+        next_state = self._settled(sums.state, model_state, batch)
+        next_state = jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(norm), new, old), next_state, model_state)
         scale = clip_factor(norm, options.clip_norm) / divisor
         gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), found.gradients)
         pairs = jax.tree.unflatten(metrics_tree, metrics)

@@ -43,7 +43,7 @@ def install(injector: Injector) -> None:
     """
     for phase, where in BEFORE.items():
         replace(where, lambda original, phase=phase: _asking(original, injector, phase))
-    replace(f"{TRAIN}:train_batches", lambda original: _batches(original, injector))
+    replace("spmdkit.launch.run.build:train_batches", lambda original: _batches(original, injector))
     replace(f"{TRAIN}:run_steps", lambda original: _steps(original, injector))
     replace("spmdkit.training.watchdog:Watchdog.note", lambda original: _notes(original, injector))
     replace("spmdkit.training.checkpoints:Checkpoints.__init__", lambda original: _opening(original, injector))

@@ -319,3 +319,19 @@ def test_nothing_to_evaluate(model):
     for nothing in ([], [empty]):
         with pytest.raises(ValueError, match=r"nothing to evaluate: .* Raise data\.eval_fraction"):
             evaluate(step, step.init(seed=0).params, nothing)
+
+
+def test_steps_that_are_not_finite_may_pass_so_many_in_a_row():
+    step, reported, told = PretendStep(losses={3: np.nan, 4: np.nan, 6: np.inf}), [], []
+    options = {"log_every": 1, "on_progress": reported.append, "most_skipped": 2}
+    run_steps(step, first_state(), [{}] * 8, on_skip=lambda number, found: told.append((number, found)), **options)
+    assert [progress.step for progress in reported] == [1, 2, 5, 7, 8]
+    assert [progress.extra.get("skipped") for progress in reported] == [None, None, 2.0, 3.0, 3.0]
+    assert [number for number, _ in told] == [3, 4, 6]
+    assert told[0][1] == "the loss is nan and the norm of the gradients 1.0"
+
+
+def test_one_more_in_a_row_ends_the_training():
+    step = PretendStep(norms={3: np.nan, 4: np.nan, 5: np.nan})
+    with pytest.raises(Diverged, match=r"Step 5: .*norm of the gradients nan\. It is number 3 in a row, of at most 2"):
+        run_steps(step, first_state(), [{}] * 8, most_skipped=2)

@@ -24,7 +24,8 @@ def rows(found: Pairs, is_mean: bool) -> str:
         f"its rows{also} depend on each other. {ROWS} rows give {found.whole}, their halves {_pairs(found)}, in "
         f"another order {found.shuffled}. A device sees its own rows alone, so every mesh would train another model. "
         "Batch norm does this (sum its statistics over spmdkit.batch_axes(), or take layer or group norm), as do "
-        "losses between the rows of a batch, means that are taken over rows, and whatever reads a row's place in it."
+        "losses between the rows of a batch, means that are taken over rows, and whatever reads "
+        "a row's place in the batch."
     )
 
 

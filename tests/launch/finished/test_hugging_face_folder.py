@@ -1,0 +1,43 @@
+"""A run written as a folder of Hugging Face: read back, it is the same model, with adapters merged."""
+
+import jax
+import numpy as np
+import pytest
+from runs import write_config, write_language_config
+from small_runs import leave_run
+from spmdkit.launch.cli import main
+from spmdkit.models import hugging_face
+
+import spmdkit
+
+TRANSFORMER = {"name": "transformer", "layers": 2, "width": 16, "heads": 2, "mlp_width": 32}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "match": ["blocks/attention/.*"]}], ids=["whole", "adapters"])
+def test_it_is_the_model_of_the_run(lora, tmp_path, capsys):
+    model = {**TRANSFORMER, **({"lora": lora} if lora else {})}
+    config = write_language_config(tmp_path, model=model, strategy={"fsdp": {"size": 8, "floor_bytes": 64}})
+    assert main(["train", str(config), "train.steps=3", "sample.length=0"]) == 0
+    run = spmdkit.load_run(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hugging_face"]) == 0
+    assert "config.json and the weights of step 3" in capsys.readouterr().out
+    loaded = hugging_face.load(tmp_path / "out", length=run.config.data.length)
+    assert (tmp_path / "out" / "config.json").is_file()
+    inputs = np.arange(2 * run.config.data.length, dtype=np.int32).reshape(2, -1) % 100
+    expected = run.predict({"inputs": inputs})
+    params = jax.tree.map(np.asarray, loaded.params)
+    found = jax.jit(loaded.model.predict)(params, {"inputs": inputs})
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    if lora:  # what was trained is in it
+        query = np.asarray(run.params["blocks"]["attention"]["query"])
+        assert np.abs(np.asarray(params["blocks"]["attention"]["query"]) - query).max() > 0
+
+
+def test_what_cannot_be(tmp_path, capsys):
+    folder = leave_run(write_config(tmp_path), steps=(4,))
+    assert main(["export", str(folder), str(tmp_path / "out"), "--to", "hugging_face"]) == 2
+    assert "model.name='mlp' is of no family of Hugging Face" in capsys.readouterr().err
+    assert main(["export", str(folder), str(tmp_path / "out"), "--to", "hugging_face", "--unstack"]) == 2
+    assert "--unstack is not for --to hugging_face" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -73,7 +73,7 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
 def _below(config: DataConfig, root: Path) -> DataConfig:
     """The same with its files named from the root of the file system."""
     folder = root.absolute()
-    changed = {
+    changed: dict[str, Any] = {
         key: tuple(os.path.join(folder, os.path.expanduser(pattern)) for pattern in getattr(config, key))
         for key in ("files", "eval_files")
     }

@@ -127,7 +127,8 @@ def without_adapters(
     """
     if not spec.get("lora"):
         return params
-    base = load_model({key: value for key, value in spec.items() if key != "lora"}, **facts, search_path=search_path)
+    sizes: dict[str, Any] = dict(facts)
+    base = load_model({key: value for key, value in spec.items() if key != "lora"}, **sizes, search_path=search_path)
     return LoRA(base, _adapters(spec)).merge(params)
 
 
@@ -151,7 +152,9 @@ def transformer_of(
         return transformer_config(Path(folder), length=facts.get("length", 0)), folder
     if name != "transformer":
         raise UserError(f"model.name={name!r} is of no family of Hugging Face, as transformers are.")
-    known = {fact: value for fact, value in facts.items() if fact in ("vocabulary", "length") and not options.get(fact)}
+    known: dict[str, Any] = {
+        fact: value for fact, value in facts.items() if fact in ("vocabulary", "length") and not options.get(fact)
+    }
     return TransformerConfig(**(options | known)), ""
 
 

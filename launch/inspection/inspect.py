@@ -13,7 +13,12 @@ from ...training.checkpoint_folder import size_on_disk
 from .finding import Found, shown
 from .stored import StoredArray, StoredCheckpoint
 
-GROUPS = {"params": "parameters", "opt_state": "optimizer state", "extra": "kept by strategy.data"}
+GROUPS = {
+    "params": "parameters",
+    "opt_state": "optimizer state",
+    "extra": "kept by strategy.data",
+    "model_state": "kept by the model",
+}
 """The first part of a path -> what its arrays are."""
 
 

@@ -154,6 +154,11 @@ class Step:
 
     def measure(self, params: Params, batch: Batch, model_state: Any = ()) -> LossSums:
         """The same with the sums of the model's metrics; arguments as for `evaluate`."""
+        if has_state(self.model) and not jax.tree.leaves(model_state):
+            raise UserError(
+                f"model {self.model.name!r} keeps a state (init_state), which an evaluation reads: give it as well, "
+                "step.evaluate(state.params, batch, state.model_state)."
+            )
         with explained(params, lambda: self.abstract_state().params, batch, self._eval_batches):
             return self._evaluate(params, batch, model_state)
 

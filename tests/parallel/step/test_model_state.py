@@ -148,6 +148,13 @@ def test_verify_finds_a_state_that_is_not_of_all_rows():
     assert (result.first_difference.what, result.first_difference.where) == ("the model's state", "mean")
 
 
+def test_an_evaluation_asks_for_the_state():
+    step = build_step(MODEL, optax.sgd(0.1), lay_out(MODEL, {"data": 2}, devices=toy.devices(2)))
+    state = step.init(0)
+    with pytest.raises(UserError, match=r"reads: give it as well, step\.evaluate\(state\.params, batch, state\.model_"):
+        step.evaluate(state.params, batch(0))
+
+
 def test_local_steps_and_a_state_do_not_combine():
     with pytest.raises(UserError, match=r"model 'norm' has a state .* Set strategy\.data\.local_steps to 0"):
         lay_out(MODEL, {"data": {"size": 2, "local_steps": 2}}, devices=toy.devices(2))

@@ -1,0 +1,131 @@
+"""Forms that the libraries' documentation uses: keys given to a call, lists of layers and functions, two inputs."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from spmdkit.models.adapters.of_library import adapt
+from spmdkit.parallel import verify
+
+ROWS, FEATURES, CLASSES = 8, 4, 4
+
+
+@pytest.fixture(autouse=True)
+def other_libraries_broadcast():
+    with jax.numpy_rank_promotion("allow"), jax.enable_x64(True):
+        yield
+
+
+def batch(seed=0):
+    random = np.random.default_rng(seed)
+    return {
+        "inputs": random.normal(size=(ROWS, FEATURES)),
+        "targets": random.integers(0, CLASSES, ROWS).astype(np.int32),
+        "weights": np.ones(ROWS),
+        "example": np.arange(ROWS, dtype=np.int32) + seed * ROWS,
+    }
+
+
+def proved(module, **options):
+    """Verifies a module over 2 devices; returns what was proved."""
+    model = adapt(module, **{"loss": "softmax_cross_entropy", "example": batch()} | options)
+    result = verify(model, {"data": 2}, [batch(seed) for seed in range(2)], devices=toy.devices(2))
+    assert result.ok, str(result)
+    return result.proved
+
+
+def log_loss(log_probabilities, rows):
+    return -jnp.take_along_axis(log_probabilities, rows["targets"][:, None], axis=1)[:, 0]
+
+
+@pytest.mark.slow
+def test_nnx_with_keys_given_to_the_call():
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, *, rngs: nnx.Rngs):
+            self.first = nnx.Linear(FEATURES, 8, rngs=rngs)
+            self.dropout = nnx.Dropout(rate=0.25)
+            self.second = nnx.Linear(8, CLASSES, rngs=rngs)
+
+        def __call__(self, x, rngs: nnx.Rngs | None = None):
+            return self.second(self.dropout(nnx.relu(self.first(x)), rngs=rngs))
+
+    assert "random numbers" in proved(Net)
+    assert "random numbers" in proved(Net(rngs=nnx.Rngs(3)))
+
+
+@pytest.mark.slow
+def test_equinox_with_a_list_of_layers_and_functions():
+    import equinox as eqx
+
+    class Net(eqx.Module):
+        layers: list
+
+        def __init__(self, key):
+            first, second = jax.random.split(key)
+            linear = (eqx.nn.Linear(FEATURES, 8, key=first), eqx.nn.Linear(8, CLASSES, key=second))
+            self.layers = [linear[0], jax.nn.relu, jnp.ravel, linear[1], jax.nn.log_softmax]
+
+        def __call__(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    proved(Net, loss=log_loss)
+    model = adapt(Net(jax.random.key(1)), loss=log_loss, example=batch())
+    assert set(model.init(jax.random.key(0))["layers"]) == {"0", "3"}
+
+
+@pytest.mark.slow
+def test_linen_with_setup_and_a_flag_of_evaluation():
+    from flax import linen as nn
+
+    class Net(nn.Module):
+        def setup(self):
+            self.first, self.second = nn.Dense(8), nn.Dense(CLASSES)
+            self.norm, self.dropout = nn.BatchNorm(), nn.Dropout(0.2)
+
+        def __call__(self, x, *, deterministic):
+            x = self.norm(self.first(x), use_running_average=deterministic)
+            return self.second(self.dropout(nn.relu(x), deterministic=deterministic))
+
+    assert {"random numbers", "the model's state after them"} <= set(proved(Net()))
+
+
+@pytest.mark.slow
+def test_linen_whose_norm_always_trains():
+    """Its statistics are those of the batch in an evaluation too: then rows depend on each other there."""
+    from flax import linen as nn
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(CLASSES)(nn.BatchNorm(use_running_average=False)(x))
+
+    model = adapt(Net(), loss="softmax_cross_entropy", example=batch())
+    params, state = model.init(jax.random.key(0)), model.init_state(jax.random.key(0))
+    total, weight, _, after = model.loss(params, batch(), None, state)
+    assert np.isfinite(float(total))
+    assert float(weight) == ROWS
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, after, state))  # an evaluation changes nothing
+
+
+@pytest.mark.slow
+def test_keras_with_two_inputs_and_probabilities():
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    left, right = keras.Input((2,)), keras.Input((2,))
+    both = keras.layers.Concatenate()([keras.layers.Dense(4, activation="relu")(left), right])
+    net = keras.Model([left, right], keras.layers.Dense(CLASSES, activation="softmax")(both))
+
+    def crossed(probabilities, rows):
+        return log_loss(jnp.log(probabilities), rows)
+
+    proved(net, loss=crossed, inputs=lambda rows: [rows["inputs"][:, :2], rows["inputs"][:, 2:]])

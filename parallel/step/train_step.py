@@ -54,7 +54,8 @@ class Step:
         self._device_step = DeviceStep(model, plan)
         self._exact = self._device_step if plan.exact is plan else DeviceStep(model, plan.exact)
         self._watch = RecompilationWatch("the training step")
-        self._compiled: dict[BatchShapes, jax.stages.Compiled] = {}
+        self._compiled: jax.stages.Compiled | None = None
+        self._programs: dict[BatchShapes, jax.stages.Compiled] = {}
         rows = partial(check_rows, plan, accumulate=plan.options.accumulate)
         self._batches, self._own_batches = (BatchCheck(name, rows) for name in ("the step", "step.gradients"))
         self._eval_batches = BatchCheck("step.evaluate", partial(check_eval_rows, plan))
@@ -117,15 +118,14 @@ class Step:
         return result
 
     def _launch(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        program = next(iter(self._compiled.values()), None)
-        if len(self._compiled) > 1:
-            program = self._compiled.get(shapes_of(batch))
+        program = self._compiled if len(self._programs) < 2 else self._programs.get(shapes_of(batch))
         if program is not None:
             try:
                 return program(state, batch)
             except TypeError as error:  # a mistake, or other shapes than it was compiled for
                 explain(error, state, self.abstract_state, batch, self._batches)
-                self._compiled.clear()  # compile again, and be warned
+                self._compiled = None  # compile again, and be warned
+                self._programs.clear()
         return self._run(state, batch)
 
     def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
@@ -137,9 +137,9 @@ class Step:
             The compiled program, for its memory analysis and its text.
         """
         shapes = shapes_of(abstract_batch)
-        if shapes not in self._compiled:
-            self._compiled[shapes] = self.lower(abstract_batch).compile()
-        return self._compiled[shapes]
+        if shapes not in self._programs:
+            self._compiled = self._programs[shapes] = self.lower(abstract_batch).compile()
+        return self._programs[shapes]
 
     def evaluate(self, params: Params, batch: Batch, model_state: Any = ()) -> tuple[Array, Array]:
         """The sums (loss, weight) over one global batch, without randomness and without an update.

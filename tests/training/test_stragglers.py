@@ -74,11 +74,11 @@ def steps_of(own, *, data=0.0, python=0.0, wait=0.0, call=0.0, spin=0.0, number=
 @pytest.mark.parametrize(
     ("parts", "own", "data"),
     [
-        ({"data": 0.03, "wait": 0.03}, 0.03, 0.03),
-        ({"python": 0.03, "wait": 0.03}, 0.03, 0.0),
-        ({"wait": 0.03}, 0.0, 0.0),
-        ({"call": 0.03}, 0.0, 0.0),  # the backend waits within the call
-        ({"spin": 0.03}, 0.03, 0.0),  # the call itself takes the processor
+        ({"data": 0.08, "wait": 0.08}, 0.08, 0.08),
+        ({"python": 0.08, "wait": 0.08}, 0.08, 0.0),
+        ({"wait": 0.08}, 0.0, 0.0),
+        ({"call": 0.08}, 0.0, 0.0),  # the backend waits within the call
+        ({"spin": 0.08}, 0.08, 0.0),  # the call itself takes the processor
     ],
 )
 def test_what_counts_as_own_work(parts, own, data):
@@ -89,9 +89,9 @@ def test_what_counts_as_own_work(parts, own, data):
     assert found
     assert found.steps == 3
     assert own <= found.own + 0.002
-    assert found.own < own + 0.02
+    assert found.own < own + 0.05
     assert data <= found.data + 0.002
-    assert found.data < data + 0.02
+    assert found.data < data + 0.05
     assert found.step >= sum(parts.values()) - 0.002
 
 

@@ -155,6 +155,16 @@ def test_an_evaluation_asks_for_the_state():
         step.evaluate(state.params, batch(0))
 
 
+def test_a_step_whose_gradients_are_not_finite_leaves_the_state():
+    step = build_step(MODEL, optax.sgd(0.1), lay_out(MODEL, {"data": 2}, devices=toy.devices(2)))
+    state = step.init(0)
+    before = jax.device_get(state.model_state)
+    rows = {name: array.astype("float32") if array.dtype == float else array for name, array in batch(0).items()}
+    after, metrics = step(state, {**rows, "inputs": rows["inputs"] * np.float32("nan")})
+    assert not np.isfinite(float(metrics.grad_norm))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(after.model_state), before)
+
+
 def test_local_steps_and_a_state_do_not_combine():
     with pytest.raises(UserError, match=r"model 'norm' has a state .* Set strategy\.data\.local_steps to 0"):
         lay_out(MODEL, {"data": {"size": 2, "local_steps": 2}}, devices=toy.devices(2))

@@ -57,7 +57,7 @@ def measure(arguments: argparse.Namespace) -> None:
     """Runs the turns in one process; process 0 prints the figures."""
     from spmdkit.configs import load_config
     from spmdkit.launch.run.build import build, prepare_devices
-    from spmdkit.launch.run.guards import Guards
+    from spmdkit.launch.run.guarding.guards import Guards
     from spmdkit.mesh.processes import is_main_process
     from spmdkit.training.worker import multi_process
 
@@ -136,7 +136,7 @@ class Turns:
 
     def comparison(self, number: int = 30) -> float:
         """Seconds of one comparison of copies that is waited for; the median of some."""
-        from spmdkit.training.replicas import ReplicaCheck
+        from spmdkit.training.watching.replicas import ReplicaCheck
 
         check, times = ReplicaCheck(self.built.step.abstract_state()), []
         for _ in range(number + 1):
@@ -183,7 +183,7 @@ def nothing(*ignored: Any) -> None:
 @contextmanager
 def guarded(guards: Any) -> Iterator[Any]:
     """All threads of the guards, for one turn."""
-    from spmdkit.training.stopping import stops_on_signals
+    from spmdkit.training.ending.stopping import stops_on_signals
 
     with stops_on_signals() as gate, guards.watchdog.watching():
         yield gate

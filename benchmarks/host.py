@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from spmdkit.data.arrays import from_arrays
 from spmdkit.data.batches import abstract_batch, train_batches
 from spmdkit.data.source import take
+from spmdkit.data.sources.arrays import from_arrays
 from spmdkit.training.loop import RUN_AHEAD, run_steps
 
 ROWS, WARM_UP, STRETCH = 16, 20, 50

@@ -38,13 +38,13 @@ from rich.console import Console
 from spmdkit.configs import load_config
 from spmdkit.launch.run.build import build
 from spmdkit.launch.run.callbacks import callbacks_of, seen_by_callbacks
-from spmdkit.launch.run.guards import Guards
+from spmdkit.launch.run.guarding.guards import Guards
 from spmdkit.launch.run.recorder import Recorder
 from spmdkit.mesh.simulate import simulate
 from spmdkit.training.callbacks.conductor import Conductor
 from spmdkit.training.display import make_display
+from spmdkit.training.ending.stopping import stops_on_signals
 from spmdkit.training.loop import RUN_AHEAD, run_steps
-from spmdkit.training.stopping import stops_on_signals
 
 USUAL = ["csv", "early_stopping", "best_checkpoint", "stop_file", {"name": "time_limit", "after": "1d"}]
 ALL = [*USUAL, {"name": "profile", "start": 1, "steps": 1}, "tensorboard", "reduce_on_plateau"]

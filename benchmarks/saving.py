@@ -33,9 +33,9 @@ import numpy as np  # noqa: E402
 import optax  # noqa: E402
 from spmdkit.models.transformer import TransformerConfig, transformer  # noqa: E402
 from spmdkit.parallel import FSDPConfig, build_step, lay_out  # noqa: E402
-from spmdkit.training.checkpoint_folder import size_on_disk  # noqa: E402
-from spmdkit.training.checkpoints import Checkpoints  # noqa: E402
-from spmdkit.training.checksums import checksums  # noqa: E402
+from spmdkit.training.checkpointing.checkpoints import Checkpoints  # noqa: E402
+from spmdkit.training.checkpointing.checksums import checksums  # noqa: E402
+from spmdkit.training.checkpointing.folder import size_on_disk  # noqa: E402
 from spmdkit.training.loop import run_steps  # noqa: E402
 
 SIZES = {"vocabulary": 256, "layers": 2, "width": 512, "heads": 8, "mlp_width": 2048}

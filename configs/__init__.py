@@ -1,6 +1,7 @@
 """The typed schema of a run and the YAML presets that fill it.
 
-Read `schema` for every key, `load` for how a file becomes a `Config`, `checks` for the arithmetic.
+Read `schema` for every key, `load` for how a file becomes a `Config`, `checks` for the arithmetic; `reading/` is about
+the text and its names.
 """
 
 from .checks import check_devices as check_devices

@@ -15,9 +15,9 @@ from typing import Any
 
 from ..mesh.near_miss import did_you_mean
 from ..training.callbacks.catalog import CALLBACKS
-from .convert import to_dataclass
 from .errors import Problem
-from .words import shown
+from .reading.convert import to_dataclass
+from .reading.words import shown
 
 KEY = "callbacks"
 EXAMPLE = "[csv, {name: early_stopping, patience: 3}]"

@@ -11,9 +11,9 @@ from ..parallel.schedule.builders import too_few_microbatches
 from ..parallel.sharding.strategies import axes_that_split, axis_names
 from ..training.worker import one_of_several
 from .errors import ConfigError, Problem
-from .limits import largest
+from .reading.limits import largest
+from .reading.words import listed
 from .schema import Config
-from .words import listed
 
 REST = -1
 

@@ -19,8 +19,8 @@ from ..mesh.shapes import divisors
 from ..parallel.sharding.strategies import axes_that_split
 from .checks import REST, axis_sizes, size_problems
 from .errors import ConfigError, Problem
+from .reading.words import listed
 from .schema import Config
-from .words import listed
 
 ELASTIC = ("data", "fsdp")
 """Axes that may change: over these, devices differ in the rows they work on, and in the parts they store. The size of

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from ..mesh.errors import UserError
 from ..mesh.text import is_printable
-from .limits import AtLeast
+from .reading.limits import AtLeast
 
 TIME = re.compile(r"([0-9]{1,4}-)?[0-9]{1,6}(:[0-5]?[0-9]){0,2}")
 """A time limit as schedulers write it: minutes, hours:minutes:seconds, days-hours:minutes:seconds."""

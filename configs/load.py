@@ -12,19 +12,19 @@ from ..models.lora import LoRAConfig
 from ..parallel.sharding.strategies import option_types
 from .callbacks import to_callbacks
 from .checks import layout_problems, size_problems
-from .convert import below, to_dataclass, unknown_key
 from .elastic import elastic_problems, not_fitting
 from .errors import ConfigError as ConfigError
 from .errors import Problem
-from .named_code import code_problems
-from .overrides import apply_overrides, sizes_to_options
 from .paths import anchor_overrides, find_root
 from .presets import PRESETS as PRESETS
 from .presets import preset_names as preset_names
-from .reader import Document, read_text, read_yaml
+from .reading.convert import below, to_dataclass, unknown_key
+from .reading.named_code import code_problems
+from .reading.overrides import apply_overrides, sizes_to_options
+from .reading.reader import Document, read_text, read_yaml
+from .reading.synonyms import remark
+from .reading.words import shown
 from .schema import Config, ModelCheck
-from .synonyms import remark
-from .words import shown
 
 
 def load_config(

@@ -1,9 +1,9 @@
 """Every section and key of a config, with its type, default and help.
 
 A section that belongs to another package is described there, beside the code that uses it: `data` in data/config.py,
-`optimizer` in training/optimizers.py, `precision` in parallel/precision.py, `timeouts` in training/worker.py,
-`guards` in training/guards.py, the options of each callback in training/callbacks/, of each strategy in parallel/, of
-each model in models/; `launch` stands in launching.py, the rest here.
+`optimizer` in training/optimizing/optimizers.py, `precision` in parallel/precision.py, `timeouts` in
+training/worker.py, `guards` in training/watching/guards.py, the options of each callback in training/callbacks/, of
+each strategy in parallel/, of each model in models/; `launch` stands in launching.py, the rest here.
 
 A whole number whose name ends in `_bytes` or `_floor` also accepts text such as "64KiB".
 """
@@ -18,11 +18,11 @@ from ..mesh.errors import UserError
 from ..parallel.precision import Precision
 from ..parallel.sharding.strategies import option_types
 from ..parallel.step.state import seed_problem
-from ..training.guards import GuardsConfig
-from ..training.optimizers import OptimizerConfig
+from ..training.optimizing.optimizers import OptimizerConfig
+from ..training.watching.guards import GuardsConfig
 from ..training.worker import Timeouts
 from .launching import LaunchConfig
-from .limits import AtLeast
+from .reading.limits import AtLeast
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from ..models.catalog import MODELS
 from ..models.lora import LoRAConfig
 from ..parallel.sharding.strategies import option_types
 from ..training.callbacks.catalog import CALLBACKS
-from .convert import has_default, options_by_key
 from .help import field_help
-from .reader import SCALARS
+from .reading.convert import has_default, options_by_key
+from .reading.reader import SCALARS
+from .reading.words import describe
 from .schema import Config, ModelCheck
-from .words import describe
 
 
 def resolved_yaml(config: Config) -> str:

@@ -9,21 +9,21 @@ from typing import Any
 from ..mesh.errors import UserError
 from ..mesh.user_code import import_function
 from ..mesh.user_errors import told_as_users
-from .arrays import read_arrays
-from .columns import read_jsonl, read_parquet
 from .config import DataConfig
-from .documents import Corpus, Stream, join, split_documents
 from .mixture import open_mixture
-from .records import read_record_arrays, read_records
-from .saved_datasets import read_saved, read_saved_arrays
 from .source import Source as Source
 from .source import Splits as Splits
 from .source import fingerprint
-from .stdlib import read_stdlib
-from .synthetic import synthetic_digits
-from .text import read_text
-from .tokenizer import tokenized
-from .tokens import read_tokens
+from .sources.arrays import read_arrays
+from .sources.columns import read_jsonl, read_parquet
+from .sources.documents import Corpus, Stream, join, split_documents
+from .sources.records import read_record_arrays, read_records
+from .sources.saved_datasets import read_saved, read_saved_arrays
+from .sources.stdlib import read_stdlib
+from .sources.synthetic import synthetic_digits
+from .sources.text import read_text
+from .sources.tokenizer import tokenized
+from .sources.tokens import read_tokens
 from .windows import WindowSource
 
 READERS = {

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .documents import Stream
 from .packing import mark_documents
 from .source import BadDataError
+from .sources.documents import Stream
 
 
 class WindowSource:

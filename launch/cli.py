@@ -27,7 +27,7 @@ from .commands.command import Command, Print
 from .streams import open_closed_streams, restart_in_utf8, tolerant_streams, too_little_memory
 
 TRY_AGAIN = 75
-"""As in training/exits.py, which a help text cannot wait for."""
+"""As in training/ending/exits.py, which a help text cannot wait for."""
 
 WHAT_IT_IS = """
 Distributed training for JAX: write a loss for one device, name the mesh in
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; None = the process's own.
 
     Returns:
-        The exit code: see training/exits.py.
+        The exit code: see training/ending/exits.py.
     """
     if argv is None:
         restart_in_utf8()
@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
         except (Exception, KeyboardInterrupt) as error:
-            from ..training.exits import report_error
+            from ..training.ending.exits import report_error
 
             return report_error(error)
 

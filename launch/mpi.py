@@ -20,7 +20,7 @@ from ..configs.launching import LaunchConfig
 from ..configs.schema import Config
 from ..mesh.errors import UserError
 from ..mesh.joining.sources import without_job
-from ..training.exits import FINISHED, TRY_AGAIN
+from ..training.ending.exits import FINISHED, TRY_AGAIN
 from .places import Run, not_a_target, shell_line
 from .supervision.attempts import Attempt, run_attempts
 from .supervision.bound import VARIABLE as BOUND

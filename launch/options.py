@@ -11,8 +11,8 @@ def explain_unknown(unknown: Sequence[str], words: Sequence[str]) -> str:
         unknown: The arguments that argparse could not place.
         words: All arguments, in the order typed.
     """
-    from ..configs.keys import keys_meant_by
-    from ..configs.synonyms import remark
+    from ..configs.reading.keys import keys_meant_by
+    from ..configs.reading.synonyms import remark
 
     said, stray, left = [], [], list(unknown)
     while left:

@@ -17,10 +17,10 @@ from ..configs import load_config
 from ..configs.schema import Config
 from ..mesh.errors import UserError
 from ..mesh.joining.sources import without_job
-from ..training.exits import FINISHED, TRY_AGAIN
+from ..training.ending.exits import FINISHED, TRY_AGAIN
 from .places import Run, not_a_target
-from .run.folder import check_folder, make_folder
-from .run.ownership import refuse_if_in_use
+from .run.directory.folder import check_folder, make_folder
+from .run.directory.ownership import refuse_if_in_use
 from .slurm_script import batch_script
 
 SUBMIT_SECONDS = 120.0

@@ -14,7 +14,7 @@ from ..configs.launching import LaunchConfig
 from ..configs.schema import Config
 from ..mesh.errors import UserError
 from ..mesh.text import is_printable
-from ..training.exits import TRY_AGAIN
+from ..training.ending.exits import TRY_AGAIN
 from .places import Run
 
 PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")

@@ -24,7 +24,7 @@ from .remote import client
 from .remote.connection import quoted_path, ssh_command
 from .remote.hosts import Host, Hosts, read_hosts
 from .remote.preflight import Wanted, prepare
-from .run.folder import check_folder
+from .run.directory.folder import check_folder
 from .supervision.attempts import Attempt, run_attempts, say
 from .supervision.processes import Start
 

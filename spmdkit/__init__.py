@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from .configs import Config as Config
     from .configs import ConfigError as ConfigError
     from .configs import load_config as load_config
-    from .data.arrays import from_arrays as from_arrays
     from .data.batches import eval_batches as eval_batches
     from .data.batches import train_batches as train_batches
+    from .data.sources.arrays import from_arrays as from_arrays
     from .launch.finished.load import LoadedRun as LoadedRun
     from .launch.finished.load import load_run as load_run
     from .layouts import DataParallel as DataParallel
@@ -57,14 +57,14 @@ if TYPE_CHECKING:
     from .parallel import verify as verify
     from .training.callbacks.callback import Callback as Callback
     from .training.callbacks.fit import fit as fit
-    from .training.checkpoints import Checkpoints as Checkpoints
+    from .training.checkpointing.checkpoints import Checkpoints as Checkpoints
     from .training.loop import evaluate as evaluate
     from .training.loop import run_steps as run_steps
 
 _HOMES = {
     "configs": ("Config", "ConfigError", "load_config"),
-    "data.arrays": ("from_arrays",),
     "data.batches": ("eval_batches", "train_batches"),
+    "data.sources.arrays": ("from_arrays",),
     "launch.finished.load": ("LoadedRun", "load_run"),
     "layouts": (
         "DataParallel",
@@ -100,7 +100,7 @@ _HOMES = {
     ),
     "training.callbacks.callback": ("Callback",),
     "training.callbacks.fit": ("fit",),
-    "training.checkpoints": ("Checkpoints",),
+    "training.checkpointing.checkpoints": ("Checkpoints",),
     "training.loop": ("evaluate", "run_steps"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -109,7 +109,7 @@ def state_arrays(config: Path, step: int, folder: Path | None = None) -> dict[st
     from spmdkit.configs import load_config
     from spmdkit.launch.run.build import build
     from spmdkit.layouts.paths import leaves_with_paths
-    from spmdkit.training.checkpoints import Checkpoints
+    from spmdkit.training.checkpointing.checkpoints import Checkpoints
 
     loaded = load_config(config)
     folder = folder or Path(loaded.run.dir) / "checkpoints"

@@ -19,7 +19,7 @@ from ..mesh.processes import local_copy
 from ..parallel.model import Batch
 from ..parallel.step.state import StepMetrics, TrainState
 from ..parallel.step.train_step import Step
-from .exits import DIVERGED
+from .ending.exits import DIVERGED
 
 RUN_AHEAD = 2
 """Steps that may be under way or waiting on the devices before the host waits for the oldest."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..mesh.errors import UserError
 from ..mesh.joining.detection import find_job
 from ..mesh.processes import initialize
-from .exits import report_error
+from .ending.exits import report_error
 
 
 @dataclass(frozen=True, kw_only=True)

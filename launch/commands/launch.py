@@ -28,7 +28,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 def launch(arguments: argparse.Namespace) -> int:
     """Trains in several processes."""
-    from ...training.interrupts import ends_on_signals
+    from ...training.ending.interrupts import ends_on_signals
     from ..streams import outlive_output
 
     outlive_output()

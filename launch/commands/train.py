@@ -31,7 +31,7 @@ def config_text() -> str:
 
 def train(arguments: argparse.Namespace) -> int:
     """Trains in this process, which may be one of several."""
-    from ...training.interrupts import ends_on_signals
+    from ...training.ending.interrupts import ends_on_signals
     from ..streams import outlive_output
 
     outlive_output()

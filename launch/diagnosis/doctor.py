@@ -12,7 +12,7 @@ from ...mesh.errors import UserError
 from ...mesh.joining.accelerators import has_accelerators
 from ...mesh.joining.detection import Job, find_job
 from ...mesh.processes import tell
-from ...training.exits import FINISHED, USER_MISTAKE
+from ...training.ending.exits import FINISHED, USER_MISTAKE
 from ...training.worker import simulated_by_job
 from . import job as of_job
 from .devices import devices

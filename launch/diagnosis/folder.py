@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...mesh.errors import UserError
-from ..run.folder import FolderUnavailable, check_folder
+from ..run.directory.folder import FolderUnavailable, check_folder
 from .finding import Finding
 
 GIB = 2**30

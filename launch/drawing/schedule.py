@@ -14,7 +14,7 @@ from ...parallel.schedule.builders import make_schedule
 from ...parallel.schedule.csv_file import csv_text, read_schedule
 from ...parallel.schedule.table import LETTERS, Action, Kind, Schedule
 from ...parallel.schedule.timing import Timing, measure, peak_activations, peak_inputs
-from ...training.known_causes import OF_THE_MACHINE
+from ...training.ending.known_causes import OF_THE_MACHINE
 from .schedule_svg import NAMES, draw_svg, title
 
 STYLES = {

@@ -19,7 +19,7 @@ from ...parallel.schedule.timing import (
     peak_activations,
     tick_lengths,
 )
-from ...training.charts import ticks
+from ...training.report.charts import ticks
 
 NAMES = {
     Kind.FORWARD: "forward",

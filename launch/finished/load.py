@@ -24,11 +24,11 @@ from ...configs.schema import Config
 from ...data.config import FILE_SOURCES
 from ...data.splits import open_splits
 from ...mesh.compat import backend_started
-from ...training.checkpoint_errors import CheckpointError, DamagedCheckpoint
+from ...training.checkpointing.errors import CheckpointError, DamagedCheckpoint
 from ...training.worker import multi_process
 from ..inspection.stored import StoredCheckpoint
 from ..run.build import data_facts, prepare_devices, search_path
-from ..run.provenance import changed_model
+from ..run.directory.provenance import changed_model
 from .fitting import devices_of, fit_given, fit_own
 from .loaded_run import LoadedRun as LoadedRun
 from .place import Place, find_run

@@ -13,10 +13,10 @@ import numpy as np
 import optax
 
 from ...configs.schema import Config
-from ...data.arrays import ArraySource
 from ...data.batches import abstract_batch, eval_batches
 from ...data.ranges import Limits, check_splits
 from ...data.source import Source, Splits
+from ...data.sources.arrays import ArraySource
 from ...data.splits import open_splits
 from ...mesh.errors import UserError
 from ...mesh.user_errors import told_as_users
@@ -32,8 +32,8 @@ from ..inspection.export import Exported, export
 from ..inspection.finding import shown
 from ..inspection.stored import StoredCheckpoint
 from ..run.build import evenly_chosen, first_row, model_limits, plan_layouts, search_path
-from ..run.model_check import check_functions
-from ..run.provenance import changed_data
+from ..run.directory.provenance import changed_data
+from ..run.guarding.model_check import check_functions
 from .fitting import Fitted, fitting_rows, rows_alone
 from .parameters import read_tree
 from .place import Place

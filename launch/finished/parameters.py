@@ -13,8 +13,8 @@ import numpy as np
 
 from ...layouts.paths import leaves_with_paths
 from ...mesh.processes import local_copy
-from ...training.checkpoint_errors import MAX_LISTED, CheckpointError, DamagedCheckpoint, differences, other_bits
-from ...training.checksums import checksums
+from ...training.checkpointing.checksums import checksums
+from ...training.checkpointing.errors import MAX_LISTED, CheckpointError, DamagedCheckpoint, differences, other_bits
 from ..inspection.stored import StoredCheckpoint
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...configs.load import find_config, load_config
 from ...configs.presets import preset_names
 from ...mesh.errors import UserError
-from ...training.checkpoint_errors import CheckpointError
+from ...training.checkpointing.errors import CheckpointError
 from ..inspection.finding import Found, find, shown
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...layouts.sizes import counted
 from ...mesh.text import printable
-from ...training.checkpoint_errors import kind
-from ...training.checksums import part_checksum
+from ...training.checkpointing.checksums import part_checksum
+from ...training.checkpointing.errors import kind
 from .progress import Progress
 from .stored import StoredCheckpoint
 

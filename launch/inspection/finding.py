@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...mesh.errors import UserError
-from ...training.checkpoint_errors import CheckpointError
-from ...training.checkpoint_folder import DAMAGED, REMOVED, UNFINISHED, Contents, contents
+from ...training.checkpointing.errors import CheckpointError
+from ...training.checkpointing.folder import DAMAGED, REMOVED, UNFINISHED, Contents, contents
 
 
 class Found(NamedTuple):

@@ -14,7 +14,7 @@ from ...data.splits import open_splits
 from ...layouts.paths import leaves_with_paths
 from ...mesh.compat import backend_started
 from ...parallel.sharding.stored_order import stored_order
-from ...training.checkpoint_errors import differences, mismatch
+from ...training.checkpointing.errors import differences, mismatch
 from ..run.build import configured_model, plan_step, search_path
 from .stored import StoredCheckpoint
 

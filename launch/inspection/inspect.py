@@ -8,8 +8,8 @@ from typing import Any
 
 from ...layouts.sizes import counted, format_bytes
 from ...mesh.text import printable
-from ...training.checkpoint_errors import DamagedCheckpoint
-from ...training.checkpoint_folder import size_on_disk
+from ...training.checkpointing.errors import DamagedCheckpoint
+from ...training.checkpointing.folder import size_on_disk
 from .finding import Found, shown
 from .stored import StoredArray, StoredCheckpoint
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from ...layouts.sizes import format_bytes
 from ...mesh.errors import UserError
 from ...mesh.text import printable
-from ...training.checkpoint_errors import CheckpointError
-from ...training.checkpoint_folder import REMOVED, set_aside, size_on_disk
-from ..run.ownership import Ownership, refuse_if_in_use
+from ...training.checkpointing.errors import CheckpointError
+from ...training.checkpointing.folder import REMOVED, set_aside, size_on_disk
+from ..run.directory.ownership import Ownership, refuse_if_in_use
 from .finding import Found, find, shown
 from .verify import verify_one
 

@@ -17,9 +17,9 @@ import numpy as np
 import tensorstore
 
 from ...layouts.sizes import array_bytes
-from ...training.checkpoint_errors import DamagedCheckpoint, other_bits, unreadable
-from ...training.checkpoint_folder import CHECKSUMS
-from ...training.checksums import part_checksum
+from ...training.checkpointing.checksums import part_checksum
+from ...training.checkpointing.errors import DamagedCheckpoint, other_bits, unreadable
+from ...training.checkpointing.folder import CHECKSUMS
 
 PART_BYTES = 16 << 20
 """Small chunks are read together up to this."""
@@ -102,7 +102,7 @@ class StoredCheckpoint:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the run said of itself, see launch/run/saved_with.py; empty in those of earlier versions."""
+        """What the run said of itself, see launch/run/directory/saved_with.py; empty in those of earlier versions."""
         found = (self.metadata.get("custom_metadata") or {}).get("spmdkit")
         return found if isinstance(found, dict) else {}
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ...layouts.sizes import counted, format_bytes
 from ...mesh.text import printable
-from ...training.checkpoint_errors import MAX_LISTED, DamagedCheckpoint
+from ...training.checkpointing.errors import MAX_LISTED, DamagedCheckpoint
 from .finding import Found, shown
 from .progress import Progress
 from .stored import StoredCheckpoint

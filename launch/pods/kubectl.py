@@ -3,7 +3,7 @@
 import subprocess
 
 from ...mesh.errors import UserError
-from ...training.exits import TRY_AGAIN
+from ...training.ending.exits import TRY_AGAIN
 
 UNREACHABLE = ("connection refused", "Unable to connect", "no such host", "i/o timeout", "TLS handshake timeout")
 NO_JOBSET = " The cluster has no JobSet controller: install it, or set launch.kubernetes.form=job."

@@ -22,7 +22,7 @@ import yaml
 
 from ...configs import Config, resolved_yaml
 from ...mesh.errors import UserError
-from ...training.exits import DIVERGED, TRY_AGAIN, USER_MISTAKE
+from ...training.ending.exits import DIVERGED, TRY_AGAIN, USER_MISTAKE
 from ..places import Run
 from .names import as_label, is_label, is_subdomain
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...configs.convert import below, to_dataclass, unknown_key
 from ...configs.errors import ConfigError, Problem
-from ...configs.limits import AtLeast
-from ...configs.reader import read_text, read_yaml
-from ...configs.words import shown
+from ...configs.reading.convert import below, to_dataclass, unknown_key
+from ...configs.reading.limits import AtLeast
+from ...configs.reading.reader import read_text, read_yaml
+from ...configs.reading.words import shown
 from ...mesh.errors import UserError
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9_:\[][\w.:%\]-]*")

@@ -31,10 +31,10 @@ from ...parallel.sharding.lay_out import abstract_parameters, lay_out
 from ...parallel.step.build import build_step
 from ...parallel.step.train_step import Step
 from ...training.callbacks.rate_factor import adjustable
-from ...training.optimizers import make_optimizer
+from ...training.optimizing.optimizers import make_optimizer
 from ...training.worker import simulated_by_job
 from .callbacks import changes_learning_rate
-from .model_check import check_contract, check_functions
+from .guarding.model_check import check_contract, check_functions
 
 
 class Built(NamedTuple):

@@ -10,7 +10,7 @@ from ...configs.write import as_plain
 from ...training.callbacks.catalog import make_callbacks
 from ...training.callbacks.conductor import Conductor, Named
 from ...training.callbacks.run import Run
-from ...training.stopping import Gate
+from ...training.ending.stopping import Gate
 
 
 def callbacks_of(config: Config) -> list[Named]:

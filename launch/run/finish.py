@@ -12,16 +12,16 @@ from ...configs.write import as_plain
 from ...data.bigram import bigram_loss
 from ...mesh.processes import is_main_process
 from ...parallel.step.state import TrainState
-from ...training.checkpoints import Checkpoints, DamagedCheckpoint
+from ...training.checkpointing.checkpoints import Checkpoints, DamagedCheckpoint
 from ...training.display import Display
 from ...training.metrics import read_metrics
-from ...training.report import write_report
-from ...training.report_costs import StepCosts
+from ...training.report.costs import StepCosts
+from ...training.report.report import write_report
 from ..drawing.schedule_svg import draw_svg
 from .build import Built
 from .callbacks import complete
 from .explain import Explanation, schedule_figures
-from .guards import goodput
+from .guarding.guards import goodput
 from .sample import predicts_bytes, sample_text, writes_text
 
 REPORT = "report.html"

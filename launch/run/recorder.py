@@ -11,9 +11,9 @@ from ...mesh.processes import is_main_process
 from ...training.callbacks.conductor import Conductor
 from ...training.callbacks.run import Run
 from ...training.display import Display
-from ...training.learning_rates import LearningRates, make_learning_rate
 from ...training.loop import Progress
 from ...training.metrics import MetricsLog
+from ...training.optimizing.learning_rates import LearningRates, make_learning_rate
 from .build import Built
 
 

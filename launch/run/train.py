@@ -19,26 +19,26 @@ from ...parallel.model import Batch
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.state import TrainState
 from ...training.callbacks.conductor import Conductor
-from ...training.checkpoints import Checkpoints
+from ...training.checkpointing.checkpoints import Checkpoints
 from ...training.display import Display, make_display
-from ...training.exits import FINISHED, TRY_AGAIN
+from ...training.ending.exits import FINISHED, TRY_AGAIN
+from ...training.ending.stopping import Gate, stops_on_signals
 from ...training.loop import Progress, measure, run_steps
-from ...training.stopping import Gate, stops_on_signals
 from ...training.worker import multi_process
-from .agreement import agree_on_config, agree_on_start
 from .build import Built, batches_after, build, data_limits, prepare_devices, search_path
 from .callbacks import callbacks_of, seen_by_callbacks
+from .directory.ownership import DirectoryInUse, Ownership
+from .directory.provenance import Provenance, provenance, remarks
+from .directory.resume import adopt_folder, earlier, write_config
+from .directory.saved_with import saved_with
+from .directory.shared import check_same_step
 from .explain import explain_built
 from .finish import finish, nothing_is_left
-from .guards import Guards, goodput
-from .memory import check_memory
-from .ownership import DirectoryInUse, Ownership
-from .provenance import Provenance, provenance, remarks
+from .guarding.agreement import agree_on_config, agree_on_start
+from .guarding.guards import Guards, goodput
+from .guarding.memory import check_memory
 from .recorder import Recorder
-from .resume import adopt_folder, earlier, write_config
 from .sample import sample_text, writes_text
-from .saved_with import saved_with
-from .shared import check_same_step
 
 
 def train(config: Config, *, fresh: bool = False) -> int:

@@ -20,7 +20,7 @@ from ...parallel.verification.contract.probe import quick_compilation
 from ...parallel.verification.prepared import prepared
 from ...parallel.verification.reference import HostBatch
 from ...parallel.verification.result import Verification
-from ...training.checkpoints import Checkpoints
+from ...training.checkpointing.checkpoints import Checkpoints
 from .build import build, configured_model, search_path
 from .reduce import Reduced, reduce_config
 

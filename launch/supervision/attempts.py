@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from ...configs.schema import Config
 from ...mesh.text import printable
-from ...training.exits import TRY_AGAIN, USER_MISTAKE
-from ..run.folder import check_folder, make_folder
-from ..run.ownership import refuse_if_in_use
+from ...training.ending.exits import TRY_AGAIN, USER_MISTAKE
+from ..run.directory.folder import check_folder, make_folder
+from ..run.directory.ownership import refuse_if_in_use
 from .blame import Exit
 from .processes import Outcome, Start, run_processes
 from .restarts import Restarts

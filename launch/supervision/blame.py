@@ -17,8 +17,8 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...training.exits import FINISHED, TRY_AGAIN
-from ...training.lost_peers import tells_of_lost_peer, without_heartbeat
+from ...training.ending.exits import FINISHED, TRY_AGAIN
+from ...training.ending.lost_peers import tells_of_lost_peer, without_heartbeat
 from .output import last_words
 
 MOST_SIGNALS = 64

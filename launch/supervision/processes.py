@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from ...training.exits import DIVERGED, FINISHED, TRY_AGAIN, USER_MISTAKE
+from ...training.ending.exits import DIVERGED, FINISHED, TRY_AGAIN, USER_MISTAKE
 from .blame import Cause, Exit, find_cause, was_killed
 from .logs import Log
 from .output import TAIL_LINES, log_file, relay

@@ -7,7 +7,7 @@ may start again only so many times in a row without one.
 from pathlib import Path
 from typing import NamedTuple
 
-from ...training.exits import TRY_AGAIN
+from ...training.ending.exits import TRY_AGAIN
 from .processes import Outcome
 
 LONGEST_WAIT = 60.0

@@ -19,10 +19,11 @@ from .faults import Moment
 from .injector import Injector
 
 TRAIN = "spmdkit.launch.run.train"
+CHECKPOINTS = "spmdkit.training.checkpointing.checkpoints:Checkpoints"
 BEFORE = {
     "start": f"{TRAIN}:prepare_devices",
     "compile": f"{TRAIN}:explain_built",
-    "restore": "spmdkit.training.checkpoints:Checkpoints.restore_newest",
+    "restore": f"{CHECKPOINTS}.restore_newest",
     "finish": f"{TRAIN}:finish",
 }
 """Phase -> the function before which it is."""
@@ -45,9 +46,9 @@ def install(injector: Injector) -> None:
         replace(where, lambda original, phase=phase: _asking(original, injector, phase))
     replace("spmdkit.launch.run.build:train_batches", lambda original: _batches(original, injector))
     replace(f"{TRAIN}:run_steps", lambda original: _steps(original, injector))
-    replace("spmdkit.training.watchdog:Watchdog.note", lambda original: _notes(original, injector))
-    replace("spmdkit.training.checkpoints:Checkpoints.__init__", lambda original: _opening(original, injector))
-    replace("spmdkit.training.checkpoints:Checkpoints.save", lambda original: _saving(original, injector))
+    replace("spmdkit.training.watching.watchdog:Watchdog.note", lambda original: _notes(original, injector))
+    replace(f"{CHECKPOINTS}.__init__", lambda original: _opening(original, injector))
+    replace(f"{CHECKPOINTS}.save", lambda original: _saving(original, injector))
     if injector.has("save:"):
         sys.addaudithook(lambda event, arguments: _audit(event, arguments, injector))
 

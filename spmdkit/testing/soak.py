@@ -22,7 +22,7 @@ from typing import Any
 
 from ..configs import load_config
 from ..mesh.errors import UserError
-from ..training.exits import FAILED, FINISHED, TRY_AGAIN, USER_MISTAKE
+from ..training.ending.exits import FAILED, FINISHED, TRY_AGAIN, USER_MISTAKE
 from .cluster import cluster
 from .compare import same_run
 from .faults import Fault

@@ -1,7 +1,7 @@
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.configs.presets import PRESETS, preset_names, preset_summary
-from spmdkit.configs.reader import read_yaml
+from spmdkit.configs.reading.reader import read_yaml
 from spmdkit.configs.schema import Config
 from spmdkit.configs.write import as_plain
 

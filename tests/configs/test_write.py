@@ -2,7 +2,7 @@ import pytest
 import yaml
 from spmdkit.configs import describe_config, load_config, resolved_yaml
 from spmdkit.configs.presets import preset_names
-from spmdkit.configs.reader import read_yaml
+from spmdkit.configs.reading.reader import read_yaml
 from spmdkit.configs.schema import Config
 from spmdkit.configs.write import as_plain
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from spmdkit.data.documents import Stream
 from spmdkit.data.source import BadDataError
+from spmdkit.data.sources.documents import Stream
 from spmdkit.data.windows import WindowSource
 
 

@@ -4,8 +4,8 @@ import re
 
 import figures
 from pages import ROOT
-from spmdkit.configs.keys import config_keys
 from spmdkit.configs.presets import preset_names
+from spmdkit.configs.reading.keys import config_keys
 
 PAGE = ROOT / "docs" / "configuration.md"
 

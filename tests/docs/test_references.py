@@ -4,7 +4,7 @@ import re
 
 import pytest
 from pages import PAGES, ROOT, name, prose
-from spmdkit.configs.keys import config_keys
+from spmdkit.configs.reading.keys import config_keys
 
 PACKAGES = ("mesh", "layouts", "parallel", "models", "data", "training", "configs", "launch")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")

@@ -1,6 +1,6 @@
 """Runs spmdkit in a process that sends itself a signal when a function is called.
 
-`signal_at.py spmdkit.training.checkpoints:Checkpoints.restore SIGTERM train tiny.yaml`
+`signal_at.py spmdkit.training.checkpointing.checkpoints:Checkpoints.restore SIGTERM train tiny.yaml`
 """
 
 import os

@@ -1,6 +1,6 @@
 """Runs spmdkit, and does something to its file system before the n-th call of a function, or at an event.
 
-    storage.py spmdkit.training.checkpoints:Checkpoints.save 2 fill DISK train tiny.yaml
+    storage.py spmdkit.training.checkpointing.checkpoints:Checkpoints.save 2 fill DISK train tiny.yaml
     storage.py event:os.rename:checkpoints/8' 1 readonly DISK train tiny.yaml
     storage.py event:os.mkdir:checkpoints/8 1 fail EDQUOT train tiny.yaml
     storage.py event:os.rename:checkpoints/ 0 slow 1.5 train tiny.yaml           at each of these events

@@ -112,7 +112,7 @@ ODD = {
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ODD)
 def test_it_goes_on(name, half, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("spmdkit.launch.run.ownership.STALE_SECONDS", 1.0)
+    monkeypatch.setattr("spmdkit.launch.run.directory.ownership.STALE_SECONDS", 1.0)
     config = write_config(tmp_path, **OPTIONS)
     shutil.copytree(half, tmp_path / "run")
     ODD[name](tmp_path / "run")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from runs import losses, state_arrays, write_config
 from spmdkit.launch.cli import main
-from spmdkit.training.exits import DIVERGED
+from spmdkit.training.ending.exits import DIVERGED
 
 
 @pytest.fixture

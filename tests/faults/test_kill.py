@@ -19,6 +19,7 @@ from spmdkit.launch.cli import main
 
 DIE = Path(__file__).parent / "die.py"
 STEPS = 12
+SAVE = "spmdkit.training.checkpointing.checkpoints:Checkpoints.save"
 RECORD = "spmdkit.training.metrics:MetricsLog.write"
 SAVED = {"every": 4, "keep": 1}
 
@@ -29,7 +30,7 @@ MOMENTS = {  # what is about to happen, for the how-manieth time, and the step o
     "in an evaluation": ("spmdkit.launch.run.train:_Run.evaluate", 2, None),
     "while a checkpoint is written": ("event:os.rename:checkpoints/8'", 1, 4),
     "while an old checkpoint is removed": ("event:os.rename:removed-", 1, 8),
-    "between the last step and its checkpoint": ("spmdkit.training.checkpoints:Checkpoints.save", 3, None),
+    "between the last step and its checkpoint": (SAVE, 3, None),
     "before the report is written": ("spmdkit.launch.run.finish:write_report", 1, STEPS),
 }
 

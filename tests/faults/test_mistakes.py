@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import environment, write_config
 from spmdkit.launch.cli import main
-from spmdkit.training.exits import USER_MISTAKE
+from spmdkit.training.ending.exits import USER_MISTAKE
 
 FROM_THE_CONFIG = {
     "an unknown key": (["train.stps=3"], "train.stps is not a key. Did you mean train.steps?"),

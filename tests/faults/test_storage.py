@@ -24,7 +24,7 @@ SECTIONS = {
     "eval": {"every": 0, "batches": 1},
     "optimizer": {"learning_rate": 0.01},
 }
-SAVE = "spmdkit.training.checkpoints:Checkpoints.save"
+SAVE = "spmdkit.training.checkpointing.checkpoints:Checkpoints.save"
 RECORD = "spmdkit.training.metrics:MetricsLog.write"
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]

@@ -87,7 +87,7 @@ def test_while_it_waits_for_the_others(tmp_path):
 
 
 AT = Path(__file__).parent / "signal_at.py"
-RESTORE = "spmdkit.training.checkpoints:Checkpoints.restore_newest"
+RESTORE = "spmdkit.training.checkpointing.checkpoints:Checkpoints.restore_newest"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from spmdkit.configs import load_config
 from spmdkit.configs.presets import preset_names, preset_text
 from spmdkit.launch import cli
 from spmdkit.launch.commands import launch, train
-from spmdkit.training.exits import USER_MISTAKE
+from spmdkit.training.ending.exits import USER_MISTAKE
 
 import spmdkit
 

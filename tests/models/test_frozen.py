@@ -11,7 +11,7 @@ from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import build_step, census, lay_out
 from spmdkit.parallel.model import ParallelContext
 from spmdkit.parallel.tensor import TensorConfig
-from spmdkit.training.optimizers import OptimizerConfig, make_optimizer
+from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 
 PATTERNS = ("embed/.*", "blocks/(up|scale)")
 FROZEN = {"embed/table", "blocks/up", "blocks/scale"}

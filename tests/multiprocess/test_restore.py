@@ -14,7 +14,7 @@ from spmdkit.launch.supervision.processes import Start, run_processes
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.mesh import DeviceMesh
 from spmdkit.parallel import build_step, lay_out
-from spmdkit.training.checkpoints import Checkpoints
+from spmdkit.training.checkpointing.checkpoints import Checkpoints
 from spmdkit.training.worker import Job, job_environment
 
 FSDP = {"fsdp": {"size": 8, "floor_bytes": 64}}
@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from spmdkit.configs import load_config
 from spmdkit.launch.run.build import build, prepare_devices
-from spmdkit.training.checkpoints import Checkpoints
+from spmdkit.training.checkpointing.checkpoints import Checkpoints
 from spmdkit.training.worker import multi_process
 config = load_config(sys.argv[1], sys.argv[4:], num_processes=2, simulate=int(sys.argv[3]))
 prepare_devices(config)

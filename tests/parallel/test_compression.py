@@ -10,7 +10,7 @@ from order import unordered
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.parallel import DataParallelConfig, Model, build_step, census, lay_out, verify
 from spmdkit.parallel.compression import BLOCK, dequantize, quantize
-from spmdkit.training.checkpoints import Checkpoints
+from spmdkit.training.checkpointing.checkpoints import Checkpoints
 from spmdkit.training.loop import Diverged, run_steps
 
 FSDP = {"size": 2, "floor_bytes": 1024}

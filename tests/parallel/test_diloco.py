@@ -11,7 +11,7 @@ import toy
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel import DataParallelConfig, Precision, build_step, census, lay_out, verify
-from spmdkit.training.checkpoints import CheckpointError, Checkpoints
+from spmdkit.training.checkpointing.checkpoints import CheckpointError, Checkpoints
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 FSDP = {"size": 2, "floor_bytes": 1024}

@@ -12,7 +12,7 @@ import pytest
 import toy
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
 from spmdkit.parallel.data import DataParallelConfig
-from spmdkit.training.checkpoints import Checkpoints
+from spmdkit.training.checkpointing.checkpoints import Checkpoints
 
 ODD = Model(
     init=lambda key: {"wide": jnp.ones((6, 8)), "odd": jnp.ones((7, 9)), "small": jnp.ones((8,))},

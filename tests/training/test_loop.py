@@ -10,7 +10,7 @@ import pytest
 from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.parallel.diloco import Copies
 from spmdkit.parallel.step.state import StepMetrics, TrainState
-from spmdkit.training.exits import DIVERGED
+from spmdkit.training.ending.exits import DIVERGED
 from spmdkit.training.loop import RUN_AHEAD, Diverged, evaluate, run_steps
 
 import spmdkit

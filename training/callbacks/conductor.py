@@ -16,7 +16,7 @@ from ...mesh.coordination import told_by_first
 from ...mesh.errors import UserError
 from ...mesh.user_errors import told_as_users
 from ...parallel.step.state import TrainState
-from ..stopping import Gate
+from ..ending.stopping import Gate
 from .asks import Asks
 from .callback import EVENTS, hears
 from .rate_factor import factor_of, with_factor

@@ -13,9 +13,9 @@ from ...mesh.errors import UserError
 from ...parallel.model import Batch
 from ...parallel.step.state import TrainState
 from ...parallel.step.train_step import Step
-from ..checkpoints import Checkpoints
+from ..checkpointing.checkpoints import Checkpoints
+from ..ending.stopping import Gate, stops_on_signals
 from ..loop import Progress, run_steps
-from ..stopping import Gate, stops_on_signals
 from .catalog import check_callback
 from .conductor import Conductor, Named
 from .rate_factor import factor_of

@@ -12,7 +12,7 @@ from spmdkit.launch.drawing.schedule import drawing
 from spmdkit.launch.drawing.schedule_svg import draw_svg
 from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
 from spmdkit.parallel.schedule.csv_file import read_schedule
-from spmdkit.training.exits import USER_MISTAKE
+from spmdkit.training.ending.exits import USER_MISTAKE
 
 SVG = "{http://www.w3.org/2000/svg}"
 SIZES = ("--stages", "4", "--microbatches", "8")

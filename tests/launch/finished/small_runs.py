@@ -6,10 +6,10 @@ import numpy as np
 from spmdkit.configs import load_config
 from spmdkit.configs.write import resolved_yaml
 from spmdkit.launch.run.build import build
-from spmdkit.launch.run.saved_with import saved_with
+from spmdkit.launch.run.directory.saved_with import saved_with
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.parallel.sharding.stored_order import stored_order
-from spmdkit.training.checkpoints import Checkpoints
+from spmdkit.training.checkpointing.checkpoints import Checkpoints
 
 
 def leave_run(config: Path, *overrides: str, steps: tuple[int, ...] = (4, 8)) -> Path:

@@ -12,9 +12,9 @@ from spmdkit.configs import ConfigError, load_config
 from spmdkit.launch.finished import load as load_module
 from spmdkit.launch.inspection.stored import StoredCheckpoint
 from spmdkit.launch.run.build import build
-from spmdkit.launch.run.provenance import as_json, provenance
+from spmdkit.launch.run.directory.provenance import as_json, provenance
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.checkpoint_errors import CheckpointError, DamagedCheckpoint
+from spmdkit.training.checkpointing.errors import CheckpointError, DamagedCheckpoint
 
 import spmdkit
 

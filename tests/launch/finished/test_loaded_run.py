@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from runs import write_config
 from small_runs import leave_run, whole
-from spmdkit.data.arrays import ArraySource
-from spmdkit.launch.run.provenance import Definition, Provenance, as_json
+from spmdkit.data.sources.arrays import ArraySource
+from spmdkit.launch.run.directory.provenance import Definition, Provenance, as_json
 from spmdkit.mesh.errors import UserError
 from spmdkit.models.sample import generate
 

@@ -8,7 +8,7 @@ from small_checkpoints import damage, host_state, placed, write
 from small_runs import whole
 from spmdkit.launch.finished.parameters import read_tree
 from spmdkit.launch.inspection.stored import StoredCheckpoint
-from spmdkit.training.checkpoint_errors import CheckpointError, DamagedCheckpoint
+from spmdkit.training.checkpointing.errors import CheckpointError, DamagedCheckpoint
 
 
 @pytest.fixture(scope="module")

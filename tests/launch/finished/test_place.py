@@ -7,7 +7,7 @@ import pytest
 from runs import write_config
 from spmdkit.launch.finished.place import find_run
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.checkpoint_errors import CheckpointError
+from spmdkit.training.checkpointing.errors import CheckpointError
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from small_checkpoints import damage, host_state, write
 from spmdkit.launch.inspection.diff import diff
 from spmdkit.launch.inspection.stored import StoredCheckpoint
-from spmdkit.training.checkpoint_errors import DamagedCheckpoint
+from spmdkit.training.checkpointing.errors import DamagedCheckpoint
 
 
 def saved(folder, state):

@@ -9,7 +9,7 @@ from spmdkit.launch.inspection.export import export
 from spmdkit.launch.inspection.stored import StoredCheckpoint
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.checkpoint_errors import DamagedCheckpoint
+from spmdkit.training.checkpointing.errors import DamagedCheckpoint
 
 KINDS = ["out.safetensors", "out.npz", "out"]
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from spmdkit.launch.inspection.finding import find
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.checkpoint_errors import CheckpointError
+from spmdkit.training.checkpointing.errors import CheckpointError
 
 
 @pytest.mark.parametrize("given", ["", "checkpoints"])

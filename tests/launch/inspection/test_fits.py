@@ -10,7 +10,7 @@ from spmdkit.launch.cli import main
 from spmdkit.launch.inspection.finding import find
 from spmdkit.launch.inspection.fits import abstract_arrays, check_fits
 from spmdkit.launch.inspection.stored import StoredCheckpoint
-from spmdkit.training.checkpoint_errors import CheckpointError
+from spmdkit.training.checkpointing.errors import CheckpointError
 
 pytestmark = pytest.mark.slow
 

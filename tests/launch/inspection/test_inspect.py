@@ -4,7 +4,7 @@ import pytest
 from small_checkpoints import host_state, write
 from spmdkit.launch.inspection.finding import find
 from spmdkit.launch.inspection.inspect import inspect, text
-from spmdkit.training.checkpoint_errors import DamagedCheckpoint
+from spmdkit.training.checkpointing.errors import DamagedCheckpoint
 
 
 def test_a_run_in_short(run):

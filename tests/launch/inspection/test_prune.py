@@ -5,9 +5,9 @@ import pytest
 from small_checkpoints import damage
 from spmdkit.launch.inspection.finding import find
 from spmdkit.launch.inspection.prune import carry_out, plan
-from spmdkit.launch.run.ownership import DirectoryInUse, Ownership
+from spmdkit.launch.run.directory.ownership import DirectoryInUse, Ownership
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.checkpoint_errors import CheckpointError
+from spmdkit.training.checkpointing.errors import CheckpointError
 
 
 def left(run):

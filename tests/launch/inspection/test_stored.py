@@ -9,7 +9,7 @@ from small_checkpoints import ABOUT, damage, host_state, write
 from spmdkit.launch.inspection import stored as stored_file
 from spmdkit.launch.inspection.stored import StoredCheckpoint
 from spmdkit.layouts.paths import leaves_with_paths
-from spmdkit.training.checkpoint_errors import CheckpointUnavailable, DamagedCheckpoint
+from spmdkit.training.checkpointing.errors import CheckpointUnavailable, DamagedCheckpoint
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_other_bits_than_the_checksum_says_are_told(stored):
 
 
 def test_without_checksums_it_reads_too(tmp_path, monkeypatch):
-    from spmdkit.training import checkpoints
+    from spmdkit.training.checkpointing import checkpoints
 
     monkeypatch.setattr(checkpoints, "CHECKSUMS", "key2")  # under another name nobody looks for them
     run = write(tmp_path / "run", host_state(5), about=None)

@@ -4,7 +4,7 @@ from spmdkit.launch.inspection import progress
 from spmdkit.launch.inspection.finding import find
 from spmdkit.launch.inspection.stored import StoredCheckpoint
 from spmdkit.launch.inspection.verify import summary, verify, verify_one
-from spmdkit.training.checkpoint_errors import CheckpointError
+from spmdkit.training.checkpointing.errors import CheckpointError
 
 
 def test_whole_checkpoints_are_whole(original, monkeypatch, capsys):
@@ -61,7 +61,7 @@ def test_pieces_that_are_missing_do_not_read_as_zeros(original, monkeypatch):
 
 
 def test_without_checksums_that_is_said(tmp_path, monkeypatch):
-    from spmdkit.training import checkpoints
+    from spmdkit.training.checkpointing import checkpoints
 
     monkeypatch.setattr(checkpoints, "CHECKSUMS", "key2")
     run = write(tmp_path / "run", host_state(5))

@@ -16,7 +16,7 @@ from spmdkit.launch.run.verify import ragged_batch, simulated_devices
 from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.step import composition
 from spmdkit.parallel.verification.compare import FLOAT64
-from spmdkit.training.checkpoints import Checkpoints
+from spmdkit.training.checkpointing.checkpoints import Checkpoints
 
 OWN_MODEL = """
 import jax, jax.numpy as jnp

@@ -8,7 +8,7 @@ import pytest
 import toy
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import FSDPConfig, build_step, lay_out, verify
-from spmdkit.training.checkpoints import Checkpoints
+from spmdkit.training.checkpointing.checkpoints import Checkpoints
 
 STEPS = 4
 MESHES = {

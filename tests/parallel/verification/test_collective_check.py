@@ -13,7 +13,7 @@ from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.step import train_step as step_file
 from spmdkit.parallel.verification.collective_check import check_collectives
 from spmdkit.parallel.verification.update_traffic import looks_across
-from spmdkit.training.optimizers import OptimizerConfig, make_optimizer
+from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 
 WIDTH = 128
 STRATEGIES = {

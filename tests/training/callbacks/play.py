@@ -11,8 +11,8 @@ from spmdkit.parallel.step.state import StepMetrics, TrainState
 from spmdkit.training.callbacks.conductor import Conductor, Named
 from spmdkit.training.callbacks.rate_factor import adjustable
 from spmdkit.training.callbacks.run import Run
+from spmdkit.training.ending.stopping import Gate
 from spmdkit.training.loop import run_steps
-from spmdkit.training.stopping import Gate
 
 OPTIMIZER = adjustable(optax.sgd(1.0))
 PARAMS = {"w": jnp.ones(2)}

@@ -11,7 +11,7 @@ from spmdkit.training.callbacks.early_stopping import EarlyStopping
 from spmdkit.training.callbacks.fit import fit
 from spmdkit.training.callbacks.plateau import ReduceOnPlateau
 from spmdkit.training.callbacks.rate_factor import adjustable, factor_of
-from spmdkit.training.checkpoints import Checkpoints
+from spmdkit.training.checkpointing.checkpoints import Checkpoints
 
 import spmdkit
 

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.layouts.paths import leaves_with_paths, map_with_path
-from spmdkit.training.optimizers import OptimizerConfig, make_optimizer
 from spmdkit.training.optimizing.groups import GroupConfig, assign, by_group, labels
+from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 
 LINEAR = {"name": "linear"}
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import toy
 from spmdkit.parallel import build_step, lay_out
-from spmdkit.training.learning_rates import make_learning_rate
-from spmdkit.training.optimizers import OptimizerConfig, make_optimizer
 from spmdkit.training.optimizing.groups import GroupConfig
+from spmdkit.training.optimizing.learning_rates import make_learning_rate
+from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from spmdkit.training.optimizing.plateau import plateau_scales
 
 PARAMS = {"w": jnp.ones(2), "b": jnp.ones(2)}

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.parallel import Model, build_step, lay_out
-from spmdkit.training.optimizers import OptimizerConfig, make_optimizer
+from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from spmdkit.training.optimizing.skipping import skip_not_finite, skipped
 
 PARAMS = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}

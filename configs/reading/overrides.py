@@ -1,0 +1,96 @@
+"""`train.steps=20` on the command line: values of single keys, laid over those of the file."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from ...mesh.text import is_printable
+from ...training.optimizing.groups import GroupConfig
+from ..errors import Problem
+from .reader import MOST_BYTES, read_yaml
+
+FREE_KEYS = "layouts.rules"
+"""The mapping whose keys are patterns: what follows its name is one key, dots and all."""
+FREE_SECTIONS = "optimizer.groups"
+"""The mapping from patterns to options: a word after the last dot is an option, the rest one key."""
+OPTIONS_OF_GROUPS = tuple(each.name for each in fields(GroupConfig))
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Problem], dict[str, str]]:
+    """Sets the value of each override in the tree of plain values, in place.
+
+    A key goes before the mapping that it stands in, whatever their order: `strategy={fsdp: 4}` sets the section, and
+    `strategy.fsdp.floor_bytes=1` one option in it. Of two overrides for one key the last wins. A size given for a
+    strategy sets its size and leaves its other options: `strategy.fsdp=2`.
+
+    Args:
+        tree: What the file holds.
+        overrides: `key=value`, the value read as YAML.
+
+    Returns:
+        What is wrong with the overrides themselves, and for each key that one sets: the words that say so.
+    """
+    problems: list[Problem] = []
+    given_by: dict[str, str] = {}
+    readable: list[tuple[list[str], Any, str]] = []
+    for text in overrides:
+        key, equals, value_text = text.partition("=")
+        if not equals or not all(_split(key)) or not is_printable(key):
+            problems.append(Problem("", f"override {text[:200]!r} must be key=value, such as train.steps=20."))
+            continue
+        if len(value_text) > MOST_BYTES:
+            problems.append(Problem("", f"override {key}: a value of {len(value_text):,} characters is too long."))
+            continue
+        document = read_yaml(value_text)
+        problems += [Problem("", f"override {text[:200]!r}: {problem.message}") for problem in document.problems]
+        if not document.problems:
+            given_by[key] = f"override {_shown(text)}"
+            readable.append((_as_option(_split(key), document.value), document.value, text))
+    for parts, value, text in sorted(readable, key=lambda override: len(override[0])):
+        sizes_to_options(tree)
+        problems += _set(tree, parts, value, text)
+    return problems, given_by
+
+
+def sizes_to_options(tree: dict[str, Any]) -> None:
+    """Writes `strategy: {fsdp: 4}` as `strategy: {fsdp: {size: 4}}`, in place."""
+    strategy = tree.get("strategy")
+    if isinstance(strategy, dict):
+        for name, value in strategy.items():
+            if not isinstance(value, dict):
+                strategy[name] = {"size": value}
+
+
+def _shown(text: str) -> str:
+    """An override as it was typed, where that stands on one line."""
+    short = text if len(text) <= 200 else f"{text[:200]}..."
+    return short if is_printable(short) else repr(short)
+
+
+def _split(key: str) -> list[str]:
+    if key.startswith(f"{FREE_KEYS}."):
+        return [*FREE_KEYS.split("."), key.removeprefix(f"{FREE_KEYS}.")]
+    if key.startswith(f"{FREE_SECTIONS}."):
+        pattern, _, option = key.removeprefix(f"{FREE_SECTIONS}.").rpartition(".")
+        is_option = option in OPTIONS_OF_GROUPS and pattern
+        return [*FREE_SECTIONS.split("."), *((pattern, option) if is_option else (key[len(FREE_SECTIONS) + 1 :],))]
+    return key.strip().split(".")
+
+
+def _as_option(parts: list[str], value: Any) -> list[str]:
+    """Returns the path that is really meant: a size is the option `size` of its strategy."""
+    is_size = len(parts) == 2 and parts[0] == "strategy" and not isinstance(value, dict)
+    return [*parts, "size"] if is_size else parts
+
+
+def _set(tree: dict[str, Any], parts: list[str], value: Any, text: str) -> list[Problem]:
+    """Sets one value, making the mappings above it; a problem where something else stands there."""
+    for depth, part in enumerate(parts[:-1], 1):
+        if tree.get(part) is None:
+            tree[part] = {}
+        if not isinstance(tree[part], dict):
+            above = ".".join(parts[:depth])
+            return [Problem("", f"override {text[:200]!r}: {above} is {tree[part]!r} and has no keys below it.")]
+        tree = tree[part]
+    tree[parts[-1]] = value
+    return []

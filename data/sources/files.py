@@ -1,0 +1,100 @@
+"""Files by glob, in an order and under names that do not depend on the machine."""
+
+import glob
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from ...mesh.errors import UserError
+from ...mesh.near_miss import nearest
+
+STARTS = "Paths in a YAML file start from its folder (run.root), those in key=value from the working directory."
+
+
+class FoundFile(NamedTuple):
+    """A file, and the name that stands for it on every machine.
+
+    Attributes:
+        path: Where it is here.
+        name: Its path below the folder in which its pattern's wildcards begin, with forward slashes.
+    """
+
+    path: Path
+    name: str
+
+
+def find_files(patterns: tuple[str, ...], *, key: str, suffixes: tuple[str, ...] = ()) -> tuple[FoundFile, ...]:
+    """All files that the patterns match, each once, sorted by name.
+
+    Args:
+        patterns: Paths or globs, relative to the working directory; `**` spans folders, `~` is the home folder.
+        key: Config key the patterns come from, for messages.
+        suffixes: The extensions this source can read; () for any.
+
+    Returns:
+        The files; never empty.
+
+    Raises:
+        UserError: a pattern matches no file, or a file has an extension that this source cannot read.
+    """
+    problems = []
+    found: dict[Path, FoundFile] = {}
+    for pattern in patterns:
+        matches = _matches(pattern)
+        if not matches:
+            problems.append(_no_match(pattern, key))
+        for file in matches:
+            found.setdefault(file.path.resolve(), file)
+    unreadable = [file for file in found.values() if suffixes and file.path.suffix not in suffixes]
+    problems += [_unreadable(file, suffixes, key) for file in unreadable]
+    if problems:
+        raise UserError("\n".join(problems))
+    return tuple(sorted(found.values(), key=lambda file: (file.name, str(file.path))))
+
+
+def _matches(pattern: str) -> list[FoundFile]:
+    """The files that one pattern matches, in any order."""
+    pattern = os.path.expanduser(pattern)
+    if os.path.isfile(pattern):
+        return [FoundFile(Path(pattern), os.path.basename(pattern))]
+    root = _fixed_folder(pattern)
+    paths = [Path(match) for match in glob.glob(pattern, recursive=True) if os.path.isfile(match)]
+    return [FoundFile(path, path.relative_to(root).as_posix()) for path in paths]
+
+
+def _fixed_folder(pattern: str) -> Path:
+    """The part of a pattern before the first component with a wildcard."""
+    parts = Path(pattern).parts
+    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return Path(*parts[:fixed])
+
+
+def _no_match(pattern: str, key: str) -> str:
+    """Why nothing matched, as far as the file system can tell."""
+    folder = _fixed_folder(os.path.expanduser(pattern)).absolute()
+    given = f"{key}: {pattern!r} matches no file."
+    if os.path.isdir(os.path.expanduser(pattern)):  # pathlib raises for a name that is too long
+        return f"{given} It is a folder; to read the files below it, write {pattern.rstrip('/') + '/**/*'!r}."
+    if os.path.isdir(folder):
+        return f"{given} The folder {folder} exists and holds {_entries(folder)}. {STARTS}"
+    existing = next(parent for parent in folder.parents if os.path.isdir(parent))
+    missing = folder.relative_to(existing).parts[0]
+    hint = "".join(f" Did you mean {each!r} for {missing!r}?" for each in nearest(missing, os.listdir(existing)))
+    there = f"The folder {folder} does not exist; {existing} does, and holds {_entries(existing)}."
+    return f"{given} {there}{hint} {STARTS}"
+
+
+def _entries(folder: Path) -> str:
+    """How many entries a folder has, and the first few."""
+    names = sorted(os.listdir(folder))
+    if not names:
+        return "nothing"
+    return f"{len(names)} entries: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+
+
+def _unreadable(file: FoundFile, suffixes: tuple[str, ...], key: str) -> str:
+    """What is wrong with a file's extension."""
+    return (
+        f"{key}: {str(file.path)!r} has the extension {file.path.suffix!r}; "
+        f"this source reads {', '.join(suffixes)} (data.source chooses the source)."
+    )

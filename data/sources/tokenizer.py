@@ -1,0 +1,111 @@
+"""Texts as the ids of a tokenizer: `tokenizer.json`, as Hugging Face's `tokenizers` writes it.
+
+Texts are read as bytes first, and become ids here, document by document, before they are split and joined: whatever
+reads texts can be tokenized. The id that ends a document is the tokenizer's own, or `data.separator`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...mesh.errors import UserError
+from ..config import DataConfig
+from .documents import Corpus, Document
+from .text import BYTES
+
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+"""Tokens that end a document, in the tokenizers of the models that there are; the first that one has is taken."""
+TOGETHER = 256
+"""Documents that are encoded in one call."""
+
+
+def tokenized(corpus: Corpus, config: DataConfig) -> Corpus:
+    """A corpus of texts as one of token ids.
+
+    Args:
+        corpus: Documents of bytes, UTF-8.
+        config: `tokenizer`, the file or a folder with tokenizer.json; `separator`.
+
+    Returns:
+        The same documents as uint32 ids, in memory; the vocabulary is the tokenizer's.
+
+    Raises:
+        UserError: The documents are token ids already, the file is missing or no tokenizer, a document is no UTF-8, no
+            id ends a document, or the package tokenizers is not installed.
+    """
+    if corpus.vocabulary != BYTES:
+        raise UserError(
+            f"data.tokenizer={config.tokenizer!r} turns texts into ids, and the {corpus.description} are token ids "
+            "already. Leave data.tokenizer out."
+        )
+    file = tokenizer_file(config.tokenizer)
+    tokenizer = _load(file)
+    end = _end(tokenizer, config, file)
+    documents = list(_encoded(corpus, tokenizer))
+    size = tokenizer.get_vocab_size()
+    count = sum(len(document.ids) for document in documents)
+    described = f"{corpus.description}, {count:,} tokens of {file.name}"
+    return Corpus(documents, np.array([end], np.uint32), size, described)
+
+
+def tokenizer_file(given: str) -> Path:
+    """The file of a tokenizer: what is named, or tokenizer.json in a folder.
+
+    Raises:
+        UserError: There is none.
+    """
+    path = Path(given)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"data.tokenizer={given!r}: there is no file {file}. Name a tokenizer.json, or its folder.")
+    return file
+
+
+def _load(file: Path) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "data.tokenizer needs the package tokenizers, which is not installed: pip install 'spmdkit[tokenizers]'"
+        ) from error
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exceptions
+        raise UserError(f"data.tokenizer: {file} cannot be read as a tokenizer: {error}") from error
+
+
+def _end(tokenizer: Any, config: DataConfig, file: Path) -> int:
+    """The id that ends a document."""
+    size = tokenizer.get_vocab_size()
+    if config.separator >= size:
+        raise UserError(f"data.separator={config.separator} is no id of {file}, which has {size:,}: 0 .. {size - 1}.")
+    if config.separator >= 0:
+        return config.separator
+    found = [tokenizer.token_to_id(token) for token in ENDS]
+    end = next((each for each in found if each is not None), None)
+    if end is None:
+        raise UserError(
+            f"data.tokenizer: {file} has none of the tokens {', '.join(ENDS)}, so nothing tells which id ends a "
+            "document. Set data.separator to it."
+        )
+    return end
+
+
+def _encoded(corpus: Corpus, tokenizer: Any) -> Iterator[Document]:
+    for start in range(0, len(corpus.documents), TOGETHER):
+        documents = corpus.documents[start : start + TOGETHER]
+        encodings = tokenizer.encode_batch([_text(document) for document in documents], add_special_tokens=False)
+        for document, encoding in zip(documents, encodings, strict=True):
+            yield document._replace(ids=np.array(encoding.ids, np.uint32), mapped=False)
+
+
+def _text(document: Document) -> str:
+    try:
+        return document.ids.tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{document.name} is no UTF-8 (byte {error.start:,}), which data.tokenizer needs. Convert the file, or "
+            "leave data.tokenizer out to train on bytes."
+        ) from error

@@ -1,0 +1,141 @@
+"""What watches one process of a run while it trains: the watchdog, slow processes, equal copies, where time goes."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+from ....configs.schema import Config
+from ....mesh.processes import is_main_process
+from ....parallel.step.state import TrainState
+from ....training.goodput import NAME, Goodput, Ledger, read_goodput
+from ....training.loop import RUN_AHEAD
+from ....training.metrics import read_metrics
+from ....training.times import Times, process_age
+from ....training.watching.replicas import ReplicaCheck
+from ....training.watching.stragglers import OwnWork, Stragglers
+from ....training.watching.watchdog import Watchdog
+from ..build import Built
+from .replica_guard import ReplicaGuard, coverage
+
+Item = TypeVar("Item")
+
+
+class Guards:
+    """All that watches this process; what the config turns off costs nothing."""
+
+    def __init__(self, config: Config, say: Callable[[str], None], compared: Callable[[int], bool]) -> None:
+        """Prepares to watch.
+
+        Args:
+            config: Of the run.
+            say: Gets a line for people.
+            compared: Whether `compare` is called after a step, before its state is saved.
+        """
+        self._config, self._say, self._compared = config, say, compared
+        age = process_age()
+        self._began = time.time() - age
+        self.times = Times("start", time.monotonic() - age)
+        guards, timeouts = config.guards, config.timeouts
+        looks = guards.stragglers > 0 and jax.process_count() > 1
+        self._work = OwnWork(guards.straggler_steps) if looks else None
+        self.watchdog = Watchdog(
+            timeouts.step,
+            {"first_step": timeouts.first_step, "evaluation": timeouts.evaluation, "save": timeouts.save},
+            times=self.times,
+            work=self._work or (lambda: None),
+            stragglers=Stragglers(guards.stragglers, say) if looks else None,
+        )
+        self._replicas: ReplicaGuard | None = None
+        self._ledger: Ledger | None = None
+
+    def open(self, built: Built, folder: Path, start: int) -> None:
+        """Makes ready what needs the run and its folder. Every process of the run calls this.
+
+        Args:
+            built: The run.
+            folder: Where it lives; metrics.jsonl is still as the process before left it.
+            start: Steps done.
+        """
+        if is_main_process():
+            seen = _last_step(folder / "metrics.jsonl")
+            self._ledger = Ledger(folder / NAME, step=start, seen=seen, began=self._began)
+        every = self._config.guards.replicas_every
+        if every:
+            self.times.switch("compile")
+            check = ReplicaCheck(built.step.abstract_state())
+            seconds = self._config.timeouts.rendezvous
+            self._replicas = ReplicaGuard(check, folder, every, self._say, seconds=seconds)
+            self._say(coverage(check, every))
+            self.times.switch("start")
+        self._add(start)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches for a `with` block in which training happens; when it ends in order, the ledger is closed."""
+        try:
+            with self.watchdog.watching():
+                yield
+            if self._ledger is not None:
+                self._ledger.end()
+        finally:
+            if self._ledger is not None:
+                self._ledger.close()
+
+    def step(self, step: Any) -> Any:
+        """The step of the run, with its calls measured where somebody looks for slow processes."""
+        return self._work.calls(step) if self._work else step
+
+    def batches(self, batches: Iterable[Item], start: int) -> Iterator[Item]:
+        """The batches of the steps after `start`, each with its note."""
+        noted = self.watchdog.batches(batches, start)
+        return self._work.batches(noted) if self._work else noted
+
+    def waited(self, seconds: float) -> None:
+        """Adds what the host has waited for a step."""
+        if self._work is not None:
+            self._work.waited(seconds)
+
+    def after_step(self, number: int, state: TrainState) -> None:
+        """Looks at a step that was just started; waits for nothing that is not there.
+
+        Raises:
+            ReplicasDiffer: The state of a few steps ago was not the same on all devices.
+        """
+        if self._replicas is not None:
+            self._replicas.after_step(number, state, later=self._compared(number))
+        if self._ledger is not None and self._ledger.is_due():
+            self._add(number - RUN_AHEAD)
+
+    def compare(self, number: int, state: TrainState) -> None:
+        """Compares the copies of a state before it is saved, where the config asks for that.
+
+        Raises:
+            ReplicasDiffer: It is not the same on all devices.
+        """
+        if self._replicas is not None:
+            self._replicas.compare(number, state)
+
+    def done(self, number: int) -> None:
+        """Notes that all steps so far are done."""
+        if self._ledger is not None:
+            self._add(number)
+
+    def _add(self, number: int) -> None:
+        if self._ledger is not None:
+            self._ledger.add(number, self.times.take())
+
+
+def goodput(folder: Path) -> Goodput | None:
+    """Where the time of a run went, as far as its folder tells."""
+    return read_goodput(folder / NAME)
+
+
+def _last_step(path: Path) -> int:
+    """The last step that metrics.jsonl tells of; 0 where there is none."""
+    with suppress(OSError):
+        return max((record.get("step", 0) for record in read_metrics(path)), default=0)
+    return 0

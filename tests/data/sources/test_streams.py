@@ -1,0 +1,216 @@
+"""Streams: rows in the order of one process on any mesh, a resume by skipping, and what is read only once says so."""
+
+import sys
+import threading
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from runs import metrics, write_config
+from spmdkit.data import eval_batches, from_batches, from_examples, mix, train_batches
+from spmdkit.data.sources.streams import HEAD_ROWS
+from spmdkit.launch.cli import main
+
+ROWS = 30
+
+
+class Loader:
+    """As a DataLoader: (inputs, targets) in batches of four, shuffled anew each time; the last one is small."""
+
+    def __init__(self, rows=ROWS, seed=None):
+        self.rows, self.random, self.times = rows, np.random.default_rng(seed), 0
+
+    def __iter__(self):
+        self.times += 1
+        order = self.random.permutation(self.rows)
+        for start in range(0, self.rows, 4):
+            chosen = order[start : start + 4]
+            yield np.stack([chosen, chosen], 1).astype(np.float32), chosen
+
+
+def epoch(number):
+    """A function of the epoch: the same rows every time it is asked."""
+    return Loader(seed=number)
+
+
+def rows_of(train, sharding, *, start=0, steps=6, batch=8, **options):
+    found = train_batches(train, sharding, global_batch=batch, seed=0, start_step=start, num_steps=steps, **options)
+    return np.concatenate([np.asarray(each["targets"]) for each in found])
+
+
+def plain(make, number):
+    """The first rows, as a loop over the epochs reads them."""
+    found = []
+    for each in range(100):
+        found += [int(row) for _, targets in make(each) for row in targets]
+        if len(found) >= number:
+            return found[:number]
+    raise AssertionError("too short")
+
+
+@pytest.mark.parametrize("threads", [0, 4])
+def test_samples_are_the_rows_one_after_the_other(sharding, threads):
+    assert rows_of(from_batches(epoch).train, sharding, threads=threads).tolist() == plain(epoch, 48)
+
+
+def test_only_one_thread_reads_it(sharding):
+    """Several would read steps out of turn, and each turn back begins the stream again."""
+    readers = []
+
+    def noting(number):
+        for item in Loader(seed=number):
+            readers.append(threading.current_thread().name)
+            yield item
+
+    rows_of(from_batches(noting).train, sharding, threads=4)
+    assert set(readers[1:]) == {"spmdkit-prefetch"}  # the first item is looked at when the data is opened
+
+
+def test_a_loader_is_begun_anew_each_epoch(sharding):
+    loader, same = Loader(seed=5), Loader(seed=5)
+    assert rows_of(from_batches(loader).train, sharding, steps=9).tolist() == plain(lambda epoch: same, 72)
+    assert loader.times == 3
+
+
+def test_every_mesh_has_the_same_rows(mesh):
+    found = [
+        rows_of(from_batches(epoch).train, NamedSharding(mesh, PartitionSpec(axes))).tolist()
+        for axes in ("data", ("data", "fsdp"), None)
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_resume_skips_and_says_so_once(sharding, capsys):
+    whole = rows_of(from_batches(epoch).train, sharding)
+    assert capsys.readouterr().err == ""
+    resumed = rows_of(from_batches(epoch).train, sharding, start=4, steps=2)
+    assert resumed.tolist() == whole[32:].tolist()
+    said = "data: a stream cannot be sought: the 32 rows before step 5 are read again and dropped, by every process.\n"
+    assert capsys.readouterr().err == said
+
+
+def test_single_examples_and_generators(sharding):
+    def numbers():
+        for number in range(100):
+            yield {"inputs": np.full(2, number), "targets": number}
+
+    splits = from_examples(numbers())
+    assert splits.description == "stream of examples of a generator"
+    assert rows_of(splits.train, sharding).tolist() == list(range(48))
+
+
+def test_what_is_read_once_ends_with_the_reason(sharding):
+    def batches(number):
+        yield from Loader(number, seed=0)
+
+    with pytest.raises(
+        ValueError, match=r"a generator ended after 20 rows, and can be read only once; the run needs more"
+    ):
+        rows_of(from_batches(batches(20)).train, sharding)
+    long = from_batches(batches(4 * HEAD_ROWS)).train
+    long.take(np.array([3 * HEAD_ROWS]))
+    assert long.take(np.array([5, 0]))["targets"].shape == (2,)  # the first rows are kept
+    with pytest.raises(ValueError, match=r"has been read up to row 3,076 and cannot go back to row 1,500"):
+        long.take(np.array([1500]))
+
+
+def test_going_back_begins_again_where_that_is_possible():
+    stream = from_batches(lambda number: Loader(4 * HEAD_ROWS, seed=number)).train
+    far = stream.take(np.array([3 * HEAD_ROWS, 1500]))["targets"]
+    assert stream.take(np.array([1500, 3 * HEAD_ROWS]))["targets"].tolist() == far[::-1].tolist()
+
+
+def test_held_out_rows_are_read_into_memory(sharding):
+    splits = from_batches(epoch, Loader(10, seed=1))
+    assert splits.description == "stream of batches of epoch, 10 evaluation examples"
+    seen = [jax.device_get(batch) for batch in eval_batches(splits.evaluation, sharding, global_batch=8)]
+    kept = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in seen])
+    assert kept.tolist() == plain(lambda number: Loader(10, seed=1), 10)
+
+
+def test_the_fingerprint_is_that_of_the_first_batch():
+    assert from_batches(Loader(seed=3)).fingerprint == from_batches(Loader(seed=3)).fingerprint
+    assert from_batches(Loader()).fingerprint != from_batches(Loader()).fingerprint  # shuffled without a seed
+
+
+def test_rows_keep_their_names_and_weights():
+    items = [{"image": np.ones((2, 3)), "targets": {"a": [1, 2]}, "weights": np.array([1, 0], np.float32)}]
+    train = from_batches(items).train
+    assert set(train[1]) == {"image", "targets/a", "weights"}
+    assert (train[1]["weights"], train[2]["weights"]) == (0, 1)  # row 2 is the first of the second epoch
+    assert train.origin(1) == "row 1 of the stream of batches of a list"
+
+
+@pytest.mark.parametrize(
+    ("items", "read", "message"),
+    [
+        ([], 0, "the stream of batches of a list gave no rows in its epoch 0"),
+        (
+            [(np.ones((2, 2)), 1)],
+            0,
+            r"has the rows {'inputs': 2, 'targets': 'no dim'.*Give single examples to from_examples",
+        ),
+        ([(np.ones(2), np.ones(2)), (np.ones((2, 2)), np.ones(2))], 2, "are .* at first and .* from row 2 on"),
+        ([(np.ones(2), ["a", "b"])], 0, "targets holds <U1"),
+    ],
+)
+def test_items_that_cannot_be(items, read, message):
+    with pytest.raises(ValueError, match=message):
+        from_batches(items).train[read]
+
+
+def test_what_is_no_stream():
+    with pytest.raises(ValueError, match="a int cannot be iterated"):
+        from_batches(3)
+    with pytest.raises(ValueError, match="for evaluation gave no rows"):
+        from_batches(epoch, [])
+    with pytest.raises(ValueError, match="training rows have inputs, targets, weights, evaluation rows a, weights"):
+        from_batches(epoch, [{"a": np.ones(2)}])
+    with pytest.raises(ValueError, match=r"\[0\] is a stream: it has no number of examples"):
+        mix([(from_batches(epoch), 1)])
+
+
+def test_an_error_of_the_maker_is_told_with_its_place():
+    def broken(number):
+        yield from Loader(seed=number)
+        raise KeyError("a shard is missing")
+
+    stream = from_batches(broken).train
+    with pytest.raises(
+        ValueError, match=r"reading the stream of batches of broken fails in .*test_streams\.py, line \d+"
+    ):
+        stream.take(np.array([ROWS]))
+
+
+RUN = """
+import sys, numpy as np
+from spmdkit.data import from_batches
+
+def epoch(number):
+    order = np.random.default_rng(number).permutation(64)
+    for start in range(0, 64, 10):
+        chosen = order[start : start + 10]
+        yield {"inputs": np.eye(64, dtype=np.float32)[chosen], "targets": chosen % 10}
+
+def stream(config):
+    return from_batches(epoch, epoch(0))
+"""
+
+
+def losses(records):
+    return [(each["step"], each["loss"], each["grad_norm"]) for each in records]
+
+
+@pytest.mark.slow
+def test_a_run_on_a_stream_goes_on_where_it_was(tmp_path, capsys, monkeypatch):
+    (tmp_path / "streamed.py").write_text(RUN)
+    monkeypatch.delitem(sys.modules, "streamed", raising=False)
+    options = {"data": {"source": "streamed:stream"}, "optimizer": {"learning_rate": 0.01}}
+    config = str(write_config(tmp_path, **options))
+    assert main(["train", config, f"run.dir={tmp_path}/whole"]) == 0
+    assert main(["train", config, "train.steps=5"]) == 0
+    assert main(["train", config]) == 0
+    assert "the 80 rows before step 6 are read again" in capsys.readouterr().err
+    whole, resumed = (losses(metrics(tmp_path / name)) for name in ("whole", "run"))
+    assert resumed == whole

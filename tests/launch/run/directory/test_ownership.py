@@ -1,0 +1,167 @@
+"""A run directory has one owner; whoever is gone loses it, whoever is there keeps it."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from runs import command, environment, trained, write_config
+from spmdkit.launch.run.directory import ownership
+from spmdkit.launch.run.directory.ownership import (
+    NAME,
+    DirectoryInUse,
+    Ownership,
+    OwnershipLost,
+    read_owner,
+    refuse_if_in_use,
+)
+
+ELSEWHERE = {"host": "other", "place": "other boot pid:[1]", "pid": 7, "started": "1", "since": "then", "token": "t"}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    monkeypatch.setattr(ownership, "STALE_SECONDS", 0.6)
+    monkeypatch.setattr(ownership, "TOUCH_SECONDS", 0.05)
+
+
+def given(folder, **changes):
+    """Writes the file of another owner."""
+    (folder / NAME).write_text(json.dumps({**ELSEWHERE, **changes}))
+
+
+def of_this_machine(**changes):
+    return {**ownership._this_process()._asdict(), "token": "t", **changes}
+
+
+def taken(folder) -> bool:
+    said = []
+    with Ownership(folder, said.append) as own:
+        own.take()
+        mine = read_owner(folder)
+        own.check()
+    assert mine is not None
+    assert mine.pid == os.getpid()
+    assert list(folder.iterdir()) == [], "released, and nothing left beside it"
+    return bool(said)
+
+
+def test_a_free_directory_is_taken_touched_and_released(tmp_path):
+    with Ownership(tmp_path) as own:
+        assert list(tmp_path.iterdir()) == []
+        own.take()
+        before = (tmp_path / NAME).stat().st_mtime_ns
+        time.sleep(0.3)
+        assert (tmp_path / NAME).stat().st_mtime_ns > before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_of_this_machine_that_is_there_keeps_it(tmp_path):
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        given(tmp_path, **of_this_machine(pid=sleeper.pid, started=ownership._start_of(sleeper.pid), since="noon"))
+        before = time.monotonic()
+        with pytest.raises(DirectoryInUse, match=rf"in use by another job: process {sleeper.pid} on .*, since noon"):
+            refuse_if_in_use(tmp_path)
+        with (
+            pytest.raises(DirectoryInUse, match="would overwrite each other's checkpoints"),
+            Ownership(tmp_path) as own,
+        ):
+            own.take()
+        assert time.monotonic() - before < 0.5, "nobody waits for what is known"
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    refuse_if_in_use(tmp_path)
+    assert not taken(tmp_path)
+
+
+def test_another_process_of_the_same_number_is_not_the_owner(tmp_path):
+    given(tmp_path, **of_this_machine(started="0"))
+    assert not taken(tmp_path)
+
+
+def test_a_silent_owner_on_another_machine_loses_it_after_a_while(tmp_path):
+    given(tmp_path)
+    refuse_if_in_use(tmp_path)  # not known to be there
+    before = time.monotonic()
+    assert taken(tmp_path)
+    assert time.monotonic() - before > 0.5
+
+
+def test_an_owner_on_another_machine_that_touches_its_file_keeps_it(tmp_path):
+    given(tmp_path)
+    end = threading.Event()
+
+    def touch():
+        while not end.wait(0.1):
+            os.utime(tmp_path / NAME)
+
+    thread = threading.Thread(target=touch)
+    thread.start()
+    try:
+        with pytest.raises(DirectoryInUse, match="process 7 on other, since then"), Ownership(tmp_path) as own:
+            own.take()
+    finally:
+        end.set()
+        thread.join()
+    assert json.loads((tmp_path / NAME).read_text()) == ELSEWHERE
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', json.dumps({**ELSEWHERE, "pid": "7"})])
+def test_a_file_that_says_nothing_counts_by_its_changes(tmp_path, text):
+    (tmp_path / NAME).write_text(text)
+    assert taken(tmp_path)
+
+
+def test_whoever_stood_still_finds_out_before_it_writes(tmp_path):
+    with Ownership(tmp_path) as own:
+        own.take()
+        given(tmp_path)
+        with pytest.raises(OwnershipLost, match=r"taken over by process 7 on other.*ends without writing") as raised:
+            own.check()
+        assert raised.value.exit_code == 75
+    assert json.loads((tmp_path / NAME).read_text()) == ELSEWHERE, "it is not removed: it is another's"
+
+
+def test_one_of_many_gets_a_directory_that_was_left(tmp_path):
+    given(tmp_path, **of_this_machine(started="0"))
+    owners, refused, barrier = [Ownership(tmp_path) for _ in range(8)], [], threading.Barrier(8)
+
+    def take(own):
+        barrier.wait()
+        try:
+            own.take()
+        except DirectoryInUse:
+            refused.append(own)
+
+    threads = [threading.Thread(target=take, args=(own,)) for own in owners]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(refused) == 7
+    (winner,) = (own for own in owners if own not in refused)
+    winner.check()
+    [own.__exit__(None, None, None) for own in owners]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_second_of_two_jobs_is_refused_and_the_first_ends_well(tmp_path):
+    """Both want one directory; the metrics and checkpoints of the first are its own."""
+    config = write_config(tmp_path, train={"steps": 4000, "global_batch": 16})
+    first = subprocess.Popen(command("train", config), env=environment(), stdout=subprocess.DEVNULL)
+    try:
+        while not (tmp_path / "run" / NAME).exists():
+            assert first.poll() is None
+            time.sleep(0.1)
+        second = subprocess.run(command("train", config), env=environment(), capture_output=True, text=True)
+        assert (second.returncode, first.poll()) == (2, None)
+        assert f"in use by another job: process {first.pid} on" in second.stderr
+    finally:
+        first.kill()
+        first.wait()
+    trained("train", config, "train.steps=12", "--fresh")
+    assert not (tmp_path / "run" / NAME).exists()

@@ -1,0 +1,82 @@
+"""The guards of a run together: the same program and the same numbers with and without, and what they leave."""
+
+import pytest
+from runs import metrics, write_config
+from spmdkit.configs import load_config
+from spmdkit.launch.cli import main
+from spmdkit.launch.run.build import build
+from spmdkit.launch.run.guarding.guards import Guards
+from spmdkit.launch.run.guarding.replica_guard import ReplicasDiffer
+from spmdkit.launch.run.train import _Run
+from spmdkit.training.goodput import read_goodput
+
+ON = ("guards.replicas_every=3", "guards.stragglers=0.1", "timeouts.step=60", "timeouts.save=90")
+OFF = ("guards.replicas_every=0", "guards.stragglers=0", "timeouts.step=0")
+
+
+def test_the_step_is_the_same_program(tmp_path):
+    texts = []
+    for overrides in (ON, OFF):
+        built = build(load_config(write_config(tmp_path), overrides))
+        texts.append(built.step.lower(built.batch).as_text())
+    assert texts[0] == texts[1]
+    assert "stablehlo" in texts[0]
+
+
+def test_what_is_off_stands_in_no_ones_way(tmp_path):
+    config = load_config(write_config(tmp_path), OFF)
+    guards = Guards(config, lambda line: None, lambda number: False)
+    step = object()
+    assert guards.step(step) is step
+    guards.after_step(1, ())
+    guards.compare(1, ())
+    guards.done(1)
+    guards.waited(1.0)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("guarded")
+    assert main(["train", str(write_config(folder)), *ON]) == 0
+    return folder / "run"
+
+
+def test_the_numbers_are_the_same(guarded, tmp_path):
+    assert main(["train", str(write_config(tmp_path)), *OFF]) == 0
+    assert metrics(guarded) == metrics(tmp_path / "run")
+
+
+def test_the_ledger_and_the_report_say_where_the_time_went(guarded):
+    found = read_goodput(guarded / "goodput.jsonl")
+    assert {"start", "compile", "step", "evaluation", "save"} <= found.seconds.keys()
+    assert (found.starts, found.lost_steps) == (1, 0)
+    assert "Where the time went" in (guarded / "report.html").read_text()
+
+
+def test_copies_are_compared_every_few_steps_and_before_every_save(tmp_path, monkeypatch, capsys):
+    """Saves are due at 4, 8 and 12, comparisons at 3, 6, 9 and 12."""
+    looked = []
+
+    def noting(self, number, found):
+        looked.append(number)
+        assert found == []
+
+    monkeypatch.setattr("spmdkit.launch.run.guarding.replica_guard.ReplicaGuard._judge", noting)
+    assert main(["train", str(write_config(tmp_path)), *ON]) == 0
+    assert looked == [3, 4, 6, 8, 9, 12]
+    assert "is compared every 3 steps and before every save" in capsys.readouterr().out
+
+
+def test_nothing_is_saved_after_a_find(tmp_path, monkeypatch, capsys):
+    def found(self, number, differences):
+        if number >= 8:
+            raise ReplicasDiffer(f"Step {number}: differs")
+
+    saved = []
+    original = _Run.save
+    monkeypatch.setattr(_Run, "save", lambda self, number, *more: (saved.append(number), original(self, number, *more)))
+    monkeypatch.setattr("spmdkit.launch.run.guarding.replica_guard.ReplicaGuard._judge", found)
+    assert main(["train", str(write_config(tmp_path)), *ON]) == 75
+    assert "error: Step 8: differs" in capsys.readouterr().err
+    assert 8 not in saved
+    assert not (tmp_path / "run" / "checkpoints" / "8").exists()

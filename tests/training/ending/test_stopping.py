@@ -1,0 +1,185 @@
+"""The gate that every step passes: it closes at one step for all, whoever waits where."""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+from spmdkit.training.ending import stopping
+from spmdkit.training.ending.stopping import SIGNALS, Gate, stops_on_signals
+
+
+def until(condition, seconds=5):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_an_open_gate_lets_every_step_pass():
+    gate = Gate()
+    assert all(gate.passes(number) for number in range(1, 100))
+    assert not gate.is_closing
+
+
+def test_whoever_is_behind_goes_on_to_the_last_step_of_all():
+    """Two hosts, one of them two steps ahead: both stop after the same step."""
+    ahead, behind, trained = Gate(), Gate(), []
+    for number in range(1, 8):
+        assert ahead.passes(number)
+    for number in range(1, 6):
+        assert behind.passes(number)
+    last = max(ahead.close(), behind.close())
+    thread = threading.Thread(target=lambda: trained.append([n for n in range(6, 20) if behind.passes(n)]))
+    thread.start()
+    time.sleep(0.05)
+    assert thread.is_alive(), "it waits until it is decided"
+    for gate in (ahead, behind):
+        gate.stop_after(last, "SIGTERM")
+    thread.join(5)
+    assert trained == [[6, 7]]
+    assert not ahead.passes(8)
+    assert (behind.reason, behind.is_closing) == ("SIGTERM", True)
+
+
+def test_a_pause_is_after_the_first_step_that_nobody_has_started():
+    """Asked for when step 3 has started: in step 3 it would be too late for whoever has gone past it."""
+    gate = Gate()
+    assert all(gate.passes(number) for number in (1, 2, 3))
+    gate.ask("save")
+    gate.ask("evaluate")
+    assert gate.asked_at(3) == []
+    assert gate.passes(4)
+    assert gate.asked_at(4) == ["save", "evaluate"]
+    assert gate.passes(5)
+    assert gate.asked_at(5) == []
+    assert not gate.is_closing
+
+
+def test_the_gate_opens_when_everything_is_decided():
+    """A signal and a request of a callback at once, decided in either order."""
+    for order in (("stop", "1"), ("1", "stop")):
+        gate, passed = Gate(), []
+        assert gate.passes(1)
+        assert [gate.close(name) for name in order] == [1, 1]
+        thread = threading.Thread(
+            target=lambda gate=gate, passed=passed: passed.append([gate.passes(n) for n in (2, 3, 4)])
+        )
+        thread.start()
+        for name in order:
+            time.sleep(0.02)
+            assert thread.is_alive()
+            gate.stop_after(3, "SIGTERM") if name == "stop" else gate.pause_after(2, "save", name=name)
+        thread.join(5)
+        assert (passed, gate.asked_at(2), gate.reason) == ([[True, True, False]], ["save"], "SIGTERM")
+
+
+def test_of_two_ends_the_earlier_counts():
+    gate = Gate()
+    gate.stop_after(7, "SIGTERM")
+    gate.stop_after(5, "early stopping")
+    gate.stop_after(9, "SIGINT")
+    assert gate.reason == "early stopping"
+    assert [gate.passes(number) for number in (5, 6)] == [True, False]
+
+
+class Service:
+    """JAX's coordination service, for several processes within this one."""
+
+    def __init__(self):
+        self.values = {}
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        assert allow_overwrite or key not in self.values
+        self.values[key] = value
+
+    def key_value_dir_get(self, folder):
+        return [(key, value) for key, value in self.values.items() if key.startswith(folder)]
+
+    def key_value_delete(self, key):
+        for each in [each for each in self.values if each == key or each.startswith(f"{key}/")]:
+            del self.values[each]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_three_processes_decide_the_same_whatever_comes_first(seed, monkeypatch):
+    """Steps, looks at the service, requests and a signal in an order of chance, and every look may be late."""
+    chance, service, rank = random.Random(seed), Service(), [0]
+    monkeypatch.setattr(stopping, "coordination_client", lambda: service)
+    monkeypatch.setattr(stopping.jax, "process_index", lambda: rank[0])
+    monkeypatch.setattr(stopping.jax, "process_count", lambda: 3)
+    gates = [Gate() for _ in range(3)]
+    sides = [stopping._Together(gate) for gate in gates]
+    started, paused, over, asked, stops_at = [0, 0, 0], [{}, {}, {}], [False] * 3, 0, chance.randrange(100, 200)
+    for turn in range(5000):
+        rank[0] = chance.randrange(3)
+        gate, side, kind = gates[rank[0]], sides[rank[0]], chance.random()
+        if kind < 0.5 and not over[rank[0]] and not gate._undecided and started[rank[0]] < min(started) + 4:
+            over[rank[0]] = not gate.passes(started[rank[0]] + 1)
+            started[rank[0]] += not over[rank[0]]
+            if gate.asked_at(started[rank[0]]):
+                paused[rank[0]][started[rank[0]]] = gate.asked_at(started[rank[0]])
+        elif 0.5 < kind < 0.52 and rank[0] == 0 and turn < 2500:
+            gate.ask(f"request {asked}")
+            asked += 1
+        elif started[rank[0]] > stops_at and turn > 3000:
+            side.ask("SIGTERM")
+            stops_at = 10**9
+        elif kind > 0.6:
+            side._look()
+        if all(over):
+            break
+    assert all(over), "every gate opened again, and closed for good"
+    assert started[0] == started[1] == started[2]
+    assert paused[0] == paused[1] == paused[2]
+    done = [text for step in sorted(paused[0]) for text in paused[0][step]]
+    assert done == [f"request {number}" for number in range(len(done))]
+    assert len(done) == asked > 5
+    assert len(service.values) <= 8, "what is decided is forgotten"
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_closes_it_and_the_next_is_not_ours(number):
+    seen = []
+    before = signal.signal(number, lambda *ignored: seen.append("theirs"))
+    try:
+        with stops_on_signals() as gate:
+            assert gate.passes(1)
+            os.kill(os.getpid(), number)
+            until(lambda: gate.reason)
+            assert not gate.passes(2)
+            assert (gate.reason, seen) == (number.name, [])
+            os.kill(os.getpid(), number)
+            until(lambda: seen)
+        assert signal.getsignal(number)(0, None) is None
+        assert seen == ["theirs", "theirs"], "the handler of before is back"
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stops_on_signals() as gate:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.05)
+            assert gate.passes(1)
+            assert not gate.reason
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_outside_the_main_thread_nothing_is_listened_to():
+    gates = []
+
+    def run():
+        with stops_on_signals() as gate:
+            gates.append(gate.passes(1))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(5)
+    assert gates == [True]

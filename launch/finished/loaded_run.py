@@ -28,6 +28,7 @@ from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.build import build_step
 from ...parallel.step.train_step import Step
 from ...training.loop import measure
+from ...training.predict import Predictor
 from ..inspection.export import Exported, export
 from ..inspection.finding import shown
 from ..inspection.stored import StoredCheckpoint
@@ -37,7 +38,6 @@ from ..run.guarding.model_check import check_functions
 from .fitting import Fitted, fitting_rows, rows_alone
 from .parameters import read_tree
 from .place import Place
-from .predict import Predictor
 
 BYTES = 256
 """The vocabulary of text, whose tokens are bytes."""

@@ -76,7 +76,8 @@ def adapt(
         return LossSums(total, weight, found, after if adapted.keeps_state else ())
 
     def predict(params: Params, batch: Batch, state: Any = ()) -> Any:
-        return run(params, state, {"example": jax.numpy.zeros(1, "int32"), **batch}, None)[0]
+        rows = next(iter(batch.values())).shape[0]
+        return run(params, state, {"example": jax.numpy.zeros(rows, "int32"), **batch}, None)[0]
 
     if not adapted.keeps_state:
         return Model(
@@ -84,6 +85,7 @@ def adapt(
             loss=lambda params, batch, key: model_loss(params, batch, key),
             predict=lambda params, batch: predict(params, batch),
             name=name or adapted.name,
+            library=library_of(module) or "",
         )
     return Model(
         init=lambda key: adapted.init(key)[0],
@@ -91,6 +93,7 @@ def adapt(
         loss=lambda params, batch, key, state: model_loss(params, batch, key, state),
         predict=lambda params, batch, state: predict(params, batch, state),
         name=name or adapted.name,
+        library=library_of(module) or "",
     )
 
 

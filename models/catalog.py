@@ -242,5 +242,5 @@ def as_model(value: Any, name: str = "model") -> Model | BlockModel | None:
         functions = list(value)
     if not all(map(callable, functions)):
         return None
-    optional = {each: getattr(value, each, None) for each in ("predict", "flops_per_row", "init_state")}
+    optional: dict[str, Any] = {each: getattr(value, each, None) for each in ("predict", "flops_per_row", "init_state")}
     return Model(init=functions[0], loss=functions[1], name=name, **optional)

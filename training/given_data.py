@@ -45,7 +45,8 @@ def rows_in_order(data: Any) -> Iterator[Source]:
     elif isinstance(data, Mapping | tuple):
         yield ArraySource(as_arrays(data, NAMES))
     elif _gives_batches(data):
-        for batch in data() if callable(data) else data:
+        batches: Any = data(0) if callable(data) else data
+        for batch in batches:
             yield ArraySource(as_arrays(batch, NAMES))
     else:
         yield data

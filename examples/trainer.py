@@ -19,12 +19,13 @@ class Net(nn.Module):
 
 def main():
     """Trains three epochs; 1,003 rows are held out."""
-    mesh, random = spmdkit.DeviceMesh.simulated(8, fsdp=8), np.random.default_rng(0)
+    spmdkit.DeviceMesh.simulated(8)
+    fsdp, random = {"fsdp": {"size": 8, "floor_bytes": 1024}}, np.random.default_rng(0)
     y = random.integers(0, 3, 5003).astype(np.int32)
     x = (random.normal(size=(5003, 8)) + 2 * np.eye(3, 8)[y]).astype(np.float32)
     scored = {"loss": "softmax_cross_entropy", "metrics": {"accuracy": "accuracy"}}
     model = spmdkit.adapt(Net(), **scored, example={"inputs": x[:1], "targets": y[:1]})
-    trainer = spmdkit.Trainer(model, optax.adam(1e-2), mesh, global_batch=64)
+    trainer = spmdkit.Trainer(model, optax.adam(1e-2), fsdp, global_batch=64)
     trainer.fit((x[:4000], y[:4000]), epochs=3, evaluation=(x[4000:], y[4000:]))
     return trainer.evaluate((x[4000:], y[4000:])), trainer.predict({"inputs": x[4000:]})
 

@@ -86,6 +86,7 @@ class Model:
             `loss(params, batch, key, state) -> LossSums`, with the next state in it; in evaluation (`key` is None) that
             is not kept. Where devices return different ones, the next state is the mean over devices of floating-point
             arrays, and the largest of others.
+        library: whose module it is, such as "flax.linen"; "" for a model of its own. Exports have that library's names.
     """
 
     init: Callable[[Array], Params]
@@ -94,6 +95,7 @@ class Model:
     name: str = "model"
     flops_per_row: float | None = None
     init_state: Callable[[Array], Any] | None = None
+    library: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,18 +28,11 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 def launch(arguments: argparse.Namespace) -> int:
     """Trains in several processes."""
-    from ...training.ending.interrupts import ends_on_signals
+    from ...mesh.errors import UserError
+    from ..places import Run, find_place
     from ..streams import outlive_output
 
     outlive_output()
-    with ends_on_signals(until_the_end=arguments.is_process):
-        return _launch(arguments)
-
-
-def _launch(arguments: argparse.Namespace) -> int:
-    from ...mesh.errors import UserError
-    from ..places import Run, find_place
-
     restarts = arguments.restarts
     if restarts < 0:
         raise UserError(f"--restarts {restarts}: give 0 or more restarts without a newer checkpoint.")
@@ -70,4 +63,5 @@ lines are its own.
 """,
     add_launch,
     launch,
+    is_run=True,
 )

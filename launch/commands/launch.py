@@ -22,7 +22,9 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         help="start a run that died again, at most K times in a row without a newer checkpoint (0; slurm: 3)",
     )
     parser.add_argument(
-        "--wait", action="store_true", help="slurm: wait for the end of the job, and give its exit code"
+        "--wait",
+        action="store_true",
+        help="slurm: wait for the end of the job, and give its exit code; local, ssh and mpi always do",
     )
 
 

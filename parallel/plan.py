@@ -255,11 +255,13 @@ class Reduced(NamedTuple):
         gradients: As `finish` left them.
         scalars: Local sums that go with them: of the loss, of the weights, of the squares of complete gradients.
         errors: What compression owes from the step before (`compression.Errors`), or ().
+        scale: What the loss was multiplied by, and with it the gradients; None for nothing.
     """
 
     gradients: Any
     scalars: Sequence[Array]
     errors: Any
+    scale: Array | None = None
 
 
 def splits_nothing(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:

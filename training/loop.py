@@ -91,7 +91,7 @@ def run_steps(
             computed: it must wait for nothing, and not keep the state.
         waited: Called with the seconds that the host has waited for a step.
         most_skipped: Steps in a row whose loss or norm may be not finite, where the optimizer leaves such updates out
-            (`optimizer.skip_not_finite`); their figures are not reported.
+            (`optimizer.skip_not_finite`) or loss scaling does; their figures are not reported.
         on_skip: Called with the number of such a step, and what was found.
 
     Returns:
@@ -195,7 +195,7 @@ class _LateLog:
         self._done.clear()
 
     def _read(self, number: int, metrics: StepMetrics, at: float) -> None:
-        own = {name: float(np.asarray(local_copy(value))) for name, value in metrics.model.items()}
+        own = {name: float(np.asarray(local_copy(value))) for name, value in metrics.further.items()}
         loss, grad_norm, weight = (float(np.asarray(local_copy(value))) for value in metrics[:3])  # the cheapest way
         if self._skips.takes(number, loss, grad_norm):
             return

@@ -15,6 +15,7 @@ from ...configs.schema import Config
 from ...data.batches import eval_batches, further_batches
 from ...mesh.processes import is_main_process
 from ...models.catalog import initial_params
+from ...parallel.loss_scaling import MOST_IN_A_ROW, is_dynamic
 from ...parallel.model import Batch
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.state import TrainState
@@ -216,7 +217,7 @@ class _Run:
                 on_stop=self.stop,
                 after_step=self.guards.after_step,
                 waited=self.guards.waited,
-                most_skipped=self.config.optimizer.skip_not_finite,
+                most_skipped=most_skipped(self.config),
                 on_skip=self.tell_skip,
             )
             done = self.config.train.steps if self.stopped_after is None else self.stopped_after
@@ -317,12 +318,18 @@ class _Run:
 
     def tell_skip(self, number: int, found: str) -> None:
         """Says that an update was left out."""
-        self.display.message(f"Step {number}: {found}; its update was left out (optimizer.skip_not_finite).")
+        why = "precision.loss_scale, which halves" if is_dynamic(self.config.precision) else "optimizer.skip_not_finite"
+        self.display.message(f"Step {number}: {found}; its update was left out ({why}).")
 
     def record(self, progress: Progress) -> None:
         """Records a logged step; errors of a save under way surface here."""
         self.checkpoints.check()
         self.recorder(progress)
+
+
+def most_skipped(config: Config) -> int:
+    """How many updates in a row a run may leave out."""
+    return max(config.optimizer.skip_not_finite, MOST_IN_A_ROW if is_dynamic(config.precision) else 0)
 
 
 def _due(number: int, every: int, last: int) -> bool:

@@ -30,14 +30,16 @@ class LocalLoss(NamedTuple):
         carriers: `carriers(params) -> shards`: what to differentiate with respect to, in the layout of the gradients.
         loss: `loss(shards, kept, batch, key, state) -> LossSums`, this device's share of all sums; `state` is the
             model's, () where it has none.
-        differentiate: `differentiate(shards, kept, batch, key, state) -> (LossSums, gradients)`, where it is not
-            autodiff of `loss`.
+        differentiate: `differentiate(shards, kept, batch, key, state, scale) -> (LossSums, gradients)`, where it is not
+            autodiff of `loss`; the gradients are those of `scale` times the loss, None being 1.
     """
 
     keep: Callable[[Params], Kept]
     carriers: Callable[[Params], Params]
     loss: Callable[[Params, Kept, Batch, Array | None, Any], LossSums]
-    differentiate: Callable[[Params, Kept, Batch, Array | None, Any], tuple[LossSums, Params]] | None = None
+    differentiate: Callable[[Params, Kept, Batch, Array | None, Any, Array | None], tuple[LossSums, Params]] | None = (
+        None
+    )
 
 
 def local_loss(model: Model | BlockModel, plan: ShardingPlan, *, remat: str, precision: Precision) -> LocalLoss:

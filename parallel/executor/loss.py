@@ -48,9 +48,9 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan, *, remat: str, precisio
         return run_forward(parts, timetable, Inputs(shards, kept, batch, key), axes=plan.manual_axes)
 
     def differentiate(
-        shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any
+        shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any, scale: Array | None
     ) -> tuple[LossSums, Params]:
-        inputs = Inputs(shards, kept, batch, key)
+        inputs = Inputs(shards, kept, batch, key, scale)
         gradients, sums = run_gradients(parts, pipeline.timetable, inputs, axes=plan.manual_axes)
         return sums, gradients
 

@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-quick test-equivalence test-long test-libraries test-faults test-cluster lint format bench figures clean
+.PHONY: help install train test test-quick test-equivalence test-long test-libraries test-faults test-cluster lint format bench figures docs docs-serve clean
 
 help:  ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS=\"...\"]"
@@ -60,6 +60,13 @@ bench: $(VENV)/.spmdkit  ## compare our step with hand-written JAX in one run; A
 figures: $(VENV)/.spmdkit  ## renew the outputs and pictures that README and docs/ show; ARGS=--slow for all of them
 	$(BIN)/python docs/figures.py $(ARGS)
 
+docs: $(VENV)/.docs  ## build the documentation as a site into build/site; nothing is downloaded
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "Built build/site; open build/site/index.html, or run: make docs-serve"
+
+docs-serve: $(VENV)/.docs  ## show the documentation on http://127.0.0.1:8000 while it is written; ARGS= goes to mkdocs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve $(ARGS)
+
 clean:  ## remove the virtual environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) .venv-newest .cache .pytest_cache .ruff_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -70,15 +77,20 @@ $(VENV)/.spmdkit: pyproject.toml constraints.txt | $(BIN)/python
 	@$(INSTALL) --editable .
 	@touch $@
 
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing spmdkit and what builds its documentation into $(VENV) ..."
+	@$(INSTALL) --editable '.[docs]'
+	@touch $@ $(VENV)/.spmdkit
+
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing spmdkit and its test tools into $(VENV) ..."
 	@$(INSTALL) --editable '.[test]'
-	@touch $@ $(VENV)/.spmdkit
+	@touch $@ $(VENV)/.docs $(VENV)/.spmdkit
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing spmdkit and its development tools into $(VENV) ..."
 	@$(INSTALL) --editable '.[dev]'
-	@touch $@ $(VENV)/.test $(VENV)/.spmdkit
+	@touch $@ $(VENV)/.test $(VENV)/.docs $(VENV)/.spmdkit
 
 # The first interpreter that runs, is new enough, and can make a virtual environment with pip in it.
 CAN_BUILD := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))

@@ -7,7 +7,8 @@ A comment above a block or a table says that it is made by a command:
     <!-- figure timed -->         its numbers depend on the machine, so no test holds them
     <!-- figure slow -->          it takes minutes, and is renewed with --slow alone
 
-With --slow also the losses in the comments of the presets, by training each.
+With --slow also the losses in the comments of the presets, by training each. The pages of docs/strategies/ are made as
+a whole (docs/making/strategy_pages.py).
 
 A block that leaves lines out (`...`) keeps its choice of lines: each is found again by its words, and its numbers are
 renewed. Commands run in an empty folder that holds the page's own files: blocks whose first line is a comment such as
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PICTURES = ROOT / "docs" / "pictures"
 CONFIGS = [*sorted((ROOT / "configs").glob("*.yaml")), ROOT / "examples" / "own_model.yaml"]
 BY_HAND = {
@@ -269,19 +270,29 @@ def expected_losses(text: str, printed: str) -> str:
 
 
 def draw_pictures() -> None:
-    """Draws the pictures of the pages."""
+    """Draws the pictures of the pages, and makes the pages of the strategies."""
+    from making import strategy_pages
+
     PICTURES.mkdir(exist_ok=True)
     for name, draw in pictures().items():
         (PICTURES / name).write_text(draw(), encoding="utf-8")
+    strategy_pages.write(ROOT / "docs")
 
 
 def pictures() -> dict[str, Callable[[], str]]:
     """Returns name of a picture's file -> what draws its text."""
+    from making import concepts_svg
     from picture import draw
     from spmdkit.launch.drawing.schedule_svg import draw_svg
     from spmdkit.parallel.schedule.builders import make_schedule
 
-    return {"mesh.svg": draw, "zb_h1.svg": lambda: draw_svg(make_schedule("zb_h1", 4, 8))}
+    return {
+        "mesh.svg": draw,
+        "zb_h1.svg": lambda: draw_svg(make_schedule("zb_h1", 4, 8)),
+        "layout.svg": concepts_svg.draw_layout,
+        "step.svg": concepts_svg.draw_step,
+        "run.svg": concepts_svg.draw_run,
+    }
 
 
 if __name__ == "__main__":

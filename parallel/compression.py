@@ -1,5 +1,8 @@
 """Compressed gradients: data parallelism's sums in 8 bits, what rounding loses being paid back in the next step.
 
+Use it where the sum of the gradients over `data` is what the devices wait for, and the same training is wanted:
+losses stay close to the exact ones, and H steps alone (`local_steps`) would be too far from them.
+
 Syntax, for the gradients G of one bucket on each of N devices, with errors E and F from the step before:
 
     send       Q[R, 260] int8 = quantize(G[R, 256] + E)          E = G + E - Q    in blocks of 256 with one scale each

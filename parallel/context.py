@@ -1,5 +1,8 @@
 """Context parallel: every device holds some positions of each row; attention is where positions meet.
 
+Use it where the activations of one row do not fit on one device. Take the ring for many devices and few key-value
+heads; take `all_to_all` for short rings, where the number of heads is a multiple of the axis.
+
 Syntax, for causal attention of L positions split over the axis `context` of size N, l = L / N on each device, with
 H query heads, G key-value heads of width K, and rows B that are the same on all N devices:
 
@@ -27,8 +30,8 @@ Norms, projections and the MLP work on single positions and communicate nothing.
 3. Documents packed into one row carry segment ids, (B, L). Every device has all of them, as it has the batch: neither
    way moves them.
 
-The ring sends N - 1 times G / H of what one all-to-all of the queries does: it wins where G is small and the step is
-long enough to hide it, and it knows no limit by the number of heads.
+Bytes: the ring sends N - 1 times G / H of what one all-to-all of the queries does. It wins where G is small and the
+step is long enough to hide it, and it knows no limit by the number of heads.
 
 Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers for Near-Infinite Context", section 3; Brandon et
 al. 2023, "Striped Attention", section 3 (balancing a causal ring); Llama team 2024, "The Llama 3 Herd of Models",

@@ -1,5 +1,8 @@
 """Data parallel: every device holds the whole model and its own rows of the batch; gradients are summed.
 
+Use it while parameters, gradients and optimizer state all fit on one device: nothing moves but one sum of gradients,
+late in the step. Where the state is too large, split it with `zero` or with the strategy `fsdp`.
+
 Syntax, for a product `x W` with the batch B split over the axis `data` of size N:
 
     forward    Out[B_data, F] = In[B_data, D] . W[D, F]                           no communication

@@ -1,5 +1,8 @@
 """Local steps (DiLoCo): each group along `data` trains a copy of its own, and every H steps the copies are averaged.
 
+Use it where groups of devices are joined by a link that cannot carry gradients in every step, such as two buildings.
+It changes the training: compare losses over a few hundred steps before you trust it with a long run.
+
 Syntax, for a parameter W, its copy V on each of the N groups of `data`, an outer momentum M, and H = `local_steps`:
 
     inner      V[data; D, F] = optimizer(V[data; D, F], its own gradient)         no communication over data

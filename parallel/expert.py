@@ -1,5 +1,8 @@
 """Expert parallel: the experts of a mixture live on different devices, and positions travel to theirs and back.
 
+Use it for a mixture of experts whose experts do not fit on one device, or whose FSDP gathers would move more than
+its positions do. Keep the axis on the fastest links: its all-to-alls lie on the critical path.
+
 Syntax, for rows B split over the axis `expert` of size X (as over data and fsdp), N = B_expert x L positions on one
 device, k experts for each position out of E, and R rows of a buffer for each pair of devices:
 

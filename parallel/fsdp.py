@@ -1,5 +1,9 @@
 """Fully sharded data parallel (ZeRO-3): parameters, gradients and optimizer state live in shards.
 
+Use it where the state does not fit on one device. It takes any model. Keep the axis inside a host where the network
+between hosts is slow, with `data` between hosts; give devices to `tensor` or `context` where each would get less than
+a row.
+
 Syntax, for a product `x W` with rows B and parameters both split over the axis `fsdp` of size N:
 
     forward    W[D, F] = all-gather over fsdp of W[D_fsdp, F]                     in the compute dtype
@@ -12,8 +16,8 @@ Syntax, for a product `x W` with rows B and parameters both split over the axis 
 1. A parameter is stored split along one dim. Just before its block runs, each device casts its shard to the compute
    dtype and gathers the others': 2-byte weights cross the network where compute is bfloat16.
 2. The gathered copy is not kept. `jax.checkpoint` gathers again when backward reaches the block.
-3. The gradient of a gather is a reduce-scatter. It is written out below, because autodiff's own would sum in the
-   compute dtype; this one sums in the reduce dtype, and each device receives its shard of the sum.
+3. The gradient of a gather is a reduce-scatter. It is written out in `attach`, because autodiff's own would sum in
+   the compute dtype; this one sums in the reduce dtype, and each device receives its shard of the sum.
 4. Parameters smaller than a floor stay whole, since a gather costs its latency however little it moves. Their gradients
    are summed with the loss in the one all-reduce of `data.py`.
 5. The embedding and the head are gathered once a step and kept through all its microbatches; only their gradients are

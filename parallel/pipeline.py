@@ -1,5 +1,9 @@
 """Pipeline parallel: the layers live on different devices, and microbatches pass through them one behind the other.
 
+Use it between hosts, where the network is too slow for what `fsdp` or `tensor` would send: a stage sends one
+microbatch of activations to its neighbour. It needs a model in blocks, and several microbatches for each stage: under
+`1f1b` a stage is idle for (S - 1) / (M + S - 1) of a step.
+
 Syntax, for blocks stacked on dim 0, dealt out over the axis `pipe` of size S, and a batch cut into M microbatches:
 
     W[L_pipe, D, F]                                              every stage holds its own L / S layers

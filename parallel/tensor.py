@@ -1,5 +1,8 @@
 """Tensor parallel: products of matrices split over devices, and the positions between them split too.
 
+Use it inside a host, where layers are wide, or where there are more devices than rows. Its collectives lie on the
+critical path of every block, so across a slow network it costs more than any other axis.
+
 Syntax, for the two products of an MLP (or of attention) with rows B, positions L and the axis `tensor` of size T:
 
     forward    x[B, L, D] = all-gather over tensor of x[B, L_tensor, D]           critical path

@@ -1,5 +1,9 @@
 """ZeRO stages 1 and 2: copies of the parameters on every device of `data`, the rest of the state in shards.
 
+Use it where the parameters fit on one device, and parameters, gradients and optimizer state together do not: Adam's
+moments alone are twice the parameters. Take stage 1 with several microbatches, which then communicate once; stage 2
+where whole gradients do not fit either; `fsdp` where the parameters themselves do not.
+
 Syntax, for a parameter W with optimizer moments m and the axis `data` of size N:
 
     stage 1    dW[D, F] {U_data} = In[B_data, D] . dOut[B_data, F]                summed over microbatches, locally

@@ -68,13 +68,6 @@ def test_nothing_names_this_machine():
     assert [page for page, text in texts.items() if re.search(r"/(home|work|root|tmp)/", text)] == []
 
 
-def test_every_page_is_linked_from_the_index():
-    index = ROOT / "docs" / "README.md"
-    assert "docs/README.md" in LINK.findall(PAGES[0].read_text(encoding="utf-8"))
-    linked = set(LINK.findall(index.read_text(encoding="utf-8")))
-    assert {page.name for page in PAGES[1:]} - linked == {"README.md"}
-
-
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
 def test_links_meet_headings(page):
     """`page.md#heading` as GitHub spells it: small letters, dashes for spaces, no other signs."""

@@ -1,0 +1,35 @@
+"""docs/one-step.md shows the code that runs, and docs/performance.md what was measured."""
+
+import re
+
+import pytest
+from pages import ROOT
+
+CUT = re.compile(r"^\[[^\]]+\]\(\.\./(?P<file>[^)]+)\)\n\n```py\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+CUTS = [(match["file"], match["code"]) for match in CUT.finditer((ROOT / "docs" / "one-step.md").read_text("utf-8"))]
+
+
+def test_every_piece_of_code_names_its_file():
+    text = (ROOT / "docs" / "one-step.md").read_text(encoding="utf-8")
+    assert len(CUTS) == text.count("```py\n") > 10
+
+
+@pytest.mark.parametrize(("file", "code"), CUTS, ids=lambda value: value.splitlines()[0].strip())
+def test_a_piece_of_code_stands_in_its_file(file, code):
+    """Line by line, in this order and next to each other but where `...` stands."""
+    source = [line.strip() for line in (ROOT / file).read_text(encoding="utf-8").splitlines()]
+    at = 0
+    for part in re.split(r"^\.\.\.\n", code, flags=re.MULTILINE):
+        lines = [line.strip() for line in part.splitlines()]
+        found = [start for start in range(at, len(source)) if source[start : start + len(lines)] == lines]
+        assert found, f"{file} no longer has:\n{part}"
+        at = found[0] + len(lines)
+
+
+def test_every_ratio_on_the_page_of_performance_was_measured():
+    page, results = (ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "RESULTS.md")
+    measured = page.read_text(encoding="utf-8").split("## What was measured")[1]
+    numbers = re.findall(r"\d+\.\d{3}|\d{1,3}(?:,\d{3})+|\d+(?= (?:ms|MB|microseconds))", measured)
+    known = results.read_text(encoding="utf-8")
+    assert len(numbers) > 15
+    assert [number for number in numbers if number not in known] == []

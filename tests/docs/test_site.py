@@ -1,0 +1,109 @@
+"""The site: docs/README.md is its navigation, links lead somewhere in it, and it builds without the network."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from making.links import for_the_site, linked, place_of
+from making.navigation import INDEX, navigation, pages_of, unlisted
+from pages import PAGES, ROOT
+
+DOCS = ROOT / "docs"
+INDEX_TEXT = (DOCS / INDEX).read_text(encoding="utf-8")
+
+
+def test_every_page_is_in_the_navigation():
+    assert "docs/README.md" in set(linked(PAGES[0].read_text(encoding="utf-8"), "README.md"))
+    missing = unlisted(DOCS)
+    assert missing == [], "\n".join(missing)
+
+
+def test_the_navigation_names_pages_that_exist():
+    assert [file for file in pages_of(navigation(INDEX_TEXT)) if not (DOCS / file).is_file()] == []
+
+
+def test_groups_are_the_headings_in_their_order():
+    groups = [title for group in navigation(INDEX_TEXT) for title in group]
+    assert groups == ["Documentation", *re.findall(r"^## (.+)$", INDEX_TEXT, re.MULTILINE)]
+    assert groups[1:4] == ["Quickstart", "Strategies", "Bring your model"]
+
+
+def test_groups_nest():
+    index = "# All\n## One\n| [A](a.md) | x |\n### Inner\n| [B](b/c.md) | [y](no.md) |\n## Two\n| [D](d.md) | z |\n"
+    assert navigation(index) == [
+        {"Documentation": "README.md"},
+        {"One": [{"A": "a.md"}, {"Inner": [{"B": "b/c.md"}]}]},
+        {"Two": [{"D": "d.md"}]},
+    ]
+    assert pages_of(navigation(index)) == ["README.md", "a.md", "b/c.md", "d.md"]
+
+
+def test_an_unlisted_page_is_told_what_to_write(tmp_path):
+    (tmp_path / "README.md").write_text("## One\n| [A](a.md) | x |\n", encoding="utf-8")
+    (tmp_path / "deep").mkdir()
+    for name in ("a.md", "deep/new.md"):
+        (tmp_path / name).write_text("# A page\n", encoding="utf-8")
+    (told,) = unlisted(tmp_path)
+    assert "docs/deep/new.md is not in the navigation. Add a row to the table of docs/README.md" in told
+    assert "| [Its title](deep/new.md) | the question that it answers |" in told
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("| [A](a.md) | x |\n", "a.md above its first heading"),
+        ("## One\n| [A](a.md) | x |\n| [B](a.md) | y |\n", "more than one row: a.md"),
+    ],
+)
+def test_an_index_that_is_no_navigation_is_an_error(index, message):
+    with pytest.raises(ValueError, match=message):
+        navigation(index)
+
+
+def test_links_out_of_docs_lead_to_what_the_site_shows():
+    text = "[a](../training/loop.py) [b](../README.md#limits) [c](data.md) `[d](../x.py)` [e](https://x.org/) [f](#g)"
+    assert for_the_site(text, "docs/metrics.md") == (
+        "[a](source/training/loop.py.html) [b](project/about.md#limits) [c](data.md) `[d](../x.py)` "
+        "[e](https://x.org/) [f](#g)"
+    )
+    assert for_the_site("[a](../../mesh/) [b](../data.md)", "docs/strategies/fsdp.md") == (
+        "[a](../source/mesh/index.html) [b](../data.md)"
+    )
+    assert for_the_site("[a](docs/data.md) [b](LICENSE)", "README.md") == "[a](../data.md) [b](../source/LICENSE.html)"
+    assert place_of("docs/figures.py") == "source/docs/figures.py.html"
+    assert place_of("docs/making") == "source/docs/making/index.html"
+    assert list(linked("```\n[a](b.md)\n```\n[c](../d/e.py#f)", "docs/x.md")) == ["d/e.py"]
+
+
+class Loaded(HTMLParser):
+    """What a page makes a browser load."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        if tag in ("script", "img", "iframe") and values.get("src"):
+            self.found.append(values["src"])
+        if tag == "link" and values.get("rel") in ("stylesheet", "preconnect", "icon"):
+            self.found.append(values["href"])
+
+
+@pytest.mark.slow
+def test_it_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    ended = subprocess.run(
+        command, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1", "PATH": "/nowhere"}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > len(PAGES)
+    for page in pages:
+        parser = Loaded()
+        parser.feed(page.read_text(encoding="utf-8"))
+        assert [target for target in parser.found if "//" in target] == [], page
+    shown = (tmp_path / "source" / "training" / "loop.py.html").read_text(encoding="utf-8")
+    assert "run_steps" in shown

@@ -215,7 +215,7 @@ class _Run:
                 after_pause=self.after_pause,
                 may_start=self.conductor.may_start,
                 on_stop=self.stop,
-                after_step=self.guards.after_step,
+                after_step=self.after_step,
                 waited=self.guards.waited,
                 most_skipped=most_skipped(self.config),
                 on_skip=self.tell_skip,
@@ -269,6 +269,11 @@ class _Run:
             self.ownership.check()
             stored = stored_order(self.built.layouts).to_model(state)
             self.checkpoints.save(number, stored, self.display.message, notes=notes, also_keep=self.seen.kept)
+
+    def after_step(self, number: int, state: TrainState) -> None:
+        """A step has just been started: nothing here waits for it."""
+        self.recorder.after_step(number, state)
+        self.guards.after_step(number, state)
 
     def stop(self, number: int, state: TrainState) -> None:
         """Saves where a signal or a callback has stopped the run, in every process at the same step."""

@@ -23,6 +23,7 @@ PIECES: dict[str, Kind] = {
     "samples.jsonl": "file",
     "tensorboard": "folder",
     "wandb": "folder",
+    "mlruns": "folder",
     "profile": "folder",
     "provenance.json": "file",
     "config.yaml": "file",

@@ -209,11 +209,10 @@ class ShardingPlan(MeshPlan):
         return replace(self, configs={**self.configs, "data": data})
 
     def without(self, paths: Collection[str]) -> "ShardingPlan":
-        """The same with some parameters as arrays without elements, which move nothing."""
+        """The same with some parameters as arrays without elements, laid out as they are."""
 
         def emptied(row: LayoutRow) -> LayoutRow:
-            shape, layout = (0,) * len(row.shape), TensorLayout((None,) * len(row.shape), row.layout.device_mesh)
-            return replace(row, shape=shape, layout=layout) if row.path in paths else row
+            return replace(row, shape=(0,) * len(row.shape)) if row.path in paths else row
 
         tables = {name: getattr(self, name) for name in ("table", "used_table", "gradient_table", "update_table")}
         less = {name: replace(table, rows=tuple(map(emptied, table.rows))) for name, table in tables.items()}

@@ -47,8 +47,8 @@ class MLflow(Callback):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         if not self.tracking_uri:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        from mlflow.entities import Param
-        from mlflow.tracking import MlflowClient
+        from mlflow.entities import Param  # pyright: ignore[reportMissingImports]
+        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
         folder = run.folder.resolve()
         self._client = MlflowClient(self.tracking_uri or (folder / "mlruns").as_uri())
@@ -63,7 +63,7 @@ class MLflow(Callback):
         """Adds each metric that is a finite number."""
         if self._client is None:
             return
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
 
         now = int(time.time() * 1000)
         values = {name: float(value) for name, value in record.items() if name != "step" and value is not None}

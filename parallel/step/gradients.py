@@ -79,10 +79,10 @@ def _differentiated(local: LocalLoss) -> Callable[..., tuple[LossSums, Params]]:
     """The sums of a loss and its gradients, by autodiff."""
 
     def differentiate(params: Params, *rest: Any) -> tuple[LossSums, Params]:
-        *arguments, scale = rest
+        *rest, scale = rest
 
         def loss(params: Params) -> tuple[Array, LossSums]:
-            sums = local.loss(params, *arguments)
+            sums = local.loss(params, *rest)
             return scaled(sums.total, scale), sums
 
         (_, sums), gradients = jax.value_and_grad(loss, has_aux=True)(params)

@@ -275,6 +275,7 @@ def batches_after(start: int, built: Built) -> Any:
         prefetch=config.data.prefetch,
         threads=config.data.threads,
         limits=data_limits(config, built.splits),
+        layout=config.data.layout,
     )
 
 

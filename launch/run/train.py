@@ -317,6 +317,7 @@ class _Run:
             max_batches=self.config.eval.batches or None,
             threads=self.config.data.threads,
             limits=self.limits,
+            layout=self.config.data.layout,
         )
         with self.watchdog.phase(number, "evaluation"), closing(batches):
             found = measure(self.built.step, state.params, self.watchdog.goes_on(batches), state.model_state)

@@ -1,7 +1,6 @@
 """The resolved plan of a run: which mesh axis does what, where every parameter lives, and the options of its step.
 
-`MeshPlan` is known before any parameter has a layout; `ShardingPlan` is the result of `lay_out`, read by the strategies
-and the step. It imports no strategy: each of them reads the plan, and adds what is its own.
+`MeshPlan` is known before any parameter has a layout; `lay_out` gives a `ShardingPlan`. Strategies read it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,6 +47,7 @@ class StepOptions:
     clip_norm: float = 0.0
     remat: str = "none"
     precision: Precision = FLOAT32
+    xla: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

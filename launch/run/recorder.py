@@ -21,6 +21,7 @@ from ...training.metrics import MetricsLog
 from ...training.optimizing.learning_rates import LearningRates, make_learning_rate
 from ...training.optimizing.plateau import is_plateau, main_plateau_scale
 from .build import Built
+from .flops import FlopsOfSteps
 
 
 class Recorder:
@@ -32,7 +33,8 @@ class Recorder:
         Raises:
             UserError: The schedule gives a rate that is not a finite number.
         """
-        self._model, self._rows = built.model, built.config.train.global_batch
+        self._flops = FlopsOfSteps(built.model, built.splits.train, built.config.train.global_batch)
+        self._recorded = 0
         self._display, self._run, self._conductor = display, run, conductor
         self._rates = learning_rates(built.config)
         self._follows_loss = is_plateau(built.config.optimizer.schedule)
@@ -42,6 +44,7 @@ class Recorder:
 
     def open(self, folder: Path, start: int) -> Self:
         """Opens metrics.jsonl for the steps after `start`."""
+        self._recorded = start
         if is_main_process():
             self._metrics = self._open.enter_context(MetricsLog(folder / "metrics.jsonl", start_step=start))
         return self
@@ -81,8 +84,10 @@ class Recorder:
         rate = self._rates[progress.step - 1] * self._run.learning_rate_factor * self._scale(progress.step)
         record = {**progress._asdict(), **progress.extra, "learning_rate": rate}
         del record["extra"]
-        if self._model.flops_per_row is not None:
-            record["flops_per_second"] = self._model.flops_per_row * self._rows / progress.seconds
+        flops = self._flops(self._recorded, progress.step)
+        if flops is not None:
+            record["flops_per_second"] = flops / progress.seconds
+        self._recorded = progress.step
         return record
 
 

@@ -26,7 +26,8 @@ from ...training.ending.exits import FINISHED, TRY_AGAIN
 from ...training.ending.stopping import Gate, stops_on_signals
 from ...training.loop import Progress, measure, run_steps
 from ...training.worker import multi_process
-from .build import Built, batches_after, build, data_limits, prepare_devices, search_path
+from ..compiling.record import Compilation
+from .build import Built, batches_after, build, data_limits, keep_compiled, prepare_devices, search_path
 from .callbacks import callbacks_of, seen_by_callbacks
 from .directory.ownership import DirectoryInUse, Ownership
 from .directory.provenance import Provenance, provenance, remarks
@@ -63,6 +64,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
     prepare_devices(config)
     with multi_process(config.timeouts, config.run.dir), ExitStack() as stack:
         agree_on_config(config)
+        compilation = Compilation(keep_compiled(config))
         gate = stack.enter_context(stops_on_signals())
         built = build(config)
         check_memory(built)
@@ -83,7 +85,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
         for line in remarks(before, made_of, config.data.source, goes_on=start > 0):
             display.message(line)
         ownership = stack.enter_context(Ownership(folder, display.message))
-        run = _Run(built, made_of, folder, checkpoints, display, start, ownership, gate)
+        run = _Run(built, made_of, folder, checkpoints, display, start, ownership, gate, compilation)
 
         def unchanged() -> None:
             found = 0 if fresh else checkpoints.latest() or 0
@@ -125,6 +127,7 @@ class _Run:
         start: int,
         ownership: Ownership,
         gate: Gate,
+        compilation: Compilation,
     ) -> None:
         self.built = built
         self.made_of = made_of
@@ -135,6 +138,7 @@ class _Run:
         self.start = start
         self.ownership = ownership
         self.gate = gate
+        self.compilation = compilation
         self.stopped_after: int | None = None
         self.guards = Guards(self.config, display.message, self.saves_at)
         self.watchdog = self.guards.watchdog
@@ -177,10 +181,12 @@ class _Run:
         agree_on_start(self.built, self.made_of)
         self.display.message(str(explanation))
         state, damaged, ended = self.first_state()
+        self.display.message(self.compilation.line())
         with closing(batches_after(self.start, self.built)) as batches:
             first = list(islice(batches, 1))
             for line in take_folder(damaged):
                 self.display.message(line)
+            self.compilation.write(self.folder, self.built.xla)
             if self.start < self.config.train.steps and not ended:
                 self.guards.open(self.built, self.folder, self.start)
                 with self.guards.watching():
@@ -188,6 +194,7 @@ class _Run:
                 spent = goodput(self.folder) if is_main_process() else None
                 if spent:
                     self.display.message(str(spent))
+        self.compilation.write(self.folder, self.built.xla)
         if self.is_complete:
             finish(self.built, explanation, state, self.folder, self.display)
 
@@ -316,6 +323,7 @@ class _Run:
             max_batches=self.config.eval.batches or None,
             threads=self.config.data.threads,
             limits=self.limits,
+            layout=self.config.data.layout,
         )
         with self.watchdog.phase(number, "evaluation"), closing(batches):
             found = measure(self.built.step, state.params, self.watchdog.goes_on(batches), state.model_state)

@@ -264,6 +264,7 @@ class Step:
             in_shardings=(state_shardings, self.plan.batch_sharding(abstract=abstract)),
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
+            compiler_options=dict(self.plan.options.xla) or None,
         )
 
     def _whole_step(self, abstract: bool) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
@@ -297,4 +298,5 @@ class Step:
     def _evaluate(self) -> Any:
         sums = self._device_step.outputs.around(self._device_step.mapped_sums(), unused=False)
         layouts: Any = (self.plan.table.shardings(), self.plan.batch_sharding(), self.plan.replicated())
-        return jax.jit(self._eval_batches.around(sums), in_shardings=layouts)
+        options = dict(self.plan.options.xla) or None
+        return jax.jit(self._eval_batches.around(sums), in_shardings=layouts, compiler_options=options)

@@ -28,6 +28,17 @@ def test_a_loop_from_scratch(capsys):
 
 
 @pytest.mark.slow
+def test_every_source_of_data():
+    """Each is a small file of its kind; those that hold the same texts train alike."""
+    from spmdkit.data.config import EMBEDDED_SOURCES, FILE_SOURCES
+
+    found = example("data_sources").main()
+    assert {*found} == {*FILE_SOURCES, *EMBEDDED_SOURCES, "mixture", "dataset", "loader"} - {"synthetic"}
+    assert all(4 < loss < 6 for loss in found.values())
+    assert found["parquet"] == found["huggingface"]
+
+
+@pytest.mark.slow
 def test_two_models_against_each_other():
     gan = example("gan")
     before = gan.main(steps=0)

@@ -74,7 +74,11 @@ def train(config: Config, *, fresh: bool = False) -> int:
         saved = stored_order(built.layouts).abstract_model(built.step.abstract_state())
         checkpoints = stack.enter_context(
             Checkpoints(
-                folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=saved, about=saved_with(built)
+                folder / "checkpoints",
+                keep=config.checkpoint.keep,
+                abstract_state=saved,
+                about=saved_with(built),
+                save_seconds=config.timeouts.writing,
             )
         )
         start = 0 if fresh else checkpoints.latest() or 0

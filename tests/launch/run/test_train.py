@@ -6,6 +6,7 @@ import sys
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from runs import listing, losses, metrics, state_arrays, write_config, write_language_config
 from spmdkit.configs import load_config
@@ -171,6 +172,13 @@ def test_an_evaluation_is_of_so_many_batches(batches, tmp_path, monkeypatch):
     train(config, "train.steps=1", f"eval.batches={batches}", "checkpoint.every=0")
     split = build(load_config(config)).splits.evaluation
     assert np.concatenate(seen).tolist() == list(range(16 if batches else len(split)))
+
+
+def test_the_deadline_of_a_save_reaches_its_writer(tmp_path, monkeypatch):
+    given, original = [], ocp.AsyncOptions
+    monkeypatch.setattr(ocp, "AsyncOptions", lambda **options: given.append(options) or original(**options))
+    assert main(["train", str(write_config(tmp_path)), "timeouts.save=5000", "train.steps=1"]) == 0
+    assert [options["timeout_secs"] for options in given] == [5000]
 
 
 def test_data_threads_and_prefetching_change_nothing(whole, tmp_path):

@@ -7,6 +7,7 @@ from .command import RUN_HELP, Command, add_run, add_step
 KINDS = ("npz", "safetensors", "npy")
 """As in launch/inspection/export.py, which a help text cannot wait for."""
 LORA = ("merged", "separate")
+"""As ADAPTERS there."""
 HUGGING_FACE = "hugging_face"
 
 

@@ -13,6 +13,7 @@ all of it is written.
 """
 
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ from .stored import StoredArray, StoredCheckpoint
 
 KINDS = {"safetensors": ".safetensors", "npz": ".npz", "npy": ""}
 """What can be written -> how the name of the file, or of the folder, ends."""
-MERGED, SEPARATE = "merged", "separate"
+ADAPTERS = MERGED, SEPARATE = ("merged", "separate")
 """What becomes of low-rank adapters."""
 
 
@@ -107,14 +108,9 @@ def export(
             "name has no ending."
         )
     check_target(target, force=force)
-    stored = stored if whole_state or lora != MERGED else _merged(stored)
+    stored = _with_adapters(stored, SEPARATE if whole_state else lora)
     pieces = list(_pieces(stored, whole_state, unstack))
-    names = [piece.name for piece in pieces]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise UserError(f"Two arrays of {stored.folder} would have the name {twice!r}. Give --whole-state.")
-    if not pieces:
-        raise UserError(f"{stored.folder} holds no parameters. Give --whole-state to export what it does hold.")
+    _check(stored, pieces)
     write = {".npz": _npz, ".safetensors": _safetensors}.get(target.suffix, _folder)
     progress = Progress(f"{target.name}", sum(piece.source.nbytes for piece in pieces if not piece.block))
     with replacing(target) as partial:
@@ -141,12 +137,25 @@ def named_for(kind: str | None, target: Path) -> Path:
     return target.with_name(f"{target.name}{KINDS[kind]}")
 
 
-def _merged(stored: StoredCheckpoint) -> StoredCheckpoint:
-    """A checkpoint with its adapters merged, where it has any.
+def _check(stored: StoredCheckpoint, pieces: list[_Piece]) -> None:
+    """Raises a UserError where there is nothing to write, or two arrays would have one name."""
+    if not pieces:
+        raise UserError(f"{stored.folder} holds no parameters. Give --whole-state to export what it does hold.")
+    twice = [name for name, count in Counter(piece.name for piece in pieces).items() if count > 1]
+    if twice:
+        raise UserError(f"Two arrays of {stored.folder} would have the name {twice[0]!r}. Give --whole-state.")
+
+
+def _with_adapters(stored: StoredCheckpoint, lora: str) -> StoredCheckpoint:
+    """A checkpoint as it is, or with its adapters merged, where it has any.
 
     Raises:
         UserError: It was saved before checkpoints said what adapters are multiplied by.
     """
+    if lora not in ADAPTERS:
+        raise UserError(f"lora={lora!r}: low-rank adapters are {' or '.join(ADAPTERS)}.")
+    if lora == SEPARATE:
+        return stored
     has_adapters = any(path.startswith(PARAMETERS) and BESIDE in path for path in stored.names)
     scale = stored.about.get("lora_scale")
     if not has_adapters or (scale is None and "lora_scale" in stored.about):

@@ -108,6 +108,8 @@ def test_a_checkpoint_that_does_not_say_the_scale(tmp_path):
     with pytest.raises(UserError, match=r"not what their product is multiplied by.*Give --lora separate"):
         export(stored, tmp_path / "out.npz")
     export(stored, tmp_path / "out.npz", lora="separate")
+    with pytest.raises(UserError, match="lora='apart': low-rank adapters are merged or separate"):
+        export(stored, tmp_path / "other.npz", lora="apart")
 
 
 def test_a_models_own_parameters_of_that_name_stay(tmp_path):

@@ -61,8 +61,8 @@ figures: $(VENV)/.spmdkit  ## renew the outputs and pictures that README and doc
 	$(BIN)/python docs/figures.py $(ARGS)
 
 docs: $(VENV)/.docs  ## build the documentation as a site into build/site; nothing is downloaded
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "Built build/site; open build/site/index.html, or run: make docs-serve"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open build/site/index.html, or run: make docs-serve"
 
 docs-serve: $(VENV)/.docs  ## show the documentation on http://127.0.0.1:8000 while it is written; ARGS= goes to mkdocs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve $(ARGS)

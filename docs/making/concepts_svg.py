@@ -40,9 +40,8 @@ def _panel(layout: TensorLayout, x: float) -> Iterable[str]:
     counts = [layout.parts_of_dim(dim) for dim in range(2)]
     parts = parts_of_devices(layout, 2).reshape(-1, 2)
     numbers = [int(np.ravel_multi_index(tuple(part), counts)) for part in parts]
-    shown = ", ".join("whole" if axis is None else axis for axis in layout.axes)
-    yield f'<text class="head" x="{x}" y="32">layout ({shown})</text>'
-    yield f'<text class="dim" x="{x}" y="50">{SHAPE[0]} x {SHAPE[1]} in {prod(counts)} parts</text>'
+    yield f'<text class="head" x="{x}" y="32">({", ".join(map(str, layout.axes))})</text>'
+    yield f'<text class="dim" x="{x}" y="50">{SHAPE[0]} x {SHAPE[1]} {_in_parts(prod(counts))}</text>'
     tall, wide = 144 / counts[0], 84 / counts[1]
     for row, column in product(*map(range, counts)):
         part = int(np.ravel_multi_index((row, column), counts))
@@ -51,6 +50,10 @@ def _panel(layout: TensorLayout, x: float) -> Iterable[str]:
         yield from _part(x + 104 + device % 2 * 62, 66 + device // 2 * 37, 58, 33, part, prod(counts), f"{device}: ")
     yield f'<text class="dim" x="{x}" y="232">the array</text>'
     yield f'<text class="dim" x="{x + 104}" y="232">device: its part</text>'
+
+
+def _in_parts(count: int) -> str:
+    return f"in {count} parts" if count > 1 else "in one part"
 
 
 def _part(x: float, y: float, wide: float, tall: float, part: int, count: int, before: str = "") -> Iterable[str]:
@@ -81,7 +84,7 @@ def draw_step() -> str:
     title = (
         "The phases of a step: begin, forward and backward of each microbatch, finish, reduce, divide and clip, update"
     )
-    return frame(818, 200, title, STYLE, [TIP, *_boxes(phases, 20, 24, 118, 14)])
+    return frame(844, 200, title, STYLE, [TIP, *_boxes(phases, 20, 24, 124, 12)])
 
 
 def draw_run() -> str:
@@ -93,14 +96,14 @@ def draw_run() -> str:
         ("steps", "a compiled program", ("evaluate, save, log",)),
         ("end", "report, exit code", ("0, 2, 3 or 75",)),
     )
-    parts = _boxes(phases, 20, 24, 140, 18)
+    parts = _boxes(phases, 20, 24, 144, 16)
     again = (
-        '<path class="arrow" d="M564 106V134H248V109"/>'
-        '<text class="dim middle" x="406" y="152">the same command goes on from the last whole checkpoint, '
+        '<path class="arrow" d="M572 106V134H252V109"/>'
+        '<text class="dim middle" x="412" y="152">the same command goes on from the last whole checkpoint, '
         "on any mesh</text>"
     )
     title = "A run: config, plan, checks, steps, end; the same command goes on from the last checkpoint"
-    return frame(812, 170, title, STYLE, [TIP, *parts, again])
+    return frame(824, 170, title, STYLE, [TIP, *parts, again])
 
 
 def _boxes(phases: Sequence[tuple[str, str, Sequence[str]]], x: float, y: float, wide: float, gap: float) -> list[str]:

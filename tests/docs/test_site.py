@@ -1,6 +1,7 @@
 """The site: docs/README.md is its navigation, links lead somewhere in it, and it builds without the network."""
 
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -92,12 +93,16 @@ class Loaded(HTMLParser):
             self.found.append(values["href"])
 
 
+def build(root, site):
+    """As `make docs` does. With --quiet mkdocs would count no warnings, and --strict mean nothing."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    environment = {"NO_MKDOCS_2_WARNING": "1", "PATH": "/nowhere"}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+
+
 @pytest.mark.slow
 def test_it_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
-    ended = subprocess.run(
-        command, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1", "PATH": "/nowhere"}, capture_output=True, text=True
-    )
+    ended = build(ROOT, tmp_path)
     assert ended.returncode == 0, ended.stderr
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > len(PAGES)
@@ -107,3 +112,22 @@ def test_it_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
         assert [target for target in parser.found if "//" in target] == [], page
     shown = (tmp_path / "source" / "training" / "loop.py.html").read_text(encoding="utf-8")
     assert "run_steps" in shown
+
+
+@pytest.mark.slow
+def test_a_broken_link_and_an_unlisted_page_fail_the_build(tmp_path):
+    """With the project's settings and hooks, on two pages."""
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("# A page\n", encoding="utf-8")
+    (tmp_path / "docs" / "README.md").write_text("# Index\n\n## One\n\n| [A](a.md) | x |\n", encoding="utf-8")
+    (tmp_path / "docs" / "a.md").write_text("# A\n\n[gone](gone.md) [b](b.md#no-heading)\n", encoding="utf-8")
+    (tmp_path / "docs" / "b.md").write_text("# B\n", encoding="utf-8")
+    for name in ("mkdocs.yml", "docs/site_hooks.py", "docs/making", "docs/assets"):
+        source, copy = ROOT / name, tmp_path / name
+        shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
+    ended = build(tmp_path, tmp_path / "site")
+    assert ended.returncode == 1
+    for told in ('not included in the "nav"', "b.md", "a link 'gone.md', but the target is not", "'b.md#no-heading'"):
+        assert told in ended.stderr

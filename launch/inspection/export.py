@@ -11,7 +11,7 @@ way, and nothing has the name that was asked for before all of it is written.
 """
 
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from ...layouts.paths import in_blocks
 from ...layouts.sizes import array_bytes, counted, format_bytes
 from ...mesh.errors import UserError
 from ...models.hugging_face.safetensors import Entry, allocate, mapped
+from .averages import averages_in
 from .finding import shown
 from .npy import npy_dtype, npy_header
 from .progress import Progress
@@ -71,7 +72,13 @@ class _Piece(NamedTuple):
 
 
 def export(
-    stored: StoredCheckpoint, target: Path, *, whole_state: bool = False, unstack: bool = False, force: bool = False
+    stored: StoredCheckpoint,
+    target: Path,
+    *,
+    whole_state: bool = False,
+    unstack: bool = False,
+    force: bool = False,
+    ema: bool = False,
 ) -> Exported:
     """Writes the arrays of a checkpoint.
 
@@ -81,9 +88,11 @@ def export(
         whole_state: The optimizer's state, the step and the key as well; names then begin with params/, opt_state/.
         unstack: Each block by itself: "blocks/3/query" in place of row 3 of "blocks/query".
         force: Replace what is there.
+        ema: The averages of the parameters (`optimizer.ema`) in place of the parameters, under their names; what was
+            frozen has none, and is written as it is.
 
     Raises:
-        UserError: The target is there already, or cannot be; or there is nothing to export.
+        UserError: The target is there already, or cannot be; there is nothing to export; or there are no averages.
         DamagedCheckpoint: An array is damaged; nothing is left behind.
         CheckpointUnavailable: The machine or the file system does not let it be read.
         OSError: The target cannot be written; nothing is left behind.
@@ -95,7 +104,9 @@ def export(
             "name has no ending."
         )
     check_target(target, force=force)
-    pieces = list(_pieces(stored, whole_state, unstack))
+    if ema and whole_state:
+        raise UserError("--whole-state holds parameters and averages, each under its own name. Leave --ema out.")
+    pieces = list(_pieces(stored, whole_state, unstack, averages_in(stored) if ema else {}))
     if not pieces:
         raise UserError(f"{stored.folder} holds no parameters. Give --whole-state to export what it does hold.")
     write = {".npz": _npz, ".safetensors": _safetensors}.get(target.suffix, _folder)
@@ -124,11 +135,14 @@ def named_for(kind: str | None, target: Path) -> Path:
     return target.with_name(f"{target.name}{KINDS[kind]}")
 
 
-def _pieces(stored: StoredCheckpoint, whole_state: bool, unstack: bool) -> Iterator[_Piece]:
-    for path, array in stored.arrays.items():
+def _pieces(
+    stored: StoredCheckpoint, whole_state: bool, unstack: bool, averages: Mapping[str, str]
+) -> Iterator[_Piece]:
+    for path, parameter in stored.arrays.items():
         if not (whole_state or path.startswith(PARAMETERS)):
             continue
         name = path if whole_state else path.removeprefix(PARAMETERS)
+        array = stored.arrays[averages[name]] if name in averages else parameter
         if not (unstack and path.startswith(PARAMETERS) and in_blocks(path.removeprefix(PARAMETERS))):
             yield _Piece(name, array, None)
             continue

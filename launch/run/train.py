@@ -16,7 +16,7 @@ from ...data.batches import eval_batches, further_batches
 from ...mesh.processes import is_main_process
 from ...models.catalog import initial_params
 from ...parallel.loss_scaling import MOST_IN_A_ROW, is_dynamic
-from ...parallel.model import Batch
+from ...parallel.model import Batch, Params
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.state import TrainState
 from ...training.callbacks.conductor import Conductor
@@ -25,6 +25,7 @@ from ...training.display import Display, make_display
 from ...training.ending.exits import FINISHED, TRY_AGAIN
 from ...training.ending.stopping import Gate, stops_on_signals
 from ...training.loop import Progress, measure, run_steps
+from ...training.optimizing.averaging import average_reader
 from ...training.worker import multi_process
 from .build import Built, batches_after, build, data_limits, prepare_devices, search_path
 from .callbacks import callbacks_of, seen_by_callbacks
@@ -160,6 +161,7 @@ class _Run:
             seconds=self.config.timeouts.rendezvous,
         )
         self.recorder = Recorder(built, display, self.seen, self.conductor)
+        self.evaluated = average_reader(built.layouts) if self.config.optimizer.ema.evaluate else params_of
 
     def go(self, take_folder: Callable[[Iterable[int]], list[str]]) -> None:
         """Restores or initialises, trains what is left, and finishes; changes nothing where that is done already.
@@ -176,6 +178,8 @@ class _Run:
         self.guards.times.switch("start")
         agree_on_start(self.built, self.made_of)
         self.display.message(str(explanation))
+        if self.config.optimizer.ema.evaluate:
+            self.display.message("Evaluations are of the averages of the parameters (optimizer.ema.evaluate).")
         state, damaged, ended = self.first_state()
         with closing(batches_after(self.start, self.built)) as batches:
             first = list(islice(batches, 1))
@@ -313,7 +317,8 @@ class _Run:
             limits=self.limits,
         )
         with self.watchdog.phase(number, "evaluation"), closing(batches):
-            found = measure(self.built.step, state.params, self.watchdog.goes_on(batches), state.model_state)
+            params = self.evaluated(state)
+            found = measure(self.built.step, params, self.watchdog.goes_on(batches), state.model_state)
         return {f"eval_{name}": value for name, value in found.items()}
 
     def tell_skip(self, number: int, found: str) -> None:
@@ -325,6 +330,11 @@ class _Run:
         """Records a logged step; errors of a save under way surface here."""
         self.checkpoints.check()
         self.recorder(progress)
+
+
+def params_of(state: TrainState) -> Params:
+    """What is evaluated where nothing else is asked for."""
+    return state.params
 
 
 def most_skipped(config: Config) -> int:

@@ -15,9 +15,9 @@ from ...configs.schema import Config
 from ...data.batches import eval_batches, further_batches
 from ...mesh.processes import is_main_process
 from ...models.catalog import initial_params
-from ...parallel.loss_scaling import MOST_IN_A_ROW, is_dynamic
 from ...parallel.model import Batch, Params
 from ...parallel.sharding.stored_order import stored_order
+from ...parallel.step.loss_scaling import MOST_IN_A_ROW, is_dynamic
 from ...parallel.step.state import TrainState
 from ...training.callbacks.conductor import Conductor
 from ...training.checkpointing.checkpoints import Checkpoints

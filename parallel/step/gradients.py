@@ -12,10 +12,10 @@ from ...layouts.tensor_layout import TensorLayout
 from ..blocks.forward import LocalLoss
 from ..collectives import Collective, vary
 from ..data import scalar_width
-from ..loss_scaling import scaled
 from ..model import Batch, Params
 from ..model.loss_sums import LossSums
 from ..model.row_axes import noticing
+from ..precision import scaled
 
 
 def accumulate_gradients(

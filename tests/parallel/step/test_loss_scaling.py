@@ -11,7 +11,7 @@ import toy
 from rows import batches, first_params, model, num_devices, optimizer, row_named
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import Model, Precision, build_step, census, lay_out
-from spmdkit.parallel.loss_scaling import LossScale, next_loss_scale
+from spmdkit.parallel.step.loss_scaling import LossScale, next_loss_scale
 from spmdkit.parallel.verification.compare import verify
 
 ROWS = (

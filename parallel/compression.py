@@ -47,8 +47,8 @@ from ..layouts.table import LayoutRow, LayoutTable, make_row
 from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective, StepCounts
 from .data import SCALARS, axes_to_sum, scalar_width
-from .loss_scaling import scaled
 from .plan import Reduced, ShardingPlan, as_stored, splits_nothing, unchanged
+from .precision import scaled
 from .xla.in_order import after
 
 AXIS = "data"

@@ -178,8 +178,7 @@ class ShardingPlan(MeshPlan):
         return str(self.table)
 
     def _repr_html_(self) -> str | None:
-        html = getattr(self.table, "_repr_html_", None)
-        return html() if html else None
+        return getattr(self.table, "_repr_html_", lambda: None)()
 
     @property
     def num_parameters(self) -> int:
@@ -297,5 +296,4 @@ def summed_elsewhere(found: Reduced, plan: ShardingPlan) -> Reduced:
     return found
 
 
-Layouts = ShardingPlan
-"""The former name of a plan."""
+Layouts = ShardingPlan  # its former name

@@ -110,3 +110,8 @@ def cast_floats(tree: Any, dtype: str) -> Any:
 def cast_float(leaf: Array, dtype: Any) -> Array:
     """Casts one array if it is of a floating-point dtype."""
     return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+def scaled(value: Array, scale: Array | None) -> Array:
+    """A sum of the loss, or a divisor of its gradients, times the scale of the loss; None is 1."""
+    return value if scale is None else value * scale

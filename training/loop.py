@@ -199,12 +199,11 @@ class _LateLog:
     def _read(self, number: int, metrics: StepMetrics, at: float) -> None:
         own = {name: float(np.asarray(local_copy(value))) for name, value in metrics.further.items()}
         loss, grad_norm, weight = (float(np.asarray(local_copy(value))) for value in metrics[:3])  # the cheapest way
-        if self._skips.takes(number, loss, grad_norm):
-            return
-        self._weight += weight
-        elapsed = max(at - self._since, 1e-9)
-        seconds = elapsed / (number - self._counted)
-        self._latest = Progress(number, loss, grad_norm, self._weight / elapsed, seconds, own | self._skips.figures)
+        if not self._skips.takes(number, loss, grad_norm):
+            self._weight += weight
+            elapsed = max(at - self._since, 1e-9)
+            speeds = self._weight / elapsed, elapsed / (number - self._counted)
+            self._latest = Progress(number, loss, grad_norm, *speeds, own | self._skips.figures)
         if number == self._first:  # it compiles: what follows is timed from its end
             self._restart_clock(number, at)
 

@@ -96,6 +96,12 @@ def add_trained(parser: argparse.ArgumentParser) -> None:
         "overrides", metavar="key=value", nargs="*", default=[], help="values laid over those of the run's config"
     )
     add_step(parser, "the newest")
+    add_ema(parser)
+
+
+def add_ema(parser: argparse.ArgumentParser) -> None:
+    """Adds --ema."""
+    parser.add_argument("--ema", action="store_true", help="the averages that the run kept (optimizer.ema)")
 
 
 def add_step(parser: argparse.ArgumentParser, otherwise: str) -> None:

@@ -29,7 +29,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     from ...mesh.text import printable
     from ..finished.load import loaded
 
-    with loaded(arguments.place, arguments.step, arguments.overrides) as run:
+    with loaded(arguments.place, arguments.step, arguments.overrides, ema=arguments.ema) as run:
         source = run.source(run.splits.train if arguments.split == "train" else None)
         metrics = run.evaluate(source, max_batches=arguments.batches)
         rows = min(len(source), (arguments.batches or len(source)) * run.batch_rows)

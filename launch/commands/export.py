@@ -2,7 +2,7 @@
 
 import argparse
 
-from .command import RUN_HELP, Command, add_run, add_step
+from .command import RUN_HELP, Command, add_ema, add_run, add_step
 
 KINDS = ("npz", "safetensors", "npy")
 """As in launch/inspection/export.py, which a help text cannot wait for."""
@@ -18,6 +18,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     kinds = (*KINDS, HUGGING_FACE)
     parser.add_argument("--to", choices=kinds, help="what is written; by default what the name of FILE says")
     add_step(parser, "the newest")
+    add_ema(parser)
     parser.add_argument("--whole-state", action="store_true", help="the optimizer's state, step and key as well")
     parser.add_argument("--unstack", action="store_true", help="each block by itself: blocks/3/query")
     parser.add_argument(
@@ -39,7 +40,7 @@ def export(arguments: argparse.Namespace) -> int:
 
     target = named_for(arguments.to, Path(arguments.target))
     stored = StoredCheckpoint(find_checkpoints(arguments.place, arguments.step).one)
-    names = ("whole_state", "unstack", "lora", "force")
+    names = ("whole_state", "unstack", "lora", "ema", "force")
     print(run(stored, target, **{name: getattr(arguments, name) for name in names}))
     return 0
 
@@ -56,7 +57,7 @@ def _for_transformers(arguments: argparse.Namespace) -> int:
     given += ["lora separate"] if arguments.lora != LORA[0] else []
     if given:
         raise UserError(f"--{given[0].replace('_', '-')} is not for --to {HUGGING_FACE}. Leave it out.")
-    with loaded(arguments.place, arguments.step, ()) as run:
+    with loaded(arguments.place, arguments.step, (), ema=arguments.ema) as run:
         print(write_folder(run, Path(arguments.target)))
     return 0
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from .command import RUN_HELP, Command, add_json, add_run, add_step
+from .command import RUN_HELP, Command, add_ema, add_json, add_run, add_step
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
@@ -10,6 +10,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     add_run(parser, also="; or a config whose run.dir holds a run")
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="what to continue; by default sample.prompt")
     add_step(parser, "the newest")
+    add_ema(parser)
     parser.add_argument("--length", type=int, metavar="N", help="tokens to generate; by default sample.length")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = the likeliest token; sample.temperature")
     parser.add_argument("--seed", type=int, metavar="S", help="of the draws; by default run.seed")
@@ -27,7 +28,7 @@ def generate(arguments: argparse.Namespace) -> int:
     from ...mesh.text import printable
     from ..finished.load import loaded
 
-    with loaded(arguments.place, arguments.step, arguments.set) as run:
+    with loaded(arguments.place, arguments.step, arguments.set, ema=arguments.ema) as run:
         tokens = run.generate(
             run.tokens(arguments.prompt),
             length=arguments.length,

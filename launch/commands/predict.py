@@ -30,7 +30,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
     target = check_rows_file(Path(arguments.out), force=arguments.force)
     keep = [name for name in arguments.keep.split(",") if name]
-    with loaded(arguments.place, arguments.step, arguments.overrides) as run:
+    with loaded(arguments.place, arguments.step, arguments.overrides, ema=arguments.ema) as run:
         source = run.source(run.splits.train if arguments.split == "train" else None)
         batches = run.predictions(source, keep=keep)
         if not is_main_process():

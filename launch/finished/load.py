@@ -43,6 +43,7 @@ def load_run(
     mesh: Mapping[str, Any] | None = None,
     *,
     changes: Sequence[str] = (),
+    ema: bool = False,
 ) -> LoadedRun:
     """Loads a run: its model, and its parameters from a checkpoint. The run's folder is only read, and may be in use.
 
@@ -52,6 +53,7 @@ def load_run(
         mesh: Mesh axes and their sizes, as `strategy` in YAML: {"fsdp": 8}, of as many devices as there are or fewer.
             None = the run's own strategy, fitted to all devices that there are (see `fitting`).
         changes: `key=value`, laid over the config as on the command line: "data.eval_files=[new/*.txt]".
+        ema: Take the averages that the run kept (`optimizer.ema`) in place of the parameters.
 
     Returns:
         The loaded run. Where the run was simulated and JAX has opened no devices yet, as many are simulated again; for
@@ -65,11 +67,11 @@ def load_run(
     place = find_run(dir, step, changes)
     config = read_config(place, changes)
     open_devices(config, mesh)
-    return _load(dir, step, mesh, changes, place, config)
+    return _load(dir, step, mesh, changes, place, config, ema)
 
 
 @contextmanager
-def loaded(given: str, step: int | None, changes: Sequence[str]) -> Iterator[LoadedRun]:
+def loaded(given: str, step: int | None, changes: Sequence[str], *, ema: bool = False) -> Iterator[LoadedRun]:
     """Loads a run for a command, which may be one of several processes; `strategy` among the changes is its mesh.
 
     Raises:
@@ -81,7 +83,7 @@ def loaded(given: str, step: int | None, changes: Sequence[str]) -> Iterator[Loa
     open_devices(config, mesh)
     with multi_process(config.timeouts, str(place.found.run)):
         keep_compiled(config)
-        yield _load(given, step, mesh, changes, place, config)
+        yield _load(given, step, mesh, changes, place, config, ema)
 
 
 def read_config(place: Place, changes: Sequence[str] = ()) -> Config:
@@ -118,16 +120,20 @@ def _load(
     changes: Sequence[str],
     place: Place,
     config: Config,
+    ema: bool,
 ) -> LoadedRun:
     """Loads a checkpoint; where it is the newest that is wanted and a run removes it meanwhile, the next."""
     for last in (*[False] * (TRIES - 1), True):
         folder = place.found.one
         try:
             stored = StoredCheckpoint(folder)
-            return _built(place, stored, config, mesh, own_data=not _names("data", changes))
+            return _built(place, stored, config, mesh, own_data=not _names("data", changes), ema=ema)
         except CheckpointError as error:
             if folder.is_dir():
-                raise _with_others(error, place, folder) from error
+                told = _with_others(error, place, folder)
+                if told is error:
+                    raise
+                raise told from error
             if last or step is not None:
                 raise CheckpointError(
                     f"The checkpoint {folder} was removed while it was read: its run goes on, and keeps the newest "
@@ -138,14 +144,14 @@ def _load(
 
 
 def _built(
-    place: Place, stored: StoredCheckpoint, config: Config, mesh: Mapping[str, Any] | None, *, own_data: bool
+    place: Place, stored: StoredCheckpoint, config: Config, mesh: Mapping[str, Any] | None, **options: bool
 ) -> LoadedRun:
     devices, processes = jax.device_count(), jax.process_count()
     if mesh is not None:
         fitted = fit_given(mesh, devices, processes)
     else:
         fitted = fit_own(config.strategy, devices, processes, stored.about.get("mesh", stored.mesh))
-    run = LoadedRun(place, stored, config, fitted, _facts(place, stored), own_data=own_data)
+    run = LoadedRun(place, stored, config, fitted, _facts(place, stored), **options)
     changed = changed_model(place.found.run, str(config.model["name"]))
     if changed:
         warnings.warn(changed, stacklevel=4)

@@ -36,7 +36,7 @@ from ..run.build import evenly_chosen, first_row, model_limits, plan_layouts, se
 from ..run.directory.provenance import changed_data
 from ..run.guarding.model_check import check_functions
 from .fitting import Fitted, fitting_rows, rows_alone
-from .parameters import read_tree
+from .parameters import read_averages, read_tree
 from .place import Place
 
 BYTES = 256
@@ -57,6 +57,7 @@ class LoadedRun:
         batch_rows: Rows of a batch of `evaluate` and `predictions`: `train.global_batch`, or more where that cannot be
             split over the mesh.
         params: Its parameters: global arrays laid out by `layouts`, blocks in the model's own order.
+        ema: Whether they are the averages that the run kept (`optimizer.ema`).
         model_state: What the model keeps besides parameters, likewise; () for nothing.
         layouts: The mesh, and where each parameter lives on it.
     """
@@ -70,6 +71,7 @@ class LoadedRun:
         facts: Mapping[str, int],
         *,
         own_data: bool = False,
+        ema: bool = False,
     ) -> None:
         """Builds the model, lays it out and reads its parameters.
 
@@ -80,9 +82,11 @@ class LoadedRun:
             fitted: The strategy, fitted to the devices.
             facts: What the run's data said about the sizes of the model.
             own_data: Whether the config names the run's own data, which should then be what it was made of.
+            ema: Take the averages of the parameters in place of the parameters.
 
         Raises:
-            UserError: The model or its layouts do not work out, or the checkpoint does not fit the model.
+            UserError: The model or its layouts do not work out, or the checkpoint does not fit the model, or holds no
+                averages.
         """
         self.folder, self.checkpoint, self.config = place.found.run, stored.folder, config
         self._stored, self._facts, self._own_data = stored, facts, own_data
@@ -94,7 +98,9 @@ class LoadedRun:
         self._program: Step = build_step(self.model, optax.identity(), layouts, precision=config.precision)
         self._order = stored_order(layouts)
         abstract = self._order.abstract_model(self._program.abstract_state())
-        self.params: Params = read_tree(stored, "params", abstract.params)
+        self.ema = ema
+        params = read_averages(stored, abstract.params) if ema else read_tree(stored, "params", abstract.params)
+        self.params: Params = params
         self.model_state: Any = read_tree(stored, "model_state", abstract.model_state)
         self.step = int(stored.folder.name) if stored.folder.name.isdecimal() else int(stored.step or 0)
 
@@ -272,7 +278,7 @@ class LoadedRun:
         Raises:
             UserError: The target is there already, or cannot be.
         """
-        return export(self._stored, Path(target), unstack=unstack, lora=lora, force=force)
+        return export(self._stored, Path(target), unstack=unstack, lora=lora, force=force, ema=self.ema)
 
     def source(self, rows: Source | Mapping[str, Any] | None = None) -> Source:
         """The rows that `evaluate` and `predictions` go through.
@@ -304,7 +310,8 @@ class LoadedRun:
         mesh = self.layouts.mesh
         axes = " x ".join(f"{name} {mesh.axis_size(name)}" for name in mesh.axis_names if mesh.axis_size(name) > 1)
         model = f"{self.model.name}, {self.layouts.num_parameters:,} parameters"
-        return f"{shown(self.folder)} at step {self.step}: {model}; mesh {axes or '1 device'}"
+        averages = " (averages, optimizer.ema)" if self.ema else ""
+        return f"{shown(self.folder)} at step {self.step}: {model}{averages}; mesh {axes or '1 device'}"
 
     def _check_continues(self, window: int) -> None:
         """Checks that the model predicts one array for tokens alone; `generate` looks at its shape."""

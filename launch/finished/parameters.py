@@ -4,7 +4,7 @@ Each process reads the parts that its devices hold, each once, straight from the
 compare the arrays with the checksums that were made before the save.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from ...layouts.paths import leaves_with_paths
 from ...mesh.processes import local_copy
 from ...training.checkpointing.checksums import checksums
 from ...training.checkpointing.errors import MAX_LISTED, CheckpointError, DamagedCheckpoint, differences, other_bits
+from ..inspection.averages import averages_in
 from ..inspection.stored import StoredCheckpoint
 
 
@@ -35,16 +36,46 @@ def read_tree(stored: StoredCheckpoint, group: str, abstract: Any) -> Any:
         CheckpointUnavailable: The machine or the file system does not let it be read.
     """
     leaves = {f"{group}/{path}" if path else group: leaf for path, leaf in leaves_with_paths(abstract)}
+    held = [path for path in stored.names if path.split("/")[0] == group]
+    return jax.tree.unflatten(jax.tree.structure(abstract), _read_leaves(stored, group, leaves, held))
+
+
+def read_averages(stored: StoredCheckpoint, abstract: Any) -> Any:
+    """Reads the averages of the parameters that a run kept (`optimizer.ema`); of what was frozen, the parameter.
+
+    Args:
+        stored: The checkpoint.
+        abstract: Shapes, dtypes and shardings of the parameters, in the model's own order of blocks.
+
+    Returns:
+        Global arrays, structured, laid out and of the dtypes as `abstract`.
+
+    Raises:
+        CheckpointError: It holds no averages, or those of other parameters.
+        DamagedCheckpoint: As `read_tree`.
+        CheckpointUnavailable: As `read_tree`.
+    """
+    names = averages_in(stored)
+    leaves = {}
+    for path, leaf in leaves_with_paths(abstract):
+        dtype = jnp.promote_types(leaf.dtype, jnp.float32) if path in names else leaf.dtype
+        stored_as = names.get(path, f"params/{path}")
+        leaves[stored_as] = jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding)
+    held = [path for path in (*leaves, *names.values()) if path in stored.names]
+    read = jax.tree.unflatten(jax.tree.structure(abstract), _read_leaves(stored, "averages", leaves, held))
+    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), read, abstract)
+
+
+def _read_leaves(stored: StoredCheckpoint, what: str, leaves: Mapping[str, Any], held: Sequence[str]) -> list[Any]:
+    """The arrays at some paths of a checkpoint, compared with their checksums; `held` are those that it has."""
     wanted = {path: leaf for path, leaf in leaves.items() if leaf.size}
-    _check_fits(stored, group, wanted)
+    _check_fits(stored, what, wanted, {path: stored.array(path) for path in held})
     arrays = {path: _read(stored, path, leaf) for path, leaf in wanted.items()}
     _compare(stored, arrays)
-    whole = [arrays[path] if path in arrays else _empty(leaf) for path, leaf in leaves.items()]
-    return jax.tree.unflatten(jax.tree.structure(abstract), whole)
+    return [arrays[path] if path in arrays else _empty(leaf) for path, leaf in leaves.items()]
 
 
-def _check_fits(stored: StoredCheckpoint, group: str, wanted: Mapping[str, Any]) -> None:
-    held = {path: stored.array(path) for path in stored.names if path.split("/")[0] == group}
+def _check_fits(stored: StoredCheckpoint, group: str, wanted: Mapping[str, Any], held: Mapping[str, Any]) -> None:
     problems = differences(wanted, held)
     if problems:
         more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []

@@ -5,6 +5,7 @@ stored                        one checkpoint on disk: its description, and its a
 inspect verify diff           what it holds; whether that is what was saved; how two differ
 export safetensors npy        its arrays as files that other programs read
 replacing                     such a file has its name when all of it is written
+averages                      where the averages of parameters are
 prune fits                    removing those that are not needed; whether one fits a config
 progress                      a line now and then while something takes long
 

@@ -25,6 +25,7 @@ from ...layouts.sizes import array_bytes, counted, format_bytes
 from ...mesh.errors import UserError
 from ...models.adapters.own_names import groups_of, own_name
 from ...models.hugging_face.safetensors import Entry, allocate, mapped
+from .averages import AveragedCheckpoint
 from .finding import shown
 from .merged import BESIDE, PARAMETERS, MergedCheckpoint
 from .npy import npy_dtype, npy_header
@@ -84,6 +85,7 @@ def export(
     unstack: bool = False,
     lora: str = MERGED,
     force: bool = False,
+    ema: bool = False,
 ) -> Exported:
     """Writes the arrays of a checkpoint.
 
@@ -94,9 +96,11 @@ def export(
         unstack: Each block by itself: "blocks/3/query" in place of row 3 of "blocks/query".
         lora: Low-rank adapters "merged" into what they adapt, or "separate"; in a whole state they are separate.
         force: Replace what is there.
+        ema: The averages of the parameters (`optimizer.ema`) in place of the parameters, under their names; what was
+            frozen has none, and is written as it is.
 
     Raises:
-        UserError: The target is there already, or cannot be; or there is nothing to export.
+        UserError: The target is there already, or cannot be; there is nothing to export; or there are no averages.
         DamagedCheckpoint: An array is damaged; nothing is left behind.
         CheckpointUnavailable: The machine or the file system does not let it be read.
         OSError: The target cannot be written; nothing is left behind.
@@ -108,7 +112,9 @@ def export(
             "name has no ending."
         )
     check_target(target, force=force)
-    stored = _with_adapters(stored, SEPARATE if whole_state else lora)
+    if ema and whole_state:
+        raise UserError("--whole-state holds parameters and averages, each under its own name. Leave --ema out.")
+    stored = _with_adapters(AveragedCheckpoint(stored) if ema else stored, SEPARATE if whole_state else lora)
     pieces = list(_pieces(stored, whole_state, unstack))
     _check(stored, pieces)
     write = {".npz": _npz, ".safetensors": _safetensors}.get(target.suffix, _folder)

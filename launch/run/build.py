@@ -20,6 +20,7 @@ from ...data.source import take
 from ...data.splits import Splits, open_splits
 from ...mesh.compat import Device, backend_started
 from ...mesh.devices import device_name
+from ...mesh.errors import UserError
 from ...mesh.ordering import physical_order
 from ...mesh.processes import tell
 from ...mesh.simulate import simulate
@@ -143,6 +144,7 @@ def plan_step(
     layouts = plan_layouts(config, model, devices)
     params = abstract_parameters(model, config.precision)
     check_rows(layouts, config.train.global_batch, config.train.accumulate)
+    check_averages(config, layouts)
     optimizer = make_optimizer(
         config.optimizer,
         config.train.steps,
@@ -150,10 +152,11 @@ def plan_step(
         stacked=isinstance(model, BlockModel),
         search_path=search_path(config),
         frozen=frozen_of(config, params),
+        around=adjustable if changes_learning_rate(config) else lambda optimizer: optimizer,
     )
     step = build_step(
         model,
-        adjustable(optimizer) if changes_learning_rate(config) else optimizer,
+        optimizer,
         layouts,
         accumulate=config.train.accumulate,
         clip_norm=config.train.clip_norm,
@@ -162,6 +165,20 @@ def plan_step(
         xla=xla_options(config.run.xla, layouts.platform).used,
     )
     return layouts, step
+
+
+def check_averages(config: Config, layouts: ShardingPlan) -> None:
+    """Refuses averages of parameters of which each group has its own.
+
+    Raises:
+        UserError: There would be some.
+    """
+    if config.optimizer.ema.decay and layouts.local_steps:
+        raise UserError(
+            f"optimizer.ema.decay={config.optimizer.ema.decay} with strategy.data.local_steps={layouts.local_steps}: "
+            "each group's optimizer would average a copy of its own, and the shared parameters, which are evaluated, "
+            "are means over groups already. Set optimizer.ema.decay=0, or strategy.data.local_steps=0."
+        )
 
 
 def plan_layouts(config: Config, model: Model | BlockModel, devices: Sequence[str] | None = None) -> ShardingPlan:

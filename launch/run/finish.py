@@ -76,6 +76,11 @@ def finish(built: Built, explanation: Explanation, state: TrainState, folder: Pa
     if not is_main_process():
         return
     metrics = read_metrics(folder / "metrics.jsonl")
+    if not metrics:
+        display.message(
+            "The update of every step was left out: there is nothing to report. Raise train.steps to go on."
+        )
+        return
     summary = dict(_summary(built, metrics))
     for line in _verdict(summary):
         display.message(line)

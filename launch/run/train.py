@@ -15,9 +15,9 @@ from ...configs.schema import Config
 from ...data.batches import eval_batches, further_batches
 from ...mesh.processes import is_main_process
 from ...models.catalog import initial_params
-from ...parallel.loss_scaling import MOST_IN_A_ROW, is_dynamic
-from ...parallel.model import Batch
+from ...parallel.model import Batch, Params
 from ...parallel.sharding.stored_order import stored_order
+from ...parallel.step.loss_scaling import MOST_IN_A_ROW, is_dynamic
 from ...parallel.step.state import TrainState
 from ...training.callbacks.conductor import Conductor
 from ...training.checkpointing.checkpoints import Checkpoints
@@ -25,6 +25,7 @@ from ...training.display import Display, make_display
 from ...training.ending.exits import FINISHED, TRY_AGAIN
 from ...training.ending.stopping import Gate, stops_on_signals
 from ...training.loop import Progress, measure, run_steps
+from ...training.optimizing.averaging import average_reader
 from ...training.worker import multi_process
 from ..compiling.record import Compilation
 from .build import Built, batches_after, build, data_limits, keep_compiled, prepare_devices, search_path
@@ -168,6 +169,7 @@ class _Run:
             seconds=self.config.timeouts.rendezvous,
         )
         self.recorder = Recorder(built, display, self.seen, self.conductor)
+        self.evaluated = average_reader(built.layouts) if self.config.optimizer.ema.evaluate else params_of
 
     def go(self, take_folder: Callable[[Iterable[int]], list[str]]) -> None:
         """Restores or initialises, trains what is left, and finishes; changes nothing where that is done already.
@@ -184,6 +186,8 @@ class _Run:
         self.guards.times.switch("start")
         agree_on_start(self.built, self.made_of)
         self.display.message(str(explanation))
+        if self.config.optimizer.ema.evaluate:
+            self.display.message("Evaluations are of the averages of the parameters (optimizer.ema.evaluate).")
         state, damaged, ended = self.first_state()
         self.display.message(self.compilation.line())
         with closing(batches_after(self.start, self.built)) as batches:
@@ -330,7 +334,8 @@ class _Run:
             layout=self.config.data.layout,
         )
         with self.watchdog.phase(number, "evaluation"), closing(batches):
-            found = measure(self.built.step, state.params, self.watchdog.goes_on(batches), state.model_state)
+            params = self.evaluated(state)
+            found = measure(self.built.step, params, self.watchdog.goes_on(batches), state.model_state)
         return {f"eval_{name}": value for name, value in found.items()}
 
     def tell_skip(self, number: int, found: str) -> None:
@@ -342,6 +347,11 @@ class _Run:
         """Records a logged step; errors of a save under way surface here."""
         self.checkpoints.check()
         self.recorder(progress)
+
+
+def params_of(state: TrainState) -> Params:
+    """What is evaluated where nothing else is asked for."""
+    return state.params
 
 
 def most_skipped(config: Config) -> int:

@@ -12,10 +12,10 @@ from ..blocks.differentiable import join_differentiable, split_differentiable
 from ..blocks.model_parts import ModelParts
 from ..blocks.split_backward import Held, SplitBlock, split_block
 from ..collectives import vary
-from ..loss_scaling import scaled
 from ..model import Activations, Batch, Params, fold_block
 from ..model.loss_sums import LossSums
 from ..pipeline import AXIS
+from ..precision import scaled
 from ..schedule.table import Kind
 from ..schedule.timetable import Entry, Timetable
 from .message import Fill, Message, spent

@@ -29,15 +29,15 @@ from ..blocks.forward import LocalLoss, local_loss
 from ..collectives import vary
 from ..data import make_varying, reduce_gradients
 from ..executor.loss import pipeline_loss
-from ..loss_scaling import scale_in_force, scaled, where_finite
 from ..model import Batch, BlockModel, Model, Params, has_state
 from ..model.loss_sums import LossSums, state_problem
 from ..plan import Reduced, ShardingPlan
-from ..precision import cast_inputs
+from ..precision import cast_inputs, scaled
 from ..sharding.named_outputs import NamedOutputs
 from ..sharding.parallel_context import parallel_context
 from ..sharding.strategies import STRATEGIES
 from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm
+from .loss_scaling import scale_in_force, where_finite
 from .manual_axes import over_manual_axes
 from .model_state import settle
 from .state import StepMetrics

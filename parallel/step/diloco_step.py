@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec
 
 from .. import diloco
 from ..diloco import AXIS
-from ..loss_scaling import accept
 from ..model import Batch, Params
 from .composition import DeviceStep
+from .loss_scaling import accept
 from .manual_axes import over_manual_axes
 from .state import StepMetrics, TrainState, with_means
 from .update import apply_optimizer

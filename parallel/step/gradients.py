@@ -12,10 +12,10 @@ from ...layouts.tensor_layout import TensorLayout
 from ..blocks.forward import LocalLoss
 from ..collectives import Collective, vary
 from ..data import scalar_width
-from ..loss_scaling import scaled
 from ..model import Batch, Params
 from ..model.loss_sums import LossSums
 from ..model.row_axes import noticing
+from ..precision import scaled
 
 
 def accumulate_gradients(
@@ -78,11 +78,11 @@ def accumulate_gradients(
 def _differentiated(local: LocalLoss) -> Callable[..., tuple[LossSums, Params]]:
     """The sums of a loss and its gradients, by autodiff."""
 
-    def differentiate(params: Params, *rest: Any) -> tuple[LossSums, Params]:
-        *rest, scale = rest
-
+    def differentiate(
+        params: Params, kept: Any, batch: Batch, key: Array | None, state: Any, scale: Array | None
+    ) -> tuple[LossSums, Params]:
         def loss(params: Params) -> tuple[Array, LossSums]:
-            sums = local.loss(params, *rest)
+            sums = local.loss(params, kept, batch, key, state)
             return scaled(sums.total, scale), sums
 
         (_, sums), gradients = jax.value_and_grad(loss, has_aux=True)(params)

@@ -25,7 +25,6 @@ from ...mesh.errors import UserError
 from ...mesh.keys import make_key
 from .. import compression, diloco
 from ..collectives import Collective, merge
-from ..loss_scaling import accept, first_loss_scale
 from ..model import Batch, BlockModel, Model, Params, has_state
 from ..model.loss_sums import LossSums
 from ..plan import ShardingPlan
@@ -36,6 +35,7 @@ from . import diloco_step, initial_params
 from .composition import DeviceStep
 from .cost import step_cost
 from .inputs import BatchCheck, BatchShapes, explain, explained, refuse_consumed, shapes_of
+from .loss_scaling import accept, first_loss_scale
 from .model_state import abstract_model_state, first_model_state
 from .recompilation import RecompilationWatch
 from .state import StepMetrics, TrainState, abstract_state, seed_problem, with_means

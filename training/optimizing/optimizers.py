@@ -27,6 +27,7 @@ from ...mesh.errors import UserError
 from ...mesh.near_miss import did_you_mean
 from ...mesh.user_code import call_with_options, import_function
 from ...models.frozen import frozen_paths
+from .averaging import EMAConfig, averaged
 from .groups import KEY, GroupConfig, assign, by_group, labels, only
 from .learning_rates import learning_rate_problems, make_learning_rate
 from .parameter_kinds import by_layer, check_met, is_stacked, select
@@ -43,7 +44,7 @@ READS: dict[str, tuple[str, ...]] = {
     "muon": (*DECAY, "momentum", "betas", "epsilon", "muon_skip"),
 }
 """What each optimizer reads besides the learning rate and its schedule."""
-OF_ALL = ("learning_rate", "schedule", "freeze", "groups", "skip_not_finite")
+OF_ALL = ("learning_rate", "schedule", "freeze", "groups", "skip_not_finite", "ema")
 """What every optimizer reads, the user's own too."""
 
 
@@ -86,6 +87,8 @@ class OptimizerConfig:
     """Regular expression of parameter paths -> what differs for these. A parameter is in one group at most."""
     skip_not_finite: int = 0
     """Updates in a row that are left out where a gradient is not finite; 0 = none is. The next one is made."""
+    ema: EMAConfig = field(default_factory=EMAConfig)
+    """An exponential moving average of the parameters, kept beside them."""
 
     def __post_init__(self) -> None:
         problems = [*_name_problems(self), *_range_problems(self), *learning_rate_problems(self.schedule)]
@@ -182,6 +185,7 @@ def make_optimizer(
     stacked: bool | None = None,
     search_path: Sequence[str | Path] = (),
     frozen: Collection[str] = (),
+    around: Callable[[optax.GradientTransformation], optax.GradientTransformation] = lambda optimizer: optimizer,
 ) -> optax.GradientTransformation:
     """Builds the optimizer, without clipping.
 
@@ -193,11 +197,13 @@ def make_optimizer(
             are a dict of "embed", "blocks" and "head", as a `BlockModel`'s.
         search_path: Folders where the user's own optimizer is looked for first.
         frozen: Paths of parameters that do not train, besides those of `optimizer.freeze`.
+        around: What else changes its updates, such as `callbacks.rate_factor.adjustable`: an average of the parameters
+            is one of those that they make.
 
     Returns:
         A transformation of global arrays. Those of sgd, adam, adamw and lion treat every element alone; adafactor and
-        muon look across a matrix, never across blocks. Without `freeze`, groups and skipping, its state has the form
-        that it had before there were any.
+        muon look across a matrix, never across blocks. Without `freeze`, groups, skipping and an average, its state has
+        the form that it had before there were any.
 
     Raises:
         UserError: The schedule does not fit the run, a pattern meets no parameter, all parameters are frozen, two
@@ -228,7 +234,8 @@ def make_optimizer(
                 raise (UserError(_told_of(f"{KEY}.{pattern}", error)) if pattern else error) from error
         by_path = {path: label_of[pattern] for path, pattern in groups.items()}
         optimizer = by_group(transformations, by_path, abstract_params)
-    return skip_not_finite(optimizer, config.skip_not_finite) if config.skip_not_finite else optimizer
+    optimizer = around(skip_not_finite(optimizer, config.skip_not_finite) if config.skip_not_finite else optimizer)
+    return averaged(optimizer, config.ema.decay, frozen) if config.ema.decay else optimizer
 
 
 def _one_optimizer(

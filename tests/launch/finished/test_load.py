@@ -5,7 +5,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from runs import listing, write_config
+from runs import listing, write_config, write_language_config
 from small_checkpoints import damage
 from small_runs import first_params, leave_run, whole
 from spmdkit.configs import ConfigError, load_config
@@ -74,6 +74,19 @@ def test_stages_load_on_every_mesh(mesh, found, staged):
     run = spmdkit.load_run(staged.parent / "run", mesh=mesh)
     assert sizes(run) == found
     assert_params(run, first_params(staged, 4, "strategy={data: 8}"))
+
+
+@pytest.mark.slow
+def test_averages_of_stages_load_too(tmp_path):
+    """At first they are the parameters, and they are stored in the order of the stages as these are."""
+    model = {"name": "transformer", "layers": 4, "width": 16, "heads": 2, "mlp_width": 32}
+    pipe = {"size": 2, "schedule": "interleaved_1f1b", "virtual": 2, "microbatches": 4}
+    path = write_language_config(
+        tmp_path, strategy={"pipe": pipe, "data": 4}, model=model, optimizer={"ema": {"decay": 0.9}}
+    )
+    leave_run(path, steps=(4,))
+    run = spmdkit.load_run(tmp_path / "run", mesh={}, ema=True)
+    assert_params(run, first_params(path, 4, "strategy={data: 8}"))
 
 
 @pytest.mark.slow

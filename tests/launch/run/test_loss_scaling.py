@@ -6,7 +6,7 @@ from spmdkit.configs.load import load_config
 from spmdkit.launch.cli import main
 from spmdkit.launch.run.train import most_skipped
 
-HALF = {"compute": "float16", "loss_scale_initial": 2.0**24, "loss_scale_interval": 2}
+HALF = {"compute": "float16", "loss_scale_initial": 2.0**18, "loss_scale_interval": 2}
 """Overflows at first: the first updates are left out; then the scale grows, and now and then overflows again."""
 CONSTANT = {"learning_rate": 0.01}
 
@@ -30,13 +30,24 @@ def test_a_scaled_run_goes_on_bit_for_bit(tmp_path, capsys):
     assert all((found[path] == expected[path]).all() for path in expected)
     records = metrics(tmp_path / "whole" / "run")
     assert records[-1]["skipped"] >= 1
-    assert all(record["loss_scale"] < 2.0**24 for record in records)  # the first was left out, and not logged
+    assert all(record["loss_scale"] < 2.0**18 for record in records)  # the first was left out, and not logged
     assert {record["step"]: record["loss_scale"] for record in records}.items() >= {
         record["step"]: record["loss_scale"] for record in metrics(tmp_path / "halves" / "run")
     }.items()
     scale = float(expected["loss_scale/scale"])
     train(whole, "strategy={data: 8}", "train.steps=13")
-    assert metrics(tmp_path / "whole" / "run")[-1].get("loss_scale", scale) == scale
+    assert "Step 13: the loss is" in capsys.readouterr().out  # it overflows, on that mesh too
+    assert float(state_arrays(whole, 13)["loss_scale/scale"]) == scale / 2
+
+
+@pytest.mark.slow
+def test_a_run_without_a_single_update_has_no_report(tmp_path, capsys):
+    """Too short to come down to a scale that fits."""
+    precision = {"compute": "float16", "loss_scale_initial": 2.0**24}
+    config = write_config(tmp_path, precision=precision, train={"steps": 2, "global_batch": 16})
+    train(config)
+    assert "The update of every step was left out: there is nothing to report" in capsys.readouterr().out
+    assert not (tmp_path / "run" / "report.html").exists()
 
 
 OWN_MODEL = """

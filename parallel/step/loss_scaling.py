@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .precision import Precision
+from ..precision import Precision
 
 LARGEST, SMALLEST = 2.0**24, 2.0**-24
 """What the scale does not go beyond."""
@@ -66,11 +66,6 @@ def scale_in_force(precision: Precision, state: Any) -> Array | None:
     if isinstance(state, LossScale):
         return state.scale
     return None if precision.scaling == "none" else jnp.float32(precision.scaling)
-
-
-def scaled(value: Array, scale: Array | None) -> Array:
-    """A sum of the loss, or a divisor of its gradients, times the scale, in a dtype that holds both."""
-    return value if scale is None else value * scale
 
 
 def next_loss_scale(state: LossScale, finite: Array, interval: int) -> LossScale:

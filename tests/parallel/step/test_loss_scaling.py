@@ -11,7 +11,7 @@ import toy
 from rows import batches, first_params, model, num_devices, optimizer, row_named
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import Model, Precision, build_step, census, lay_out
-from spmdkit.parallel.loss_scaling import LossScale, next_loss_scale
+from spmdkit.parallel.step.loss_scaling import LossScale, next_loss_scale
 from spmdkit.parallel.verification.compare import verify
 
 ROWS = (
@@ -19,7 +19,7 @@ ROWS = (
     *("moe-data2-expert2-context2", "zbv-4", "1f1b-recompute", "fsdp-prefetch-ring-full", "zero1-mlp"),
 )
 BY_GROUPS = {"data": {"size": 2, "local_steps": 2}, "fsdp": {"size": 2, "floor_bytes": 0}}
-COMPRESSED = {"data": {"size": 4, "compress": "int8"}, "tensor": 2}
+COMPRESSED = {"data": {"size": 2, "compress": "int8"}, "fsdp": {"size": 2, "floor_bytes": 0}}
 
 
 def trained(own, strategy, given, params, devices, dtype="float64", steps=2, **options):
@@ -58,8 +58,8 @@ def test_a_power_of_two_changes_no_bit(name, float64):
 @pytest.mark.parametrize("strategy", [BY_GROUPS, COMPRESSED], ids=["local_steps", "compressed"])
 def test_nor_does_it_over_slow_links(strategy):
     shared = toy.BLOCK_MODEL, strategy, [toy.batch(seed) for seed in range(2)], None
-    _, plain, metrics = trained(*shared, 4 if strategy is BY_GROUPS else 8, "float32", loss_scale="none")
-    _, scaled, scaled_metrics = trained(*shared, 4 if strategy is BY_GROUPS else 8, "float32", loss_scale="dynamic")
+    _, plain, metrics = trained(*shared, 4, "float32", loss_scale="none")
+    _, scaled, scaled_metrics = trained(*shared, 4, "float32", loss_scale="dynamic")
     assert_same_bits(scaled._replace(loss_scale=()), plain)
     assert_same_bits([each._replace(loss_scale=()) for each in scaled_metrics], metrics)
 
@@ -178,7 +178,8 @@ def test_gradients_are_asked_for_without_the_scale():
 @pytest.mark.slow
 def test_verify_compares_a_scaled_step_with_one_device():
     precision = Precision(params="float64", compute="float64", reduce="float64", loss_scale="dynamic")
-    found = verify(toy.BLOCK_MODEL, {"fsdp": 2, "data": 2}, [toy.batch(0)], precision=precision, devices=toy.devices(4))
+    strategy = {"fsdp": {"size": 2, "floor_bytes": 0}, "data": 2}
+    found = verify(toy.BLOCK_MODEL, strategy, [toy.batch(0)], precision=precision, devices=toy.devices(4))
     assert found.ok, str(found)
 
 

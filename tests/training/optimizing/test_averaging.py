@@ -1,0 +1,157 @@
+"""The average of the parameters equals one computed in NumPy, wherever they lie, and follows accepted updates alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from rows import batches, model, num_devices, row_named
+from spmdkit.mesh.errors import UserError
+from spmdkit.models.frozen import freeze
+from spmdkit.parallel import Precision, build_step, census, lay_out
+from spmdkit.training.optimizing.averaging import Averaged, EMAConfig, average_reader, averaged
+from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
+
+FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
+STRATEGIES = {
+    "data-fsdp": {"data": 2, "fsdp": {"size": 2, "floor_bytes": 0}},
+    "zero1": {"data": {"size": 4, "zero": 1}},
+    "zero2-fsdp": {"data": {"size": 2, "zero": 2}, "fsdp": {"size": 2, "floor_bytes": 0}},
+}
+
+
+def in_numpy(average, params, number, decay):
+    """The rule, written again."""
+    weight = max(1 - decay, 9 / (9 + number))
+    return jax.tree.map(lambda old, new: (1 - weight) * old + weight * new, average, params)
+
+
+def check(own, strategy, given, devices, decay=0.8):
+    layouts = lay_out(own, strategy, devices=toy.devices(devices), precision=FLOAT64)
+    step = build_step(own, averaged(optax.adamw(0.05), decay), layouts, precision=FLOAT64)
+    read, state = average_reader(layouts), step.init(0)
+    expected = jax.device_get(state.params)
+    for number, batch in enumerate(given, 1):
+        state, _ = step(state, batch)
+        expected = in_numpy(expected, jax.device_get(state.params), number, decay)
+    found = read(state)
+    assert max(jax.tree.leaves(jax.tree.map(toy.relative, found, expected))) < 1e-12
+    assert max(jax.tree.leaves(jax.tree.map(toy.relative, state.params, expected))) > 1e-3
+    assert int(state.opt_state.updates) == len(given)
+    where = jax.tree.map(lambda leaf: leaf.sharding, state.opt_state.average)
+    assert jax.tree.all(jax.tree.map(lambda a, b: a == b, where, layouts.update_table.shardings()))
+    abstract = toy.abstract(given[0])
+    assert census(step.compile(abstract).as_text(), layouts.mesh) == step.cost(abstract)
+    return step, abstract
+
+
+@pytest.mark.parametrize(
+    "name", ["data-fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "zero2-fsdp"))]
+)
+def test_it_equals_one_of_numpy(name, float64):
+    check(toy.BLOCK_MODEL, STRATEGIES[name], [toy.batch(seed) for seed in range(3)], 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformer-pipe2-fsdp2-tensor2", "zbv-4", "moe-data2-expert2-context2"])
+def test_and_so_it_does_where_a_model_is_split(name, float64):
+    row = row_named(name)
+    check(model(row.kind, row.layers), row.strategy, batches(False)[:2], num_devices(row))
+
+
+PARAMS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)}
+
+
+def run(optimizer, given):
+    """The state after updates with these gradients, and the parameters after each."""
+    params, state, found = PARAMS, optimizer.init(PARAMS), []
+    for each in given:
+        updates, state = optimizer.update(each, state, params)
+        params = optax.apply_updates(params, updates)
+        found.append(jax.device_get(params))
+    return state, found
+
+
+def test_the_weight_falls_to_that_of_the_decay():
+    """From 9 / 10 on, until it is 1 - decay: after 9 decay / (1 - decay) = 36 updates."""
+    state, found = run(averaged(optax.sgd(0.01), 0.8), [PARAMS] * 50)
+    expected = PARAMS
+    for number, params in enumerate(found, 1):
+        weight = 9 / (9 + number) if number < 36 else 0.2
+        expected = jax.tree.map(lambda old, new, weight=weight: old + weight * (new - old), expected, params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), state.average, expected)
+
+
+def test_an_update_that_is_left_out_does_not_count():
+    nan = jax.tree.map(lambda leaf: leaf * np.nan, PARAMS)
+    config = OptimizerConfig(name="sgd", skip_not_finite=2, ema=EMAConfig(decay=0.9))
+    state, _ = run(make_optimizer(config, 10, PARAMS), [PARAMS, nan, nan, PARAMS])
+    without, _ = run(make_optimizer(config, 10, PARAMS), [PARAMS, PARAMS])
+    assert int(state.updates) == 2
+    jax.tree.map(np.testing.assert_array_equal, state.average, without.average)
+
+
+def test_nor_does_one_that_loss_scaling_leaves_out():
+    precision = Precision(loss_scale="dynamic")
+    step = build_step(
+        toy.PLAIN_MODEL,
+        averaged(optax.sgd(0.1), 0.9),
+        lay_out(toy.PLAIN_MODEL, {"data": 2}, devices=toy.devices(2)),
+        precision=precision,
+    )
+    state, _ = step(step.init(0), toy.batch(0))
+    before = jax.device_get(state.opt_state)
+    bad = toy.batch(1)
+    bad["weights"][0, 0] = np.inf
+    state, _ = step(state, bad)
+    assert float(state.loss_scale.scale) == 2.0**14
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.opt_state), before)
+
+
+def test_what_is_frozen_is_its_own_average():
+    own = freeze(toy.BLOCK_MODEL, ("embed/.*",))
+    config = OptimizerConfig(name="sgd", learning_rate=0.5, freeze=("embed/.*",), ema=EMAConfig(decay=0.9))
+    shapes = jax.eval_shape(own.init, jax.random.key(0))
+    layouts = lay_out(own, {"data": 2}, devices=toy.devices(2))
+    step = build_step(own, make_optimizer(config, 10, shapes), layouts)
+    state, _ = step(step.init(0), toy.batch(0))
+    assert not jax.tree.leaves(state.opt_state.average["embed"])
+    found = average_reader(layouts)(state)
+    np.testing.assert_array_equal(found["embed"]["table"], state.params["embed"]["table"])
+    assert (np.asarray(found["head"]["out"]) != np.asarray(state.params["head"]["out"])).any()
+
+
+def test_narrow_parameters_have_a_wide_average():
+    """bfloat16 would lose what a thousandth adds."""
+    params = {"w": jnp.ones(3, jnp.bfloat16)}
+    optimizer = averaged(optax.sgd(1.0), 0.5)
+    state = optimizer.init(params)
+    _, state = optimizer.update({"w": jnp.full(3, 0.5, jnp.bfloat16)}, state, params)
+    assert state.average["w"].dtype == jnp.float32
+    np.testing.assert_allclose(state.average["w"], 1 - 0.9 * 0.5, rtol=1e-6)
+
+
+def test_what_changes_updates_goes_inside():
+    halved = optax.chain(optax.sgd(1.0), optax.scale(0.5))
+    config = OptimizerConfig(name="sgd", learning_rate=1.0, ema=EMAConfig(decay=0.9))
+    around = make_optimizer(config, 10, PARAMS, around=lambda inner: optax.chain(inner, optax.scale(0.5)))
+    state, _ = run(around, [PARAMS])
+    jax.tree.map(np.testing.assert_array_equal, state.average, run(averaged(halved, 0.9), [PARAMS])[0].average)
+
+
+def test_without_a_decay_the_state_is_as_it_was():
+    state = make_optimizer(OptimizerConfig(name="sgd"), 10, PARAMS).init(PARAMS)
+    assert not isinstance(state, Averaged)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"decay": 1.0}, r"optimizer\.ema\.decay=1\.0 has to be at least 0 and below 1"),
+        ({"evaluate": True}, r"optimizer\.ema\.evaluate=true: there is no average\. Give optimizer\.ema\.decay"),
+    ],
+)
+def test_what_cannot_be(given, told):
+    with pytest.raises(UserError, match=told):
+        EMAConfig(**given)

@@ -10,6 +10,7 @@ OWN_FIGURES = frozenset(("step", "loss", "eval_loss", "grad_norm", "weight", "le
     "tokens_per_second",
     "flops_per_second",
     "seconds",
+    "skipped",
 }
 """What every run logs; further figures of a record are metrics of its model."""
 
@@ -45,6 +46,11 @@ def duration(seconds: float) -> str:
 def loss_text(loss: float) -> str:
     """Writes a loss with four decimals, or in powers of ten where those say nothing."""
     return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e5 else f"{loss:.3e}"
+
+
+def three_digits(value: float) -> str:
+    """Writes a number with three significant digits, for example "0.0123" or "1.2e-05"."""
+    return f"{value:.3g}"
 
 
 def _scaled(value: float) -> tuple[str, str]:

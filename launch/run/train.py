@@ -33,7 +33,7 @@ from .directory.resume import adopt_folder, earlier, write_config
 from .directory.saved_with import saved_with
 from .directory.shared import check_same_step
 from .explain import explain_built
-from .finish import finish, nothing_is_left
+from .finish import finish, nothing_is_left, start_report
 from .guarding.agreement import agree_on_config, agree_on_start
 from .guarding.guards import Guards, goodput
 from .guarding.memory import check_memory
@@ -180,6 +180,7 @@ class _Run:
             first = list(islice(batches, 1))
             for line in take_folder(damaged):
                 self.display.message(line)
+            start_report(self.built, explanation, self.folder)
             if self.start < self.config.train.steps and not ended:
                 self.guards.open(self.built, self.folder, self.start)
                 with self.guards.watching():

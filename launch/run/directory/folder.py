@@ -16,6 +16,7 @@ PIECES: dict[str, Kind] = {
     "checkpoints": "folder",
     "metrics.jsonl": "file",
     "report.html": "file",
+    "report.json": "file",
     "goodput.jsonl": "file",
     "guards.json": "file",
     "best.json": "file",
@@ -36,6 +37,7 @@ BESIDE: dict[str, Kind] = {
     "provenance.json.partial": "file",
     "metrics.jsonl.new": "file",
     "report.html.new": "file",
+    "report.json.partial": "file",
     "guards.json.partial": "file",
 }
 """What else is written there: the output of processes, whose it is, and files that are renamed when they are whole."""

@@ -10,7 +10,6 @@ OWN_FIGURES = frozenset(("step", "loss", "eval_loss", "grad_norm", "weight", "le
     "tokens_per_second",
     "flops_per_second",
     "seconds",
-    "skipped",
 }
 """What every run logs; further figures of a record are metrics of its model."""
 

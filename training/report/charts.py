@@ -198,12 +198,13 @@ def _told_apart(frame: _Frame, marks: Sequence[Mark]) -> list[Mark]:
 
 
 def _marks(frame: _Frame, marks: Sequence[Mark]) -> str:
-    """Saves as short lines at the bottom, what interrupts the run as whole ones."""
-    lengths = {"save": f"V{SIDE * 0.94:g}"}
-    return "".join(
-        f'<path class="mark {mark.kind}" d="M{frame.x(mark.step):.1f} {SIDE}{lengths.get(mark.kind, "V0")}"/>'
-        for mark in marks
-    )
+    """Saves as short lines at the bottom, updates left out at the top, what interrupts the run as whole ones."""
+    reach = {"save": (SIDE, SIDE * 0.94), "skipped": (SIDE * 0.06, 0)}
+    lines = []
+    for mark in marks:
+        start, end = reach.get(mark.kind, (SIDE, 0))
+        lines.append(f'<path class="mark {mark.kind}" d="M{frame.x(mark.step):.1f} {start:g}V{end:g}"/>')
+    return "".join(lines)
 
 
 def _in_words(series: Sequence[Series], write: Callable[[float], str]) -> str:

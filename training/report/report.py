@@ -28,7 +28,6 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_second": ("Tokens per second", compact),
     "grad_norm": ("Gradient norm", three_digits),
     "learning_rate": ("Learning rate", three_digits),
-    "skipped": ("Updates left out", compact),
 }
 """Key of a record -> the title of its chart, and how its values are written."""
 
@@ -104,7 +103,7 @@ def _charts(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], ma
         chart(name, [Series("", points_of(metrics, key))], write=write, height=130, marks=marks)
         for key, (name, write) in FIGURES.items()
     ]
-    small += [_chart_of(name, metrics) for name in own_metrics(metrics)]
+    small += [_chart_of(name, metrics, marks) for name in own_metrics(metrics)]
     cards = "".join(f'<div class="card">{figure}</div>' for figure in small if figure)
     return (f'<div class="card">{large}</div>' if large else "") + f'<div class="charts">{cards}</div>'
 
@@ -119,10 +118,10 @@ def own_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted(names)
 
 
-def _chart_of(name: str, metrics: Sequence[Mapping[str, Any]]) -> str:
+def _chart_of(name: str, metrics: Sequence[Mapping[str, Any]], marks: Sequence[Mark]) -> str:
     series = [Series("training", points_of(metrics, name), "train")]
     series.append(Series("evaluation", points_of(metrics, f"eval_{name}"), "eval"))
-    return chart(name, series, write=three_digits, height=130)
+    return chart(name, series, write=three_digits, height=130, marks=marks)
 
 
 def _mesh(mesh: DeviceMesh, table: LayoutTable) -> str:

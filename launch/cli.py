@@ -1,5 +1,5 @@
 """The command line: `spmdkit init`, `train`, `launch`, `explain`, `verify`; of a trained run `evaluate`, `predict`,
-`generate`, `export`; and `schedule`, `checkpoint`, `doctor`.
+`generate`, `export`, `report`; and `schedule`, `checkpoint`, `doctor`.
 
 Each command is a file of commands/ and one line of COMMANDS.
 """
@@ -21,6 +21,7 @@ from .commands import (
     init,
     launch,
     predict,
+    report,
     schedule,
     train,
     verify,
@@ -75,6 +76,7 @@ COMMANDS = (
     predict.COMMAND,
     generate.COMMAND,
     export.COMMAND,
+    report.COMMAND,
     schedule.COMMAND,
     checkpoint.COMMAND,
     doctor.COMMAND,

@@ -92,7 +92,7 @@ class Ledger:
             began: When this process began, Unix seconds; None = now.
         """
         began = time.time() if began is None else began
-        history = _History(_lines(path))
+        history = _History(ledger_lines(path))
         self._done = step
         self._flushed = time.monotonic()
         self._file = -1
@@ -155,7 +155,7 @@ def read_goodput(path: Path) -> Goodput | None:
     Args:
         path: The file; lines that are cut short are left out.
     """
-    history = _History(_lines(path))
+    history = _History(ledger_lines(path))
     return Goodput(history.seconds, history.starts, history.lost_steps) if history.seconds else None
 
 
@@ -209,8 +209,12 @@ class _History:
         ]
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a ledger that are whole."""
+def ledger_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a ledger that are whole, in the order written; none where there is no file.
+
+    Args:
+        path: The file.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -47,6 +47,11 @@ def loss_text(loss: float) -> str:
     return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e5 else f"{loss:.3e}"
 
 
+def three_digits(value: float) -> str:
+    """Writes a number with three significant digits, for example "0.0123" or "1.2e-05"."""
+    return f"{value:.3g}"
+
+
 def _scaled(value: float) -> tuple[str, str]:
     for size, prefix in PREFIXES:
         if abs(value) >= 0.9995 * size:

@@ -63,6 +63,28 @@ def find_checkpoints(given: str | Path, step: int | None = None, changes: Sequen
     return _found(folder, step)
 
 
+def find_folder(given: str | Path) -> Path:
+    """Finds the folder of the run that an argument means; it need not hold a checkpoint yet.
+
+    Args:
+        given: As in `find_run`.
+
+    Returns:
+        Its absolute path.
+
+    Raises:
+        UserError: There is no such run.
+    """
+    source, path = _config_file(given), Path(given)
+    if source is None and any((path / name).is_file() for name in ("metrics.jsonl", "config.yaml")):
+        return path.resolve()
+    if source is not None:
+        folder = Path(load_config(source, sizes=False).run.dir)
+        if folder.is_dir():
+            return folder.resolve()
+    return find_checkpoints(given).run.resolve()
+
+
 def _config_file(given: str | Path) -> Path | None:
     """The YAML file or preset that is meant; None where it is a folder."""
     path = Path(given)

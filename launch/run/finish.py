@@ -2,38 +2,41 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+import numpy as np
+
 from ...configs.schema import Config
-from ...configs.write import as_plain
 from ...data.bigram import bigram_loss
 from ...data.source import is_stream
-from ...mesh.processes import is_main_process
+from ...mesh.processes import is_main_process, local_copy
 from ...parallel.step.state import TrainState
 from ...training.checkpointing.checkpoints import Checkpoints, DamagedCheckpoint
 from ...training.display import Display
-from ...training.metrics import read_metrics
 from ...training.report.costs import StepCosts
-from ...training.report.report import write_report
 from ..drawing.schedule_svg import draw_svg
+from ..reporting.facts import Facts, facts_of, read_facts, write_facts
+from ..reporting.figures import summary_of
+from ..reporting.record import read_run
+from ..reporting.renew import REPORT, renew
 from .build import Built
 from .callbacks import complete
 from .explain import Explanation, schedule_figures
-from .guarding.guards import goodput
+from .guarding.memory import measured_memory
 from .sample import predicts_bytes, sample_text, writes_text
 
-REPORT = "report.html"
 MOST_DRAWN = 4000
 """Stages times ticks of a schedule up to which the report draws it: a megabyte."""
 
 
 def is_reported(folder: Path, checkpoint: Path) -> bool:
-    """Tells whether a run came to its very end: its report is not older than its last checkpoint."""
-    report = folder / REPORT
-    return report.exists() and report.stat().st_mtime >= checkpoint.stat().st_mtime
+    """Tells whether a run came to its very end: its report is not older than its last checkpoint, and was not written
+    by a command before that."""
+    report, facts = folder / REPORT, read_facts(folder)
+    newer = report.exists() and report.stat().st_mtime >= checkpoint.stat().st_mtime
+    return newer and (facts is None or facts.finished >= int(checkpoint.name))
 
 
 def nothing_is_left(
@@ -62,6 +65,16 @@ def nothing_is_left(
     return True
 
 
+def start_report(built: Built, explanation: Explanation, folder: Path) -> None:
+    """Writes what the report needs besides the logs, so that it can be drawn while the run trains; in process 0.
+
+    A file system that cannot be written to costs that and nothing else.
+    """
+    if is_main_process():
+        with suppress(OSError):
+            write_facts(folder, run_facts(built, explanation))
+
+
 def finish(built: Built, explanation: Explanation, state: TrainState, folder: Path, display: Display) -> None:
     """Says how the run went, samples from a language model, and writes report.html.
 
@@ -75,30 +88,31 @@ def finish(built: Built, explanation: Explanation, state: TrainState, folder: Pa
     sample = _sample(built, state)
     if not is_main_process():
         return
-    metrics = read_metrics(folder / "metrics.jsonl")
-    if not metrics:
+    facts = run_facts(built, explanation)
+    end = {"figures": dict(_yardsticks(built)), "measured": measured_memory(), "sample": sample or ""}
+    write_facts(folder, replace(facts, finished=int(np.asarray(local_copy(state.step)).flat[0]), **end))
+    record = read_run(folder)
+    if not record.metrics:
         display.message(
             "The update of every step was left out: there is nothing to report. Raise train.steps to go on."
         )
         return
-    summary = dict(_summary(built, metrics))
-    for line in _verdict(summary):
+    for line in _verdict(summary_of(record)):
         display.message(line)
     if sample is not None:
         display.message(f"A sample of what it writes:\n\n{sample}\n")
-    report = folder / REPORT
-    write_report(
-        report,
-        config=as_plain(built.config),
-        metrics=metrics,
-        table=built.layouts.table,
-        mesh=built.layouts.mesh,
-        summary=summary,
-        sample=sample,
-        costs=step_costs(explanation),
-        goodput=goodput(folder),
+    display.message(f"Wrote {renew(record)}")
+
+
+def run_facts(built: Built, explanation: Explanation) -> Facts:
+    """What the report shows of a run besides its logs, as far as it is known at its start."""
+    return facts_of(
+        built.model.name,
+        built.layouts.num_parameters,
+        built.splits.description,
+        built.layouts.table,
+        step_costs(explanation),
     )
-    display.message(f"Wrote {report}")
 
 
 def step_costs(explanation: Explanation) -> StepCosts:
@@ -123,23 +137,8 @@ def _sample(built: Built, state: TrainState) -> str | None:
     return sample_text(built, state.params, wanted.prompt, wanted.length, wanted.temperature)
 
 
-def _summary(built: Built, metrics: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The figures of a whole run, by name."""
-    yield "title", built.config.run.dir
-    yield "status", f"finished, {metrics[-1]['step']} steps"
-    yield "model", built.model.name
-    yield "parameters", built.layouts.num_parameters
-    yield "data", built.splits.description
-    yield "steps", metrics[-1]["step"]
-    if all("seconds" in record for record in metrics):
-        ends = [0, *(record["step"] for record in metrics)]
-        counts = (end - start for start, end in pairwise(ends))
-        yield "seconds", sum(record["seconds"] * count for record, count in zip(metrics, counts, strict=True))
-    if all("flops_per_second" in record for record in metrics):
-        yield "flops_per_second", median(record["flops_per_second"] for record in metrics)
-    evaluations = [record["eval_loss"] for record in metrics if "eval_loss" in record]
-    if evaluations:
-        yield "eval_loss", evaluations[-1]
+def _yardsticks(built: Built) -> Iterator[tuple[str, float]]:
+    """Losses to compare the run's own with, by name."""
     evaluation, vocabulary = built.splits.evaluation, built.splits.vocabulary
     streamed = is_stream(built.splits.train)  # it cannot be read once more
     if evaluation is not None and vocabulary is not None and not streamed and predicts_bytes(built):

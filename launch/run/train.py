@@ -36,7 +36,7 @@ from .directory.resume import adopt_folder, earlier, write_config
 from .directory.saved_with import saved_with
 from .directory.shared import check_same_step
 from .explain import explain_built
-from .finish import finish, nothing_is_left
+from .finish import finish, nothing_is_left, start_report
 from .guarding.agreement import agree_on_config, agree_on_start
 from .guarding.guards import Guards, goodput
 from .guarding.memory import check_memory
@@ -195,6 +195,7 @@ class _Run:
             for line in take_folder(damaged):
                 self.display.message(line)
             self.compilation.write(self.folder, self.built.xla)
+            start_report(self.built, explanation, self.folder)
             if self.start < self.config.train.steps and not ended:
                 self.guards.open(self.built, self.folder, self.start)
                 with self.guards.watching():

@@ -31,7 +31,7 @@ MOMENTS = {  # what is about to happen, for the how-manieth time, and the step o
     "while a checkpoint is written": ("event:os.rename:checkpoints/8'", 1, 4),
     "while an old checkpoint is removed": ("event:os.rename:removed-", 1, 8),
     "between the last step and its checkpoint": (SAVE, 3, None),
-    "before the report is written": ("spmdkit.launch.run.finish:write_report", 1, STEPS),
+    "before the report is written": ("spmdkit.launch.reporting.renew:write_report", 1, STEPS),
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]

@@ -2,23 +2,26 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from ..quantities import is_number
 from .page import visible
+from .points import Point, smoothed, thinned
 
-MAX_POINTS = 1000
-"""Points drawn per line; of more, the lowest and highest of each stretch are kept, so spikes stay."""
 SMOOTH_FROM = 60
 """Points from which a moving average is drawn over the raw line."""
 LOGARITHMIC_FROM = 40
 """Highest by lowest value from which the axis is logarithmic."""
 SIDE = 1000
 """The drawing's own units, across and down."""
-
-Point = tuple[float, float]
+MOST_LOGARITHMIC = 7
+"""Labels of a logarithmic axis, beyond which only powers of ten have one."""
+RUN_COLORS = 8
+"""Colors of runs that are compared."""
+MAX_MARKS = 200
+"""Marks of one kind drawn side by side."""
+MARK_NAMES = {"start": "started again", "lost": "went back", "skipped": "update left out", "save": "save"}
+"""Kind of a mark -> what the legend calls it."""
 
 
 class Series(NamedTuple):
@@ -27,12 +30,12 @@ class Series(NamedTuple):
     Attributes:
         name: Its name in the legend and the tooltip; may be empty where it is alone.
         points: (step, value), steps ascending, all finite.
-        kind: "train" or "eval" choose the color; dots are added where there are few points.
+        kind: The color: "train", "eval", or of one run of several, see `run_kind`. Few points get dots.
     """
 
     name: str
     points: list[Point]
-    kind: Literal["train", "eval"] = "train"
+    kind: str = "train"
 
 
 class Reference(NamedTuple):
@@ -47,6 +50,29 @@ class Reference(NamedTuple):
     value: float
 
 
+class Mark(NamedTuple):
+    """Something that happened at one step.
+
+    Attributes:
+        step: Its place.
+        kind: "start", "save", "skipped" or "lost"; chooses the color.
+        text: What the tooltip says.
+    """
+
+    step: float
+    kind: str
+    text: str
+
+
+def run_kind(number: int) -> str:
+    """Gives the color of a run among several; beyond the colors lines are dashed.
+
+    Args:
+        number: From 0.
+    """
+    return f"run{number % RUN_COLORS}" + (" dashed" if number // RUN_COLORS % 2 else "")
+
+
 def chart(
     title: str,
     series: Sequence[Series],
@@ -54,6 +80,7 @@ def chart(
     *,
     write: Callable[[float], str],
     height: int = 300,
+    marks: Sequence[Mark] = (),
 ) -> str:
     """Draws lines over steps.
 
@@ -63,6 +90,7 @@ def chart(
         references: Dashed lines.
         write: Writes a value of the legend and of the tooltip.
         height: Pixels of the plot; the width is that of the page.
+        marks: What happened meanwhile; those beyond the lines are left out, and of many in one place one is drawn.
 
     Returns:
         HTML; "" where there is no point at all.
@@ -71,61 +99,16 @@ def chart(
     if not series:
         return ""
     frame = _frame(series, references)
+    marks = _told_apart(frame, marks)
     return (
-        f'<figure class="chart"><figcaption><b>{visible(title)}</b> {_legend(series, write)}</figcaption>'
-        f'<div class="plot" style="height:{height}px;--label:{_widest(frame)}ch">{_labels(frame, references, write)}'
-        f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img" aria-label="{visible(title)}">'
-        f"{_grid(frame)}{''.join(_line(frame, line) for line in series)}{_dashes(frame, references)}</svg>"
-        f'<script type="application/json">{_data(frame, series, write)}</script></div></figure>'
+        f'<figure class="chart"><figcaption><b>{visible(title)}</b> {_legend(series, marks, write)}</figcaption>'
+        f'<div class="plot" tabindex="0" style="height:{height}px;--label:{_widest(frame)}ch">'
+        f"{_labels(frame, series, references, write)}"
+        f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img"><title>{visible(title)}</title>'
+        f"<desc>{visible(_in_words(series, write))}</desc>{_grid(frame)}{_marks(frame, marks)}"
+        f"{''.join(_line(frame, line) for line in series)}{_dashes(frame, references)}</svg>"
+        f'<script type="application/json">{_data(frame, series, marks, write)}</script></div></figure>'
     )
-
-
-def points_of(records: Sequence[Mapping[str, Any]], key: str) -> list[Point]:
-    """Collects a line from the records of metrics.jsonl.
-
-    Args:
-        records: In the order of their steps; any key may be missing or not finite.
-        key: Of the values.
-
-    Returns:
-        (step, value) of the records that have both.
-    """
-    return [
-        (record["step"], record[key])
-        for record in records
-        if is_number(record.get("step")) and is_number(record.get(key))
-    ]
-
-
-def thinned(points: list[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """Leaves out points that a screen cannot show, keeping the lowest and highest of each stretch, first and last.
-
-    Args:
-        points: (step, value), steps ascending.
-        limit: Most points to keep, at least 4.
-
-    Returns:
-        At most `limit` of the points, in order.
-    """
-    if len(points) <= limit:
-        return points
-    edges = [round(i * len(points) / (limit // 2 - 1)) for i in range(limit // 2)]
-    kept = {points[0], points[-1]}
-    for start, stop in pairwise(edges):
-        stretch = points[start:stop]
-        kept |= {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
-    return sorted(kept)
-
-
-def smoothed(points: list[Point]) -> list[Point]:
-    """Averages each point with its neighbours, over a window of a thirtieth of the points."""
-    reach = len(points) // 60
-    averages = []
-    for i, (step, _) in enumerate(points):
-        near = min(reach, i, len(points) - 1 - i)  # a symmetric window, so the ends do not lag
-        window = points[i - near : i + near + 1]
-        averages.append((step, sum(value for _, value in window) / len(window)))
-    return averages
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -181,8 +164,8 @@ def _value_ticks(frame: _Frame) -> list[float]:
     if not frame.logarithmic:
         return ticks(low, high)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1,) if len(powers) > 3 else (1, 2, 5)
-    return [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+    every = [factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high]
+    return every if len(every) <= MOST_LOGARITHMIC else [10.0**power for power in powers if low <= 10.0**power <= high]
 
 
 def _line(frame: _Frame, line: Series) -> str:
@@ -207,7 +190,40 @@ def _dashes(frame: _Frame, references: Sequence[Reference]) -> str:
     return "".join(f'<path class="reference" d="M0 {frame.y(line.value):.1f}H{SIDE}"/>' for line in references)
 
 
-def _labels(frame: _Frame, references: Sequence[Reference], write: Callable[[float], str]) -> str:
+def _told_apart(frame: _Frame, marks: Sequence[Mark]) -> list[Mark]:
+    """The marks within the lines, one of each kind in each place that a screen shows."""
+    low, high = frame.steps
+    within = [mark for mark in marks if low <= mark.step <= high]
+    return list({(mark.kind, round(frame.x(mark.step) / SIDE * MAX_MARKS)): mark for mark in within}.values())
+
+
+def _marks(frame: _Frame, marks: Sequence[Mark]) -> str:
+    """Saves as short lines at the bottom, updates left out at the top, what interrupts the run as whole ones."""
+    reach = {"save": (SIDE, SIDE * 0.94), "skipped": (SIDE * 0.06, 0)}
+    lines = []
+    for mark in marks:
+        start, end = reach.get(mark.kind, (SIDE, 0))
+        lines.append(f'<path class="mark {mark.kind}" d="M{frame.x(mark.step):.1f} {start:g}V{end:g}"/>')
+    return "".join(lines)
+
+
+def _in_words(series: Sequence[Series], write: Callable[[float], str]) -> str:
+    """What the lines show, for those who do not see them."""
+    told = []
+    for line in series:
+        (first, start), (last, end) = line.points[0], line.points[-1]
+        lowest, highest = (write(pick(value for _, value in line.points)) for pick in (min, max))
+        name = f"{line.name}: " if line.name else ""
+        told.append(
+            f"{name}{write(start)} at step {_short(first)}, {write(end)} at step {_short(last)}, between {lowest} and "
+            f"{highest}."
+        )
+    return " ".join(told)
+
+
+def _labels(
+    frame: _Frame, series: Sequence[Series], references: Sequence[Reference], write: Callable[[float], str]
+) -> str:
     tall = "".join(
         f'<span class="y" style="top:{frame.y(value) * 100 / SIDE:.2f}%">{_short(value)}</span>'
         for value in _value_ticks(frame)
@@ -218,11 +234,17 @@ def _labels(frame: _Frame, references: Sequence[Reference], write: Callable[[flo
         if step == int(step)
     )
     names = "".join(
-        f'<span class="name" style="top:{frame.y(line.value) * 100 / SIDE:.2f}%">{visible(line.name)} '
-        f"{write(line.value)}</span>"
+        f'<span class="name{_side(line, series)}" style="top:{frame.y(line.value) * 100 / SIDE:.2f}%">'
+        f"{visible(line.name)} {write(line.value)}</span>"
         for line in references
     )
     return tall + wide + names + '<span class="unit">step</span>'
+
+
+def _side(reference: Reference, series: Sequence[Series]) -> str:
+    """The name of a reference stands on the side of its line where the lines do not end."""
+    above = sum(line.points[-1][1] > reference.value for line in series)
+    return " under" if 2 * above >= len(series) else ""
 
 
 def _widest(frame: _Frame) -> int:
@@ -230,16 +252,18 @@ def _widest(frame: _Frame) -> int:
     return max((len(_short(value)) for value in _value_ticks(frame)), default=0)
 
 
-def _legend(series: Sequence[Series], write: Callable[[float], str]) -> str:
+def _legend(series: Sequence[Series], marks: Sequence[Mark], write: Callable[[float], str]) -> str:
     last = [(line.kind, line.name or "last", write(line.points[-1][1])) for line in series]
     keys = [f'<span class="key {kind}">{visible(name)} {value}</span>' for kind, name, value in last]
+    there = {mark.kind for mark in marks}
+    keys += [f'<span class="key mark {kind}">{name}</span>' for kind, name in MARK_NAMES.items() if kind in there]
     if len(series) > 1 and any(len(line.points) >= SMOOTH_FROM for line in series):
         keys.append('<span class="note">bold: moving average</span>')
     return " ".join(keys)
 
 
-def _data(frame: _Frame, series: Sequence[Series], write: Callable[[float], str]) -> str:
-    """What the tooltip shows: per line its name and its steps with places and texts."""
+def _data(frame: _Frame, series: Sequence[Series], marks: Sequence[Mark], write: Callable[[float], str]) -> str:
+    """What the tooltip shows: per line its name and its steps with places and texts; marks with places and texts."""
     lines = [
         {
             "name": line.name,
@@ -251,7 +275,9 @@ def _data(frame: _Frame, series: Sequence[Series], write: Callable[[float], str]
         }
         for line in series
     ]
-    return json.dumps(lines, separators=(",", ":")).replace("<", "\\u003c")
+    placed = [[round(frame.x(mark.step) / SIDE, 4), mark.text] for mark in marks]
+    data = {"lines": lines, "marks": placed}
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _short(value: float) -> str:

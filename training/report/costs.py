@@ -1,6 +1,7 @@
 """What a step holds and moves, as the report shows it: memory of a device, collectives, the pipeline's schedule."""
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ...layouts.sizes import counted, format_bytes
@@ -21,6 +22,7 @@ class StepCosts(NamedTuple):
         notes: Where this program is not the one that other devices would run.
         schedule_svg: The pipeline's schedule as a whole SVG file; "" without a pipeline, or where it is too large.
         schedule_text: Its figures in words; "" without a pipeline.
+        measured: Whose -> bytes: the most that were in use at once, where the backend or the system tells.
     """
 
     held: Mapping[str, int]
@@ -30,6 +32,7 @@ class StepCosts(NamedTuple):
     notes: Sequence[str] = ()
     schedule_svg: str = ""
     schedule_text: str = ""
+    measured: Mapping[str, int] = MappingProxyType({})
 
 
 def costs_sections(costs: StepCosts) -> str:
@@ -46,12 +49,14 @@ def costs_sections(costs: StepCosts) -> str:
 
 def _memory(costs: StepCosts) -> str:
     held, compiled = _amounts(costs.held), _amounts(costs.compiled)
+    measured = ", ".join(f"{visible(whose)}: {format_bytes(size)}" for whose, size in costs.measured.items())
+    told = f'<h3 class="next">What was measured: the most in use at once</h3><p>{measured}</p>' if measured else ""
     return (
         '<h2>Memory of each device</h2><div class="halves">'
         f'<div class="card"><h3>What it holds</h3>{held}</div>'
-        f'<div class="card"><h3>What the compiled step needs</h3>{compiled}'
+        f'<div class="card"><h3>What the compiled step needs, as XLA predicts</h3>{compiled}'
         '<p class="note">total = arguments + outputs + temporaries - aliased: outputs that reuse the arguments count '
-        "once.</p></div></div>"
+        f"once.</p>{told}</div></div>"
     )
 
 

@@ -1,9 +1,25 @@
 """The frame of the report page: a whole HTML file that needs nothing from elsewhere."""
 
+from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 
 from ...mesh.text import printable
+
+
+def write_page(path: Path, title: str, sections: Iterable[str]) -> None:
+    """Writes a page; the file is replaced as a whole.
+
+    Args:
+        path: The HTML file.
+        title: Plain text.
+        sections: HTML, one under the other.
+    """
+    footer = "<footer>Written by spmdkit. This page is one file and loads nothing.</footer>"
+    beside = path.with_name(path.name + ".new")
+    beside.write_bytes(page(title, "\n".join([*sections, footer])).encode("utf-8", "replace"))
+    beside.replace(path)
 
 
 def page(title: str, body: str) -> str:

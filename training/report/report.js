@@ -1,21 +1,43 @@
-// Comfort only: values under the pointer, and sorting. The page reads without it.
+// Comfort only: values under the pointer or the arrow keys, and sorting. The page reads without it.
 for (const plot of document.querySelectorAll('.plot')) {
-  const lines = JSON.parse(plot.querySelector('script').textContent);
-  const hair = plot.appendChild(document.createElement('div')), tip = plot.appendChild(document.createElement('span'));
-  hair.className = 'hair'; tip.className = 'tip';
-  const hide = () => { hair.style.display = tip.style.display = 'none' };
-  plot.addEventListener('pointerleave', hide);
-  plot.addEventListener('pointermove', event => {
-    const box = plot.getBoundingClientRect(), x = (event.clientX - box.left) / box.width;
-    const near = points => points.reduce((a, b) => Math.abs(b[1] - x) < Math.abs(a[1] - x) ? b : a);
-    const main = near(lines[0].points), rows = [['step', main[0]]];
-    for (const line of lines) { const point = near(line.points);
-      rows.push([line.name + (point[0] === main[0] ? '' : ' at ' + point[0]), point[3]]) }
-    tip.replaceChildren(...rows.flatMap(row => [row.join(' '), document.createElement('br')]).slice(0, -1));
+  const { lines, marks } = JSON.parse(plot.querySelector('script').textContent);
+  const places = [...new Set(lines.flatMap(line => line.points.map(point => point[1])))].sort((a, b) => a - b);
+  const hair = plot.appendChild(document.createElement('div')), tip = plot.appendChild(document.createElement('div'));
+  hair.className = 'hair'; tip.className = 'tip'; tip.setAttribute('role', 'status');
+  const near = (items, x, place) => items.reduce((a, b) => Math.abs(place(b) - x) < Math.abs(place(a) - x) ? b : a);
+  let at = -1;
+  const hide = () => { hair.style.display = tip.style.display = 'none'; at = -1 };
+  const show = x => {
+    const main = near(lines.map(line => near(line.points, x, point => point[1])), x, point => point[1]);
+    at = places.indexOf(main[1]);
+    const head = document.createElement('b');
+    head.textContent = 'step ' + main[0].toLocaleString('en');
+    const rows = lines.map(line => {
+      const point = near(line.points, main[1], each => each[1]), row = document.createElement('div');
+      row.className = lines.length > 1 ? 'key ' + line.kind : '';
+      row.textContent = [line.name, point[3], point[0] === main[0] ? '' : 'at ' + point[0]].filter(Boolean).join(' ');
+      return row;
+    });
+    const told = marks.filter(mark => Math.abs(mark[0] - main[1]) < 0.008).slice(0, 4).map(mark => {
+      const row = document.createElement('div'); row.textContent = mark[1]; return row });
+    tip.replaceChildren(head, ...rows, ...told);
     hair.style.display = tip.style.display = 'block';
-    hair.style.left = main[1] * 100 + '%'; tip.style.top = '8px';
-    tip.style.left = main[1] < 0.6 ? main[1] * box.width + 10 + 'px' : '';
-    tip.style.right = main[1] < 0.6 ? '' : (1 - main[1]) * box.width + 10 + 'px';
+    hair.style.left = main[1] * 100 + '%';
+    const wide = plot.clientWidth, left = main[1] * wide + 10, own = tip.offsetWidth;
+    tip.style.left = Math.max(Math.min(left + own > wide ? left - own - 20 : left, wide - own), 0) + 'px';
+  };
+  plot.addEventListener('pointerleave', hide);
+  plot.addEventListener('blur', hide);
+  for (const kind of ['pointermove', 'pointerdown']) plot.addEventListener(kind, event => {
+    const box = plot.getBoundingClientRect();
+    show((event.clientX - box.left) / box.width);
+  });
+  plot.addEventListener('keydown', event => {
+    const move = { ArrowLeft: -1, ArrowRight: 1, Home: -places.length, End: places.length }[event.key];
+    if (event.key === 'Escape') hide();
+    if (!move) return;
+    event.preventDefault();
+    show(places[Math.max(0, Math.min(places.length - 1, (at < 0 && move > 0 ? -1 : at) + move))]);
   });
 }
 for (const table of document.querySelectorAll('.layouts')) {

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from ...layouts.sizes import format_bytes
 from ...layouts.table import LayoutTable
 from ..quantities import compact, duration, is_number, loss_text, with_unit
-from .charts import Reference, points_of
+from .charts import Reference
 from .page import visible
+from .points import points_of
 
 SHOWN_OTHERWISE = ("title", "status", "steps", "eval_loss", "seconds", "flops_per_second", "parameters")
 """Keys of the summary that stand in the heading or have a tile of their own."""
@@ -23,13 +24,13 @@ class Tile(NamedTuple):
 
 
 def tiles(
-    metrics: Sequence[Mapping[str, Any]], table: LayoutTable, summary: Mapping[str, Any], memory: int | None
+    metrics: Sequence[Mapping[str, Any]], table: LayoutTable | None, summary: Mapping[str, Any], memory: int | None
 ) -> str:
     """Shows the numbers of a run.
 
     Args:
         metrics: The records of metrics.jsonl.
-        table: The layouts of the parameters.
+        table: The layouts of the parameters; None where they are not known.
         summary: See `write_report`.
         memory: Bytes that the compiled step needs on each device; None where that is not known.
 
@@ -111,10 +112,10 @@ def _speed_tiles(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any
     return found
 
 
-def _size_tiles(table: LayoutTable, summary: Mapping[str, Any], memory: int | None) -> list[Tile]:
-    parameters = summary.get("parameters", table.num_elements)
-    held = f"{format_bytes(table.bytes_per_device)} on each device"
-    found = [Tile("parameters", _plain("parameters", parameters), held)]
+def _size_tiles(table: LayoutTable | None, summary: Mapping[str, Any], memory: int | None) -> list[Tile]:
+    parameters = summary.get("parameters", table.num_elements if table else None)
+    held = f"{format_bytes(table.bytes_per_device)} on each device" if table else ""
+    found = [Tile("parameters", _plain("parameters", parameters), held)] if _is_count(parameters) else []
     if memory is not None:
         found.append(Tile("memory per device", format_bytes(memory), "of the compiled step"))
     return found

@@ -16,6 +16,7 @@ PIECES: dict[str, Kind] = {
     "checkpoints": "folder",
     "metrics.jsonl": "file",
     "report.html": "file",
+    "report.json": "file",
     "goodput.jsonl": "file",
     "guards.json": "file",
     "best.json": "file",
@@ -37,6 +38,7 @@ BESIDE: dict[str, Kind] = {
     "provenance.json.partial": "file",
     "metrics.jsonl.new": "file",
     "report.html.new": "file",
+    "report.json.partial": "file",
     "guards.json.partial": "file",
     "compilation.json.partial": "file",
 }

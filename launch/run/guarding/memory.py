@@ -1,11 +1,15 @@
-"""Is there room for a run? Asked before anything is compiled, of what every device must hold in any case."""
+"""Is there room for a run? Asked before anything is compiled, of what every device must hold in any case.
+
+And how much was in use in the end.
+"""
 
 import os
+import sys
 from contextlib import suppress
 
 import jax
 
-from ....layouts.sizes import format_bytes
+from ....layouts.sizes import counted, format_bytes
 from ....mesh.errors import UserError
 from ..build import Built
 
@@ -32,6 +36,28 @@ def check_memory(built: Built) -> None:
         f"{f', {arithmetic}' if arithmetic else ''}, and {holds}. Make the model smaller (model.width, model.layers), "
         "split its state over more devices (strategy.fsdp), or take an optimizer that keeps less (adafactor, sgd)."
     )
+
+
+def measured_memory() -> dict[str, int]:
+    """The most bytes that were in use at once so far, as the backend counts them, or the system for processors.
+
+    Returns:
+        Whose -> bytes: the fullest device of this process; of processors, the process with all its devices. Empty where
+        nobody tells.
+    """
+    devices = jax.local_devices()
+    if devices[0].platform != "cpu":
+        peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in devices]
+        return {"fullest device": max(peaks)} if max(peaks) else {}
+    with suppress(ImportError, OSError):
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return {
+            f"the process, with {counted(len(devices), 'device')}": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            * unit
+        }
+    return {}
 
 
 def _room(devices: list) -> tuple[int | None, str]:

@@ -88,6 +88,8 @@ def test_a_time_limit(try_again, code, tmp_path, capsys):
         "Stopped by the time limit of 1s after step 2 of 12; saved. The same command goes on" in capsys.readouterr().out
     )
     assert not (tmp_path / "run" / "report.html").exists()
+    assert main(["report", str(config)]) == 0
+    assert "Layout of every parameter" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     train(config, "callbacks=[]")
     assert metrics(tmp_path / "run")[-1]["step"] == 12
 

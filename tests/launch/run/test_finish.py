@@ -1,6 +1,7 @@
 """The end of a run: verdict, sample and report."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ from runs import metrics, write_config, write_language_config
 from spmdkit.configs import load_config
 from spmdkit.data import bigram_loss
 from spmdkit.launch.cli import main
+from spmdkit.launch.reporting.facts import facts_of, write_facts
 from spmdkit.launch.run.build import build
 from spmdkit.launch.run.explain import Explanation
-from spmdkit.launch.run.finish import _summary, _verdict, is_reported, step_costs
+from spmdkit.launch.run.finish import _verdict, _yardsticks, is_reported, step_costs
 from spmdkit.layouts.resolve import resolve
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel.schedule.builders import make_schedule
+from spmdkit.training.report.costs import StepCosts
 
 SHORT = {"train": {"steps": 2, "global_batch": 16}, "checkpoint": {"every": 0}}
 
@@ -39,15 +42,12 @@ def test_the_bigram_model_is_measured_on_the_rows_that_the_model_is(batches, tmp
     """`eval.batches` batches of `train.global_batch` rows; 0 is the whole split."""
     config = write_language_config(tmp_path, **SHORT | {"eval": {"every": 0, "batches": batches}})
     built = build(load_config(config))
-    record = {"step": 2, "loss": 1.0, "tokens_per_second": 1.0, "seconds": 1.5, "flops_per_second": 1.0}
     measured = built.splits.evaluation
     rows = batches * 16 or len(measured)
     assert rows <= len(measured)
     few = [measured[index] for index in range(rows)]
     expected = bigram_loss(built.splits.train, Rows(few), 256)
-    summary = dict(_summary(built, [record, record | {"step": 5}]))
-    assert summary["bigram_loss"] == pytest.approx(expected, rel=1e-12)
-    assert summary["seconds"] == 2 * 1.5 + 3 * 1.5
+    assert dict(_yardsticks(built)) == {"bigram_loss": pytest.approx(expected, rel=1e-12)}
 
 
 class Rows(list):
@@ -109,3 +109,14 @@ def test_a_report_older_than_the_checkpoint_is_of_an_earlier_part(tmp_path: Path
     assert is_reported(tmp_path, checkpoint)
     os.utime(report, (1, 1))
     assert not is_reported(tmp_path, checkpoint)
+
+
+@pytest.mark.parametrize(("finished", "reported"), [(0, False), (11, False), (12, True)])
+def test_a_report_that_a_command_has_written_is_no_end(tmp_path: Path, finished, reported):
+    """`spmdkit report` may renew it between the last checkpoint and the end."""
+    (tmp_path / "12").mkdir()
+    (tmp_path / "report.html").write_text("")
+    costs = StepCosts(held={}, compiled={}, predicted=(), found=())
+    facts = facts_of("mlp", 1, "digits", resolve({}, DeviceMesh.simulated(2, data=2)), costs)
+    write_facts(tmp_path, replace(facts, finished=finished))
+    assert is_reported(tmp_path, tmp_path / "12") == reported

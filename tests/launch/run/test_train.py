@@ -35,6 +35,7 @@ def test_what_a_run_leaves(tmp_path, capsys):
         "metrics.jsonl",
         "provenance.json",
         "report.html",
+        "report.json",
     ]
     assert sorted(int(path.name) for path in (folder / "checkpoints").iterdir()) == [8, 12]
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from spmdkit.training.quantities import loss_text
-from spmdkit.training.report.charts import MAX_POINTS, SIDE, Reference, Series, chart, smoothed, thinned, ticks
+from spmdkit.training.report.charts import SIDE, Mark, Reference, Series, chart, run_kind, ticks
 
 
 def polylines(html: str) -> list[list[tuple[float, float]]]:
@@ -39,9 +39,15 @@ def test_points_are_drawn_where_the_labels_say():
     assert "training 1.0000" in html, "the legend holds the last value"
 
 
+@pytest.mark.parametrize(("last", "css"), [(3.0, "name under"), (1.0, "name")])
+def test_the_name_of_a_reference_is_not_under_the_lines(last, css):
+    html = chart("Loss", [Series("a", [(0, 4.0), (9, last)])], [Reference("bigram", 2.0)], write=loss_text)
+    assert f'<span class="{css}" style' in html
+
+
 def test_the_tooltip_holds_the_exact_values():
     series = [Series("training", [(10, 3.25), (20, 2.5)]), Series("evaluation", [(20, 2.75)], "eval")]
-    lines = data(chart("Loss", series, write=loss_text))
+    lines = data(chart("Loss", series, write=loss_text))["lines"]
     assert [(line["name"], [(point[0], point[3]) for point in line["points"]]) for line in lines] == [
         ("training", [(10, "3.2500"), (20, "2.5000")]),
         ("evaluation", [(20, "2.7500")]),
@@ -88,26 +94,30 @@ def test_ticks_are_round_numbers_in_the_range(low, high, expected):
     assert ticks(low, high) == pytest.approx(expected)
 
 
-def test_thinning_keeps_ends_and_spikes():
-    points = [(step, 2.0 + math.sin(step) / 10) for step in range(100_000)]
-    points[54_321] = (54_321, 99.0)
-    kept = thinned(points)
-    assert len(kept) <= MAX_POINTS
-    assert (kept[0], kept[-1]) == (points[0], points[-1])
-    assert (54_321, 99.0) in kept
-    assert kept == sorted(set(kept))
-    assert thinned(points[:50]) == points[:50]
-
-
-def test_smoothing_keeps_the_steps_and_a_straight_line():
-    straight = [(step, 3.0 * step) for step in range(300)]
-    assert [step for step, _ in smoothed(straight)] == [step for step, _ in straight]
-    assert [value for _, value in smoothed(straight)] == pytest.approx([value for _, value in straight])
-
-
 def test_names_cannot_leave_the_page():
     html = chart("<b>", [Series("</script><b>", [(0, 1.0)])], [Reference("<i>", 1.0)], write=loss_text)
     assert html.count("</script>") == 1
     assert "<b></script>" not in html
     assert "<i>" not in html
-    assert data(html)[0]["name"] == "</script><b>"
+    assert data(html)["lines"][0]["name"] == "</script><b>"
+
+
+def test_marks_stand_at_their_steps():
+    """One of each kind in a place; those beyond the lines are left out; the legend says what they are."""
+    marks = [Mark(15, "save", "save of step 15"), Mark(15, "save", "save of step 15"), Mark(20, "start", "start 2")]
+    html = chart("Loss", [Series("", [(10, 3.0), (20, 2.0)])], write=loss_text, marks=[*marks, Mark(21, "lost", "no")])
+    drawn = re.findall(r'<path class="mark (\w+)" d="M([\d.]+) ', html)
+    assert drawn == [("save", "500.0"), ("start", "1000.0")]
+    assert data(html)["marks"] == [[0.5, "save of step 15"], [1.0, "start 2"]]
+    assert re.findall(r'<span class="key mark \w+">([^<]*)<', html) == ["started again", "save"]
+
+
+def test_a_chart_is_told_in_words():
+    html = chart("Loss", [Series("a", [(1, 3.0), (2, 5.0), (3, 4.0)])], write=loss_text)
+    assert "<title>Loss</title>" in html
+    words = "a: 3.0000 at step 1, 4.0000 at step 3, between 3.0000 and 5.0000."
+    assert f"<desc>{words}</desc>" in html
+
+
+def test_every_run_has_a_look_of_its_own():
+    assert len({run_kind(number) for number in range(16)}) == 16

@@ -1,10 +1,11 @@
-"""The report as Chromium lays it out, at the width of a laptop and of a phone; skipped where there is no Chromium."""
+"""The pages as Chromium lays them out, at the width of a laptop and of a phone; skipped where there is no Chromium."""
 
 import json
 import re
 import shutil
 import subprocess
 from html import escape, unescape
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,53 +17,64 @@ from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.training.goodput import KINDS, Goodput
+from spmdkit.training.report.charts import Mark
+from spmdkit.training.report.comparison import MISSING, ComparedRun, write_comparison
+from spmdkit.training.report.course import Course, Stretch
 from spmdkit.training.report.report import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 WIDTHS = (1280, 390)
-MEASURE = """
-const reach = (frame) => {
-  const page = frame.contentDocument, width = page.documentElement.clientWidth, beyond = [];
-  for (const element of page.querySelectorAll('body *')) {
-    let scrolls = false;
-    for (let box = element.parentElement; box; box = box.parentElement)
-      scrolls ||= frame.contentWindow.getComputedStyle(box).overflowX === 'auto';
-    const place = element.getBoundingClientRect();
-    if (!scrolls && place.width && place.right > width + 1)
-      beyond.push(element.tagName + '.' + element.className);
-  }
-  const boxes = [...page.querySelectorAll('.tile')].map(tile => tile.getBoundingClientRect());
-  const outside = [...page.querySelectorAll('.plot span:not(.tip)')].filter(label =>
-    label.getBoundingClientRect().left < label.closest('.card').getBoundingClientRect().left + 4);
-  const wide = box => box.scrollWidth > box.clientWidth + 1;
-  const picture = page.querySelector('.schedule')?.shadowRoot?.querySelector('svg');
-  page.querySelector('.layouts th:last-child button').click();
-  const sorted = [...page.querySelectorAll('.layouts tbody td.number')].map(cell => Number(cell.dataset.sort));
-  return {
-    sorted, outside: outside.map(label => label.textContent),
-    width, across: page.documentElement.scrollWidth, beyond: beyond.slice(0, 5),
-    tallest: Math.max(...boxes.map(box => box.height)),
-    right: Math.max(...boxes.map(box => box.right)) - Math.max(...boxes.filter(
-      box => box.bottom === Math.max(...boxes.map(other => other.bottom))).map(box => box.right)),
-    scrolling: [...page.querySelectorAll('.scroll, .schedule')].filter(wide).map(box => box.className),
-    pictured: picture?.getBoundingClientRect().height ?? 0,
-    loads: performance.getEntriesByType('resource').length +
-      frame.contentWindow.performance.getEntriesByType('resource').length,
-  };
-};
-addEventListener('load', () => {
-  const found = [...document.querySelectorAll('iframe')].map(reach);
-  document.getElementById('found').textContent = JSON.stringify(found);
-});
-"""
+HERE = Path(__file__).parent
+LISTEN = """<script>
+window.told = [];
+addEventListener('error', event => told.push(event.message));
+console.error = console.warn = (...words) => told.push(words.join(' '));
+</script>"""
+PAGES = ("report", "compare")
+LONG = "runs/" + "of_a_long_name" * 5
 
 
 @pytest.fixture(scope="module")
 def laid_out(tmp_path_factory):
-    """What Chromium measures of a report that has everything, by the width of the page."""
+    """What Chromium measures of both pages with everything on them, by the page and its width."""
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
     folder = tmp_path_factory.mktemp("chromium")
+    write_the_report(folder / "report.html")
+    write_the_comparison(folder / "compare.html")
+    texts = {name: (folder / f"{name}.html").read_text(encoding="utf-8") for name in PAGES}
+    pages = {name: text.replace("<head>", f"<head>{LISTEN}", 1) for name, text in texts.items()}
+    frames = "".join(
+        f'<iframe name="{name}" width="{width}" height="900" srcdoc="{escape(text)}"></iframe>'
+        for name, text in pages.items()
+        for width in WIDTHS
+    )
+    outer, measure = folder / "outer.html", (HERE / "measure.js").read_text(encoding="utf-8")
+    outer.write_text(
+        "<!doctype html><meta charset=utf-8><style>iframe {border: 0}</style>"
+        f'<pre id="found"></pre>{frames}<script>{measure}</script>',
+        encoding="utf-8",
+    )
+    found = re.search(r'<pre id="found">(.+?)</pre>', printed_by_chromium(folder, outer), re.DOTALL)
+    assert found
+    return {(each["name"], each["width"]): each for each in json.loads(unescape(found[1]))}
+
+
+def printed_by_chromium(folder, page):
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
+    quiet = ["--disable-sync", "--disable-background-networking", "--disable-component-update"]
+    own = f"--user-data-dir={folder / 'profile'}"
+    ended = subprocess.run(
+        [CHROMIUM, *options, *quiet, own, "--window-size=1400,2000", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "id=" in ended.stdout, ended.stderr[-2000:]
+    return ended.stdout
+
+
+def write_the_report(path):
     mesh = DeviceMesh.simulated(8, data=2, fsdp=2, tensor=2)
     names = ["blocks/attention/query", "a_module_of_a_long_name/" * 6 + "kernel", "embed"]
     shapes = {name: jax.ShapeDtypeStruct((128, 384, 64 * size), jnp.float32) for size, name in enumerate(names, 1)}
@@ -74,66 +86,83 @@ def laid_out(tmp_path_factory):
         found=COLLECTIVES[:2],
         notes=("On simulated devices this program is not the one that GPUs run.",),
         schedule_svg=draw_svg(make_schedule("1f1b", 4, 8)),
+        measured={"the process, with 8 devices": 3 << 30},
     )
-    summary = SUMMARY | {"title": "runs/" + "of_a_long_name" * 5}
+    stretches = [Stretch(9.0 * n, 9.0 * n + 9, {"step": 6.0, "data": 3.0}, 3 * n) for n in range(12)]
+    events = [(9.0 * n, Mark(3 * n, kind, f"{kind} {n}")) for n in range(4, 11) for kind in ("save", "start", "lost")]
     write_report(
-        folder / "report.html",
-        config={"run": {"dir": "runs/" + "of_a_long_name" * 5}},
+        path,
+        config={"run": {"dir": LONG}},
         metrics=METRICS,
         table=table,
         mesh=mesh,
-        summary=summary,
+        summary=SUMMARY | {"title": LONG},
         sample="def sample():\n" + "    return" + " and more" * 40,
+        samples=[{"step": 10, "text": "word " * 100}, {"step": 20, "text": "a" * 500}],
         costs=costs,
         goodput=Goodput({kind: 1.5**number for number, kind in enumerate(KINDS)}, starts=12, lost_steps=123_456),
+        course=Course(stretches, events),
     )
-    page = escape((folder / "report.html").read_text(encoding="utf-8"))
-    frames = "".join(f'<iframe width="{width}" height="900" srcdoc="{page}"></iframe>' for width in WIDTHS)
-    outer = folder / "outer.html"
-    outer.write_text(
-        "<!doctype html><meta charset=utf-8><style>iframe {border: 0}</style>"
-        f'<pre id="found"></pre>{frames}<script>{MEASURE}</script>',
-        encoding="utf-8",
-    )
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
-    quiet = [
-        "--disable-sync",
-        "--disable-background-networking",
-        "--disable-component-update",
-        f"--user-data-dir={folder / 'profile'}",
-    ]
-    ended = subprocess.run(
-        [CHROMIUM, *options, *quiet, "--window-size=1400,2000", "--dump-dom", outer.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    found = re.search(r'<pre id="found">(.+?)</pre>', ended.stdout, re.DOTALL)
-    assert found, ended.stderr[-2000:]
-    return dict(zip(WIDTHS, json.loads(unescape(found[1])), strict=True))
+
+
+def write_the_comparison(path):
+    """Ten runs, one of a long name, and figures of every size."""
+    runs = []
+    for number in range(10):
+        metrics = [{"step": 1000 * step, "loss": 1e6 / step**number, "grad_norm": 1e-7 * step} for step in range(1, 90)]
+        spent = Goodput({"step": 80.0, "start": 10.0 + number}, starts=1, lost_steps=0)
+        figures = {"step": 89_000 - number, "loss": 1.5e-7, "seconds": 1e6, "predicted_bytes": 3 << 40}
+        runs.append(ComparedRun(LONG if number == 3 else f"run-{number}", metrics, figures, spent))
+    differences = {"data.files": [["corpus/**/*.txt"] * 4] * 10, "optimizer." + "long_key_" * 6: [MISSING] * 10}
+    write_comparison(path, runs, differences)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_page_fits_its_reader(laid_out, width):
-    """Nothing sticks out of the page; what is wider scrolls in a box of its own, and only the schedule is."""
-    measured = laid_out[width]
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_fits_its_reader(laid_out, page, width):
+    """Nothing sticks out of the page, and no label covers another; what is wider scrolls in a box of its own."""
+    measured = laid_out[page, width]
     assert measured["width"] == measured["across"] == width
-    assert measured["beyond"] == measured["outside"] == []
-    assert set(measured["scrolling"]) <= {"schedule"}
-    assert measured["pictured"] > 200
-    assert measured["loads"] == 0
+    assert measured["beyond"] == measured["outside"] == measured["covered"] == []
+    assert set(measured["scrolling"]) <= ({"schedule"} if page == "report" else {"card scroll"})
+    assert measured["loads"] == measured["unnamed"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("page", PAGES)
+def test_pointing_and_arrow_keys_show_values(laid_out, page, width):
+    measured = laid_out[page, width]
+    assert measured["errors"] == []
+    tip = measured["tip"]
+    assert tip["within"]
+    assert tip["gone"]
+    last, second = {"report": ("step 30", "step 20"), "compare": ("step 89,000", "step 2,000")}[page]
+    assert tip["text"].startswith(last)
+    assert tip["keys"].startswith(second)
+    if page == "report":
+        assert "training 2.1250" in tip["text"]
+        assert "lost 10" in tip["text"], "what happened there"
+    else:
+        assert f"{LONG} 1.4185" in tip["text"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_tiles_fit_their_content(laid_out, width):
-    assert laid_out[width]["tallest"] < 130
-    assert laid_out[width]["right"] < 1, "the last row of tiles is as wide as the others"
+    assert laid_out["report", width]["tallest"] < 130
+    assert laid_out["report", width]["ragged"] < 1, "the last row of tiles is as wide as the others"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_schedule_is_drawn(laid_out, width):
+    assert laid_out["report", width]["pictured"] > 200
 
 
 @pytest.mark.slow
 def test_a_heading_sorts_its_column(laid_out):
-    sizes = laid_out[WIDTHS[0]]["sorted"]
+    sizes = laid_out["report", WIDTHS[0]]["sorted"]
     assert len(set(sizes)) == 3
     assert sizes == sorted(sizes, reverse=True)

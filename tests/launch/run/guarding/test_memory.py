@@ -1,13 +1,14 @@
 """A state that cannot fit is told before anything is compiled; one that can is let through."""
 
 import resource
+from pathlib import Path
 
 import pytest
 from runs import write_config
 from spmdkit.configs import load_config
 from spmdkit.launch.run.build import build
 from spmdkit.launch.run.guarding import memory
-from spmdkit.launch.run.guarding.memory import check_memory
+from spmdkit.launch.run.guarding.memory import check_memory, measured_memory
 from spmdkit.mesh.errors import UserError
 
 WIDE = ["model.widths=[16000000, 1000000]"]  # 1.6e13 parameters, and adamw's two averages of each
@@ -63,3 +64,10 @@ def test_each_device_of_its_own_memory(limit, fits, tmp_path, monkeypatch):
     else:
         with pytest.raises(UserError, match=r"and a device has 1 KiB"):
             check_memory(run)
+
+
+def test_the_most_that_was_in_use_is_that_of_the_system():
+    """On processors it is the resident memory of this process, which holds all its devices."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    most = int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    assert measured_memory() == {"the process, with 8 devices": pytest.approx(most, rel=0.05)}

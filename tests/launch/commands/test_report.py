@@ -1,0 +1,70 @@
+"""`spmdkit report` as it is typed."""
+
+import json
+import shutil
+
+import pytest
+from runs import write_config
+from spmdkit.launch.cli import main
+
+
+def call(capsys, *words):
+    capsys.readouterr()
+    code = main(["report", *map(str, words)])
+    return code, capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_trained(tmp_path, capsys, monkeypatch):
+    """Its report is renewed to the byte; a run that is under way says so; two runs are compared."""
+    config = write_config(tmp_path, train={"steps": 4, "global_batch": 16}, checkpoint={"every": 2})
+    assert main(["train", str(config)]) == 0
+    run = tmp_path / "run"
+    report = (run / "report.html").read_bytes()
+    (run / "report.html").unlink()
+    for given in (config, run, run / "checkpoints" / "4"):
+        code, printed = call(capsys, given)
+        assert code == 0
+        assert printed.out.endswith("report.html\n")
+        assert (run / "report.html").read_bytes() == report
+
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    facts = json.loads((other / "report.json").read_text())
+    (other / "report.json").write_text(json.dumps(facts | {"finished": 0}))
+    lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:20])
+    assert call(capsys, other)[0] == 0
+    assert "step 2 of 4" in (other / "report.html").read_text(encoding="utf-8")
+
+    monkeypatch.chdir(tmp_path)
+    code, printed = call(capsys, run, other, "--json")
+    assert code == 0
+    plain = json.loads(printed.out)
+    assert [each["step"] for each in plain["runs"]] == [4, 2]
+    assert plain["page"] == "compare.html"
+    assert "They are not equally far: other 2" in page_of(tmp_path) or "run 4, other 2" in page_of(tmp_path)
+
+
+def page_of(folder):
+    return (folder / "compare.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{run}"], "metrics.jsonl is missing"),
+        (["{empty}"], "is no run, and no folder of checkpoints"),
+        (["{empty}/none"], "There is no"),
+        (["{run}", "{config}"], "is given twice"),
+    ],
+)
+def test_mistakes_are_one_message(untrained, tmp_path, words, said, capsys):
+    """`untrained` has checkpoints, and has logged nothing."""
+    (tmp_path / "empty").mkdir()
+    places = {"run": untrained.parent / "run", "config": untrained, "empty": tmp_path / "empty"}
+    code, printed = call(capsys, *(word.format(**places) for word in words))
+    assert code == 2
+    assert printed.err.startswith("error: ")
+    assert said in printed.err
+    assert "Traceback" not in printed.err

@@ -1,0 +1,37 @@
+"""report.json: what is read is what was written, on devices that need not be there; damage is no error."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from left_runs import COSTS, a_table, some_facts
+from spmdkit.launch.reporting.facts import NAME, read_facts, write_facts
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    end = {"finished": 7, "figures": {"bigram_loss": 2.5}, "measured": {"device": 99}, "sample": "text \ud800 é"}
+    write_facts(tmp_path, replace(some_facts(), **end))
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+    found, table = read_facts(tmp_path), a_table()
+    assert found is not None
+    assert (found.model, found.parameters, found.data, found.finished) == ("mlp", 128, "digits", 7)
+    assert (found.figures, found.measured) == ({"bigram_loss": 2.5}, {"device": 99})
+    assert found.device_mesh == table.mesh
+    assert found.table.to_json() == table.to_json()
+    assert [row.layout for row in found.table.rows] == [row.layout for row in table.rows]
+    assert found.step_costs == COSTS._replace(measured={"device": 99})
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff", b'{"model": 1}'])
+def test_damage_and_absence_are_none(tmp_path, damage):
+    assert read_facts(tmp_path) is None
+    (tmp_path / NAME).write_bytes(damage)
+    assert read_facts(tmp_path) is None
+
+
+def test_a_layout_of_another_form_is_none(tmp_path):
+    write_facts(tmp_path, some_facts())
+    plain = json.loads((tmp_path / NAME).read_text())
+    plain["layouts"][0]["layout"] = [["no such axis"]]
+    (tmp_path / NAME).write_text(json.dumps(plain))
+    assert read_facts(tmp_path) is None

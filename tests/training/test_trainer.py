@@ -62,6 +62,22 @@ def test_all_rows_count_once_on_eight_devices():
     assert one.evaluate((X, Y)) == pytest.approx(scores, rel=1e-6)
 
 
+@pytest.mark.slow
+def test_stages_that_store_blocks_in_another_order():
+    from spmdkit.models import TransformerConfig, transformer
+
+    model = transformer(TransformerConfig(vocabulary=16, length=8, layers=4, width=16, heads=2))
+    stages = {"size": 2, "schedule": "interleaved_1f1b", "virtual": 2, "microbatches": 4}
+    tokens = RANDOM.integers(0, 16, (70, 9)).astype(np.int32)
+    rows = {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+    staged, whole = (
+        Trainer(model, optax.sgd(0.1), each, global_batch=32) for each in ({"pipe": stages, "data": 4}, {"data": 8})
+    )
+    assert staged.evaluate(rows) == pytest.approx(whole.evaluate(rows), rel=1e-5)
+    np.testing.assert_allclose(staged.predict(rows), whole.predict(rows), rtol=1e-4, atol=1e-5)
+    assert staged.predict(rows).shape == (70, 8, 16)
+
+
 FORMS = {
     "pair": lambda x, y: (x, y),
     "source": lambda x, y: ArraySource({"inputs": x, "targets": y}),

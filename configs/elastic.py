@@ -15,6 +15,8 @@ from dataclasses import replace
 from math import log2, prod
 from typing import NamedTuple
 
+from ..mesh.axes import SYNONYMS
+from ..mesh.near_miss import did_you_mean
 from ..mesh.shapes import divisors
 from ..parallel.sharding.strategies import axes_that_split
 from .checks import REST, axis_sizes, size_problems
@@ -25,6 +27,8 @@ from .schema import Config
 ELASTIC = ("data", "fsdp")
 """Axes that may change: over these, devices differ in the rows they work on, and in the parts they store. The size of
 any other is a property of the program: it has to divide heads, experts or layers."""
+DEALT = {"tensor": "heads and widths", "context": "positions", "expert": "experts", "pipe": "layers"}
+"""What is dealt out over each of the others, by the name of the axis."""
 KEY = "launch.elastic"
 
 
@@ -118,10 +122,7 @@ def elastic_problems(config: Config) -> list[Problem]:
     problems, data = [], config.strategy.get("data")
     for axis in config.launch.elastic:
         if axis not in ELASTIC:
-            problems.append(
-                f"{axis!r} cannot change its size: the axes that can are {listed(list(ELASTIC), 'and')}, over which "
-                "devices differ in their rows and in what they store. Leave it out."
-            )
+            problems.append(_no_elastic_axis(axis, axis_sizes(config)))
         elif axis not in config.strategy:
             problems.append(f"{axis} is no axis of strategy. Set strategy.{axis}=1 to let it grow, or leave it out.")
         elif axis == "data" and data is not None and data.local_steps:
@@ -137,6 +138,22 @@ def elastic_problems(config: Config) -> list[Problem]:
     if len(set(config.launch.elastic)) < len(config.launch.elastic):
         problems.append("an axis is named twice. Name each once.")
     return [Problem(KEY, f"{KEY}={list(config.launch.elastic)}: {problem}") for problem in problems]
+
+
+def _no_elastic_axis(axis: str, sizes: Mapping[str, int]) -> str:
+    """Why an axis cannot change, how many devices it takes as it is, and what to write instead."""
+    instead = [each for each in ELASTIC if each in sizes] or [ELASTIC[0]]
+    write = f"Write {KEY}: [{', '.join(instead)}]{'' if instead[0] in sizes else f' and strategy.{instead[0]}=1'}."
+    only = f"the axes that can change are {listed(list(ELASTIC), 'and')}"
+    if axis not in DEALT:
+        meant = SYNONYMS.get(axis.lower(), "")
+        near = f" Did you mean {meant}?" if meant in ELASTIC else did_you_mean(axis, ELASTIC)
+        return f"{axis!r} cannot change its size: it is no axis of a mesh, and {only}.{near or f' {write}'}"
+    fixed = {each: size for each, size in sizes.items() if each not in ELASTIC and size > 1}
+    needed = prod(fixed.values())
+    given = " x ".join(f"{each} {size}" for each, size in fixed.items())
+    takes = f" With {given} a run takes a multiple of {needed} devices: {needed}, {2 * needed}, ..." if fixed else ""
+    return f"{axis!r} cannot change its size: {DEALT[axis]} are dealt out over it, and {only}.{takes} {write}"
 
 
 def _assignments(axes: Sequence[str], product: int) -> Iterator[dict[str, int]]:

@@ -12,6 +12,8 @@ from .reading.limits import AtLeast
 TIME = re.compile(r"([0-9]{1,4}-)?[0-9]{1,6}(:[0-5]?[0-9]){0,2}")
 """A time limit as schedulers write it: minutes, hours:minutes:seconds, days-hours:minutes:seconds."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NAME = re.compile(r"[\w.@:/+,-]*")
+"""Of an account or a quality of service; empty where none is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,9 @@ class SlurmConfig:
     """Further options of srun, which starts the processes, such as "--container-image=..."."""
 
     def __post_init__(self) -> None:
+        for key in ("account", "qos"):
+            if not NAME.fullmatch(getattr(self, key)):
+                raise UserError(f"launch.slurm.{key}={getattr(self, key)!r} must be one word.")
         refuse_options("launch.slurm.options", self.options, "--constraint=h100")
         refuse_options("launch.slurm.srun_options", self.srun_options, "--container-image=...")
 

@@ -8,6 +8,7 @@ each strategy in parallel/, of each model in models/; `launch` stands in launchi
 A whole number whose name ends in `_bytes` or `_floor` also accepts text such as "64KiB".
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,13 +46,31 @@ class RunConfig:
     """CPU devices that each process simulates; 0 = the machine's real devices."""
     log_every: Annotated[int, AtLeast(1)] = 10
     """Steps between two records of metrics."""
+    cache: str = ""
+    """Folder of compiled programs, which the next start reads instead of compiling; none = they are not kept; empty =
+    JAX_COMPILATION_CACHE_DIR where that is set, otherwise spmdkit/programs in the user's caches ($XDG_CACHE_HOME or
+    ~/.cache). Hosts of one run need one that they share."""
+    xla: str | tuple[str, ...] = "default"
+    """Options of XLA that the step is compiled with: default, those that were found to gain something on the devices of
+    the run; none; or a list such as [xla_gpu_enable_latency_hiding_scheduler=true]. What XLA_FLAGS name stays as it is
+    there."""
 
     def __post_init__(self) -> None:
         problem = seed_problem(self.seed, "run.seed")
         wrong = [name for name in self.allow if not all(part.isidentifier() for part in name.split("."))]
         problems = [f"run.allow: {name!r} is no name of a module or package, such as my_package." for name in wrong]
+        problems += self._xla_problems()
         if problem or problems:
             raise UserError("\n".join([problem, *problems] if problem else problems))
+
+    def _xla_problems(self) -> list[str]:
+        """What of `xla` is no option."""
+        if self.xla in ("default", "none"):
+            return []
+        if isinstance(self.xla, str):
+            return [f"run.xla: {self.xla!r} must be default, none or a list of options; put it into brackets."]
+        wrong = [each for each in self.xla if not re.fullmatch(r"(--)?xla_\w+(=[^\s=]+)?", each)]
+        return [f"run.xla: {each!r} is no option of XLA, such as xla_gpu_autotune_level=2." for each in wrong]
 
 
 @dataclass(frozen=True, kw_only=True)

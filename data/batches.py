@@ -22,7 +22,8 @@ from .order import source_order
 from .placement import check_divisible, place_rows, rows_of_devices
 from .prefetch import run_ahead
 from .ranges import NO_LIMITS, Limits, checked
-from .source import Source
+from .source import Source, is_stream
+from .storage import Rules, Storage
 
 Batch = dict[str, jax.Array]
 LocalBatch = dict[str, np.ndarray]
@@ -41,6 +42,7 @@ def train_batches(
     prefetch: int = 2,
     threads: int = 0,
     limits: Limits = NO_LIMITS,
+    layout: Rules | None = None,
 ) -> Generator[Batch, None, None]:
     """The batches of training steps start_step, start_step + 1, ..., start_step + num_steps - 1.
 
@@ -55,6 +57,7 @@ def train_batches(
         prefetch: Batches kept ready on the devices ahead of the step, by a background thread; 0 reads on demand.
         threads: Further threads that read examples, for slow storage; none where the source is a stream.
         limits: What the model takes; every batch is checked against it.
+        layout: Where arrays are put before they are laid out by `sharding`, see `storage`; None: at once so.
 
     Returns:
         A generator of name -> global array (global_batch, ...), plus "example": int32 (global_batch,), the global
@@ -67,10 +70,11 @@ def train_batches(
     check_enough(source, global_batch)
     in_batches = getattr(source, "in_batches", None)  # of a source whose order depends on which rows share a batch
     source = source if in_batches is None else in_batches(global_batch)
-    streamed = getattr(source, "is_stream", False)
+    streamed = is_stream(source)
     if min(seed, start_step, num_steps) < 0:
         raise UserError(f"seed={seed}, start_step={start_step} and num_steps={num_steps} must be 0 or more.")
-    rows = rows_of_devices(sharding, global_batch, sharding.addressable_devices)
+    placed = _Placed(source, sharding, global_batch, layout)
+    rows = placed.rows
     take = checked(source, limits, "training")
 
     def read(step: int) -> LocalBatch:
@@ -78,14 +82,14 @@ def train_batches(
         local = take(source_order(samples, source=source, seed=seed, shuffle=shuffle))
         return {**local, "example": (samples % EXAMPLE_MODULUS).astype(np.int32)}
 
-    place = partial(place_rows, rows=rows, sharding=sharding, global_batch=global_batch)
     if streamed and start_step and num_steps and is_main_process():
+        again = round(start_step * global_batch * getattr(source, "streamed_share", 1.0))
         tell(
-            f"data: a stream cannot be sought: the {start_step * global_batch:,} rows before step {start_step + 1} are "
-            "read again and dropped, by every process."
+            f"data: a stream cannot be sought: the {again:,} rows before step {start_step + 1} are read again and "
+            "dropped, by every process."
         )
     steps = range(start_step, start_step + num_steps)
-    return _batches(read, place, steps, prefetch=prefetch, threads=0 if streamed else threads)
+    return placed.batches(read, steps, prefetch=prefetch, threads=0 if streamed else threads)
 
 
 def eval_batches(
@@ -97,6 +101,7 @@ def eval_batches(
     prefetch: int = 2,
     threads: int = 0,
     limits: Limits = NO_LIMITS,
+    layout: Rules | None = None,
 ) -> Generator[Batch, None, None]:
     """All examples of a source in order, each once.
 
@@ -108,6 +113,7 @@ def eval_batches(
         prefetch: Batches kept ready on the devices ahead, by a background thread; 0 reads on demand.
         threads: Further threads that read examples, for slow storage.
         limits: What the model takes; every batch is checked against it.
+        layout: As for `train_batches`.
 
     Returns:
         A generator like that of `train_batches`, where "example" is the index into the source. Rows past its end
@@ -118,7 +124,8 @@ def eval_batches(
         BadDataError: while reading, for a value that is not allowed (see `ranges`).
     """
     take = checked(source, limits, "evaluation")
-    rows = rows_of_devices(sharding, global_batch, sharding.addressable_devices)
+    placed = _Placed(source, sharding, global_batch, layout)
+    rows = placed.rows
     num_batches = -(-len(source) // global_batch)
     if max_batches is not None:
         num_batches = min(num_batches, max_batches)
@@ -130,8 +137,7 @@ def eval_batches(
         weights[indices >= len(source)] = 0
         return {**local, "weights": weights, "example": (indices % EXAMPLE_MODULUS).astype(np.int32)}
 
-    place = partial(place_rows, rows=rows, sharding=sharding, global_batch=global_batch)
-    return _batches(read, place, range(num_batches), prefetch=prefetch, threads=threads)
+    return placed.batches(read, range(num_batches), prefetch=prefetch, threads=threads)
 
 
 def check_enough(source: Source, global_batch: int) -> None:
@@ -164,6 +170,11 @@ def abstract_batch(source: Source, global_batch: int, sharding: NamedSharding) -
     }
 
 
+def batch_shapes(source: Source, global_batch: int) -> dict[str, tuple[int, ...]]:
+    """The global shape of each array of the batches that `train_batches` and `eval_batches` make."""
+    return {"example": (global_batch,), **{name: (global_batch, *np.shape(row)) for name, row in source[0].items()}}
+
+
 def further_batches(
     source: Source, global_batch: int, sharding: NamedSharding
 ) -> Iterator[dict[str, jax.ShapeDtypeStruct]]:
@@ -192,6 +203,36 @@ class _Single:
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         return self._example
+
+
+class _Placed:
+    """Which rows this process reads, and how they become batches in the layout of the step."""
+
+    def __init__(self, source: Source, sharding: NamedSharding, global_batch: int, layout: Rules | None) -> None:
+        check_divisible(sharding, global_batch)
+        devices = [*sharding.addressable_devices]
+        self._storage = Storage(layout, sharding) if layout else None
+        if self._storage is None:
+            self.rows = rows_of_devices(sharding, global_batch, devices)
+            self._place = partial(place_rows, rows=self.rows, sharding=sharding, global_batch=global_batch)
+            return
+        shapes = batch_shapes(source, global_batch)
+        self._storage.check(shapes)
+        self.rows = self._storage.rows_of_devices(shapes, devices)
+        self._place = partial(self._storage.place, rows=self.rows, global_batch=global_batch)
+
+    def batches(
+        self, read: Callable[[int], LocalBatch], steps: range, *, prefetch: int, threads: int
+    ) -> Generator[Batch, None, None]:
+        """The batches of some steps, read and placed ahead; they come into the step's layout as they are taken."""
+        made = _batches(read, self._place, steps, prefetch=prefetch, threads=threads)
+        return made if self._storage is None else _each(self._storage.to_step, made)
+
+
+def _each(function: Callable[[Batch], Batch], batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
+    """A function of every batch; closing the result closes the batches."""
+    with closing(batches):
+        yield from map(function, batches)
 
 
 def _batches(

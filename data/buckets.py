@@ -124,6 +124,11 @@ class BucketedBatches:
             examples[chosen] = members[places]
         return examples
 
+    def length_of(self, steps: np.ndarray) -> np.ndarray:
+        """The length of the batch of each step (int64, (N,), steps before it)."""
+        buckets, _ = locate(steps, self._weights)
+        return self._source.lengths[buckets]
+
     def origin(self, index: int) -> str:
         """Where example `index` comes from, as far as its source can tell."""
         return self._source.origin(index)

@@ -1,7 +1,7 @@
 """The `data:` section of a config: what to read, how to cut it into examples, how to order them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..mesh.errors import UserError
@@ -96,6 +96,11 @@ class DataConfig:
 
     threads: int = 0
     """Further threads that read examples, for slow storage."""
+
+    layout: Mapping[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
+    """Where the arrays of a batch are put before the step takes them, by the first regular expression that meets a
+    whole name: one entry per dim, a mesh axis, null or a list of axes; {".*": [[data, fsdp, context, tensor]]} reads
+    every row in one process and sends it to one device. Empty: where the step wants them, at once."""
 
     def __post_init__(self) -> None:
         problems = [*_problems(self)]

@@ -4,6 +4,9 @@
 
 Which part sample g comes from follows from g alone (see `shares`), and so does which of the part's examples it is: each
 part is shuffled in epochs of its own, by a seed of its own. No part is copied, and none is read before its turn.
+
+A part may be a stream. The n-th sample of that part is then its row n, whatever the seed: samples of a part come in
+order, so its rows are read in one direction, and a run that goes on reads again as many as the part has given.
 """
 
 import functools
@@ -16,7 +19,10 @@ from ..mesh.errors import UserError
 from .config import DataConfig, part_config
 from .order import source_order
 from .shares import locate, whole_weights
-from .source import BadDataError, Source, Splits, fingerprint, take
+from .source import BadDataError, Source, Splits, fingerprint, is_stream, take
+
+MOST_ROWS = 1 << 48
+"""Rows of a stream that have a place in a mixture: more than any run has."""
 
 
 class Mixture:
@@ -32,10 +38,13 @@ class Mixture:
         self.sources = tuple(sources)
         self.weights = weights
         self._names = names
-        self._starts = np.cumsum([0, *(len(source) for source in sources)])
+        self._starts = np.cumsum([0, *(min(len(source), MOST_ROWS) for source in sources)])
+        streams = [weight for source, weight in zip(sources, weights, strict=True) if is_stream(source)]
+        self.is_stream = bool(streams)
+        self.streamed_share = sum(streams) / sum(weights)
 
     def __len__(self) -> int:
-        """Number of examples in all parts together."""
+        """Number of examples in all parts together; of a stream, more than any run has."""
         return int(self._starts[-1])
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
@@ -131,8 +140,8 @@ def mix(parts: Sequence[tuple[Splits, float]]) -> Splits:
 
     Raises:
         UserError: no parts, weights that are no numbers above 0 or whose ratio is too fine (65,536 is the largest sum
-            of the whole numbers that they are in the ratio of), examples that differ in names, dtypes or shapes, parts
-            that disagree on the number of token ids, or a stream, which has no number of examples.
+            of the whole numbers that they are in the ratio of), examples that differ in names, dtypes or shapes, or
+            parts that disagree on the number of token ids.
     """
     return _mix([splits for splits, _ in parts], [weight for _, weight in parts], "the parts of a mixture")
 
@@ -180,12 +189,6 @@ def _mix(splits: Sequence[Splits], weights: Sequence[float], key: str) -> Splits
 
 def _check_parts(splits: Sequence[Splits], names: Sequence[str]) -> None:
     """Raises where parts do not fit together."""
-    for each, name in zip(splits, names, strict=True):
-        if getattr(each.train, "is_stream", False):
-            raise UserError(
-                f"{name} is a stream: it has no number of examples and cannot be read out of turn. Mix what it reads "
-                "from before it, or give a source with random access (spmdkit.data.from_dataset)."
-            )
     forms = [_form(each.train) for each in splits]
     for form, name in zip(forms, names, strict=True):
         if form != forms[0]:

@@ -13,14 +13,16 @@ from typing import Any
 from ..mesh.errors import UserError
 
 SEPARATOR = "/"
+PAIR = ("inputs", "targets")
 
 
-def flat(example: Any, names: Sequence[str] = ("inputs", "targets")) -> dict[str, Any]:
+def flat(example: Any, names: Sequence[str] = PAIR) -> dict[str, Any]:
     """The arrays of an example by name.
 
     Args:
         example: A mapping, whose values may be mappings and lists again; or a tuple or list, named by `names`.
-        names: What the entries of a tuple are.
+        names: What the entries of a tuple are; a third entry beside inputs and targets is weights, as in tf.data and
+            Keras.
 
     Returns:
         Name -> leaf; names of different levels are joined by "/", entries of lists are "0", "1", ...
@@ -29,6 +31,7 @@ def flat(example: Any, names: Sequence[str] = ("inputs", "targets")) -> dict[str
         UserError: it is neither, has not as many entries as names, or two of its names are the same when joined.
     """
     if isinstance(example, tuple | list):
+        names = (*names, "weights") if tuple(names) == PAIR and len(example) == 3 else names
         if len(example) != len(names):
             raise UserError(
                 f"an example has {len(example)} entries, and their names are {', '.join(names) or 'none'}. Give "

@@ -5,7 +5,7 @@ mesh axis tells them apart) read the same rows, and a process reads each of its 
 hold it. No process talks to another.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -65,17 +65,28 @@ def place_rows(
     Returns:
         Name -> global array (global_batch, ...), sharded by `sharding`, of JAX's dtype for the NumPy dtype.
     """
-
-    def part_of(array: np.ndarray) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
-        def part(index: tuple[slice, ...] | None) -> np.ndarray:
-            assert index is not None, "arrays without a row dim have no part"
-            start, stop, _ = index[0].indices(global_batch)
-            first = int(np.searchsorted(rows, start))
-            return array[first : first + stop - start]
-
-        return part
-
+    shapes = {name: (global_batch, *array.shape[1:]) for name, array in local.items()}
     return {
-        name: jax.make_array_from_callback((global_batch, *array.shape[1:]), sharding, part_of(array))
+        name: jax.make_array_from_callback(shapes[name], sharding, place_part(array, rows, shapes[name]))
         for name, array in local.items()
     }
+
+
+def place_part(
+    array: np.ndarray, rows: np.ndarray, shape: Sequence[int]
+) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
+    """Gives the part of a global array that a device holds, out of the rows that this process has read.
+
+    Args:
+        array: (len(rows), ...).
+        rows: Their places in the global array, sorted.
+        shape: Of the global array.
+    """
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None, "arrays without a row dim have no part"
+        start, stop, _ = index[0].indices(shape[0])
+        first = int(np.searchsorted(rows, start))
+        return array[(slice(first, first + stop - start), *index[1:])]
+
+    return part

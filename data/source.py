@@ -76,6 +76,11 @@ def take(source: Source, indices: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
 
 
+def is_stream(source: Source) -> bool:
+    """Whether a source, or a part of it, is read in one direction: a loader, an iterator."""
+    return getattr(source, "is_stream", False)
+
+
 def fingerprint(arrays: Iterable[np.ndarray], *facts: object) -> str:
     """A short hash of `facts` and of what arrays hold, their types and their sizes.
 

@@ -14,10 +14,11 @@ def make(width: int = 64):
     return keras.Sequential(
         [
             layers.Input((64,)),
-            layers.Dense(width, use_bias=False),
-            layers.BatchNormalization(),
+            layers.Dense(width, use_bias=False, name="first"),
+            layers.BatchNormalization(name="norm"),
             layers.ReLU(),
             layers.Dropout(0.1),
-            layers.Dense(10),
-        ]
+            layers.Dense(10, name="second"),
+        ],
+        name="mlp",
     )

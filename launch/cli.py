@@ -7,8 +7,10 @@ Each command is a file of commands/ and one line of COMMANDS.
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NoReturn
 
+from ..training.ending.interrupts import ends_on_signals
 from .commands import (
     checkpoint,
     doctor,
@@ -184,20 +186,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         command = find_command(first.command, parser)
-        arguments = parse_arguments(command, first.rest)
-        arguments.is_process = argv is None
-        problem = too_little_memory()
-        if problem:
-            print(f"error: {problem}", file=sys.stderr)
-            return TRY_AGAIN
-        try:
-            code = command.run(arguments)
-            sys.stdout.flush()
-            return code
-        except (Exception, KeyboardInterrupt) as error:
-            from ..training.ending.exits import report_error
+        with ends_on_signals(until_the_end=argv is None) if command.is_run else nullcontext():
+            return _run(command, first.rest)
 
-            return report_error(error)
+
+def _run(command: Command, words: Sequence[str]) -> int:
+    """Reads the arguments of a command, which may import much, and does what they say."""
+    arguments = parse_arguments(command, words)
+    problem = too_little_memory()
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return TRY_AGAIN
+    try:
+        code = command.run(arguments)
+        sys.stdout.flush()
+        return code
+    except (Exception, KeyboardInterrupt) as error:
+        from ..training.ending.exits import report_error
+
+        return report_error(error)
 
 
 if __name__ == "__main__":

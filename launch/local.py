@@ -11,6 +11,7 @@ from ..mesh.joining.sources import without_job
 from ..training.worker import Job, job_environment
 from .places import Run, not_a_target, shell_line
 from .supervision.attempts import Attempt, run_attempts
+from .supervision.bound import VARIABLE as BOUND
 from .supervision.ports import free_port
 from .supervision.processes import Start
 
@@ -87,13 +88,15 @@ def worker_command(run: Run, fresh: bool) -> list[str]:
 def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:
     """Returns the environment of one process of the run.
 
-    Its coordinator is on this machine, so no proxy may stand between them. What it prints comes at once.
+    Its coordinator is on this machine, so no proxy may stand between them. What it prints comes at once. It ends when
+    this process does, which starts it.
     """
     environment = without_job(os.environ)
     if any(key.lower().endswith("_proxy") for key in environment):
         direct = ",".join(filter(None, (environment.get("no_proxy") or environment.get("NO_PROXY"), "127.0.0.1")))
         environment |= {"no_proxy": direct, "NO_PROXY": direct}
-    return environment | job_environment(_job(address, target, rank)) | {"PYTHONUNBUFFERED": "1"}
+    output_and_end = {"PYTHONUNBUFFERED": "1", BOUND: str(os.getpid())}
+    return environment | job_environment(_job(address, target, rank)) | output_and_end
 
 
 def _job(address: str, target: LocalTarget, rank: int) -> Job:

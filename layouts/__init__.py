@@ -1,4 +1,8 @@
-"""Layouts: which part of an array each device holds, by rules over paths."""
+"""Layouts: which part of an array each device holds, by rules over paths.
+
+`distribution_base` shares the tests of `distribution`; `output_rules` shares the tests of
+`parallel/sharding/named_outputs`; `problems` shares the tests of `resolve`.
+"""
 
 from .distribute import distribute_tensor as distribute_tensor
 from .distribution import DataParallel as DataParallel

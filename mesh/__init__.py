@@ -1,4 +1,8 @@
-"""Devices in a named grid: the mesh, its axis names, simulated devices, processes."""
+"""Devices in a named grid: the mesh, its axis names, simulated devices, processes.
+
+`axes` shares the tests of `device_mesh`; `compat` shares the tests of `simulate`; `errors` shares the tests of
+`user_errors`.
+"""
 
 from .axes import AXES as AXES
 from .device_mesh import DeviceMesh as DeviceMesh

@@ -1,11 +1,11 @@
 """Everything that depends on the version of JAX, or on a name JAX does not export."""
 
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jaxlib.version
-from jax._src import distributed, xla_bridge
+from jax._src import compilation_cache, distributed, xla_bridge
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType
 
@@ -75,3 +75,28 @@ def keep_quiet_about_proxies() -> None:
     """Turns off JAX's warning about proxy variables, once they are seen to."""
     with suppress(AttributeError, ValueError):
         jax.config.update("jax_check_proxy_envs", False)
+
+
+class Programs(Protocol):
+    """What JAX asks of a place that keeps compiled programs."""
+
+    _path: Any
+
+    def get(self, key: str) -> bytes | None:
+        """The program of a key; None where there is none."""
+        ...
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keeps a program."""
+        ...
+
+
+def keep_programs(programs: Programs | None) -> None:
+    """Lets JAX read and keep compiled programs there from now on, not in a folder that it writes itself; None: nowhere.
+
+    `jax_compilation_cache_dir` is to be set as well: beside that folder XLA keeps its own results.
+    """
+    compilation_cache.reset_cache()
+    if programs is not None:
+        compilation_cache._cache = programs  # pyright: ignore[reportPrivateUsage]
+        compilation_cache._cache_initialized = True  # pyright: ignore[reportPrivateUsage]

@@ -5,6 +5,9 @@ for one device with no collective in it, as any model may be. Then `transformer`
 `moe_router`): given a parallel context, they split their own work over tensor, context and expert and call the
 collectives of these strategies; without one they hold none. `catalog` finds a model by its name, `hugging_face/` reads
 weights of other libraries and writes them, `sample` writes text.
+
+`moe_config` shares the tests of `moe`; `moe_router` shares the tests of `moe`; `transformer_config` shares the tests
+of `transformer`; `transformer_split` shares the tests of `transformer`.
 """
 
 from .catalog import MODELS as MODELS

@@ -1,8 +1,8 @@
 """Biases of products, read in backward as well as in forward.
 
-The gradient of a sum does not need the bias, so XLA would leave out its gather in backward where FSDP splits it, and a
-step would move less than FSDP says that it moves: `spmdkit verify` compares the two. Biases are so small that gathering
-them again costs next to nothing, and one rule for all parameters is worth more.
+The gradient of a sum does not need the bias, so XLA would leave out its gather in backward where FSDP splits it. Here
+biases are gathered like every other parameter, which costs next to nothing. A bias of your own is gathered once, and
+predicted so (`parallel/blocks/read_again.py`).
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from .adapters.configured import OF_OUTPUTS, adapt_configured
 from .adapters.of_library import library_of, made_with
 from .hugging_face.from_config import HuggingFaceConfig, find_folder, hugging_face, weights_of
 from .hugging_face.read import transformer_config
-from .lora import LoRA, LoRAConfig
+from .lora import LoRA, lora_config
 from .mlp import MLPConfig, mlp
 from .moe import moe
 from .moe_config import MoEConfig
@@ -64,7 +64,8 @@ def load_model(
     """
     options = {option: value for option, value in spec.items() if option not in ("check", "lora")}
     name = options.pop("name", "transformer")
-    if spec.get("lora"):
+    adapters = lora_config(spec)
+    if adapters is not None:
         base = load_model(
             {"name": name, **options},
             vocabulary=vocabulary,
@@ -74,7 +75,7 @@ def load_model(
             search_path=search_path,
             example=example,
         )
-        return LoRA(base, _adapters(spec)).model
+        return LoRA(base, adapters).model
     facts = {"vocabulary": vocabulary, "length": length, "features": features, "classes": classes}
     known_facts = {fact: value for fact, value in facts.items() if value}
     if isinstance(name, str) and ":" in name:
@@ -107,11 +108,12 @@ def initial_params(
         return None
     options = {option: value for option, value in spec.items() if option not in ("name", "check", "lora")}
     config = HuggingFaceConfig(**_with_folder(options, search_path))
-    if not spec.get("lora"):
+    adapters = lora_config(spec)
+    if adapters is None:
         return weights_of(config, model)
     base = hugging_face(config)
     given = weights_of(config, base)
-    return None if given is None else LoRA(base, _adapters(spec)).start(given, make_key(seed))
+    return None if given is None else LoRA(base, adapters).start(given, make_key(seed))
 
 
 def without_adapters(
@@ -125,11 +127,12 @@ def without_adapters(
         facts: What the data said about its sizes, as `load_model` takes it.
         search_path: As for `load_model`.
     """
-    if not spec.get("lora"):
+    adapters = lora_config(spec)
+    if adapters is None:
         return params
     sizes: dict[str, Any] = dict(facts)
     base = load_model({key: value for key, value in spec.items() if key != "lora"}, **sizes, search_path=search_path)
-    return LoRA(base, _adapters(spec)).merge(params)
+    return LoRA(base, adapters).merge(params)
 
 
 def transformer_of(
@@ -162,11 +165,6 @@ def _with_folder(options: Mapping[str, Any], search_path: Sequence[str | Path]) 
     """The options with the place of a folder that they name."""
     found = dict(options)
     return {**found, "folder": find_folder(found["folder"], search_path)} if found.get("folder") else found
-
-
-def _adapters(spec: Mapping[str, Any]) -> LoRAConfig:
-    given = spec["lora"]
-    return given if isinstance(given, LoRAConfig) else LoRAConfig(**given)
 
 
 def _reference_model(name: str, options: dict[str, Any], facts: dict[str, int]) -> Model | BlockModel:
@@ -244,5 +242,5 @@ def as_model(value: Any, name: str = "model") -> Model | BlockModel | None:
         functions = list(value)
     if not all(map(callable, functions)):
         return None
-    optional = {each: getattr(value, each, None) for each in ("predict", "flops_per_row", "init_state")}
+    optional: dict[str, Any] = {each: getattr(value, each, None) for each in ("predict", "flops_per_row", "init_state")}
     return Model(init=functions[0], loss=functions[1], name=name, **optional)

@@ -230,10 +230,14 @@ def frozen_by_lora(spec: Mapping[str, Any], abstract_params: Params) -> frozense
     Raises:
         UserError: An expression of `model.lora.train` matches no parameter.
     """
+    config = lora_config(spec)
+    return frozenset() if config is None else _frozen(config, abstract_params)
+
+
+def lora_config(spec: Mapping[str, Any]) -> LoRAConfig | None:
+    """The options of the adapters of a `model:` section; None where it has none."""
     given = spec.get("lora")
-    if not given:
-        return frozenset()
-    return _frozen(given if isinstance(given, LoRAConfig) else LoRAConfig(**given), abstract_params)
+    return LoRAConfig(**given) if given and not isinstance(given, LoRAConfig) else given or None
 
 
 def _frozen(config: LoRAConfig, abstract_params: Params) -> frozenset[str]:

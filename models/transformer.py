@@ -110,6 +110,7 @@ def transformer(config: TransformerConfig, parallel: ParallelContext = WHOLE) ->
         predict=bind(predict, config),
         name="transformer",
         flops_per_row=config.flops_per_row,
+        flops_of_length=config.flops_of_length,
         parallelize=bind(transformer, config),
         rules=split_rules(config, parallel),
         traffic=bind(traffic, config, parallel) if parallel.splits_positions else None,

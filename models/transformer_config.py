@@ -107,14 +107,18 @@ class TransformerConfig:
 
     @property
     def flops_per_row(self) -> float:
-        """Operations of forward and backward for one row.
+        """Operations of forward and backward for one row of `length` positions."""
+        return self.flops_of_length(self.length)
+
+    def flops_of_length(self, length: int) -> float:
+        """Operations of forward and backward for one row of L positions.
 
         6 * matmul_parameters * L (2 forward, 4 backward) and, for the two products of attention, 12 * N * H * K * L**2:
         the full square of positions, as PaLM counts it (Chowdhery et al. 2022, appendix B), although half of it is
         masked and up to 3/8 is not computed. Neither look-ups, norms and softmax nor recomputation count.
         """
-        attention = 12 * self.layers * self.heads * self.head_size * self.length**2
-        return float(6 * self.matmul_parameters * self.length + attention)
+        attention = 12 * self.layers * self.heads * self.head_size * length**2
+        return float(6 * self.matmul_parameters * length + attention)
 
 
 def _problems(config: TransformerConfig) -> list[str]:

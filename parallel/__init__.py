@@ -4,7 +4,7 @@ Read first: `model` (what a model is), `data` and `fsdp` (two strategies), `bloc
 `step/composition` (which strategy acts when), `step/train_step` (the one compiled program).
 
     data zero fsdp tensor context expert pipeline diloco compression     the strategies
-    precision collectives plan                                           what every room speaks
+    precision loss_scaling collectives plan                              what every room speaks
     model/            what a model is: pure functions, and what its loss returns
     sharding/         from the strategy of a config to the resolved plan of a run
     blocks/           running a stack of blocks, and attention over positions that are split

@@ -6,6 +6,7 @@ units, so that the two can be compared for equality.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -105,12 +106,14 @@ class StepCounts(NamedTuple):
         own: The collectives of one step that the model holds itself, unmerged.
         sent: What a stage of a pipeline sends at every tick, up and down: per-device arrays by shape and dtype.
         metrics: Sums of the model's own metrics, two for each: they travel with those of the loss.
+        unread: Of a parameter of blocks, by path: how many of a block's backward calls do not read it.
     """
 
     calls: CallCounts
     own: tuple[Collective, ...] = ()
     sent: tuple[jax.ShapeDtypeStruct, ...] = ()
     metrics: int = 0
+    unread: Mapping[str, int] = MappingProxyType({})
 
     def own_over(self, axis: str) -> list[Collective]:
         """The model's own collectives over an axis (of several, the last)."""

@@ -47,6 +47,7 @@ from ..layouts.table import LayoutRow, LayoutTable, make_row
 from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective, StepCounts
 from .data import SCALARS, axes_to_sum, scalar_width
+from .loss_scaling import scaled
 from .plan import Reduced, ShardingPlan, as_stored, splits_nothing, unchanged
 from .xla.in_order import after
 
@@ -109,8 +110,9 @@ def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
     """Sums scalars exactly and gradients in 8 bits, where compression is in force."""
     if not plan.compressed:
         return found
-    reduced = reduce_gradients(*found, plan.update_table.layouts, plan.summed_axes)
-    return Reduced(*reduced)
+    layouts, axes = plan.update_table.layouts, plan.summed_axes
+    reduced = reduce_gradients(found.gradients, found.scalars, found.errors, layouts, axes, found.scale)
+    return Reduced(*reduced, found.scale)
 
 
 def reduce_gradients(
@@ -119,6 +121,7 @@ def reduce_gradients(
     errors: Errors,
     layouts: Any,
     axes: tuple[str, ...],
+    scale: Array | None = None,
 ) -> tuple[Any, list[Array], Errors]:
     """Sums gradients and a few scalars over the mesh, as `data.reduce_gradients`, the gradients in 8 bits.
 
@@ -128,13 +131,14 @@ def reduce_gradients(
         errors: This device's errors of the step before.
         layouts: The parameters' `TensorLayout`s, a pytree of the gradients' structure.
         axes: Mesh axes over which devices hold shares of the loss.
+        scale: What the loss was multiplied by; None for nothing. Errors know nothing of it.
 
     Returns:
         Gradients in their own dtype, the scalars, summed over all devices, and the errors of this step.
     """
     leaves, treedef = jax.tree.flatten(gradients)
     summed_scalars = list(lax.psum(list(after(leaves, list(scalars))), axes))
-    weight = jnp.where(summed_scalars[1] == 0, 1, summed_scalars[1]).astype(jnp.float32)
+    weight = scaled(jnp.where(summed_scalars[1] == 0, 1, summed_scalars[1]), scale).astype(jnp.float32)
     reduced, sent, returned = list(leaves), [], []
     buckets = _buckets(treedef.flatten_up_to(layouts), [leaf.size for leaf in leaves], axes)
     for bucket, owed, owed_sum in zip(buckets, errors.sent, errors.returned, strict=True):

@@ -165,7 +165,7 @@ def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
         return found
     layouts, precision = plan.update_table.layouts, plan.options.precision
     reduced = reduce_gradients(found.gradients, found.scalars, layouts, plan.summed_axes, precision.reduce)
-    return Reduced(*reduced, found.errors)
+    return Reduced(*reduced, found.errors, found.scale)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:

@@ -15,7 +15,8 @@ Syntax, for a product `x W` with rows B and parameters both split over the axis 
 
 1. A parameter is stored split along one dim. Just before its block runs, each device casts its shard to the compute
    dtype and gathers the others': 2-byte weights cross the network where compute is bfloat16.
-2. The gathered copy is not kept. `jax.checkpoint` gathers again when backward reaches the block.
+2. The gathered copy is not kept. `jax.checkpoint` gathers again when backward reaches the block: what a gradient is
+   made of (`blocks/read_again.py`). A bias that was only added is not, nor a frozen matrix whose merged copy is kept.
 3. The gradient of a gather is a reduce-scatter. It is written out in `attach`, because autodiff's own would sum in
    the compute dtype; this one sums in the reduce dtype, and each device receives its shard of the sum.
 4. Parameters smaller than a floor stay whole, since a gather costs its latency however little it moves. Their gradients
@@ -224,17 +225,18 @@ _attach.defvjp(_attach_forward, _attach_backward)
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
     """The gathers and reduce-scatters of one step, one for each dim that is split over axes to gather over.
 
-    Blocks are gathered again for each call, unless they are kept for the step; every gradient is scattered.
+    Blocks are gathered again for each call that reads them, unless they are kept for the step; every gradient that
+    there is, is scattered.
     """
     axes, precision, calls = plan.gather_axes, plan.options.precision, counts.calls
-    back = plan.pipeline is not None or not plan.frozen.issuperset(_before_head(plan))
     lines = []
     for row, gradient in zip(plan.used_table.rows, plan.gradient_table.rows, strict=True):
         group = row.path.split("/")[0]
         in_block = calls.rows > 0 and in_blocks(row.path)
         gathers, stack = (1, calls.rows if in_block else 1)
         if in_block and not plan.keeps_blocks:
-            gathers, stack = calls.block + (calls.block_again + calls.block_backward if back else 0), 1
+            gathers = calls.block + calls.block_again + calls.block_backward - counts.unread.get(row.path, 0)
+            stack = 1
         scatters = calls.block_weight if in_block else calls.group_gradients.get(group, calls.others)
         scatters = 0 if row.path in plan.frozen else scatters
         computed, summed = (
@@ -247,11 +249,6 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
         ):
             lines.append(Collective("reduce-scatter", names, scatters, scatters * elements * summed))
     return lines
-
-
-def _before_head(plan: ShardingPlan) -> list[str]:
-    """The parameters for whose sake gradients go back through the blocks."""
-    return [row.path for row in plan.table.rows if row.path.split("/")[0] != "head"]
 
 
 def _gathered_sizes(

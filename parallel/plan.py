@@ -1,7 +1,6 @@
 """The resolved plan of a run: which mesh axis does what, where every parameter lives, and the options of its step.
 
-`MeshPlan` is known before any parameter has a layout; `ShardingPlan` is the result of `lay_out`, read by the strategies
-and the step. It imports no strategy: each of them reads the plan, and adds what is its own.
+`MeshPlan` is known before any parameter has a layout; `lay_out` gives a `ShardingPlan`. Strategies read it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,6 +47,7 @@ class StepOptions:
     clip_norm: float = 0.0
     remat: str = "none"
     precision: Precision = FLOAT32
+    xla: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,11 +209,10 @@ class ShardingPlan(MeshPlan):
         return replace(self, configs={**self.configs, "data": data})
 
     def without(self, paths: Collection[str]) -> "ShardingPlan":
-        """The same with some parameters as arrays without elements, which move nothing."""
+        """The same with some parameters as arrays without elements, laid out as they are."""
 
         def emptied(row: LayoutRow) -> LayoutRow:
-            shape, layout = (0,) * len(row.shape), TensorLayout((None,) * len(row.shape), row.layout.device_mesh)
-            return replace(row, shape=shape, layout=layout) if row.path in paths else row
+            return replace(row, shape=(0,) * len(row.shape)) if row.path in paths else row
 
         tables = {name: getattr(self, name) for name in ("table", "used_table", "gradient_table", "update_table")}
         less = {name: replace(table, rows=tuple(map(emptied, table.rows))) for name, table in tables.items()}
@@ -255,11 +254,13 @@ class Reduced(NamedTuple):
         gradients: As `finish` left them.
         scalars: Local sums that go with them: of the loss, of the weights, of the squares of complete gradients.
         errors: What compression owes from the step before (`compression.Errors`), or ().
+        scale: What the loss was multiplied by, and with it the gradients; None for nothing.
     """
 
     gradients: Any
     scalars: Sequence[Array]
     errors: Any
+    scale: Array | None = None
 
 
 def splits_nothing(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,18 @@ class Precision:
     """Dtype of the stored parameters and of the optimizer's moments."""
     compute: str = "float32"
     """Dtype that parameters are cast to before the model sees them (before they are gathered, under FSDP), and with
-    them the floating-point arrays of a batch but for "weights" and "targets". float16 holds no number under 6e-8, and
-    the loss is not scaled: gradients smaller than that are lost. bfloat16 has the range of float32."""
+    them the floating-point arrays of a batch but for "weights" and "targets". float16 holds no number under 6e-8, so
+    that the loss is scaled (loss_scale); bfloat16 has the range of float32, and needs none."""
     reduce: str = "float32"
     """Dtype in which gradients are summed over devices."""
+    loss_scale: Literal["auto", "dynamic", "none"] | float = "auto"
+    """What the loss is multiplied by before backward, and its gradients are divided by after it: a number; dynamic, one
+    that halves where a gradient is not finite, whose update is left out, and that doubles after loss_scale_interval
+    updates; none; auto = dynamic where compute is float16 and params are not, else none."""
+    loss_scale_initial: float = 32768.0
+    """The first scale, under dynamic."""
+    loss_scale_interval: int = 2000
+    """Updates in a row after which the scale doubles, under dynamic."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -36,13 +44,43 @@ class Precision:
             for role in ("params", "compute", "reduce")
             if getattr(self, role) not in DTYPES
         ]
+        problems = problems or _scaling_problems(self)
         if problems:
             raise UserError("\n".join(problems))
+
+    @property
+    def scaling(self) -> Literal["dynamic", "none"] | float:
+        """What `loss_scale` comes down to."""
+        if self.loss_scale != "auto":
+            return self.loss_scale
+        return "dynamic" if self.compute == "float16" and self.params != "float16" else "none"
 
     @property
     def needs_x64(self) -> bool:
         """Whether JAX's 64-bit types have to be switched on."""
         return "float64" in (self.params, self.compute, self.reduce)
+
+
+def _scaling_problems(precision: Precision) -> list[str]:
+    """Scales that are out of range, that nothing reads, or whose gradients would be lost again."""
+    problems = []
+    scales = {"loss_scale_initial": precision.loss_scale_initial}
+    if not isinstance(precision.loss_scale, str):
+        scales["loss_scale"] = precision.loss_scale
+    for name, scale in scales.items():
+        if not 0 < scale < float("inf"):
+            problems.append(f"precision.{name}={scale} has to be over 0, and finite; a power of two is exact.")
+    if precision.loss_scale_interval < 1:
+        problems.append(f"precision.loss_scale_interval={precision.loss_scale_interval}: at least 1 update.")
+    if precision.scaling == "none":
+        return problems
+    if precision.params == "float16":
+        problems.append(
+            f"precision.loss_scale={precision.loss_scale} with precision.params=float16: gradients are stored in the "
+            "dtype of the parameters, so that what is divided by the scale would be lost there. Set "
+            "precision.params=float32, or precision.loss_scale=none."
+        )
+    return problems
 
 
 FLOAT32 = Precision()

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from .training.checkpointing.checkpoints import Checkpoints as Checkpoints
     from .training.loop import evaluate as evaluate
     from .training.loop import run_steps as run_steps
+    from .training.trainer import Trainer as Trainer
 
 _HOMES = {
     "configs": ("Config", "ConfigError", "load_config"),
@@ -102,6 +103,7 @@ _HOMES = {
     "training.callbacks.fit": ("fit",),
     "training.checkpointing.checkpoints": ("Checkpoints",),
     "training.loop": ("evaluate", "run_steps"),
+    "training.trainer": ("Trainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

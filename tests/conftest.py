@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +32,8 @@ def pytest_configure() -> None:
     import jax
 
     keep_to_one_core()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a script: the runs would too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(50_000, 20, 100)  # a full collection walks every trace that JAX keeps: a twentieth of all time
     simulate(NUM_DEVICES)
     jax.config.update("jax_compilation_cache_dir", str(CACHE))

@@ -66,8 +66,8 @@ def run_steps(
     after_pause: Callable[[int, TrainState], TrainState | None] = lambda number, state: None,
     may_start: Callable[[int], bool] = lambda number: True,
     on_stop: Callable[[int, TrainState], None] = lambda number, state: None,
-    after_step: Callable[[int, TrainState], None] = lambda number, state: None,
-    waited: Callable[[float], None] = lambda seconds: None,
+    after_step: Callable[[int, TrainState], None] | None = None,
+    waited: Callable[[float], None] | None = None,
     most_skipped: int = 0,
     on_skip: Callable[[int, str], None] = lambda number, found: None,
 ) -> TrainState:
@@ -88,10 +88,10 @@ def run_steps(
         may_start: Asked before every step; the first that may not start ends the training, see `stopping.Gate`.
         on_stop: Called then with the number of the last step and the state after it, found finite: the place to save.
         after_step: Called with the number of every step just started and the state after it, which is still being
-            computed: it must wait for nothing, and not keep the state.
-        waited: Called with the seconds that the host has waited for a step.
+            computed: it must wait for nothing, and not keep the state. None calls nothing.
+        waited: Called with the seconds that the host has waited for a step. None calls nothing.
         most_skipped: Steps in a row whose loss or norm may be not finite, where the optimizer leaves such updates out
-            (`optimizer.skip_not_finite`); their figures are not reported.
+            (`optimizer.skip_not_finite`) or loss scaling does; their figures are not reported.
         on_skip: Called with the number of such a step, and what was found.
 
     Returns:
@@ -110,7 +110,8 @@ def run_steps(
             return state
         state, metrics = step(state, batch)
         log.push(number, metrics)
-        after_step(number, state)
+        if after_step is not None:
+            after_step(number, state)
         if pause_at(number):
             log.drain()
             _check_finite(number, state)
@@ -130,7 +131,7 @@ class _LateLog:
         start: int,
         every: int,
         on_progress: Callable[[Progress], None],
-        waited: Callable[[float], None],
+        waited: Callable[[float], None] | None,
         skips: "_Skips",
     ) -> None:
         self._running: deque[tuple[int, StepMetrics]] = deque()
@@ -185,7 +186,8 @@ class _LateLog:
         before = time.perf_counter()
         metrics.loss.block_until_ready()
         at = time.perf_counter()
-        self._waited(at - before)
+        if self._waited is not None:
+            self._waited(at - before)
         self._done.append((number, metrics, at))
         return number
 
@@ -195,7 +197,7 @@ class _LateLog:
         self._done.clear()
 
     def _read(self, number: int, metrics: StepMetrics, at: float) -> None:
-        own = {name: float(np.asarray(local_copy(value))) for name, value in metrics.model.items()}
+        own = {name: float(np.asarray(local_copy(value))) for name, value in metrics.further.items()}
         loss, grad_norm, weight = (float(np.asarray(local_copy(value))) for value in metrics[:3])  # the cheapest way
         if self._skips.takes(number, loss, grad_norm):
             return

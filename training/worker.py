@@ -17,6 +17,9 @@ from ..mesh.joining.detection import find_job
 from ..mesh.processes import initialize
 from .ending.exits import report_error
 
+LEAST_WRITING, A_WEEK = 1200, 604800
+"""Seconds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
@@ -36,7 +39,8 @@ class Timeouts:
     evaluation: int = 0
     """The same for a batch of an evaluation; 0 = as `step`."""
     save: int = 0
-    """The same for a save, as far as training waits for it; 0 = as `step`."""
+    """The same for a save, as far as training waits for it, and the least time that writing one in the background has;
+    0 = as `step`."""
     stop: int = 120
     """After a signal, for the run to finish its step, save and end; then `spmdkit launch` kills what is left."""
 
@@ -55,6 +59,11 @@ class Timeouts:
         ]
         if problems:
             raise UserError("\n".join(problems))
+
+    @property
+    def writing(self) -> int:
+        """Seconds that writing a checkpoint in the background may take: no less than training may wait for it."""
+        return max(LEAST_WRITING, self.save or self.step or A_WEEK)
 
 
 class Job(NamedTuple):

@@ -11,12 +11,13 @@ import numpy as np
 
 from ...mesh.errors import UserError
 from ...mesh.user_errors import told_as_users
+from ..names import PAIR
 from ..source import Splits, fingerprint
 from .arrays import from_arrays, held_out_rows
 from .documents import hash_fraction
 from .values import as_array, as_arrays, with_weights
 
-NAMES = ("inputs", "targets")
+NAMES = PAIR
 LOOKED_AT = 16
 """Examples, evenly spread, that the fingerprint of a dataset is made of."""
 

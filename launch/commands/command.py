@@ -40,6 +40,7 @@ class Command(NamedTuple):
         run: Does it; returns the exit code.
         help: What stands at the end of its help, before the exit codes.
         parts: Commands that its first word chooses among; their names begin with its own.
+        is_run: Whether it trains, and so ends with code 75 and a word on signals, from its first moment.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Command(NamedTuple):
     run: Callable[[argparse.Namespace], int]
     help: str = CONFIG_HELP
     parts: "tuple[Command, ...]" = ()
+    is_run: bool = False
 
 
 class Print(argparse.Action):

@@ -6,6 +6,8 @@ from .command import RUN_HELP, Command, add_run, add_step
 
 KINDS = ("npz", "safetensors", "npy")
 """As in launch/inspection/export.py, which a help text cannot wait for."""
+LORA = ("merged", "separate")
+"""As ADAPTERS there."""
 HUGGING_FACE = "hugging_face"
 
 
@@ -18,6 +20,9 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     add_step(parser, "the newest")
     parser.add_argument("--whole-state", action="store_true", help="the optimizer's state, step and key as well")
     parser.add_argument("--unstack", action="store_true", help="each block by itself: blocks/3/query")
+    parser.add_argument(
+        "--lora", choices=LORA, default=LORA[0], help="low-rank adapters: merged (the default), or separate beside them"
+    )
     parser.add_argument("--force", action="store_true", help="replace what is there")
 
 
@@ -34,8 +39,8 @@ def export(arguments: argparse.Namespace) -> int:
 
     target = named_for(arguments.to, Path(arguments.target))
     stored = StoredCheckpoint(find_checkpoints(arguments.place, arguments.step).one)
-    options = {"whole_state": arguments.whole_state, "unstack": arguments.unstack, "force": arguments.force}
-    print(run(stored, target, **options))
+    names = ("whole_state", "unstack", "lora", "force")
+    print(run(stored, target, **{name: getattr(arguments, name) for name in names}))
     return 0
 
 
@@ -48,6 +53,7 @@ def _for_transformers(arguments: argparse.Namespace) -> int:
     from ..finished.load import loaded
 
     given = [name for name in ("whole_state", "unstack", "force") if getattr(arguments, name)]
+    given += ["lora separate"] if arguments.lora != LORA[0] else []
     if given:
         raise UserError(f"--{given[0].replace('_', '-')} is not for --to {HUGGING_FACE}. Leave it out.")
     with loaded(arguments.place, arguments.step, ()) as run:
@@ -62,8 +68,10 @@ COMMAND = Command(
     """
 Writes the parameters of a run as one .safetensors or .npz file, or as a folder of .npy files. Needs no device, and not
 the model's code. Names are the paths of the parameters; blocks come in the model's order, stacked along dim 0 or, with
---unstack, by themselves. Every array is compared with its checksum on the way, and no more than a part of one is held
-in memory where its chunks allow. What is there already is not replaced without --force.
+--unstack, by themselves. A module of Flax, Equinox or Keras has the names of that library, and its state (the
+statistics of batch norm) comes along. Low-rank adapters are merged into what they adapt. Every array is compared with
+its checksum on the way, and no more than a part of one is held in memory where its chunks allow. What is there already
+is not replaced without --force.
 
   spmdkit export runs/quickstart model.safetensors
   spmdkit export runs/quickstart model --to npz --step 200

@@ -22,24 +22,19 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         help="start a run that died again, at most K times in a row without a newer checkpoint (0; slurm: 3)",
     )
     parser.add_argument(
-        "--wait", action="store_true", help="slurm: wait for the end of the job, and give its exit code"
+        "--wait",
+        action="store_true",
+        help="slurm: wait for the end of the job, and give its exit code; local, ssh and mpi always do",
     )
 
 
 def launch(arguments: argparse.Namespace) -> int:
     """Trains in several processes."""
-    from ...training.ending.interrupts import ends_on_signals
+    from ...mesh.errors import UserError
+    from ..places import Run, find_place
     from ..streams import outlive_output
 
     outlive_output()
-    with ends_on_signals(until_the_end=arguments.is_process):
-        return _launch(arguments)
-
-
-def _launch(arguments: argparse.Namespace) -> int:
-    from ...mesh.errors import UserError
-    from ..places import Run, find_place
-
     restarts = arguments.restarts
     if restarts < 0:
         raise UserError(f"--restarts {restarts}: give 0 or more restarts without a newer checkpoint.")
@@ -70,4 +65,5 @@ lines are its own.
 """,
     add_launch,
     launch,
+    is_run=True,
 )

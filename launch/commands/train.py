@@ -31,20 +31,13 @@ def config_text() -> str:
 
 def train(arguments: argparse.Namespace) -> int:
     """Trains in this process, which may be one of several."""
-    from ...training.ending.interrupts import ends_on_signals
-    from ..streams import outlive_output
-
-    outlive_output()
-    with ends_on_signals(until_the_end=arguments.is_process):
-        return _train(arguments)
-
-
-def _train(arguments: argparse.Namespace) -> int:
     from ...configs import load_config
     from ...training.worker import processes_in_job, simulated_by_job
     from ..run.train import train as run
+    from ..streams import outlive_output
     from ..supervision.bound import bind_to_parent
 
+    outlive_output()
     bind_to_parent()
     processes, simulate = processes_in_job(), simulated_by_job()
     config = load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate)
@@ -67,4 +60,5 @@ that folder holds an unfinished run, training goes on from its last checkpoint.
 """,
     add_train,
     train,
+    is_run=True,
 )

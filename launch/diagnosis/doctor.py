@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...configs import load_config
-from ...configs.schema import Config
+from ...configs.schema import Config, RunConfig
 from ...mesh.errors import UserError
 from ...mesh.joining.accelerators import has_accelerators
 from ...mesh.joining.detection import Job, find_job
@@ -15,6 +15,7 @@ from ...mesh.processes import tell
 from ...training.ending.exits import FINISHED, USER_MISTAKE
 from ...training.worker import simulated_by_job
 from . import job as of_job
+from .compiling import compiling
 from .devices import devices
 from .finding import Finding, as_text, in_order, is_wrong
 from .folder import folder
@@ -81,6 +82,7 @@ def _examine(job: Job | None, config: Config | None, found: list[Finding], secon
         *devices(os.environ, simulated, job, versions),
         *machine(simulated * local),
         *folder(run_dir, to_be_shared),
+        *compiling(config.run if config else RunConfig(), simulated, os.environ),
     ]
     if job is None or alone:
         return Compared([found], met=False)

@@ -5,7 +5,6 @@ loaded_run      what it gives: params, evaluate, predict, generate, export
 place           which run an argument of the command line means
 fitting         its strategy on the devices that there are
 parameters      those of a checkpoint, read onto their layouts: no more of a checkpoint is read
-predict         what the model predicts, row by row, in order
 rows_file       rows written as one .npz, batch by batch
 
 Nothing here writes into the folder of a run, and nothing takes it: the run may go on meanwhile.

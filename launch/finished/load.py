@@ -27,7 +27,7 @@ from ...mesh.compat import backend_started
 from ...training.checkpointing.errors import CheckpointError, DamagedCheckpoint
 from ...training.worker import multi_process
 from ..inspection.stored import StoredCheckpoint
-from ..run.build import data_facts, prepare_devices, search_path
+from ..run.build import data_facts, keep_compiled, prepare_devices, search_path
 from ..run.directory.provenance import changed_model
 from .fitting import devices_of, fit_given, fit_own
 from .loaded_run import LoadedRun as LoadedRun
@@ -80,6 +80,7 @@ def loaded(given: str, step: int | None, changes: Sequence[str]) -> Iterator[Loa
     mesh = config.strategy if _names("strategy", changes) else None
     open_devices(config, mesh)
     with multi_process(config.timeouts, str(place.found.run)):
+        keep_compiled(config)
         yield _load(given, step, mesh, changes, place, config)
 
 

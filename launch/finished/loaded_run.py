@@ -28,7 +28,8 @@ from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.build import build_step
 from ...parallel.step.train_step import Step
 from ...training.loop import measure
-from ..inspection.export import Exported, export
+from ...training.predict import Predictor
+from ..inspection.export import MERGED, Exported, export
 from ..inspection.finding import shown
 from ..inspection.stored import StoredCheckpoint
 from ..run.build import evenly_chosen, first_row, model_limits, plan_layouts, search_path
@@ -37,7 +38,6 @@ from ..run.guarding.model_check import check_functions
 from .fitting import Fitted, fitting_rows, rows_alone
 from .parameters import read_tree
 from .place import Place
-from .predict import Predictor
 
 BYTES = 256
 """The vocabulary of text, whose tokens are bytes."""
@@ -260,18 +260,19 @@ class LoadedRun:
             return bytes(tokens).decode("utf-8", errors="replace")
         return " ".join(map(str, tokens))
 
-    def export(self, target: str | Path, *, unstack: bool = False, force: bool = False) -> Exported:
+    def export(self, target: str | Path, *, unstack: bool = False, lora: str = MERGED, force: bool = False) -> Exported:
         """Writes the parameters for other programs, from the checkpoint: as `spmdkit export`.
 
         Args:
             target: Ends in .safetensors or .npz, or is a folder to be made, of .npy.
             unstack: Each block by itself.
+            lora: Low-rank adapters "merged" into what they adapt, or "separate".
             force: Replace what is there.
 
         Raises:
             UserError: The target is there already, or cannot be.
         """
-        return export(self._stored, Path(target), unstack=unstack, force=force)
+        return export(self._stored, Path(target), unstack=unstack, lora=lora, force=force)
 
     def source(self, rows: Source | Mapping[str, Any] | None = None) -> Source:
         """The rows that `evaluate` and `predictions` go through.

@@ -4,13 +4,16 @@
     out.npz             one file for `numpy.load`
     out                 a folder of .npy files, one for each array, to be mapped into memory
 
-Names are the paths of the parameters. Blocks come in the model's order, which is how checkpoints keep them, whatever
-stages they were trained on; stacked along dim 0, or each block by itself. What NumPy has no dtype for (bfloat16, 8-bit
-floats) becomes float32 in .npz and .npy, which holds the same values. Every array is compared with its checksum on the
-way, and nothing has the name that was asked for before all of it is written.
+Names are the paths of the parameters; those of a module of another library, and of its state, are that library's (see
+models/adapters/own_names.py). Low-rank adapters are merged into what they adapt, or stay beside it. Blocks come in the
+model's order, which is how checkpoints keep them, whatever stages they were trained on; stacked along dim 0, or each
+block by itself. What NumPy has no dtype for (bfloat16, 8-bit floats) becomes float32 in .npz and .npy, which holds the
+same values. Every array is compared with its checksum on the way, and nothing has the name that was asked for before
+all of it is written.
 """
 
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,16 +23,19 @@ import numpy as np
 from ...layouts.paths import in_blocks
 from ...layouts.sizes import array_bytes, counted, format_bytes
 from ...mesh.errors import UserError
+from ...models.adapters.own_names import groups_of, own_name
 from ...models.hugging_face.safetensors import Entry, allocate, mapped
 from .finding import shown
+from .merged import BESIDE, PARAMETERS, MergedCheckpoint
 from .npy import npy_dtype, npy_header
 from .progress import Progress
 from .replacing import check_target, replacing
 from .stored import StoredArray, StoredCheckpoint
 
-PARAMETERS = "params/"
 KINDS = {"safetensors": ".safetensors", "npz": ".npz", "npy": ""}
 """What can be written -> how the name of the file, or of the folder, ends."""
+ADAPTERS = MERGED, SEPARATE = ("merged", "separate")
+"""What becomes of low-rank adapters."""
 
 
 class Exported(NamedTuple):
@@ -71,7 +77,13 @@ class _Piece(NamedTuple):
 
 
 def export(
-    stored: StoredCheckpoint, target: Path, *, whole_state: bool = False, unstack: bool = False, force: bool = False
+    stored: StoredCheckpoint,
+    target: Path,
+    *,
+    whole_state: bool = False,
+    unstack: bool = False,
+    lora: str = MERGED,
+    force: bool = False,
 ) -> Exported:
     """Writes the arrays of a checkpoint.
 
@@ -80,6 +92,7 @@ def export(
         target: Ends in .safetensors or .npz, or is a folder to be made.
         whole_state: The optimizer's state, the step and the key as well; names then begin with params/, opt_state/.
         unstack: Each block by itself: "blocks/3/query" in place of row 3 of "blocks/query".
+        lora: Low-rank adapters "merged" into what they adapt, or "separate"; in a whole state they are separate.
         force: Replace what is there.
 
     Raises:
@@ -95,9 +108,9 @@ def export(
             "name has no ending."
         )
     check_target(target, force=force)
+    stored = _with_adapters(stored, SEPARATE if whole_state else lora)
     pieces = list(_pieces(stored, whole_state, unstack))
-    if not pieces:
-        raise UserError(f"{stored.folder} holds no parameters. Give --whole-state to export what it does hold.")
+    _check(stored, pieces)
     write = {".npz": _npz, ".safetensors": _safetensors}.get(target.suffix, _folder)
     progress = Progress(f"{target.name}", sum(piece.source.nbytes for piece in pieces if not piece.block))
     with replacing(target) as partial:
@@ -124,12 +137,45 @@ def named_for(kind: str | None, target: Path) -> Path:
     return target.with_name(f"{target.name}{KINDS[kind]}")
 
 
+def _check(stored: StoredCheckpoint, pieces: list[_Piece]) -> None:
+    """Raises a UserError where there is nothing to write, or two arrays would have one name."""
+    if not pieces:
+        raise UserError(f"{stored.folder} holds no parameters. Give --whole-state to export what it does hold.")
+    twice = [name for name, count in Counter(piece.name for piece in pieces).items() if count > 1]
+    if twice:
+        raise UserError(f"Two arrays of {stored.folder} would have the name {twice[0]!r}. Give --whole-state.")
+
+
+def _with_adapters(stored: StoredCheckpoint, lora: str) -> StoredCheckpoint:
+    """A checkpoint as it is, or with its adapters merged, where it has any.
+
+    Raises:
+        UserError: It was saved before checkpoints said what adapters are multiplied by.
+    """
+    if lora not in ADAPTERS:
+        raise UserError(f"lora={lora!r}: low-rank adapters are {' or '.join(ADAPTERS)}.")
+    if lora == SEPARATE:
+        return stored
+    has_adapters = any(path.startswith(PARAMETERS) and BESIDE in path for path in stored.names)
+    scale = stored.about.get("lora_scale")
+    if not has_adapters or (scale is None and "lora_scale" in stored.about):
+        return stored
+    if scale is None:
+        raise UserError(
+            f"{stored.folder} holds low-rank adapters, but not what their product is multiplied by "
+            "(model.lora.alpha / rank), as an earlier version saved it. Give --lora separate."
+        )
+    return MergedCheckpoint(stored, float(scale))
+
+
 def _pieces(stored: StoredCheckpoint, whole_state: bool, unstack: bool) -> Iterator[_Piece]:
+    library = str(stored.about.get("library", ""))
     for path, array in stored.arrays.items():
-        if not (whole_state or path.startswith(PARAMETERS)):
+        if not (whole_state or path.split("/")[0] in groups_of(library)):
             continue
-        name = path if whole_state else path.removeprefix(PARAMETERS)
-        if not (unstack and path.startswith(PARAMETERS) and in_blocks(path.removeprefix(PARAMETERS))):
+        name = path if whole_state else own_name(library, path)
+        is_blocks = path.startswith(PARAMETERS) and in_blocks(path.removeprefix(PARAMETERS)) and not library
+        if not (unstack and is_blocks):
             yield _Piece(name, array, None)
             continue
         front, _, rest = name.partition("blocks/")

@@ -18,6 +18,7 @@ GROUPS = {
     "opt_state": "optimizer state",
     "extra": "kept by strategy.data",
     "model_state": "kept by the model",
+    "loss_scale": "kept by loss scaling",
 }
 """The first part of a path -> what its arrays are."""
 

@@ -24,7 +24,7 @@ from ...configs import Config, resolved_yaml
 from ...mesh.errors import UserError
 from ...training.ending.exits import DIVERGED, TRY_AGAIN, USER_MISTAKE
 from ..places import Run
-from .names import as_label, is_label, is_subdomain
+from .names import as_label, is_image, is_label, is_namespace, is_subdomain
 
 PORT = 8476
 """Of the coordinator; a pod has its own address."""
@@ -64,17 +64,22 @@ def refuse(found: list[str]) -> None:
 def problems(run: Run, config: Config) -> list[str]:
     """What keeps a config from being launched on Kubernetes."""
     wanted, found = config.launch.kubernetes, []
-    if not wanted.image or re.search(r"\s", wanted.image):
+    if not is_image(wanted.image):
         found.append(
-            f"launch.kubernetes.image={wanted.image!r} must name a container image that has spmdkit, such as "
-            "registry.example.org/team/train:1.4."
+            f"launch.kubernetes.image={wanted.image!r} must name a container image that has spmdkit, in "
+            "small letters, such as registry.example.org/team/train:1.4."
         )
     if wanted.name and not is_label(wanted.name, MOST_NAME):
         found.append(
             f"launch.kubernetes.name={wanted.name!r} must be a label of DNS (small letters, digits, dashes, a letter "
             f"first) of at most {MOST_NAME} characters, such as {as_label(wanted.name, MOST_NAME)!r}."
         )
-    for key in ("namespace", "queue", "volume_claim"):
+    if wanted.namespace and not is_namespace(wanted.namespace):
+        found.append(
+            f"launch.kubernetes.namespace={wanted.namespace!r} is no namespace: small letters, digits and dashes, of "
+            "which at most 63 are allowed."
+        )
+    for key in ("queue", "volume_claim"):
         value = getattr(wanted, key)
         if value and not is_subdomain(value):
             found.append(f"launch.kubernetes.{key}={value!r} is no name: small letters, digits, dashes and dots.")
@@ -83,16 +88,32 @@ def problems(run: Run, config: Config) -> list[str]:
             "launch.kubernetes.volume_claim must name a PersistentVolumeClaim that all pods can write (ReadWriteMany): "
             "run.dir has to outlive a pod and to be the same for all."
         )
-    found += _folder_problems(config) + _process_problems(config)
+    return found + _folder_problems(config) + _process_problems(config) + _option_problems(run, config)
+
+
+def _option_problems(run: Run, config: Config) -> list[str]:
+    """What is wrong with the options of the command."""
+    found = []
     if run.fresh:
         found.append("--fresh would start anew with every pod that comes again. Set run.dir to another folder instead.")
+    if run.wait:
+        form = config.launch.kubernetes.form
+        done = "Completed" if form == "jobset" else "Complete"
+        found.append(
+            "--wait: this command ends when the cluster has taken the run, which keeps no exit code of all of it. "
+            f"Leave it out, and wait with: kubectl wait --for=condition={done} {form}/{job_name(config)} --timeout=24h"
+        )
     return found
 
 
 def _folder_problems(config: Config) -> list[str]:
     mount, given = config.launch.kubernetes.mount, config.run.dir
-    if not mount.startswith("/") or mount.rstrip("/") in ("", CONFIG_FOLDER):
-        return [f"launch.kubernetes.mount={mount!r} must be a folder of the container's own, such as /shared."]
+    folder = PurePosixPath(mount)
+    if mount[:1] != "/" or ":" in mount or ".." in folder.parts or str(folder).lstrip("/") in ("", CONFIG_FOLDER[1:]):
+        return [
+            f"launch.kubernetes.mount={mount!r} must be a folder of the container's own, without a colon or '..', such "
+            "as /shared."
+        ]
     if given.startswith("/") and not _is_below(given, mount):
         return [
             f"run.dir={given} is not below launch.kubernetes.mount={mount}, where the volume is: it would be lost with "

@@ -4,8 +4,14 @@ import hashlib
 import re
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
-"""What claims, queues and namespaces are named by; labels joined by dots."""
+SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+"""What claims and queues are named by; labels joined by dots."""
+IMAGE = re.compile(
+    r"([\w.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+    r"(:\w[\w.-]{0,127})?(@[\w+.-]+:[0-9a-f]{32,})?",
+    re.ASCII,
+)
+"""Registry, path in small letters, tag, digest."""
 MOST_LABEL = 63
 MOST_SUBDOMAIN = 253
 DIGEST = 6
@@ -31,6 +37,16 @@ def as_label(text: str, most: int) -> str:
 def is_label(text: str, most: int = MOST_LABEL) -> bool:
     """Tells whether a text is a label of DNS that begins with a letter."""
     return len(text) <= most and LABEL.fullmatch(text) is not None
+
+
+def is_namespace(text: str) -> bool:
+    """Tells whether a text is a label of DNS; a digit may come first."""
+    return is_subdomain(text) and "." not in text and len(text) <= MOST_LABEL
+
+
+def is_image(text: str) -> bool:
+    """Tells whether a text names a container image."""
+    return IMAGE.fullmatch(text) is not None
 
 
 def is_subdomain(text: str) -> bool:

@@ -20,6 +20,7 @@ from ...configs.reading.limits import AtLeast
 from ...configs.reading.reader import read_text, read_yaml
 from ...configs.reading.words import shown
 from ...mesh.errors import UserError
+from ...mesh.text import is_printable
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9_:\[][\w.:%\]-]*")
 """A host for ssh, with a user or without; never an option."""
@@ -29,6 +30,8 @@ MOST_PROCESSES = 256
 MOST_DEVICES = 4096
 """That one process simulates."""
 MOST_PORT = 65535
+MOST_NAME = 253
+"""Characters of a name of DNS."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,8 @@ class Host:
             problems.append(f"name={self.name!r} is not the name of a host. Write gpu1, user@gpu1 or an address.")
         if self.address and not NAME.fullmatch(self.address):
             problems.append(f"address={self.address!r} is not the name or the address of a host.")
+        if max(len(self.name.rpartition("@")[2]), len(self.address)) > MOST_NAME:
+            problems.append(f"name={self.name[:40]!r}... is longer than the {MOST_NAME} characters of a name of DNS.")
         if self.port > MOST_PORT:
             problems.append(f"port={self.port} is not a port; the largest is {MOST_PORT}.")
         if self.processes > MOST_PROCESSES:
@@ -107,6 +112,11 @@ class Common:
             )
         wrong = [name for name in (*self.forward, *self.environment) if not VARIABLE.fullmatch(name)]
         problems += [f"forward or environment: {name!r} is not the name of a variable." for name in wrong]
+        problems += [
+            f"environment={name}: its value must be text without control characters."
+            for name, value in self.environment.items()
+            if not is_printable(str(value))
+        ]
         if problems:
             raise UserError("\n".join(problems))
 

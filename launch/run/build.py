@@ -1,5 +1,6 @@
 """From a config to everything a run is made of, each line a whole idea: data, model, layouts, optimizer, step."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,10 @@ from ...data.batches import abstract_batch, check_enough, train_batches
 from ...data.ranges import Limit, Limits, check_splits
 from ...data.source import take
 from ...data.splits import Splits, open_splits
-from ...mesh.compat import Device
+from ...mesh.compat import Device, backend_started
 from ...mesh.devices import device_name
 from ...mesh.ordering import physical_order
+from ...mesh.processes import tell
 from ...mesh.simulate import simulate
 from ...models.catalog import MODELS, load_model
 from ...models.frozen import freeze, frozen_paths
@@ -33,6 +35,9 @@ from ...parallel.step.train_step import Step
 from ...training.callbacks.rate_factor import adjustable
 from ...training.optimizing.optimizers import make_optimizer
 from ...training.worker import simulated_by_job
+from ..compiling.cache import Place, notes_folder, open_cache
+from ..compiling.flags import check_flags
+from ..compiling.options import XlaOptions, xla_options
 from .callbacks import changes_learning_rate
 from .guarding.model_check import check_contract, check_functions
 
@@ -58,14 +63,30 @@ class Built(NamedTuple):
     batch: dict[str, jax.ShapeDtypeStruct]
     re_formed: str = ""
 
+    @property
+    def xla(self) -> XlaOptions:
+        """What XLA is told of the step beside its program."""
+        return xla_options(self.config.run.xla, self.layouts.platform)
+
 
 def prepare_devices(config: Config) -> None:
-    """Settles what JAX decides only once, before anything touches a device: simulated devices and 64-bit types."""
+    """Settles what JAX decides only once, before anything touches a device: simulated devices and 64-bit types.
+
+    Raises:
+        UserError: XLA_FLAGS name something that XLA does not know.
+    """
     if config.precision.needs_x64:
         jax.config.update("jax_enable_x64", True)
     devices = simulated_by_job() or config.run.simulate
+    if not backend_started():
+        check_flags(os.environ, notes_folder(config.run.cache))
     if devices:
         simulate(devices)
+
+
+def keep_compiled(config: Config) -> Place:
+    """Lets JAX keep compiled programs where the config says; every process of a run calls it once they have met."""
+    return open_cache(config, simulated_by_job() or config.run.simulate, tell)
 
 
 def build(
@@ -138,6 +159,7 @@ def plan_step(
         clip_norm=config.train.clip_norm,
         remat=config.train.remat,
         precision=config.precision,
+        xla=xla_options(config.run.xla, layouts.platform).used,
     )
     return layouts, step
 
@@ -253,6 +275,7 @@ def batches_after(start: int, built: Built) -> Any:
         prefetch=config.data.prefetch,
         threads=config.data.threads,
         limits=data_limits(config, built.splits),
+        layout=config.data.layout,
     )
 
 

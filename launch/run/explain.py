@@ -15,7 +15,7 @@ from ...parallel.schedule.table import Schedule
 from ...parallel.schedule.timing import measure
 from ...parallel.xla.census import census
 from ..drawing import schedule as schedule_command
-from .build import Built, build, prepare_devices
+from .build import Built, build, keep_compiled, prepare_devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,7 @@ def explain(config: Config) -> Explanation:
         UserError: The config does not work out, as `build` says.
     """
     prepare_devices(config)
+    keep_compiled(config)
     return explain_built(build(config))
 
 

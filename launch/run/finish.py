@@ -10,6 +10,7 @@ from typing import Any
 from ...configs.schema import Config
 from ...configs.write import as_plain
 from ...data.bigram import bigram_loss
+from ...data.source import is_stream
 from ...mesh.processes import is_main_process
 from ...parallel.step.state import TrainState
 from ...training.checkpointing.checkpoints import Checkpoints, DamagedCheckpoint
@@ -135,7 +136,7 @@ def _summary(built: Built, metrics: list[dict[str, Any]]) -> Iterator[tuple[str,
     if evaluations:
         yield "eval_loss", evaluations[-1]
     evaluation, vocabulary = built.splits.evaluation, built.splits.vocabulary
-    streamed = getattr(built.splits.train, "is_stream", False)  # it cannot be read once more
+    streamed = is_stream(built.splits.train)  # it cannot be read once more
     if evaluation is not None and vocabulary is not None and not streamed and predicts_bytes(built):
         rows = built.config.eval.batches * built.config.train.global_batch or None  # those the model is evaluated on
         yield "bigram_loss", bigram_loss(built.splits.train, evaluation, vocabulary, max_examples=rows)

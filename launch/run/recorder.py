@@ -5,16 +5,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
 from ...configs.schema import Config
 from ...mesh.errors import UserError
-from ...mesh.processes import is_main_process
+from ...mesh.processes import is_main_process, local_copy
+from ...parallel.step.state import TrainState
 from ...training.callbacks.conductor import Conductor
 from ...training.callbacks.run import Run
 from ...training.display import Display
 from ...training.loop import Progress
 from ...training.metrics import MetricsLog
 from ...training.optimizing.learning_rates import LearningRates, make_learning_rate
+from ...training.optimizing.plateau import is_plateau, main_plateau_scale
 from .build import Built
+from .flops import FlopsOfSteps
 
 
 class Recorder:
@@ -26,14 +33,18 @@ class Recorder:
         Raises:
             UserError: The schedule gives a rate that is not a finite number.
         """
-        self._model, self._rows = built.model, built.config.train.global_batch
+        self._flops = FlopsOfSteps(built.model, built.splits.train, built.config.train.global_batch)
+        self._recorded = 0
         self._display, self._run, self._conductor = display, run, conductor
         self._rates = learning_rates(built.config)
+        self._follows_loss = is_plateau(built.config.optimizer.schedule)
+        self._scales: dict[int, Array] = {}
         self._metrics: MetricsLog | None = None
         self._open = ExitStack()
 
     def open(self, folder: Path, start: int) -> Self:
         """Opens metrics.jsonl for the steps after `start`."""
+        self._recorded = start
         if is_main_process():
             self._metrics = self._open.enter_context(MetricsLog(folder / "metrics.jsonl", start_step=start))
         return self
@@ -52,12 +63,31 @@ class Recorder:
         self._display.update(record)
         self._conductor.logged(record)
 
+    def after_step(self, number: int, state: TrainState) -> None:
+        """Keeps what the rate of a step was multiplied by, where it follows the loss; waits for nothing.
+
+        Args:
+            number: Of a step that has just been started.
+            state: The state after it, which the next step consumes: the scalar is copied on its device.
+        """
+        scale = main_plateau_scale(state.opt_state) if self._follows_loss else None
+        if scale is not None:
+            self._scales[number] = jnp.copy(local_copy(scale))
+
+    def _scale(self, number: int) -> float:
+        """What the rate of a step that is done was multiplied by; those of the steps before it are dropped."""
+        scale = self._scales.get(number)
+        self._scales = {step: each for step, each in self._scales.items() if step > number}
+        return 1.0 if scale is None else float(np.asarray(scale).flat[0])
+
     def _record(self, progress: Progress) -> Mapping[str, Any]:
-        rate = self._rates[progress.step - 1] * self._run.learning_rate_factor
+        rate = self._rates[progress.step - 1] * self._run.learning_rate_factor * self._scale(progress.step)
         record = {**progress._asdict(), **progress.extra, "learning_rate": rate}
         del record["extra"]
-        if self._model.flops_per_row is not None:
-            record["flops_per_second"] = self._model.flops_per_row * self._rows / progress.seconds
+        flops = self._flops(self._recorded, progress.step)
+        if flops is not None:
+            record["flops_per_second"] = flops / progress.seconds
+        self._recorded = progress.step
         return record
 
 

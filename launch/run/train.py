@@ -15,6 +15,7 @@ from ...configs.schema import Config
 from ...data.batches import eval_batches, further_batches
 from ...mesh.processes import is_main_process
 from ...models.catalog import initial_params
+from ...parallel.loss_scaling import MOST_IN_A_ROW, is_dynamic
 from ...parallel.model import Batch
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.state import TrainState
@@ -25,7 +26,8 @@ from ...training.ending.exits import FINISHED, TRY_AGAIN
 from ...training.ending.stopping import Gate, stops_on_signals
 from ...training.loop import Progress, measure, run_steps
 from ...training.worker import multi_process
-from .build import Built, batches_after, build, data_limits, prepare_devices, search_path
+from ..compiling.record import Compilation
+from .build import Built, batches_after, build, data_limits, keep_compiled, prepare_devices, search_path
 from .callbacks import callbacks_of, seen_by_callbacks
 from .directory.ownership import DirectoryInUse, Ownership
 from .directory.provenance import Provenance, provenance, remarks
@@ -62,6 +64,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
     prepare_devices(config)
     with multi_process(config.timeouts, config.run.dir), ExitStack() as stack:
         agree_on_config(config)
+        compilation = Compilation(keep_compiled(config))
         gate = stack.enter_context(stops_on_signals())
         built = build(config)
         check_memory(built)
@@ -71,7 +74,11 @@ def train(config: Config, *, fresh: bool = False) -> int:
         saved = stored_order(built.layouts).abstract_model(built.step.abstract_state())
         checkpoints = stack.enter_context(
             Checkpoints(
-                folder / "checkpoints", keep=config.checkpoint.keep, abstract_state=saved, about=saved_with(built)
+                folder / "checkpoints",
+                keep=config.checkpoint.keep,
+                abstract_state=saved,
+                about=saved_with(built),
+                save_seconds=config.timeouts.writing,
             )
         )
         start = 0 if fresh else checkpoints.latest() or 0
@@ -82,7 +89,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
         for line in remarks(before, made_of, config.data.source, goes_on=start > 0):
             display.message(line)
         ownership = stack.enter_context(Ownership(folder, display.message))
-        run = _Run(built, made_of, folder, checkpoints, display, start, ownership, gate)
+        run = _Run(built, made_of, folder, checkpoints, display, start, ownership, gate, compilation)
 
         def unchanged() -> None:
             found = 0 if fresh else checkpoints.latest() or 0
@@ -124,6 +131,7 @@ class _Run:
         start: int,
         ownership: Ownership,
         gate: Gate,
+        compilation: Compilation,
     ) -> None:
         self.built = built
         self.made_of = made_of
@@ -134,6 +142,7 @@ class _Run:
         self.start = start
         self.ownership = ownership
         self.gate = gate
+        self.compilation = compilation
         self.stopped_after: int | None = None
         self.guards = Guards(self.config, display.message, self.saves_at)
         self.watchdog = self.guards.watchdog
@@ -176,10 +185,12 @@ class _Run:
         agree_on_start(self.built, self.made_of)
         self.display.message(str(explanation))
         state, damaged, ended = self.first_state()
+        self.display.message(self.compilation.line())
         with closing(batches_after(self.start, self.built)) as batches:
             first = list(islice(batches, 1))
             for line in take_folder(damaged):
                 self.display.message(line)
+            self.compilation.write(self.folder, self.built.xla)
             if self.start < self.config.train.steps and not ended:
                 self.guards.open(self.built, self.folder, self.start)
                 with self.guards.watching():
@@ -187,6 +198,7 @@ class _Run:
                 spent = goodput(self.folder) if is_main_process() else None
                 if spent:
                     self.display.message(str(spent))
+        self.compilation.write(self.folder, self.built.xla)
         if self.is_complete:
             finish(self.built, explanation, state, self.folder, self.display)
 
@@ -214,9 +226,9 @@ class _Run:
                 after_pause=self.after_pause,
                 may_start=self.conductor.may_start,
                 on_stop=self.stop,
-                after_step=self.guards.after_step,
+                after_step=self.after_step,
                 waited=self.guards.waited,
-                most_skipped=self.config.optimizer.skip_not_finite,
+                most_skipped=most_skipped(self.config),
                 on_skip=self.tell_skip,
             )
             done = self.config.train.steps if self.stopped_after is None else self.stopped_after
@@ -269,6 +281,11 @@ class _Run:
             stored = stored_order(self.built.layouts).to_model(state)
             self.checkpoints.save(number, stored, self.display.message, notes=notes, also_keep=self.seen.kept)
 
+    def after_step(self, number: int, state: TrainState) -> None:
+        """A step has just been started: nothing here waits for it."""
+        self.recorder.after_step(number, state)
+        self.guards.after_step(number, state)
+
     def stop(self, number: int, state: TrainState) -> None:
         """Saves where a signal or a callback has stopped the run, in every process at the same step."""
         self.stopped_after = number
@@ -310,6 +327,7 @@ class _Run:
             max_batches=self.config.eval.batches or None,
             threads=self.config.data.threads,
             limits=self.limits,
+            layout=self.config.data.layout,
         )
         with self.watchdog.phase(number, "evaluation"), closing(batches):
             found = measure(self.built.step, state.params, self.watchdog.goes_on(batches), state.model_state)
@@ -317,12 +335,18 @@ class _Run:
 
     def tell_skip(self, number: int, found: str) -> None:
         """Says that an update was left out."""
-        self.display.message(f"Step {number}: {found}; its update was left out (optimizer.skip_not_finite).")
+        why = "precision.loss_scale, which halves" if is_dynamic(self.config.precision) else "optimizer.skip_not_finite"
+        self.display.message(f"Step {number}: {found}; its update was left out ({why}).")
 
     def record(self, progress: Progress) -> None:
         """Records a logged step; errors of a save under way surface here."""
         self.checkpoints.check()
         self.recorder(progress)
+
+
+def most_skipped(config: Config) -> int:
+    """How many updates in a row a run may leave out."""
+    return max(config.optimizer.skip_not_finite, MOST_IN_A_ROW if is_dynamic(config.precision) else 0)
 
 
 def _due(number: int, every: int, last: int) -> bool:

@@ -47,7 +47,7 @@ def verify_config(
     devices = simulated_devices(config)
     config = replace(config, model={**config.model, "check": "off"})  # what it breaks shows in the comparison
     dtype = "float32" if float32 else "float64"
-    precision = Precision(params=dtype, compute=dtype, reduce=dtype)
+    precision = Precision(params=dtype, compute=dtype, reduce=dtype, loss_scale=config.precision.scaling)
     with x64(precision), quick_compilation():
         reduced = _unreduced(config, precision) if full else reduce_config(config, precision, devices)
         small = reduced.config

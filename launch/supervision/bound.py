@@ -1,7 +1,8 @@
 """A process that does not outlive its parent, where it is asked to.
 
-`mpirun` that is killed leaves its ranks running: they are in process groups of their own, and nothing tells them. The
-kernel does, on Linux.
+`mpirun` that is killed leaves its ranks running: they are in process groups of their own, and nothing tells them. A
+launcher that is killed between starting a process and telling its guard leaves that one. The kernel kills them, on
+Linux.
 """
 
 import ctypes
@@ -10,15 +11,20 @@ import signal
 import sys
 
 VARIABLE = "SPMDKIT_BOUND"
+"""1, or the number of the parent, which a process checks that begins when its parent may have ended already."""
 PR_SET_PDEATHSIG = 1
 
 
 def bind_to_parent() -> bool:
-    """Has the kernel kill this process when its parent ends, where SPMDKIT_BOUND=1 says so.
+    """Has the kernel kill this process when its parent ends, where SPMDKIT_BOUND says so.
 
     Returns:
         Whether it will; not on other systems than Linux.
     """
-    if os.environ.get(VARIABLE) != "1" or not sys.platform.startswith("linux"):
+    parent = os.environ.get(VARIABLE, "0")
+    if parent == "0" or not sys.platform.startswith("linux"):
         return False
-    return ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    bound = ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    if parent not in ("1", str(os.getppid())):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return bound

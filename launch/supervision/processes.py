@@ -149,8 +149,8 @@ def run_processes(
     guard = _start_guard()
     try:
         for rank, start in enumerate(starts):
-            workers.append(_start(rank, start, logs, screen))
-            _watch(workers[-1], guard, events)
+            workers.append(_start(rank, start, logs, screen, guard))
+            _watch(workers[-1], events)
         exits, received, halted = _supervise(workers, events, _Patience(grace, stop, leave))
     finally:
         _send(workers, signal.SIGKILL)  # what workers started and left behind, too
@@ -247,8 +247,9 @@ def _handle_signals(events: SimpleQueue) -> dict[signal.Signals, Any]:
     return {number: signal.signal(number, lambda got, _: events.put(signal.Signals(got))) for number in handled}
 
 
-def _start(rank: int, start: Start, logs: Path, screen: Screen) -> Worker:
-    """Starts one process and the relay of its output."""
+def _start(rank: int, start: Start, logs: Path, screen: Screen, guard: subprocess.Popen[bytes]) -> Worker:
+    """Starts one process, puts it under the guard at once, and starts the relay of its output."""
+    assert guard.stdin is not None
     log = Log(log_file(logs, rank), screen.say)
     process = subprocess.Popen(
         start.command,
@@ -258,6 +259,7 @@ def _start(rank: int, start: Start, logs: Path, screen: Screen) -> Worker:
         stderr=subprocess.PIPE,
         process_group=0,
     )
+    guard.stdin.write(f"{process.pid}\n".encode())
     log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} process {process.pid}: {' '.join(start.command)}\n".encode())
     out, err = deque(maxlen=TAIL_LINES), deque(maxlen=TAIL_LINES)
     threads = tuple(
@@ -269,10 +271,8 @@ def _start(rank: int, start: Start, logs: Path, screen: Screen) -> Worker:
     return Worker(rank=rank, process=process, out=out, err=err, log=log, threads=threads, signals=start.signals)
 
 
-def _watch(worker: Worker, guard: subprocess.Popen[bytes], events: SimpleQueue) -> None:
-    """Puts a process under the guard, and its end among the events as soon as it comes."""
-    assert guard.stdin is not None
-    guard.stdin.write(f"{worker.process.pid}\n".encode())
+def _watch(worker: Worker, events: SimpleQueue) -> None:
+    """Puts the end of a process among the events as soon as it comes."""
     threading.Thread(target=lambda: events.put(Exit(worker.rank, worker.process.wait())), daemon=True).start()
 
 

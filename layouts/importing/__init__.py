@@ -4,6 +4,8 @@ In: the rules of another library, in its own words, and a tree that says which p
 with one rule for each parameter, named by its path: what that library would have decided for it. What a layout cannot
 express is refused with the reason. Read first: `exact`, the map that all of them end in. No library has to be
 installed: its objects are read by their attributes.
+
+`exact` shares the tests of `keras_map`.
 """
 
 from .flax_rules import from_flax_rules as from_flax_rules

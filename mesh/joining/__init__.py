@@ -10,4 +10,8 @@ rendezvous                            they meet at the coordinator's address: wh
 host, guest                           the two sides of it: rank 0, all others
 meeting                               what both speak of
 protocol                              the lines that they send each other there
+
+`sources` shares the tests of `detection`; `accelerators` shares the tests of `detection`; `host` shares the tests of
+`rendezvous`; `guest` shares the tests of `rendezvous`; `meeting` shares the tests of `rendezvous`; `protocol` shares
+the tests of `rendezvous`.
 """

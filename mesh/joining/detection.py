@@ -186,6 +186,13 @@ def _nothing_whole(known: Facts | None, launchers: Sequence[Facts]) -> Facts | N
             f"how many processes there are and which one this is. Set {_variable('num_processes')} and "
             f"{_variable('process_id')}. {ALONE}"
         )
+    local = known is not None and ((known.local_rank or 0) > 0 or (known.local_processes or 1) > 1)
+    if known is not None and local:
+        which = " and ".join(known.said[fact] for fact in ("local_rank", "local_processes") if fact in known.said)
+        raise UserError(
+            f"{which} says that this process is one of several on its host, but nothing says how many the run has and "
+            f"which one this is. Set {_variable('num_processes')} and {_variable('process_id')}. {ALONE}"
+        )
     return None
 
 
@@ -220,6 +227,10 @@ def _job(facts: Facts, environ: Environ) -> Job:
             "each would train alone, in the same folder. Set SPMDKIT_JOB_ADDRESSES to host:port of process 0 in all of "
             f"them. {ALONE}"
         )
+    local, of = facts.local_rank, facts.local_processes
+    if local is not None and of is not None and local >= of:
+        rank_said, of_said = said.get("local_rank", "local_rank"), said.get("local_processes", "local_processes")
+        raise UserError(f"{rank_said}={local} must be in 0 .. {of_said} - 1 = {of - 1}.")
     devices = facts.local_devices
     if devices is None and count > 1 and not environ.get("JAX_LOCAL_DEVICE_IDS"):
         visible = gpus_visible(environ, gpus_of_host())

@@ -5,6 +5,10 @@ function trains under. Read first: `of_library` (the call), then one library, su
 all of them give, `row_loss` turns outputs into sums, `row_dropout` draws masks that do not depend on the mesh.
 
 A library is imported where a module of it is met, never before.
+
+`adapted` shares the tests of `of_library`; `equinox` shares the tests of `of_library`; `keras` shares the tests of
+`of_library`; `linen` shares the tests of `of_library`; `nnx` shares the tests of `of_library`; `row_loss` shares the
+tests of `of_library`.
 """
 
 from .of_library import adapt as adapt

@@ -20,6 +20,7 @@ from jax import Array, lax
 from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
 from .adapted import Adapted, Rows
+from .mode import as_arguments, check_arguments, mode_arguments
 
 AXIS = "batch"
 """The axis of rows where no layer names one."""
@@ -31,7 +32,7 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
     Args:
         module: An `equinox.Module` for one row, a pair (module, state), or a function of `key` that makes either. Its
             `__call__` takes inputs and, if it has one, a state; and `key` where it draws.
-        inputs: What it is called with for one row; not needed here.
+        inputs: What it is called with for one row.
     """
     import equinox
 
@@ -61,6 +62,7 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
     static, state_structure, params_structure = fixed
     named = _paths(jax.tree.unflatten(params_structure, abstract[0]))
     keeps_state = bool(abstract[1])
+    check_arguments(static, (*as_arguments(inputs), *[None] * keeps_state), more=("key",))
 
     def init(key: Array) -> tuple[Any, Any]:
         leaves, state = traced(key)
@@ -72,12 +74,13 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
         given = (
             jax.tree.unflatten(state_structure, [state[str(number)] for number in range(len(state))]),
         ) * keeps_state
+        mode = mode_arguments(type(model).__call__, rows.training)
         draws = "key" in inspect.signature(type(model).__call__).parameters
         key = jax.random.key(0) if rows.key is None else rows.key
         keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(rows.example)
 
         def one(x: Any, key: Array) -> Any:
-            return model(x, *given, **({"key": key} if draws else {}))
+            return model(*as_arguments(x), *given, **({"key": key} if draws else {}), **mode)
 
         axis = _axis_of(equinox, model)
         with _over_mesh(equinox, axis, rows.axes):

@@ -18,6 +18,7 @@ from jax import Array, lax
 
 from ...mesh.errors import UserError
 from .adapted import Adapted, Rows
+from .mode import as_arguments
 from .row_dropout import drop
 
 SEEDS = "seed_generator_state"
@@ -41,7 +42,7 @@ def adapt_keras(module: Any, inputs: Any) -> Adapted:
             "Keras is imported."
         )
     if not module.built:
-        module(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), inputs))
+        module(*jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), as_arguments(inputs)))
     trained = {variable.path: np.asarray(variable.value) for variable in module.trainable_variables}
     others = [variable.path for variable in module.non_trainable_variables]
     kept = {
@@ -64,7 +65,7 @@ def adapt_keras(module: Any, inputs: Any) -> Adapted:
 
         given = [_at(params, path) for path in trained], [value(*each) for each in enumerate(others)]
         with _on_mesh(keras, module, rows):
-            outputs, after = module.stateless_call(*given, inputs, training=rows.training)
+            outputs, after = module.stateless_call(*given, *as_arguments(inputs), training=rows.training)
         changed = {path: new for path, new in zip(others, after, strict=True) if path in kept}
         return outputs, _nested(changed) if rows.training else state
 

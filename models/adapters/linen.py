@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .adapted import Adapted, Rows
-from .mode import mode_arguments
+from .mode import as_arguments, check_arguments, mode_arguments
 from .row_dropout import drop
 
 PARAMS = "params"
@@ -26,23 +26,28 @@ def adapt_linen(module: Any, inputs: Any) -> Adapted:
         module: A `flax.linen.Module`.
         inputs: What it is called with for one row, as arrays or shapes.
     """
+    from flax.core import meta
+
+    check_arguments(module, inputs)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
     evaluated = mode_arguments(type(module).__call__, training=False)
 
     def init(key: Array) -> tuple[Any, Any]:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        variables = dict(module.init(key, zeros, **evaluated))
+        variables = dict(meta.unbox(module.init(key, *as_arguments(zeros), **evaluated)))  # logical axes are not needed
         return variables.pop(PARAMS, {}), variables
 
     def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
         variables, more = {PARAMS: params, **(state or {})}, mode_arguments(type(module).__call__, rows.training)
+        inputs = as_arguments(inputs)
+        key = jax.random.key(0) if rows.key is None else rows.key
+        rngs = {"dropout": key, PARAMS: key}  # the second is that of all other names
         if not rows.training:
-            return module.apply(variables, inputs, mutable=list(state or ()), **more)[0], state
-        rngs = {"dropout": rows.key}
+            return module.apply(variables, *inputs, rngs=rngs, mutable=list(state or ()), **more)[0], state
         with _on_mesh(rows):
             if not state:
-                return module.apply(variables, inputs, rngs=rngs, **more), state
-            outputs, changed = module.apply(variables, inputs, rngs=rngs, mutable=list(state), **more)
+                return module.apply(variables, *inputs, rngs=rngs, **more), state
+            outputs, changed = module.apply(variables, *inputs, rngs=rngs, mutable=list(state), **more)
         return outputs, {**state, **changed}
 
     first = jax.eval_shape(init, jax.random.key(0))[1]

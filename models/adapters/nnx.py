@@ -18,7 +18,7 @@ from jax import Array
 
 from ...mesh.user_code import takes_option
 from .adapted import Adapted, Rows
-from .mode import mode_arguments
+from .mode import as_arguments, check_arguments, mode_arguments
 from .row_dropout import drop
 
 
@@ -27,7 +27,7 @@ def adapt_nnx(module: Any, inputs: Any) -> Adapted:
 
     Args:
         module: A `flax.nnx.Module`, or a function of `rngs` that makes one.
-        inputs: What it is called with for one row; not needed here.
+        inputs: What it is called with for one row.
     """
     from flax import nnx
 
@@ -39,7 +39,9 @@ def adapt_nnx(module: Any, inputs: Any) -> Adapted:
     def made(key: Array) -> Any:
         return module if is_there else module(rngs=nnx.Rngs(params=key, default=jax.random.fold_in(key, 1)))
 
-    graph, *variables = split(module if is_there else nnx.eval_shape(lambda: made(jax.random.key(0))))
+    abstract = module if is_there else nnx.eval_shape(lambda: made(jax.random.key(0)))
+    check_arguments(abstract, inputs, more=("rngs",))
+    graph, *variables = split(abstract)
     random = nnx.to_pure_dict(variables[1])
 
     def init(key: Array) -> tuple[Any, Any]:
@@ -53,13 +55,13 @@ def adapt_nnx(module: Any, inputs: Any) -> Adapted:
         model = nnx.merge(graph, *filled)
         if not rows.training:
             model.eval()
-            return model(inputs, **mode_arguments(type(model).__call__, training=False)), state
+            return model(*as_arguments(inputs), **mode_arguments(type(model).__call__, training=False)), state
         model.train()
         given: dict[str, Any] = mode_arguments(type(model).__call__, training=True)
         if takes_option(type(model).__call__, "rngs"):
             given["rngs"] = nnx.Rngs(rows.key)
         with _on_mesh(nnx, model, rows):
-            outputs = model(inputs, **given)
+            outputs = model(*as_arguments(inputs), **given)
         return outputs, nnx.to_pure_dict(split(model)[3]) if state else state
 
     name = type(module).__name__ if is_there else getattr(module, "__name__", "nnx")

@@ -6,13 +6,16 @@ from importlib import import_module
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 
 from ...mesh.errors import UserError
+from ...mesh.user_code import takes_option
 from ...parallel.model import Batch, Model, Params
 from ...parallel.model.loss_sums import LossSums
 from ...parallel.model.row_axes import batch_axes
 from .adapted import Adapted, Rows
+from .row_dropout import row_keys
 from .row_loss import row_function, sums
 
 LIBRARIES = {
@@ -33,7 +36,7 @@ def adapt(
     loss: str | Callable[[Any, Batch], Any],
     example: Mapping[str, Any],
     metrics: Mapping[str, str | Callable[[Any, Batch], Any]] | None = None,
-    inputs: str | Callable[[Batch], Any] = "inputs",
+    inputs: str | Callable[..., Any] = "inputs",
     name: str = "",
 ) -> Model:
     """Makes a `Model` of a module of Flax Linen, Flax NNX, Equinox or Keras, as it is.
@@ -50,7 +53,9 @@ def adapt(
             softmax_cross_entropy, sigmoid_cross_entropy, squared_error, which compare with `batch["targets"]`.
         example: A batch of one row or more, arrays with rows on dim 0: what the module is called with.
         metrics: Name -> the same as for `loss`; also accuracy.
-        inputs: What of a batch the module is called with: the name of an array, or batch -> arrays.
+        inputs: What of a batch the module is called with: the name of an array, or batch -> arrays; a tuple is several
+            arguments. A function with an argument `keys` is also given uint32 (rows, 2), a key for each row of this
+            step, for a module that draws by itself.
         name: What reports call it; its class by default.
 
     Returns:
@@ -60,14 +65,14 @@ def adapt(
         UserError: It is a module of no known library, or there is no such loss.
     """
     of_batch = _inputs(inputs)
-    first_row = {key: array[:1] for key, array in example.items()}
-    adapted = _adapted(module, of_batch(first_row))
+    first_row = {"example": np.zeros(1, np.int32), **{key: array[:1] for key, array in example.items()}}
+    adapted = _adapted(module, of_batch(first_row, None))
     of_rows = row_function(loss, "loss")
     more = {key: row_function(each, f"metrics.{key}") for key, each in (metrics or {}).items()}
 
     def run(params: Params, state: Any, batch: Batch, key: Array | None) -> tuple[Any, Any]:
         axes = batch_axes() if adapted.keeps_state and key is not None else ()
-        return adapted.call(params, state, of_batch(batch), Rows(key=key, example=batch["example"], axes=axes))
+        return adapted.call(params, state, of_batch(batch, key), Rows(key=key, example=batch["example"], axes=axes))
 
     def model_loss(params: Params, batch: Batch, key: Array | None, state: Any = ()) -> LossSums:
         outputs, after = run(params, state, batch, key)
@@ -76,7 +81,8 @@ def adapt(
         return LossSums(total, weight, found, after if adapted.keeps_state else ())
 
     def predict(params: Params, batch: Batch, state: Any = ()) -> Any:
-        return run(params, state, {"example": jax.numpy.zeros(1, "int32"), **batch}, None)[0]
+        rows = next(iter(batch.values())).shape[0]
+        return run(params, state, {"example": jax.numpy.zeros(rows, "int32"), **batch}, None)[0]
 
     if not adapted.keeps_state:
         return Model(
@@ -84,6 +90,7 @@ def adapt(
             loss=lambda params, batch, key: model_loss(params, batch, key),
             predict=lambda params, batch: predict(params, batch),
             name=name or adapted.name,
+            library=library_of(module) or "",
         )
     return Model(
         init=lambda key: adapted.init(key)[0],
@@ -91,6 +98,7 @@ def adapt(
         loss=lambda params, batch, key, state: model_loss(params, batch, key, state),
         predict=lambda params, batch, state: predict(params, batch, state),
         name=name or adapted.name,
+        library=library_of(module) or "",
     )
 
 
@@ -144,11 +152,14 @@ def _adapted(module: Any, inputs: Any) -> Adapted:
     return getattr(import_module(f".{file}", __package__), function)(module, inputs)
 
 
-def _inputs(given: str | Callable[[Batch], Any]) -> Callable[[Batch], Any]:
+def _inputs(given: str | Callable[..., Any]) -> Callable[[Batch, Array | None], Any]:
+    """What a batch and the key of a step give the module."""
     if callable(given):
-        return given
+        if takes_option(given, "keys"):
+            return lambda batch, key: given(batch, keys=row_keys(key, batch["example"]))
+        return lambda batch, key: given(batch)
 
-    def named(batch: Batch) -> Any:
+    def named(batch: Batch, key: Array | None) -> Any:
         if given not in batch:
             raise UserError(f"inputs={given!r} is no array of the batch, which has {', '.join(batch)}.")
         return batch[given]

@@ -11,6 +11,20 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
+def row_keys(key: Array | None, example: Array) -> Array:
+    """A key for each row, of legacy form: what a row draws depends on the step and on its index alone.
+
+    Args:
+        key: Of the step, the same on every device; None in evaluation, where it is always the same.
+        example: int32 (rows,), the global index of each row.
+
+    Returns:
+        uint32 (rows, 2).
+    """
+    key = jax.random.key(0) if key is None else key
+    return jax.vmap(lambda index: jax.random.key_data(jax.random.fold_in(key, index)))(example)
+
+
 def drop(inputs: Array, rate: float, key: Array, example: Array, shared_dims: Sequence[int] = ()) -> Array:
     """Drops values and scales the others.
 

@@ -5,6 +5,8 @@ is asked for. Back: parameters of such a transformer as a folder that `transform
 which names are which arrays. `read` and `write` go there and back, `config_json` is about sizes, `stacked` makes one
 array of the blocks' own, `safetensors` is the format of the files, and `from_config` is the model that a config names.
 Neither torch nor `transformers` is needed.
+
+`config_json` shares the tests of `read`; `families` shares the tests of `read`.
 """
 
 from .from_config import HuggingFaceConfig as HuggingFaceConfig

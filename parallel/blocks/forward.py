@@ -15,7 +15,7 @@ from ..precision import Precision
 from ..xla.in_order import after, scatter_first
 from ..zero import gradient_carriers
 from .gathered_block import block_layouts, gathered_block
-from .prefetch import check_prefetch, run_prefetched
+from .prefetch import check_prefetch, prefetches_blocks, run_prefetched
 from .remat import remat_block
 
 Kept: TypeAlias = Any
@@ -30,14 +30,16 @@ class LocalLoss(NamedTuple):
         carriers: `carriers(params) -> shards`: what to differentiate with respect to, in the layout of the gradients.
         loss: `loss(shards, kept, batch, key, state) -> LossSums`, this device's share of all sums; `state` is the
             model's, () where it has none.
-        differentiate: `differentiate(shards, kept, batch, key, state) -> (LossSums, gradients)`, where it is not
-            autodiff of `loss`.
+        differentiate: `differentiate(shards, kept, batch, key, state, scale) -> (LossSums, gradients)`, where it is not
+            autodiff of `loss`; the gradients are those of `scale` times the loss, None being 1.
     """
 
     keep: Callable[[Params], Kept]
     carriers: Callable[[Params], Params]
     loss: Callable[[Params, Kept, Batch, Array | None, Any], LossSums]
-    differentiate: Callable[[Params, Kept, Batch, Array | None, Any], tuple[LossSums, Params]] | None = None
+    differentiate: Callable[[Params, Kept, Batch, Array | None, Any, Array | None], tuple[LossSums, Params]] | None = (
+        None
+    )
 
 
 def local_loss(model: Model | BlockModel, plan: ShardingPlan, *, remat: str, precision: Precision) -> LocalLoss:
@@ -74,11 +76,10 @@ def carriers_of(plan: ShardingPlan) -> Callable[[Params], Params]:
 def _block_loss(model: BlockModel, plan: ShardingPlan, remat: str, precision: Precision) -> LocalLoss:
     stored, reduced, axes = plan.used_table.layouts, plan.gradient_table.layouts, plan.gather_axes
     keeps_blocks, gathers = plan.keeps_blocks, plan.gathers_blocks
-    makes_copies = not keeps_blocks and (gathers or precision.compute != precision.params)
-    unroll = blocks_in_turn(model, makes_copies=makes_copies)
-    copies_outside_loops = makes_copies and unroll == model.num_blocks
+    block, unroll = block_of_loop(model, plan, remat, precision)
+    copies_outside_loops = _makes_copies(plan, precision) and unroll == model.num_blocks
 
-    prefetches = gathers and bool(plan.in_force("fsdp", "prefetch", 0)) and not keeps_blocks
+    prefetches = prefetches_blocks(plan)
     if prefetches:
         check_prefetch(model.num_blocks, remat)
     head_alone = [name for name in model.head_reads if name not in model.embed_reads]
@@ -92,8 +93,6 @@ def _block_loss(model: BlockModel, plan: ShardingPlan, remat: str, precision: Pr
         precision=precision,
         remat=remat,
     )
-    block = gathered_block(model, plan, precision)
-    block = remat_block(block, remat, makes_copies=makes_copies, in_loop=unroll < model.num_blocks)
 
     def keep(params: Params) -> Kept:
         return gather(params if keeps_blocks else without_blocks(params), _like(stored, keeps_blocks), axes, precision)
@@ -128,6 +127,27 @@ def _block_loss(model: BlockModel, plan: ShardingPlan, remat: str, precision: Pr
         return as_sums(model.head(head_params, x, batch, key))
 
     return LocalLoss(keep, carriers_of(plan), loss)
+
+
+def block_of_loop(
+    model: BlockModel, plan: ShardingPlan, remat: str, precision: Precision
+) -> tuple[Callable[[Activations, Params, Params | None, Array | None], Activations], int]:
+    """One block as the loop over blocks runs it, see `gathered_block`, and how many of them one turn holds.
+
+    Args:
+        model: The model, split over the axes inside it.
+        plan: Where its parameters and gradients live.
+        remat: What the block keeps for backward.
+        precision: The compute and reduce dtypes.
+    """
+    makes_copies = _makes_copies(plan, precision)
+    unroll = blocks_in_turn(model, makes_copies=makes_copies)
+    block = gathered_block(model, plan, precision)
+    return remat_block(block, remat, makes_copies=makes_copies, in_loop=unroll < model.num_blocks), unroll
+
+
+def _makes_copies(plan: ShardingPlan, precision: Precision) -> bool:
+    return not plan.keeps_blocks and (plan.gathers_blocks or precision.compute != precision.params)
 
 
 def blocks_in_turn(model: BlockModel, *, makes_copies: bool) -> int:

@@ -32,8 +32,9 @@ from jax import Array, lax
 
 from ...mesh.errors import UserError
 from ...mesh.keys import key_of
-from ..fsdp import gather, scatter
+from ..fsdp import AXIS, gather, scatter
 from ..model import Activations, Params, fold_block
+from ..plan import ShardingPlan
 from ..precision import Precision
 from ..xla.in_order import after
 from .differentiable import join_differentiable, split_differentiable
@@ -44,6 +45,11 @@ FEWEST_BLOCKS = 4
 """With fewer, the loops are so short that XLA unrolls them and keeps whole parameters from forward to backward."""
 
 Block = Callable[[Params, Activations, Array | None], Activations]
+
+
+def prefetches_blocks(plan: ShardingPlan) -> bool:
+    """Whether each block is gathered while the one before it runs."""
+    return plan.gathers_blocks and not plan.keeps_blocks and bool(plan.in_force(AXIS, "prefetch", 0))
 
 
 def check_prefetch(num_blocks: int, remat: str) -> None:

@@ -13,7 +13,7 @@ import jax
 
 from ...mesh.errors import UserError
 from ..xla.in_order import recomputed_late
-from ..xla.primitives import GATHERS, JOINS, MOVES, PLATFORM_CHOICE
+from ..xla.primitives import GATHERS, JOINS, MOVES, PLATFORM_CHOICE, gathered_over
 
 REMAT_POLICIES = ("none", "dots", "full")
 
@@ -36,12 +36,8 @@ def _only_moves(name: str, params: Any) -> bool:
         choosing = PLATFORM_CHOICE in names  # a value that waits, see in_order.py
         return choosing or all(_only_moves(equation.primitive.name, equation.params) for equation in called.eqns)
     if name in GATHERS:  # what is gathered over these axes is no parameter: as dear as arithmetic
-        return not set(_names(params["axis_name"])) & set(_ACTIVATION_AXES)
+        return gathered_over(params).isdisjoint(_ACTIVATION_AXES)
     return name in MOVES | JOINS
-
-
-def _names(axis_name: Any) -> tuple[str, ...]:
-    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def remat_block(block: Callable[..., Any], remat: str, *, makes_copies: bool, in_loop: bool) -> Callable[..., Any]:

@@ -5,11 +5,9 @@ from math import gcd
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
-from jax.sharding import PartitionSpec
 
-from ...mesh.keys import make_key
+from ..blocks.activations import on_activations
 from ..blocks.differentiable import split_differentiable
 from ..blocks.forward import Kept, LocalLoss, carriers_of, without_blocks
 from ..blocks.model_parts import make_parts
@@ -48,9 +46,9 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan, *, remat: str, precisio
         return run_forward(parts, timetable, Inputs(shards, kept, batch, key), axes=plan.manual_axes)
 
     def differentiate(
-        shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any
+        shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any, scale: Array | None
     ) -> tuple[LossSums, Params]:
-        inputs = Inputs(shards, kept, batch, key)
+        inputs = Inputs(shards, kept, batch, key, scale)
         gradients, sums = run_gradients(parts, pipeline.timetable, inputs, axes=plan.manual_axes)
         return sums, gradients
 
@@ -76,34 +74,10 @@ def sent_at_a_tick(
         precision: The dtypes.
     """
     assert plan.pipeline is not None
-    differentiable, others = split_differentiable(_activation_shapes(model, plan, microbatch, precision))
+
+    def shapes(_: Params, x: Activations) -> Activations:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x)
+
+    differentiable, others = split_differentiable(on_activations(shapes, model, plan, microbatch, precision))
     down = [*differentiable, *others] if plan.pipeline.timetable.both_ways else differentiable
     return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (*differentiable, *others, *down))
-
-
-def _activation_shapes(
-    model: BlockModel, plan: ShardingPlan, microbatch: Mapping[str, jax.ShapeDtypeStruct], precision: Precision
-) -> Activations:
-    """What flows between the blocks of one device, as the embedding makes it."""
-    parts = make_parts(model, plan, remat="none", precision=precision)
-    found: list[Activations] = []
-
-    def local(params: Params, rows: Batch) -> Array:
-        kept = gather(without_blocks(params), without_blocks(plan.used_table.layouts), plan.gather_axes, precision)
-        groups = {name: params[name] for name in model.embed_reads}
-        batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in microbatch.items()}
-        x = parts.embed(groups, kept, batch, make_key(0))
-        found.append(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x))
-        return jnp.zeros(())
-
-    specs = plan.manual_specs(plan.used_table)
-    mapped = jax.shard_map(
-        local,
-        mesh=plan.mesh.abstract_mesh,
-        in_specs=(specs, PartitionSpec()),
-        out_specs=PartitionSpec(),
-        axis_names=set(plan.manual_axes),
-        check_vma=False,
-    )
-    jax.eval_shape(mapped, plan.used_table.abstract_arrays, {})
-    return found[0]

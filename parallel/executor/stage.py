@@ -12,6 +12,7 @@ from ..blocks.differentiable import join_differentiable, split_differentiable
 from ..blocks.model_parts import ModelParts
 from ..blocks.split_backward import Held, SplitBlock, split_block
 from ..collectives import vary
+from ..loss_scaling import scaled
 from ..model import Activations, Batch, Params, fold_block
 from ..model.loss_sums import LossSums
 from ..pipeline import AXIS
@@ -29,12 +30,14 @@ class Inputs(NamedTuple):
         whole: What was gathered of them for the whole step; "blocks", if there, with as many rows.
         batch: Its rows, the same on all stages.
         key: Randomness of this step, or None.
+        scale: What the loss is multiplied by before it is differentiated; None for nothing.
     """
 
     params: Params
     whole: Params
     batch: Batch
     key: Array | None
+    scale: Array | None = None
 
 
 class State(NamedTuple):
@@ -55,7 +58,7 @@ class Stage:
     ) -> None:
         self.parts, self.timetable, self.axes = parts, timetable, axes
         self.fill = 0.0 if fill is None else fill
-        self.params, self.whole, self.batch, self.key = inputs
+        self.params, self.whole, self.batch, self.key, self.scale = inputs
         rows = next(iter(inputs.batch.values())).shape[0]
         if rows % timetable.microbatches:
             raise UserError(
@@ -206,7 +209,7 @@ class Stage:
 
             def share(groups: Params, differentiable: list[Array]) -> tuple[Array, LossSums]:
                 shares = self.head(tick, groups, message._replace(differentiable=differentiable))
-                return shares.total, shares
+                return scaled(shares.total, self.scale), shares
 
             differentiate = jax.value_and_grad(share, argnums=(0, 1), has_aux=True)
             (_, shares), (new_gradients, dy) = differentiate(self.groups(names), y)

@@ -81,11 +81,14 @@ class Model:
         predict: `predict(params, batch) -> array`, optional; `predict(params, batch, state)` of a model with a state.
         name: what reports call it.
         flops_per_row: floating-point operations of forward and backward for one row of the batch, for model FLOP/s.
+        flops_of_length: `flops_of_length(length) -> flops_per_row` of rows of that many positions, where batches have
+            several lengths; None: all rows count as `flops_per_row`.
         init_state: `init_state(key) -> state`, of a model that keeps arrays which no gradient moves, such as the
             running statistics of batch norm: a tree of arrays, whole on every device. Its loss is then
             `loss(params, batch, key, state) -> LossSums`, with the next state in it; in evaluation (`key` is None) that
             is not kept. Where devices return different ones, the next state is the mean over devices of floating-point
             arrays, and the largest of others.
+        library: whose module it is, such as "flax.linen"; "" for a model of its own. Exports have that library's names.
     """
 
     init: Callable[[Array], Params]
@@ -93,7 +96,9 @@ class Model:
     predict: Callable[..., Array] | None = None
     name: str = "model"
     flops_per_row: float | None = None
+    flops_of_length: Callable[[int], float] | None = None
     init_state: Callable[[Array], Any] | None = None
+    library: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +118,7 @@ class BlockModel:
         scan_unroll: how many blocks one turn of the loop over blocks holds.
         predict: as in `Model`.
         name: what reports call it.
-        flops_per_row: as in `Model`.
+        flops_per_row, flops_of_length: as in `Model`.
         parallelize: `parallelize(parallel) -> model`: the same model, its work split as told; raises UserError with
             all that cannot be split. None: the model knows of no mesh, and axes inside it are left to XLA.
         rules: of a model that was split: regex of a parameter's path -> mesh axis (or None) of each of its dims.
@@ -133,6 +138,7 @@ class BlockModel:
     predict: Callable[[Params, Batch], Array] | None = None
     name: str = "block model"
     flops_per_row: float | None = None
+    flops_of_length: Callable[[int], float] | None = None
     parallelize: Callable[[ParallelContext], "BlockModel"] | None = None
     rules: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     traffic: Callable[[str, Mapping[str, jax.ShapeDtypeStruct], str, str], Traffic] | None = None

@@ -22,7 +22,10 @@ MOST_LISTED = 12
 Pair = tuple[Array, Array]
 """A weighted sum and the sum of its weights, two scalars."""
 
-OWN_NAMES = ("loss", "grad_norm", "weight", "step", "seconds", "tokens_per_second", "flops_per_second", "learning_rate")
+OWN_NAMES = (
+    *("loss", "grad_norm", "weight", "step", "loss_scale", "learning_rate"),
+    *("seconds", "tokens_per_second", "flops_per_second"),
+)
 """What a run logs by itself: a metric has another name."""
 
 EXPECTED = (

@@ -1,6 +1,8 @@
 """From a plan and the options of a step to the step."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import optax
 
@@ -20,6 +22,7 @@ def build_step(
     clip_norm: float = 0.0,
     remat: str = "none",
     precision: Precision = FLOAT32,
+    xla: Mapping[str, Any] | None = None,
 ) -> Step:
     """Builds the training step. Nothing is computed and no device is touched until it runs.
 
@@ -32,6 +35,9 @@ def build_step(
         remat: What blocks keep for backward: `none` drops only gathered parameters, `dots` keeps products of matrices,
             `full` only the input of each block.
         precision: The dtypes.
+        xla: Options of XLA that the step and its evaluation are compiled with, such as
+            {"xla_gpu_enable_latency_hiding_scheduler": True}; one that XLA does not know is an error of JAX when they
+            are compiled.
 
     Raises:
         UserError: A number is out of its range, or the policy is unknown.
@@ -40,5 +46,6 @@ def build_step(
         raise UserError(f"train.accumulate={accumulate}: a step has at least 1 microbatch.")
     if not 0 <= clip_norm < float("inf"):
         raise UserError(f"train.clip_norm={clip_norm}: a norm is positive and finite; 0 turns clipping off.")
-    options = StepOptions(accumulate=accumulate, clip_norm=clip_norm, remat=remat, precision=precision)
+    told = tuple((xla or {}).items())
+    options = StepOptions(accumulate=accumulate, clip_norm=clip_norm, remat=remat, precision=precision, xla=told)
     return Step(model, optimizer, replace(plan, options=options))

@@ -7,7 +7,8 @@
                                                       itself (tensor, context, expert), the ticks of a pipeline
     gradients = strategy.finish(gradients)            each in turn: pipe's reduce-scatter, then ZeRO-1's
     gradients = strategy.reduce(gradients)            each in turn: data's all-reduce, or the compressed one
-    gradients = gradients * (clip_factor / weight)    the one division by the weight of the global batch
+    gradients = gradients * (clip_factor / weight)    the one division by the weight of the global batch (and by what
+                                                      the loss was multiplied by: `loss_scaling`)
 
 "In turn" is the order of `STRATEGIES`, that of the mesh axes. Around it: `train_step`, or `diloco_step`.
 """
@@ -28,6 +29,7 @@ from ..blocks.forward import LocalLoss, local_loss
 from ..collectives import vary
 from ..data import make_varying, reduce_gradients
 from ..executor.loss import pipeline_loss
+from ..loss_scaling import scale_in_force, scaled, where_finite
 from ..model import Batch, BlockModel, Model, Params, has_state
 from ..model.loss_sums import LossSums, state_problem
 from ..plan import Reduced, ShardingPlan
@@ -70,7 +72,14 @@ class DeviceStep:
         return local_loss(model, plan, remat=options.remat, precision=options.precision)
 
     def gradients(
-        self, params: Params, batch: Batch, key_data: Array, step: Array, errors: Any, model_state: Any
+        self,
+        params: Params,
+        batch: Batch,
+        key_data: Array,
+        step: Array,
+        errors: Any,
+        model_state: Any,
+        loss_scale: Any = (),
     ) -> tuple[Params, StepMetrics, Any, Any]:
         """The reduced, averaged and clipped gradients, laid out as the update, the metrics, and what follows them.
 
@@ -81,6 +90,7 @@ class DeviceStep:
             step: The number of steps done.
             errors: What compression owes from the step before (`compression.Errors`), or ().
             model_state: The model's state, or ().
+            loss_scale: The state of loss scaling, or ().
 
         Returns:
             Gradients, metrics (the model's own as pairs of sums), and the next `errors` and `model_state`.
@@ -90,24 +100,26 @@ class DeviceStep:
         key = jax.random.fold_in(key_of(key_data), step)
         batch = cast_inputs(batch, options.precision.compute)
         params = self._begun(make_varying(params, plan.table.layouts, axes))
-        gradients, sums = self._gradients(params, batch, key, model_state)
+        loss_factor = scale_in_force(options.precision, loss_scale)
+        gradients, sums = self._gradients(params, batch, key, model_state, loss_factor)
         metrics, metrics_tree = jax.tree.flatten(sums.metrics)
         for strategy in STRATEGIES.values():
             gradients = strategy.finish(gradients, plan)
         scalars = [sums.total, sums.weight, *metrics, *complete_squares(gradients, update, axes)]
-        found = Reduced(gradients, scalars, errors)
+        found = Reduced(gradients, scalars, errors, loss_factor)
         for strategy in STRATEGIES.values():
             found = strategy.reduce(found, plan)
         total, weight, *further = found.scalars
         metrics, squares = further[: len(metrics)], further[len(metrics) :]
         divisor = jnp.where(weight == 0, 1, weight)
-        norm = global_norm(found.gradients, update, axes, squares, divisor)
-        next_state = self._settled(sums.state, model_state, batch)
-        next_state = jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(norm), new, old), next_state, model_state)
-        scale = clip_factor(norm, options.clip_norm) / divisor
+        of_gradients = scaled(divisor, loss_factor)
+        norm = global_norm(found.gradients, update, axes, squares, of_gradients)
+        next_state = where_finite(norm, self._settled(sums.state, model_state, batch), model_state)
+        next_errors = where_finite(norm, found.errors, errors) if loss_scale else found.errors
+        scale = clip_factor(norm, options.clip_norm) / of_gradients
         gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), found.gradients)
         pairs = jax.tree.unflatten(metrics_tree, metrics)
-        return gradients, StepMetrics(total / divisor, norm, weight, pairs), found.errors, next_state
+        return gradients, StepMetrics(total / divisor, norm, weight, pairs), next_errors, next_state
 
     def _begun(self, params: Params) -> Params:
         """Parameters as a step begins with them."""
@@ -115,10 +127,13 @@ class DeviceStep:
             params = strategy.begin(params, self.plan)
         return params
 
-    def _gradients(self, params: Params, batch: Batch, key: Array, model_state: Any) -> tuple[Params, LossSums]:
-        """Local sums of gradients, and this device's share of the sums of the loss."""
+    def _gradients(
+        self, params: Params, batch: Batch, key: Array, model_state: Any, scale: Array | None
+    ) -> tuple[Params, LossSums]:
+        """Local sums of gradients, scaled, and this device's share of the sums of the loss."""
+        inputs = params, batch, key, model_state, scale
         microbatches, axes = self.plan.options.accumulate, self.plan.manual_axes
-        return accumulate_gradients(self._loss, params, batch, key, model_state, microbatches=microbatches, axes=axes)
+        return accumulate_gradients(self._loss, *inputs, microbatches=microbatches, axes=axes)
 
     def _settled(self, found: Any, model_state: Any, batch: Batch) -> Any:
         """The model's next state, the same on every device."""
@@ -144,7 +159,7 @@ class DeviceStep:
         """`gradients` on global arrays: `extra_table` lays out `errors`; `abstract` needs no devices."""
         plan, whole = self.plan, PartitionSpec()
         errors = plan.manual_specs(extra_table) if plan.compressed else ()
-        in_specs = (plan.manual_specs(plan.table), plan.batch_spec, whole, whole, errors, whole)
+        in_specs = (plan.manual_specs(plan.table), plan.batch_spec, whole, whole, errors, whole, whole)
         out_specs = (plan.manual_specs(plan.update_table), whole, errors, whole)
         return over_manual_axes(self.gradients, plan, in_specs, out_specs, abstract=abstract)
 

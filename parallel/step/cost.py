@@ -4,16 +4,19 @@ counts = what the layouts do not tell: how often the model runs, what it moves b
 lines  = every strategy's cost, in turn, and the reduction of the norm
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ...layouts.paths import in_blocks
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
 from ..blocks.model_parts import recomputes_output
+from ..blocks.prefetch import prefetches_blocks
+from ..blocks.read_again import read_again
 from ..collectives import CallCounts, Collective, StepCounts, Traffic
 from ..executor.loss import sent_at_a_tick
 from ..model import Batch, BlockModel, Model, Params, has_state
@@ -30,24 +33,32 @@ from .model_state import abstract_model_state
 
 
 def step_cost(
-    model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct] | None, platform: str
+    model: Model | BlockModel,
+    plan: ShardingPlan,
+    batch: Mapping[str, jax.ShapeDtypeStruct] | None,
+    platform: str,
+    without: Collection[str] = (),
 ) -> list[Collective]:
     """Every collective of one step, unmerged, from the plan and the model's own account.
 
     Args:
         model: The model, not split.
         plan: The plan, with the options of the step.
-        batch: Global shapes of a batch; a model that splits its own work moves bytes in proportion to it.
+        batch: Global shapes of a batch; a model that splits its own work moves bytes in proportion to it. Without
+            them backward counts as reading every parameter of a block, which it need not.
         platform: Where the step runs.
+        without: Paths of parameters whose moves are left out: the others move as in the whole step.
 
     Raises:
         UserError: The shapes of a batch are needed and not given.
     """
     counts = step_counts(as_split(model, plan), plan, batch, platform)
     counts = counts._replace(metrics=_sums_of_metrics(model, plan, batch))
-    lines = [line for strategy in STRATEGIES.values() for line in strategy.cost(plan, counts, platform)]
+    moved = plan.without(without) if without else plan
+    lines = [line for strategy in STRATEGIES.values() for line in strategy.cost(moved, counts, platform)]
     layouts = [row.layout for row in plan.update_table.rows]
-    return lines + norm_cost(layouts, plan.summed_axes, plan.options.precision.reduce)
+    lines += norm_cost(layouts, plan.summed_axes, plan.options.precision.reduce)
+    return [line for line in lines if line.bytes]  # of what has no elements there is nothing to move
 
 
 def step_counts(
@@ -55,14 +66,35 @@ def step_counts(
 ) -> StepCounts:
     """What of a step the layouts do not tell; the arguments are those of `step_cost`, the model split."""
     pipeline, options = plan.pipeline, plan.options
-    if not isinstance(model, BlockModel) or (model.traffic is None and pipeline is None):
-        return StepCounts(plain_counts(model, options.accumulate))
     calls = plain_counts(model, options.accumulate)
+    if not isinstance(model, BlockModel):
+        return StepCounts(calls)
     if pipeline:
         calls = pipeline_counts(model, pipeline.timetable, options.accumulate)
+    if batch is None and model.traffic is None and pipeline is None:
+        return StepCounts(calls, unread=_unread(model, plan, calls, None))
     shapes = _microbatch(plan, batch)
     sent = sent_at_a_tick(model, plan, shapes, options.precision) if pipeline else ()
-    return StepCounts(calls, tuple(_own(model, plan, calls, shapes, platform)), sent)
+    own = tuple(_own(model, plan, calls, shapes, platform))
+    return StepCounts(calls, own, sent, unread=_unread(model, plan, calls, shapes))
+
+
+def _unread(
+    model: BlockModel, plan: ShardingPlan, calls: CallCounts, shapes: Mapping[str, jax.ShapeDtypeStruct] | None
+) -> dict[str, int]:
+    """How many of a block's backward calls do not read a parameter; without shapes, of what never runs backward."""
+    paths = [row.path for row in plan.table.rows if in_blocks(row.path)]
+    before_head = [row.path for row in plan.table.rows if row.path.split("/")[0] != "head"]
+    if plan.pipeline is None and plan.frozen.issuperset(before_head):
+        return dict.fromkeys(paths, calls.block_again + calls.block_backward)
+    if shapes is None or plan.keeps_blocks or not plan.gathers_blocks or prefetches_blocks(plan):
+        return {}
+    reads = read_again(model, plan, shapes, plan.options.remat, plan.options.precision)
+    first = plan.options.accumulate
+    return {
+        path: (calls.block_backward - first) * (path not in reads.inner) + first * (path not in reads.first)
+        for path in paths
+    }
 
 
 def _microbatch(

@@ -7,6 +7,7 @@ end_round        in `shard_map`: `diloco.outer_step`, every H steps
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from .. import diloco
 from ..diloco import AXIS
+from ..loss_scaling import accept
 from ..model import Batch, Params
 from .composition import DeviceStep
 from .manual_axes import over_manual_axes
@@ -51,8 +53,10 @@ def make_step(
     shared, copied = plan.manual_specs(plan.table), plan.manual_specs(diloco.copies_table(plan.table))
     whole = PartitionSpec()
 
-    def own_gradients(copies: Params, batch: Batch, key: Array, step: Array) -> tuple[Params, Array, StepMetrics]:
-        found, metrics, *_ = device_step.gradients(_own(copies), batch, key, step, (), ())
+    def own_gradients(
+        copies: Params, batch: Batch, key: Array, step: Array, loss_scale: Any
+    ) -> tuple[Params, Array, StepMetrics]:
+        found, metrics, *_ = device_step.gradients(_own(copies), batch, key, step, (), (), loss_scale)
         return _stacked(found), metrics.loss[None], _shared_metrics(metrics, reduce_dtype)
 
     def end_round(params: Params, extra: diloco.Copies, step: Array) -> tuple[Params, diloco.Copies]:
@@ -60,19 +64,22 @@ def make_step(
         moved, copies, momentum = diloco.outer_step(params, own, extra.momentum, step, plan.configs[AXIS], reduce_dtype)
         return moved, diloco.Copies(_stacked(copies), momentum)
 
-    in_specs, out_specs = (copied, plan.batch_spec, whole, whole), (copied, PartitionSpec(AXIS), whole)
+    in_specs, out_specs = (copied, plan.batch_spec, whole, whole, whole), (copied, PartitionSpec(AXIS), whole)
     differentiate = over_manual_axes(own_gradients, plan, in_specs, out_specs, abstract=abstract)
     extra_specs = diloco.Copies(copied, shared)
     meet = over_manual_axes(end_round, plan, (shared, extra_specs, whole), (shared, extra_specs), abstract=abstract)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         copies = state.extra.copies
-        found, losses, metrics = differentiate(copies, batch, state.key, state.step)
+        found, losses, metrics = differentiate(copies, batch, state.key, state.step, state.loss_scale)
         update = jax.vmap(partial(apply_optimizer, optimizer))  # each group's loss is that of its own rows
-        copies, opt_state = update(found, state.opt_state, copies, losses)
+        before, precision = (copies, state.opt_state), plan.options.precision
+        after = update(found, state.opt_state, copies, losses)
+        (copies, opt_state), loss_scale = accept(after, before, state.loss_scale, metrics.grad_norm, precision)
         extra = state.extra._replace(copies=copies)
         params, extra = meet(state.params, extra, state.step + 1)
-        return TrainState(state.step + 1, params, opt_state, state.key, extra), with_means(metrics)
+        metrics = with_means(metrics, state.loss_scale)
+        return TrainState(state.step + 1, params, opt_state, state.key, extra, loss_scale=loss_scale), metrics
 
     return step
 

@@ -12,6 +12,7 @@ from ...layouts.tensor_layout import TensorLayout
 from ..blocks.forward import LocalLoss
 from ..collectives import Collective, vary
 from ..data import scalar_width
+from ..loss_scaling import scaled
 from ..model import Batch, Params
 from ..model.loss_sums import LossSums
 from ..model.row_axes import noticing
@@ -23,6 +24,7 @@ def accumulate_gradients(
     batch: Batch,
     key: Array | None,
     state: Any,
+    scale: Array | None = None,
     *,
     microbatches: int,
     axes: tuple[str, ...],
@@ -38,23 +40,25 @@ def accumulate_gradients(
         batch: Per-device rows; their number is a multiple of `microbatches`.
         key: Randomness of this step, the same on all devices and in all microbatches.
         state: The model's, () where it has none; every microbatch starts from that of the one before.
+        scale: What the loss is multiplied by before it is differentiated; None for nothing.
         microbatches: How many pieces the rows are cut into, one after the other in memory.
         axes: Mesh axes over which devices hold shares of the loss.
 
     Returns:
-        Gradients in the parameters' dtype and layout, and the sums and the next state, all local to the device.
+        Gradients in the parameters' dtype and layout, `scale` times those of the loss; and the sums, which are not
+        scaled, and the next state, all local to the device.
     """
     kept = local.keep(params)
     params = local.carriers(params)
     differentiate = local.differentiate or _differentiated(local)
     if microbatches == 1:
-        found, gradients = differentiate(params, kept, batch, key, state)
+        found, gradients = differentiate(params, kept, batch, key, state, scale)
         sums = jax.tree.map(lambda leaf: vary(leaf, axes), found._replace(state=()))
         return gradients, sums._replace(state=found.state)
 
     def body(carry: Any, microbatch: Batch) -> tuple[Any, None]:
         sums, before = carry
-        found, gradients = differentiate(params, kept, microbatch, key, before)
+        found, gradients = differentiate(params, kept, microbatch, key, before, scale)
         new = gradients, found._replace(state=())
         state = jax.tree.map(lambda leaf, old: vary(leaf.astype(old.dtype), axes), found.state, before)
         return (jax.tree.map(lambda a, b: a + b, sums, new), state), None
@@ -74,12 +78,14 @@ def accumulate_gradients(
 def _differentiated(local: LocalLoss) -> Callable[..., tuple[LossSums, Params]]:
     """The sums of a loss and its gradients, by autodiff."""
 
-    def loss(params: Params, *rest: Any) -> tuple[Array, LossSums]:
-        sums = local.loss(params, *rest)
-        return sums.total, sums
+    def differentiate(params: Params, *rest: Any) -> tuple[LossSums, Params]:
+        *rest, scale = rest
 
-    def differentiate(*arguments: Any) -> tuple[LossSums, Params]:
-        (_, sums), gradients = jax.value_and_grad(loss, has_aux=True)(*arguments)
+        def loss(params: Params) -> tuple[Array, LossSums]:
+            sums = local.loss(params, *rest)
+            return scaled(sums.total, scale), sums
+
+        (_, sums), gradients = jax.value_and_grad(loss, has_aux=True)(params)
         return sums, gradients
 
     return differentiate

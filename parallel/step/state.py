@@ -27,6 +27,7 @@ class TrainState(NamedTuple):
         extra: What strategies over slow links keep: `diloco.Copies`, `compression.Errors`, or () for nothing.
         model_state: What the model keeps that no gradient moves (`Model.init_state`), whole on every device; () for
             nothing.
+        loss_scale: Of dynamic loss scaling (`loss_scaling.LossScale`), on every device; () where there is none.
     """
 
     step: Array
@@ -35,6 +36,7 @@ class TrainState(NamedTuple):
     key: Array
     extra: Any = ()
     model_state: Any = ()
+    loss_scale: Any = ()
 
 
 class StepMetrics(NamedTuple):
@@ -45,18 +47,30 @@ class StepMetrics(NamedTuple):
         grad_norm: global norm of the gradients, before clipping.
         weight: the weight of the global batch (for a language model, its tokens).
         model: the model's own metrics by name: weighted means over the global batch; {} for none.
+        loss_scale: what the loss was multiplied by, under dynamic loss scaling; () elsewhere.
     """
 
     loss: Array
     grad_norm: Array
     weight: Array
     model: Mapping[str, Any] = {}
+    loss_scale: Any = ()
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """What is reported beside loss, norm and weight, by name."""
+        return dict(self.model) if isinstance(self.loss_scale, tuple) else {**self.model, "loss_scale": self.loss_scale}
 
 
-def with_means(metrics: StepMetrics) -> StepMetrics:
-    """The metrics, each pair of sums of the model's own divided: a mean, 0 where nothing has weight."""
+def with_means(metrics: StepMetrics, loss_scale: Any = ()) -> StepMetrics:
+    """The metrics, each pair of sums of the model's own divided: a mean, 0 where nothing has weight.
+
+    Args:
+        metrics: Of one step.
+        loss_scale: `TrainState.loss_scale` before it.
+    """
     means = {name: total / jnp.where(weight == 0, 1, weight) for name, (total, weight) in metrics.model.items()}
-    return metrics._replace(model=means)
+    return metrics._replace(model=means, loss_scale=loss_scale.scale if loss_scale else ())
 
 
 def abstract_state(
@@ -64,6 +78,7 @@ def abstract_state(
     optimizer_table: LayoutTable,
     extra_table: LayoutTable,
     model_state: Any = (),
+    loss_scale: Any = (),
     *,
     abstract: bool,
 ) -> TrainState:
@@ -74,18 +89,22 @@ def abstract_state(
         optimizer_table: The layouts of the optimizer's state.
         extra_table: The layouts of `TrainState.extra`.
         model_state: Shapes and dtypes of the model's state.
+        loss_scale: Those of the loss scale.
         abstract: Take the shardings of a mesh without devices.
     """
     replicated: Any = plan.replicated(abstract=abstract)
+
+    def whole(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), tree)
+
     return TrainState(
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated),  # pyright: ignore[reportArgumentType]
         params=_with_shardings(plan.table, abstract),
         opt_state=_with_shardings(optimizer_table, abstract),
         key=jax.ShapeDtypeStruct((WORDS,), jnp.uint32, sharding=replicated),  # pyright: ignore[reportArgumentType]
         extra=_with_shardings(extra_table, abstract),
-        model_state=jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), model_state
-        ),
+        model_state=whole(model_state),
+        loss_scale=whole(loss_scale),
     )
 
 

@@ -25,6 +25,7 @@ from ...mesh.errors import UserError
 from ...mesh.keys import make_key
 from .. import compression, diloco
 from ..collectives import Collective, merge
+from ..loss_scaling import accept, first_loss_scale
 from ..model import Batch, BlockModel, Model, Params, has_state
 from ..model.loss_sums import LossSums
 from ..plan import ShardingPlan
@@ -168,7 +169,8 @@ class Step:
         Under local steps and compression: exactly those of `state.params`. The state is not consumed.
         """
         with explained(state, self.abstract_state, batch, self._own_batches):
-            return self._differentiate(state.params, batch, state.key, state.step, state.model_state)
+            whole = state.key, state.step, state.model_state, state.loss_scale
+            return self._differentiate(state.params, batch, *whole)
 
     def lower(
         self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct], platform: str | None = None
@@ -195,9 +197,9 @@ class Step:
 
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
         """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
-        return abstract_state(
-            self.plan, self.optimizer_table, self.extra_table, self._abstract_model_state, abstract=abstract
-        )
+        loss_scale = jax.eval_shape(lambda: first_loss_scale(self.precision))
+        tables = self.plan, self.optimizer_table, self.extra_table
+        return abstract_state(*tables, self._abstract_model_state, loss_scale, abstract=abstract)
 
     @cached_property
     def _abstract_model_state(self) -> Any:
@@ -232,19 +234,20 @@ class Step:
         return merge(step_cost(self.given_model, self.plan, abstract_batch, platform or self.plan.platform))
 
     def _first_state(self, params: Params, key_data: Array) -> TrainState:
-        state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data)
+        state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data, loss_scale=first_loss_scale(self.precision))
         if self.plan.local_steps:
             return diloco_step.start(state, self.optimizer, self.plan.mesh_size(diloco.AXIS))
         errors = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.extra_table.abstract_arrays)
         return state._replace(opt_state=self.optimizer.init(params), extra=errors)
 
     def _step(self, gradients: Callable[..., Any], state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        grads, metrics, extra, model_state = gradients(
-            state.params, batch, state.key, state.step, state.extra, state.model_state
-        )
-        params = self._as_updated(state.params)
-        params, opt_state = apply_optimizer(self.optimizer, grads, state.opt_state, params, metrics.loss)
-        return TrainState(state.step + 1, params, opt_state, state.key, extra, model_state), with_means(metrics)
+        kept = state.extra, state.model_state, state.loss_scale
+        grads, metrics, extra, model_state = gradients(state.params, batch, state.key, state.step, *kept)
+        before = self._as_updated(state.params), state.opt_state
+        after = apply_optimizer(self.optimizer, grads, state.opt_state, before[0], metrics.loss)
+        (params, opt_state), loss_scale = accept(after, before, state.loss_scale, metrics.grad_norm, self.precision)
+        metrics = with_means(metrics, state.loss_scale)
+        return TrainState(state.step + 1, params, opt_state, state.key, extra, model_state, loss_scale), metrics
 
     def _as_updated(self, params: Params) -> Params:
         """The parts of the parameters that this device updates; the copies of the others are not needed."""
@@ -261,6 +264,7 @@ class Step:
             in_shardings=(state_shardings, self.plan.batch_sharding(abstract=abstract)),
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
+            compiler_options=dict(self.plan.options.xla) or None,
         )
 
     def _whole_step(self, abstract: bool) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
@@ -281,12 +285,12 @@ class Step:
         mapped = self._exact.outputs.around(self._exact.mapped_gradients(self.extra_table, abstract=False))
 
         def differentiate(*arguments: Any) -> tuple[Params, StepMetrics]:
-            gradients, metrics, *_ = mapped(*arguments[:-1], (), arguments[-1])
+            gradients, metrics, *_ = mapped(*arguments[:4], (), *arguments[4:])
             return gradients, with_means(metrics)
 
         return jax.jit(
             self._own_batches.around(differentiate),
-            in_shardings=(table.shardings(), self.plan.batch_sharding(), replicated, replicated, replicated),
+            in_shardings=(table.shardings(), self.plan.batch_sharding(), *[replicated] * 4),
             out_shardings=(self.plan.update_table.shardings(), replicated),
         )
 
@@ -294,4 +298,5 @@ class Step:
     def _evaluate(self) -> Any:
         sums = self._device_step.outputs.around(self._device_step.mapped_sums(), unused=False)
         layouts: Any = (self.plan.table.shardings(), self.plan.batch_sharding(), self.plan.replicated())
-        return jax.jit(self._eval_batches.around(sums), in_shardings=layouts)
+        options = dict(self.plan.options.xla) or None
+        return jax.jit(self._eval_batches.around(sums), in_shardings=layouts, compiler_options=options)

@@ -189,5 +189,4 @@ def _is_unread(
 
 def _cost_without(step: Step, abstract: dict[str, jax.ShapeDtypeStruct], path: str) -> tuple[Collective, ...]:
     """What the strategies predict of the same step with one parameter left out."""
-    plan = step.plan.without((path,))
-    return merge(step_cost(step.given_model, plan, abstract, plan.platform))
+    return merge(step_cost(step.given_model, step.plan, abstract, step.plan.platform, without=(path,)))

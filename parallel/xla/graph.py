@@ -1,6 +1,6 @@
 """A traced function as a graph of operations, and functions made of some of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +63,24 @@ def _run(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list
             results = eval_jaxpr(one, (), *map(read, needed))
         values.update(zip(eqn.outvars, results, strict=True))
     return [read(variable) for variable in jaxpr.outvars]
+
+
+def made_of(graph: Graph, targets: Iterable[Variable]) -> tuple[list[Equation], set[Variable]]:
+    """Follows variables back to what they are made of.
+
+    Args:
+        graph: The graph they are from.
+        targets: The variables, or literals.
+
+    Returns:
+        The operations that make them, last to first, and every variable that is read on the way, the targets included.
+    """
+    found, read = [], {variable for variable in targets if not is_literal(variable)}
+    for eqn in reversed(graph.equations):
+        if not read.isdisjoint(eqn.outvars):
+            found.append(eqn)
+            read.update(variable for variable in eqn.invars if not is_literal(variable))
+    return found, read
 
 
 def run_equations(

@@ -4,6 +4,9 @@ A name that JAX changes falls out of its set without an error: what depends on i
 needs, and the tests of `blocks/remat.py` and `blocks/split_backward.py` say so.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat", "remat2"))
 """They run another function as it is."""
 
@@ -39,3 +42,9 @@ PRODUCTS = frozenset(
 
 PLATFORM_CHOICE = "platform_index"
 """What a choice by platform starts with, see `platform.py`."""
+
+
+def gathered_over(params: Mapping[str, Any]) -> frozenset[str]:
+    """The mesh axes that one of `GATHERS` collects over, from the parameters of its operation."""
+    axes = params["axis_name"]
+    return frozenset(axes if isinstance(axes, tuple) else (axes,))

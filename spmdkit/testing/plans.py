@@ -12,8 +12,9 @@ Draw = random.Random
 """Where the random choices come from."""
 
 
-SPARED = 2
-"""Checkpoints of which none is damaged: before the third is begun, only the first is complete for sure."""
+SPARED = 3
+"""Saves at whose beginning nothing is damaged: when the third begins the second may still be written, and the first is
+the only one that is complete for sure."""
 
 
 class Place(NamedTuple):

@@ -84,8 +84,10 @@ def test_a_file_is_loaded_for_other_numbers_of_devices(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "axes", "said"),
     [
-        ((), "[tensor]", "'tensor' cannot change its size: the axes that can are data and fsdp"),
-        ((), "[dta]", "'dta' cannot change its size"),
+        ((), "[dta]", "'dta' cannot change its size: it is no axis of a mesh, and the axes that can change are data"),
+        ((), "[dta]", "Did you mean data?"),
+        ((), "[dp]", "Did you mean data?"),
+        ((), "[x9]", "Write launch.elastic: [data, fsdp]."),
         (("strategy={fsdp: 8}",), "[data]", "data is no axis of strategy. Set strategy.data=1"),
         ((), "[data, data]", "an axis is named twice"),
         (("strategy.data.local_steps=2",), "[data]", "each group along data trains a copy of its own"),
@@ -98,3 +100,31 @@ def test_what_cannot_be_is_refused(tmp_path, overrides, axes, said):
         elastic(tmp_path, *overrides, axes=axes)
     assert said in str(refused.value)
     assert "launch.elastic" in str(refused.value)
+
+
+LANGUAGE = "model={name: transformer, layers: 4, width: 32, heads: 4, mlp_width: 64}"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "axis", "dealt", "arithmetic", "remedy"),
+    [
+        ("{tensor: 4, data: 2}", "tensor", "heads and widths", "With tensor 4 a run takes a multiple of 4", "[data]."),
+        ("{context: 2, fsdp: 4}", "context", "positions", "With context 2 a run takes a multiple of 2", "[fsdp]."),
+        (
+            "{pipe: 2, tensor: 4}",
+            "pipe",
+            "layers",
+            "2 x tensor 4 a run takes a multiple of 8",
+            "[data] and strategy.data=1.",
+        ),
+        ("{expert: 4, data: 2}", "expert", "experts", "With expert 4 a run takes a multiple of 4", "[data]."),
+    ],
+)
+def test_other_axes_are_refused_with_reason_arithmetic_and_remedy(tmp_path, strategy, axis, dealt, arithmetic, remedy):
+    model = ["model.experts=4"] if axis == "expert" else []
+    with pytest.raises(ConfigError) as refused:
+        elastic(tmp_path, LANGUAGE, *model, "data={source: stdlib}", f"strategy={strategy}", axes=f"[{axis}]")
+    said = str(refused.value)
+    assert f"launch.elastic=['{axis}']: '{axis}' cannot change its size: {dealt} are dealt out over it" in said
+    assert arithmetic in said
+    assert f"Write launch.elastic: {remedy}" in said

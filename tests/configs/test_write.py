@@ -36,6 +36,8 @@ def test_presets_load_back_equal(name, tmp_path):
         "model={name: transformer, lora: {rank: 2, match: [blocks/.*]}}",
         "model={name: 'mine:make', width: 3, lora: {match: [w]}}",
         'data={source: text, files: ["a: b", "*.txt"]}',
+        'data.layout={".*": [[data, fsdp], null]}',
+        "run.xla=[xla_gpu_autotune_level=2]",
     ],
 )
 def test_values_load_back_equal(override, tmp_path):
@@ -46,7 +48,7 @@ def test_values_load_back_equal(override, tmp_path):
 
 def test_every_key_is_written():
     value = read_yaml(resolved_yaml(load_config("quickstart"))).value
-    assert {"dir", "root", "allow", "seed", "simulate", "log_every"} == set(value["run"])
+    assert {"dir", "root", "allow", "seed", "simulate", "log_every", "cache", "xla"} == set(value["run"])
     assert {"size", "floor_bytes"} <= set(value["strategy"]["fsdp"])
     assert {"run", "model", "data", "optimizer", "strategy", "layouts", "train", "precision", "eval"} <= set(value)
 

@@ -22,6 +22,12 @@ def test_names_are_joined(example, names):
     assert list(flat(example)) == names
 
 
+def test_a_third_entry_of_a_tuple_is_weights():
+    assert list(flat((A, B, C))) == ["inputs", "targets", "weights"]
+    with pytest.raises(ValueError, match="an example has 3 entries, and their names are a, b"):
+        flat((A, B, C), ("a", "b"))
+
+
 def test_there_and_back():
     tree = {"image": A, "targets": {"label": B, "box": {"size": C}}}
     assert nested(flat(tree)) == tree
@@ -30,7 +36,7 @@ def test_there_and_back():
 @pytest.mark.parametrize(
     ("example", "message"),
     [
-        ((A, B, C), "an example has 3 entries, and their names are inputs, targets"),
+        ((A, B, C, A), "an example has 4 entries, and their names are inputs, targets"),
         (3, "an example is a int; it is a dict of arrays"),
         ({"a/b": A, "a": {"b": B}}, "an example holds 'a/b' twice"),
     ],

@@ -199,7 +199,7 @@ FOLDERS = {
         "run.seed: 7 then, 0 now",
     ),
     "no config.yaml beside checkpoints": damaged(
-        lambda run: (run / CONFIG).unlink(), "config.yaml does not say data.column, ", "and more: there is none"
+        lambda run: (run / CONFIG).unlink(), "config.yaml does not say data.", "and more: there is none"
     ),
     "a folder for config.yaml": damaged(lambda run: folder_for(run / CONFIG), "config.yaml is a folder"),
     "a pipe for config.yaml": damaged(lambda run: pipe_for(run / CONFIG), "config.yaml is a device or pipe"),
@@ -228,6 +228,12 @@ FOLDERS = {
         lambda run: write(run / PROVENANCE, "[" * 100_000), "provenance.json is damaged"
     ),
     "a folder for provenance.json": damaged(lambda run: folder_for(run / PROVENANCE), "provenance.json is a folder"),
+    "a folder for goodput.jsonl": damaged(lambda run: folder_for(run / "goodput.jsonl"), "goodput.jsonl is a folder"),
+    "a folder for guards.json": damaged(lambda run: folder_for(run / "guards.json"), "guards.json is a folder"),
+    "metrics of null bytes": damaged(lambda run: insert(run / METRICS, bytes(64)), "metrics.jsonl", "line 2"),
+    "metrics whose step is a word": damaged(
+        lambda run: insert(run / METRICS, b'{"step": "four", "loss": 1.0}'), "metrics.jsonl is no log of a run"
+    ),
     "a folder for owner.json": damaged(lambda run: folder_for(run / "owner.json"), "owner.json is a folder"),
     "a link to nothing for owner.json": damaged(
         lambda run: (run / "owner.json").symlink_to("nothing"), "owner.json cannot be used"

@@ -99,6 +99,17 @@ ODD = {
     "metrics that end in null bytes": lambda run: (run / "metrics.jsonl").open("ab").write(bytes(512)),
     "an owner.json of garbage": lambda run: (run / "owner.json").write_bytes(b"\xff\x00"),
     "half an owner.json": lambda run: (run / "owner.json").write_text('{"host": "a", "pl'),
+    "a goodput.jsonl of garbage": lambda run: (run / "goodput.jsonl").write_bytes(b"\xff\x00\n" * 99),
+    "half a goodput.jsonl": lambda run: (run / "goodput.jsonl").write_bytes((run / "goodput.jsonl").read_bytes()[:-9]),
+    "a goodput.jsonl of null bytes": lambda run: (run / "goodput.jsonl").write_bytes(bytes(512)),
+    "a goodput.jsonl of another program": lambda run: (run / "goodput.jsonl").write_text('[1]\n{"kind": 7}\n"a"\n3\n'),
+    "a goodput.jsonl with times of words": lambda run: (
+        (run / "goodput.jsonl").open("a").write('{"at": "noon", "kind": "step", "step": "x", "seconds": null}\n')
+    ),
+    "no goodput.jsonl": lambda run: (run / "goodput.jsonl").unlink(),
+    "a guards.json of garbage": lambda run: (run / "guards.json").write_bytes(b"\xff\x00"),
+    "an owner.json of null bytes": lambda run: (run / "owner.json").write_bytes(bytes(64)),
+    "a claim on an owner that is gone": lambda run: (run / "owner.json.after-0").write_text("{"),
     "no provenance.json": lambda run: (run / "provenance.json").unlink(),
     "no metrics": lambda run: (run / "metrics.jsonl").unlink(),
     "a config.yaml with keys of a later version": lambda run: (
@@ -162,10 +173,9 @@ def test_a_full_disk_when_it_is_run_again(words, mounted, half, tmp_path, capsys
     config = write_config(tmp_path, **OPTIONS)
     disk = mounted(tmp_path / "run", "-t", "tmpfs", "-o", "size=8m", "tmpfs")
     shutil.copytree(half, disk, dirs_exist_ok=True)
-    with (disk / "filler").open("wb") as filler, contextlib.suppress(OSError):
+    with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(1 << 16))
-            filler.flush()
     before = everything_in(tmp_path)
     code, _, said = run(Bad((), words), config, capsys)
     assert code == 75, said

@@ -1,6 +1,8 @@
 """Signals at moments when nothing listens yet, or something else is under way: a word, code 75, nothing left."""
 
+import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from runs import command, environment, listing, losses, trained, write_config
 from spmdkit.launch.supervision.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.multiprocess]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 OPTIONS = {"checkpoint": {"every": 4}, "eval": {"every": 0, "batches": 1}}
 
 
@@ -31,7 +34,7 @@ def assert_ended(process: subprocess.Popen[str], config: Path, code: int = 75) -
 
 
 @pytest.mark.parametrize("words", [["train"], ["launch", "--on", "local:2x4"]])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_before_anything_is_there(words, number, tmp_path):
     config = write_config(tmp_path)
     process = started(*command(words[0], config, *words[1:]))
@@ -66,24 +69,46 @@ def test_kill_of_the_launcher_while_processes_start(tmp_path):
     trained("launch", config, "--on", "local:2x4")
 
 
-def test_while_it_waits_for_the_others(tmp_path):
-    """Rank 1 of two; rank 0 never comes."""
-    config = write_config(tmp_path)
-    process = started(
-        *command("train", config),
-        SPMDKIT_JOB_ADDRESSES=f"127.0.0.1:{free_port()}",
-        SPMDKIT_NUM_PROCESSES="2",
-        SPMDKIT_PROCESS_ID="1",
-        SPMDKIT_SIMULATE="4",
-    )
-    wait_for(lambda: catches(process.pid, signal.SIGTERM))
-    time.sleep(6)  # JAX is there and it waits
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_while_it_waits_for_the_others(rank, number, tmp_path):
+    """One of two processes is at their meeting, and the other never comes."""
+    config, port = write_config(tmp_path), free_port()
+    with socket.socket() as other:
+        if rank:  # the test is in the place of rank 0
+            other.bind(("127.0.0.1", port))
+            other.listen()
+        process = started(
+            *command("train", config),
+            SPMDKIT_JOB_ADDRESSES=f"127.0.0.1:{port}",
+            SPMDKIT_NUM_PROCESSES="2",
+            SPMDKIT_PROCESS_ID=str(rank),
+            SPMDKIT_SIMULATE="4",
+        )
+        if rank:
+            other.accept()[0].close()
+        else:
+            wait_for(lambda: other.connect_ex(("127.0.0.1", port)) == 0)
     begin = time.monotonic()
-    process.terminate()
+    process.send_signal(number)
     said = assert_ended(process, config)
-    assert "ended by SIGTERM" in said
+    assert f"ended by {number.name}" in said
     assert time.monotonic() - begin < 20
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_launcher_while_its_processes_meet(number, tmp_path):
+    """Rank 1 hangs before it joins; rank 0 waits for it."""
+    config = write_config(tmp_path)
+    faults = json.dumps([{"kind": "hang", "phase": "start", "rank": 1}])
+    words = [sys.executable, "-m", "spmdkit.testing.worker", "launch", str(config), "--on", "local:2x4"]
+    process = started(*words, SPMDKIT_FAULT=faults)
+    wait_for(lambda: any(catches(pid, signal.SIGTERM) for pid in processes_of(config) if pid != process.pid))
+    time.sleep(3)  # rank 0 listens
+    process.send_signal(number)
+    said = assert_ended(process, config)
+    assert f"stopped by {number.name}; the same command goes on" in said
 
 
 AT = Path(__file__).parent / "signal_at.py"

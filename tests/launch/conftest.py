@@ -1,6 +1,6 @@
-"""Lets the tests of this folder import `runs`."""
+"""Lets the tests of this folder import `runs` and `bad_places`."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]

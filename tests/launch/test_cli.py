@@ -199,3 +199,18 @@ def test_as_a_module():
     assert ended.returncode == USER_MISTAKE
     assert ended.stderr.startswith("error: 1 problem in quickstrat:\n  there is no such file")
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize("command", ["train", "launch"])
+def test_a_signal_while_arguments_are_read_ends_with_a_word(command, name):
+    """To read them takes many modules, and seconds on a busy machine: a run ends as it does later."""
+    code = (
+        "import os, signal, time\nfrom spmdkit.launch import cli\n"
+        f"def slow(parser): os.kill(os.getpid(), signal.{name}); time.sleep(60)\n"
+        "cli.COMMANDS = tuple(each._replace(add_arguments=slow) for each in cli.COMMANDS)\n"
+        f"cli.main([{command!r}, 'quickstart'])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 75, ended.stderr
+    assert ended.stderr.startswith(f"ended by {name}; the same command goes on from the newest checkpoint")

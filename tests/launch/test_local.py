@@ -1,5 +1,6 @@
 """`spmdkit launch` on this machine: what its workers are given, and what it says where one cannot start."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_environment_of_a_worker(monkeypatch):
         "SPMDKIT_NUM_PROCESSES": "2",
         "SPMDKIT_PROCESS_ID": "1",
         "SPMDKIT_SIMULATE": "4",
+        "SPMDKIT_BOUND": str(os.getpid()),
     }
     assert environment["NO_PROXY"] == "example.org,127.0.0.1"
 

@@ -9,10 +9,11 @@ import toy
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.models import MoEConfig, TransformerConfig, load_model, moe, transformer
 from spmdkit.models.lora import LoRA, LoRAConfig, frozen_by_lora
-from spmdkit.parallel import Model, build_step, lay_out, verify
+from spmdkit.parallel import Model, build_step, census, lay_out, verify
 from spmdkit.parallel.model import ParallelContext
 from spmdkit.parallel.sharding.default_layout import model_axes
 from spmdkit.parallel.tensor import TensorConfig
+from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 
 CONFIG = LoRAConfig(rank=3, alpha=6.0, match=("blocks/up", "head/.*"))
 BASES = {"blocks": toy.BLOCK_MODEL, "plain": toy.PLAIN_MODEL}
@@ -249,3 +250,19 @@ def test_adapters_of_adapters():
         ValueError, match=r"model.lora: model 'block model' has parameters of that name itself \(blocks/l"
     ):
         LoRA(once, CONFIG)
+
+
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+def test_the_compiled_step_gathers_what_is_predicted(remat):
+    """What is kept of W' serves backward in place of W, unless blocks are recomputed."""
+    lora = LoRA(toy.BLOCK_MODEL, CONFIG)
+    layouts = lay_out(lora.model, {"fsdp": {"size": 2, "floor_bytes": 0}}, devices=toy.devices(2), frozen=lora.frozen)
+    shapes = jax.eval_shape(lora.model.init, jax.random.key(0))
+    optimizer = make_optimizer(OptimizerConfig(), 10, shapes, frozen=lora.frozen)
+    step = build_step(lora.model, optimizer, layouts, remat=remat)
+    batch = toy.abstract(toy.batch(0))
+    found = census(step.compile(batch).as_text(), layouts.mesh)
+    assert found == step.cost(batch)
+    gathers = next(line.count for line in found if line.kind == "all-gather")
+    outside, of_block = 1 + 1 + 2, ("down", "scale", "a", "b", *(("up",) if remat == "full" else ()))
+    assert gathers == outside + toy.BLOCKS * (5 + len(of_block))

@@ -15,7 +15,10 @@ OWN = textwrap.dedent(
     import json, random, time
     from pathlib import Path
     from spmdkit.training.callbacks.callback import Callback
-    import jax
+    from spmdkit.training.callbacks.rate_factor import in_parts
+    import jax, optax
+
+    def optimizer(learning_rate): return in_parts(optax.adam(learning_rate), {"last": "layers/1/.*"})
 
     class Wilful(Callback):
         '''Asks for whatever comes into its mind, by the clock, each rank for something else.'''
@@ -24,7 +27,7 @@ OWN = textwrap.dedent(
 
         def __init__(self, ends_after):
             self.random = random.Random(jax.process_index())
-            self.ends_after, self.asked = ends_after, {"evaluate": 0, "save": 0, "scale": 0}
+            self.ends_after, self.asked = ends_after, {"evaluate": 0, "save": 0, "scale": 0, "train": 0}
 
         def on_train_begin(self, run):
             self.file = (run.folder / f"heard-{jax.process_index()}.jsonl").open("w")
@@ -32,13 +35,15 @@ OWN = textwrap.dedent(
             self.end = time.monotonic() + self.ends_after * (1 - jax.process_index() / 2)
 
         def hear(self, event, run, **more):
-            line = {"event": event, "step": run.step, "factor": run.learning_rate_factor, **more}
+            line = {"event": event, "step": run.step, "factor": run.learning_rate_factor, **run.parts, **more}
             print(json.dumps(line), file=self.file, flush=True)
 
         def ask(self, run):
-            what = sorted(self.asked)[sum(self.asked.values()) * (1 + jax.process_index()) % 3]
+            what = sorted(self.asked)[sum(self.asked.values()) * (1 + jax.process_index()) % 4]
             self.asked[what] += 1
-            {"evaluate": run.evaluate, "save": run.save, "scale": lambda: run.scale_learning_rate(0.9)}[what]()
+            scale = lambda: run.scale_learning_rate(0.9)
+            train = lambda: run.train_part("last", self.asked["train"] / 8 + jax.process_index())
+            {"evaluate": run.evaluate, "save": run.save, "scale": scale, "train": train}[what]()
 
         def on_step_begin(self, run):
             time.sleep(self.random.random() * 0.004)
@@ -79,7 +84,8 @@ def heard(folder, rank):
 
 def test_whatever_each_asks_for_all_do_the_same(tmp_path):
     (tmp_path / "wilful.py").write_text(OWN)
-    config = write_config(tmp_path, **SECTIONS, callbacks=[{"name": "wilful:make", "ends_after": 5}])
+    own = {"callbacks": [{"name": "wilful:make", "ends_after": 5}], "optimizer": {"name": "wilful:optimizer"}}
+    config = write_config(tmp_path, **{**SECTIONS, **own})
     ended = wait(start(config, [[], []]), 120)
     assert [each.code for each in ended] == [0, 0], [each.stderr for each in ended]
     first, second = (heard(tmp_path / "run", rank) for rank in (0, 1))
@@ -94,7 +100,9 @@ def test_whatever_each_asks_for_all_do_the_same(tmp_path):
     step = max(losses(tmp_path / "run"))
     assert step < STEPS
     assert f"Complete after step {step} of {STEPS}: rank 0 has had enough." in ended[0].stdout
-    assert state_arrays(config, step)["opt_state/1/factor"] == pytest.approx(0.9 ** asked[0]["scale"], rel=1e-4)
+    state = state_arrays(config, step)
+    assert state["opt_state/1/factor"] == pytest.approx(0.9 ** asked[0]["scale"], rel=1e-4)
+    assert state["opt_state/0/1/factors/last"] == asked[0]["train"] / 8
 
 
 def test_a_stop_file_is_seen_by_one_and_obeyed_by_both(tmp_path):

@@ -1,6 +1,7 @@
 """A small model with blocks and a plain one, for tests of the runtime alone."""
 
 import re
+from dataclasses import replace
 from math import prod
 
 import jax
@@ -74,6 +75,23 @@ def cross_entropy(logits, batch):
 
 BLOCK_MODEL = BlockModel(init=init, embed=embed, block=block, head=head, num_blocks=BLOCKS)
 DRAWN_MODEL = BlockModel(init=drawn, embed=embed, block=block, head=head, num_blocks=BLOCKS)
+
+
+def biased_init(key):
+    """With additive biases of blocks: no backward pass needs them as they are."""
+    params = init(key)
+    return {
+        **params,
+        "blocks": {**params["blocks"], "b_up": 0 * params["blocks"]["up"][:, 0], "b": jnp.zeros((BLOCKS, WIDTH))},
+    }
+
+
+def biased_block(params, x, key):
+    hidden = jnp.tanh((x * params["scale"][None, None]) @ params["up"] + params["b_up"][None, None])
+    return x + hidden @ params["down"] + params["b"][None, None]
+
+
+BIASED_MODEL = replace(BLOCK_MODEL, init=biased_init, block=biased_block)
 PLAIN_MODEL = Model(init=init, loss=BLOCK_MODEL.loss)
 
 

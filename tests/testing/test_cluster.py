@@ -40,7 +40,8 @@ def test_it_is_watched_and_cleaned_up(tmp_path):
 def test_how_it_ended_and_what_was_injected(tmp_path):
     config = write_config(tmp_path, **TWO, **SHORT)
     fault = Fault(kind="kill", rank=1, step=5)
-    with cluster(config, processes=2, devices=2, faults=[fault], environment=environment()) as run:
+    journal = tmp_path / "journal.jsonl"
+    with cluster(config, processes=2, devices=2, faults=[fault], environment=environment(), journal=journal) as run:
         ended = run.wait()
     assert (ended.code, ended.exits[1]) == (75, -9), ended.stderr
     assert run.checkpoints in ([2], [2, 4])

@@ -27,4 +27,4 @@ def test_the_only_checkpoint_is_not_damaged():
     for seed in range(20):
         damaged = [fault for each in plan(seed, **OPTIONS) for fault in each.faults if fault.kind == "damage"]
         assert damaged
-        assert min(fault.step for fault in damaged) > 2 * OPTIONS["save_every"]
+        assert min(fault.step for fault in damaged) > 3 * OPTIONS["save_every"], "the second may still be written"

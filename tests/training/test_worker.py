@@ -117,3 +117,10 @@ def test_sigterm_ends_a_joined_process(tmp_path):
     outcome = run("if rank == 1: os.kill(os.getpid(), 15)\ntime.sleep(60)", tmp_path)
     assert outcome.cause is not None
     assert (outcome.cause.rank, outcome.cause.how) == (1, "killed by SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("step", "save", "seconds"), [(1800, 0, 1800), (1800, 5000, 5000), (6, 60, 1200), (0, 0, 604800)]
+)
+def test_writing_may_take_as_long_as_training_waits_for_it(step, save, seconds):
+    assert Timeouts(step=step, save=save).writing == seconds

@@ -6,7 +6,7 @@ epoch) all hear of it at once; anywhere else they agree on the next step that no
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import reduce
 from typing import Literal, Self
 
@@ -24,6 +24,7 @@ class Asks:
         evaluate: evaluate now.
         save: save now.
         factor: what updates are multiplied by from now on, times what they were multiplied by before.
+        parts: name of a part of the parameters -> what its updates are multiplied by from now on, 0 for none.
     """
 
     end: End = ""
@@ -31,9 +32,10 @@ class Asks:
     evaluate: bool = False
     save: bool = False
     factor: float = 1.0
+    parts: dict[str, float] = field(default_factory=dict)
 
     def __or__(self, other: "Asks") -> "Asks":
-        """Both; of two ends the first."""
+        """Both; of two ends the first, of two factors of one part the last."""
         first = self if self.end else other
         return Asks(
             end=first.end,
@@ -41,6 +43,7 @@ class Asks:
             evaluate=self.evaluate or other.evaluate,
             save=self.save or other.save,
             factor=self.factor * other.factor,
+            parts={**self.parts, **other.parts},
         )
 
     def __bool__(self) -> bool:

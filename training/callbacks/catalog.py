@@ -12,6 +12,7 @@ from .callback import EVENTS, METHODS, Callback, hears
 from .conductor import Named
 from .csv_log import CSVLog
 from .early_stopping import EarlyStopping
+from .mlflow import MLflow
 from .plateau import ReduceOnPlateau
 from .profile import Profile
 from .samples import Samples
@@ -27,6 +28,7 @@ CALLBACKS: dict[str, type[Callback]] = {
     "csv": CSVLog,
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
     "profile": Profile,
     "samples": Samples,
     "stop_file": StopFile,

@@ -19,7 +19,7 @@ from ...parallel.step.state import TrainState
 from ..ending.stopping import Gate
 from .asks import Asks
 from .callback import EVENTS, hears
-from .rate_factor import factor_of, with_factor
+from .rate_factor import factor_of, part_factors_of, with_factor, with_part_factors
 from .run import Run
 
 
@@ -104,7 +104,7 @@ class Conductor:
     def begin(self, state: TrainState) -> TrainState:
         """Tells that training begins; gives the state to begin with."""
         run = self._run
-        run.learning_rate_factor = factor_of(state) or 1.0
+        run.learning_rate_factor, run.parts = factor_of(state) or 1.0, part_factors_of(state)
         self._enter(run.start, state)
         self._call("on_train_begin")
         if self._has_epochs:
@@ -178,6 +178,9 @@ class Conductor:
         if asked.factor != 1.0:
             self._run.learning_rate_factor *= asked.factor
             self._run.state = state = with_factor(state, self._run.learning_rate_factor)
+        if asked.parts:
+            self._run.parts.update(asked.parts)
+            self._run.state = state = with_part_factors(state, self._run.parts)
         if self._saves_at(number) or asked.save or asked.end:
             self.save(number, state)
         if asked.end:

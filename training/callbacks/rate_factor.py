@@ -1,10 +1,12 @@
 """A factor on the learning rate that the host may change between two steps, without compiling again.
 
-    optimizer = adjustable(optax.adamw(1e-3))       update = factor * (the update of adamw)
+    optimizer = adjustable(optax.adamw(1e-3))                               update = factor * (the update of adamw)
+    optimizer = in_parts(optax.adamw(1e-3), {"backbone": "Conv_.*"})        the same for some parameters, from 0 on
 
-The factor is a float32 scalar in the optimizer's state, 1 at first: saved, restored and laid out with it.
+A factor is a float32 scalar in the optimizer's state: saved, restored and laid out with it.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +15,8 @@ import numpy as np
 import optax
 from jax import Array
 
+from ...layouts.path_patterns import meets, paths_met
+from ...layouts.paths import leaves_with_paths, map_with_path
 from ...mesh.processes import local_copy
 from ...parallel.step.state import TrainState
 
@@ -27,6 +31,16 @@ class RateFactor(NamedTuple):
     factor: Array
 
 
+class PartFactors(NamedTuple):
+    """The state of `in_parts`.
+
+    Attributes:
+        factors: name of a part -> float32, scalar; with local steps one for each group.
+    """
+
+    factors: dict[str, Array]
+
+
 def adjustable(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """An optimizer whose updates are multiplied by a factor in its state.
 
@@ -39,6 +53,35 @@ def adjustable(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return jax.tree.map(lambda leaf: leaf * state.factor.astype(leaf.dtype), updates), state
+
+    return optax.chain(optimizer, optax.GradientTransformation(init, update))
+
+
+def in_parts(optimizer: optax.GradientTransformation, parts: Mapping[str, str]) -> optax.GradientTransformation:
+    """An optimizer that does not train some parts of the parameters until a callback asks for it.
+
+    Gradients of all parts are computed, and the optimizer keeps its averages of them: a part that begins to train does
+    so with averages of its own. Updates of the others, weight decay among them, are multiplied by 0.
+
+    Args:
+        optimizer: Any optax transformation.
+        parts: Name of a part -> regular expression of the paths of its parameters.
+
+    Raises:
+        UserError: In `init`, where an expression matches no parameter.
+    """
+
+    def init(params: Any) -> PartFactors:
+        paths_met(list(parts.values()), [path for path, _ in leaves_with_paths(params)], "in_parts")
+        return PartFactors({name: jnp.zeros((), jnp.float32) for name in parts})
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        def scaled(path: str, leaf: Array) -> Array:
+            for name, pattern in parts.items():
+                leaf = leaf * state.factors[name].astype(leaf.dtype) if meets(pattern, path) else leaf
+            return leaf
+
+        return map_with_path(scaled, updates), state
 
     return optax.chain(optimizer, optax.GradientTransformation(init, update))
 
@@ -59,17 +102,45 @@ def with_factor(state: TrainState, factor: float) -> TrainState:
     """
 
     def changed(leaf: Any) -> Any:
-        if not isinstance(leaf, RateFactor):
-            return leaf
-        old, value = leaf.factor, np.full(leaf.factor.shape, factor, leaf.factor.dtype)
-        return RateFactor(jax.make_array_from_callback(old.shape, old.sharding, lambda index: value[index]))
+        return RateFactor(_filled(leaf.factor, factor)) if isinstance(leaf, RateFactor) else leaf
 
     return state._replace(opt_state=jax.tree.map(changed, state.opt_state, is_leaf=_is_factor))
 
 
+def part_factors_of(state: TrainState) -> dict[str, float]:
+    """The factors of the parts of an optimizer made by `in_parts`, by name; empty for any other."""
+    found = [leaf for leaf in jax.tree.leaves(state.opt_state, is_leaf=_is_factor) if isinstance(leaf, PartFactors)]
+    arrays = {name: array for each in found for name, array in each.factors.items()}
+    return {name: float(np.asarray(local_copy(array)).flat[0]) for name, array in arrays.items()}
+
+
+def with_part_factors(state: TrainState, factors: Mapping[str, float]) -> TrainState:
+    """The state with other factors of some parts, laid out as before; no process waits for another.
+
+    Args:
+        state: Of an optimizer made by `in_parts`.
+        factors: Name of a part -> at least 0, and finite.
+    """
+
+    def changed(leaf: Any) -> Any:
+        if not isinstance(leaf, PartFactors):
+            return leaf
+        return PartFactors(
+            {name: _filled(old, factors[name]) if name in factors else old for name, old in leaf.factors.items()}
+        )
+
+    return state._replace(opt_state=jax.tree.map(changed, state.opt_state, is_leaf=_is_factor))
+
+
+def _filled(old: Array, value: float) -> Array:
+    """An array of one value, laid out like another."""
+    whole = np.full(old.shape, value, old.dtype)
+    return jax.make_array_from_callback(old.shape, old.sharding, lambda index: whole[index])
+
+
 def _factors(tree: Any) -> list[RateFactor]:
-    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=_is_factor) if _is_factor(leaf)]
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=_is_factor) if isinstance(leaf, RateFactor)]
 
 
 def _is_factor(leaf: Any) -> bool:
-    return isinstance(leaf, RateFactor)
+    return isinstance(leaf, RateFactor | PartFactors)

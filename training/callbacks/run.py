@@ -31,6 +31,7 @@ class Run:
         state: the state after that step, in a pause; None elsewhere. The next step consumes it: keep nothing of it.
         learning_rate_factor: what updates are multiplied by.
         can_scale: whether the optimizer's state holds that factor.
+        parts: what updates of a part of the parameters are multiplied by, by its name (see `in_parts`).
         on_ask: gets what is asked for, in process 0.
     """
 
@@ -47,6 +48,7 @@ class Run:
     state: TrainState | None = None
     learning_rate_factor: float = 1.0
     can_scale: bool = False
+    parts: dict[str, float] = field(default_factory=dict)
     on_ask: Callable[[Asks], None] = lambda asks: None
     _kept: dict[int, frozenset[int]] = field(default_factory=dict)
 
@@ -104,6 +106,26 @@ class Run:
                 "optimizer `adjustable(optimizer)` of spmdkit.training.callbacks.rate_factor."
             )
         self._ask(Asks(factor=float(by)))
+
+    def train_part(self, name: str, factor: float = 1.0) -> None:
+        """Asks to train a part of the parameters from the next step on; the factor is saved with the state.
+
+        Args:
+            name: Of a part, as the optimizer was given them (`in_parts`).
+            factor: What its updates are multiplied by, at least 0 and finite; 0 stops training it.
+
+        Raises:
+            UserError: The factor is not, or the optimizer has no such part.
+        """
+        if name not in self.parts:
+            known = ", ".join(self.parts) or "no parts"
+            raise UserError(
+                f"train_part({name!r}): the optimizer has {known}. Make it in_parts(optimizer, {{{name!r}: regular "
+                "expression of paths}) of spmdkit.training.callbacks.rate_factor."
+            )
+        if not (isinstance(factor, int | float) and 0 <= factor < math.inf):
+            raise UserError(f"train_part({name!r}, {factor!r}): the factor has to be a number from 0, and finite.")
+        self._ask(Asks(parts={name: float(factor)}))
 
     def keep(self, owner: object, steps: Iterable[int]) -> None:
         """Keeps the checkpoints of some steps, beside the newest ones and those that others keep.

@@ -19,6 +19,8 @@ import optax
 import optax.contrib
 from jax import Array
 
+from .groups import REST
+
 NAME = "plateau"
 DEFAULTS: dict[str, Any] = {
     "factor": 0.5,
@@ -64,6 +66,22 @@ def plateau_scales(opt_state: Any) -> list[Array]:
     """
     nodes = jax.tree.leaves(opt_state, is_leaf=_is_plateau_state)
     return [node.scale for node in nodes if _is_plateau_state(node)]
+
+
+def main_plateau_scale(opt_state: Any) -> Array | None:
+    """What the learning rate of `optimizer.schedule` itself is multiplied by, in the step that this is the state after.
+
+    Args:
+        opt_state: The optimizer's state, `TrainState.opt_state`.
+
+    Returns:
+        A scalar (with local steps one for each group of devices): that of the parameters in no group of
+        `optimizer.groups`, or, where all are in one, of the first; None where nothing follows the loss.
+    """
+    nodes, _ = jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=_is_plateau_state)
+    found = [(path, node.scale) for path, node in nodes if _is_plateau_state(node)]
+    rest = [scale for path, scale in found if jax.tree_util.DictKey(REST) in path]
+    return next(iter(rest or [scale for _, scale in found]), None)
 
 
 def _is_plateau_state(node: Any) -> bool:

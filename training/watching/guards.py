@@ -17,6 +17,8 @@ class GuardsConfig:
     share of the step; 0 = nobody looks."""
     straggler_steps: int = 20
     """For how many steps, most of them, before it is named."""
+    ledger: bool = True
+    """Whether goodput.jsonl says where the time of the run went."""
 
     def __post_init__(self) -> None:
         problems = []

@@ -15,6 +15,8 @@ wait for it in their next step.
 A process that holds Python's lock, or is stopped, cannot publish, which is how the others name it; its own stacks are
 dumped by a timer of the interpreter that needs no lock.
 
+Where all are at the same step and phase, the batches of an evaluation and the function that each is in tell them apart.
+
 With its note each process publishes how its steps went, from which process 0 finds the slow ones (see stragglers.py).
 """
 
@@ -24,18 +26,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
 from ...mesh.compat import coordination_client
-from ...mesh.coordination import PREFIX, ranks
+from ...mesh.coordination import PREFIX
 from ..ending.exits import TRY_AGAIN
 from ..times import Times
 from .answering import Answering
+from .notes import Note, verdict, without_service
 from .stragglers import Stragglers, Work
+from .where import where
 
 FOLDER = f"{PREFIX}progress/"
 STACKS = f"{PREFIX}stacks/"
@@ -49,23 +53,6 @@ DUMP_AFTER_SECONDS = 5.0
 """How much later than the deadline the interpreter's own timer dumps the stacks: only where the thread cannot."""
 
 Item = TypeVar("Item")
-
-
-class Note(NamedTuple):
-    """What a process is doing.
-
-    Attributes:
-        step: the step under way, or the one it waits to begin.
-        phase: "data", "step", "evaluation", "save".
-        seconds: for how long.
-    """
-
-    step: int
-    phase: str
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"step {self.step}, {self.phase}, for {self.seconds:.0f} s"
 
 
 class Watchdog:
@@ -93,19 +80,20 @@ class Watchdog:
         self._times = times or Times("")
         self._work = work
         self._stragglers = stragglers
-        self._doing: tuple[int, str, float] | None = None
+        self._doing: tuple[int, str, float, int] | None = None
+        self._training = threading.get_ident()
         self._dumped = False
 
     def note(self, step: int, phase: str) -> None:
         """Notes progress: what this process does from now on."""
-        self._doing = (step, phase, time.monotonic())
+        self._doing = (step, phase, time.monotonic(), 0)
         self._times.switch(phase)
 
     def goes_on(self, items: Iterable[Item]) -> Iterator[Item]:
         """The same items, each of which is progress in the phase under way."""
-        for item in items:
+        for done, item in enumerate(items, 1):
             if self._doing is not None:
-                self._doing = (*self._doing[:2], time.monotonic())
+                self._doing = (*self._doing[:2], time.monotonic(), done)
             yield item
 
     def rest(self) -> None:
@@ -136,7 +124,7 @@ class Watchdog:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watches for a `with` block."""
-        end = threading.Event()
+        end, self._training = threading.Event(), threading.get_ident()
         thread = threading.Thread(target=self._watch, args=(end,), name="watchdog", daemon=True)
         thread.start()
         try:
@@ -162,7 +150,10 @@ class Watchdog:
 
     def _now(self) -> Note | None:
         doing = self._doing
-        return Note(doing[0], doing[1], time.monotonic() - doing[2]) if doing else None
+        if doing is None:
+            return None
+        step, phase, since, done = doing
+        return Note(step, phase, time.monotonic() - since, done, where(self._training))
 
     def _set_timer(self, now: Note | None) -> None:
         """Lets the interpreter dump the stacks where this thread cannot run any more."""
@@ -222,7 +213,7 @@ class Watchdog:
     def _is_held_up_in_time(self, client: Any, now: Note) -> bool:
         """Whether a process that is behind has a longer deadline for what it does, and keeps it."""
         notes = [_as_note(text) for rank, text in _published(client).items() if rank != jax.process_index()]
-        return any(note and _place(note) <= _place(now) and self._deadlines.may_go_on(note, now) for note in notes)
+        return any(note and note.place <= now.place and self._deadlines.may_go_on(note, now) for note in notes)
 
     def _listen(self, client: Any) -> tuple[list[Note | None], list[int]]:
         """What each rank does, and which publish nothing new; clocks of hosts are not compared."""
@@ -259,60 +250,6 @@ class _Deadlines:
         """Whether a process is within its own deadline, a longer one than that of who waits for it."""
         seconds, shorter = self.of(note)[0], self.of(waiting)[0]
         return (seconds == 0 or seconds > shorter) and not self.passed(note)
-
-
-def verdict(notes: Sequence[Note | None], silent: Sequence[int], seconds: float, key: str = "timeouts.step") -> str:
-    """Says who holds a run up.
-
-    Args:
-        notes: What each rank does; None of a rank that has published nothing.
-        silent: Ranks that publish nothing any more.
-        seconds: The longest that a phase may take.
-        key: The key of the config that says so.
-    """
-    said = f"No progress for more than {seconds:.0f} s ({key})"
-    again = "The same command goes on from the newest checkpoint."
-    if len(notes) == 1:
-        return f"{said}: {notes[0]}. The stacks of all threads are above. {again}"
-    if silent:
-        last = f"at {notes[silent[0]]}" if notes[silent[0]] else "before its first step"
-        return (
-            f"{said}: {ranks(silent)} {last}, no longer answer{'s' if len(silent) == 1 else ''}: stopped, dead, or "
-            f"Python's lock is held there. {_others(notes, silent)} {again}"
-        )
-    present = [note for note in notes if note is not None]
-    first = min(_place(note) for note in present)
-    behind = [each for each, note in enumerate(notes) if note is not None and _place(note) == first]
-    if len(behind) == len(notes):
-        return f"{said}: all ranks are at {notes[0]}: see the stacks in their logs. {again}"
-    return f"{said}: {ranks(behind)} at {notes[behind[0]]}. {_others(notes, behind)} {again}"
-
-
-def without_service(now: Note, rank: int, seconds: float, key: str) -> str:
-    """Says that process 0, which keeps the notes of all, does not answer.
-
-    Args:
-        now: What this process does.
-        rank: This process.
-        seconds: The longest that this may take.
-        key: The key of the config that says so.
-    """
-    return (
-        f"No progress for more than {seconds:.0f} s ({key}): rank 0 does not answer: it is stopped, or its host cannot "
-        f"be reached. Rank {rank} waits at {now}. The same command goes on from the newest checkpoint."
-    )
-
-
-def _place(note: Note) -> tuple[int, int]:
-    """How far a rank has come: to wait for data is before the step, what comes between two steps is after it."""
-    return note.step, ("data", "step").index(note.phase) if note.phase in ("data", "step") else 2
-
-
-def _others(notes: Sequence[Note | None], named: Sequence[int]) -> str:
-    others = [each for each in range(len(notes)) if each not in named]
-    if not others:
-        return ""
-    return f"{ranks(others).capitalize()} wait{'s' if len(others) == 1 else ''} at {notes[others[0]]}."
 
 
 def _published(client: Any) -> dict[int, str]:

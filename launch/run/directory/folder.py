@@ -23,7 +23,9 @@ PIECES: dict[str, Kind] = {
     "samples.jsonl": "file",
     "tensorboard": "folder",
     "wandb": "folder",
+    "mlruns": "folder",
     "profile": "folder",
+    "compilation.json": "file",
     "provenance.json": "file",
     "config.yaml": "file",
 }
@@ -36,6 +38,7 @@ BESIDE: dict[str, Kind] = {
     "metrics.jsonl.new": "file",
     "report.html.new": "file",
     "guards.json.partial": "file",
+    "compilation.json.partial": "file",
 }
 """What else is written there: the output of processes, whose it is, and files that are renamed when they are whole."""
 LONGEST = "0" * 120

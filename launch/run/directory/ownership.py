@@ -11,23 +11,35 @@ and removes it at its end. Another job that wants the directory
 
 Times of different machines are never compared, only whether the file changes while it is watched. An owner that was
 stopped for so long that another took over finds that out before its next save, and ends without writing.
+
+Of several that take the same file over, one may win. No file system replaces a file only if it still is what was read,
+so that there is a claim for each file that was left, named after its token:
+
+    owner.json                 says A, which is gone
+    owner.json.after-A         made by one of them alone (O_EXCL); the others are refused
+                               owner.json still says A: the claim is renamed to owner.json, in one step
+                               it says something else: somebody was faster, and the claim is removed
+
+Without the claim of A nobody replaces the file of A, and what has been replaced never says A again: to look and then to
+rename is safe. A process that dies with a claim leaves a file like any other, taken over in the same way
+(owner.json.after-B). Making a file that is not there and renaming are all that is asked of a file system, NFS included.
 """
 
+import hashlib
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
-from uuid import uuid4
+from typing import Self
 
 from ....mesh.errors import UserError
 from ....training.ending.exits import TRY_AGAIN
+from .owner import NAME, Look, Owner, look, read_owner, this_place, this_process
 
-NAME = "owner.json"
+CLAIM = f"{NAME}.after-"
 TOUCH_SECONDS = 5.0
 STALE_SECONDS = 30.0
 """Without a touch, after which an owner on another machine counts as gone: six are missing by then."""
@@ -41,34 +53,6 @@ class OwnershipLost(RuntimeError):
     """Another job has taken the directory over, while this one stood still."""
 
     exit_code = TRY_AGAIN
-
-
-class Owner(NamedTuple):
-    """Who a directory belongs to.
-
-    Attributes:
-        host: name of its machine, for people.
-        place: where its process number means something: machine, boot and process namespace.
-        pid: the process.
-        started: when that process began, as its machine tells; another process of the same number began later.
-        since: when it took the directory, local time, for people.
-        token: of this ownership alone.
-    """
-
-    host: str
-    place: str
-    pid: int
-    started: str
-    since: str
-    token: str
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.since}"
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it is known to have ended; of a process on another machine that is never known."""
-        return self.place == this_place() and _start_of(self.pid) != self.started
 
 
 class Ownership:
@@ -94,8 +78,8 @@ class Ownership:
         self._end.set()
         if self._thread is not None:
             self._thread.join()
-        if self._mine is not None and read_owner(self._path.parent) == self._mine:
-            self._path.unlink(missing_ok=True)
+        if self._mine is not None:
+            self._release(self._mine)
         self._mine = None
 
     def take(self) -> None:
@@ -104,17 +88,44 @@ class Ownership:
         Raises:
             DirectoryInUse: It belongs to another job that is there.
         """
-        mine = _this_process()
-        while not _create(self._path, mine):
-            before = _look(self._path)
-            if before is None:
-                continue  # it has just been released
-            if not _is_gone(before):
-                self._watch(before)
-            _remove(self._path, before)
+        mine = this_process()
+        self._acquire(self._path, mine)
         self._mine = mine
+        _remove_claims(self._path, but=_claim(self._path, Look(mine, 0)))
         self._thread = threading.Thread(target=self._touch, name="own-run-directory", daemon=True)
         self._thread.start()
+
+    def _acquire(self, path: Path, mine: Owner) -> None:
+        """Makes a file this process's own: that of the owner, or a claim to take over another file.
+
+        Raises:
+            DirectoryInUse: It belongs to a job that is there.
+        """
+        while not _create(path, mine):
+            left = look(path)
+            if left is None:
+                continue  # it has just been released
+            if not _is_gone(left):
+                self._watch(path, left)
+            claim = _claim(path, left)
+            self._acquire(claim, mine)
+            if look(path) == left:
+                with suppress(FileNotFoundError):  # removed by whoever has the directory: then nothing is left to claim
+                    claim.replace(path)
+                    return
+            claim.unlink(missing_ok=True)
+
+    def _release(self, mine: Owner) -> None:
+        """Removes the file of the owner, where it is still this process's and nobody takes it over meanwhile."""
+        claim = _claim(self._path, Look(mine, 0))
+        try:
+            is_free = _create(claim, mine)
+        except OSError:  # a full disk
+            is_free = True
+        if is_free:
+            if read_owner(self._path.parent) == mine:
+                self._path.unlink(missing_ok=True)
+            claim.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Makes sure that the directory is still this job's; before anything in it is replaced.
@@ -136,8 +147,8 @@ class Ownership:
             with suppress(OSError):  # the next save says what is wrong with the file system
                 os.utime(self._path)
 
-    def _watch(self, before: "_Look") -> None:
-        """Waits until an owner counts as gone.
+    def _watch(self, path: Path, before: Look) -> None:
+        """Waits until the owner of a file counts as gone.
 
         Raises:
             DirectoryInUse: It does not.
@@ -152,7 +163,7 @@ class Ownership:
         deadline = time.monotonic() + STALE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(min(1.0, STALE_SECONDS / 10))
-            now = _look(self._path)
+            now = look(path)
             if now is None:
                 return
             if now != before:
@@ -170,38 +181,7 @@ def refuse_if_in_use(folder: Path) -> None:
         raise _in_use(folder, owner)
 
 
-def read_owner(folder: Path) -> Owner | None:
-    """Whose a directory is; None where it is nobody's, or the file does not say."""
-    found = _look(folder / NAME)
-    return found.owner if found else None
-
-
-class _Look(NamedTuple):
-    """The file of an owner at one moment."""
-
-    owner: Owner | None
-    changed: int
-
-
-def _look(path: Path) -> _Look | None:
-    try:
-        changed, text = path.stat().st_mtime_ns, path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    try:
-        return _Look(_as_owner(json.loads(text)), changed)
-    except (ValueError, TypeError, RecursionError):
-        return _Look(None, changed)
-
-
-def _as_owner(values: Any) -> Owner:
-    owner = Owner(**values)
-    if type(owner.pid) is not int or not all(isinstance(value, str) for value in owner if value is not owner.pid):
-        raise TypeError(f"{values} is no owner")
-    return owner
-
-
-def _is_gone(found: _Look) -> bool:
+def _is_gone(found: Look) -> bool:
     return found.owner is not None and found.owner.is_gone
 
 
@@ -211,23 +191,27 @@ def _create(path: Path, owner: Owner) -> bool:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
         return False
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(owner._asdict(), file)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(owner._asdict(), file)
+    except OSError:  # a full disk: a file that says nothing would be waited for
+        path.unlink(missing_ok=True)
+        raise
     return True
 
 
-def _remove(path: Path, judged: _Look) -> None:
-    """Removes the file of an owner that is gone, unless another job has replaced it meanwhile."""
-    aside = path.with_name(f"{NAME}.{uuid4().hex}")
-    try:
-        path.rename(aside)
-    except FileNotFoundError:
-        return
-    found = _look(aside)
-    if found is not None and found.owner != judged.owner:  # a job was faster: it gets its file back
-        with suppress(OSError):
-            os.link(aside, path)
-    aside.unlink(missing_ok=True)
+def _claim(path: Path, left: Look) -> Path:
+    """The file of whoever takes over what was left in a file, named after that alone."""
+    named = left.owner.token if left.owner else f"{left.changed}"
+    key = hashlib.sha256(f"{path.name} {named}".encode()).hexdigest()[:32]
+    return path.with_name(f"{CLAIM}{key}")
+
+
+def _remove_claims(path: Path, *, but: Path) -> None:
+    """Removes claims on what is replaced for good; called by the owner, whose own file is claimed by `but`."""
+    for claim in path.parent.glob(f"{CLAIM}*"):
+        if claim != but:
+            claim.unlink(missing_ok=True)
 
 
 def _in_use(folder: Path, owner: Owner | None) -> DirectoryInUse:
@@ -235,43 +219,3 @@ def _in_use(folder: Path, owner: Owner | None) -> DirectoryInUse:
         f"run.dir {folder} is in use by another job: {owner or 'it does not say which'}. Two jobs in one directory "
         "would overwrite each other's checkpoints. Wait for it or stop it, or set run.dir to another."
     )
-
-
-def _this_process() -> Owner:
-    return Owner(
-        host=socket.gethostname(),
-        place=this_place(),
-        pid=os.getpid(),
-        started=_start_of(os.getpid()),
-        since=time.strftime("%Y-%m-%d %H:%M:%S"),
-        token=uuid4().hex,
-    )
-
-
-def this_place() -> str:
-    """Where process numbers are the same: the host, its boot and, in containers, the process namespace."""
-    parts = [socket.gethostname()]
-    with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
-    with suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
-
-
-def _start_of(pid: int) -> str:
-    """When a process of this machine began, in its own units; "" where there is none, or only its zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return "" if fields[0] in "ZX" else fields[19]
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return ""
-    except OSError:
-        return ""
-    try:  # no /proc: all that is known is whether there is a process of that number
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return ""
-    except PermissionError:
-        pass
-    return "unknown"

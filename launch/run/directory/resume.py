@@ -1,7 +1,7 @@
 """The folder of a run: taking it for a new run, or finding that it holds this one and may go on."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from .shared import check_shared
 
 FIXED = ("model", "data", "optimizer.name", "run.seed", "train.global_batch", "precision.params")
 """What a run cannot change halfway: it would no longer be the run its checkpoints and losses are from."""
-FREE = ("data.prefetch", "data.threads", "model.check")
+FREE = ("data.prefetch", "data.threads", "data.layout", "model.check")
 """Keys under FIXED that change nothing in the numbers."""
 MOST_TOLD = 6
 """Keys that a config.yaml lacks, in a message."""
@@ -205,7 +205,12 @@ def _check_same_run(folder: Path, before: Any, now: dict[str, Any]) -> None:
 
 
 def _is_fixed(key: str) -> bool:
-    return key not in FREE and any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED)
+    return _is_below(key, FIXED) and not _is_below(key, FREE)
+
+
+def _is_below(key: str, keys: Iterable[str]) -> bool:
+    """Whether a dotted key is one of some, or below one."""
+    return any(key == each or key.startswith(f"{each}.") for each in keys)
 
 
 def _leaves(values: Any, prefix: str = "") -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from ....configs.write import as_plain
+from ....models.lora import lora_config
 from ..build import Built, data_facts
 
 PACKAGES = ("spmdkit", "jax", "jaxlib", "orbax-checkpoint")
@@ -18,10 +19,12 @@ def saved_with(built: Built) -> dict[str, Any]:
     Returns:
         Plain values: `versions`, `model`, `parameters` (how many numbers), `mesh` (axis -> size, of those over 1),
         `devices`, `processes`, `strategy` and `precision` as in the config, `data` (what it says about the sizes of the
-        model, see `data_facts`), `since` (when the run began, UTC).
+        model, see `data_facts`), `library` (whose module the model is, "" for none), `lora_scale` (what the product of
+        low-rank adapters is multiplied by; None without any), `since` (when the run began, UTC).
     """
     mesh = built.layouts.mesh
     plain = as_plain(built.config)
+    adapters = lora_config(built.config.model)
     return {
         "versions": {package: _version(package) for package in PACKAGES},
         "model": built.model.name,
@@ -32,6 +35,8 @@ def saved_with(built: Built) -> dict[str, Any]:
         "strategy": plain["strategy"],
         "precision": plain["precision"],
         "data": data_facts(built.config, built.splits),
+        "library": getattr(built.model, "library", ""),
+        "lora_scale": None if adapters is None else adapters.scale,
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

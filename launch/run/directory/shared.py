@@ -15,7 +15,7 @@ import jax
 from ....mesh.compat import coordination_client
 from ....mesh.coordination import PREFIX, differences, exchange, ranks
 from ....mesh.errors import UserError
-from .ownership import read_owner, this_place
+from .owner import read_owner, this_place
 
 SEE_SECONDS = 60.0
 """For a file to be seen on another host: file systems of networks remember for so long that there was none."""

@@ -1,8 +1,11 @@
-"""What watches one process of a run while it trains: the watchdog, slow processes, equal copies, where time goes."""
+"""What watches one process of a run while it trains: the watchdog, slow processes, equal copies, where time goes.
+
+What the config turns off is not there: a step makes no call for it.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +44,8 @@ class Guards:
         self.times = Times("start", time.monotonic() - age)
         guards, timeouts = config.guards, config.timeouts
         looks = guards.stragglers > 0 and jax.process_count() > 1
+        deadlines = (timeouts.step, timeouts.first_step, timeouts.evaluation, timeouts.save)
+        self._watches = looks or any(deadlines)
         self._work = OwnWork(guards.straggler_steps) if looks else None
         self.watchdog = Watchdog(
             timeouts.step,
@@ -60,7 +65,7 @@ class Guards:
             folder: Where it lives; metrics.jsonl is still as the process before left it.
             start: Steps done.
         """
-        if is_main_process():
+        if is_main_process() and self._config.guards.ledger:
             seen = _last_step(folder / "metrics.jsonl")
             self._ledger = Ledger(folder / NAME, step=start, seen=seen, began=self._began)
         every = self._config.guards.replicas_every
@@ -77,7 +82,7 @@ class Guards:
     def watching(self) -> Iterator[None]:
         """Watches for a `with` block in which training happens; when it ends in order, the ledger is closed."""
         try:
-            with self.watchdog.watching():
+            with self.watchdog.watching() if self._watches else nullcontext():
                 yield
             if self._ledger is not None:
                 self._ledger.end()
@@ -90,17 +95,24 @@ class Guards:
         return self._work.calls(step) if self._work else step
 
     def batches(self, batches: Iterable[Item], start: int) -> Iterator[Item]:
-        """The batches of the steps after `start`, each with its note."""
+        """The batches of the steps after `start`, each with its note where somebody reads them."""
+        if not self._watches and not self._config.guards.ledger:
+            return iter(batches)
         noted = self.watchdog.batches(batches, start)
         return self._work.batches(noted) if self._work else noted
 
-    def waited(self, seconds: float) -> None:
-        """Adds what the host has waited for a step."""
-        if self._work is not None:
-            self._work.waited(seconds)
+    @property
+    def waited(self) -> Callable[[float], None] | None:
+        """Takes the seconds that the host has waited for a step; None where nobody looks for slow processes."""
+        return self._work.waited if self._work else None
 
-    def after_step(self, number: int, state: TrainState) -> None:
-        """Looks at a step that was just started; waits for nothing that is not there.
+    @property
+    def after_step(self) -> Callable[[int, TrainState], None] | None:
+        """Looks at a step that was just started, as `run_steps` asks for it; None where nothing looks."""
+        return self._look if self._replicas is not None or self._ledger is not None else None
+
+    def _look(self, number: int, state: TrainState) -> None:
+        """Waits for nothing that is not there.
 
         Raises:
             ReplicasDiffer: The state of a few steps ago was not the same on all devices.

@@ -84,7 +84,7 @@ def test_missing_numbers_do_not_count_as_varying():
     [
         (iter([1]), {}, r"a list_iterator has no `len` or no `\[i\]`.*from_batches or from_examples"),
         ([], {}, "the list holds no examples"),
-        ([(1, 2, 3)], {}, "an example has 3 entries, and their names are inputs, targets"),
+        ([(1, 2, 3, 4)], {}, "an example has 4 entries, and their names are inputs, targets"),
         ([(1, "a")], {}, "targets holds <U1; examples hold numbers"),
         ([(1, 2)], {"eval_fraction": 0.5}, r"eval_fraction=0\.5 of 1 examples leaves a split without any"),
     ],

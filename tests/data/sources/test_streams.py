@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from runs import metrics, write_config
-from spmdkit.data import eval_batches, from_batches, from_examples, mix, train_batches
+from spmdkit.data import eval_batches, from_arrays, from_batches, from_examples, mix, train_batches
 from spmdkit.data.sources.streams import HEAD_ROWS
 from spmdkit.launch.cli import main
 
@@ -167,8 +167,24 @@ def test_what_is_no_stream():
         from_batches(epoch, [])
     with pytest.raises(ValueError, match="training rows have inputs, targets, weights, evaluation rows a, weights"):
         from_batches(epoch, [{"a": np.ones(2)}])
-    with pytest.raises(ValueError, match=r"\[0\] is a stream: it has no number of examples"):
-        mix([(from_batches(epoch), 1)])
+
+
+def test_streams_in_a_mixture(sharding, capsys):
+    """Of any samples each part has its share; a stream gives its rows in their order, shuffled or not, on any mesh."""
+    fixed = from_arrays({"inputs": np.zeros((7, 2), np.float32), "targets": np.arange(100, 107)})
+    other = from_batches(lambda number: Loader(11, seed=number + 50))
+    splits = mix([(from_batches(epoch), 2), (fixed, 1), (other, 1)])
+    found = rows_of(splits.train, sharding, threads=4)
+    of_fixed = [row for row in found.tolist() if row >= 100]
+    assert len(of_fixed) == 12
+    assert sorted(of_fixed[:7]) == [*range(100, 107)]
+    parts = splits.train.order(np.arange(48), seed=0, shuffle=True)
+    first = found[parts < 1 << 48].tolist()
+    last = found[parts >= (1 << 48) + 7].tolist()
+    assert first == plain(epoch, 24)
+    assert last == plain(lambda number: Loader(11, seed=number + 50), 12)
+    assert rows_of(splits.train, sharding, start=4, steps=2).tolist() == found[32:].tolist()
+    assert "the 24 rows before step 5 are read again" in capsys.readouterr().err
 
 
 def test_an_error_of_the_maker_is_told_with_its_place():

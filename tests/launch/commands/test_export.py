@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from spmdkit.launch.cli import main
-from spmdkit.launch.commands.export import KINDS
+from spmdkit.launch.commands.export import KINDS, LORA
 from spmdkit.launch.inspection import export as export_file
 
 import spmdkit
@@ -36,3 +36,4 @@ def test_a_name_of_another_kind(untrained, tmp_path, capsys):
 
 def test_the_help_names_every_kind():
     assert set(KINDS) == set(export_file.KINDS)
+    assert LORA == export_file.ADAPTERS

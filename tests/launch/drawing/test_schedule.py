@@ -3,18 +3,15 @@
 import json
 import subprocess
 import sys
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 from spmdkit.launch.cli import main
 from spmdkit.launch.drawing.schedule import drawing
-from spmdkit.launch.drawing.schedule_svg import draw_svg
 from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
 from spmdkit.parallel.schedule.csv_file import read_schedule
 from spmdkit.training.ending.exits import USER_MISTAKE
 
-SVG = "{http://www.w3.org/2000/svg}"
 SIZES = ("--stages", "4", "--microbatches", "8")
 
 
@@ -88,28 +85,6 @@ def test_costs_show_what_lock_step_costs(capsys):
     assert figures["ticks"] == 33
     assert figures["ideal_time"] == (8 + 4 - 1) * 4.5
     assert figures["time"] > 1.2 * figures["ideal_time"]
-
-
-@pytest.mark.parametrize(("name", "virtual"), [(name, None) for name in SCHEDULES] + [("interleaved_1f1b", 4)])
-def test_svg(name, virtual, tmp_path, capsys):
-    path = tmp_path / "drawn.svg"
-    options = ["--virtual", str(virtual)] if virtual else []
-    text = printed(capsys, name, *SIZES, *options, "--recompute", "--costs", "1,1.5,.5", "--svg", str(path))
-    assert text.endswith(f"Wrote {path}.\n")
-    svg = ElementTree.parse(path).getroot()
-    schedule = make_schedule(name, 4, 8, virtual=virtual, recompute=True)
-    actions = [each for each in svg.iter(f"{SVG}rect") if each.get("class", "").startswith("action")]
-    assert len(actions) == 4 * 4 * 8 * schedule.chunks
-    assert all(each.find(f"{SVG}title") is not None for each in actions)
-    width = float(svg.get("width", 0))
-    assert all(float(each.get("x", -1)) + float(each.get("width", 0)) <= width for each in actions)
-
-
-def test_svg_needs_no_other_file():
-    text = draw_svg(make_schedule("zbv", 4, 8))
-    assert "prefers-color-scheme: dark" in text
-    assert text.count("http") == 1  # the namespace
-    assert ">F0.1: forward of microbatch 0, chunk 1; tick 7, time 3.5<" in text
 
 
 def test_a_file_of_your_own(tmp_path, capsys):

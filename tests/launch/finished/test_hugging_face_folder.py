@@ -40,4 +40,6 @@ def test_what_cannot_be(tmp_path, capsys):
     assert "model.name='mlp' is of no family of Hugging Face" in capsys.readouterr().err
     assert main(["export", str(folder), str(tmp_path / "out"), "--to", "hugging_face", "--unstack"]) == 2
     assert "--unstack is not for --to hugging_face" in capsys.readouterr().err
+    assert main(["export", str(folder), str(tmp_path / "out"), "--to", "hugging_face", "--lora", "separate"]) == 2
+    assert "--lora separate is not for --to hugging_face" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 from spmdkit.launch.supervision.blame import Exit, ending, find_cause
-from spmdkit.training.watching.watchdog import Note, verdict, without_service
+from spmdkit.training.watching.notes import Note, verdict, without_service
 
 GLOO = ["Traceback (most recent call last):", "jax.errors.JaxRuntimeError: INTERNAL: Gloo all-reduce failed: closed"]
 LOST = ["error: This process has lost another one of its run: JaxRuntimeError: Gloo AllGather failed: closed by peer"]

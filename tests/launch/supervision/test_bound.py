@@ -40,6 +40,16 @@ def test_its_parent_is_killed(bound):
     parent.stdout.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal exists on Linux alone")
+def test_its_parent_had_ended_before():
+    """The number is that of its parent, or of one that has gone: another process is its parent then."""
+    program = f"from {bind_to_parent.__module__} import bind_to_parent; print(bind_to_parent())"
+    for number, code, said in ((os.getpid(), 0, "True\n"), (os.getppid(), -signal.SIGKILL, "")):
+        environment = {**os.environ, VARIABLE: str(number)}
+        ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert (ended.returncode, ended.stdout) == (code, said)
+
+
 def is_gone(pid: int, seconds: float) -> bool:
     """Waits for the end of a process that is not a child."""
     deadline = time.monotonic() + seconds

@@ -1,10 +1,15 @@
 """A module of another library by a config alone."""
 
+import importlib.util
+import os
+import re
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from spmdkit.configs import load_config
+from spmdkit.launch.finished.load import load_run
 from spmdkit.launch.run.train import train
 from spmdkit.mesh.errors import UserError
 from spmdkit.models.catalog import load_model
@@ -43,7 +48,9 @@ def other_libraries_broadcast():
 @pytest.mark.filterwarnings("ignore:The model does not pass JAX's checks")
 @pytest.mark.parametrize("name", ["linen_cnn", "nnx_mlp", "equinox_mlp", "keras_mlp"])
 def test_examples_train(name, tmp_path):
-    """Each from a YAML of a few lines, under FSDP; it learns, and its accuracy is logged."""
+    """Each from a YAML of a few lines, under FSDP; it learns, its accuracy is logged, and its library has it back."""
+    if name == "keras_mlp":
+        unnamed_layers_count_from_one()
     file = EXAMPLES / f"{name}.yaml"
     assert len(file.read_text(encoding="utf-8").splitlines()) <= 20
     steps = ["train.steps=30", "run.log_every=5", "checkpoint.every=20"]
@@ -54,6 +61,45 @@ def test_examples_train(name, tmp_path):
     assert records[-1]["loss"] < 0.8 * records[0]["loss"]
     assert records[-1]["accuracy"] > records[0]["accuracy"]
     assert 0 <= records[-1]["eval_accuracy"] <= 1
+    if name == "keras_mlp":
+        unnamed_layers_count_from_one()
+    run, inputs = load_run(tmp_path), np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
+    expected = run.predict({"inputs": inputs})
+    run.export(tmp_path / "model.npz")
+    found = np.asarray(in_its_own_library(name, tmp_path / "model.npz", inputs))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+
+
+def in_its_own_library(name, file, inputs):
+    """What a module computes with exported arrays, loaded as the documentation tells: with nothing of spmdkit."""
+    page = (EXAMPLES.parent / "docs" / "other-libraries.md").read_text(encoding="utf-8")
+    told = {"np": np}
+    for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        if "def in_" in text:
+            exec(text, told)
+    spec = importlib.util.spec_from_file_location(f"own_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    if name == "linen_cnn":
+        return told["in_linen"](example.CNN(width=16), file, inputs)
+    if name == "nnx_mlp":
+        return told["in_nnx"](example.MLP(told["nnx"].Rngs(7), width=64), file, inputs)
+    if name == "equinox_mlp":
+        return told["in_equinox"](*example.make(jax.random.key(7), width=64), file, inputs)
+    unnamed_layers_count_from_one()
+    return told["in_keras"](example.make(width=64), file, inputs)
+
+
+def unnamed_layers_count_from_one():
+    """As in a fresh process."""
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    keras.utils.clear_session()
 
 
 @pytest.fixture

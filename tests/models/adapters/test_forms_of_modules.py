@@ -129,3 +129,23 @@ def test_keras_with_two_inputs_and_probabilities():
         return log_loss(jnp.log(probabilities), rows)
 
     proved(net, loss=crossed, inputs=lambda rows: [rows["inputs"][:, :2], rows["inputs"][:, 2:]])
+
+
+@pytest.mark.slow
+def test_noise_of_each_row():
+    """A variational autoencoder: called with two arguments, of which one is a key for each row; several outputs."""
+    from flax import linen as nn
+
+    class VAE(nn.Module):
+        @nn.compact
+        def __call__(self, x, z_keys):
+            mean, scale = nn.Dense(2)(x), jnp.exp(nn.Dense(2)(x))
+            noise = jax.vmap(lambda key: jax.random.normal(key, (2,)))(z_keys)
+            return nn.Dense(FEATURES)(mean + scale * noise), mean, scale
+
+    def elbo(outputs, rows):
+        found, mean, scale = outputs
+        divergence = (mean**2 + scale**2 - 1 - 2 * jnp.log(scale)).sum(1) / 2
+        return ((found - rows["inputs"]) ** 2).sum(1) + divergence
+
+    assert "random numbers" in proved(VAE(), loss=elbo, inputs=lambda rows, keys: (rows["inputs"], keys))

@@ -20,6 +20,13 @@ MESHES = {
     "data": {"data": 8},
     "fsdp": {"fsdp": FSDPConfig(size=8, floor_bytes=1)},
     "data x fsdp": {"data": 2, "fsdp": FSDPConfig(size=4, floor_bytes=1)},
+    "data x tensor": {"data": 2, "tensor": 4},  # split by XLA, as rules over the library's own paths say
+}
+RULES = {
+    "linen": {"Dense_0/kernel": [None, "tensor"], "BatchNorm_.*": ["tensor"], "Dense_1/kernel": ["tensor", None]},
+    "nnx": {"first/kernel": [None, "tensor"], "norm/.*": ["tensor"], "second/kernel": ["tensor", None]},
+    "equinox": {"first/weight": ["tensor", None], "norm/.*": ["tensor"], "second/weight": [None, "tensor"]},
+    "keras": {"net/dense[^/]*/kernel": [None, "tensor"], "net/batch_[^/]*/.*": ["tensor"]},
 }
 
 
@@ -216,7 +223,8 @@ def test_training_is_that_of_its_own_library(library, mesh):
     with float64():
         module, params, losses, right, evaluated = LIBRARIES[library]()
         model = adapted(module)
-        plan = lay_out(model, MESHES[mesh], precision=FLOAT64)
+        rules = RULES[library] if "tensor" in mesh else None
+        plan = lay_out(model, MESHES[mesh], rules=rules, precision=FLOAT64)
         step = build_step(model, optax.sgd(RATE), plan, precision=FLOAT64)
         state, found = step.init(0, params=jax.tree.map(np.asarray, params)), []
         for seed in range(STEPS):
@@ -312,3 +320,16 @@ def test_anything_else_is_refused():
         adapt({}, loss="squared_error", example=batch(0))
     with pytest.raises(UserError, match="inputs='images' is no array of the batch, which has inputs, targets"):
         adapt(lambda rngs: None, loss="squared_error", example=batch(0), inputs="images")
+
+
+def test_arguments_that_nothing_gives_are_named():
+    from flax import linen as nn
+
+    class Noisy(nn.Module):
+        @nn.compact
+        def __call__(self, x, z_rng):
+            return nn.Dense(CLASSES)(x + jax.random.normal(z_rng, x.shape))
+
+    told = r"Noisy\.__call__\(x, z_rng\) cannot be called with 1 argument: missing a required argument: 'z_rng'"
+    with pytest.raises(UserError, match=told):
+        adapt(Noisy(), loss="softmax_cross_entropy", example=batch(0))

@@ -41,7 +41,7 @@ def program(accumulate=1, clip_norm=0.0):
 
 
 def gradients(batch=BATCH, *, step=0, **options):
-    found, metrics, *_ = program(**options)(PARAMS, batch, jnp.zeros(2, jnp.uint32), jnp.int32(step), (), ())
+    found, metrics, *_ = program(**options)(PARAMS, batch, jnp.zeros(2, jnp.uint32), jnp.int32(step), (), (), ())
     return np.asarray(found["w"]), jax.device_get(metrics)
 
 

@@ -1,16 +1,20 @@
 """What a step is predicted to move: nothing that the model says of itself is lost, and shapes are asked for."""
 
+from dataclasses import replace
+
 import jax
 import optax
 import pytest
 import toy
+from spmdkit.models.frozen import freeze, frozen_paths
 from spmdkit.models.moe import moe
 from spmdkit.models.moe_config import MoEConfig
-from spmdkit.parallel import build_step, lay_out
+from spmdkit.parallel import build_step, census, lay_out
 from spmdkit.parallel.collectives import merge
 from spmdkit.parallel.sharding.strategies import STRATEGIES, axes_that_split
 from spmdkit.parallel.step.composition import as_split
-from spmdkit.parallel.step.cost import step_counts
+from spmdkit.parallel.step.cost import step_cost, step_counts
+from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 
 SIZES = {"vocabulary": 32, "length": 16, "layers": 4, "width": 16, "heads": 4, "mlp_width": 32}
 MIXTURE = moe(MoEConfig(**SIZES, experts=4, top_k=2))
@@ -38,6 +42,75 @@ def test_microbatches_repeat_what_the_model_moves():
     key = ("collective-permute", ("context",))
     assert twice[key].count == 2 * once[key].count
     assert twice[key].bytes == once[key].bytes
+
+
+def step_of(model, strategy, frozen=(), **options):
+    """A step on two devices, or four, with some parameters frozen."""
+    given, shapes = freeze(model, frozen), jax.eval_shape(model.init, jax.random.key(0))
+    paths = frozen_paths(frozen, shapes)
+    layouts = lay_out(given, strategy, devices=toy.devices(2 * len(strategy)), frozen=paths)
+    optimizer = make_optimizer(OptimizerConfig(freeze=frozen), 10, shapes)
+    return build_step(given, optimizer, layouts, **options)
+
+
+FSDP = {"fsdp": {"size": 2, "floor_bytes": 0}}
+ONE_TURN = replace(toy.BIASED_MODEL, scan_unroll=toy.BLOCKS)
+TOY_BATCH = toy.abstract(toy.batch(0))
+READ_ONCE = {
+    # model, frozen, remat: biases that are only added, and what leads to no gradient
+    "biases": (toy.BIASED_MODEL, (), "none"),
+    "biases, full": (toy.BIASED_MODEL, (), "full"),
+    "first block": (ONE_TURN, ("embed/.*", "blocks/(up|scale)"), "none"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["biases", *(pytest.param(name, marks=pytest.mark.slow) for name in READ_ONCE if name != "biases")]
+)
+def test_what_backward_does_not_read_is_gathered_once(name):
+    model, frozen, remat = READ_ONCE[name]
+    step = step_of(model, FSDP, frozen, remat=remat)
+    predicted = step.cost(TOY_BATCH)
+    assert census(step.compile(TOY_BATCH).as_text(), step.layouts.mesh) == predicted
+    assert predicted != step.cost(), "without shapes every parameter counts as read twice"
+
+
+def moved_by(step, path):
+    """What a step moves less without one parameter, by kind and axes."""
+    whole, less = (
+        {
+            (line.kind, line.axes): line
+            for line in merge(step_cost(toy.BLOCK_MODEL, step.plan, TOY_BATCH, "cpu", without))
+        }
+        for without in ((), (path,))
+    )
+    assert less.keys() <= whole.keys()
+    return {
+        key: (line.count - less[key].count, line.bytes - less[key].bytes) if key in less else (line.count, line.bytes)
+        for key, line in whole.items()
+        if less.get(key) != line
+    }
+
+
+TABLE = 4 * toy.VOCABULARY * toy.WIDTH
+
+
+def test_what_one_parameter_moves_in_a_pipeline():
+    """What stages send is that of the whole step, though the embedding makes it."""
+    step = step_of(toy.BLOCK_MODEL, {"pipe": {"size": 2, "layers": [2, 1], "embed_and_head": "split"}, "data": 2})
+    assert moved_by(step, "embed/table") == {
+        ("all-gather", ("pipe",)): (1, TABLE),
+        ("reduce-scatter", ("pipe",)): (1, TABLE),
+        ("all-reduce", ("data",)): (0, TABLE // 2),  # in one with the gradients of the blocks
+    }
+
+
+def test_without_a_parameter_the_norm_is_still_summed():
+    """The table alone is split: its share of the norm is a scalar of the whole step, which stays."""
+    step = step_of(toy.BLOCK_MODEL, {"fsdp": {"size": 2, "floor_bytes": TABLE}, "data": 2}, ("blocks/.*",))
+    moved = moved_by(step, "embed/table")
+    assert moved[("all-gather", ("fsdp",))] == (1, TABLE)
+    assert ("all-reduce", ("data", "fsdp")) not in moved
 
 
 def test_shapes_are_asked_for():

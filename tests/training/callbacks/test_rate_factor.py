@@ -1,15 +1,27 @@
 """The factor multiplies the update, whatever the optimizer; it changes on the host, laid out as before."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from spmdkit.mesh.errors import UserError
 from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.parallel import FSDPConfig
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.step.state import TrainState
-from spmdkit.training.callbacks.rate_factor import adjustable, factor_of, with_factor
+from spmdkit.training.callbacks.asks import Asks
+from spmdkit.training.callbacks.rate_factor import (
+    adjustable,
+    factor_of,
+    in_parts,
+    part_factors_of,
+    with_factor,
+    with_part_factors,
+)
+from spmdkit.training.callbacks.run import Run
 
 import spmdkit
 
@@ -56,3 +68,36 @@ def test_the_compiled_step_takes_it(name):
         moved.append(jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, before))
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(moved[0])) > 5e-4
     jax.tree.map(lambda half, whole: np.testing.assert_allclose(half, whole / 2, atol=1e-5), moved[1], moved[0])
+
+
+def test_parts_train_as_their_factors_say():
+    params = {"body": {"w": jnp.float32([1.0, 3.0])}, "head": jnp.float32([2.0])}
+    gradients = {"body": {"w": jnp.float32([0.5, -2.0])}, "head": jnp.float32([1.0])}
+    plain, _ = optax.adamw(0.1, weight_decay=0.3).update(gradients, optax.adamw(0.1).init(params), params)
+    optimizer = in_parts(optax.adamw(0.1, weight_decay=0.3), {"body": "body/.*", "nothing else": "body/w"})
+    state = TrainState(jnp.int32(0), params, optimizer.init(params), jnp.zeros(2, jnp.uint32))
+    assert part_factors_of(state) == {"body": 0.0, "nothing else": 0.0}
+    for factors, expected in (({}, 0.0), ({"nothing else": 1.0}, 0.0), ({"body": 0.5}, 0.5)):
+        state = with_part_factors(state, factors)
+        found, _ = optimizer.update(gradients, state.opt_state, params)
+        np.testing.assert_allclose(found["body"]["w"], expected * plain["body"]["w"], rtol=1e-6)
+        np.testing.assert_array_equal(found["head"], plain["head"])
+    assert part_factors_of(state) == {"body": 0.5, "nothing else": 1.0}
+    assert factor_of(state) is None
+
+
+def test_a_callback_asks_for_a_part():
+    asked = []
+    run = Run(folder=Path(), start=0, num_steps=1, parts={"body": 0.0}, on_ask=asked.append)
+    run.train_part("body")
+    run.train_part("body", 0)
+    assert asked == [Asks(parts={"body": 1.0}), Asks(parts={"body": 0.0})]
+    with pytest.raises(UserError, match=r"train_part\('bdy'\): the optimizer has body\. Make it in_parts"):
+        run.train_part("bdy")
+    with pytest.raises(UserError, match="the factor has to be a number from 0, and finite"):
+        run.train_part("body", -0.5)
+
+
+def test_a_part_without_parameters_is_told():
+    with pytest.raises(UserError, match=r"in_parts.*'wx'"):
+        in_parts(optax.sgd(0.1), {"body": "wx"}).init(PARAMS)

@@ -9,7 +9,7 @@ from spmdkit.parallel import build_step, lay_out
 from spmdkit.training.optimizing.groups import GroupConfig
 from spmdkit.training.optimizing.learning_rates import make_learning_rate
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
-from spmdkit.training.optimizing.plateau import plateau_scales
+from spmdkit.training.optimizing.plateau import main_plateau_scale, plateau_scales
 
 PARAMS = {"w": jnp.ones(2), "b": jnp.ones(2)}
 
@@ -91,3 +91,17 @@ def test_the_rate_on_the_host_is_the_highest():
 def test_options_that_cannot_be(options, message):
     with pytest.raises(ValueError, match=message):
         OptimizerConfig(schedule={"name": "plateau", **options})
+
+
+def test_the_main_scale_is_that_of_no_group():
+    """Whatever the label of the group, before or after `rest` in the state."""
+    never = {"name": "plateau", "patience": 50, "window_steps": 1}
+    soon = {"name": "plateau", "patience": 1, "window_steps": 1}
+    config = OptimizerConfig(name="sgd", schedule=never, groups={"w": GroupConfig(schedule=soon)})
+    optimizer = make_optimizer(config, 10, PARAMS)
+    state = optimizer.init(PARAMS)
+    for _ in range(3):
+        _, state = optimizer.update(PARAMS, state, PARAMS, value=jnp.float32(1.0))
+    assert sorted(map(float, plateau_scales(state))) == [0.25, 1.0]
+    assert float(main_plateau_scale(state)) == 1.0
+    assert main_plateau_scale(make_optimizer(OptimizerConfig(), 10, PARAMS).init(PARAMS)) is None

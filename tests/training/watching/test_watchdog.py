@@ -1,36 +1,14 @@
-"""Who holds a run up: the one behind, or the one that does not answer; and what counts as progress."""
+"""What counts as progress, how long what may take, and a process alone that makes none."""
 
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from spmdkit.training.times import Times
-from spmdkit.training.watching.watchdog import Note, Watchdog, _Deadlines, verdict
-
-AHEAD, WAITS, EVALUATES = Note(7, "step", 40), Note(7, "data", 41), Note(6, "evaluation", 42)
-
-
-@pytest.mark.parametrize(
-    ("notes", "silent", "says"),
-    [
-        ([AHEAD], [], "30 s (timeouts.step): step 7, step, for 40 s. The stacks"),
-        ([AHEAD, WAITS], [], "rank 1 at step 7, data, for 41 s. Rank 0 waits at step 7, step, for 40 s."),
-        ([AHEAD, WAITS, AHEAD, AHEAD], [], "rank 1 at step 7, data, for 41 s. Ranks 0, 2 and 3 wait at step 7, step"),
-        ([EVALUATES, AHEAD], [], "rank 0 at step 6, evaluation, for 42 s. Rank 1 waits at"),
-        ([Note(6, "step", 9), EVALUATES], [], "rank 0 at step 6, step, for 9 s. Rank 1 waits at step 6, evaluation"),
-        ([AHEAD, AHEAD], [], "all ranks are at step 7, step, for 40 s: see the stacks in their logs"),
-        ([AHEAD, AHEAD], [1], "rank 1 at step 7, step, for 40 s, no longer answers: stopped, dead, or Python's lock"),
-        ([AHEAD, None, None], [1, 2], "ranks 1 and 2 before its first step, no longer answer:"),
-    ],
-)
-def test_who_holds_it_up(notes, silent, says):
-    assert says in verdict(notes, silent, 30)
-
-
-def test_the_key_of_the_deadline_is_named():
-    said = verdict([Note(6, "save", 9)], [], 8, "timeouts.save")
-    assert said.startswith("No progress for more than 8 s (timeouts.save): step 6, save, for 9 s.")
+from spmdkit.training.watching.notes import Note
+from spmdkit.training.watching.watchdog import Watchdog, _Deadlines
 
 
 @pytest.mark.parametrize(
@@ -96,10 +74,25 @@ def test_what_is_under_way_is_noted():
 def test_every_item_is_progress():
     watchdog = Watchdog(0)
     watchdog.note(3, "evaluation")
-    for _ in watchdog.goes_on(range(2)):
+    for number, _ in enumerate(watchdog.goes_on(range(2)), 1):
         assert watchdog._now().seconds < 0.04
+        assert watchdog._now().done == number
         time.sleep(0.05)
     assert watchdog._now()[:2] == (3, "evaluation")
+    watchdog.note(4, "step")
+    assert watchdog._now().done == 0
+
+
+def test_the_function_of_the_thread_that_trains_is_noted():
+    watchdog, found, here = Watchdog(0), [], threading.Event()
+    with watchdog.watching():
+        watchdog.note(3, "save")
+        other = threading.Thread(target=lambda: (found.append(watchdog._now()), here.set()))
+        other.start()
+        here.wait(30)
+        other.join()
+    (note,) = found
+    assert note.at == "test_the_function_of_the_thread_that_trains_is_noted (tests/training/watching/test_watchdog.py)"
 
 
 HANGS = """

@@ -10,14 +10,8 @@ import time
 import pytest
 from runs import command, environment, trained, write_config
 from spmdkit.launch.run.directory import ownership
-from spmdkit.launch.run.directory.ownership import (
-    NAME,
-    DirectoryInUse,
-    Ownership,
-    OwnershipLost,
-    read_owner,
-    refuse_if_in_use,
-)
+from spmdkit.launch.run.directory.owner import NAME, read_owner, start_of, this_process
+from spmdkit.launch.run.directory.ownership import DirectoryInUse, Ownership, OwnershipLost, refuse_if_in_use
 
 ELSEWHERE = {"host": "other", "place": "other boot pid:[1]", "pid": 7, "started": "1", "since": "then", "token": "t"}
 
@@ -34,7 +28,7 @@ def given(folder, **changes):
 
 
 def of_this_machine(**changes):
-    return {**ownership._this_process()._asdict(), "token": "t", **changes}
+    return {**this_process()._asdict(), "token": "t", **changes}
 
 
 def taken(folder) -> bool:
@@ -62,7 +56,7 @@ def test_a_free_directory_is_taken_touched_and_released(tmp_path):
 def test_a_process_of_this_machine_that_is_there_keeps_it(tmp_path):
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        given(tmp_path, **of_this_machine(pid=sleeper.pid, started=ownership._start_of(sleeper.pid), since="noon"))
+        given(tmp_path, **of_this_machine(pid=sleeper.pid, started=start_of(sleeper.pid), since="noon"))
         before = time.monotonic()
         with pytest.raises(DirectoryInUse, match=rf"in use by another job: process {sleeper.pid} on .*, since noon"):
             refuse_if_in_use(tmp_path)
@@ -115,6 +109,14 @@ def test_an_owner_on_another_machine_that_touches_its_file_keeps_it(tmp_path):
 def test_a_file_that_says_nothing_counts_by_its_changes(tmp_path, text):
     (tmp_path / NAME).write_text(text)
     assert taken(tmp_path)
+
+
+@pytest.mark.parametrize("target", [NAME, "nothing"])
+def test_a_file_that_cannot_be_read_is_an_error_and_not_waited_for(target, tmp_path):
+    (tmp_path / NAME).symlink_to(target)
+    with pytest.raises(OSError, match=NAME), Ownership(tmp_path) as own:
+        own.take()
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
 def test_whoever_stood_still_finds_out_before_it_writes(tmp_path):

@@ -71,6 +71,7 @@ def test_every_kind_of_value_is_the_same_when_read_back(tmp_path):
         "precision.compute=bfloat16",
         "data.prefetch=0",
         "data.threads=2",
+        "data.layout={inputs: [[data, fsdp]]}",
         "timeouts.heartbeat=99",
     ],
 )

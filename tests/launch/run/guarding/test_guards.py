@@ -1,5 +1,7 @@
 """The guards of a run together: the same program and the same numbers with and without, and what they leave."""
 
+import sys
+
 import pytest
 from runs import metrics, write_config
 from spmdkit.configs import load_config
@@ -11,7 +13,11 @@ from spmdkit.launch.run.train import _Run
 from spmdkit.training.goodput import read_goodput
 
 ON = ("guards.replicas_every=3", "guards.stragglers=0.1", "timeouts.step=60", "timeouts.save=90")
-OFF = ("guards.replicas_every=0", "guards.stragglers=0", "timeouts.step=0")
+GUARDS = tuple(
+    f"spmdkit.{name}"
+    for name in ("training.watching", "training.times", "training.goodput", "launch.run.guarding.guards")
+)
+OFF = ("guards.replicas_every=0", "guards.stragglers=0", "guards.ledger=false", "timeouts.step=0")
 
 
 def test_the_step_is_the_same_program(tmp_path):
@@ -26,12 +32,41 @@ def test_the_step_is_the_same_program(tmp_path):
 def test_what_is_off_stands_in_no_ones_way(tmp_path):
     config = load_config(write_config(tmp_path), OFF)
     guards = Guards(config, lambda line: None, lambda number: False)
-    step = object()
+    step, batches = object(), [1, 2]
     assert guards.step(step) is step
-    guards.after_step(1, ())
+    assert type(guards.batches(batches, 0)) is type(iter(batches))
+    assert (guards.after_step, guards.waited) == (None, None)
     guards.compare(1, ())
     guards.done(1)
-    guards.waited(1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [ON, OFF], ids=["on", "off"])
+def test_calls_in_a_step(overrides, tmp_path):
+    """Counted by the interpreter in whole runs of 8 and of 24 steps: off, 16 more steps make no call more."""
+    counts = []
+    for steps in (8, 24):
+        config = write_config(tmp_path, eval={"every": 0, "batches": 1}, checkpoint={"every": 0})
+        counts.append(guards_calls(["train", str(config), f"train.steps={steps}", "--fresh", *overrides]))
+    assert (counts[1] - counts[0] >= 16) == (overrides is ON), counts
+    assert overrides is ON or counts[0] == counts[1]
+
+
+def guards_calls(words: list[str]) -> int:
+    """How many functions of the guards a command calls in its own thread."""
+    calls = 0
+
+    def hear(frame, event, argument):
+        nonlocal calls
+        name = frame.f_globals.get("__name__", "")
+        calls += event == "call" and name.startswith(GUARDS)
+
+    sys.setprofile(hear)
+    try:
+        assert main(words) == 0
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from spmdkit.launch.finished.predict import Predictor, named, to_host
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import Model, lay_out
+from spmdkit.training.predict import Predictor, named, to_host
 
 
 def predictor(predict, compute="float32", mesh=None):

@@ -11,16 +11,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...data.batches import eval_batches
-from ...data.ranges import NO_LIMITS, Limits
-from ...data.source import Source
-from ...layouts.paths import leaves_with_paths
-from ...mesh.errors import UserError
-from ...mesh.near_miss import did_you_mean
-from ...mesh.user_errors import told_as_users
-from ...parallel.model import BlockModel, Model, Params
-from ...parallel.plan import ShardingPlan
-from ...parallel.precision import cast_floats, cast_inputs
+from ..data.batches import eval_batches
+from ..data.ranges import NO_LIMITS, Limits
+from ..data.source import Source
+from ..layouts.paths import leaves_with_paths
+from ..mesh.errors import UserError
+from ..mesh.near_miss import did_you_mean
+from ..mesh.user_errors import told_as_users
+from ..parallel.model import BlockModel, Model, Params
+from ..parallel.plan import ShardingPlan
+from ..parallel.precision import cast_floats, cast_inputs
 
 NAME = "predictions"
 

@@ -1,0 +1,185 @@
+"""Where compiled programs are kept between runs, so that the second start compiles nothing.
+
+    run.cache: ""       what JAX was told (JAX_COMPILATION_CACHE_DIR); otherwise spmdkit/programs in the user's caches
+               none     nowhere
+               folder   there
+
+JAX keys a program by its text, its options, the flags of XLA, the version of jaxlib and the devices. On a CPU the key
+leaves out what the processor can do, so the folder of its programs does not. On GPUs, XLA's own results of autotuning
+lie beside the programs (JAX's default of jax_persistent_cache_enable_xla_caches).
+
+Of several processes only the first writes, and all read; where they do not see the same folder none uses it. If one
+read a program while another compiles it, the other would wait for its part of the autotuning for ever.
+
+Source: JAX's documentation, "Persistent compilation cache".
+"""
+
+import hashlib
+import json
+import os
+import platform
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from ...configs.schema import Config
+from ...layouts.sizes import format_bytes
+from ...mesh.compat import coordination_client, keep_programs
+from ...mesh.coordination import exchange
+from ...mesh.joining.accelerators import has_accelerators
+from .store import ProgramStore
+
+NONE = "none"
+DIRECTORY, SHORTEST = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+LEAST_SECONDS = 0.2
+"""Programs that compile faster are not kept; JAX's default is a second."""
+
+
+class Place(NamedTuple):
+    """Where programs are kept.
+
+    Attributes:
+        folder: The folder; "" = nowhere.
+        why: Who says so, or why nowhere.
+        by_jax: Whether JAX looks after it, and nothing is to be done.
+    """
+
+    folder: str
+    why: str
+    by_jax: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.folder} ({self.why})" if self.folder else f"not kept ({self.why})"
+
+
+def place_of(cache: str, *, on_cpu: bool) -> Place:
+    """Where `run.cache` says that programs are kept.
+
+    Args:
+        cache: The key.
+        on_cpu: Whether they run on CPUs.
+    """
+    if cache == NONE:
+        return Place("", "run.cache: none")
+    if not cache and (given := getattr(jax.config, DIRECTORY)):
+        return Place(str(given), "jax_compilation_cache_dir", by_jax=True)
+    try:
+        root = Path(cache).expanduser().absolute() if cache else users_caches() / "spmdkit" / "programs"
+    except RuntimeError:
+        return Place("", "this user has no home folder; set run.cache")
+    processor = f"-cpu-{processor_hash()}" if on_cpu else ""
+    return Place(str(root / f"jax-{version('jax')}{processor}"), "run.cache" if cache else "the user's caches")
+
+
+def notes_folder(cache: str) -> Path | None:
+    """Where it is noted which flags of XLA are known: beside the programs; None where they are not kept on a disk."""
+    place = place_of(cache, on_cpu=False)
+    if not place.folder or "://" in place.folder:
+        return None
+    return Path(place.folder) if place.by_jax else Path(place.folder).parent
+
+
+def users_caches() -> Path:
+    """The folder of the user's caches, as the XDG Base Directory Specification has it.
+
+    Raises:
+        RuntimeError: Nothing says where the user's home is.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return given if given.is_absolute() else Path.home() / ".cache"
+
+
+def processor_hash() -> str:
+    """Eight digits that stand for what this processor can do: programs for another one may end in SIGILL."""
+    said = platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        said += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(said.encode()).hexdigest()[:8]
+
+
+def on_cpu(simulated: int) -> bool:
+    """Whether a process computes on CPUs, as far as can be told before it opens devices."""
+    return simulated > 0 or not has_accelerators()
+
+
+def open_cache(config: Config, simulated: int, say: Callable[[str], None]) -> Place:
+    """Lets JAX keep the programs of this process; every process of a run calls this once they have met.
+
+    Args:
+        config: The config.
+        simulated: CPU devices that this process simulates; 0 = none.
+        say: Gets what is wrong with the folder, in lines for people. Nothing wrong with it ends a run.
+
+    Returns:
+        Where they are kept.
+
+    Raises:
+        ProcessesMissing: Some processes did not answer within `timeouts.rendezvous`.
+    """
+    place = place_of(config.run.cache, on_cpu=on_cpu(simulated))
+    problem = "" if place.by_jax or not place.folder else _problem_of_folder(Path(place.folder))
+    not_shared = _problem_of_sharing(place, problem, config.timeouts.rendezvous)
+    if problem := problem or not_shared:
+        say(f"warning: compiled programs are not kept in {place.folder}: {problem}. Set run.cache, or run.cache: none.")
+        place = Place("", problem)
+    if place.by_jax:
+        return place
+    jax.config.update(DIRECTORY, place.folder or None)
+    if place.folder and "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update(SHORTEST, LEAST_SECONDS)
+    keep_programs(ProgramStore(Path(place.folder), say) if place.folder else None)
+    return place
+
+
+def describe(place: Place) -> str:
+    """What is kept there, for people."""
+    if not place.folder or place.by_jax:
+        return str(place)
+    count, size = ProgramStore(Path(place.folder), lambda line: None).size()
+    return f"{place}, {count:,} programs, {format_bytes(size)}"
+
+
+def _problem_of_folder(folder: Path) -> str:
+    """Makes the folder, for this user alone, as programs are run as they are; why it cannot be used, or ""."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.listdir(folder)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return ""
+
+
+def _problem_of_sharing(place: Place, problem: str, seconds: float) -> str:
+    """Whether all processes of a run see one folder, by a mark that process 0 leaves there.
+
+    Args:
+        place: Where this process would keep programs.
+        problem: Why it cannot; "" = it can.
+        seconds: How long to wait for the other processes.
+
+    Returns:
+        "" where they do, where JAX looks after all of them, or none keeps any.
+    """
+    if coordination_client() is None or jax.process_count() == 1:
+        return ""
+    folder, first = Path(place.folder), jax.process_index() == 0
+    mark = folder / f"{uuid.uuid4().hex}.mark"
+    kind = "problem" if problem else "jax" if place.by_jax else "ours" if place.folder else "none"
+    if first and kind == "ours":
+        with suppress(OSError):
+            mark.write_bytes(b"")
+    kinds, names = zip(*map(json.loads, exchange("cache", json.dumps([kind, mark.name]), seconds=seconds)), strict=True)
+    if {*kinds} in ({"jax"}, {"none"}):
+        return ""
+    seen = kind == "ours" and names[0] in os.listdir(folder)
+    answers = exchange("cache is seen", "yes" if seen else "no", seconds=seconds)
+    if first:
+        with suppress(OSError):
+            mark.unlink(missing_ok=True)
+    return "" if {*answers} == {"yes"} else "the processes of this run do not see one folder there"

@@ -1,0 +1,101 @@
+"""A folder of compiled programs that many processes and hosts read and write at once.
+
+A program is one file: 32 bytes of SHA-256, then the bytes that JAX gives. It is written beside its name and renamed, so
+that nobody reads half of it; where its hash does not fit (a full disk, a cut file, a flipped byte) it counts as not
+there, and is written anew. The folder stays below a size: what was not read for longest goes first.
+
+(JAX's own store writes in place, does not look at what it reads but for what the compression notices, and never
+replaces a damaged file. Hence this.)
+"""
+
+import hashlib
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+SUFFIX = ".program"
+HASH_BYTES = 32
+MOST_BYTES = 8 << 30
+
+
+class ProgramStore:
+    """Programs by key, as `mesh.compat.keep_programs` takes it.
+
+    Args:
+        folder: Where they are; it exists.
+        say: Told once of a folder that cannot be read or written, and of each damaged program.
+        most_bytes: Size of the folder, above which programs are removed.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None], most_bytes: int = MOST_BYTES) -> None:
+        self._path = self.folder = folder
+        self._say, self._most_bytes = say, most_bytes
+        self._lock, self._told = threading.Lock(), False
+
+    def get(self, key: str) -> bytes | None:
+        """The program of a key; None where there is none that is whole."""
+        path = self._file(key)
+        try:
+            found = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return self._unusable("read", error)
+        value = found[HASH_BYTES:]
+        if hashlib.sha256(value).digest() != found[:HASH_BYTES]:
+            self._say(f"compilation: {path} is damaged; the program is compiled anew, and the file replaced.")
+            return None
+        with suppress(OSError):
+            os.utime(path)  # read last now
+        return value
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keeps a program, in place of one of the same key; where it cannot be written, says so once."""
+        partial = self.folder / f"{uuid.uuid4().hex}.partial"
+        try:
+            partial.write_bytes(hashlib.sha256(value).digest() + value)
+            partial.replace(self._file(key))
+            self._make_room()
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            self._unusable("written to", error)
+
+    def size(self) -> tuple[int, int]:
+        """How many programs are kept, and their bytes."""
+        sizes = [size for _, size, _ in self._kept()]
+        return len(sizes), sum(sizes)
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{key}{SUFFIX}"
+
+    def _kept(self) -> list[tuple[float, int, Path]]:
+        """When each file was last read, its bytes and its path; another process may remove one meanwhile."""
+        kept = []
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            with suppress(FileNotFoundError):
+                found = path.stat()
+                kept.append((found.st_mtime, found.st_size, path))
+        return sorted(kept)
+
+    def _make_room(self) -> None:
+        kept = self._kept()
+        too_many = sum(size for _, size, _ in kept) - self._most_bytes
+        for _, size, path in kept[:-1]:  # never the last one
+            if too_many <= 0:
+                return
+            path.unlink(missing_ok=True)
+            too_many -= size
+
+    def _unusable(self, verb: str, error: OSError) -> None:
+        with self._lock:
+            told, self._told = self._told, True
+        if not told:
+            why = error.strerror or type(error).__name__
+            self._say(
+                f"warning: the folder of compiled programs {self.folder} cannot be {verb} ({why}); programs are "
+                "compiled anew. Set run.cache to another folder, or to none."
+            )

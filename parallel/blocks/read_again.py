@@ -1,0 +1,130 @@
+"""Which parameters of a block backward gathers again: read from the block's own traced program.
+
+Backward needs a matrix for the gradient of its product's input. It needs no bias that was only added, and no frozen
+matrix where what was made of it is kept. The program of a block, forward and backward, says which: what no result is
+made of, XLA leaves out, and so does the count here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+
+from ...layouts.paths import leaves_with_paths
+from ...mesh.keys import make_key
+from ..model import Activations, BlockModel, Params
+from ..plan import ShardingPlan
+from ..precision import Precision
+from ..xla.graph import made_of, trace
+from ..xla.primitives import GATHERS, gathered_over
+from .activations import on_activations
+from .differentiable import join_differentiable, split_differentiable
+from .forward import block_of_loop
+from .model_parts import make_parts
+from .split_backward import split_block
+
+
+class Reads(NamedTuple):
+    """Paths of parameters of blocks that backward gathers again.
+
+    Attributes:
+        inner: in a block whose input has a gradient.
+        first: in the first block of all.
+    """
+
+    inner: frozenset[str]
+    first: frozenset[str]
+
+
+def read_again(
+    model: BlockModel,
+    plan: ShardingPlan,
+    microbatch: Mapping[str, jax.ShapeDtypeStruct],
+    remat: str,
+    precision: Precision,
+) -> Reads:
+    """The parameters that backward gathers again, block by block.
+
+    Args:
+        model: The model, split over the axes inside it.
+        plan: Where its parameters live; it gathers blocks, and does not keep them.
+        microbatch: Per-device shapes of one microbatch.
+        remat: What blocks keep for backward.
+        precision: The dtypes.
+    """
+
+    def look(params: Params, x: Activations) -> Reads:
+        shards, key = jax.tree.map(lambda leaf: leaf[0], params["blocks"]), make_key(0)
+        if plan.pipeline:
+            block = make_parts(model, plan, remat=remat, precision=precision).block
+            inner = _of_split(lambda shards, x, key: block(shards, None, x, key), shards, x, key, plan.gather_axes)
+            return Reads(inner, inner)
+        block, unroll = block_of_loop(model, plan, remat, precision)
+        run = partial(_of_loop, lambda shards, x: block(x, shards, None, key), shards, x, plan.gather_axes)
+        inner = run(to_input=True)
+        ends_here = unroll == model.num_blocks and _is_frozen(model.embed_reads, plan)
+        return Reads(inner, run(to_input=False) if ends_here else inner)
+
+    return on_activations(look, model, plan, microbatch, precision)
+
+
+def _is_frozen(groups: Collection[str], plan: ShardingPlan) -> bool:
+    return plan.frozen.issuperset(row.path for row in plan.table.rows if row.path.split("/")[0] in groups)
+
+
+def _of_loop(
+    block: Callable[[Params, Activations], Activations],
+    shards: Params,
+    x: Activations,
+    axes: tuple[str, ...],
+    *,
+    to_input: bool,
+) -> frozenset[str]:
+    """What forward and backward together gather more often than forward alone."""
+    differentiable, others = split_differentiable(x)
+
+    def forward(shards: Params, differentiable: list[Array]) -> list[Array]:
+        return split_differentiable(block(shards, join_differentiable(x, differentiable, others)))[0]
+
+    def alone(shards: Params, differentiable: list[Array]) -> list[Array]:
+        return jax.vjp(forward, shards, differentiable)[0]  # gradients of its own are calls that hide what is inside
+
+    def both(shards: Params, differentiable: list[Array], dy: list[Array]) -> Any:
+        y, pull = jax.vjp(forward, shards, differentiable)
+        gradients, dx = pull(dy)
+        return y, gradients, dx if to_input else ()
+
+    once = _gathers(alone, shards, differentiable, axes=axes)
+    twice = _gathers(both, shards, differentiable, differentiable, axes=axes)
+    return frozenset(path for path in twice if twice[path] > once[path])
+
+
+def _of_split(
+    block: Callable[[Params, Activations, Array], Activations],
+    shards: Params,
+    x: Activations,
+    key: Array,
+    axes: tuple[str, ...],
+) -> frozenset[str]:
+    """What backward to the input gathers, where a stage runs it in a tick of its own."""
+    split = split_block(block, shards, x, key)
+
+    def backward(shards: Params, residuals: Any, dy: list[Array]) -> Any:
+        return split.backward_input(shards, key, residuals, dy)
+
+    return frozenset(_gathers(backward, shards, split.residuals, split_differentiable(x)[0], axes=axes))
+
+
+def _gathers(function: Callable[..., Any], shards: Params, *rest: Any, axes: tuple[str, ...]) -> Counter[str]:
+    """How often the program of a function gathers each of the parameters, where a result is made of it."""
+    graph, _ = trace(function, shards, *rest)
+    paths = [f"blocks/{path}" for path, _ in leaves_with_paths(shards)]
+    found: Counter[str] = Counter()
+    for eqn in made_of(graph, graph.outputs)[0]:
+        if eqn.primitive.name in GATHERS and gathered_over(eqn.params) <= set(axes):
+            sources = made_of(graph, eqn.invars)[1]
+            found.update(path for path, variable in zip(paths, graph.inputs, strict=False) if variable in sources)
+    return found

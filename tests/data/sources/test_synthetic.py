@@ -1,0 +1,45 @@
+"""Noisy digits: the same for the same seed, every class at every place, and what a picture shows is its class."""
+
+import numpy as np
+from spmdkit.data.source import take
+from spmdkit.data.sources.synthetic import CLASSES, FEATURES, GLYPHS, HEIGHT, WIDTH, synthetic_digits
+
+ROWS = 600
+
+
+def digits(**options):
+    splits = synthetic_digits(0.25, rows=ROWS, **options)
+    return splits, take(splits.train, np.arange(len(splits.train)))
+
+
+def test_sizes_and_types():
+    splits, train = digits()
+    assert len(splits.train) + len(splits.evaluation) == ROWS
+    assert abs(len(splits.evaluation) - ROWS / 4) < 30  # which rows are held out is drawn row by row
+    assert train["inputs"].shape == (len(splits.train), FEATURES)
+    assert (train["inputs"].dtype, train["targets"].dtype) == (np.float32, np.int32)
+    assert set(train["targets"].tolist()) == set(range(CLASSES))
+    assert splits.description.startswith("synthetic: 600 noisy images of digits, 64 features, 10 classes")
+
+
+def test_seeds():
+    assert digits()[0].fingerprint == digits()[0].fingerprint != digits(seed=1)[0].fingerprint
+
+
+def test_a_picture_shows_its_class():
+    """Without noise each row is, at one of 2 x 4 places, the glyph of its target."""
+    _, train = digits(noise=0.0)
+    tops, lefts = set(), set()
+    for pixels, target in zip(train["inputs"].reshape(-1, HEIGHT, WIDTH), train["targets"], strict=True):
+        rows, columns = (np.flatnonzero(pixels.any(axis=axis)) for axis in (1, 0))
+        strokes = [int("".join(str(int(pixel)) for pixel in row), 2) for row in pixels[rows[0] : rows[0] + 7]]
+        shift = next(left for left in range(4) if [glyph << (3 - left) for glyph in GLYPHS[target]] == strokes)
+        tops.add(int(rows[0]))
+        lefts.add(shift)
+        assert columns[0] >= shift
+    assert (tops, lefts) == ({0, 1}, {0, 1, 2, 3})
+
+
+def test_noise_has_the_deviation_asked_for():
+    still, noisy = digits(noise=0.0)[1]["inputs"], digits(noise=0.4)[1]["inputs"]
+    assert abs((noisy - still).std() - 0.4) < 0.01

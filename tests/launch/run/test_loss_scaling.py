@@ -1,0 +1,78 @@
+"""Runs in float16: the scale is saved, goes on bit for bit, on another mesh too, and a run that never fits ends."""
+
+import pytest
+from runs import metrics, state_arrays, write_config
+from spmdkit.configs.load import load_config
+from spmdkit.launch.cli import main
+from spmdkit.launch.run.train import most_skipped
+
+HALF = {"compute": "float16", "loss_scale_initial": 2.0**24, "loss_scale_interval": 2}
+"""Overflows at first: the first updates are left out; then the scale grows, and now and then overflows again."""
+CONSTANT = {"learning_rate": 0.01}
+
+
+def train(config, *overrides):
+    assert main(["train", str(config), *overrides]) == 0
+
+
+@pytest.mark.slow
+def test_a_scaled_run_goes_on_bit_for_bit(tmp_path, capsys):
+    for name in ("whole", "halves"):
+        (tmp_path / name).mkdir()
+    sections = {"precision": HALF, "optimizer": CONSTANT}
+    whole, halves = (write_config(tmp_path / name, **sections) for name in ("whole", "halves"))
+    train(whole)
+    assert "its update was left out (precision.loss_scale, which halves)" in capsys.readouterr().out
+    train(halves, "train.steps=6")
+    train(halves)
+    found, expected = (state_arrays(config, 12) for config in (halves, whole))
+    assert {"loss_scale/scale", "loss_scale/good_steps"} < set(found)
+    assert all((found[path] == expected[path]).all() for path in expected)
+    records = metrics(tmp_path / "whole" / "run")
+    assert records[-1]["skipped"] >= 1
+    assert all(record["loss_scale"] < 2.0**24 for record in records)  # the first was left out, and not logged
+    assert {record["step"]: record["loss_scale"] for record in records}.items() >= {
+        record["step"]: record["loss_scale"] for record in metrics(tmp_path / "halves" / "run")
+    }.items()
+    scale = float(expected["loss_scale/scale"])
+    train(whole, "strategy={data: 8}", "train.steps=13")
+    assert metrics(tmp_path / "whole" / "run")[-1].get("loss_scale", scale) == scale
+
+
+OWN_MODEL = """
+import jax.numpy as jnp
+from spmdkit.parallel import Model
+
+def model(features):
+    def loss(params, batch, key):
+        return (batch["inputs"] @ params["w"] * jnp.nan).astype(jnp.float32).sum(), batch["weights"].sum()
+
+    return Model(init=lambda key: {"w": jnp.ones(features)}, loss=loss)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_leaves_out_every_update_ends(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(OWN_MODEL)
+    sections = {"model": {"name": "own:model", "check": "off"}, "strategy": {"data": 8}, "eval": {"every": 0}}
+    config = write_config(
+        tmp_path, **sections, precision={"compute": "float16"}, train={"steps": 60, "global_batch": 16}
+    )
+    assert main(["train", str(config)]) == 3
+    assert "number 41 in a row, of at most 40" in capsys.readouterr().err
+
+
+def test_how_many_updates_in_a_row_may_be_left_out(tmp_path):
+    def allowed(**sections):
+        return most_skipped(load_config(write_config(tmp_path, **sections)))
+
+    assert allowed() == 0
+    assert allowed(optimizer={"skip_not_finite": 3}) == 3
+    assert allowed(precision={"compute": "float16"}, optimizer={"skip_not_finite": 3}) == 40
+    assert allowed(precision={"compute": "float16", "loss_scale": 512}) == 0
+
+
+def test_a_scale_that_is_none(tmp_path, capsys):
+    config = write_config(tmp_path, precision={"compute": "float16", "loss_scale": "dynamc"})
+    assert main(["train", str(config)]) == 2
+    assert "precision.loss_scale must be" in capsys.readouterr().err

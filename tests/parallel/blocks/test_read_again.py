@@ -1,0 +1,48 @@
+"""What backward gathers again: whatever a gradient is made of, by hand for each parameter of a block with biases."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+import toy
+from spmdkit.models.frozen import freeze, frozen_paths
+from spmdkit.parallel import FSDPConfig, Precision, lay_out
+from spmdkit.parallel.blocks.read_again import read_again
+
+FSDP = {"fsdp": FSDPConfig(size=2, floor_bytes=0)}
+IN_STAGES = FSDP | {"pipe": {"size": 2, "layers": [2, 1]}}
+MATRICES = {"scale", "up", "down"}
+
+
+def reads(strategy=FSDP, remat="none", frozen=(), **changes):
+    """Names within a block that are gathered again: in the inner blocks, in the first."""
+    model = freeze(replace(toy.BIASED_MODEL, **changes), frozen)
+    shapes = jax.eval_shape(toy.biased_init, jax.random.key(0))
+    devices = toy.devices(4 if "pipe" in strategy else 2)
+    plan = lay_out(model, strategy, devices=devices, frozen=frozen_paths(frozen, shapes))
+    rows = {name: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype) for name, leaf in toy.batch(0).items()}
+    found = read_again(model, plan, rows, remat, Precision())
+    assert all(path.startswith("blocks/") for paths in found for path in paths)
+    return tuple({path.removeprefix("blocks/") for path in paths} for paths in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, MATRICES),
+        ({"remat": "full"}, MATRICES | {"b_up"}),  # hidden is made again, and b is added after all products
+        ({"strategy": IN_STAGES}, MATRICES),
+        ({"strategy": IN_STAGES, "remat": "full"}, MATRICES | {"b_up"}),
+        ({"frozen": ("blocks/(down|b.*)",)}, MATRICES),  # the gradient goes through them
+    ],
+    ids=str,
+)
+def test_biases_are_read_once(options, expected):
+    assert reads(**options) == (expected, expected)
+
+
+def test_where_gradients_end_in_the_first_block():
+    """Of a loop in one turn: no gradient leaves the first block, so what leads there alone is not read."""
+    given = {"frozen": ("embed/.*", "blocks/(up|scale)")}
+    assert reads(**given) == (MATRICES, MATRICES)
+    assert reads(**given, scan_unroll=toy.BLOCKS) == (MATRICES, {"down"})

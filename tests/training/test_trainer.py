@@ -1,0 +1,135 @@
+"""`Trainer`: the same numbers on every mesh, whatever form the data has, and nothing that `fit` does not do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from spmdkit.data.source import Splits
+from spmdkit.data.sources.arrays import ArraySource
+from spmdkit.mesh.errors import UserError
+from spmdkit.parallel import Model
+from spmdkit.training.trainer import Trainer
+
+import spmdkit
+
+ROWS, FEATURES, CLASSES = 1003, 6, 3
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(ROWS, FEATURES)).astype(np.float32)
+Y = (X[:, :CLASSES].argmax(1)).astype(np.int32)
+FSDP = {"fsdp": {"size": 8, "floor_bytes": 1}}
+
+
+def init(key):
+    return {"kernel": jax.random.normal(key, (FEATURES, 8)), "out": jnp.ones((8, CLASSES)) / 4}
+
+
+def logits(params, batch):
+    return jnp.tanh(batch["inputs"] @ params["kernel"]) @ params["out"]
+
+
+def loss(params, batch, key):
+    found, weights = logits(params, batch), batch["weights"]
+    losses = optax.softmax_cross_entropy_with_integer_labels(found, batch["targets"])
+    hits = (found.argmax(-1) == batch["targets"]) * weights
+    return (losses * weights).sum(), weights.sum(), {"accuracy": (hits.sum(), weights.sum())}
+
+
+def trainer(strategy=None, **options):
+    model = Model(init=init, loss=loss, predict=logits, name="m")
+    return Trainer(model, optax.adam(1e-2), FSDP if strategy is None else strategy, **options)
+
+
+def by_hand(params):
+    """All rows at once, in NumPy."""
+    found = np.tanh(X.astype(np.float64) @ np.asarray(params["kernel"], np.float64)) @ np.asarray(params["out"])
+    log_p = found - np.log(np.exp(found).sum(1, keepdims=True))
+    return found, -log_p[np.arange(ROWS), Y].mean(), (found.argmax(1) == Y).mean()
+
+
+def test_all_rows_count_once_on_eight_devices():
+    """1,003 rows in batches of 64: the last one is filled up, and what fills it counts nothing."""
+    made = trainer()
+    assert made.fit((X, Y), steps=5, say=lambda line: None).steps == made.steps == 5
+    found, mean, right = by_hand(made.params)
+    scores = made.evaluate({"inputs": X, "targets": Y})
+    assert scores["loss"] == pytest.approx(mean, rel=1e-6)
+    assert scores["accuracy"] == pytest.approx(right, abs=1e-12)
+    predicted = made.predict({"inputs": X})
+    assert predicted.shape == (ROWS, CLASSES)
+    np.testing.assert_allclose(predicted, found, rtol=1e-4, atol=1e-5)
+    one = trainer(spmdkit.DeviceMesh.simulated(1), params=jax.tree.map(np.asarray, made.params))
+    assert one.evaluate((X, Y)) == pytest.approx(scores, rel=1e-6)
+
+
+FORMS = {
+    "pair": lambda x, y: (x, y),
+    "source": lambda x, y: ArraySource({"inputs": x, "targets": y}),
+    "batches": lambda x, y: [(x[at : at + 100], y[at : at + 100]) for at in range(0, len(x), 100)],
+    "iterator": lambda x, y: iter(
+        [{"inputs": x[:1000], "targets": y[:1000]}, {"inputs": x[1000:], "targets": y[1000:]}]
+    ),
+    "splits": lambda x, y: Splits(ArraySource({"inputs": x[:9]}), ArraySource({"inputs": x, "targets": y}), None, ""),
+}
+
+
+def test_every_form_of_data():
+    made = trainer()
+    expected, predicted = made.evaluate({"inputs": X, "targets": Y}), made.predict({"inputs": X})
+    for name, form in FORMS.items():
+        assert made.evaluate(form(X, Y)) == pytest.approx(expected, rel=1e-6), name
+        np.testing.assert_array_equal(made.predict(form(X, Y)), predicted, err_msg=name)
+
+
+def test_it_goes_on_where_it_was():
+    """Two calls are one call of as many steps, bit for bit; a predictor of old parameters is not kept."""
+    whole, halves, quiet = trainer(), trainer(), {"say": lambda line: None}
+    before = halves.predict((X, Y))
+    whole.fit((X, Y), steps=6, **quiet)
+    halves.fit((X, Y), steps=3, **quiet)
+    halves.fit((X, Y), steps=3, **quiet)
+    jax.tree.map(np.testing.assert_array_equal, whole.params, halves.params)
+    assert not np.array_equal(halves.predict((X, Y)), before)
+
+
+def test_epochs_evaluations_and_callbacks():
+    class Ends(spmdkit.Callback):
+        def __init__(self):
+            self.seen, self.epochs = [], []
+
+        def on_epoch_end(self, run, epoch):
+            self.epochs.append((run.step, epoch))
+
+        def on_evaluation_end(self, run, metrics):
+            self.seen.append(metrics["eval_accuracy"])
+            if len(self.seen) == 2:
+                run.stop("enough")
+
+    ends, made = Ends(), trainer()
+    fitted = made.fit((X, Y), epochs=4, evaluation=(X[:100], Y[:100]), evaluate_every=20, callbacks=[ends], log_every=5)
+    assert (fitted.why, fitted.steps, made.steps) == ("enough", 40, 40)
+    assert ends.epochs == [(15, 0), (30, 1)]
+    assert fitted.records[-1]["eval_accuracy"] == ends.seen[-1] == made.evaluate((X[:100], Y[:100]))["accuracy"]
+    assert fitted.records[-1]["loss"] < fitted.records[0]["loss"]
+
+
+def test_batches_one_after_the_other_are_trained_on():
+    whole, streamed = trainer(), trainer()
+    whole.fit((X[:192], Y[:192]), steps=3, shuffle=False)
+    streamed.fit(({"inputs": X[at : at + 48], "targets": Y[at : at + 48]} for at in range(0, 192, 48)), steps=3)
+    jax.tree.map(np.testing.assert_array_equal, whole.params, streamed.params)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (X, "A ndarray alone is no data"),
+        (3, "A int is no data"),
+        ([(X, Y)], "batches one after the other have no known end. Give steps"),
+        ({"inputs": X, "targets": Y[:5]}, "the arrays of a source have one row per example"),
+    ],
+)
+def test_what_is_no_data_is_told(data, told):
+    made = trainer()
+    with pytest.raises(UserError, match=told):
+        made.fit(data)

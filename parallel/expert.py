@@ -1,7 +1,6 @@
 """Expert parallel: the experts of a mixture live on different devices, and positions travel to theirs and back.
 
-Use it for a mixture of experts whose experts do not fit on one device, or whose FSDP gathers would move more than
-its positions do. Keep the axis on the fastest links: its all-to-alls lie on the critical path.
+Use it for a mixture whose experts do not fit on one device, on the fastest links: blocks wait for its all-to-alls.
 
 Syntax, for rows B split over the axis `expert` of size X (as over data and fsdp), N = B_expert x L positions on one
 device, k experts for each position out of E, and R rows of a buffer for each pair of devices:
@@ -18,15 +17,13 @@ device, k experts for each position out of E, and R rows of a buffer for each pa
 1. Each device holds E / X experts and never gathers the others. Their gradients lack no sum over `expert`; those of
    everything else (attention, norms, the router) do, since rows are split over the axis.
 2. A compiled program knows no sizes that depend on data, so a buffer has R rows whatever the router chooses
-   (`buffer_of`). With a capacity C for each expert and row of the batch, that is what C allows: E / X experts x B x C.
-   What is over capacity is dropped: no expert sees it, and the residual stream carries it on. Without (dropless), R is
-   the worst case, all of a device's positions choosing experts of one device: N x min(k, E / X).
+   (`buffer_of`). With a capacity C for each expert and row, R is what C allows: E / X experts x B x C. What is over it
+   is dropped, and the residual stream carries it on. Without (dropless), R is the worst case: N x min(k, E / X).
 3. Rows in a buffer are grouped by expert, and groups begin blocks (`blocks/grouped_experts.py`). Only blocks that hold
    something are computed: a worst case costs memory and bytes, not operations. E integers count each group's rows.
 4. Positions split over `tensor` are gathered before they are dispatched and scattered after they are combined, like
    those of any MLP. The devices along `tensor` hold columns of the same experts: each sends the same buffers.
-5. Positions split over `context` stay where they are: capacity counts along a whole row, so the choices (k integers a
-   position) are gathered first, and each device places its own.
+5. Positions split over `context` stay: capacity counts along a row, so choices (k integers each) are gathered first.
 
 Bytes a block and microbatch: 4 all-to-alls of X x R x D elements in the compute dtype, two forward and two backward,
 and 4 E bytes of counts; (X - 1) / X of it leaves the device. With capacity factor c, X x R is about c k N; dropless it

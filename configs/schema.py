@@ -94,6 +94,12 @@ class TrainConfig:
     """Microbatches that a device works through, one after the other, for one optimizer step."""
     clip_norm: Annotated[float, AtLeast(0)] = 1.0
     """Largest norm of the whole gradient; a longer one is scaled down to it. 0 = off."""
+    not_finite: Literal["stop", "skip", "roll_back"] = "stop"
+    """What happens where a loss, a gradient or a parameter is not finite: stop, exit code 3; skip, the update is left
+    out; roll_back, the run goes back to its newest checkpoint and leaves the batch out from then on."""
+    most_not_finite: Annotated[int, AtLeast(1)] = 3
+    """Under skip, updates in a row that are left out; under roll_back, rollbacks of the whole run. The next one stops
+    it."""
     remat: Literal["none", "dots", "full"] = "none"
     """What backward computes again instead of keeping: nothing, all but matrix products, or all but block inputs."""
 

@@ -20,8 +20,15 @@ from .build import Built
 class Recorder:
     """Records the logged steps of a run; a context manager, in which metrics.jsonl is open in process 0."""
 
-    def __init__(self, built: Built, display: Display, run: Run, conductor: Conductor) -> None:
+    def __init__(self, built: Built, display: Display, run: Run, conductor: Conductor, *, rollbacks: int = 0) -> None:
         """Works out the learning rates, and writes nothing yet.
+
+        Args:
+            built: The run.
+            display: Shows each step.
+            run: As callbacks see it.
+            conductor: Tells them of each step.
+            rollbacks: How often the run went back so far; counted in every record once it has.
 
         Raises:
             UserError: The schedule gives a rate that is not a finite number.
@@ -29,6 +36,7 @@ class Recorder:
         self._model, self._rows = built.model, built.config.train.global_batch
         self._display, self._run, self._conductor = display, run, conductor
         self._rates = learning_rates(built.config)
+        self._counts = {"rollbacks": rollbacks} if rollbacks else {}
         self._metrics: MetricsLog | None = None
         self._open = ExitStack()
 
@@ -54,7 +62,7 @@ class Recorder:
 
     def _record(self, progress: Progress) -> Mapping[str, Any]:
         rate = self._rates[progress.step - 1] * self._run.learning_rate_factor
-        record = {**progress._asdict(), **progress.extra, "learning_rate": rate}
+        record = {**progress._asdict(), **progress.extra, **self._counts, "learning_rate": rate}
         del record["extra"]
         if self._model.flops_per_row is not None:
             record["flops_per_second"] = self._model.flops_per_row * self._rows / progress.seconds

@@ -18,6 +18,7 @@ PIECES: dict[str, Kind] = {
     "report.html": "file",
     "goodput.jsonl": "file",
     "guards.json": "file",
+    "rollbacks.json": "file",
     "best.json": "file",
     "metrics.csv": "file",
     "samples.jsonl": "file",
@@ -36,6 +37,7 @@ BESIDE: dict[str, Kind] = {
     "metrics.jsonl.new": "file",
     "report.html.new": "file",
     "guards.json.partial": "file",
+    "rollbacks.json.partial": "file",
 }
 """What else is written there: the output of processes, whose it is, and files that are renamed when they are whole."""
 LONGEST = "0" * 120

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..data.config import DataConfig
+from ..layouts.path_patterns import pattern_problem
 from ..mesh.errors import UserError
 from ..parallel.precision import Precision
 from ..parallel.sharding.strategies import option_types
@@ -122,6 +123,22 @@ class CheckpointConfig:
     """Steps between two checkpoints; 0 = only at the end."""
     keep: Annotated[int, AtLeast(1)] = 3
     """The newest checkpoints that are kept; older ones are removed."""
+    start_from: str = ""
+    """Folder of another run, or of one of its checkpoints (runs/old, runs/old/400): a new run begins with its
+    parameters, and with an optimizer of its own. A relative path starts from the working directory. Read at step 0
+    alone."""
+    start_fresh: tuple[str, ...] = ()
+    """Regular expressions of the paths of parameters that are not taken over from there but drawn, such as head/.*"""
+
+    def __post_init__(self) -> None:
+        problems = [f"checkpoint.start_fresh: {error}" for error in map(pattern_problem, self.start_fresh) if error]
+        if self.start_fresh and not self.start_from:
+            problems.append(
+                "checkpoint.start_fresh says what is not taken over from another run, and checkpoint.start_from names "
+                "none. Set checkpoint.start_from to its folder, or take start_fresh out."
+            )
+        if problems:
+            raise UserError("\n".join(problems))
 
 
 @dataclass(frozen=True, kw_only=True)

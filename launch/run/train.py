@@ -14,7 +14,7 @@ from ...configs.schema import Config
 from ...data.batches import further_batches
 from ...mesh.processes import is_main_process
 from ...models.catalog import initial_params
-from ...parallel.model import Batch
+from ...parallel.model import Batch, Params
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.state import TrainState
 from ...training.checkpointing.checkpoints import Checkpoints
@@ -36,6 +36,7 @@ from .guarding.guards import Guards, goodput
 from .guarding.memory import check_memory
 from .pauses import Pauses, Surroundings, saves_at
 from .rolling_back import Rollbacks
+from .warm_start import WarmStart
 
 
 def train(config: Config, *, fresh: bool = False) -> int:
@@ -75,6 +76,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
         check_same_step(folder, start, config.timeouts.rendezvous)
         if start:
             checkpoints.check_fits()  # before anything compiles
+        warm = WarmStart(built) if config.checkpoint.start_from and not start else None
         display = stack.enter_context(make_display(config.train.steps, start, title(built)))
         for line in remarks(before, made_of, config.data.source, goes_on=start > 0):
             display.message(line)
@@ -91,7 +93,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
             guards=Guards(config, display.message, partial(saves_at, config)),
             rollbacks=rollbacks,
         )
-        run = _Run(around, made_of, start)
+        run = _Run(around, made_of, start, warm)
 
         def unchanged() -> None:
             found = 0 if fresh else checkpoints.latest() or 0
@@ -123,13 +125,14 @@ def title(built: Built) -> str:
 class _Run:
     """A run under way: its steps, from start to end."""
 
-    def __init__(self, around: Surroundings, made_of: Provenance, start: int) -> None:
+    def __init__(self, around: Surroundings, made_of: Provenance, start: int, warm: WarmStart | None) -> None:
         self.around = around
         self.built, self.config = around.built, around.built.config
         self.made_of = made_of
         self.folder, self.checkpoints, self.display = around.folder, around.checkpoints, around.display
         self.gate, self.guards, self.rollbacks = around.gate, around.guards, around.rollbacks
         self.start = start
+        self.warm = warm
         self.stopped_after: int | None = None
         self.pauses = Pauses(around, start)
 
@@ -245,15 +248,21 @@ class _Run:
         """The state to start from, the steps of damaged checkpoints that were passed over to find it, and why callbacks
         have ended the run, or ""."""
         if self.start == 0:
-            seed, folders = self.config.run.seed, search_path(self.config)
-            given = initial_params(self.config.model, self.built.model, folders, seed=seed)
-            return self.built.step.init(seed, given), (), ""
+            return self.built.step.init(self.config.run.seed, self.first_params()), (), ""
         restored = self.checkpoints.restore_newest(self.config.timeouts.rendezvous, self.display.message)
         self.start = self.pauses.seen.start = restored.step
         self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")
         ended = self.pauses.conductor.restore(self.checkpoints.notes(self.start))
         like = self.built.step.abstract_state()
         return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged, ended
+
+    def first_params(self) -> Params | None:
+        """The parameters of step 0; None where they are drawn."""
+        if self.warm is not None:
+            self.display.message(str(self.warm))
+            return self.warm.params()
+        folders = search_path(self.config)
+        return initial_params(self.config.model, self.built.model, folders, seed=self.config.run.seed)
 
     def stop(self, number: int, state: TrainState) -> None:
         """Saves where a signal or a callback has stopped the run, in every process at the same step."""

@@ -15,6 +15,7 @@ from .checks import layout_problems, size_problems
 from .elastic import elastic_problems, not_fitting
 from .errors import ConfigError as ConfigError
 from .errors import Problem
+from .not_finite import policy_problems
 from .paths import anchor_overrides, find_root
 from .presets import PRESETS as PRESETS
 from .presets import preset_names as preset_names
@@ -200,6 +201,7 @@ def _cross_checks(
     """Returns what is wrong between sections, leaving out what rests on values already found wrong."""
     wrong = {problem.path.split(".")[0] for problem in problems} | {problem.path for problem in problems}
     found = [] if "layouts" in wrong else layout_problems(config.layouts.rules)
+    found += policy_problems(config)
     if not sizes or wrong & {"strategy", "run.simulate", "train.global_batch", "train.accumulate"}:
         return found
     found += elastic_problems(config)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..data.config import DataConfig
+from ..layouts.path_patterns import pattern_problem
 from ..mesh.errors import UserError
 from ..parallel.precision import Precision
 from ..parallel.sharding.strategies import option_types
@@ -113,6 +114,12 @@ class TrainConfig:
     """Microbatches that a device works through, one after the other, for one optimizer step."""
     clip_norm: Annotated[float, AtLeast(0)] = 1.0
     """Largest norm of the whole gradient; a longer one is scaled down to it. 0 = off."""
+    not_finite: Literal["stop", "skip", "roll_back"] = "stop"
+    """What happens where a loss, a gradient or a parameter is not finite: stop, exit code 3; skip, the update is left
+    out; roll_back, the run goes back to its newest checkpoint and leaves the batch out from then on."""
+    most_not_finite: Annotated[int, AtLeast(1)] = 3
+    """Under skip, updates in a row that are left out; under roll_back, rollbacks of the whole run. The next one stops
+    it."""
     remat: Literal["none", "dots", "full"] = "none"
     """What backward computes again instead of keeping: nothing, all but matrix products, or all but block inputs."""
 
@@ -135,6 +142,22 @@ class CheckpointConfig:
     """Steps between two checkpoints; 0 = only at the end."""
     keep: Annotated[int, AtLeast(1)] = 3
     """The newest checkpoints that are kept; older ones are removed."""
+    start_from: str = ""
+    """Folder of another run, or of one of its checkpoints (runs/old, runs/old/400): a new run begins with its
+    parameters, and with an optimizer of its own. A relative path starts from the working directory. Read at step 0
+    alone."""
+    start_fresh: tuple[str, ...] = ()
+    """Regular expressions of the paths of parameters that are not taken over from there but drawn, such as head/.*"""
+
+    def __post_init__(self) -> None:
+        problems = [f"checkpoint.start_fresh: {error}" for error in map(pattern_problem, self.start_fresh) if error]
+        if self.start_fresh and not self.start_from:
+            problems.append(
+                "checkpoint.start_fresh says what is not taken over from another run, and checkpoint.start_from names "
+                "none. Set checkpoint.start_from to its folder, or take start_fresh out."
+            )
+        if problems:
+            raise UserError("\n".join(problems))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,14 @@
 """Batches on the mesh: Grain reads the rows of each step, a background thread places them on the devices.
 
-    train:  step s holds samples [s * B, (s + 1) * B) of the order; starting at step s is a seek, not a replay.
+    train:  step s holds samples [s * B, (s + 1) * B) of the order; starting at step s is a seek, not a replay. Where
+            batches are left out, later ones move up.
     eval:   step s holds examples [s * B, (s + 1) * B); the last batch is filled up with rows of weight zero.
 
 Each process makes the batches it is asked for, always the same number on every process: no iterator ends on one
 process before it ends on another.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
 from functools import partial
 
@@ -18,7 +19,7 @@ from jax.sharding import NamedSharding
 from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process, tell
 from .buckets import BucketedSource
-from .order import source_order
+from .order import batch_number, source_order
 from .placement import check_divisible, place_rows, rows_of_devices
 from .prefetch import run_ahead
 from .ranges import NO_LIMITS, Limits, checked
@@ -43,6 +44,7 @@ def train_batches(
     threads: int = 0,
     limits: Limits = NO_LIMITS,
     layout: Rules | None = None,
+    left_out: Collection[int] = (),
 ) -> Generator[Batch, None, None]:
     """The batches of training steps start_step, start_step + 1, ..., start_step + num_steps - 1.
 
@@ -58,6 +60,7 @@ def train_batches(
         threads: Further threads that read examples, for slow storage; none where the source is a stream.
         limits: What the model takes; every batch is checked against it.
         layout: Where arrays are put before they are laid out by `sharding`, see `storage`; None: at once so.
+        left_out: Numbers of the batches of the order that no step gets; see `order.batch_number`.
 
     Returns:
         A generator of name -> global array (global_batch, ...), plus "example": int32 (global_batch,), the global
@@ -78,12 +81,12 @@ def train_batches(
     take = checked(source, limits, "training")
 
     def read(step: int) -> LocalBatch:
-        samples = step * global_batch + rows
+        samples = batch_number(step, left_out) * global_batch + rows
         local = take(source_order(samples, source=source, seed=seed, shuffle=shuffle))
         return {**local, "example": (samples % EXAMPLE_MODULUS).astype(np.int32)}
 
     if streamed and start_step and num_steps and is_main_process():
-        again = round(start_step * global_batch * getattr(source, "streamed_share", 1.0))
+        again = round(batch_number(start_step, left_out) * global_batch * getattr(source, "streamed_share", 1.0))
         tell(
             f"data: a stream cannot be sought: the {again:,} rows before step {start_step + 1} are read again and "
             "dropped, by every process."

@@ -10,6 +10,7 @@ Source: the generalised Feistel network of Black and Rogaway, Ciphers with Arbit
 
 import functools
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -57,6 +58,25 @@ def source_order(samples: np.ndarray, *, source: Source, seed: int, shuffle: boo
     if order is not None:
         return order(samples, seed=seed, shuffle=shuffle)
     return sample_order(samples, num_examples=len(source), seed=seed, shuffle=shuffle)
+
+
+def batch_number(step: int, left_out: Iterable[int] = ()) -> int:
+    """Which batch of the order a step trains on.
+
+        step           0  1  2  3  4         left out: 1 and 3
+        batch          0  2  4  5  6
+
+    Args:
+        step: From 0.
+        left_out: Numbers of batches that no step trains on.
+
+    Returns:
+        The number of the batch, from 0: batch b holds samples [b * B, (b + 1) * B).
+    """
+    number = step
+    for each in sorted(left_out):
+        number += each <= number
+    return number
 
 
 @functools.lru_cache(maxsize=16)

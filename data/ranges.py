@@ -38,10 +38,12 @@ class Limits(NamedTuple):
     Attributes:
         inputs: ids that integer inputs may be.
         targets: ids or classes that targets may be.
+        finite: whether inputs and targets that are floats have to be finite.
     """
 
     inputs: Limit | None = None
     targets: Limit | None = None
+    finite: bool = True
 
 
 NO_LIMITS = Limits()
@@ -146,7 +148,7 @@ def _allowed(name: str, dtype: np.dtype, limits: Limits) -> tuple[Any, Any] | No
     kind = _kind(name)
     known = kind in ("inputs", "targets", "weights")
     used = jax.dtypes.canonicalize_dtype(dtype) if dtype.kind in "iuf" else dtype
-    if jnp.issubdtype(used, jnp.floating) and known:
+    if jnp.issubdtype(used, jnp.floating) and known and (limits.finite or kind == "weights"):
         most = float(jnp.finfo(used).max)
         return (0.0 if kind == "weights" else -most), most
     if dtype.kind in "iu" and (used != dtype or kind == "weights"):

@@ -10,7 +10,8 @@ One JSON object a line: a kind, its seconds, and the time of day at its end (Uni
     evaluation    evaluations between steps
     save          what a save held up
     restart       nothing ran: from the last line of a process that died to the start of the next
-    lost          steps computed again, `from` and `to`: their seconds are in earlier lines of kind "step"
+    lost          steps computed again, `from` and `to`: their seconds are in earlier lines of kind "step"; `rollbacks`
+                  is 1 where the same process went back, as a value was not finite
     end           the process ended in order; what comes after is no restart
 
     goodput = (seconds of "step" - seconds of "lost") / seconds of all kinds but "lost"
@@ -54,11 +55,13 @@ class Goodput(NamedTuple):
         seconds: kind -> seconds, those of "lost" not among those of "step".
         starts: how often a process began to train.
         lost_steps: how many steps were computed again.
+        rollbacks: how often the run went back without a new start.
     """
 
     seconds: dict[str, float]
     starts: int
     lost_steps: int
+    rollbacks: int = 0
 
     @property
     def total(self) -> float:
@@ -76,7 +79,8 @@ class Goodput(NamedTuple):
         shown = f" ({', '.join(part for part in parts if not part.endswith(' 0.0 %'))})" if others else ""
         starts = f", {self.starts} starts" if self.starts > 1 else ""
         lost = f", {self.lost_steps} steps computed again" if self.lost_steps else ""
-        return f"Goodput {100 * self.share:.1f} % of {self.total:.1f} s{starts}{lost}{shown}."
+        back = f", {self.rollbacks} rollback{'s' if self.rollbacks > 1 else ''}" if self.rollbacks else ""
+        return f"Goodput {100 * self.share:.1f} % of {self.total:.1f} s{starts}{back}{lost}{shown}."
 
 
 class Ledger:
@@ -93,6 +97,7 @@ class Ledger:
         """
         began = time.time() if began is None else began
         history = _History(ledger_lines(path))
+        self._path = path
         self._done = step
         self._flushed = time.monotonic()
         self._file = -1
@@ -138,6 +143,17 @@ class Ledger:
             elif spent >= 0.0005:
                 self._write(kind, spent)
 
+    def roll_back(self, step: int, last: int) -> None:
+        """Says that this process goes back.
+
+        Args:
+            step: Steps done in the state that it goes back to.
+            last: The last step that it had begun.
+        """
+        seconds = sum(each.seconds for each in _History(ledger_lines(self._path)).after(step))
+        self._write("lost", seconds, **{"from": step + 1, "to": last, "rollbacks": 1})
+        self._done = step
+
     def end(self) -> None:
         """Says that this process ends in order."""
         self._write("end", 0.0)
@@ -156,7 +172,9 @@ def read_goodput(path: Path) -> Goodput | None:
         path: The file; lines that are cut short are left out.
     """
     history = _History(ledger_lines(path))
-    return Goodput(history.seconds, history.starts, history.lost_steps) if history.seconds else None
+    if not history.seconds:
+        return None
+    return Goodput(history.seconds, history.starts, history.lost_steps, history.rollbacks)
 
 
 class _History:
@@ -164,7 +182,7 @@ class _History:
 
     def __init__(self, lines: Iterator[dict[str, Any]]) -> None:
         self.seconds: dict[str, float] = {}
-        self.starts, self.lost_steps = 0, 0
+        self.starts, self.lost_steps, self.rollbacks = 0, 0, 0
         self.at, self.ended = 0.0, False
         self._kept: list[Steps] = []
         for line in lines:
@@ -191,6 +209,7 @@ class _History:
         self.ended = kind == "end"
         self.starts += kind == "begin"
         if kind == "lost":
+            self.rollbacks += line.get("rollbacks") == 1
             self._lose(line["from"] - 1, line["to"])
             return
         self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds

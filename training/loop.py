@@ -28,9 +28,18 @@ READ_TOGETHER = 4
 
 
 class Diverged(RuntimeError):
-    """The loss or the norm of the gradients is no longer a finite number."""
+    """The loss or the norm of the gradients is no longer a finite number.
+
+    Attributes:
+        step: the first step that was found so.
+        found: what was found, in words.
+    """
 
     exit_code = DIVERGED
+
+    def __init__(self, step: int, found: str, advice: str) -> None:
+        super().__init__(f"Step {step}: {found}.{advice}")
+        self.step, self.found = step, found
 
 
 class Progress(NamedTuple):
@@ -91,7 +100,7 @@ def run_steps(
             computed: it must wait for nothing, and not keep the state. None calls nothing.
         waited: Called with the seconds that the host has waited for a step. None calls nothing.
         most_skipped: Steps in a row whose loss or norm may be not finite, where the optimizer leaves such updates out
-            (`optimizer.skip_not_finite`) or loss scaling does; their figures are not reported.
+            (`train.not_finite: skip`) or loss scaling does; their figures are not reported.
         on_skip: Called with the number of such a step, and what was found.
 
     Returns:
@@ -99,7 +108,8 @@ def run_steps(
 
     Raises:
         Diverged: A loss, a norm or, at a pause, a parameter or what strategies keep in `state.extra` is not finite; the
-            message names the step. `on_pause` and `after_pause` never see such a state.
+            message names the step. `on_pause` and `after_pause` never see such a state. When it is raised follows from
+            the numbers of the steps alone, so every process of a run has started the same steps by then.
     """
     log = _LateLog(start, log_every, on_progress, waited, _Skips(most_skipped, on_skip))
     for number, batch in enumerate(batches, start + 1):
@@ -251,8 +261,10 @@ class _Skips:
         if self._in_a_row > self._most:
             allowed = f" It is number {self._in_a_row} in a row, of at most {self._most}." if self._most else ""
             raise Diverged(
-                f"Step {number}: {found}.{allowed} Lower optimizer.learning_rate, set train.clip_norm, or look at the "
-                "data of this step. Checkpoints on disk are from before it."
+                number,
+                found,
+                f"{allowed} Lower optimizer.learning_rate, set train.clip_norm, or look at the data of this step. "
+                "Checkpoints on disk are from before it.",
             )
         self._on_skip(number, found)
         return True
@@ -268,8 +280,9 @@ def _check_finite(number: int, state: TrainState) -> None:
     for what, tree in trees.items():
         if not jax.device_get(local_copy(_all_finite(tree))):
             raise Diverged(
-                f"Step {number}: {what} not finite after its update. Lower optimizer.learning_rate. Checkpoints on "
-                "disk are from before it."
+                number,
+                f"{what} not finite after its update",
+                " Lower optimizer.learning_rate. Checkpoints on disk are from before it.",
             )
 
 

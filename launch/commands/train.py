@@ -13,6 +13,9 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--help-config", action=Print, text=config_text, help="list every key with its default, and exit"
     )
+    parser.add_argument(
+        "--help-restart", action=Print, text=restarts_text, help="list which keys may change at a restart, and exit"
+    )
 
 
 def presets_text() -> str:
@@ -27,6 +30,13 @@ def config_text() -> str:
     from ...configs import describe_config
 
     return describe_config()
+
+
+def restarts_text() -> str:
+    """What `--help-restart` prints."""
+    from ...configs.restarts import describe_restarts
+
+    return describe_restarts()
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -57,6 +67,7 @@ that folder holds an unfinished run, training goes on from its last checkpoint.
   spmdkit train my.yaml strategy.fsdp=-1         all devices hold one copy of the state between them
   spmdkit train my.yaml --fresh                  from step 0; what was there is moved aside, not removed
   spmdkit train --help-config                    every key, its default and what it does
+  spmdkit train --help-restart                   which keys may change when a run goes on, and why others may not
 """,
     add_train,
     train,

@@ -1,7 +1,7 @@
 """From a config to everything a run is made of, each line a whole idea: data, model, layouts, optimizer, step."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import numpy as np
 from ...configs import paths
 from ...configs.checks import check_devices
 from ...configs.elastic import fit_to_devices
+from ...configs.not_finite import optimizer_of, policy_of
 from ...configs.paths import below_root, is_schedule_file
 from ...configs.schema import Config
 from ...data.batches import abstract_batch, check_enough, train_batches
@@ -146,7 +147,7 @@ def plan_step(
     check_rows(layouts, config.train.global_batch, config.train.accumulate)
     check_averages(config, layouts)
     optimizer = make_optimizer(
-        config.optimizer,
+        optimizer_of(config),
         config.train.steps,
         params,
         stacked=isinstance(model, BlockModel),
@@ -278,9 +279,19 @@ def model_limits(config: Config, vocabulary: int | None) -> Limits:
     return Limits(targets=known.get("model.classes")) if name == "mlp" else Limits(inputs=tokens, targets=tokens)
 
 
-def batches_after(start: int, built: Built) -> Any:
-    """The batches of the steps that are left after so many, read by threads of their own; to be closed."""
+def batches_after(start: int, built: Built, left_out: Collection[int] = ()) -> Any:
+    """The batches of the steps that are left after so many, read by threads of their own; to be closed.
+
+    Where the run does not stop for what is not finite, values that are not reach the step, where every process sees
+    them.
+
+    Args:
+        start: Steps done.
+        built: The run.
+        left_out: Numbers of batches that no step gets.
+    """
     config = built.config
+    limits = data_limits(config, built.splits)._replace(finite=policy_of(config).policy == "stop")
     return train_batches(
         built.splits.train,
         built.layouts.batch_sharding(),
@@ -291,8 +302,9 @@ def batches_after(start: int, built: Built) -> Any:
         shuffle=config.data.shuffle,
         prefetch=config.data.prefetch,
         threads=config.data.threads,
-        limits=data_limits(config, built.splits),
+        limits=limits,
         layout=config.data.layout,
+        left_out=left_out,
     )
 
 

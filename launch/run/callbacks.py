@@ -52,6 +52,7 @@ def seen_by_callbacks(
     examples: int,
     evaluates: bool,
     say: Callable[[str], None],
+    left_out: tuple[int, ...] = (),
     generate: Callable[[Any, str, int, float], str] | None = None,
 ) -> Run:
     """What the callbacks of a run see of it.
@@ -63,6 +64,7 @@ def seen_by_callbacks(
         examples: Of the training split.
         evaluates: Whether there is an evaluation split.
         say: Prints a line.
+        left_out: Numbers of batches that no step gets.
         generate: Continues a prompt: (params, prompt, length, temperature) -> text; None of a model that cannot.
     """
     run = Run(
@@ -71,6 +73,7 @@ def seen_by_callbacks(
         num_steps=config.train.steps,
         batch=config.train.global_batch,
         examples=examples,
+        left_out=left_out,
         config=as_plain(config),
         evaluates=evaluates,
         say=say,

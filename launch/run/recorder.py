@@ -1,6 +1,6 @@
 """What is recorded of a logged step: a line of metrics.jsonl, the display, and callbacks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -27,8 +27,15 @@ from .flops import FlopsOfSteps
 class Recorder:
     """Records the logged steps of a run; a context manager, in which metrics.jsonl is open in process 0."""
 
-    def __init__(self, built: Built, display: Display, run: Run, conductor: Conductor) -> None:
+    def __init__(self, built: Built, display: Display, run: Run, conductor: Conductor, *, rollbacks: int = 0) -> None:
         """Works out the learning rates, and writes nothing yet.
+
+        Args:
+            built: The run.
+            display: Shows each step.
+            run: As callbacks see it.
+            conductor: Tells them of each step.
+            rollbacks: How often the run went back so far; counted in every record once it has.
 
         Raises:
             UserError: The schedule gives a rate that is not a finite number.
@@ -39,6 +46,7 @@ class Recorder:
         self._rates = learning_rates(built.config)
         self._follows_loss = is_plateau(built.config.optimizer.schedule)
         self._scales: dict[int, Array] = {}
+        self._counts = {"rollbacks": rollbacks} if rollbacks else {}
         self._metrics: MetricsLog | None = None
         self._open = ExitStack()
 
@@ -63,14 +71,19 @@ class Recorder:
         self._display.update(record)
         self._conductor.logged(record)
 
-    def after_step(self, number: int, state: TrainState) -> None:
-        """Keeps what the rate of a step was multiplied by, where it follows the loss; waits for nothing.
+    @property
+    def after_step(self) -> Callable[[int, TrainState], None] | None:
+        """Keeps what the rate of a step was multiplied by; None where the rate does not follow the loss."""
+        return self._keep_scale if self._follows_loss else None
+
+    def _keep_scale(self, number: int, state: TrainState) -> None:
+        """Waits for nothing.
 
         Args:
             number: Of a step that has just been started.
             state: The state after it, which the next step consumes: the scalar is copied on its device.
         """
-        scale = main_plateau_scale(state.opt_state) if self._follows_loss else None
+        scale = main_plateau_scale(state.opt_state)
         if scale is not None:
             self._scales[number] = jnp.copy(local_copy(scale))
 
@@ -82,7 +95,7 @@ class Recorder:
 
     def _record(self, progress: Progress) -> Mapping[str, Any]:
         rate = self._rates[progress.step - 1] * self._run.learning_rate_factor * self._scale(progress.step)
-        record = {**progress._asdict(), **progress.extra, "learning_rate": rate}
+        record = {**progress._asdict(), **progress.extra, **self._counts, "learning_rate": rate}
         del record["extra"]
         flops = self._flops(self._recorded, progress.step)
         if flops is not None:

@@ -4,32 +4,28 @@ The whole run reads here. All checks come first: nothing is written before the s
 the first batch have been read, so a command that fails leaves no trace and the corrected one finds nothing in its way.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
-from typing import Any
 
+from ...configs.not_finite import policy_of
 from ...configs.schema import Config
-from ...data.batches import eval_batches, further_batches
+from ...data.batches import further_batches
 from ...mesh.processes import is_main_process
 from ...models.catalog import initial_params
 from ...parallel.model import Batch, Params
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.loss_scaling import MOST_IN_A_ROW, is_dynamic
 from ...parallel.step.state import TrainState
-from ...training.callbacks.conductor import Conductor
 from ...training.checkpointing.checkpoints import Checkpoints
-from ...training.display import Display, make_display
+from ...training.display import make_display
 from ...training.ending.exits import FINISHED, TRY_AGAIN
-from ...training.ending.stopping import Gate, stops_on_signals
-from ...training.loop import Progress, measure, run_steps
-from ...training.optimizing.averaging import average_reader
+from ...training.ending.stopping import stops_on_signals
+from ...training.loop import Diverged, run_steps
 from ...training.worker import multi_process
 from ..compiling.record import Compilation
-from .build import Built, batches_after, build, data_limits, keep_compiled, prepare_devices, search_path
-from .callbacks import callbacks_of, seen_by_callbacks
+from .build import Built, batches_after, build, keep_compiled, prepare_devices, search_path
 from .directory.ownership import DirectoryInUse, Ownership
 from .directory.provenance import Provenance, provenance, remarks
 from .directory.resume import adopt_folder, earlier, write_config
@@ -40,8 +36,9 @@ from .finish import finish, nothing_is_left, start_report
 from .guarding.agreement import agree_on_config, agree_on_start
 from .guarding.guards import Guards, goodput
 from .guarding.memory import check_memory
-from .recorder import Recorder
-from .sample import sample_text, writes_text
+from .pauses import Pauses, Surroundings, saves_at
+from .rolling_back import Rollbacks
+from .warm_start import WarmStart
 
 
 def train(config: Config, *, fresh: bool = False) -> int:
@@ -60,7 +57,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
         BadDataError: A value in the data is not allowed.
         DirectoryInUse: Another job owns run.dir.
         FolderUnavailable: The file system of run.dir cannot be written to.
-        Diverged: The loss is no longer finite.
+        Diverged: The loss is no longer finite, and `train.not_finite` lets the run do nothing more about it.
     """
     prepare_devices(config)
     with multi_process(config.timeouts, config.run.dir), ExitStack() as stack:
@@ -86,11 +83,24 @@ def train(config: Config, *, fresh: bool = False) -> int:
         check_same_step(folder, start, config.timeouts.rendezvous)
         if start:
             checkpoints.check_fits()  # before anything compiles
+        warm = WarmStart(built) if config.checkpoint.start_from and not start else None
         display = stack.enter_context(make_display(config.train.steps, start, title(built)))
         for line in remarks(before, made_of, config.data.source, goes_on=start > 0):
             display.message(line)
+        rollbacks = Rollbacks(config, folder, fresh=fresh)
+        rollbacks.tell(display.message)
         ownership = stack.enter_context(Ownership(folder, display.message))
-        run = _Run(built, made_of, folder, checkpoints, display, start, ownership, gate, compilation)
+        around = Surroundings(
+            built=built,
+            folder=folder,
+            checkpoints=checkpoints,
+            display=display,
+            ownership=ownership,
+            gate=gate,
+            guards=Guards(config, display.message, partial(saves_at, config)),
+            rollbacks=rollbacks,
+        )
+        run = _Run(around, made_of, start, warm, compilation)
 
         def unchanged() -> None:
             found = 0 if fresh else checkpoints.latest() or 0
@@ -120,56 +130,26 @@ def title(built: Built) -> str:
 
 
 class _Run:
-    """A run under way: what happens at each logged step and in each pause."""
+    """A run under way: its steps, from start to end."""
 
     def __init__(
         self,
-        built: Built,
+        around: Surroundings,
         made_of: Provenance,
-        folder: Path,
-        checkpoints: Checkpoints,
-        display: Display,
         start: int,
-        ownership: Ownership,
-        gate: Gate,
+        warm: WarmStart | None,
         compilation: Compilation,
     ) -> None:
-        self.built = built
+        self.around = around
+        self.built, self.config = around.built, around.built.config
         self.made_of = made_of
-        self.config = built.config
-        self.folder = folder
-        self.checkpoints = checkpoints
-        self.display = display
+        self.folder, self.checkpoints, self.display = around.folder, around.checkpoints, around.display
+        self.gate, self.guards, self.rollbacks = around.gate, around.guards, around.rollbacks
         self.start = start
-        self.ownership = ownership
-        self.gate = gate
+        self.warm = warm
         self.compilation = compilation
         self.stopped_after: int | None = None
-        self.guards = Guards(self.config, display.message, self.saves_at)
-        self.watchdog = self.guards.watchdog
-        self.limits = data_limits(self.config, built.splits)
-        generate = partial(sample_text, built) if writes_text(built) else None
-        self.seen = seen_by_callbacks(
-            self.config,
-            folder,
-            start=start,
-            examples=len(built.splits.train),
-            evaluates=built.splits.evaluation is not None,
-            say=display.message,
-            generate=generate,
-        )
-        self.conductor = Conductor(
-            callbacks_of(self.config),
-            self.seen,
-            gate,
-            evaluates_at=self.evaluates_at,
-            saves_at=self.saves_at,
-            evaluate=self.evaluate,
-            save=self.save,
-            seconds=self.config.timeouts.rendezvous,
-        )
-        self.recorder = Recorder(built, display, self.seen, self.conductor)
-        self.evaluated = average_reader(built.layouts) if self.config.optimizer.ema.evaluate else params_of
+        self.pauses = Pauses(around, start)
 
     def go(self, take_folder: Callable[[Iterable[int]], list[str]]) -> None:
         """Restores or initialises, trains what is left, and finishes; changes nothing where that is done already.
@@ -190,7 +170,8 @@ class _Run:
             self.display.message("Evaluations are of the averages of the parameters (optimizer.ema.evaluate).")
         state, damaged, ended = self.first_state()
         self.display.message(self.compilation.line())
-        with closing(batches_after(self.start, self.built)) as batches:
+        with ExitStack() as reading:
+            batches = reading.enter_context(self.batches())
             first = list(islice(batches, 1))
             for line in take_folder(damaged):
                 self.display.message(line)
@@ -199,7 +180,7 @@ class _Run:
             if self.start < self.config.train.steps and not ended:
                 self.guards.open(self.built, self.folder, self.start)
                 with self.guards.watching():
-                    state = self.train(state, self.guards.batches(chain(first, batches), self.start))
+                    state = self.train(state, chain(first, batches), reading)
                 spent = goodput(self.folder) if is_main_process() else None
                 if spent:
                     self.display.message(str(spent))
@@ -213,23 +194,63 @@ class _Run:
         for batch in further_batches(source, self.config.train.global_batch, sharding):
             self.built.step.compile(batch)
 
-    def train(self, state: TrainState, batches: Iterable[Batch]) -> TrainState:
-        """The steps that are left."""
+    def batches(self) -> closing[Generator[Batch, None, None]]:
+        """The batches of the steps that are left."""
+        return closing(batches_after(self.start, self.built, self.rollbacks.left_out))
+
+    def train(self, state: TrainState, batches: Iterable[Batch], reading: ExitStack) -> TrainState:
+        """The steps that are left; goes back where one was not finite, as often as `train.not_finite` allows.
+
+        Args:
+            state: To start from.
+            batches: Of the steps after it.
+            reading: Closes them.
+        """
+        while True:
+            try:
+                return self.take_steps(state, self.guards.batches(batches, self.start))
+            except Diverged as error:
+                self.rollbacks.check(error)
+                step, found = error.step, error.found
+            reading.close()
+            state = self.go_back(step, found)  # the spoilt state went with the error that held its frames
+            batches = reading.enter_context(self.batches())
+
+    def go_back(self, step: int, found: str) -> TrainState:
+        """The state of the newest checkpoint, or the first one, with the batch of a step left out from then on.
+
+        A save under way is of a step before: none begins before its step was found finite.
+        """
+        self.guards.rests()
+        self.checkpoints.wait()
+        self.start = self.checkpoints.latest() or 0
+        name = f"the step to go back to, {len(self.rollbacks) + 1}"
+        check_same_step(self.folder, self.start, self.config.timeouts.rendezvous, name)
+        self.display.message(self.rollbacks.add(step, found, self.start))
+        self.pauses = Pauses(self.around, self.start)
+        state, damaged, _ = self.first_state()
+        if is_main_process():
+            self.checkpoints.keep_aside(damaged)
+        self.guards.roll_back(self.start)
+        return state
+
+    def take_steps(self, state: TrainState, batches: Iterable[Batch]) -> TrainState:
+        """Steps until the last one, or until the run is to stop."""
         with ExitStack() as stack:
-            stack.enter_context(self.recorder.open(self.folder, self.start))
-            stack.callback(self.conductor.close)
-            self.conductor.begin(state)
+            stack.enter_context(self.pauses.recorder.open(self.folder, self.start))
+            stack.callback(self.pauses.conductor.close)
+            self.pauses.conductor.begin(state)
             state = run_steps(
                 self.guards.step(self.built.step),
                 state,
                 batches,
                 start=self.start,
                 log_every=self.config.run.log_every,
-                on_progress=self.record,
-                pause_at=self.conductor.pauses_at,
-                on_pause=self.pause,
-                after_pause=self.after_pause,
-                may_start=self.conductor.may_start,
+                on_progress=self.pauses.record,
+                pause_at=self.pauses.conductor.pauses_at,
+                on_pause=self.pauses.pause,
+                after_pause=self.pauses.after_pause,
+                may_start=self.pauses.conductor.may_start,
                 on_stop=self.stop,
                 after_step=self.after_step,
                 waited=self.guards.waited,
@@ -237,9 +258,9 @@ class _Run:
                 on_skip=self.tell_skip,
             )
             done = self.config.train.steps if self.stopped_after is None else self.stopped_after
-            self.watchdog.note(done, "save")
+            self.guards.watchdog.note(done, "save")
             self.checkpoints.wait()
-            self.conductor.end(state)
+            self.pauses.conductor.end(state)
         self.guards.done(done)
         return state
 
@@ -247,54 +268,39 @@ class _Run:
         """The state to start from, the steps of damaged checkpoints that were passed over to find it, and why callbacks
         have ended the run, or ""."""
         if self.start == 0:
-            seed, folders = self.config.run.seed, search_path(self.config)
-            given = initial_params(self.config.model, self.built.model, folders, seed=seed)
-            return self.built.step.init(seed, given), (), ""
+            return self.built.step.init(self.config.run.seed, self.first_params()), (), ""
         restored = self.checkpoints.restore_newest(self.config.timeouts.rendezvous, self.display.message)
-        self.start = self.seen.start = restored.step
+        self.start = self.pauses.seen.start = restored.step
         self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")
-        ended = self.conductor.restore(self.checkpoints.notes(self.start))
+        ended = self.pauses.conductor.restore(self.checkpoints.notes(self.start))
         like = self.built.step.abstract_state()
         return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged, ended
 
-    def evaluates_at(self, number: int) -> bool:
-        if self.built.splits.evaluation is None:
-            return False
-        return _due(number, self.config.eval.every, self.config.train.steps)
+    def first_params(self) -> Params | None:
+        """The parameters of step 0; None where they are drawn."""
+        if self.warm is not None:
+            self.display.message(str(self.warm))
+            return self.warm.params()
+        folders = search_path(self.config)
+        return initial_params(self.config.model, self.built.model, folders, seed=self.config.run.seed)
 
-    def saves_at(self, number: int) -> bool:
-        return _due(number, self.config.checkpoint.every, self.config.train.steps)
+    @property
+    def after_step(self) -> Callable[[int, TrainState], None] | None:
+        """Called with every step just started and the state after it, waiting for nothing; None where nobody looks."""
+        looks = [look for look in (self.pauses.recorder.after_step, self.guards.after_step) if look is not None]
+        if len(looks) < 2:
+            return looks[0] if looks else None
 
-    def pause(self, number: int, state: TrainState) -> dict[str, float]:
-        """Between two steps: a comparison of copies before a save, and an evaluation, where they are due."""
-        if self.saves_at(number):
-            self.guards.compare(number, state)
-        return self.conductor.pause(number, state)
+        def all_of_them(number: int, state: TrainState) -> None:
+            for look in looks:
+                look(number, state)
 
-    def after_pause(self, number: int, state: TrainState) -> TrainState:
-        """Saves where that is due; what callbacks have asked for is done."""
-        state = self.conductor.after_pause(number, state)
-        self.guards.done(number)
-        return state
-
-    def save(self, number: int, state: TrainState, notes: Mapping[str, Any]) -> None:
-        """Starts an asynchronous save."""
-        if not self.saves_at(number):  # where it was known before, `pause` has compared
-            self.guards.compare(number, state)
-        with self.watchdog.phase(number, "save"):
-            self.ownership.check()
-            stored = stored_order(self.built.layouts).to_model(state)
-            self.checkpoints.save(number, stored, self.display.message, notes=notes, also_keep=self.seen.kept)
-
-    def after_step(self, number: int, state: TrainState) -> None:
-        """A step has just been started: nothing here waits for it."""
-        self.recorder.after_step(number, state)
-        self.guards.after_step(number, state)
+        return all_of_them
 
     def stop(self, number: int, state: TrainState) -> None:
         """Saves where a signal or a callback has stopped the run, in every process at the same step."""
         self.stopped_after = number
-        self.watchdog.note(number, "save")
+        self.guards.watchdog.note(number, "save")
         self.checkpoints.wait()
         of = f"after step {number} of {self.config.train.steps}"
         if self.is_complete:
@@ -304,8 +310,8 @@ class _Run:
             self.display.message(f"{at} The same command starts again from there.")
         else:
             if self.checkpoints.latest() != number:
-                self.conductor.save(number, state)
-                self.watchdog.note(number, "save")
+                self.pauses.conductor.save(number, state)
+                self.guards.watchdog.note(number, "save")
                 self.checkpoints.wait()
             self.display.message(f"Stopped by {self.gate.reason} {of}; saved. The same command goes on from there.")
 
@@ -313,52 +319,24 @@ class _Run:
     def is_complete(self) -> bool:
         """Whether nothing is left to train: no step, or a callback has said so after one."""
         return self.stopped_after is None or (
-            self.stopped_after > self.start and self.conductor.ended.end == "finished"
+            self.stopped_after > self.start and self.pauses.conductor.ended.end == "finished"
         )
 
     @property
     def exit_code(self) -> int:
         """How the run has ended."""
-        return FINISHED if self.is_complete or self.conductor.ended.end in ("finished", "interrupted") else TRY_AGAIN
-
-    def evaluate(self, number: int, state: TrainState) -> dict[str, float]:
-        """The metrics of an evaluation, by name."""
-        source = self.built.splits.evaluation
-        assert source is not None
-        batches = eval_batches(
-            source,
-            self.built.layouts.batch_sharding(),
-            global_batch=self.config.train.global_batch,
-            max_batches=self.config.eval.batches or None,
-            threads=self.config.data.threads,
-            limits=self.limits,
-            layout=self.config.data.layout,
-        )
-        with self.watchdog.phase(number, "evaluation"), closing(batches):
-            params = self.evaluated(state)
-            found = measure(self.built.step, params, self.watchdog.goes_on(batches), state.model_state)
-        return {f"eval_{name}": value for name, value in found.items()}
+        in_order = self.is_complete or self.pauses.conductor.ended.end in ("finished", "interrupted")
+        return FINISHED if in_order else TRY_AGAIN
 
     def tell_skip(self, number: int, found: str) -> None:
         """Says that an update was left out."""
-        why = "precision.loss_scale, which halves" if is_dynamic(self.config.precision) else "optimizer.skip_not_finite"
+        scaled = is_dynamic(self.config.precision)
+        why = "precision.loss_scale, which halves" if scaled else policy_of(self.config).key
         self.display.message(f"Step {number}: {found}; its update was left out ({why}).")
-
-    def record(self, progress: Progress) -> None:
-        """Records a logged step; errors of a save under way surface here."""
-        self.checkpoints.check()
-        self.recorder(progress)
-
-
-def params_of(state: TrainState) -> Params:
-    """What is evaluated where nothing else is asked for."""
-    return state.params
 
 
 def most_skipped(config: Config) -> int:
     """How many updates in a row a run may leave out."""
-    return max(config.optimizer.skip_not_finite, MOST_IN_A_ROW if is_dynamic(config.precision) else 0)
-
-
-def _due(number: int, every: int, last: int) -> bool:
-    return number == last or (every > 0 and number % every == 0)
+    policy = policy_of(config)
+    own = policy.most if policy.policy == "skip" else 0
+    return max(own, MOST_IN_A_ROW if is_dynamic(config.precision) else 0)

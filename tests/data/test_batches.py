@@ -236,3 +236,11 @@ def test_closing_stops_every_thread(sharding, threads):
     while set(threading.enumerate()) - before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert set(threading.enumerate()) - before == set()
+
+
+@pytest.mark.parametrize("start", [0, 4])
+def test_later_batches_move_up_where_some_are_left_out(sharding, start):
+    """Samples keep their numbers, and with them their masks."""
+    whole = run(numbered(), sharding, num_steps=9)
+    found = run(numbered(), sharding, start_step=start, num_steps=6 - start, left_out=(1, 3, 8))
+    same(found, [whole[number] for number in (0, 2, 4, 5, 6, 7)[start:]])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from spmdkit.data import sample_order
+from spmdkit.data.order import batch_number
 
 
 def epoch(size, seed=0, number=0):
@@ -66,3 +67,9 @@ def test_neighbours_are_unrelated():
     correlations = [np.corrcoef(order[:-1], order[1:])[0, 1] for order in orders]
     assert abs(np.mean(correlations)) < 0.02
     assert np.std(correlations) == pytest.approx(500**-0.5, rel=0.4)
+
+
+@pytest.mark.parametrize("left_out", [[], [0], [3], [3, 0], [4, 5, 6], [0, 1, 9], [11]])
+def test_batches_that_are_left_out_are_those_that_no_step_gets(left_out):
+    kept = [number for number in range(12) if number not in left_out]
+    assert [batch_number(step, left_out) for step in range(len(kept))] == kept

@@ -27,7 +27,7 @@ MOMENTS = {  # what is about to happen, for the how-manieth time, and the step o
     "before the first checkpoint": (RECORD, 3, 0),
     "while the first checkpoint is written": ("event:os.rename:checkpoints/4'", 1, 0),
     "between two checkpoints": (RECORD, 10, None),
-    "in an evaluation": ("spmdkit.launch.run.train:_Run.evaluate", 2, None),
+    "in an evaluation": ("spmdkit.launch.run.pauses:Pauses.evaluate", 2, None),
     "while a checkpoint is written": ("event:os.rename:checkpoints/8'", 1, 4),
     "while an old checkpoint is removed": ("event:os.rename:removed-", 1, 8),
     "between the last step and its checkpoint": (SAVE, 3, None),

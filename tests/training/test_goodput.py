@@ -132,3 +132,19 @@ def test_it_is_due_once_a_second(tmp_path, monkeypatch):
         assert ledger.is_due()
         ledger.add(1, {"step": 1.0})
         assert not ledger.is_due()
+
+
+def test_going_back_in_the_same_process_loses_steps_and_no_time_between(tmp_path):
+    path = tmp_path / "goodput.jsonl"
+    with Ledger(path, step=0, began=1000.0) as ledger:
+        ledger.add(4, {"step": 0.4})
+        ledger.add(10, {"step": 0.6, "start": 0.3})
+        ledger.roll_back(6, 10)
+        ledger.add(12, {"step": 0.5})
+        ledger.end()
+    found = read_goodput(path)
+    assert found.seconds == pytest.approx({"step": 0.4 + 0.2 + 0.5, "lost": 0.4, "start": 0.3})
+    assert (found.starts, found.lost_steps, found.rollbacks) == (1, 4, 1)
+    assert ", 1 rollback, 4 steps computed again (lost" in str(found)
+    with Ledger(path, step=12):
+        assert read_goodput(path).lost_steps == 4, "the next start does not lose them again"

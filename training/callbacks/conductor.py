@@ -10,8 +10,10 @@ has started. So whatever a callback decides by, a clock or a file, all processes
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
+from ...data.order import batch_number
 from ...mesh.coordination import told_by_first
 from ...mesh.errors import UserError
 from ...mesh.user_errors import told_as_users
@@ -21,6 +23,9 @@ from .asks import Asks
 from .callback import EVENTS, hears
 from .rate_factor import factor_of, part_factors_of, with_factor, with_part_factors
 from .run import Run
+
+AGREEMENTS = count(1)
+"""Numbers what is agreed upon in this process, whichever conductor asks: a run that goes back has another one."""
 
 
 class Named(NamedTuple):
@@ -70,7 +75,6 @@ class Conductor:
         self._callbacks, self._run, self._gate = list(callbacks), run, gate
         self._evaluates_at, self._saves_at, self._evaluate, self._save = evaluates_at, saves_at, evaluate, save
         self._seconds = seconds
-        self._agreements = 0
         self._pausing = False
         self._asked = Asks()
         self._heard = {name: self._methods(name) for name in EVENTS}
@@ -263,8 +267,7 @@ class Conductor:
     def _agree(self) -> None:
         """What process 0's callbacks ask for is what all ask for."""
         if self._callbacks:
-            self._agreements += 1
-            text = told_by_first(f"callbacks/{self._agreements}", self._asked.text(), seconds=self._seconds)
+            text = told_by_first(f"callbacks/{next(AGREEMENTS)}", self._asked.text(), seconds=self._seconds)
             self._asked = Asks.read([text])
 
     def _evaluation(self, number: int, state: TrainState) -> dict[str, float]:
@@ -279,7 +282,7 @@ class Conductor:
 
     def _epoch(self, number: int) -> int:
         """The epoch that the sample after so many steps is of, from 0."""
-        return number * self._run.batch // self._run.examples
+        return batch_number(number, self._run.left_out) * self._run.batch // self._run.examples
 
     def _ends_epoch(self, number: int) -> bool:
         return self._epoch(number) > self._epoch(number - 1)

@@ -22,6 +22,7 @@ class Run:
         num_steps: optimizer steps of the whole run.
         batch: rows of a global batch.
         examples: rows of an epoch; 0 where that is not known, and then there are no epochs.
+        left_out: numbers of the batches that no step gets, see `train.not_finite`.
         config: every key of the config, as plain values; empty for a run from Python.
         evaluates: whether there is something to evaluate on.
         say: prints a line, in process 0.
@@ -40,6 +41,7 @@ class Run:
     num_steps: int
     batch: int = 0
     examples: int = 0
+    left_out: tuple[int, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
     evaluates: bool = True
     say: Callable[[str], None] = print

@@ -93,6 +93,7 @@ class Checkpoints:
         self._saving: int | None = None
         self._failure: SaveFailed | None = None
         self._swept = False
+        self._restores = 0
         self._about = {ABOUT: dict(about)} if about else {}
         self._waited = self._told = 0.0
         _leave_errors_to_one_message()
@@ -270,6 +271,7 @@ class Checkpoints:
             ProcessesMissing: A process did not come to say what it found.
         """
         damaged: dict[int, str] = {}
+        self._restores += 1
         steps = self.steps()
         if not steps:
             self._existing(None)
@@ -283,7 +285,8 @@ class Checkpoints:
                 _compare(folder, arrays)
 
             # Checksums are computed by all processes together: only where each of them has read its part.
-            damage = _damage(read, f"read {step}", seconds, say) or _damage(compare, f"compare {step}", seconds, say)
+            name = f"{step} of restore {self._restores}"
+            damage = _damage(read, f"read {name}", seconds, say) or _damage(compare, f"compare {name}", seconds, say)
             if not damage:
                 return Restored(step, self._as_state(arrays), damaged)
             damaged[step] = damage

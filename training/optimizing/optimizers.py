@@ -86,7 +86,8 @@ class OptimizerConfig:
     groups: Mapping[str, GroupConfig] = field(default_factory=dict)
     """Regular expression of parameter paths -> what differs for these. A parameter is in one group at most."""
     skip_not_finite: int = 0
-    """Updates in a row that are left out where a gradient is not finite; 0 = none is. The next one is made."""
+    """Updates in a row that are left out where a gradient is not finite; 0 = none is. The next one is made. The older
+    name of `train.not_finite: skip`."""
     ema: EMAConfig = field(default_factory=EMAConfig)
     """An exponential moving average of the parameters, kept beside them."""
 

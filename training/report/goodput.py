@@ -92,4 +92,5 @@ def _named(kind: str) -> str:
 
 def _remarks(goodput: Goodput) -> str:
     starts = f", {goodput.starts} starts" if goodput.starts > 1 else ""
-    return starts + (f", {goodput.lost_steps:,} steps computed again" if goodput.lost_steps else "")
+    back = f", {goodput.rollbacks:,} rollback{'s' if goodput.rollbacks > 1 else ''}" if goodput.rollbacks else ""
+    return starts + back + (f", {goodput.lost_steps:,} steps computed again" if goodput.lost_steps else "")

@@ -19,6 +19,7 @@ PIECES: dict[str, Kind] = {
     "report.json": "file",
     "goodput.jsonl": "file",
     "guards.json": "file",
+    "rollbacks.json": "file",
     "best.json": "file",
     "metrics.csv": "file",
     "samples.jsonl": "file",
@@ -41,6 +42,7 @@ BESIDE: dict[str, Kind] = {
     "report.json.partial": "file",
     "guards.json.partial": "file",
     "compilation.json.partial": "file",
+    "rollbacks.json.partial": "file",
 }
 """What else is written there: the output of processes, whose it is, and files that are renamed when they are whole."""
 LONGEST = "0" * 120

@@ -1,12 +1,13 @@
 """The folder of a run: taking it for a new run, or finding that it holds this one and may go on."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ....configs.reading.reader import read_yaml
+from ....configs.restarts import is_fixed, rule_of, what_may_change
 from ....configs.schema import Config
 from ....configs.write import as_plain, resolved_yaml
 from ....mesh.coordination import wait_for_all
@@ -18,10 +19,6 @@ from .ownership import Ownership, refuse_if_in_use
 from .provenance import NAME, Provenance, as_json, check_data, read_provenance
 from .shared import check_shared
 
-FIXED = ("model", "data", "optimizer.name", "run.seed", "train.global_batch", "precision.params")
-"""What a run cannot change halfway: it would no longer be the run its checkpoints and losses are from."""
-FREE = ("data.prefetch", "data.threads", "data.layout", "model.check")
-"""Keys under FIXED that change nothing in the numbers."""
 MOST_TOLD = 6
 """Keys that a config.yaml lacks, in a message."""
 REMEDY = "or start anew: with another run.dir, or with --fresh, which moves this run aside."
@@ -186,11 +183,12 @@ def _is_record(record: dict[str, Any]) -> bool:
 
 
 def _check_same_run(folder: Path, before: Any, now: dict[str, Any]) -> None:
-    keys = [key for key in sorted({*_leaves(before), *_leaves(now)}) if _is_fixed(key)]
+    keys = [key for key in sorted({*_leaves(before), *_leaves(now)}) if is_fixed(key)]
     changed = [key for key in keys if _get(before, key) != _get(now, key)]
     another = _get(before, "model.name") not in (None, _get(now, "model.name"))  # whose options are others
     silent = [key for key in changed if key not in _leaves(before) and not (another and key.startswith("model."))]
-    lines = [f"{key}: {_get(before, key)!r} then, {_get(now, key)!r} now" for key in changed if key not in silent]
+    told = [key for key in changed if key not in silent]
+    lines = [f"{key}: {_get(before, key)!r} then, {_get(now, key)!r} now ({_why(key)})" for key in told]
     if silent:
         listed = f"{', '.join(silent[:MOST_TOLD])}{' and more' if len(silent) > MOST_TOLD else ''}"
         path = folder / "config.yaml"
@@ -200,17 +198,16 @@ def _check_same_run(folder: Path, before: Any, now: dict[str, Any]) -> None:
         raise UserError(
             f"{folder} holds a run that differs from this one in what a run cannot change halfway:\n"
             + "\n".join(f"  {line}" for line in lines)
-            + f"\nSet these back to go on with it, {REMEDY}"
+            + f"\nMay change: {what_may_change()} (spmdkit train --help-restart says why).\n"
+            f"Set these back to go on with it, {REMEDY} To begin a new run with the parameters of this one, set "
+            "checkpoint.start_from to its folder."
         )
 
 
-def _is_fixed(key: str) -> bool:
-    return _is_below(key, FIXED) and not _is_below(key, FREE)
-
-
-def _is_below(key: str, keys: Iterable[str]) -> bool:
-    """Whether a dotted key is one of some, or below one."""
-    return any(key == each or key.startswith(f"{each}.") for each in keys)
+def _why(key: str) -> str:
+    rule = rule_of(key)
+    assert rule is not None
+    return rule.why
 
 
 def _leaves(values: Any, prefix: str = "") -> list[str]:

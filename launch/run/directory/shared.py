@@ -28,19 +28,20 @@ class NotShared(UserError):
     """The processes of a run see different folders under one name."""
 
 
-def check_same_step(folder: Path, step: int, seconds: float) -> None:
+def check_same_step(folder: Path, step: int, seconds: float, name: str = "the step to go on from") -> None:
     """Makes sure that all processes would go on from the same checkpoint. Every process of the run calls this.
 
     Args:
         folder: `run.dir`, absolute.
         step: Steps done in the newest checkpoint that this process sees there; 0 = none.
         seconds: How long to wait for the other processes.
+        name: What they compare; used once.
 
     Raises:
         NotShared: Some see others; they are named.
         ProcessesMissing: Some did not answer in time.
     """
-    steps = exchange("the step to go on from", str(step), seconds=seconds)
+    steps = exchange(name, str(step), seconds=seconds)
     other = next((rank for rank, each in enumerate(steps) if each != steps[0]), None)
     if other is not None:
         wait_until_all_know()

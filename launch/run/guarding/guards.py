@@ -56,6 +56,7 @@ class Guards:
         )
         self._replicas: ReplicaGuard | None = None
         self._ledger: Ledger | None = None
+        self._started = 0
 
     def open(self, built: Built, folder: Path, start: int) -> None:
         """Makes ready what needs the run and its folder. Every process of the run calls this.
@@ -117,6 +118,7 @@ class Guards:
         Raises:
             ReplicasDiffer: The state of a few steps ago was not the same on all devices.
         """
+        self._started = number
         if self._replicas is not None:
             self._replicas.after_step(number, state, later=self._compared(number))
         if self._ledger is not None and self._ledger.is_due():
@@ -135,6 +137,19 @@ class Guards:
         """Notes that all steps so far are done."""
         if self._ledger is not None:
             self._add(number)
+
+    def rests(self) -> None:
+        """Notes that the run goes back: nothing is watched until the next batch is asked for."""
+        self.watchdog.rest()
+        self.times.switch("start")
+        if self._replicas is not None:
+            self._replicas.forget()
+
+    def roll_back(self, step: int) -> None:
+        """Notes that the steps after one are computed again."""
+        if self._ledger is not None:
+            self._add(self._started)
+            self._ledger.roll_back(step, self._started)
 
     def _add(self, number: int) -> None:
         if self._ledger is not None:

@@ -97,6 +97,10 @@ class ReplicaGuard:
             self._settle()
             self._pending = number, self._check.begin(state)
 
+    def forget(self) -> None:
+        """Drops what was begun: the run goes back to before it."""
+        self._pending = None
+
     def compare(self, number: int, state: TrainState) -> None:
         """Compares now; waits for the devices.
 

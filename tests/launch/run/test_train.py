@@ -11,6 +11,7 @@ import pytest
 from runs import listing, losses, metrics, state_arrays, write_config, write_language_config
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
+from spmdkit.launch.run import pauses
 from spmdkit.launch.run import train as train_module
 from spmdkit.launch.run.build import build
 from spmdkit.launch.run.recorder import learning_rates
@@ -158,7 +159,7 @@ def test_blocks_stored_in_the_order_of_stages_go_on(schedule, model, sample, tmp
 @pytest.mark.parametrize("batches", [1, 0])
 def test_an_evaluation_is_of_so_many_batches(batches, tmp_path, monkeypatch):
     """Those of `eval.batches`, 0 for the whole split; none of them twice."""
-    seen, whole = [], train_module.measure
+    seen, whole = [], pauses.measure
 
     def measure(step, params, given, state):
         def counted():
@@ -168,7 +169,7 @@ def test_an_evaluation_is_of_so_many_batches(batches, tmp_path, monkeypatch):
 
         return whole(step, params, counted())
 
-    monkeypatch.setattr(train_module, "measure", measure)
+    monkeypatch.setattr(pauses, "measure", measure)
     config = write_config(tmp_path)
     train(config, "train.steps=1", f"eval.batches={batches}", "checkpoint.every=0")
     split = build(load_config(config)).splits.evaluation

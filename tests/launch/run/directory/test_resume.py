@@ -96,18 +96,20 @@ def test_what_may_not_is_listed_completely(config):
         adopt_folder(load_config(config, changes))
     lines = str(info.value).splitlines()
     assert lines[0].startswith(f"{config.parent / 'run'} holds a run that differs from this one")
-    assert lines[1:-1] == [
-        "  data.eval_fraction: 0.05 then, 0.1 now",
-        "  data.shuffle: True then, False now",
-        "  model.widths: [32] then, [32, 32] now",
-        "  optimizer.name: 'adamw' then, 'lion' now",
-        "  precision.params: 'float32' then, 'bfloat16' now",
-        "  run.seed: 0 then, 1 now",
-        "  train.global_batch: 16 then, 32 now",
+    assert lines[1:-2] == [
+        "  data.eval_fraction: 0.05 then, 0.1 now (its position in the data is a number of batches in this order)",
+        "  data.shuffle: True then, False now (its position in the data is a number of batches in this order)",
+        "  model.widths: [32] then, [32, 32] now (its checkpoints hold the parameters of this model)",
+        "  optimizer.name: 'adamw' then, 'lion' now (its checkpoints hold the state of this optimizer)",
+        "  precision.params: 'float32' then, 'bfloat16' now (its checkpoints hold parameters of this dtype)",
+        "  run.seed: 0 then, 1 now (it is the order of the data, and dropout)",
+        "  train.global_batch: 16 then, 32 now (its position in the data is counted in batches of this size)",
     ]
+    assert lines[-2].startswith("May change: strategy, layouts, eval, ")
+    assert "train.steps" in lines[-2]
     assert lines[-1] == (
         "Set these back to go on with it, or start anew: with another run.dir, or with --fresh, which moves this run "
-        "aside."
+        "aside. To begin a new run with the parameters of this one, set checkpoint.start_from to its folder."
     )
     assert listing(config.parent) == before
 
@@ -116,7 +118,7 @@ def test_another_model_with_other_options(config):
     loaded = load_config(config)
     other = dataclasses.replace(loaded, model={"name": "own:model", "hidden": 3})
     with pytest.raises(
-        ValueError, match=r"model\.hidden: None then, 3 now\n  model\.name: 'mlp' then, 'own:model' now"
+        ValueError, match=r"model\.hidden: None then, 3 now \(.*\)\n  model\.name: 'mlp' then, 'own:model' now \("
     ):
         adopt_folder(other)
 

@@ -9,7 +9,7 @@ from spmdkit.launch.cli import main
 from spmdkit.launch.run.build import build
 from spmdkit.launch.run.guarding.guards import Guards
 from spmdkit.launch.run.guarding.replica_guard import ReplicasDiffer
-from spmdkit.launch.run.train import _Run
+from spmdkit.launch.run.pauses import Pauses
 from spmdkit.training.goodput import read_goodput
 
 ON = ("guards.replicas_every=3", "guards.stragglers=0.1", "timeouts.step=60", "timeouts.save=90")
@@ -108,8 +108,10 @@ def test_nothing_is_saved_after_a_find(tmp_path, monkeypatch, capsys):
             raise ReplicasDiffer(f"Step {number}: differs")
 
     saved = []
-    original = _Run.save
-    monkeypatch.setattr(_Run, "save", lambda self, number, *more: (saved.append(number), original(self, number, *more)))
+    original = Pauses.save
+    monkeypatch.setattr(
+        Pauses, "save", lambda self, number, *more: (saved.append(number), original(self, number, *more))
+    )
     monkeypatch.setattr("spmdkit.launch.run.guarding.replica_guard.ReplicaGuard._judge", found)
     assert main(["train", str(write_config(tmp_path)), *ON]) == 75
     assert "error: Step 8: differs" in capsys.readouterr().err

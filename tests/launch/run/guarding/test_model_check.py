@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from runs import write_config
 from spmdkit.configs import load_config
+from spmdkit.configs.restarts import is_fixed
 from spmdkit.data import from_arrays
 from spmdkit.data.source import take
 from spmdkit.data.sources.synthetic import synthetic_digits
 from spmdkit.launch.cli import main
 from spmdkit.launch.run import verify as verify_file
 from spmdkit.launch.run.build import build
-from spmdkit.launch.run.directory.resume import FREE
 from spmdkit.launch.run.guarding import model_check
 from spmdkit.parallel.sharding.model_errors import ModelError
 from spmdkit.parallel.verification.contract import probe
@@ -124,7 +124,7 @@ def test_verification_does_not_look(config, monkeypatch):
 
 
 def test_what_the_check_does_is_no_part_of_the_run():
-    assert "model.check" in FREE
+    assert not is_fixed("model.check")
 
 
 def test_functions_that_raise(config, tmp_path):

@@ -1,0 +1,156 @@
+"""`train.not_finite: roll_back`: a run that meets values that are not finite is the run without the batches of them.
+
+The reference is trained on files from which these rows were deleted by NumPy: it knows of no batches that are left out.
+"""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from runs import assert_same_arrays, losses, metrics, state_arrays, write_config
+from spmdkit.launch.cli import main
+
+ROWS, BATCH, STEPS = 400, 16, 12
+SOURCE = """
+import numpy as np
+from pathlib import Path
+from spmdkit.data import Splits
+
+class Rows:
+    def __init__(self, folder):
+        self.inputs, self.targets = (np.load(folder / f"{name}.npy") for name in ("inputs", "targets"))
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return {"inputs": self.inputs[index], "targets": self.targets[index], "weights": np.float32(1)}
+
+def make(config):
+    source = Rows(Path(__file__).parent)
+    return Splits(source, [source[index] for index in range(len(source) - 64, len(source))], None, "rows of a file")
+"""
+
+
+def write_rows(folder, *, spoilt=(), deleted=()):
+    """Rows of which some batches hold a NaN, or are not there; the module that reads them; gives the folder."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(ROWS, 64)).astype(np.float32)
+    targets = random.integers(0, 10, ROWS).astype(np.int32)
+    for batch in spoilt:
+        inputs[batch * BATCH + 3, 5] = np.nan
+    gone = np.concatenate([np.arange(0)] + [np.arange(each * BATCH, (each + 1) * BATCH) for each in deleted])
+    np.save(folder / "inputs.npy", np.delete(inputs, gone, axis=0))
+    np.save(folder / "targets.npy", np.delete(targets, gone, axis=0))
+    (folder / f"{module_of(folder)}.py").write_text(SOURCE)
+    return folder
+
+
+def module_of(folder):
+    return f"rows_of_{folder.parent.name}"
+
+
+def rows_config(folder, **sections):
+    given = {
+        "data": {"source": f"{module_of(folder)}:make", "shuffle": False},
+        "train": {"steps": STEPS, "global_batch": BATCH, "not_finite": "roll_back"},
+        "eval": {"every": 0, "batches": 1},
+    }
+    return write_config(folder, **{**given, **sections})
+
+
+def train(config, *overrides):
+    return main(["train", str(config), *overrides])
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    """A run over the rows without batches 0, 5 and 9."""
+    config = rows_config(write_rows(tmp_path_factory.mktemp("without") / "rows", deleted=(0, 5, 9)))
+    assert train(config) == 0
+    return config
+
+
+def assert_same_run(config, without):
+    """The same losses at the same steps, each once, and the same last state, bit for bit."""
+    found, expected = losses(config.parent / "run"), losses(without.parent / "run")
+    assert [record["step"] for record in metrics(config.parent / "run")] == list(range(1, STEPS + 1))
+    assert found == expected
+    assert np.isfinite([*found.values()]).all()
+    assert_same_arrays(state_arrays(config, STEPS), state_arrays(without, STEPS))
+
+
+def test_the_run_is_the_one_without_these_batches(tmp_path, without, capsys):
+    """The first goes back to the first parameters, the others to checkpoints; a reader of the folder sees all of it."""
+    config = rows_config(write_rows(tmp_path / "rows", spoilt=(0, 5, 9)))
+    assert train(config) == 0
+    printed = capsys.readouterr().out
+    assert_same_run(config, without)
+    run = tmp_path / "rows" / "run"
+    told = json.loads((run / "rollbacks.json").read_text())["rollbacks"]
+    assert [(each["step"], each["to"], each["batch"], each["samples"]) for each in told] == [
+        (1, 0, 0, [0, 15]),
+        (5, 4, 5, [80, 95]),
+        (8, 4, 9, [144, 159]),
+    ]
+    assert "Going back to step 4; batch 5 (samples 80 to 95) is left out from now on. Rollback 2 of" in printed
+    assert [record["rollbacks"] for record in metrics(run)] == [1] * 4 + [3] * 8
+    assert ", 3 rollbacks, " in printed.partition("Goodput")[2].partition("\n")[0]
+    assert "3 rollbacks" in (run / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_after_a_rollback_goes_on_as_the_same_run(tmp_path, without, capsys):
+    config = rows_config(write_rows(tmp_path / "rows", spoilt=(0, 5, 9)))
+    run = config.parent / "run"
+    assert train(config, "train.most_not_finite=2") == 3
+    printed = capsys.readouterr().err
+    assert "error: Step 8: the loss is nan and the norm of the gradients nan. It went back 2 times before" in printed
+    assert "\n  step 5 (2" in printed
+    assert "raise train.most_not_finite" in printed
+    assert [*losses(run)] == [1, 2, 3, 4, 5, 6, 7]
+    shutil.copytree(run, tmp_path / "before")
+    assert train(config) == 0
+    printed = capsys.readouterr().out
+    assert "Left out since a rollback: step 1 (2" in printed
+    assert_same_run(config, without)
+    assert train(config, f"run.dir={tmp_path / 'before'}", "train.most_not_finite=2") == 3, "rollbacks of before count"
+    assert "It went back 2 times before" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_that_starts_anew_leaves_nothing_out(tmp_path):
+    config = rows_config(write_rows(tmp_path / "rows", spoilt=(2,)), train={"steps": 3, "global_batch": BATCH})
+    (config.parent / "run").mkdir()
+    told = {"step": 3, "to": 0, "batch": 2, "samples": [32, 47], "found": "nan", "at": "now"}
+    (config.parent / "run" / "rollbacks.json").write_text(json.dumps({"rollbacks": [told]}))
+    assert train(config) == 0
+    assert train(config, "--fresh") == 3
+    assert not (config.parent / "run" / "rollbacks.json").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"rollbacks": [{"step": 1}]}', '{"rollbacks": 3}'])
+def test_a_damaged_file_is_no_reason_to_train_on_what_was_left_out(text, tmp_path, capsys):
+    config = rows_config(write_rows(tmp_path / "rows"))
+    (config.parent / "run").mkdir()
+    (config.parent / "run" / "rollbacks.json").write_text(text)
+    assert train(config) == 2
+    assert "rollbacks.json is damaged (" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_policies_meet_the_same_batch(tmp_path, capsys):
+    """Stopped, the reader names the row; skipped, the update is left out and the step counts."""
+    folder = write_rows(tmp_path / "rows", spoilt=(2,))
+    few = {"steps": 4, "global_batch": BATCH}
+    assert train(rows_config(folder, train=few)) == 3
+    assert "inputs of example 35 of the training split at [5] is nan: not a finite number" in capsys.readouterr().err
+    for number, given in enumerate((["train.not_finite=skip"], ["optimizer.skip_not_finite=3"])):
+        run = tmp_path / f"skipped-{number}"
+        assert train(folder / "tiny.yaml", f"run.dir={run}", *given) == 0
+        printed = capsys.readouterr().out
+        key = given[0].partition("=")[0]
+        assert f"Step 3: the loss is nan and the norm of the gradients nan; its update was left out ({key})." in printed
+    assert losses(tmp_path / "skipped-0") == losses(tmp_path / "skipped-1")

@@ -61,7 +61,7 @@ addEventListener('load', () => {
 def laid_out(tmp_path_factory):
     """What Chromium measures of a report that has everything, by the width of the page."""
     if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
+        pytest.skip("no Chromium on PATH: install the package chromium, or google-chrome")
     folder = tmp_path_factory.mktemp("chromium")
     mesh = DeviceMesh.simulated(8, data=2, fsdp=2, tensor=2)
     names = ["blocks/attention/query", "a_module_of_a_long_name/" * 6 + "kernel", "embed"]

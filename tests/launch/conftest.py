@@ -1,6 +1,7 @@
-"""Lets the tests of this folder import `runs`."""
+"""Lets the tests of this folder import `runs` and `ranks`."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS / "multiprocess")]

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,38 @@ def write_language_config(folder: Path, **sections: Any) -> Path:
         (corpus / f"{number}.txt").write_text(text, encoding="utf-8")
     data = {**LANGUAGE["data"], "files": [str(corpus / "*.txt")]}
     return write_config(folder, **{**LANGUAGE, "data": data, **sections})
+
+
+def source_module(before: str, take: str, opening: str = "") -> str:
+    """The text of a module whose `rows(config)` are the synthetic digits, from a source that does something of its own.
+
+    Args:
+        before: Lines at the top: imports and functions.
+        take: Lines that run before rows are taken; `self.taken` counts these calls, from 1.
+        opening: Lines that run when data is opened.
+    """
+    take, opening = indent(dedent(take), " " * 8), indent(dedent(opening), " " * 4)
+    return f"""{dedent(before)}
+from spmdkit.data import open_splits
+from spmdkit.data.config import DataConfig
+
+class Source:
+    def __init__(self, source):
+        self.source, self.taken = source, 0
+    def __len__(self):
+        return len(self.source)
+    def __getitem__(self, index):
+        return self.source[index]
+    def take(self, indices):
+        self.taken += 1
+{take}
+        return self.source.take(indices)
+
+def rows(config):
+{opening}
+    found = open_splits(DataConfig(source="synthetic"))
+    return found._replace(train=Source(found.train))
+"""
 
 
 def command(*arguments: str | Path) -> list[str]:

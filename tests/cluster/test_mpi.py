@@ -13,6 +13,7 @@ from runs import (
     environment,
     losses,
     metrics,
+    source_module,
     spmdkit,
     state_arrays,
     trained,
@@ -22,43 +23,32 @@ from runs import (
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.cluster]
 
 TWO = {"nodes": 1, "processes_per_node": 2}
-FAULTY = """
-import os, signal, time
-from pathlib import Path
-from spmdkit.data import open_splits
-from spmdkit.data.config import DataConfig
+FAULTY = source_module(
+    """
+    import os, signal, time
+    from pathlib import Path
 
-FAULT = os.environ.get("FAULT", "")
-RANK = os.environ.get("OMPI_COMM_WORLD_RANK", "")
-
-class Faulty:
-    def __init__(self, source):
-        self.source, self.taken = source, 0
-    def __len__(self):
-        return len(self.source)
-    def __getitem__(self, index):
-        return self.source[index]
-    def take(self, indices):
-        self.taken += 1
-        if FAULT == "slow":
-            time.sleep(0.1)
-        killed = Path(__file__).with_name("killed")
-        if FAULT == "kill" and RANK == "1" and self.taken == 9 and not killed.exists():
-            killed.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.source.take(indices)
-
-def splits(config):
+    FAULT = os.environ.get("FAULT", "")
+    RANK = os.environ.get("OMPI_COMM_WORLD_RANK", "")
+    """,
+    take="""
+    if FAULT == "slow":
+        time.sleep(0.1)
+    killed = Path(__file__).with_name("killed")
+    if FAULT == "kill" and RANK == "1" and self.taken == 9 and not killed.exists():
+        killed.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """,
+    opening="""
     if FAULT == "raise" and RANK == "1":
         raise KeyError("mine")
-    found = open_splits(DataConfig(source="synthetic"))
-    return found._replace(train=Faulty(found.train))
-"""
+    """,
+)
 
 
 def faulty_config(folder, **sections):
     (folder / "faulty.py").write_text(FAULTY)
-    return write_config(folder, data={"source": "faulty:splits"}, launch=TWO, **sections)
+    return write_config(folder, data={"source": "faulty:rows"}, launch=TWO, **sections)
 
 
 def started(config, folder) -> subprocess.Popen[str]:

@@ -7,41 +7,30 @@ import time
 
 import pytest
 from leftovers import assert_nothing_left
-from runs import assert_same_arrays, losses, metrics, state_arrays, trained, write_config
+from runs import assert_same_arrays, losses, metrics, source_module, state_arrays, trained, write_config
 from slurm_lab import running_slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.cluster]
 
 TWO = {"nodes": 2, "time": "10:00", "slurm": {"restarts": 2}}
-FAULTY = """
-import os, signal, time
-from spmdkit.data import open_splits
-from spmdkit.data.config import DataConfig
+FAULTY = source_module(
+    """
+    import os, signal, time
 
-FIRST = "SLURM_RESTART_COUNT" not in os.environ
-FAULT = os.environ.get("FAULT", "") if FIRST or "always" in os.environ.get("FAULT", "") else ""
-
-class Faulty:
-    def __init__(self, source):
-        self.source, self.taken = source, 0
-    def __len__(self):
-        return len(self.source)
-    def __getitem__(self, index):
-        return self.source[index]
-    def take(self, indices):
-        self.taken += 1
-        if FAULT == "slow":
-            time.sleep(0.25)
-        if FAULT.startswith("kill") and self.taken == 9 and os.environ.get("SLURM_PROCID") == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.source.take(indices)
-
-def splits(config):
+    FIRST = "SLURM_RESTART_COUNT" not in os.environ
+    FAULT = os.environ.get("FAULT", "") if FIRST or "always" in os.environ.get("FAULT", "") else ""
+    """,
+    take="""
+    if FAULT == "slow":
+        time.sleep(0.25)
+    if FAULT.startswith("kill") and self.taken == 9 and os.environ.get("SLURM_PROCID") == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    """,
+    opening="""
     if FAULT == "kill always" and os.environ.get("SLURM_PROCID") == "1":
         os.kill(os.getpid(), signal.SIGKILL)
-    found = open_splits(DataConfig(source="synthetic"))
-    return found._replace(train=Faulty(found.train))
-"""
+    """,
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +41,7 @@ def slurm(tmp_path_factory):
 
 def faulty_config(folder, launch=TWO, **sections):
     (folder / "faulty.py").write_text(FAULTY)
-    return write_config(folder, data={"source": "faulty:splits"}, launch=launch, **sections)
+    return write_config(folder, data={"source": "faulty:rows"}, launch=launch, **sections)
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,15 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from runs import metrics, write_config
 from spmdkit.data import bucket_by_length, eval_batches, from_dataset, train_batches
+from spmdkit.data import buckets as buckets_file
 from spmdkit.data.batches import abstract_batch, further_batches
-from spmdkit.data.buckets import least_padding
+from spmdkit.data.buckets import BucketedSource, least_padding
 from spmdkit.launch.cli import main
 
 import spmdkit
 
 LENGTHS = (4, 8, 16)
+PADDED = ("inputs", "weights")
 
 
 def examples(number=60, seed=0):
@@ -139,6 +141,24 @@ def test_the_lengths_with_the_least_padding():
         assert (total(found), len(found) <= buckets) == (best, True)
 
 
+def test_one_short_example_has_a_bucket_of_its_own():
+    assert least_padding(np.array([8, 100, 100]), 2, 8) == [8, 104]
+    assert least_padding(np.array([8, 16]), 4, 8) == [8, 16]
+
+
+def test_held_out_rows_may_be_longer_than_all_that_train():
+    """The bucket of 16 is theirs alone: none trains on it."""
+    short = [(np.ones(3, np.int32), np.ones(3, np.int32))]
+    splits = bucket_by_length(from_dataset(short * 4, examples(10, seed=1)), lengths=LENGTHS)
+    assert splits.train.lengths.tolist() == [4]
+    assert splits.evaluation.take(np.arange(10))["inputs"].shape == (10, 16)
+
+
+def test_what_is_padded_is_in_the_fingerprint():
+    whole, less = (bucket_by_length(from_dataset(examples()), lengths=[16], padded=names) for names in (None, PADDED))
+    assert whole.fingerprint != less.fingerprint
+
+
 def test_lengths_are_computed_where_none_are_given():
     splits = bucket_by_length(from_dataset(examples()), buckets=2, multiple=4)
     assert splits.description.startswith("list: 60 examples, in buckets of ")
@@ -165,3 +185,29 @@ def test_an_array_of_another_length_is_named():
     splits = bucket_by_length(from_dataset([(np.ones(3), np.ones(3)), (np.ones(2), np.ones(3))]), lengths=[4])
     with pytest.raises(ValueError, match=r"example 1: targets has the shape \(3,\), and its length is 2"):
         splits.train[1]
+
+
+def test_examples_of_several_buckets_are_padded_to_the_longest_of_theirs(splits):
+    """In a batch they are of one; whoever takes others gets all of their rows."""
+    middle, least = (int(np.flatnonzero(splits.train.bucket_of == bucket)[0]) for bucket in (1, 0))
+    found = splits.train.in_batches(8).take(np.array([least, middle]))
+    assert found["inputs"].shape == (2, LENGTHS[1])
+    assert (found["weights"].sum(1) == [len(examples()[index][0]) for index in (least, middle)]).all()
+
+
+def bucketed(sizes):
+    """Examples of so many rows, in batches of one, each length a bucket."""
+    return BucketedSource([{}] * len(sizes), np.array(sizes), sorted(set(sizes)), ("weights",)).in_batches(1)
+
+
+def test_one_long_example_among_very_many_has_its_turn(monkeypatch):
+    monkeypatch.setattr(buckets_file, "LONGEST_PERIOD", 10)
+    order = bucketed([1] * 40 + [2]).order(np.arange(10), seed=0, shuffle=False)
+    assert 40 in order.tolist()
+
+
+def test_buckets_of_the_same_size_have_orders_of_their_own():
+    order = bucketed([1, 2] * 20).order(np.arange(40), seed=3, shuffle=True)
+    even, odd = (order[order % 2 == rest] // 2 for rest in (0, 1))
+    assert sorted(even.tolist()) == sorted(odd.tolist()) == list(range(20))
+    assert even.tolist() != odd.tolist()

@@ -13,7 +13,10 @@ from runs import command, environment, losses, trained, write_config
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.multiprocess,
-    pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="takes root, and `ip` of iproute2"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None,
+        reason="makes addresses: run this as root, with the package iproute2",
+    ),
 ]
 ADDRESSES = ("10.99.77.1", "10.99.77.2")
 PORT = 8476

@@ -12,34 +12,22 @@ from pathlib import Path
 
 import pytest
 from left import wait_for, wait_until_none_of
-from runs import command, environment, losses, spmdkit, write_config
+from runs import command, environment, losses, source_module, spmdkit, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.multiprocess]
 STEPS = 12
-LOUD = """
-import os, sys
-from spmdkit.data import open_splits
-from spmdkit.data.config import DataConfig
+LOUD = source_module(
+    """
+    import os, sys
 
-TEXT = os.environ.get("LOUD", "loud ").encode().decode("unicode_escape")
-TIMES = int(os.environ.get("LOUD_TIMES", "1"))
-
-class Loud:
-    def __init__(self, source):
-        self.source = source
-    def __len__(self):
-        return len(self.source)
-    def __getitem__(self, index):
-        return self.source[index]
-    def take(self, indices):
-        sys.stdout.write(TEXT * TIMES + "\\n")
-        sys.stdout.flush()
-        return self.source.take(indices)
-
-def rows(config):
-    found = open_splits(DataConfig(source="synthetic"))
-    return found._replace(train=Loud(found.train))
-"""
+    TEXT = os.environ.get("LOUD", "loud ").encode().decode("unicode_escape")
+    TIMES = int(os.environ.get("LOUD_TIMES", "1"))
+    """,
+    take="""
+    sys.stdout.write(TEXT * TIMES + "\\n")
+    sys.stdout.flush()
+    """,
+)
 """A source of data that prints before each batch."""
 
 
@@ -115,7 +103,7 @@ def test_a_reader_that_stands_still_does_not_stop_the_run(config):
     assert log.count(b"x" * 1000) > STEPS * 1990  # threads of the process write into a few of the lines
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system: run this as root")
 def test_logs_on_a_full_disk(config):
     logs = config.parent / "run" / "logs"
     logs.mkdir(parents=True)

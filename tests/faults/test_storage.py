@@ -44,7 +44,7 @@ def disk(tmp_path) -> Path:
     folder = tmp_path / "disk"
     folder.mkdir()
     if os.geteuid() != 0:
-        pytest.skip("only root may mount a small disk")
+        pytest.skip("only root may mount a small disk: run this as root")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], check=True)
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
@@ -165,7 +165,7 @@ def test_saves_that_take_longer_than_the_steps_between_them(whole, tmp_path):
 def test_a_checkpoint_that_may_not_be_read_is_left_alone(victim, whole, tmp_path):
     """Permission is no damage: nobody is advised to remove it, and no other one is taken."""
     if os.geteuid() != 0:
-        pytest.skip("the files have to be root's, who may read them otherwise")
+        pytest.skip("the files have to be root's, and the reader somebody else: run this as root")
     config = write_config(tmp_path, **SECTIONS)
     shutil.copytree(whole.parent / "run", tmp_path / "run")
     (tmp_path / "run" / "report.html").unlink()

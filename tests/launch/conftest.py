@@ -1,6 +1,7 @@
-"""Lets the tests of this folder import `runs` and `bad_places`."""
+"""Lets the tests of this folder import `runs`, `ranks` and `bad_places`."""
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS / "multiprocess"), str(Path(__file__).parent)]

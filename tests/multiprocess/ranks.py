@@ -4,7 +4,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from runs import command, environment
 from spmdkit.launch.supervision.ports import free_port
@@ -18,22 +18,26 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def start(
-    config: Path,
-    overrides: Sequence[Sequence[str]],
+def start(config: Path, overrides: Sequence[Sequence[str]], **options: Any) -> list[subprocess.Popen[str]]:
+    """Starts a process for each entry of `overrides`, which trains with those key=value arguments; see `start_each`."""
+    return start_each([("train", config, *own) for own in overrides], **options)
+
+
+def start_each(
+    commands: Sequence[Sequence[str | Path]],
     *,
     devices: int = 4,
     variables: Mapping[str, str] | None = None,
     folders: Sequence[Path] | None = None,
 ) -> list[subprocess.Popen[str]]:
-    """Starts a process for each entry of `overrides`, with those key=value arguments, each in its folder."""
+    """Starts a process of one run for each command, each in its folder."""
     address = f"127.0.0.1:{free_port()}"
     return [
         subprocess.Popen(
-            command("train", config, *own),
+            command(*words),
             env=environment(
                 SPMDKIT_JOB_ADDRESSES=address,
-                SPMDKIT_NUM_PROCESSES=str(len(overrides)),
+                SPMDKIT_NUM_PROCESSES=str(len(commands)),
                 SPMDKIT_PROCESS_ID=str(rank),
                 SPMDKIT_SIMULATE=str(devices),
                 **(variables or {}),
@@ -43,7 +47,7 @@ def start(
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank, own in enumerate(overrides)
+        for rank, words in enumerate(commands)
     ]
 
 

@@ -6,39 +6,27 @@ import time
 
 import pytest
 from ranks import start, wait
-from runs import losses, metrics, trained, write_config
+from runs import losses, metrics, source_module, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
 STEPS, DEADLINE = 40, 3
 
-HANGING = """
-import ctypes, os, time
-from pathlib import Path
-from spmdkit.data import open_splits
-from spmdkit.data.config import DataConfig
+HANGING = source_module(
+    """
+    import ctypes, os, time
+    from pathlib import Path
 
-def hang():
-    if os.environ["HOW"] == "lock":
-        ctypes.PyDLL(None).sleep(600)  # holds Python's lock
-    time.sleep(600)
-
-class Source:
-    def __init__(self, source):
-        self.source = source
-    def __len__(self):
-        return len(self.source)
-    def __getitem__(self, index):
-        return self.source[index]
-    def take(self, indices):
-        saved = Path(__file__).with_name("run").joinpath("checkpoints", "5").exists()
-        if saved and os.environ.get("HOW") in ("sleep", "lock") and os.environ["SPMDKIT_PROCESS_ID"] == "1":
-            hang()
-        return self.source.take(indices)
-
-def rows(config):
-    found = open_splits(DataConfig(source="synthetic"))
-    return found._replace(train=Source(found.train))
-"""
+    def hang():
+        if os.environ["HOW"] == "lock":
+            ctypes.PyDLL(None).sleep(600)  # holds Python's lock
+        time.sleep(600)
+    """,
+    take="""
+    saved = Path(__file__).with_name("run").joinpath("checkpoints", "5").exists()
+    if saved and os.environ.get("HOW") in ("sleep", "lock") and os.environ["SPMDKIT_PROCESS_ID"] == "1":
+        hang()
+    """,
+)
 
 
 def hanging_run(folder):

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import losses, metrics, spmdkit, state_arrays, trained, write_config, write_language_config
+from runs import losses, metrics, source_module, spmdkit, state_arrays, trained, write_config, write_language_config
 from spmdkit.launch.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
@@ -13,35 +13,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 BOUND = 60
 """Seconds to the end of all processes, for a machine with much else to do; three suffice where it is idle."""
 
-FAULTY = """
-import os, signal, time
-from pathlib import Path
-from spmdkit.data import open_splits
-from spmdkit.data.config import DataConfig
+FAULTY = source_module(
+    """
+    import os, signal, time
+    from pathlib import Path
 
-FAULT = os.environ.get("FAULT", "")
-
-class Faulty:
-    def __init__(self, source):
-        self.source, self.taken = source, 0
-    def __len__(self):
-        return len(self.source)
-    def __getitem__(self, index):
-        return self.source[index]
-    def take(self, indices):
-        self.taken += 1
-        if FAULT.endswith(os.environ.get("SPMDKIT_PROCESS_ID", "-")) and self.taken == 9:
-            if FAULT.startswith("kill"):  # batches are read ahead of the steps: not before step 4 is saved
-                while not Path(__file__).with_name("run").joinpath("checkpoints", "4").exists():
-                    time.sleep(0.05)
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise OSError("the disk is gone")
-        return self.source.take(indices)
-
-def splits(config):
-    found = open_splits(DataConfig(source="synthetic"))
-    return found._replace(train=Faulty(found.train))
-"""
+    FAULT = os.environ.get("FAULT", "")
+    """,
+    take="""
+    if FAULT.endswith(os.environ.get("SPMDKIT_PROCESS_ID", "-")) and self.taken == 9:
+        if FAULT.startswith("kill"):  # batches are read ahead of the steps: not before step 4 is saved
+            while not Path(__file__).with_name("run").joinpath("checkpoints", "4").exists():
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError("the disk is gone")
+    """,
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +69,7 @@ def test_parameters_are_those_of_one_process(alone, together):
 
 def faulty_config(folder: Path) -> Path:
     (folder / "faulty.py").write_text(FAULTY)
-    return write_config(folder, data={"source": "faulty:splits"})
+    return write_config(folder, data={"source": "faulty:rows"})
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from ranks import start, wait
-from runs import listing, trained, write_config
+from runs import listing, source_module, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 OPTIONS = {"train": {"steps": 8, "global_batch": 16}, "checkpoint": {"every": 4}, "eval": {"every": 0, "batches": 1}}
@@ -52,27 +52,15 @@ def test_a_run_that_would_go_on(copied, hosts):
     assert (listing(one), listing(other)) == before
 
 
-LATE = """
-import os, time
-from spmdkit.data import open_splits
-from spmdkit.data.config import DataConfig
-
-class Late:
-    def __init__(self, source):
-        self.source = source
-    def __len__(self):
-        return len(self.source)
-    def __getitem__(self, index):
-        return self.source[index]
-    def take(self, indices):
-        if os.environ["SPMDKIT_PROCESS_ID"] == "0":
-            time.sleep(2)
-        return self.source.take(indices)
-
-def rows(config):
-    found = open_splits(DataConfig(source="synthetic"))
-    return found._replace(train=Late(found.train))
-"""
+LATE = source_module(
+    """
+    import os, time
+    """,
+    take="""
+    if os.environ["SPMDKIT_PROCESS_ID"] == "0":
+        time.sleep(2)
+    """,
+)
 
 
 def test_the_folder_is_looked_at_once_process_0_has_made_it(tmp_path):

@@ -5,7 +5,10 @@ import pytest
 
 from spmdkit.testing import small_disk
 
-pytestmark = [pytest.mark.faults, pytest.mark.skipif(os.geteuid() != 0, reason="to mount a file system needs root")]
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: run this as root"),
+]
 
 
 def test_a_small_disk_is_full_and_has_room_again(tmp_path):

@@ -1,14 +1,11 @@
 """`spmdkit predict` as it is typed."""
 
 import json
-import subprocess
 
 import numpy as np
 import pytest
-from ranks import wait
-from runs import command, environment
+from ranks import start_each, wait
 from spmdkit.launch.cli import main
-from spmdkit.launch.supervision.ports import free_port
 
 import spmdkit
 
@@ -46,24 +43,8 @@ def test_nothing_is_replaced_unless_told(untrained, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_several_processes_write_the_same(untrained, tmp_path):
-    address = f"127.0.0.1:{free_port()}"
     words = [untrained.parent / "run", "--keep", "targets", "--out"]
-    processes = [
-        subprocess.Popen(
-            command("predict", *words, tmp_path / "two.npz"),
-            env=environment(
-                SPMDKIT_JOB_ADDRESSES=address,
-                SPMDKIT_NUM_PROCESSES="2",
-                SPMDKIT_PROCESS_ID=str(rank),
-                SPMDKIT_SIMULATE="4",
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    ended = wait(processes)
+    ended = wait(start_each([("predict", *words, tmp_path / "two.npz")] * 2))
     assert [each.code for each in ended] == [0, 0], [each.stderr for each in ended]
     assert ["Wrote" in each.stdout for each in ended] == [True, False]
     assert main(["predict", *map(str, words), str(tmp_path / "one.npz")]) == 0

@@ -1,12 +1,11 @@
 """The whole command, in one process and in several."""
 
 import json
-import subprocess
 
 import pytest
-from runs import command, environment, write_config
+from ranks import start_each, wait
+from runs import write_config
 from spmdkit.launch.cli import main
-from spmdkit.launch.supervision.ports import free_port
 
 
 @pytest.fixture
@@ -59,28 +58,12 @@ def test_a_wait_that_is_none(capsys):
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_processes_together(config):
-    port = free_port()
-    started = [
-        subprocess.Popen(
-            command("doctor", config),
-            env=environment(
-                SPMDKIT_JOB_ADDRESSES=f"127.0.0.1:{port}",
-                SPMDKIT_NUM_PROCESSES="2",
-                SPMDKIT_PROCESS_ID=str(rank),
-                SPMDKIT_SIMULATE="4",
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    ended = [(*process.communicate(timeout=120), process.returncode) for process in started]
-    assert [code for _, _, code in ended] == [0, 0], ended
-    printed = ended[0][0]
+    ended = wait(start_each([("doctor", config)] * 2))
+    assert [each.code for each in ended] == [0, 0], ended
+    printed = ended[0].stdout
     assert printed.startswith("spmdkit doctor of 2 processes\n")
     assert "rank 1: process 1 of 2 (SPMDKIT_PROCESS_ID, SPMDKIT_NUM_PROCESSES)" in printed
     assert "all 2 have met: 2 on" in printed
     assert "all 2 processes see the same" in printed
-    assert ended[1][0] == ""
+    assert ended[1].stdout == ""
     assert not (config.parent / "run").exists()

@@ -11,11 +11,13 @@ import spmdkit
 
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
 AXES = ("data", "fsdp", "tensor")
+MISSING = "no torch or transformers: `make test-libraries` installs them"
 
 
 def test_logical_axes_are_those_of_flax():
     """Random rules over random names."""
-    linen = pytest.importorskip("flax.linen")
+    from flax import linen
+
     mesh, draw = DeviceMesh.of(data=2, fsdp=2, tensor=2), random.Random(0)
     names = [f"{letter}{number}" * 4 for letter in "xyz" for number in range(3)]
     for _ in range(200):
@@ -28,7 +30,7 @@ def test_logical_axes_are_those_of_flax():
 
 
 def test_every_word_of_transformers_is_known_or_refused_with_its_reason():
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason=MISSING)
     plans = [getattr(config, "base_model_tp_plan", None) for config in transformers.CONFIG_MAPPING.values()]
     words = {word for plan in plans for word in (plan or {}).values()}
     assert len(words) > 5
@@ -38,7 +40,7 @@ def test_every_word_of_transformers_is_known_or_refused_with_its_reason():
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mixtral"])
 def test_a_model_of_transformers_is_laid_out_by_its_own_plan(name):
     """Every matrix of its blocks; what is packed is left out, as the message says."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch, transformers = (pytest.importorskip(name, reason=MISSING) for name in ("torch", "transformers"))
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256, "head_dim": 8}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
     config = transformers.AutoConfig.for_model(name, **sizes, **heads)

@@ -12,8 +12,8 @@ TOKENS = np.random.default_rng(5).integers(0, 37, (2, 21)).astype(np.int32)
 
 @pytest.fixture
 def libraries():
-    torch = pytest.importorskip("torch")
-    return torch, pytest.importorskip("transformers")
+    missing = "no torch or transformers: `make test-libraries` installs them"
+    return tuple(pytest.importorskip(name, reason=missing) for name in ("torch", "transformers"))
 
 
 def random_model(libraries, name):

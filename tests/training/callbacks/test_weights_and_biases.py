@@ -31,7 +31,7 @@ def records_of(data):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_metrics_are_written_offline(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="no wandb: pip install 'spmdkit[wandb]'")
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     play(WeightsAndBiases(project="mine"), losses=[0.125], every=3, steps=4, folder=tmp_path)

@@ -38,7 +38,7 @@ LONG = "runs/" + "of_a_long_name" * 5
 def laid_out(tmp_path_factory):
     """What Chromium measures of both pages with everything on them, by the page and its width."""
     if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
+        pytest.skip("no Chromium on PATH: install the package chromium, or google-chrome")
     folder = tmp_path_factory.mktemp("chromium")
     write_the_report(folder / "report.html")
     write_the_comparison(folder / "compare.html")

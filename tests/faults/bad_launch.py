@@ -199,7 +199,7 @@ FOLDERS = {
         "run.seed: 7 then, 0 now",
     ),
     "no config.yaml beside checkpoints": damaged(
-        lambda run: (run / CONFIG).unlink(), "config.yaml does not say data.column, ", "and more: there is none"
+        lambda run: (run / CONFIG).unlink(), "config.yaml does not say data.", "and more: there is none"
     ),
     "a folder for config.yaml": damaged(lambda run: folder_for(run / CONFIG), "config.yaml is a folder"),
     "a pipe for config.yaml": damaged(lambda run: pipe_for(run / CONFIG), "config.yaml is a device or pipe"),

@@ -15,7 +15,7 @@ from spmdkit.launch.run.directory import owner, ownership
 from spmdkit.launch.run.directory.owner import NAME, Owner
 from spmdkit.launch.run.directory.ownership import DirectoryInUse, Ownership
 
-ORDERS = 100
+ORDERS = 60
 CONTENDERS = Path(__file__).parent / "contenders.py"
 GONE = {"host": "here", "place": "here", "pid": 0, "started": "1", "since": "then", "token": "left"}
 

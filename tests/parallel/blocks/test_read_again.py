@@ -35,7 +35,7 @@ def reads(strategy=FSDP, remat="none", frozen=(), **changes):
         ({"strategy": IN_STAGES, "remat": "full"}, MATRICES | {"b_up"}),
         ({"frozen": ("blocks/(down|b.*)",)}, MATRICES),  # the gradient goes through them
     ],
-    ids=str,
+    ids=["none", "full", "stages", "stages full", "frozen"],
 )
 def test_biases_are_read_once(options, expected):
     assert reads(**options) == (expected, expected)

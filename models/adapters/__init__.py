@@ -7,8 +7,7 @@ all of them give, `row_loss` turns outputs into sums, `row_dropout` draws masks 
 A library is imported where a module of it is met, never before.
 
 `adapted` shares the tests of `of_library`; `equinox` shares the tests of `of_library`; `keras` shares the tests of
-`of_library`; `linen` shares the tests of `of_library`; `nnx` shares the tests of `of_library`; `row_loss` shares the
-tests of `of_library`.
+`of_library`; `linen` shares the tests of `of_library`; `nnx` shares the tests of `of_library`.
 """
 
 from .of_library import adapt as adapt

@@ -7,8 +7,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from runs import metrics, write_config
 from spmdkit.data import BadDataError, DataConfig, from_arrays, mix, open_splits, train_batches
 from spmdkit.data.config import part_config
-from spmdkit.data.mixture import Mixture
+from spmdkit.data.mixture import Mixture, _samples_without_repeats
 from spmdkit.data.order import source_order
+from spmdkit.data.shares import locate
 from spmdkit.data.source import take
 from spmdkit.launch.cli import main
 
@@ -236,3 +237,13 @@ def test_a_run_on_a_mixture_goes_on_on_another_mesh(tmp_path):
     assert main(["train", config, "strategy={data: 8}"]) == 0
     whole, resumed = ([each["loss"] for each in metrics(tmp_path / name)] for name in ("whole", "run"))
     assert resumed == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (2, 3), (1, 7), (5, 1, 3)], ids=str)
+def test_a_mixture_is_as_long_as_no_example_comes_twice(weights):
+    """Counted one by one, for parts of many lengths."""
+    for seed in range(30):
+        lengths = np.random.default_rng(seed).integers(1, 12, len(weights)).tolist()
+        parts, numbers = locate(np.arange(400), weights)
+        naive = next(n for n in range(400) if numbers[n] >= lengths[parts[n]])
+        assert _samples_without_repeats(lengths, weights) == naive, lengths

@@ -6,4 +6,6 @@ that goes wrong) and `report/`. `predict` is what a model says of rows, `trainer
 with data of any form (`given_data`). `metrics`, `times` and `goodput` are what a run writes down; `display` is what it
 shows. How a run is put together from them is in `launch/run/train.py`. Names are imported from the modules themselves,
 so that a command that needs one of them does not wait for the rest.
+
+`given_data` shares the tests of `trainer`; `rollbacks` shares the tests of `launch/run/rolling_back`.
 """

@@ -2,4 +2,6 @@
 
 `cache.py` says where compiled programs are kept, `store.py` keeps them, `options.py` and `flags.py` hold what XLA is
 told, `record.py` what all of it came to. Read `cache.py` first.
+
+`record` shares the tests of `cache`.
 """

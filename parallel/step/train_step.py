@@ -256,13 +256,11 @@ class Step:
         return jax.lax.with_sharding_constraint(params, self.plan.update_table.shardings())
 
     def _jit_step(self, *, abstract: bool) -> Any:
-        step = self._whole_step(abstract)
         state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(abstract=abstract))
-        replicated = self.plan.replicated(abstract=abstract)
         return jax.jit(
-            step,
+            self._whole_step(abstract),
             in_shardings=(state_shardings, self.plan.batch_sharding(abstract=abstract)),
-            out_shardings=(state_shardings, replicated),
+            out_shardings=(state_shardings, self.plan.replicated(abstract=abstract)),
             donate_argnums=0,
             compiler_options=dict(self.plan.options.xla) or None,
         )

@@ -21,7 +21,7 @@ def test_a_config_and_what_is_laid_over_it():
 
 def test_a_run_and_one_of_its_checkpoints():
     found = parsed("runs/one", "run.simulate=0", "--step", "40", adds=[add_trained, add_json])
-    assert found == {"place": "runs/one", "overrides": ["run.simulate=0"], "step": 40, "json": False}
+    assert found == {"place": "runs/one", "overrides": ["run.simulate=0"], "step": 40, "ema": False, "json": False}
     assert parsed("runs/one", adds=[add_trained])["step"] is None
 
 

@@ -16,7 +16,9 @@ from spmdkit.training.metrics import MetricsLog, read_metrics
 def recorder(tmp_path, flops_per_row=None):
     """One of a run at half its rate, and what the display and the callbacks were given."""
     built = SimpleNamespace(
-        config=load_config(write_config(tmp_path)), model=SimpleNamespace(flops_per_row=flops_per_row)
+        config=load_config(write_config(tmp_path)),
+        model=SimpleNamespace(flops_per_row=flops_per_row, flops_of_length=None),
+        splits=SimpleNamespace(train=()),
     )
     shown, called = [], []
     run = Run(folder=tmp_path, start=0, num_steps=12, learning_rate_factor=0.5)

@@ -31,6 +31,7 @@ def test_what_a_run_leaves(tmp_path, capsys):
     folder = tmp_path / "run"
     assert sorted(path.name for path in folder.iterdir()) == [
         "checkpoints",
+        "compilation.json",
         "config.yaml",
         "goodput.jsonl",
         "metrics.jsonl",

@@ -318,7 +318,7 @@ def test_options_reach_what_makes_a_module():
 def test_anything_else_is_refused():
     with pytest.raises(UserError, match=r"adapt got a dict\. It takes a module of Flax Linen"):
         adapt({}, loss="squared_error", example=batch(0))
-    with pytest.raises(UserError, match="inputs='images' is no array of the batch, which has inputs, targets"):
+    with pytest.raises(UserError, match="inputs='images' is no array of the batch, which has example, inputs, targets"):
         adapt(lambda rngs: None, loss="squared_error", example=batch(0), inputs="images")
 
 

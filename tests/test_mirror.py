@@ -27,6 +27,7 @@ ABOUT_SEVERAL = {
     "models/hugging_face": ("test_against_transformers.py", "test_example.py"),
     "data/sources": ("test_against_libraries.py",),
     "data": ("test_examples.py", "test_processes.py"),
+    "launch": ("test_bad_places.py",),
     "launch/run": ("test_ema.py", "test_loss_scaling.py"),
     "training/report": ("test_report_in_chromium.py",),
 }

@@ -24,6 +24,7 @@ from ..source import Splits, fingerprint
 from .arrays import ArraySource
 from .datasets import NAMES
 from .values import as_arrays, with_weights
+from .workers import is_of_machine, told_of_lost_worker
 
 Rows = dict[str, np.ndarray]
 WITHOUT_END = 2**62
@@ -161,7 +162,7 @@ class StreamSource:
 
     def _next_item(self) -> Any:
         """The next item, or None at the end of an epoch."""
-        with told_as_users(f"reading the {self.what}", passes=lambda error: isinstance(error, OSError | MemoryError)):
+        with told_as_users(f"reading the {self.what}", passes=is_of_machine), told_of_lost_worker(f"the {self.what}"):
             return next(self._items, None)
 
     def _next_epoch(self) -> None:
@@ -175,7 +176,7 @@ class StreamSource:
             raise UserError(f"the {self.what} gave no rows in its epoch {self._epoch}. Give it some.")
         self._epoch += 1
         self._rows_of_epoch = 0
-        with told_as_users(f"beginning epoch {self._epoch} of the {self.what}"):
+        with told_as_users(f"beginning epoch {self._epoch} of the {self.what}", passes=is_of_machine):
             self._items = iter(self._make(self._epoch))
 
     def _check(self, rows: Rows) -> None:

@@ -75,6 +75,8 @@ def known_cause(error: BaseException) -> Cause | None:
     """
     if is_out_of_memory(error):
         return Cause(TRY_AGAIN, f"There is not enough memory: {_first_line(error)}. {MEMORY_REMEDY}")
+    if isinstance(error, RuntimeError):
+        return _lost_worker(error)
     if isinstance(error, ModuleNotFoundError):
         return _missing_module(error)
     if isinstance(error, OSError):
@@ -119,6 +121,14 @@ def _of_jax(error: BaseException | None) -> BaseException | None:
             return error
         error = error.__cause__
     return None
+
+
+def _lost_worker(error: RuntimeError) -> Cause | None:
+    """A worker process of a loader, as a signal handler of PyTorch tells of it in the main thread."""
+    from ...data.sources.workers import REMEDY, lost_worker  # here, as a process that only supervises reads no data
+
+    said = lost_worker(error)
+    return Cause(TRY_AGAIN, f"A loader has lost a worker process: {said}. {REMEDY}") if said else None
 
 
 def _of_a_file(error: OSError) -> Cause | None:

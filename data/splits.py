@@ -24,6 +24,7 @@ from .sources.synthetic import synthetic_digits
 from .sources.text import read_text
 from .sources.tokenizer import tokenized
 from .sources.tokens import read_tokens
+from .sources.workers import is_lost_worker, told_of_lost_worker
 from .windows import WindowSource
 
 READERS = {
@@ -85,7 +86,8 @@ def _below(config: DataConfig, root: Path) -> DataConfig:
 def _user_splits(config: DataConfig, search_path: Sequence[str | Path]) -> Splits:
     """The splits that the user's own function returns."""
     make_splits = import_function(config.source, "data.source", search_path)
-    with told_as_users(f"data.source={config.source!r}", make_splits):
+    what = f"data.source={config.source!r}"
+    with told_as_users(what, make_splits, passes=is_lost_worker), told_of_lost_worker(what):
         splits = make_splits(config)
         _check_splits(splits, config)
     return splits

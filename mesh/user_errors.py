@@ -16,6 +16,8 @@ RUNTIME = {"spmdkit", "jax", "jaxlib", "numpy", "optax", "orbax", "grain"}
 """Packages that are never the user's own, wherever they are installed."""
 TOLD_OF_OURS = (KeyError, TypeError, ValueError)
 """What functions of spmdkit's own raise for arrays of other names, dtypes or shapes than they read."""
+WORKER_HANDLER = "_error_if_any_worker_fails"
+"""PyTorch's handler of signals, which raises in whatever the main thread does once a worker of a loader is killed."""
 MOST_CHARACTERS = 300
 """Of the text of an error of another package; some of JAX's fill a page."""
 
@@ -52,6 +54,8 @@ def _passes(error: Exception, function: Any) -> bool:
     """Whether an error says all there is to say, or is no error of the user's code."""
     if isinstance(error, UserError):
         return type(error) is not UserError or _users_frame(error) is None
+    if any(frame.f_code.co_name == WORKER_HANDLER for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return True
     return _is_ours(function) and _users_frame(error) is None and not isinstance(error, TOLD_OF_OURS)
 
 

@@ -162,7 +162,7 @@ class StreamSource:
 
     def _next_item(self) -> Any:
         """The next item, or None at the end of an epoch."""
-        with told_as_users(f"reading the {self.what}", passes=is_of_machine), told_of_lost_worker(self.what):
+        with told_as_users(f"reading the {self.what}", passes=is_of_machine), told_of_lost_worker(f"the {self.what}"):
             return next(self._items, None)
 
     def _next_epoch(self) -> None:

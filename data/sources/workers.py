@@ -31,6 +31,11 @@ def lost_worker(error: BaseException) -> str:
     return ""
 
 
+def is_lost_worker(error: Exception) -> bool:
+    """Whether an error is that of a lost worker."""
+    return isinstance(error, WorkerLost)
+
+
 def is_of_machine(error: Exception) -> bool:
     """Whether an error is the machine's, and not one of the code that makes a stream."""
     return isinstance(error, OSError | MemoryError | WorkerLost)
@@ -52,4 +57,4 @@ def told_of_lost_worker(what: str) -> Iterator[None]:
         said = lost_worker(error)
         if not said:
             raise
-        raise WorkerLost(f"the {what} has lost a worker process: {said}. {REMEDY}") from error
+        raise WorkerLost(f"{what} has lost a worker process: {said}. {REMEDY}") from error

@@ -100,7 +100,6 @@ def test_a_killed_worker_of_a_DataLoader(tmp_path):
     ended = run_on(tmp_path, "of_torch", TORCH, "workers", "eval.every=0", KILL="70")
     assert ended.returncode == 75, (ended.returncode, ended.stderr)
     assert "has lost a worker process: DataLoader worker (pid" in ended.stderr
-    assert "Traceback" not in ended.stderr
 
 
 def test_hugging_face(tmp_path):

@@ -80,6 +80,7 @@ def main(steps=300):
         judges, judged = judge(judges, batch)
         makes = makes._replace(model_state=jax.tree.map(jnp.copy, judges.params))
         makes, _ = make(makes, batch)
+        jax.block_until_ready(makes.step)  # simulated devices share a few threads: no more steps at once than these two
         if number % 100 == 0:
             print(f"step {number}: told apart {float(judged.model['told_apart']):.2f}")
     points = jax.device_get(made(makes.params, batch_of(random)))

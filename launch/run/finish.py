@@ -15,6 +15,7 @@ from ...mesh.processes import is_main_process, local_copy
 from ...parallel.step.state import TrainState
 from ...training.checkpointing.checkpoints import Checkpoints, DamagedCheckpoint
 from ...training.display import Display
+from ...training.metrics import read_metrics
 from ...training.report.costs import StepCosts
 from ..drawing.schedule_svg import draw_svg
 from ..reporting.facts import Facts, facts_of, read_facts, write_facts
@@ -91,12 +92,12 @@ def finish(built: Built, explanation: Explanation, state: TrainState, folder: Pa
     facts = run_facts(built, explanation)
     end = {"figures": dict(_yardsticks(built)), "measured": measured_memory(), "sample": sample or ""}
     write_facts(folder, replace(facts, finished=int(np.asarray(local_copy(state.step)).flat[0]), **end))
-    record = read_run(folder)
-    if not record.metrics:
+    if not read_metrics(folder / "metrics.jsonl"):
         display.message(
             "The update of every step was left out: there is nothing to report. Raise train.steps to go on."
         )
         return
+    record = read_run(folder)
     for line in _verdict(summary_of(record)):
         display.message(line)
     if sample is not None:

@@ -64,8 +64,8 @@ def model(features):
 
 @pytest.mark.slow
 def test_a_run_that_leaves_out_every_update_ends(tmp_path, capsys):
-    (tmp_path / "own.py").write_text(OWN_MODEL)
-    sections = {"model": {"name": "own:model", "check": "off"}, "strategy": {"data": 8}, "eval": {"every": 0}}
+    (tmp_path / "overflows.py").write_text(OWN_MODEL)
+    sections = {"model": {"name": "overflows:model", "check": "off"}, "strategy": {"data": 8}, "eval": {"every": 0}}
     config = write_config(
         tmp_path, **sections, precision={"compute": "float16"}, train={"steps": 60, "global_batch": 16}
     )

@@ -147,6 +147,7 @@ class _Fitting:
                 after_pause=conductor.after_pause,
                 may_start=conductor.may_start,
                 on_stop=self._stop,
+                on_skip=self._tell_skip,
             )
             if self._checkpoints is not None:
                 self._checkpoints.wait()
@@ -172,3 +173,8 @@ class _Fitting:
         """Saves where a signal ends training; where a callback does, its pause has."""
         if not self._conductor.ended.end and number > self._run.start:
             self._conductor.save(number, state)
+
+    def _tell_skip(self, number: int, found: str) -> None:
+        """Says that an update was left out: the loss of such a step is scaled."""
+        if self._run.is_main:
+            self._run.say(f"Step {number}: {found}; its update was left out (loss_scale, which halves).")

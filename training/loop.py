@@ -129,7 +129,7 @@ def run_steps(
         if pause_at(number):
             log.drain()
             _check_finite(number, state)
-            log.pause(on_pause(number, state))
+            log.pause(number, on_pause(number, state))
             changed = after_pause(number, state)
             state = state if changed is None else changed
             log.go_on()
@@ -168,8 +168,16 @@ class _LateLog:
                 self._read_done()
                 self._report_if_due()
 
-    def pause(self, measured: dict[str, float]) -> None:
-        """Reports the last step, all being done, with what was measured after it; the clock stands still."""
+    def pause(self, number: int, measured: dict[str, float]) -> None:
+        """Reports the last step, all being done, with what was measured after it; the clock stands still.
+
+        Args:
+            number: Of that step. Where its update was left out, what was measured keeps its number, and has the figures
+                of the last step that was finite.
+            measured: Figures by name; may be empty.
+        """
+        if measured and self._latest is not None:
+            self._latest = self._latest._replace(step=number, extra=self._latest.extra | self._skips.figures)
         self._report(measured)
 
     def go_on(self) -> None:

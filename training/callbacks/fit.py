@@ -52,6 +52,8 @@ def fit(
     start: int = 0,
     num_steps: int | None = None,
     steps_per_epoch: int = 0,
+    global_batch: int = 1,
+    examples: int = 0,
     log_every: int = 10,
     say: Callable[[str], None] = print,
 ) -> Fitted:
@@ -72,7 +74,9 @@ def fit(
         start: Steps done before the first batch; callbacks go on from the notes of that step's checkpoint.
         num_steps: Steps of the whole run, for callbacks; None = `start` and as many as there are batches, which then
             have a length.
-        steps_per_epoch: Steps from one epoch to the next; 0 = there are no epochs.
+        steps_per_epoch: Steps from one epoch to the next; 0 = `examples` says where epochs end, or there are none.
+        global_batch: Rows of a batch, over all devices.
+        examples: Rows of an epoch, where batches do not divide them; 0 = as `steps_per_epoch` says.
         log_every: Steps between two logged steps.
         say: Prints a line.
 
@@ -91,8 +95,8 @@ def fit(
         folder=Path(folder),
         start=start,
         num_steps=num_steps,
-        batch=1,
-        examples=steps_per_epoch,
+        batch=global_batch,
+        examples=examples or steps_per_epoch * global_batch,
         evaluates=evaluate is not None,
         say=say,
         can_scale=factor_of(state) is not None,

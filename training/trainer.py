@@ -86,7 +86,8 @@ class Trainer:
         self.step = build_step(model, optimizer, plan, **options)
         self.state: TrainState = self.step.init(seed, params)
         self.global_batch, self.seed = global_batch, seed
-        self._predictor: Predictor | None = None
+        self._predictor: tuple[TrainState, Predictor] | None = None
+        """The last one, and the state that it predicts with."""
 
     @property
     def layouts(self) -> ShardingPlan:
@@ -228,7 +229,7 @@ class Trainer:
                 yield from batches
 
     def _predictions(self, source: Any) -> Iterator[dict[str, np.ndarray]]:
-        if self._predictor is None:
+        if self._predictor is None or self._predictor[0] is not self.state:
             model = with_state(self.step.given_model, self.state.model_state)
-            self._predictor = Predictor(model, self.params, self.layouts, self.step.precision.compute)
-        return self._predictor.rows(source, global_batch=self.global_batch)
+            self._predictor = self.state, Predictor(model, self.params, self.layouts, self.step.precision.compute)
+        return self._predictor[1].rows(source, global_batch=self.global_batch)

@@ -108,6 +108,16 @@ def test_it_goes_on_where_it_was():
     assert not np.array_equal(halves.predict((X, Y)), before)
 
 
+def test_a_state_that_is_given_is_predicted_with():
+    made, rows = trainer({"data": 8}), (X[:8], Y[:8])
+    before = made.predict(rows)
+    given = made.state
+    made.state = given._replace(params=jax.tree.map(lambda leaf: 2 * leaf, given.params))
+    np.testing.assert_allclose(made.predict(rows), by_hand(made.params)[0][:8], rtol=1e-4, atol=1e-5)
+    made.state = given
+    np.testing.assert_array_equal(made.predict(rows), before)
+
+
 def test_epochs_evaluations_and_callbacks():
     class Ends(spmdkit.Callback):
         def __init__(self):

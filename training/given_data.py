@@ -59,7 +59,7 @@ def _gives_batches(data: Any) -> bool:
         UserError: It is no data.
     """
     if not isinstance(data, list) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        if isinstance(data[0], Mapping):
+        if _first_is_mapping(data):
             return False
         raise UserError(
             f"A {type(data).__name__} alone is no data: nothing says what its values are. Give arrays by name, such as "
@@ -70,3 +70,11 @@ def _gives_batches(data: Any) -> bool:
     raise UserError(
         f"A {type(data).__name__} is no data. Give arrays by name, a tuple (inputs, targets), a source, or batches."
     )
+
+
+def _first_is_mapping(data: Any) -> bool:
+    """Whether the first row holds arrays by name; not so where there is none, or [] takes names, as of a table."""
+    try:
+        return isinstance(data[0], Mapping)
+    except (LookupError, TypeError):
+        return False

@@ -17,6 +17,8 @@ import numpy as np
 from ..mesh.errors import UserError
 from ..mesh.processes import local_copy
 from ..parallel.model import Batch
+from ..parallel.precision import FLOAT32
+from ..parallel.step.loss_scaling import MOST_IN_A_ROW, is_dynamic
 from ..parallel.step.state import StepMetrics, TrainState
 from ..parallel.step.train_step import Step
 from .ending.exits import DIVERGED
@@ -100,7 +102,8 @@ def run_steps(
             computed: it must wait for nothing, and not keep the state. None calls nothing.
         waited: Called with the seconds that the host has waited for a step. None calls nothing.
         most_skipped: Steps in a row whose loss or norm may be not finite, where the optimizer leaves such updates out
-            (`train.not_finite: skip`) or loss scaling does; their figures are not reported.
+            (`train.not_finite: skip`); their figures are not reported. At least 40 where the step scales its loss
+            dynamically.
         on_skip: Called with the number of such a step, and what was found.
 
     Returns:
@@ -111,7 +114,8 @@ def run_steps(
             message names the step. `on_pause` and `after_pause` never see such a state. When it is raised follows from
             the numbers of the steps alone, so every process of a run has started the same steps by then.
     """
-    log = _LateLog(start, log_every, on_progress, waited, _Skips(most_skipped, on_skip))
+    skips = _Skips(max(most_skipped, _most_left_out(step)), on_skip)
+    log = _LateLog(start, log_every, on_progress, waited, skips)
     for number, batch in enumerate(batches, start + 1):
         if not may_start(number):
             log.stop()
@@ -125,7 +129,7 @@ def run_steps(
         if pause_at(number):
             log.drain()
             _check_finite(number, state)
-            log.pause(on_pause(number, state))
+            log.pause(number, on_pause(number, state))
             changed = after_pause(number, state)
             state = state if changed is None else changed
             log.go_on()
@@ -164,8 +168,16 @@ class _LateLog:
                 self._read_done()
                 self._report_if_due()
 
-    def pause(self, measured: dict[str, float]) -> None:
-        """Reports the last step, all being done, with what was measured after it; the clock stands still."""
+    def pause(self, number: int, measured: dict[str, float]) -> None:
+        """Reports the last step, all being done, with what was measured after it; the clock stands still.
+
+        Args:
+            number: Of that step. Where its update was left out, what was measured keeps its number, and has the figures
+                of the last step that was finite.
+            measured: Figures by name; may be empty.
+        """
+        if measured and self._latest is not None:
+            self._latest = self._latest._replace(step=number, extra=self._latest.extra | self._skips.figures)
         self._report(measured)
 
     def go_on(self) -> None:
@@ -232,6 +244,11 @@ class _LateLog:
     def _restart_clock(self, step: int, at: float) -> None:
         """Times and counts what comes after a step, from the time it was done."""
         self._counted, self._since, self._weight = step, at, 0.0
+
+
+def _most_left_out(step: Any) -> int:
+    """Updates in a row that the step itself may leave out, of which one that is wrapped says nothing: 0."""
+    return MOST_IN_A_ROW if is_dynamic(getattr(step, "precision", FLOAT32)) else 0
 
 
 class _Skips:

@@ -86,7 +86,8 @@ class Trainer:
         self.step = build_step(model, optimizer, plan, **options)
         self.state: TrainState = self.step.init(seed, params)
         self.global_batch, self.seed = global_batch, seed
-        self._predictor: Predictor | None = None
+        self._predictor: tuple[TrainState, Predictor] | None = None
+        """The last one, and the state that it predicts with."""
 
     @property
     def layouts(self) -> ShardingPlan:
@@ -124,7 +125,8 @@ class Trainer:
         Args:
             data: Arrays by name, a tuple (inputs, targets), a `Source`, `Splits`, or batches of any size one after the
                 other. Every process is given the same.
-            epochs: How often each row is read, to the nearest step; not for batches one after the other.
+            epochs: How often each row is read; the last step is whole, so that it may begin another epoch. Not for
+                batches one after the other.
             steps: Optimizer steps instead.
             evaluation: Data of the same kinds, evaluated at the end and every `evaluate_every` steps: callbacks and
                 records see `eval_loss` and `eval_` with the name of each of the model's metrics.
@@ -148,8 +150,8 @@ class Trainer:
         streamed = getattr(source, "is_stream", False)
         if steps is None and streamed:
             raise UserError("fit: batches one after the other have no known end. Give steps, in place of epochs.")
-        start, steps_per_epoch = self.steps, 0 if streamed else max(1, len(source) // self.global_batch)
-        number = max(1, epochs * len(source) // self.global_batch) if steps is None else steps
+        start, examples = self.steps, 0 if streamed else len(source)
+        number = max(1, -(-epochs * examples // self.global_batch)) if steps is None else steps
         batches = train_batches(
             source,
             self.layouts.batch_sharding(),
@@ -174,7 +176,8 @@ class Trainer:
                 folder=folder,
                 start=start,
                 num_steps=start + number,
-                steps_per_epoch=steps_per_epoch,
+                global_batch=self.global_batch,
+                examples=examples,
                 log_every=log_every,
                 say=say,
             )
@@ -226,7 +229,7 @@ class Trainer:
                 yield from batches
 
     def _predictions(self, source: Any) -> Iterator[dict[str, np.ndarray]]:
-        if self._predictor is None:
+        if self._predictor is None or self._predictor[0] is not self.state:
             model = with_state(self.step.given_model, self.state.model_state)
-            self._predictor = Predictor(model, self.params, self.layouts, self.step.precision.compute)
-        return self._predictor.rows(source, global_batch=self.global_batch)
+            self._predictor = self.state, Predictor(model, self.params, self.layouts, self.step.precision.compute)
+        return self._predictor[1].rows(source, global_batch=self.global_batch)

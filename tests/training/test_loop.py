@@ -335,3 +335,40 @@ def test_one_more_in_a_row_ends_the_training():
     step = PretendStep(norms={3: np.nan, 4: np.nan, 5: np.nan})
     with pytest.raises(Diverged, match=r"Step 5: .*norm of the gradients nan\. It is number 3 in a row, of at most 2"):
         run_steps(step, first_state(), [{}] * 8, most_skipped=2)
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (1, [(1, 101, None), (2, 101, 2.0), (3, 103, None), (4, 103, 4.0), (5, 105, None), (6, 106, 6.0)]),
+        (10, [(2, 101, 2.0), (4, 103, 4.0), (6, 106, 6.0)]),
+    ],
+)
+def test_an_evaluation_after_a_step_that_was_left_out_keeps_its_step(every, expected):
+    step, reported = PretendStep(losses={2: np.nan, 4: np.nan}), []
+    run_steps(
+        step,
+        first_state(),
+        [{}] * 6,
+        log_every=every,
+        on_progress=reported.append,
+        pause_at=lambda number: number % 2 == 0,
+        on_pause=lambda number, state: {"eval_loss": float(number)},
+        most_skipped=1,
+    )
+    assert [(each.step, each.loss, each.extra.get("eval_loss")) for each in reported] == expected
+    assert [each.extra["skipped"] for each in reported if each.step in (2, 4, 6)] == [1.0, 2.0, 2.0]
+
+
+def test_the_last_step_is_left_out_and_evaluated():
+    reported = []
+    run_steps(
+        PretendStep(losses={1: np.nan, 3: np.nan}),
+        first_state(),
+        [{}] * 3,
+        on_progress=reported.append,
+        pause_at=lambda number: number != 2,
+        on_pause=lambda number, state: {"eval_loss": float(number)},
+        most_skipped=1,
+    )
+    assert [(each.step, each.loss, each.extra["eval_loss"]) for each in reported] == [(3, 102, 3.0)]

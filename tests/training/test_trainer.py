@@ -108,6 +108,16 @@ def test_it_goes_on_where_it_was():
     assert not np.array_equal(halves.predict((X, Y)), before)
 
 
+def test_a_state_that_is_given_is_predicted_with():
+    made, rows = trainer({"data": 8}), (X[:8], Y[:8])
+    before = made.predict(rows)
+    given = made.state
+    made.state = given._replace(params=jax.tree.map(lambda leaf: 2 * leaf, given.params))
+    np.testing.assert_allclose(made.predict(rows), by_hand(made.params)[0][:8], rtol=1e-4, atol=1e-5)
+    made.state = given
+    np.testing.assert_array_equal(made.predict(rows), before)
+
+
 def test_epochs_evaluations_and_callbacks():
     class Ends(spmdkit.Callback):
         def __init__(self):
@@ -124,9 +134,32 @@ def test_epochs_evaluations_and_callbacks():
     ends, made = Ends(), trainer()
     fitted = made.fit((X, Y), epochs=4, evaluation=(X[:100], Y[:100]), evaluate_every=20, callbacks=[ends], log_every=5)
     assert (fitted.why, fitted.steps, made.steps) == ("enough", 40, 40)
-    assert ends.epochs == [(15, 0), (30, 1)]
+    assert ends.epochs == [(16, 0), (32, 1)], "the steps that hold the last row: 1003 / 64 = 15.7, 2006 / 64 = 31.3"
     assert fitted.records[-1]["eval_accuracy"] == ends.seen[-1] == made.evaluate((X[:100], Y[:100]))["accuracy"]
     assert fitted.records[-1]["loss"] < fitted.records[0]["loss"]
+
+
+def test_callbacks_hear_of_as_many_epochs_as_were_asked_for():
+    """40 rows in batches of 16: 2.5 steps an epoch, so that every second one ends within a step."""
+
+    class Epochs(spmdkit.Callback):
+        def __init__(self):
+            self.heard = []
+
+        def on_train_begin(self, run):
+            self.heard.append((run.batch, run.examples, run.num_steps))
+
+        def on_epoch_begin(self, run, epoch):
+            self.heard.append(("begin", run.step, epoch))
+
+        def on_epoch_end(self, run, epoch):
+            self.heard.append(("end", run.step, epoch))
+
+    epochs, made = Epochs(), trainer({"data": 8}, global_batch=16)
+    made.fit((X[:40], Y[:40]), epochs=3, callbacks=[epochs])
+    assert epochs.heard[0] == (16, 40, 8), "3 x 40 / 16 = 7.5 steps"
+    assert [each for each in epochs.heard if each[0] == "begin"] == [("begin", 0, 0), ("begin", 3, 1), ("begin", 5, 2)]
+    assert [each for each in epochs.heard if each[0] == "end"] == [("end", 3, 0), ("end", 5, 1), ("end", 8, 2)]
 
 
 def test_batches_one_after_the_other_are_trained_on():

@@ -52,6 +52,8 @@ def fit(
     start: int = 0,
     num_steps: int | None = None,
     steps_per_epoch: int = 0,
+    global_batch: int = 1,
+    examples: int = 0,
     log_every: int = 10,
     say: Callable[[str], None] = print,
 ) -> Fitted:
@@ -72,7 +74,9 @@ def fit(
         start: Steps done before the first batch; callbacks go on from the notes of that step's checkpoint.
         num_steps: Steps of the whole run, for callbacks; None = `start` and as many as there are batches, which then
             have a length.
-        steps_per_epoch: Steps from one epoch to the next; 0 = there are no epochs.
+        steps_per_epoch: Steps from one epoch to the next; 0 = `examples` says where epochs end, or there are none.
+        global_batch: Rows of a batch, over all devices.
+        examples: Rows of an epoch, where batches do not divide them; 0 = as `steps_per_epoch` says.
         log_every: Steps between two logged steps.
         say: Prints a line.
 
@@ -91,8 +95,8 @@ def fit(
         folder=Path(folder),
         start=start,
         num_steps=num_steps,
-        batch=1,
-        examples=steps_per_epoch,
+        batch=global_batch,
+        examples=examples or steps_per_epoch * global_batch,
         evaluates=evaluate is not None,
         say=say,
         can_scale=factor_of(state) is not None,
@@ -147,6 +151,7 @@ class _Fitting:
                 after_pause=conductor.after_pause,
                 may_start=conductor.may_start,
                 on_stop=self._stop,
+                on_skip=self._tell_skip,
             )
             if self._checkpoints is not None:
                 self._checkpoints.wait()
@@ -172,3 +177,8 @@ class _Fitting:
         """Saves where a signal ends training; where a callback does, its pause has."""
         if not self._conductor.ended.end and number > self._run.start:
             self._conductor.save(number, state)
+
+    def _tell_skip(self, number: int, found: str) -> None:
+        """Says that an update was left out: the loss of such a step is scaled."""
+        if self._run.is_main:
+            self._run.say(f"Step {number}: {found}; its update was left out (loss_scale, which halves).")

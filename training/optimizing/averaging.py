@@ -136,21 +136,6 @@ def average_reader(plan: ShardingPlan) -> Callable[[TrainState], Params]:
     return lambda state: compiled(state.params, state.opt_state.average)
 
 
-def abstract_average(params: Params, frozen: Collection[str]) -> Any:
-    """Shapes, dtypes and shardings of the averages of parameters of these, as a checkpoint holds them.
-
-    Args:
-        params: ShapeDtypeStructs of the parameters.
-        frozen: Paths of parameters that do not train.
-    """
-
-    def wide(path: str, leaf: Any) -> Any:
-        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
-        return optax.MaskedNode() if path in frozen else jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding)
-
-    return map_with_path(wide, params)
-
-
 def _wide(leaf: Any) -> Array:
     return jnp.asarray(leaf, jnp.promote_types(leaf.dtype, jnp.float32))
 

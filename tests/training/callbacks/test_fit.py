@@ -6,6 +6,7 @@ import optax
 import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.models.mlp import MLPConfig, mlp
+from spmdkit.parallel.precision import Precision
 from spmdkit.training.callbacks.best_checkpoint import BestCheckpoint
 from spmdkit.training.callbacks.early_stopping import EarlyStopping
 from spmdkit.training.callbacks.fit import fit
@@ -88,3 +89,15 @@ def test_what_is_missing(step, batch, tmp_path):
     evaluate = {"evaluate": lambda state: {"eval_loss": 1.0}, "evaluate_every": 1}
     with pytest.raises(UserError, match="give build_step the optimizer `adjustable"):
         fit(plain, plain.init(0), [batch] * 3, callbacks=[ReduceOnPlateau(patience=1)], **evaluate, folder=tmp_path)
+
+
+def test_float16_leaves_updates_out_until_its_scale_fits(step, batch, tmp_path):
+    half = Precision(compute="float16", loss_scale_initial=2.0**22)
+    scaled, said = spmdkit.build_step(step.given_model, optax.sgd(0.1), step.plan, precision=half), []
+    fitted = fit(scaled, scaled.init(0), [batch] * 12, folder=tmp_path, log_every=1, say=said.append)
+    first = fitted.records[0]["step"]
+    assert 1 < first < 12
+    assert [line.partition(":")[0] for line in said] == [f"Step {number}" for number in range(1, first)]
+    assert said[0].endswith("its update was left out (loss_scale, which halves).")
+    assert float(fitted.state.loss_scale.scale) == 2.0**22 / 2 ** (first - 1)
+    assert fitted.records[-1]["loss"] < fitted.records[0]["loss"]

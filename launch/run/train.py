@@ -229,6 +229,7 @@ class _Run:
         self.display.message(self.rollbacks.add(step, found, self.start))
         self.pauses = Pauses(self.around, self.start)
         state, damaged, _ = self.first_state()
+        self.gate.go_back(self.start, f"going back, {len(self.rollbacks)}", self.config.timeouts.rendezvous)
         if is_main_process():
             self.checkpoints.keep_aside(damaged)
         self.guards.roll_back(self.start)

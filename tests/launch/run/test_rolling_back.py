@@ -120,6 +120,46 @@ def test_a_run_that_is_stopped_after_a_rollback_goes_on_as_the_same_run(tmp_path
     assert "It went back 2 times before" in capsys.readouterr().err
 
 
+ASKING = """
+import os
+import signal
+import time
+
+class Halves:
+    changes_learning_rate = True
+
+    def on_step_begin(self, run):
+        if run.step == 5:
+            run.scale_learning_rate(0.5)
+
+class Stops:
+    def on_step_begin(self, run):
+        if run.step == 8 and not (run.folder / "rollbacks.json").exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)  # until the gate has heard of it
+"""
+
+
+@pytest.mark.slow
+def test_what_callbacks_asked_for_in_steps_that_are_trained_again_is_done_once(tmp_path):
+    folder = write_rows(tmp_path / "rows", spoilt=(7,))
+    (folder / "asking_halves.py").write_text(ASKING)
+    constant = {"learning_rate": 0.01}
+    config = rows_config(folder, optimizer=constant, callbacks=[{"name": "asking_halves:Halves"}])
+    assert train(config) == 0
+    assert [record["learning_rate"] for record in metrics(folder / "run")] == pytest.approx([0.01] * 6 + [0.005] * 6)
+
+
+@pytest.mark.slow
+def test_a_signal_around_a_step_that_is_not_finite_stops_at_the_step_gone_back_to(tmp_path, capsys):
+    folder = write_rows(tmp_path / "rows", spoilt=(7,))
+    (folder / "asking_stops.py").write_text(ASKING)
+    config = rows_config(folder, callbacks=[{"name": "asking_stops:Stops"}])
+    assert train(config) == 75
+    assert "Stopped by SIGTERM after step 4 of 12" in capsys.readouterr().out
+    assert json.loads((folder / "run" / "rollbacks.json").read_text())["rollbacks"][0]["batch"] == 7
+
+
 @pytest.mark.slow
 def test_a_run_that_starts_anew_leaves_nothing_out(tmp_path):
     config = rows_config(write_rows(tmp_path / "rows", spoilt=(2,)), train={"steps": 3, "global_batch": BATCH})

@@ -42,7 +42,26 @@ def optimizer_of(config: Config) -> OptimizerConfig:
 
 
 def policy_problems(config: Config) -> list[Problem]:
-    """Says where `optimizer.skip_not_finite` and `train.not_finite` are both given."""
+    """Says where two keys contradict each other about what happens."""
+    return [*_given_twice(config), *_left_out_by_scaling(config)]
+
+
+def _left_out_by_scaling(config: Config) -> list[Problem]:
+    precision = config.precision
+    if config.train.not_finite != "roll_back" or precision.scaling != "dynamic":
+        return []
+    return [
+        Problem(
+            "train.not_finite",
+            f"train.not_finite=roll_back with precision.compute={precision.compute} and "
+            f"precision.loss_scale={precision.loss_scale}: dynamic loss scaling leaves out every update that is not "
+            "finite and goes on, so that the run would never go back for it. Set train.not_finite=stop, "
+            "precision.loss_scale to a number, or precision.compute=bfloat16.",
+        )
+    ]
+
+
+def _given_twice(config: Config) -> list[Problem]:
     older, train = config.optimizer.skip_not_finite, config.train
     if not older or train.not_finite == "stop":
         return []

@@ -44,7 +44,11 @@ RULES = (
     ),
     Rule("fits", ("optimizer.schedule", "optimizer.options"), "plateau, or an optimizer of your own, may keep arrays"),
     Rule("fits", ("train.not_finite", "optimizer.skip_not_finite"), "skip counts in the state of the optimizer"),
-    Rule("fits", ("optimizer.ema.decay", "precision.loss_scale"), "the state holds the averages, and the scale"),
+    Rule(
+        "fits",
+        ("optimizer.ema.decay", "precision.loss_scale", "precision.compute"),
+        "the state holds the averages, and the scale, which `auto` keeps in float16 alone",
+    ),
     Rule("fits", ("strategy.data.compress", "strategy.data.local_steps"), "devices keep arrays of their own"),
     Rule("fits", ("callbacks",), "one that changes the learning rate adds a factor to the state"),
     Rule("rounding", ("strategy", "layouts", "run.simulate"), "arrays are stored whole, whatever mesh wrote them"),
@@ -55,12 +59,14 @@ RULES = (
         (
             *("optimizer.learning_rate", "optimizer.weight_decay", "optimizer.decay_skip"),
             *("optimizer.betas", "optimizer.epsilon", "train.clip_norm", "train.most_not_finite"),
-            *("precision.loss_scale_initial", "precision.loss_scale_interval"),
-            *("strategy.data.outer_learning_rate", "strategy.data.outer_momentum"),
+            *("precision.loss_scale_interval", "strategy.data.outer_learning_rate", "strategy.data.outer_momentum"),
         ),
         "every step reads them anew",
     ),
-    Rule("forward", ("precision.compute", "precision.reduce"), "steps round otherwise; the state stays what it is"),
+    Rule("forward", ("precision.reduce",), "steps round otherwise; the state stays what it is"),
+    Rule(
+        "any", ("precision.loss_scale_initial",), "step 0 alone reads it; a restart takes the scale of the checkpoint"
+    ),
     Rule("any", ("run.dir", "run.root", "run.allow"), "a run may be moved, with its files"),
     Rule(
         "any",

@@ -1,15 +1,16 @@
 """What happens between the steps of a run: evaluations and saves, what callbacks ask for, and the records of steps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from ...configs.schema import Config
 from ...data.batches import eval_batches
+from ...parallel.model import Params
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.state import TrainState
 from ...training.callbacks.conductor import Conductor
@@ -51,6 +52,12 @@ class Surroundings:
     guards: Guards
     rollbacks: Rollbacks
 
+    @cached_property
+    def evaluated(self) -> Callable[[TrainState], Params]:
+        """What evaluations read of a state: the parameters, or their averages (`optimizer.ema.evaluate`)."""
+        averages = self.built.config.optimizer.ema.evaluate
+        return average_reader(self.built.layouts) if averages else attrgetter("params")
+
 
 class Pauses:
     """The pauses of the steps after one; a run that goes back has new ones, with new callbacks."""
@@ -86,8 +93,6 @@ class Pauses:
             save=self.save,
             seconds=self._config.timeouts.rendezvous,
         )
-        averages = self._config.optimizer.ema.evaluate
-        self._evaluated = average_reader(self._built.layouts) if averages else attrgetter("params")
         counted = len(around.rollbacks)
         self.recorder = Recorder(self._built, around.display, self.seen, self.conductor, rollbacks=counted)
 
@@ -127,7 +132,7 @@ class Pauses:
             layout=self._config.data.layout,
         )
         with watchdog.phase(number, "evaluation"), closing(batches):
-            params = self._evaluated(state)
+            params = self._around.evaluated(state)
             found = measure(self._built.step, params, watchdog.goes_on(batches), state.model_state)
         return {f"eval_{name}": value for name, value in found.items()}
 

@@ -40,7 +40,8 @@ class Recorder:
         Raises:
             UserError: The schedule gives a rate that is not a finite number.
         """
-        self._flops = FlopsOfSteps(built.model, built.splits.train, built.config.train.global_batch)
+        rows = built.config.train.global_batch
+        self._flops = FlopsOfSteps(built.model, built.splits.train, rows, left_out=run.left_out)
         self._recorded = 0
         self._display, self._run, self._conductor = display, run, conductor
         self._rates = learning_rates(built.config)

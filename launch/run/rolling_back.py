@@ -71,13 +71,23 @@ class Rollbacks:
                 "these samples; raise train.most_not_finite to leave out more. Checkpoints on disk are from before it.",
             ) from None
 
-    def add(self, step: int, found: str, to: int) -> str:
-        """Leaves out the batch of a step from now on, also after a restart.
+    def add(self, step: int, found: str, to: int) -> None:
+        """Leaves out the batch of a step from now on.
 
         Args:
             step: The step that was not finite.
             found: What was found.
-            to: The step that the run goes back to.
+            to: The step that the run is to go back to.
+        """
+        batch = batch_number(step - 1, self.left_out)
+        samples = (batch * self._batch, (batch + 1) * self._batch - 1)
+        self._done.append(Rollback(step, to, batch, samples, found, time.strftime("%Y-%m-%d %H:%M:%S")))
+
+    def write(self, to: int) -> str:
+        """Writes down what was left out last, so that a restart leaves it out too.
+
+        Args:
+            to: The step that the run has gone back to: an earlier one, where a checkpoint is damaged.
 
         Returns:
             A line for people.
@@ -85,12 +95,11 @@ class Rollbacks:
         Raises:
             OSError: It cannot be written down.
         """
-        batch = batch_number(step - 1, self.left_out)
-        samples = (batch * self._batch, (batch + 1) * self._batch - 1)
-        self._done.append(Rollback(step, to, batch, samples, found, time.strftime("%Y-%m-%d %H:%M:%S")))
+        last = self._done[-1] = self._done[-1]._replace(to=to)
         if is_main_process():
             write_whole(self._path, as_json(self._done))
         return (
-            f"Step {step}: {found}. Going back to step {to}; batch {batch} (samples {samples[0]} to {samples[1]}) is "
-            f"left out from now on. Rollback {len(self._done)} of at most {self._policy.most} (train.most_not_finite)."
+            f"Step {last.step}: {last.found}. Went back to step {to}; batch {last.batch} (samples {last.samples[0]} to "
+            f"{last.samples[1]}) is left out from now on. Rollback {len(self._done)} of at most {self._policy.most} "
+            "(train.most_not_finite)."
         )

@@ -226,9 +226,12 @@ class _Run:
         self.start = self.checkpoints.latest() or 0
         name = f"the step to go back to, {len(self.rollbacks) + 1}"
         check_same_step(self.folder, self.start, self.config.timeouts.rendezvous, name)
-        self.display.message(self.rollbacks.add(step, found, self.start))
+        self.rollbacks.add(step, found, self.start)
         self.pauses = Pauses(self.around, self.start)
         state, damaged, _ = self.first_state()
+        self.gate.go_back(self.start, f"going back, {len(self.rollbacks)}", self.config.timeouts.rendezvous)
+        self.around.ownership.check()
+        self.display.message(self.rollbacks.write(self.start))
         if is_main_process():
             self.checkpoints.keep_aside(damaged)
         self.guards.roll_back(self.start)

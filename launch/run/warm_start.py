@@ -8,6 +8,7 @@ Arrays stay on disk until a device is sent its part: no process holds a whole on
 with its checksum, by one of the processes.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from ...layouts.path_patterns import paths_met, some
 from ...layouts.paths import leaves_with_paths, map_with_path
-from ...mesh.coordination import exchange
+from ...mesh.coordination import differences, exchange
 from ...mesh.keys import make_key
 from ...models.lora import NAME as ADAPTERS
 from ...parallel.model import Params
@@ -26,6 +27,8 @@ from ...training.checkpointing.errors import MAX_LISTED, CheckpointError, Damage
 from ..inspection.finding import find, shown
 from ..inspection.stored import StoredArray, StoredCheckpoint
 from .build import Built
+from .directory.shared import wait_until_all_know
+from .guarding.agreement import Disagreement
 
 GROUP = "params/"
 
@@ -42,6 +45,8 @@ class WarmStart:
         Raises:
             CheckpointError: There is no such checkpoint, or parameters do not fit; all are named.
             UserError: An expression of `checkpoint.start_fresh` matches no parameter.
+            Disagreement: The processes of this run see different checkpoints there.
+            ProcessesMissing: Some did not say which.
             CheckpointUnavailable: The machine or the file system does not let it be read.
         """
         self._built, self._config = built, built.config.checkpoint
@@ -49,6 +54,7 @@ class WarmStart:
         try:
             self._stored = StoredCheckpoint(folder)
             self._held = _parameters(self._stored)
+            agree_on(self._stored, built.config.timeouts.rendezvous)
         except DamagedCheckpoint as error:
             raise _told(error) from error
         order = stored_order(built.layouts)
@@ -142,6 +148,32 @@ class WarmStart:
             return {path: leaf for path, leaf in leaves_with_paths(self._built.model.init(key)) if path in wanted}
 
         return jax.jit(chosen)(make_key(self._built.config.run.seed)) if wanted else {}
+
+
+def agree_on(stored: StoredCheckpoint, seconds: float) -> None:
+    """Makes sure that all processes begin with the same parameters. Every process of the run calls this.
+
+    The newest checkpoint of a run that still trains, or of a file system that one host sees late, may be another one in
+    each process.
+
+    Args:
+        stored: What this process has found.
+        seconds: How long to wait for the others.
+
+    Raises:
+        Disagreement: They have found different ones; the ranks are named.
+        ProcessesMissing: Some did not answer in time.
+    """
+    sums = sorted((stored.checksums or {}).items())
+    mine = f"{stored.folder.name} (checksums {hashlib.sha256(repr(sums).encode()).hexdigest()[:12]})"
+    found = exchange("the checkpoint to start from", mine, seconds=seconds)
+    if len(set(found)) > 1:
+        wait_until_all_know()
+        raise Disagreement(
+            f"checkpoint.start_from: {differences('the step of the checkpoint', found)}. All processes have to begin "
+            "with the same parameters. Name one of its steps, as <run>/<step>, by an absolute path on a file system "
+            "that all hosts mount; nothing was trained."
+        )
 
 
 class StoredParameter:

@@ -33,3 +33,10 @@ def test_two_policies_are_one_too_many(policy, remedy):
 def test_a_policy_of_no_such_name():
     with pytest.raises(ConfigError, match=r"train\.not_finite"):
         load_config("mlp", ["train.not_finite=rollback"])
+
+
+def test_no_run_goes_back_for_what_loss_scaling_leaves_out():
+    given = ["precision.compute=float16", "train.not_finite=roll_back"]
+    with pytest.raises(ConfigError, match=r"dynamic loss scaling leaves out .* Set train\.not_finite=stop"):
+        load_config("mlp", given)
+    assert load_config("mlp", [*given, "precision.loss_scale=1024"]).train.not_finite == "roll_back"

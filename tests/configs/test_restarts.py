@@ -57,3 +57,10 @@ def test_what_is_told_is_the_table():
             told = key in line.replace(";", ",").split(", ") or key.partition(".")[0] in line.split(", ")
             if rule.kind == "never":
                 assert not told, key
+
+
+def test_what_the_scale_of_float16_allows():
+    """`loss_scale: auto` adds a scale to the state in float16; its first value is read at step 0 alone."""
+    assert rule_of("precision.compute").kind == "fits"
+    assert rule_of("precision.loss_scale_initial").why.startswith("step 0 alone reads it")
+    assert rule_of("precision.loss_scale_interval").kind == "forward"

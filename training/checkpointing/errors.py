@@ -130,9 +130,9 @@ def mismatch(folder: Path, problems: list[str]) -> CheckpointError:
     return CheckpointError(
         f"The checkpoint {folder} does not fit the state of this run, in {len(problems)} array(s):\n  "
         + "\n  ".join(listed)
-        + "\nSet model, optimizer, precision.params, precision.loss_scale and callbacks that change the learning rate "
-        "back to what wrote it, or train into another run.dir. strategy.data as well, if it has local_steps or "
-        "compress: its groups keep arrays of their own."
+        + "\nSet model, optimizer, precision.params, precision.compute, precision.loss_scale and callbacks that change "
+        "the learning rate back to what wrote it, or train into another run.dir. strategy.data as well, if it has "
+        "local_steps or compress: its groups keep arrays of their own."
     )
 
 

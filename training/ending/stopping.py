@@ -16,6 +16,9 @@ Processes get a signal at different times, or only one of them does, and their h
 
 A host that waits for its devices, which wait for other hosts, is no obstacle: its thread answers, and those behind go
 on.
+
+A run that goes back to a checkpoint (`Gate.go_back`) takes none of that along: numbers of steps mean others from then
+on. What callbacks asked for is dropped, and a stop that was asked for happens at once.
 """
 
 import json
@@ -28,7 +31,7 @@ from typing import Any
 import jax
 
 from ...mesh.compat import coordination_client
-from ...mesh.coordination import PREFIX
+from ...mesh.coordination import PREFIX, exchange
 from .interrupts import SIGNALS, answered, asks_once
 
 POLL_SECONDS = 0.25
@@ -49,8 +52,10 @@ class Gate:
         self._last: int | None = None
         self._undecided: set[str] = set()
         self._pauses: dict[int, list[str]] = {}
+        self._dropped = 0
         self._change = threading.Condition()
         self.on_ask: Callable[[str], None] = self._pause_alone
+        self.last_request: Callable[[], int] = lambda: 0
 
     def passes(self, number: int) -> bool:
         """Tells whether a step may start; waits where that is not decided yet.
@@ -99,7 +104,8 @@ class Gate:
         """
         with self._change:
             self._undecided.discard(name)
-            self._pauses.setdefault(number, []).extend(texts)
+            if not (name.isdigit() and int(name) <= self._dropped):
+                self._pauses.setdefault(number, []).extend(texts)
             self._change.notify_all()
 
     def ask(self, text: str) -> None:
@@ -113,6 +119,30 @@ class Gate:
     def asked_at(self, number: int) -> list[str]:
         """What all processes pause for after a step that has passed; nothing where they do not."""
         return self._pauses.get(number, [])  # of a step that has passed, all is decided
+
+    def go_back(self, number: int, name: str, seconds: float) -> None:
+        """Goes on from an earlier step, with nothing of the steps after it. All processes call this; none trains.
+
+        A stop that any of them was asked for is decided here: the step that they are at is the last.
+
+        Args:
+            number: Of that step, the same in all.
+            name: What they exchange; used once.
+            seconds: How long to wait for the other processes.
+
+        Raises:
+            ProcessesMissing: Some did not come in time.
+        """
+        last_request = self.last_request()
+        with self._change:
+            self._started = number  # whoever is asked from now on tells this one
+            told = json.dumps([self.is_closing, self.reason, last_request])
+        texts = [json.loads(each) for each in exchange(name, told, seconds=seconds)]
+        with self._change:
+            self._pauses.clear()
+            self._dropped = texts[0][2]  # of process 0; others may decide these later than this one
+        if any(is_closing for is_closing, _, _ in texts):
+            self.stop_after(number, next((reason for _, reason, _ in texts if reason), "a signal"))
 
     @property
     def is_closing(self) -> bool:
@@ -175,11 +205,12 @@ class _Together:
         self._signal = ""
         self._pauses: list[str] = []
         self._number = 0
+        self._saying = threading.Lock()
         self._undecided: dict[str, str] = {}
         self._seen: set[str] = set()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="stop-with-the-others", daemon=True)
-        gate.on_ask = self._pauses.append
+        gate.on_ask, gate.last_request = self._pauses.append, self._forget
 
     def begin(self) -> None:
         self._thread.start()
@@ -198,7 +229,8 @@ class _Together:
 
     def _look(self) -> None:
         """Says what is to be said; decides what all have answered; answers what is newly asked, in this order."""
-        self._say()
+        with self._saying:
+            self._say()
         asked = {key.removeprefix(ASKED): text for key, text in self._client.key_value_dir_get(ASKED)}
         for name, text in list(self._undecided.items()):
             self._decide(name, text)
@@ -216,6 +248,12 @@ class _Together:
             self._client.key_value_set(f"{ASKED}{self._number + 1}", json.dumps(told))
             self._number += 1
             del self._pauses[: len(told)]
+
+    def _forget(self) -> int:
+        """Drops what is not said yet; gives the number of the last request that is."""
+        with self._saying:
+            self._pauses.clear()
+            return self._number
 
     def _answer(self, name: str, text: str) -> None:
         """Closes the gate for what is newly asked, and tells how far this process is.

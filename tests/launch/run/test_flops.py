@@ -27,6 +27,16 @@ def test_buckets_count_as_long_as_they_were(buckets):
     assert each == {short, long}
 
 
+def test_batches_that_are_left_out_do_not_count(buckets):
+    """The third step gets the batch of the fourth, and so on."""
+    everything = FlopsOfSteps(transformer(CONFIG), buckets, 4)
+    flops = FlopsOfSteps(transformer(CONFIG), buckets, 4, left_out=(2,))
+    found = [flops(number, number + 1) for number in range(6)]
+    assert found == [everything(number, number + 1) for number in (0, 1, 3, 4, 5, 6)]
+    assert found != [everything(number, number + 1) for number in range(6)]
+    assert flops(0, 6) == pytest.approx(sum(found) / 6)
+
+
 def test_other_sources_count_as_the_longest():
     flops = FlopsOfSteps(transformer(CONFIG), from_dataset([(np.arange(32),) * 2] * 8).train, 4)
     assert flops(3, 5) == CONFIG.flops_per_row * 4

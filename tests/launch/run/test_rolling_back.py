@@ -9,7 +9,9 @@ import shutil
 import numpy as np
 import pytest
 from runs import assert_same_arrays, losses, metrics, state_arrays, write_config
+from spmdkit.configs.load import load_config
 from spmdkit.launch.cli import main
+from spmdkit.launch.run.rolling_back import Rollbacks
 
 ROWS, BATCH, STEPS = 400, 16, 12
 SOURCE = """
@@ -95,7 +97,7 @@ def test_the_run_is_the_one_without_these_batches(tmp_path, without, capsys):
         (5, 4, 5, [80, 95]),
         (8, 4, 9, [144, 159]),
     ]
-    assert "Going back to step 4; batch 5 (samples 80 to 95) is left out from now on. Rollback 2 of" in printed
+    assert "Went back to step 4; batch 5 (samples 80 to 95) is left out from now on. Rollback 2 of" in printed
     assert [record["rollbacks"] for record in metrics(run)] == [1] * 4 + [3] * 8
     assert ", 3 rollbacks, " in printed.partition("Goodput")[2].partition("\n")[0]
     assert "3 rollbacks" in (run / "report.html").read_text()
@@ -118,6 +120,71 @@ def test_a_run_that_is_stopped_after_a_rollback_goes_on_as_the_same_run(tmp_path
     assert_same_run(config, without)
     assert train(config, f"run.dir={tmp_path / 'before'}", "train.most_not_finite=2") == 3, "rollbacks of before count"
     assert "It went back 2 times before" in capsys.readouterr().err
+
+
+ASKING = """
+import os
+import signal
+import time
+
+class Halves:
+    changes_learning_rate = True
+
+    def on_step_begin(self, run):
+        if run.step == 5:
+            run.scale_learning_rate(0.5)
+
+class Stops:
+    def on_step_begin(self, run):
+        if run.step == 8 and not (run.folder / "rollbacks.json").exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)  # until the gate has heard of it
+
+class Loses:
+    def on_step_begin(self, run):
+        if run.step == 8:
+            (run.folder / "owner.json").unlink(missing_ok=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_has_lost_its_folder_writes_no_rollback(tmp_path, capsys):
+    folder = write_rows(tmp_path / "rows", spoilt=(7,))
+    (folder / "asking_loses.py").write_text(ASKING)
+    assert train(rows_config(folder, callbacks=[{"name": "asking_loses:Loses"}])) == 75
+    assert "was taken over by a job that has ended since" in capsys.readouterr().err
+    assert not (folder / "run" / "rollbacks.json").exists()
+
+
+def test_the_step_that_is_written_down_is_the_one_that_was_restored(tmp_path):
+    """Checkpoint 8 was to be the one, and was damaged."""
+    config = load_config(rows_config(write_rows(tmp_path / "rows")))
+    rollbacks = Rollbacks(config, tmp_path)
+    rollbacks.add(10, "the loss is nan", 8)
+    assert rollbacks.left_out == (9,)
+    assert not (tmp_path / "rollbacks.json").exists()
+    assert "Step 10: the loss is nan. Went back to step 4; batch 9 (samples 144 to 159)" in rollbacks.write(4)
+    assert [each["to"] for each in json.loads((tmp_path / "rollbacks.json").read_text())["rollbacks"]] == [4]
+
+
+@pytest.mark.slow
+def test_what_callbacks_asked_for_in_steps_that_are_trained_again_is_done_once(tmp_path):
+    folder = write_rows(tmp_path / "rows", spoilt=(7,))
+    (folder / "asking_halves.py").write_text(ASKING)
+    constant = {"learning_rate": 0.01}
+    config = rows_config(folder, optimizer=constant, callbacks=[{"name": "asking_halves:Halves"}])
+    assert train(config) == 0
+    assert [record["learning_rate"] for record in metrics(folder / "run")] == pytest.approx([0.01] * 6 + [0.005] * 6)
+
+
+@pytest.mark.slow
+def test_a_signal_around_a_step_that_is_not_finite_stops_at_the_step_gone_back_to(tmp_path, capsys):
+    folder = write_rows(tmp_path / "rows", spoilt=(7,))
+    (folder / "asking_stops.py").write_text(ASKING)
+    config = rows_config(folder, callbacks=[{"name": "asking_stops:Stops"}])
+    assert train(config) == 75
+    assert "Stopped by SIGTERM after step 4 of 12" in capsys.readouterr().out
+    assert json.loads((folder / "run" / "rollbacks.json").read_text())["rollbacks"][0]["batch"] == 7
 
 
 @pytest.mark.slow

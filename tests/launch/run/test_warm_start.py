@@ -5,12 +5,16 @@ Parameters are compared as TensorStore's own reader gives them, through `spmdkit
 
 import json
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorstore
 from runs import losses, metrics, write_config, write_language_config
 from spmdkit.launch.cli import main
+from spmdkit.launch.run import warm_start
+from spmdkit.launch.run.guarding.agreement import Disagreement
 
 from spmdkit.testing.damage import damage
 
@@ -161,3 +165,24 @@ def test_mistakes(overrides, text, old, tmp_path, capsys):
     assert train(new_config(old, tmp_path), *overrides) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "checksums", "agrees"),
+    [("old/3", {"a": 1}, True), ("old/6", {"a": 1}, False), ("old/3", {"a": 2}, False), ("old/3", None, False)],
+)
+def test_processes_that_see_other_checkpoints_do_not_begin(folder, checksums, agrees, monkeypatch):
+    """A run that still trains saves step 6 between the looks of two processes; or another folder has that name."""
+
+    def of(folder, checksums):
+        return SimpleNamespace(folder=Path(folder), checksums=checksums)
+
+    said = []
+    monkeypatch.setattr(warm_start, "exchange", lambda name, text, *, seconds: said.append(text) or [text])
+    warm_start.agree_on(of("old/3", {"a": 1}), 1)
+    monkeypatch.setattr(warm_start, "exchange", lambda name, text, *, seconds: [*said, text])
+    if agrees:
+        warm_start.agree_on(of(folder, checksums), 1)
+    else:
+        with pytest.raises(Disagreement, match=r"rank 1.* Name one of its steps"):
+            warm_start.agree_on(of(folder, checksums), 1)

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from spmdkit.mesh import coordination
 from spmdkit.training.ending import stopping
 from spmdkit.training.ending.stopping import SIGNALS, Gate, stops_on_signals
 
@@ -96,7 +97,7 @@ class Service:
         self.values[key] = value
 
     def key_value_dir_get(self, folder):
-        return [(key, value) for key, value in self.values.items() if key.startswith(folder)]
+        return [(key, value) for key, value in list(self.values.items()) if key.startswith(folder)]
 
     def key_value_delete(self, key):
         for each in [each for each in self.values if each == key or each.startswith(f"{key}/")]:
@@ -138,6 +139,84 @@ def test_three_processes_decide_the_same_whatever_comes_first(seed, monkeypatch)
     assert done == [f"request {number}" for number in range(len(done))]
     assert len(done) == asked > 5
     assert len(service.values) <= 8, "what is decided is forgotten"
+
+
+def test_what_was_asked_for_is_not_done_again_by_a_run_that_goes_back():
+    gate = Gate()
+    assert all(gate.passes(number) for number in (1, 2, 3, 4))
+    gate.ask("halve the rate")
+    assert gate.passes(5)
+    gate.go_back(2, "back", 1)
+    gate.ask("halve the rate again")
+    assert all(gate.passes(number) for number in (3, 4, 5))
+    assert (gate.asked_at(3), gate.asked_at(5)) == (["halve the rate again"], [])
+
+
+def test_a_run_that_goes_back_while_it_is_to_stop_trains_no_further_step():
+    gate = Gate()
+    assert all(gate.passes(number) for number in range(1, 8))
+    gate.stop_after(gate.close(), "SIGTERM")
+    gate.go_back(2, "back", 1)
+    assert not gate.passes(3)
+    assert gate.reason == "SIGTERM"
+
+
+@pytest.fixture
+def three(monkeypatch):
+    """Three processes of one service, each a thread: gives the sides, and what runs a function of a rank in all."""
+    service, here = Service(), threading.local()
+    for module in (stopping, coordination):
+        monkeypatch.setattr(module, "coordination_client", lambda: service)
+    monkeypatch.setattr(stopping.jax, "process_index", lambda: here.rank)
+    monkeypatch.setattr(stopping.jax, "process_count", lambda: 3)
+    sides = [stopping._Together(Gate()) for _ in range(3)]
+
+    def in_ranks(*ranks, do):
+        def run(rank):
+            here.rank = rank
+            do(rank)
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(5)
+            assert not thread.is_alive()
+
+    return sides, in_ranks
+
+
+@pytest.mark.parametrize("heard", [(), (0,), (0, 0, 1), (0, 0, 1, 2, 0)], ids=str)
+def test_processes_that_go_back_drop_the_same_however_many_have_heard_of_it(heard, three):
+    """Of a request of before nobody does anything; one of after is done by all after the same step."""
+    sides, in_ranks = three
+    gates = [side._gate for side in sides]
+    assert all(gate.passes(number) for gate in gates for number in range(1, 8))
+    gates[0].ask('"old"')
+    for rank in heard:
+        in_ranks(rank, do=lambda rank: sides[rank]._look())
+    in_ranks(0, 1, 2, do=lambda rank: gates[rank].go_back(2, "back", 5))
+    for turn in range(6):
+        if turn == 3:
+            gates[0].ask('"new"')
+        in_ranks(0, 1, 2, do=lambda rank: sides[rank]._look())
+    in_ranks(0, 1, 2, do=lambda rank: [gates[rank].passes(number) for number in range(3, 10)])
+    assert [[gate.asked_at(number) for number in range(10)] for gate in gates] == [
+        [[], [], [], ['"new"'], [], [], [], [], [], []]
+    ] * 3
+
+
+def test_one_process_that_was_asked_to_stop_stops_all_that_go_back(three):
+    sides, in_ranks = three
+    gates = [side._gate for side in sides]
+    assert all(gate.passes(number) for gate in gates for number in range(1, 8))
+    in_ranks(1, do=lambda rank: sides[rank].ask("SIGTERM"))
+    in_ranks(1, do=lambda rank: sides[rank]._look())  # the others have not heard of it
+    in_ranks(0, 1, 2, do=lambda rank: gates[rank].go_back(2, "back", 5))
+    for _ in range(3):
+        in_ranks(0, 1, 2, do=lambda rank: sides[rank]._look())
+    in_ranks(0, 1, 2, do=lambda rank: gates[rank].passes(3))
+    assert [gate.passes(3) for gate in gates] == [False] * 3
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)

@@ -173,6 +173,20 @@ def abstract_batch(source: Source, global_batch: int, sharding: NamedSharding) -
     }
 
 
+def check_layout(source: Source, global_batch: int, sharding: NamedSharding, layout: Rules) -> None:
+    """Raises a UserError where batches of a source, of any of its lengths, cannot be stored in a layout.
+
+    Args:
+        source: Any split of the data.
+        global_batch: Rows of a batch, over all processes.
+        sharding: How rows are split over the mesh; its devices need not exist.
+        layout: As of `train_batches`.
+    """
+    storage = Storage(layout, sharding)
+    for batch in (abstract_batch(source, global_batch, sharding), *further_batches(source, global_batch, sharding)):
+        storage.check({name: array.shape for name, array in batch.items()})
+
+
 def batch_shapes(source: Source, global_batch: int) -> dict[str, tuple[int, ...]]:
     """The global shape of each array of the batches that `train_batches` and `eval_batches` make."""
     return {"example": (global_batch,), **{name: (global_batch, *np.shape(row)) for name, row in source[0].items()}}

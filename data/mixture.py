@@ -23,6 +23,8 @@ from .source import BadDataError, Source, Splits, fingerprint, is_stream, take
 
 MOST_ROWS = 1 << 48
 """Rows of a stream that have a place in a mixture: more than any run has."""
+WITHOUT_END = 1 << 60
+"""The length from which on a part is a stream. A mixture that holds one is long, and all of its rows have places."""
 
 
 class Mixture:
@@ -38,10 +40,10 @@ class Mixture:
         self.sources = tuple(sources)
         self.weights = weights
         self._names = names
-        self._starts = np.cumsum([0, *(min(len(source), MOST_ROWS) for source in sources)])
-        streams = [weight for source, weight in zip(sources, weights, strict=True) if is_stream(source)]
-        self.is_stream = bool(streams)
-        self.streamed_share = sum(streams) / sum(weights)
+        self._starts = np.cumsum([0, *map(_places, sources)])
+        self.is_stream = any(map(is_stream, sources))
+        streamed = [weight * _streamed_share(source) for source, weight in zip(sources, weights, strict=True)]
+        self.streamed_share = sum(streamed) / sum(weights)
 
     def __len__(self) -> int:
         """Number of examples in all parts together; of a stream, more than any run has."""
@@ -200,6 +202,16 @@ def _check_parts(splits: Sequence[Splits], names: Sequence[str]) -> None:
             f"{', '.join(told)}: the same id has to mean the same token in all parts. Where it does, set "
             "data.vocabulary to the number of all ids."
         )
+
+
+def _places(source: Source) -> int:
+    """How many rows of a part have a place in a mixture."""
+    return MOST_ROWS if len(source) >= WITHOUT_END else len(source)
+
+
+def _streamed_share(source: Source) -> float:
+    """Which share of the samples of a source comes from streams, in [0, 1]."""
+    return getattr(source, "streamed_share", float(is_stream(source)))
 
 
 def _form(source: Source) -> dict[str, tuple[str, tuple[int, ...]]]:

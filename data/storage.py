@@ -29,6 +29,10 @@ from .placement import place_part, rows_of_devices
 Axes = str | Sequence[str] | None
 Rules = Mapping[str, Sequence[Axes]]
 KEY = "data.layout"
+FORM = (
+    'Give regular expressions of names -> a list with one entry per dim, a mesh axis, None or a list of axes: {".*": '
+    '[["data", "fsdp"]]}.'
+)
 
 
 class Storage:
@@ -41,10 +45,12 @@ class Storage:
         step: How the step splits rows; further dims are not split.
 
     Raises:
-        UserError: A rule names an axis that the mesh has not, or one twice, or is no regular expression.
+        UserError: A rule is of another form, names an axis that the mesh has not, or one twice, or its key is no
+            regular expression.
     """
 
     def __init__(self, rules: Rules, step: NamedSharding) -> None:
+        _check_form(rules)
         self._rules = {_compiled(pattern): _entries(pattern, entries, step) for pattern, entries in rules.items()}
         self.step = step
 
@@ -109,6 +115,22 @@ class Storage:
     def move(self) -> "jax.stages.Wrapped":
         """The program: arrays by name in the layout of storage -> the same in that of the step."""
         return jax.jit(lambda batch: batch, out_shardings=self.step)
+
+
+def _check_form(rules: object) -> None:
+    """Raises where rules are not what the type says: those of a config have been checked, others may be anything."""
+    if not isinstance(rules, Mapping):
+        raise UserError(f"{KEY}={rules!r} is no mapping. {FORM}")
+    for pattern, entries in rules.items():
+        if not isinstance(pattern, str):
+            raise UserError(f"{KEY}: the key {pattern!r} is no text. {FORM}")
+        if not isinstance(entries, list | tuple) or not all(map(_is_axes, entries)):
+            raise UserError(f"{KEY}[{pattern!r}] = {entries!r} is no list of axes. {FORM}")
+
+
+def _is_axes(entry: object) -> bool:
+    axes = entry if isinstance(entry, list | tuple) else [] if entry is None else [entry]
+    return all(isinstance(axis, str) for axis in axes)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

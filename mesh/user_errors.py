@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from .errors import UserError
@@ -16,8 +17,8 @@ RUNTIME = {"spmdkit", "jax", "jaxlib", "numpy", "optax", "orbax", "grain"}
 """Packages that are never the user's own, wherever they are installed."""
 TOLD_OF_OURS = (KeyError, TypeError, ValueError)
 """What functions of spmdkit's own raise for arrays of other names, dtypes or shapes than they read."""
-WORKER_HANDLER = "_error_if_any_worker_fails"
-"""PyTorch's handler of signals, which raises in whatever the main thread does once a worker of a loader is killed."""
+WORKER_HANDLER = ("handler", "signal_handling.py")
+"""PyTorch's handler of signals and its file; it raises in whatever the main thread does once a loader's worker dies."""
 MOST_CHARACTERS = 300
 """Of the text of an error of another package; some of JAX's fill a page."""
 
@@ -54,9 +55,13 @@ def _passes(error: Exception, function: Any) -> bool:
     """Whether an error says all there is to say, or is no error of the user's code."""
     if isinstance(error, UserError):
         return type(error) is not UserError or _users_frame(error) is None
-    if any(frame.f_code.co_name == WORKER_HANDLER for frame, _ in traceback.walk_tb(error.__traceback__)):
+    if any(_is_worker_handler(frame.f_code) for frame, _ in traceback.walk_tb(error.__traceback__)):
         return True
     return _is_ours(function) and _users_frame(error) is None and not isinstance(error, TOLD_OF_OURS)
+
+
+def _is_worker_handler(code: CodeType) -> bool:
+    return (code.co_name, Path(code.co_filename).name) == WORKER_HANDLER
 
 
 def place_of(error: BaseException, function: Any = None) -> str:

@@ -176,7 +176,8 @@ class StreamSource:
             raise UserError(f"the {self.what} gave no rows in its epoch {self._epoch}. Give it some.")
         self._epoch += 1
         self._rows_of_epoch = 0
-        with told_as_users(f"beginning epoch {self._epoch} of the {self.what}", passes=is_of_machine):
+        beginning = told_as_users(f"beginning epoch {self._epoch} of the {self.what}", passes=is_of_machine)
+        with beginning, told_of_lost_worker(f"the {self.what}"):  # workers may outlive epochs, and die between them
             self._items = iter(self._make(self._epoch))
 
     def _check(self, rows: Rows) -> None:

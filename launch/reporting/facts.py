@@ -17,7 +17,11 @@ from ...layouts.table import LayoutTable, make_row
 from ...layouts.tensor_layout import TensorLayout
 from ...mesh.device_mesh import DeviceMesh
 from ...parallel.collectives import Collective
+from ...parallel.schedule.csv_file import csv_text, parse_schedule
+from ...parallel.schedule.table import Schedule
 from ...training.report.costs import StepCosts
+from ..drawing.schedule_svg import draw_svg
+from .facts_form import check_form
 
 NAME = "report.json"
 
@@ -32,7 +36,9 @@ class Facts:
         data: a description.
         mesh: axis -> size; its devices by name, slowest axis first.
         layouts: those of the parameters, as `LayoutTable.to_json` gives them.
-        costs: what the step holds and moves, but for what was measured.
+        costs: what the step holds and moves, but for what was measured and for the picture of the schedule.
+        schedule: name and csv of the pipeline's schedule, where it is drawn. The picture is drawn anew: a picture in a
+            file is text of whoever wrote the file, and a page would run what it holds.
         finished: the last step, where the run has come to its very end; 0 before.
         figures: what is known only then, such as bigram_loss.
         measured: whose -> the most bytes in use at once, known then too.
@@ -49,6 +55,7 @@ class Facts:
     figures: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, int] = field(default_factory=dict)
     sample: str = ""
+    schedule: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -75,10 +82,16 @@ class Facts:
     def step_costs(self) -> StepCosts:
         """What the step holds and moves, with what was measured."""
         lists = {name: tuple(map(_collective, self.costs[name])) for name in ("predicted", "found")}
-        return StepCosts(**{**self.costs, **lists, "notes": tuple(self.costs["notes"]), "measured": self.measured})
+        own = {"notes": tuple(self.costs["notes"]), "measured": self.measured, "schedule_svg": self._picture()}
+        return StepCosts(**{**self.costs, **lists, **own})
+
+    def _picture(self) -> str:
+        return draw_svg(parse_schedule(self.schedule["csv"], self.schedule["name"])) if self.schedule else ""
 
 
-def facts_of(model: str, parameters: int, data: str, table: LayoutTable, costs: StepCosts) -> Facts:
+def facts_of(
+    model: str, parameters: int, data: str, table: LayoutTable, costs: StepCosts, schedule: Schedule | None = None
+) -> Facts:
     """What is known of a run that starts.
 
     Args:
@@ -87,11 +100,12 @@ def facts_of(model: str, parameters: int, data: str, table: LayoutTable, costs: 
         data: A description.
         table: The layouts of the parameters.
         costs: What its step holds and moves.
+        schedule: That of its pipeline, where the report draws it.
     """
     mesh = table.mesh
     lists = {name: [asdict(line) for line in getattr(costs, name)] for name in ("predicted", "found")}
     plain = {**costs._asdict(), **lists, "held": dict(costs.held), "compiled": dict(costs.compiled)}
-    del plain["measured"]
+    del plain["measured"], plain["schedule_svg"]
     return Facts(
         model=model,
         parameters=parameters,
@@ -102,6 +116,7 @@ def facts_of(model: str, parameters: int, data: str, table: LayoutTable, costs: 
         },
         layouts=table.to_json(),
         costs=plain,
+        schedule={"name": schedule.name, "csv": csv_text(schedule)} if schedule is not None else {},
     )
 
 
@@ -121,7 +136,8 @@ def read_facts(folder: Path) -> Facts | None:
     """Reads report.json; None where there is none, as of earlier versions, or it is damaged: it can be missed."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         facts = Facts(**json.loads((folder / NAME).read_bytes()))
-        _ = facts.table, facts.step_costs  # of no use but for its errors
+        check_form(facts)
+        _ = facts.table, facts.step_costs  # of no use but for their errors
         return facts
     return None
 

@@ -15,7 +15,7 @@ from ...configs.elastic import fit_to_devices
 from ...configs.not_finite import optimizer_of, policy_of
 from ...configs.paths import below_root, is_schedule_file
 from ...configs.schema import Config
-from ...data.batches import abstract_batch, check_enough, train_batches
+from ...data.batches import abstract_batch, check_enough, check_layout, train_batches
 from ...data.ranges import Limit, Limits, check_splits
 from ...data.source import take
 from ...data.splits import Splits, open_splits
@@ -123,7 +123,11 @@ def build(
     check_devices(config, used)
     check_enough(splits.train, config.train.global_batch)
     layouts, step = plan_step(config, model, devices)
-    batch = abstract_batch(splits.train, config.train.global_batch, layouts.batch_sharding())
+    placed = config.train.global_batch, layouts.batch_sharding()
+    batch = abstract_batch(splits.train, *placed)
+    for source in (splits.train, splits.evaluation):
+        if source is not None and config.data.layout:
+            check_layout(source, *placed, config.data.layout)
     if check_functions(model, step, batch, evaluates=splits.evaluation is not None):
         check_contract(config, model, splits.train, own_device(layouts))
     return Built(config, splits, model, layouts, step, batch, re_formed)

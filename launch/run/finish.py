@@ -12,6 +12,7 @@ from ...configs.schema import Config
 from ...data.bigram import bigram_loss
 from ...data.source import is_stream
 from ...mesh.processes import is_main_process, local_copy
+from ...parallel.schedule.table import Schedule
 from ...parallel.step.state import TrainState
 from ...training.checkpointing.checkpoints import Checkpoints, DamagedCheckpoint
 from ...training.display import Display
@@ -113,22 +114,29 @@ def run_facts(built: Built, explanation: Explanation) -> Facts:
         built.splits.description,
         built.layouts.table,
         step_costs(explanation),
+        _drawn(explanation),
     )
 
 
 def step_costs(explanation: Explanation) -> StepCosts:
     """What the report shows of an explanation; a schedule of very many actions in words alone."""
-    schedule = explanation.schedule
-    drawn = schedule is not None and schedule.stages * schedule.num_ticks <= MOST_DRAWN
+    schedule, drawn = explanation.schedule, _drawn(explanation)
     return StepCosts(
         held=explanation.bytes_per_device,
         compiled=explanation.compiled,
         predicted=explanation.predicted,
         found=explanation.found,
         notes=explanation.notes,
-        schedule_svg=draw_svg(schedule) if schedule is not None and drawn else "",
+        schedule_svg=draw_svg(drawn) if drawn is not None else "",
         schedule_text=schedule_figures(schedule) if schedule is not None else "",
     )
+
+
+def _drawn(explanation: Explanation) -> Schedule | None:
+    """The schedule of a pipeline, where it is not too large for a picture."""
+    schedule = explanation.schedule
+    fits = schedule is not None and schedule.stages * schedule.num_ticks <= MOST_DRAWN
+    return schedule if fits else None
 
 
 def _sample(built: Built, state: TrainState) -> str | None:

@@ -45,10 +45,34 @@ def read_schedule(
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UserError(f"Cannot read the schedule {path}: {reason}.") from error
+    schedule = parse_schedule(text, path)
+    wanted = {"stages": stages, "microbatches": microbatches, "chunks": virtual}
+    _report(
+        path,
+        [
+            f"it is a schedule for {getattr(schedule, name)} {name}, not for {size}"
+            for name, size in wanted.items()
+            if size is not None and getattr(schedule, name) != size
+        ],
+    )
+    return schedule
+
+
+def parse_schedule(text: str, path: str | Path) -> Schedule:
+    """Takes the text of a file for a schedule, and checks that it can run.
+
+    Args:
+        text: As `csv_text` writes it, or a spreadsheet.
+        path: Where it is from; the last part is the schedule's name.
+
+    Raises:
+        UserError: As `read_schedule`, but for the sizes.
+    """
+    path, lines = Path(path), text.splitlines()
     problems: list[str] = []
     settings = _settings(lines, problems)
     by_stage = _by_stage(lines, problems)
@@ -73,15 +97,6 @@ def read_schedule(
         by_stage=by_stage,
     )
     check(schedule)
-    wanted = {"stages": stages, "microbatches": microbatches, "chunks": virtual}
-    _report(
-        path,
-        [
-            f"it is a schedule for {getattr(schedule, name)} {name}, not for {size}"
-            for name, size in wanted.items()
-            if size is not None and getattr(schedule, name) != size
-        ],
-    )
     return schedule
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from runs import metrics, write_config
-from spmdkit.data import BadDataError, DataConfig, from_arrays, mix, open_splits, train_batches
+from spmdkit.data import BadDataError, DataConfig, from_arrays, from_batches, mix, open_splits, train_batches
 from spmdkit.data.config import part_config
 from spmdkit.data.mixture import Mixture, _samples_without_repeats
 from spmdkit.data.order import source_order
@@ -61,6 +61,20 @@ def test_parts_of_one_size_have_orders_of_their_own():
     seen = origin_of(mixed, np.arange(100))
     assert [row for which, row in seen if which == 0] != [row for which, row in seen if which == 1]
     assert seen != origin_of(mixed, np.arange(100), seed=4)
+
+
+def test_a_mixture_in_a_mixture_keeps_its_rows_beside_a_stream():
+    """The stream comes first, so that the places of all other rows are behind it."""
+    stream = from_batches(lambda epoch: [take(part(0, 8).train, np.arange(8))])
+    inner = mix([(stream, 1), (part(1, 6), 1)])
+    outer = mix([(inner, 2), (part(2, 5), 1)])
+    seen = origin_of(outer, np.arange(36))
+    for number, size in enumerate((8, 6, 5)):
+        rows = [row for which, row in seen if which == number]
+        assert len(rows) == 12
+        assert sorted(rows[:size]) == list(range(size))
+    assert inner.train.streamed_share == 1 / 2
+    assert outer.train.streamed_share == 1 / 3
 
 
 def test_a_resume_is_a_seek(mixed, sharding):

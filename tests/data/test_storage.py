@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from runs import losses, write_config
-from spmdkit.data import eval_batches, from_arrays, train_batches
+from spmdkit.data import bucket_by_length, eval_batches, from_arrays, from_dataset, train_batches
+from spmdkit.data.batches import check_layout
 from spmdkit.data.storage import Storage
 from spmdkit.launch.cli import main
 from spmdkit.mesh.device_mesh import DeviceMesh
@@ -100,12 +101,18 @@ def test_each_value_is_sent_to_one_device_and_each_row_read_by_one_process(step,
             "'input' meets no array of a batch (example, weights, inputs, targets). Did you mean inputs",
         ),
         ({"(": ["data"]}, "'(' is no regular expression"),
+        ({"inputs": 5}, "data.layout['inputs'] = 5 is no list of axes. Give regular expressions"),
+        ({"inputs": "data"}, "data.layout['inputs'] = 'data' is no list of axes"),
+        ({"inputs": [1]}, "data.layout['inputs'] = [1] is no list of axes"),
+        ({"inputs": [["data", 1]]}, "is no list of axes"),
+        ({5: ["data"]}, "the key 5 is no text"),
+        ([["data"]], "data.layout=[['data']] is no mapping"),
     ],
 )
 def test_what_is_no_layout(layout, message, source, step):
     with pytest.raises(UserError) as caught:
         train_batches(source, step, global_batch=ROWS, seed=0, start_step=0, num_steps=1, layout=layout)
-    assert re.search(re.sub(r"[()]", lambda found: rf"\{found[0]}", message), str(caught.value))
+    assert re.search(re.sub(r"[][()]", lambda found: rf"\{found[0]}", message), str(caught.value))
     assert "data.layout" in str(caught.value)
 
 
@@ -116,3 +123,12 @@ def test_a_run_trains_as_without(tmp_path):
     assert main(["train", config]) == 0
     assert main(["train", config, "data.layout={inputs: [data, fsdp]}", f"run.dir={tmp_path}/stored"]) == 0
     assert losses(tmp_path / "stored") == losses(tmp_path / "run")
+
+
+def test_a_layout_has_to_hold_for_every_length():
+    """Of the lengths 8 and 6, the longest would divide."""
+    rows = [(np.arange(length), np.arange(length)) for length in (8, 6) for _ in range(8)]
+    splits = bucket_by_length(from_dataset(rows), lengths=(6, 8))
+    devices = DeviceMesh.of(data=2, context=4).backend_mesh
+    with pytest.raises(UserError, match=r"splits dim 1 of inputs \(8, 6\) over context = 4 parts: 6 % 4 = 2"):
+        check_layout(splits.train, 8, NamedSharding(devices, PartitionSpec("data")), {"inputs": [None, "context"]})

@@ -1,6 +1,7 @@
 """Errors of the user's own functions are told with the file and the line that they come from."""
 
 import inspect
+import signal
 from functools import partial
 
 import numpy as np
@@ -82,3 +83,32 @@ def test_long_texts_are_cut():
 )
 def test_how_many_arguments_a_function_takes(function, numbers):
     assert {number for number in range(4) if accepts(function, number)} == numbers
+
+
+HANDLER = """
+def handler(number, frame):
+    fails()
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "passes"), [("torch/utils/data/_utils/signal_handling.py", True), ("mine/handling.py", False)]
+)
+def test_what_a_loaders_signal_handler_raises_is_no_error_of_the_users(tmp_path, file, passes):
+    """PyTorch's handler is a function of this name in this file, around one in C that raises."""
+
+    def fails():
+        raise RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed.")
+
+    def users():
+        signal.raise_signal(signal.SIGUSR1)
+
+    places = {"fails": fails}
+    exec(compile(HANDLER, tmp_path / file, "exec"), places)
+    before = signal.signal(signal.SIGUSR1, places["handler"])
+    try:
+        with pytest.raises(RuntimeError if passes else UserError) as caught, told_as_users("mine"):
+            users()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert type(caught.value) is (RuntimeError if passes else UserError)

@@ -2,8 +2,11 @@
 
 import math
 import os
+import re
 import time
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +18,8 @@ MOST_PARAMS = 100
 """Parameters that MLflow takes in one call."""
 LONGEST_PARAM = 500
 """Characters of a parameter's value, as every store of MLflow takes them."""
+REFUSED = re.compile(r"[^\w.\- /]")
+"""Characters that MLflow takes in no name; patterns, which are keys of some sections, hold them."""
 
 
 @dataclass(kw_only=True)
@@ -22,7 +27,8 @@ class MLflow(Callback):
     """Gives the config and the metrics of logged steps to MLflow (extra `mlflow`).
 
     Without `tracking_uri` it writes to run.dir/mlruns and sends nothing; MLflow's own reports of its use are turned
-    off, unless MLFLOW_DISABLE_TELEMETRY says otherwise.
+    off, unless MLFLOW_DISABLE_TELEMETRY says otherwise. Where MLflow fails, as where a server cannot be reached,
+    one warning says so and training goes on without it.
     """
 
     experiment: str = "spmdkit"
@@ -42,8 +48,18 @@ class MLflow(Callback):
 
     def on_train_begin(self, run: Run) -> None:
         """Begins a run there; one that goes on here is another one there, of the same name."""
-        if not run.is_main:
+        if run.is_main:
+            with self._goes_on_without():
+                self._begin(run)
+
+    def on_step_end(self, run: Run, record: Mapping[str, Any]) -> None:
+        """Adds each metric that is a finite number."""
+        if self._client is None:
             return
+        with self._goes_on_without():
+            self._log(record)
+
+    def _begin(self, run: Run) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         if not self.tracking_uri:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -55,19 +71,18 @@ class MLflow(Callback):
         tags = {"spmdkit.run_dir": str(folder), "spmdkit.start_step": str(run.start)}
         name = self.run_name or folder.name
         self._run_id = self._client.create_run(self._experiment_id(), run_name=name, tags=tags).info.run_id
-        params = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in _leaves(run.config)]
+        params = [Param(_name(key), str(value)[:LONGEST_PARAM]) for key, value in _leaves(run.config)]
         for first in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(self._run_id, params=params[first : first + MOST_PARAMS])
 
-    def on_step_end(self, run: Run, record: Mapping[str, Any]) -> None:
-        """Adds each metric that is a finite number."""
-        if self._client is None:
-            return
+    def _log(self, record: Mapping[str, Any]) -> None:
         from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
 
         now = int(time.time() * 1000)
         values = {name: float(value) for name, value in record.items() if name != "step" and value is not None}
-        metrics = [Metric(name, value, now, record["step"]) for name, value in values.items() if math.isfinite(value)]
+        metrics = [
+            Metric(_name(name), value, now, record["step"]) for name, value in values.items() if math.isfinite(value)
+        ]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def on_train_end(self, run: Run) -> None:
@@ -85,7 +100,26 @@ class MLflow(Callback):
     def _finish(self, status: str) -> None:
         client, self._client = self._client, None
         if client is not None:
-            client.set_terminated(self._run_id, status)
+            with self._goes_on_without():
+                client.set_terminated(self._run_id, status)
+
+    @contextmanager
+    def _goes_on_without(self) -> Iterator[None]:
+        """Any error of MLflow, a server or a disk ends what is written there, with one warning."""
+        try:
+            yield
+        except Exception as error:
+            self._client = None
+            said = " ".join(str(error).split())[:300]
+            warnings.warn(
+                f"MLflow fails: {type(error).__name__}: {said}. Training goes on, and gives it nothing more.",
+                stacklevel=2,
+            )
+
+
+def _name(text: str) -> str:
+    """A name that MLflow takes, such as data.layout._ for data.layout.*."""
+    return REFUSED.sub("_", text)
 
 
 def _leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

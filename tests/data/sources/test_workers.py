@@ -32,6 +32,23 @@ def test_a_killed_worker_of_a_pool():
     assert WorkerLost.exit_code == 75
 
 
+class KeepsItsWorkers:
+    """A loader whose workers outlive its epochs: it says that one was killed when the next epoch begins."""
+
+    epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        if self.epoch > 1:
+            raise RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed. ")
+        return iter([{"inputs": np.ones(2)}])
+
+
+def test_a_worker_that_is_killed_between_epochs():
+    with pytest.raises(WorkerLost, match=r"the stream of examples of a KeepsItsWorkers has lost a worker process"):
+        from_examples(KeepsItsWorkers()).train.take(np.arange(2))
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 from left_runs import COSTS, a_table, some_facts
-from spmdkit.launch.reporting.facts import NAME, read_facts, write_facts
+from spmdkit.launch.drawing.schedule_svg import draw_svg
+from spmdkit.launch.reporting.facts import NAME, facts_of, read_facts, write_facts
+from spmdkit.parallel.schedule.builders import make_schedule
 
 
 def test_what_is_read_is_what_was_written(tmp_path):
@@ -35,3 +37,21 @@ def test_a_layout_of_another_form_is_none(tmp_path):
     plain["layouts"][0]["layout"] = [["no such axis"]]
     (tmp_path / NAME).write_text(json.dumps(plain))
     assert read_facts(tmp_path) is None
+
+
+def test_the_picture_of_a_schedule_is_drawn_anew(tmp_path):
+    """What a file gives for one gets into no page, nor does what it gives for a name, but as text."""
+    schedule = make_schedule("zbv", 2, 4)
+    facts = facts_of("mlp", 128, "digits", a_table(), COSTS._replace(schedule_svg=draw_svg(schedule)), schedule)
+    write_facts(tmp_path, facts)
+    assert read_facts(tmp_path).step_costs.schedule_svg == draw_svg(schedule)
+    plain = json.loads((tmp_path / NAME).read_text())
+    plain["costs"]["schedule_svg"] = "<script>alert(1)</script>"
+    plain["schedule"]["name"] = "<script>"
+    (tmp_path / NAME).write_text(json.dumps(plain))
+    drawn = read_facts(tmp_path).step_costs.schedule_svg
+    assert "<script" not in drawn
+    assert "&lt;script&gt;: 2 stages" in drawn
+    del plain["schedule"]  # as earlier versions wrote it
+    (tmp_path / NAME).write_text(json.dumps(plain))
+    assert read_facts(tmp_path).step_costs.schedule_svg == ""

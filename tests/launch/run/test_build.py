@@ -1,9 +1,11 @@
 """A run built from its config: everything is abstract until it starts."""
 
 import jax
+import numpy as np
 import pytest
 from runs import write_config, write_language_config
 from spmdkit.configs import ConfigError, load_config
+from spmdkit.data import from_arrays, open_splits
 from spmdkit.launch.run.build import build, prepare_devices
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import BlockModel
@@ -117,3 +119,19 @@ def x64_as_before():
 def test_64_bit_types_where_asked_for(override, x64, tmp_path):
     prepare_devices(load_config(write_config(tmp_path), [override]))
     assert jax.config.jax_enable_x64 == x64
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("{inputs: [null, fdsp]}", r"data.layout\['inputs'\] names the axis fdsp; .* Did you mean fsdp"),
+        ("{inputs: [null, fsdp]}", r"data.layout splits dim 1 of inputs \(16, 63\) over fsdp = 4 parts"),
+    ],
+)
+def test_where_batches_are_stored_is_checked_before_anything_is_compiled(tmp_path, layout, message):
+    """The held-out ones too: their rows are a value shorter."""
+    config = load_config(write_config(tmp_path), [f"data.layout={layout}"])
+    splits = open_splits(config.data)
+    held_out = from_arrays({"inputs": np.zeros((8, 63), np.float32), "targets": np.zeros(8, np.int32)}).train
+    with pytest.raises(UserError, match=message):
+        build(config, splits=splits._replace(evaluation=held_out))

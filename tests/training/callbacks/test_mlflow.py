@@ -8,7 +8,7 @@ from play import play
 from runs import write_config
 from spmdkit.launch.cli import main
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.callbacks.mlflow import MLflow
+from spmdkit.training.callbacks.mlflow import MLflow, _name
 
 
 def run_folders(store):
@@ -26,7 +26,7 @@ def status_of(folder):
     return yaml.safe_load((folder / "meta.yaml").read_text())["status"]
 
 
-@pytest.mark.slow
+@pytest.mark.libraries
 @pytest.mark.filterwarnings("default")
 def test_its_values_are_those_of_the_log(tmp_path):
     pytest.importorskip("mlflow")
@@ -48,7 +48,7 @@ def test_its_values_are_those_of_the_log(tmp_path):
     assert status_of(folder) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.libraries
 @pytest.mark.filterwarnings("default")
 def test_what_is_not_finite_is_left_out_and_a_failure_is_told(tmp_path):
     pytest.importorskip("mlflow")
@@ -63,6 +63,25 @@ def test_what_is_not_finite_is_left_out_and_a_failure_is_told(tmp_path):
     (folder,) = run_folders(tmp_path / "mlruns")
     assert values_of(folder, "eval_loss") == [(0.5, 2), (0.5, 3)]
     assert status_of(folder) == 4
+
+
+def test_a_server_that_is_gone_ends_nothing(monkeypatch, tmp_path):
+    """One warning, of the first call; after it there is none."""
+    monkeypatch.setattr("spmdkit.training.callbacks.mlflow.needs", lambda module, extra: None)
+    monkeypatch.setattr(MLflow, "_begin", lambda self, run: setattr(self, "_client", object()))
+    monkeypatch.setattr(MLflow, "_log", refuse)
+    with pytest.warns(UserWarning, match="MLflow fails: OSError: no route to host. Training goes on") as told:
+        play(MLflow(), every=1, steps=3, folder=tmp_path)
+    assert sum("MLflow fails" in str(each.message) for each in told) == 1
+
+
+def refuse(self, record):
+    raise OSError("no route to host")
+
+
+def test_names_are_those_that_it_takes():
+    assert _name("data.layout.in(puts|x).*") == "data.layout.in_puts_x_._"
+    assert _name("optimizer.groups.layers/0 a-b") == "optimizer.groups.layers/0 a-b"
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

@@ -60,9 +60,18 @@ class RunConfig:
         problem = seed_problem(self.seed, "run.seed")
         wrong = [name for name in self.allow if not all(part.isidentifier() for part in name.split("."))]
         problems = [f"run.allow: {name!r} is no name of a module or package, such as my_package." for name in wrong]
-        problems += self._xla_problems()
+        problems += self._cache_problems() + self._xla_problems()
         if problem or problems:
             raise UserError("\n".join([problem, *problems] if problem else problems))
+
+    def _cache_problems(self) -> list[str]:
+        """What `cache` is that no folder is."""
+        if self.cache and not self.cache.strip():
+            return [f"run.cache: {self.cache!r} is blank; write a folder, none, or leave the key out."]
+        if "://" in self.cache:
+            fix = f"Leave run.cache out, and set the variable JAX_COMPILATION_CACHE_DIR={self.cache}."
+            return [f"run.cache: {self.cache!r} is no folder of a file system. {fix}"]
+        return []
 
     def _xla_problems(self) -> list[str]:
         """What of `xla` is no option."""

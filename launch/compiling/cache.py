@@ -8,17 +8,15 @@ JAX keys a program by its text, its options, the flags of XLA, the version of ja
 leaves out what the processor can do, so the folder of its programs does not. On GPUs, XLA's own results of autotuning
 lie beside the programs (JAX's default of jax_persistent_cache_enable_xla_caches).
 
-Of several processes only the first writes, and all read; where they do not see the same folder none uses it. If one
-read a program while another compiles it, the other would wait for its part of the autotuning for ever.
+Of several processes only the first writes, and all read what `sharing.py` has them agree on; where they do not see the
+same folder none uses it.
 
 Source: JAX's documentation, "Persistent compilation cache".
 """
 
 import hashlib
-import json
 import os
 import platform
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -29,9 +27,9 @@ import jax
 
 from ...configs.schema import Config
 from ...layouts.sizes import format_bytes
-from ...mesh.compat import coordination_client, keep_programs
-from ...mesh.coordination import exchange
+from ...mesh.compat import keep_programs
 from ...mesh.joining.accelerators import has_accelerators
+from .sharing import Shared, agree
 from .store import ProgramStore
 
 NONE = "none"
@@ -52,6 +50,11 @@ class Place(NamedTuple):
     folder: str
     why: str
     by_jax: bool = False
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether it is a folder of a file system, and neither a bucket nor nowhere."""
+        return bool(self.folder) and "://" not in self.folder
 
     def __str__(self) -> str:
         return f"{self.folder} ({self.why})" if self.folder else f"not kept ({self.why})"
@@ -79,7 +82,7 @@ def place_of(cache: str, *, on_cpu: bool) -> Place:
 def notes_folder(cache: str) -> Path | None:
     """Where it is noted which flags of XLA are known: beside the programs; None where they are not kept on a disk."""
     place = place_of(cache, on_cpu=False)
-    if not place.folder or "://" in place.folder:
+    if not place.on_disk:
         return None
     return Path(place.folder) if place.by_jax else Path(place.folder).parent
 
@@ -123,9 +126,9 @@ def open_cache(config: Config, simulated: int, say: Callable[[str], None]) -> Pl
         ProcessesMissing: Some processes did not answer within `timeouts.rendezvous`.
     """
     place = place_of(config.run.cache, on_cpu=on_cpu(simulated))
-    problem = "" if place.by_jax or not place.folder else _problem_of_folder(Path(place.folder))
-    not_shared = _problem_of_sharing(place, problem, config.timeouts.rendezvous)
-    if problem := problem or not_shared:
+    problem = _problem_of_folder(Path(place.folder)) if place.on_disk else ""
+    shared = _shared(place, problem, config.timeouts.rendezvous)
+    if problem := problem or shared.problem:
         say(f"warning: compiled programs are not kept in {place.folder}: {problem}. Set run.cache, or run.cache: none.")
         place = Place("", problem)
     if place.by_jax:
@@ -133,7 +136,7 @@ def open_cache(config: Config, simulated: int, say: Callable[[str], None]) -> Pl
     jax.config.update(DIRECTORY, place.folder or None)
     if place.folder and "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update(SHORTEST, LEAST_SECONDS)
-    keep_programs(ProgramStore(Path(place.folder), say) if place.folder else None)
+    keep_programs(ProgramStore(Path(place.folder), say, shared=shared.keys) if place.folder else None)
     return place
 
 
@@ -155,31 +158,15 @@ def _problem_of_folder(folder: Path) -> str:
     return ""
 
 
-def _problem_of_sharing(place: Place, problem: str, seconds: float) -> str:
-    """Whether all processes of a run see one folder, by a mark that process 0 leaves there.
+def _shared(place: Place, problem: str, seconds: float) -> Shared:
+    """What the processes of this run agree to read there.
 
     Args:
         place: Where this process would keep programs.
         problem: Why it cannot; "" = it can.
         seconds: How long to wait for the other processes.
-
-    Returns:
-        "" where they do, where JAX looks after all of them, or none keeps any.
     """
-    if coordination_client() is None or jax.process_count() == 1:
-        return ""
-    folder, first = Path(place.folder), jax.process_index() == 0
-    mark = folder / f"{uuid.uuid4().hex}.mark"
-    kind = "problem" if problem else "jax" if place.by_jax else "ours" if place.folder else "none"
-    if first and kind == "ours":
-        with suppress(OSError):
-            mark.write_bytes(b"")
-    kinds, names = zip(*map(json.loads, exchange("cache", json.dumps([kind, mark.name]), seconds=seconds)), strict=True)
-    if {*kinds} in ({"jax"}, {"none"}):
-        return ""
-    seen = kind == "ours" and names[0] in os.listdir(folder)
-    answers = exchange("cache is seen", "yes" if seen else "no", seconds=seconds)
-    if first:
-        with suppress(OSError):
-            mark.unlink(missing_ok=True)
-    return "" if {*answers} == {"yes"} else "the processes of this run do not see one folder there"
+    if problem or not place.on_disk:
+        return agree(problem or str(place), None, (), seconds)
+    folder = Path(place.folder)
+    return agree("jax" if place.by_jax else "ours", folder, ProgramStore(folder, lambda line: None).keys(), seconds)

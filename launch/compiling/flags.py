@@ -5,6 +5,7 @@ that the next start of the same flags and the same jaxlib asks nobody.
 """
 
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def check_flags(environ: Mapping[str, str], notes: Path | None) -> None:
         return
     known = f"{version('jaxlib')} {flags}"
     note = notes / f"flags-{hashlib.sha256(known.encode()).hexdigest()[:16]}.known" if notes else None
-    if note and note.exists():
+    if note and os.path.exists(note):  # False where the folder cannot be entered, of which Path.exists() is an error
         return
     if unknown := unknown_flags(environ):
         raise UserError(

@@ -2,7 +2,11 @@
 
 A program is one file: 32 bytes of SHA-256, then the bytes that JAX gives. It is written beside its name and renamed, so
 that nobody reads half of it; where its hash does not fit (a full disk, a cut file, a flipped byte) it counts as not
-there, and is written anew. The folder stays below a size: what was not read for longest goes first.
+there, and is written anew. The folder stays below a size: what was not read for longest goes first, and what was read
+or written within the last hour stays, as a run that starts may be about to read it.
+
+In a run of several processes the keys that all of them see are given. Other keys have no program then, and one of these
+that cannot be read is no reason to compile, but to end: the others may have read it (`sharing.py` says why that hangs).
 
 (JAX's own store writes in place, does not look at what it reads but for what the compression notices, and never
 replaces a damaged file. Hence this.)
@@ -11,6 +15,7 @@ replaces a damaged file. Hence this.)
 import hashlib
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +24,16 @@ from pathlib import Path
 SUFFIX = ".program"
 HASH_BYTES = 32
 MOST_BYTES = 8 << 30
+RECENT_SECONDS = 3600.0
+
+
+class ProgramLost(BaseException):
+    """A program that this run has agreed to read cannot be read; the same command may work, as it compiles.
+
+    No `Exception`: JAX turns those of its cache into warnings, and compiles.
+    """
+
+    exit_code = 75
 
 
 class ProgramStore:
@@ -28,15 +43,41 @@ class ProgramStore:
         folder: Where they are; it exists.
         say: Told once of a folder that cannot be read or written, and of each damaged program.
         most_bytes: Size of the folder, above which programs are removed.
+        shared: The keys that every process of this run sees; None = any key is looked for.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None], most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        say: Callable[[str], None],
+        most_bytes: int = MOST_BYTES,
+        shared: frozenset[str] | None = None,
+    ) -> None:
         self._path = self.folder = folder
-        self._say, self._most_bytes = say, most_bytes
+        self._say, self._most_bytes, self._shared = say, most_bytes, shared
         self._lock, self._told = threading.Lock(), False
 
     def get(self, key: str) -> bytes | None:
-        """The program of a key; None where there is none that is whole."""
+        """The program of a key; None where there is none that is whole.
+
+        Raises:
+            ProgramLost: All processes of the run were to read it.
+        """
+        if self._shared is None:
+            return self._read(key)
+        if key not in self._shared:
+            return None
+        if (value := self._read(key)) is None:
+            raise self._lost(self._file(key))
+        return value
+
+    def keys(self) -> frozenset[str]:
+        """The keys of what is there; none where the folder cannot be read."""
+        with suppress(OSError):
+            return frozenset(name.removesuffix(SUFFIX) for name in os.listdir(self.folder) if name.endswith(SUFFIX))
+        return frozenset()
+
+    def _read(self, key: str) -> bytes | None:
         path = self._file(key)
         try:
             found = path.read_bytes()
@@ -82,13 +123,23 @@ class ProgramStore:
         return sorted(kept)
 
     def _make_room(self) -> None:
-        kept = self._kept()
+        kept, recent = self._kept(), time.time() - RECENT_SECONDS
         too_many = sum(size for _, size, _ in kept) - self._most_bytes
-        for _, size, path in kept[:-1]:  # never the last one
-            if too_many <= 0:
+        for read, size, path in kept:
+            if too_many <= 0 or read > recent:
                 return
             path.unlink(missing_ok=True)
             too_many -= size
+
+    def _lost(self, path: Path) -> ProgramLost:
+        """Removes what is left of it, so that the next start compiles."""
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        return ProgramLost(
+            f"the compiled program {path} was there when this run started, and cannot be read now. The other processes "
+            "may have read it, and would never help to compile it. It is removed: the same command compiles it. Where "
+            "this comes back, set run.cache to another folder, or to none."
+        )
 
     def _unusable(self, verb: str, error: OSError) -> None:
         with self._lock:

@@ -18,10 +18,12 @@ PR_SET_PDEATHSIG = 1
 def bind_to_parent() -> bool:
     """Has the kernel kill this process when its parent ends, where SPMDKIT_BOUND says so.
 
+    The variable is taken out of the environment: it is about this process, and not about those that it starts.
+
     Returns:
         Whether it will; not on other systems than Linux.
     """
-    parent = os.environ.get(VARIABLE, "0")
+    parent = os.environ.pop(VARIABLE, "0")
     if parent == "0" or not sys.platform.startswith("linux"):
         return False
     bound = ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0

@@ -52,3 +52,15 @@ def test_what_a_run_allows_is_names_of_modules():
     assert others == [
         f"run.allow: {name!r} is no name of a module or package, such as my_package." for name in ("my-package", "a..b")
     ]
+
+
+@pytest.mark.parametrize(
+    ("cache", "says"),
+    [
+        ("gs://bucket/programs", "set the variable JAX_COMPILATION_CACHE_DIR=gs://bucket/programs"),
+        ("  ", "run.cache: '  ' is blank; write a folder, none, or leave the key out"),
+    ],
+)
+def test_what_is_no_folder_of_programs(cache, says):
+    with pytest.raises(UserError, match=says):
+        RunConfig(cache=cache)

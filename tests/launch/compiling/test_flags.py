@@ -12,6 +12,11 @@ def test_no_flags_ask_nobody(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_folder_that_cannot_be_looked_into_ends_nothing(tmp_path):
+    """The error of a name that is too long takes the same way as that of a home that nobody may enter, root too."""
+    check_flags({**os.environ, "XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}, tmp_path / ("x" * 300))
+
+
 @pytest.mark.slow
 def test_unknown_flags_are_named_and_known_ones_are_noted(tmp_path):
     environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}

@@ -1,10 +1,12 @@
 """What is kept is what was given, or nothing."""
 
+import os
 import subprocess
 import sys
+import time
 
 import pytest
-from spmdkit.launch.compiling.store import ProgramStore
+from spmdkit.launch.compiling.store import RECENT_SECONDS, ProgramLost, ProgramStore
 
 
 @pytest.fixture
@@ -38,15 +40,50 @@ def test_a_damaged_program_is_not_there_and_is_replaced(damage, store, tmp_path,
     assert path.read_bytes() == whole
 
 
+def age(path, seconds):
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
 def test_the_programs_read_last_stay_below_the_size(tmp_path, said):
     store = ProgramStore(tmp_path, said.append, most_bytes=3 * (32 + 10))
     for number in range(3):
         store.put(str(number), bytes(10))
-        (tmp_path / f"{number}.program").touch()
+        age(tmp_path / f"{number}.program", RECENT_SECONDS + 100 - number)
     assert store.get("0") is not None  # now it is the one read last
     store.put("3", bytes(10))
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["0", "2", "3"]
     assert store.size() == (3, 3 * 42)
+
+
+def test_what_a_run_that_starts_may_read_stays_above_the_size(tmp_path, said):
+    store = ProgramStore(tmp_path, said.append, most_bytes=50)
+    for number in range(3):
+        store.put(str(number), bytes(10))
+    assert store.keys() == {"0", "1", "2"}
+
+
+def test_of_several_processes_each_reads_what_all_see_and_nothing_else(store, tmp_path, said):
+    store.put("seen by all", b"program")
+    store.put("added since", b"program")
+    one = ProgramStore(tmp_path, said.append, shared=frozenset({"seen by all"}))
+    assert one.get("seen by all") == b"program"
+    assert one.get("added since") is None
+    assert not said
+
+
+@pytest.mark.parametrize("what", ["gone", "damaged"])
+def test_a_program_that_the_others_may_have_read_ends_the_process(what, store, tmp_path, said):
+    """An Exception would be a warning of JAX, which then compiles: on GPUs that waits for ever."""
+    store.put("1", b"program")
+    path = tmp_path / "1.program"
+    one = ProgramStore(tmp_path, said.append, shared=store.keys())
+    path.unlink() if what == "gone" else path.write_bytes(b"half")
+    with pytest.raises(ProgramLost, match=r"1\.program was there when this run started") as lost:
+        one.get("1")
+    assert lost.value.exit_code == 75
+    assert not isinstance(lost.value, Exception)
+    assert store.keys() == set()  # the next start compiles it
 
 
 def test_a_folder_that_is_gone_is_said_once(store, tmp_path, said):

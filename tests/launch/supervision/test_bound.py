@@ -50,6 +50,25 @@ def test_its_parent_had_ended_before():
         assert (ended.returncode, ended.stdout) == (code, said)
 
 
+BELOW = """
+import subprocess, sys
+from spmdkit.launch.supervision.bound import bind_to_parent
+bound = bind_to_parent()
+below = subprocess.run([sys.executable, "-c", sys.argv[1]], capture_output=True, text=True)
+print(bound, below.returncode, below.stdout, end="")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal exists on Linux alone")
+def test_what_a_bound_process_starts_is_not_bound():
+    """The number is that of the grandparent there: a process that still read it would kill itself."""
+    program = f"from {bind_to_parent.__module__} import bind_to_parent; print(bind_to_parent())"
+    environment = {**os.environ, VARIABLE: str(os.getpid())}
+    command = [sys.executable, "-c", BELOW, program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.stdout == "True 0 False\n", ended.stderr
+
+
 def is_gone(pid: int, seconds: float) -> bool:
     """Waits for the end of a process that is not a child."""
     deadline = time.monotonic() + seconds

@@ -7,5 +7,5 @@ with data of any form (`given_data`). `metrics`, `times` and `goodput` are what 
 shows. How a run is put together from them is in `launch/run/train.py`. Names are imported from the modules themselves,
 so that a command that needs one of them does not wait for the rest.
 
-`given_data` shares the tests of `trainer`; `rollbacks` shares the tests of `launch/run/rolling_back`.
+`rollbacks` shares the tests of `launch/run/rolling_back`.
 """

@@ -136,7 +136,7 @@ def read_facts(folder: Path) -> Facts | None:
     """Reads report.json; None where there is none, as of earlier versions, or it is damaged: it can be missed."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         facts = Facts(**json.loads((folder / NAME).read_bytes()))
-        check_form(facts)
+        check_form(vars(facts))
         _ = facts.table, facts.step_costs  # of no use but for their errors
         return facts
     return None

@@ -1,10 +1,7 @@
 """The form of report.json: damage is found where the file is read, not where a page is half drawn."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .facts import Facts
+from typing import Any
 
 KINDS = {
     **dict.fromkeys(("model", "data", "sample"), str),
@@ -15,16 +12,16 @@ KINDS = {
 """Field of `Facts` -> what it is."""
 
 
-def check_form(facts: "Facts") -> None:
-    """Raises a TypeError or KeyError where values are not what `Facts` and `StepCosts` say they are."""
+def check_form(facts: Mapping[str, Any]) -> None:
+    """Raises a TypeError or KeyError where the fields of a `Facts`, by name, are not what it and `StepCosts` say."""
     for name, kind in KINDS.items():
-        _check(name, getattr(facts, name), kind)
-    _check_values("figures", facts.figures, (int, float))
-    _check_values("measured", facts.measured, int)
-    _check_values("schedule", facts.schedule, str)
-    for row in facts.layouts:
+        _check(name, facts[name], kind)
+    _check_values("figures", facts["figures"], (int, float))
+    _check_values("measured", facts["measured"], int)
+    _check_values("schedule", facts["schedule"], str)
+    for row in facts["layouts"]:
         _check_values("layouts", {name: row[name] for name in ("path", "rule", "dtype")}, str)
-    _check_costs(facts.costs)
+    _check_costs(facts["costs"])
 
 
 def _check_costs(costs: Mapping[str, Any]) -> None:

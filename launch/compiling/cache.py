@@ -37,6 +37,9 @@ DIRECTORY, SHORTEST = "jax_compilation_cache_dir", "jax_persistent_cache_min_com
 LEAST_SECONDS = 0.2
 """Programs that compile faster are not kept; JAX's default is a second."""
 
+REPLACED: dict[str, str] = {}
+"""What the user had told JAX, by the folder that a run of this process has told it since; "" = none."""
+
 
 class Place(NamedTuple):
     """Where programs are kept.
@@ -69,14 +72,20 @@ def place_of(cache: str, *, on_cpu: bool) -> Place:
     """
     if cache == NONE:
         return Place("", "run.cache: none")
-    if not cache and (given := getattr(jax.config, DIRECTORY)):
-        return Place(str(given), "jax_compilation_cache_dir", by_jax=True)
+    if not cache and (given := users_folder()):
+        return Place(given, "jax_compilation_cache_dir", by_jax=True)
     try:
         root = Path(cache).expanduser().absolute() if cache else users_caches() / "spmdkit" / "programs"
     except RuntimeError:
         return Place("", "this user has no home folder; set run.cache")
     processor = f"-cpu-{processor_hash()}" if on_cpu else ""
     return Place(str(root / f"jax-{version('jax')}{processor}"), "run.cache" if cache else "the user's caches")
+
+
+def users_folder() -> str:
+    """The folder that the user told JAX, not one that an earlier run in this process did; "" = none."""
+    told = str(getattr(jax.config, DIRECTORY) or "")
+    return REPLACED.get(told, told)
 
 
 def notes_folder(cache: str) -> Path | None:
@@ -108,7 +117,7 @@ def processor_hash() -> str:
 
 def on_cpu(simulated: int) -> bool:
     """Whether a process computes on CPUs, as far as can be told before it opens devices."""
-    return simulated > 0 or not has_accelerators()
+    return simulated > 0 or (jax.config.jax_platforms or "").startswith("cpu") or not has_accelerators()
 
 
 def open_cache(config: Config, simulated: int, say: Callable[[str], None]) -> Place:
@@ -131,13 +140,24 @@ def open_cache(config: Config, simulated: int, say: Callable[[str], None]) -> Pl
     if problem := problem or shared.problem:
         say(f"warning: compiled programs are not kept in {place.folder}: {problem}. Set run.cache, or run.cache: none.")
         place = Place("", problem)
+    changed = _tell_jax(place.folder)
     if place.by_jax:
+        if changed:
+            keep_programs(None)  # JAX opens the user's folder again
         return place
-    jax.config.update(DIRECTORY, place.folder or None)
     if place.folder and "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update(SHORTEST, LEAST_SECONDS)
     keep_programs(ProgramStore(Path(place.folder), say, shared=shared.keys) if place.folder else None)
     return place
+
+
+def _tell_jax(folder: str) -> bool:
+    """Has JAX keep programs there, and remembers what the user had told it; whether that is anything new to it."""
+    users, before = users_folder(), str(getattr(jax.config, DIRECTORY) or "")
+    if folder != users:
+        REPLACED[folder] = users
+    jax.config.update(DIRECTORY, folder or None)
+    return folder != before
 
 
 def describe(place: Place) -> str:

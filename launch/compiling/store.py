@@ -25,6 +25,8 @@ SUFFIX = ".program"
 HASH_BYTES = 32
 MOST_BYTES = 8 << 30
 RECENT_SECONDS = 3600.0
+LEFT_OVER, LEFT_OVER_SECONDS = (".partial", ".mark"), 86400.0
+"""What a killed process leaves; see `sharing.py` for the marks."""
 
 
 class ProgramLost(BaseException):
@@ -123,6 +125,7 @@ class ProgramStore:
         return sorted(kept)
 
     def _make_room(self) -> None:
+        self._sweep()
         kept, recent = self._kept(), time.time() - RECENT_SECONDS
         too_many = sum(size for _, size, _ in kept) - self._most_bytes
         for read, size, path in kept:
@@ -130,6 +133,13 @@ class ProgramStore:
                 return
             path.unlink(missing_ok=True)
             too_many -= size
+
+    def _sweep(self) -> None:
+        """Removes what processes that were killed have left half written or marked, a day later."""
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):
+                if path.suffix in LEFT_OVER and path.stat().st_mtime < time.time() - LEFT_OVER_SECONDS:
+                    path.unlink()
 
     def _lost(self, path: Path) -> ProgramLost:
         """Removes what is left of it, so that the next start compiles."""

@@ -105,12 +105,13 @@ class DeviceStep:
         metrics, metrics_tree = jax.tree.flatten(sums.metrics)
         for strategy in STRATEGIES.values():
             gradients = strategy.finish(gradients, plan)
-        scalars = [sums.total, sums.weight, *metrics, *complete_squares(gradients, update, axes)]
+        together = [jnp.stack(metrics)] if metrics else []  # XLA sums a weight once that several of them share
+        scalars = [sums.total, sums.weight, *together, *complete_squares(gradients, update, axes)]
         found = Reduced(gradients, scalars, errors, loss_factor)
         for strategy in STRATEGIES.values():
             found = strategy.reduce(found, plan)
         total, weight, *further = found.scalars
-        metrics, squares = further[: len(metrics)], further[len(metrics) :]
+        metrics, squares = list(further[0]) if metrics else [], further[len(together) :]
         divisor = jnp.where(weight == 0, 1, weight)
         of_gradients = scaled(divisor, loss_factor)
         norm = global_norm(found.gradients, update, axes, squares, of_gradients)

@@ -7,13 +7,15 @@ import jax
 import pytest
 from runs import losses, trained, write_config
 from spmdkit.configs.schema import Config, RunConfig
+from spmdkit.launch.compiling import cache
 from spmdkit.launch.compiling.cache import open_cache, place_of, processor_hash, users_caches
 from spmdkit.mesh.compat import keep_programs
 
 
 @pytest.fixture
-def untold():
+def untold(monkeypatch):
     """As in a process whose JAX was told nothing."""
+    monkeypatch.setattr(cache, "REPLACED", {})
     told = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     yield
@@ -43,8 +45,8 @@ def test_what_jax_was_told_stays():
 def test_a_folder_that_is_none_ends_nothing(what, untold, tmp_path):
     (tmp_path / "file").write_text("")
     said = []
-    cache = str(tmp_path / "file") if what == "file" else "none"
-    place = open_cache(Config(run=RunConfig(cache=cache)), 8, said.append)
+    given = str(tmp_path / "file") if what == "file" else "none"
+    place = open_cache(Config(run=RunConfig(cache=given)), 8, said.append)
     assert jax.config.jax_compilation_cache_dir is None
     if what == "none":
         assert not said
@@ -54,6 +56,30 @@ def test_a_folder_that_is_none_ends_nothing(what, untold, tmp_path):
         assert re.match(r"warning: compiled programs are not kept in \S+/file/jax-\S+: Not a directory", said[0])
         assert said[0].endswith("Set run.cache, or run.cache: none.")
     assert float(jax.jit(lambda x: x + len(what))(1.0)) == 5.0
+
+
+@pytest.mark.parametrize("told", ["", "told"])
+def test_a_second_run_in_a_process_takes_the_folder_of_the_first_for_nobodys(told, untold, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    users = str(tmp_path / told) if told else ""
+    jax.config.update("jax_compilation_cache_dir", users or None)
+    for first in ("", str(tmp_path / "first"), "none"):
+        open_cache(Config(run=RunConfig(cache=first)), 8, print)
+        place = open_cache(Config(), 8, print)
+        assert place.by_jax == bool(told)
+        assert place.folder == users or place.folder.startswith(f"{tmp_path}/caches/spmdkit/programs/")
+        assert jax.config.jax_compilation_cache_dir == place.folder
+
+
+def test_a_host_with_GPUs_whose_JAX_is_told_to_use_the_CPU(monkeypatch):
+    monkeypatch.setattr(cache, "has_accelerators", lambda: True)
+    before = jax.config.jax_platforms
+    try:
+        for told, expected in (("cpu", True), ("cuda", False), (None, False)):
+            jax.config.update("jax_platforms", told)
+            assert cache.on_cpu(0) is expected
+    finally:
+        jax.config.update("jax_platforms", before)
 
 
 def start(config, folder, *arguments):

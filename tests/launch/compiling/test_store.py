@@ -56,6 +56,14 @@ def test_the_programs_read_last_stay_below_the_size(tmp_path, said):
     assert store.size() == (3, 3 * 42)
 
 
+def test_what_killed_processes_left_goes_a_day_later(store, tmp_path):
+    for name in ("old.partial", "old.mark", "new.partial"):
+        (tmp_path / name).write_bytes(b"half")
+        age(tmp_path / name, 90_000 if name.startswith("old") else 60)
+    store.put("step-1", b"program")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.partial", "step-1.program"]
+
+
 def test_what_a_run_that_starts_may_read_stays_above_the_size(tmp_path, said):
     store = ProgramStore(tmp_path, said.append, most_bytes=50)
     for number in range(3):

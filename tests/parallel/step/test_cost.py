@@ -9,7 +9,7 @@ import toy
 from spmdkit.models.frozen import freeze, frozen_paths
 from spmdkit.models.moe import moe
 from spmdkit.models.moe_config import MoEConfig
-from spmdkit.parallel import build_step, census, lay_out
+from spmdkit.parallel import Model, build_step, census, lay_out
 from spmdkit.parallel.collectives import merge
 from spmdkit.parallel.sharding.strategies import STRATEGIES, axes_that_split
 from spmdkit.parallel.step.composition import as_split
@@ -116,3 +116,23 @@ def test_without_a_parameter_the_norm_is_still_summed():
 def test_shapes_are_asked_for():
     with pytest.raises(ValueError, match="give its shapes"):
         built().cost()
+
+
+@pytest.mark.parametrize("strategy", [{"data": 2}, FSDP])
+def test_a_weight_that_a_metric_shares_with_the_loss_travels_with_both(strategy):
+    """XLA would sum it once, and less than predicted would move."""
+
+    def init(key):
+        return {"kernel": jax.random.normal(key, (8, 4))}
+
+    def loss(params, batch, key):
+        logits, weight = batch["inputs"] @ params["kernel"], batch["weights"].sum()
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
+        hits = (logits.argmax(-1) == batch["targets"]) * batch["weights"]
+        return (losses * batch["weights"]).sum(), weight, {"accuracy": (hits.sum(), weight), "rows": (weight, weight)}
+
+    model = Model(init=init, loss=loss, name="linear")
+    dtypes = {"inputs": ((16, 8), "float32"), "targets": ((16,), "int32"), "weights": ((16,), "float32")}
+    batch = {name: jax.ShapeDtypeStruct(*each) for name, each in dtypes.items()}
+    step = build_step(model, optax.sgd(0.1), lay_out(model, strategy, devices=toy.devices(2)))
+    assert census(step.compile(batch).as_text(), step.layouts.mesh) == step.cost(batch)

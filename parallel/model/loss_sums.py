@@ -30,9 +30,9 @@ OWN_NAMES = (
 
 EXPECTED = (
     "It has to return a pair of floating-point scalars, (sum of loss x weight, sum of weights) over the rows it is "
-    "given; for a mean over n rows, return (mean * n, n). The runtime divides once, by the weight of the whole global "
-    'batch. Metrics may follow, a dict of such pairs, {"accuracy": (hits, n)}, and then the next state of a model that '
-    "has one (spmdkit.LossSums names them)."
+    'given: (losses * batch["weights"]).sum(), batch["weights"].sum(). The runtime divides once, by the weight of the '
+    'whole global batch. Metrics may follow, a dict of such pairs, {"accuracy": (hits, n)}, and then the next state of '
+    "a model that has one (spmdkit.LossSums names them)."
 )
 
 

@@ -39,8 +39,7 @@ def mean(twice: Pair, once: Pair) -> str:
     )
     return (
         f"its loss returns a mean as the sum. {HALF} rows give {once}, the same rows twice {twice}: the sum is "
-        f"{twice.total / once.total:.6g} times as large and has to be 2 times. {meaning} Return {PAIR}; for a mean "
-        "over n rows, (mean * n, n)."
+        f"{twice.total / once.total:.6g} times as large and has to be 2 times. {meaning} Return {PAIR}."
     )
 
 

@@ -170,7 +170,7 @@ BROKEN = {
         "its loss returns a mean as the sum. 2 rows give (",
         "the sum is 1 times as large and has to be 2 times",
         "divides by the weight once more",
-        "(mean * n, n)",
+        'Return ((losses * batch["weights"]).sum(), batch["weights"].sum()).',
     ),
     mean_and_one: ("mean", "the same rows twice", "a mean of means"),
     weighted_mean: ("mean", "divides by the weight once more"),

@@ -34,6 +34,7 @@ from .store import ProgramStore
 
 NONE = "none"
 DIRECTORY, SHORTEST = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+PLATFORMS = "jax_platforms"
 LEAST_SECONDS = 0.2
 """Programs that compile faster are not kept; JAX's default is a second."""
 
@@ -117,7 +118,8 @@ def processor_hash() -> str:
 
 def on_cpu(simulated: int) -> bool:
     """Whether a process computes on CPUs, as far as can be told before it opens devices."""
-    return simulated > 0 or (jax.config.jax_platforms or "").startswith("cpu") or not has_accelerators()
+    told = str(getattr(jax.config, PLATFORMS) or "")
+    return simulated > 0 or told.startswith("cpu") or not has_accelerators()
 
 
 def open_cache(config: Config, simulated: int, say: Callable[[str], None]) -> Place:

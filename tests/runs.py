@@ -62,6 +62,35 @@ def write_language_config(folder: Path, **sections: Any) -> Path:
     return write_config(folder, **{**LANGUAGE, "data": data, **sections})
 
 
+def rows_of_files(pause: float = 0.0) -> str:
+    """The text of a module whose `make(config)` gives the rows of inputs.npy and targets.npy beside it.
+
+    Args:
+        pause: Seconds that each row takes.
+    """
+    return f"""
+import time
+import numpy as np
+from pathlib import Path
+from spmdkit.data import Splits
+
+class Rows:
+    def __init__(self, folder):
+        self.inputs, self.targets = (np.load(folder / f"{{name}}.npy") for name in ("inputs", "targets"))
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        time.sleep({pause})
+        return {{"inputs": self.inputs[index], "targets": self.targets[index], "weights": np.float32(1)}}
+
+def make(config):
+    source = Rows(Path(__file__).parent)
+    return Splits(source, [source[index] for index in range(len(source) - 64, len(source))], None, "rows of a file")
+"""
+
+
 def source_module(before: str, take: str, opening: str = "") -> str:
     """The text of a module whose `rows(config)` are the synthetic digits, from a source that does something of its own.
 

@@ -6,32 +6,11 @@ import time
 import numpy as np
 import pytest
 from ranks import start, wait
-from runs import losses, write_config
+from runs import losses, rows_of_files, write_config
 from spmdkit.launch.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 STEPS, BATCH, BAD = 40, 16, (5, 30)
-SOURCE = """
-import time
-import numpy as np
-from pathlib import Path
-from spmdkit.data import Splits
-
-class Rows:
-    def __init__(self, folder):
-        self.inputs, self.targets = (np.load(folder / f"{name}.npy") for name in ("inputs", "targets"))
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def __getitem__(self, index):
-        time.sleep(0.005)  # so that a kill comes before the end
-        return {"inputs": self.inputs[index], "targets": self.targets[index], "weights": np.float32(1)}
-
-def make(config):
-    source = Rows(Path(__file__).parent)
-    return Splits(source, [source[index] for index in range(len(source) - 64, len(source))], None, "rows of a file")
-"""
 
 
 def write_run(folder, *, deleted):
@@ -44,7 +23,7 @@ def write_run(folder, *, deleted):
     gone = BAD if deleted else ()
     np.save(folder / "inputs.npy", np.delete(inputs, gone, axis=0).reshape(-1, 64))
     np.save(folder / "targets.npy", np.delete(targets, gone, axis=0).reshape(-1))
-    (folder / f"rows_{folder.name}.py").write_text(SOURCE)
+    (folder / f"rows_{folder.name}.py").write_text(rows_of_files(pause=0.005))  # so that a kill comes before the end
     return write_config(
         folder,
         run={"simulate": 8, "log_every": 1},

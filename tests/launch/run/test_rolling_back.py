@@ -8,31 +8,12 @@ import shutil
 
 import numpy as np
 import pytest
-from runs import assert_same_arrays, losses, metrics, state_arrays, write_config
+from runs import assert_same_arrays, losses, metrics, rows_of_files, state_arrays, write_config
 from spmdkit.configs.load import load_config
 from spmdkit.launch.cli import main
 from spmdkit.launch.run.rolling_back import Rollbacks
 
 ROWS, BATCH, STEPS = 400, 16, 12
-SOURCE = """
-import numpy as np
-from pathlib import Path
-from spmdkit.data import Splits
-
-class Rows:
-    def __init__(self, folder):
-        self.inputs, self.targets = (np.load(folder / f"{name}.npy") for name in ("inputs", "targets"))
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def __getitem__(self, index):
-        return {"inputs": self.inputs[index], "targets": self.targets[index], "weights": np.float32(1)}
-
-def make(config):
-    source = Rows(Path(__file__).parent)
-    return Splits(source, [source[index] for index in range(len(source) - 64, len(source))], None, "rows of a file")
-"""
 
 
 def write_rows(folder, *, spoilt=(), deleted=()):
@@ -46,7 +27,7 @@ def write_rows(folder, *, spoilt=(), deleted=()):
     gone = np.concatenate([np.arange(0)] + [np.arange(each * BATCH, (each + 1) * BATCH) for each in deleted])
     np.save(folder / "inputs.npy", np.delete(inputs, gone, axis=0))
     np.save(folder / "targets.npy", np.delete(targets, gone, axis=0))
-    (folder / f"{module_of(folder)}.py").write_text(SOURCE)
+    (folder / f"{module_of(folder)}.py").write_text(rows_of_files())
     return folder
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from spmdkit.data.batches import abstract_batch, train_batches
 from spmdkit.data.source import take
 from spmdkit.data.sources.arrays import from_arrays
-from spmdkit.training.loop import RUN_AHEAD, run_steps
+from spmdkit.training.loop import run_steps
+from spmdkit.training.steps.late_log import RUN_AHEAD
 
 ROWS, WARM_UP, STRETCH = 16, 20, 50
 

@@ -44,7 +44,8 @@ from spmdkit.mesh.simulate import simulate
 from spmdkit.training.callbacks.conductor import Conductor
 from spmdkit.training.display import make_display
 from spmdkit.training.ending.stopping import stops_on_signals
-from spmdkit.training.loop import RUN_AHEAD, run_steps
+from spmdkit.training.loop import run_steps
+from spmdkit.training.steps.late_log import RUN_AHEAD
 
 USUAL = ["csv", "early_stopping", "best_checkpoint", "stop_file", {"name": "time_limit", "after": "1d"}]
 ALL = [*USUAL, {"name": "profile", "start": 1, "steps": 1}, "tensorboard", "reduce_on_plateau"]

@@ -17,8 +17,9 @@ from ...training.callbacks.conductor import Conductor
 from ...training.checkpointing.checkpoints import Checkpoints
 from ...training.display import Display
 from ...training.ending.stopping import Gate
-from ...training.loop import Progress, measure
+from ...training.loop import measure
 from ...training.optimizing.averaging import average_reader
+from ...training.steps.late_log import Progress
 from .build import Built, data_limits
 from .callbacks import callbacks_of, seen_by_callbacks
 from .directory.ownership import Ownership

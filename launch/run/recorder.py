@@ -16,10 +16,10 @@ from ...parallel.step.state import TrainState
 from ...training.callbacks.conductor import Conductor
 from ...training.callbacks.run import Run
 from ...training.display import Display
-from ...training.loop import Progress
 from ...training.metrics import MetricsLog
 from ...training.optimizing.learning_rates import LearningRates, make_learning_rate
 from ...training.optimizing.plateau import is_plateau, main_plateau_scale
+from ...training.steps.late_log import Progress
 from .build import Built
 from .flops import FlopsOfSteps
 

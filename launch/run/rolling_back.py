@@ -13,8 +13,8 @@ from ...configs.schema import Config
 from ...data.order import batch_number
 from ...mesh.coordination import told_by_first
 from ...mesh.processes import is_main_process
-from ...training.loop import Diverged
 from ...training.rollbacks import NAME, Rollback, as_json, from_json, write_whole
+from ...training.steps.not_finite import Diverged
 
 
 class Rollbacks:

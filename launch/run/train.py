@@ -22,7 +22,8 @@ from ...training.checkpointing.checkpoints import Checkpoints
 from ...training.display import make_display
 from ...training.ending.exits import FINISHED, TRY_AGAIN
 from ...training.ending.stopping import stops_on_signals
-from ...training.loop import Diverged, run_steps
+from ...training.loop import run_steps
+from ...training.steps.not_finite import Diverged
 from ...training.worker import multi_process
 from ..compiling.record import Compilation
 from .build import Built, batches_after, build, keep_compiled, prepare_devices, search_path

@@ -11,7 +11,8 @@ from spmdkit.layouts.problems import LayoutError
 from spmdkit.parallel import DataParallelConfig, Model, build_step, census, lay_out, verify
 from spmdkit.parallel.compression import BLOCK, dequantize, quantize
 from spmdkit.training.checkpointing.checkpoints import Checkpoints
-from spmdkit.training.loop import Diverged, run_steps
+from spmdkit.training.loop import run_steps
+from spmdkit.training.steps.not_finite import Diverged
 
 FSDP = {"size": 2, "floor_bytes": 1024}
 STRATEGY = {"data": {"size": 4, "compress": "int8"}, "fsdp": FSDP}

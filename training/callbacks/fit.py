@@ -15,7 +15,8 @@ from ...parallel.step.state import TrainState
 from ...parallel.step.train_step import Step
 from ..checkpointing.checkpoints import Checkpoints
 from ..ending.stopping import Gate, stops_on_signals
-from ..loop import Progress, run_steps
+from ..loop import run_steps
+from ..steps.late_log import Progress
 from .catalog import check_callback
 from .conductor import Conductor, Named
 from .rate_factor import factor_of

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from ..loop import RUN_AHEAD
+from ..steps.late_log import RUN_AHEAD
 from .callback import Callback
 from .monitor import number_problems, refuse
 from .run import Run

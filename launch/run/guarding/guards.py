@@ -15,8 +15,8 @@ from ....configs.schema import Config
 from ....mesh.processes import is_main_process
 from ....parallel.step.state import TrainState
 from ....training.goodput import NAME, Goodput, Ledger, read_goodput
-from ....training.loop import RUN_AHEAD
 from ....training.metrics import read_metrics
+from ....training.steps.late_log import RUN_AHEAD
 from ....training.times import Times, process_age
 from ....training.watching.replicas import ReplicaCheck
 from ....training.watching.stragglers import OwnWork, Stragglers

@@ -9,8 +9,8 @@ from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
 from spmdkit.launch.run.recorder import Recorder, learning_rates
 from spmdkit.training.callbacks.run import Run
-from spmdkit.training.loop import Progress
 from spmdkit.training.metrics import MetricsLog, read_metrics
+from spmdkit.training.steps.late_log import Progress
 
 
 def recorder(tmp_path, flops_per_row=None):

@@ -6,7 +6,7 @@ from spmdkit.mesh.simulate import simulate
 from spmdkit.training import quantities
 from spmdkit.training.checkpointing.checkpoints import CheckpointError, SaveFailed
 from spmdkit.training.ending.exits import report_error
-from spmdkit.training.loop import Diverged
+from spmdkit.training.steps.not_finite import Diverged
 
 
 def caught(function) -> BaseException:

@@ -1,0 +1,137 @@
+"""What the loop reports, and when it waits: around a step that only pretends."""
+
+import time
+
+import numpy as np
+import pytest
+from pretend_step import PretendStep, first_state
+from spmdkit.training.loop import run_steps
+from spmdkit.training.steps.late_log import RUN_AHEAD
+
+
+def steps_reported(num_steps: int, **options) -> list[int]:
+    reported = []
+    run_steps(
+        PretendStep(),
+        first_state(options.get("start", 0)),
+        [{}] * num_steps,
+        on_progress=lambda progress: reported.append(progress.step),
+        **options,
+    )
+    return reported
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "options", "expected"),
+    [
+        (25, {"log_every": 10}, [10, 20, 25]),
+        (20, {"log_every": 10}, [10, 20]),
+        (3, {"log_every": 1}, [1, 2, 3]),
+        (0, {"log_every": 1}, []),
+        (10, {"log_every": 4, "start": 7}, [8, 12, 16, 17]),
+        (12, {"log_every": 5, "pause_at": lambda number: number in (3, 10)}, [3, 5, 10, 12]),
+        (2, {"log_every": 1, "pause_at": lambda number: True}, [1, 2]),
+    ],
+)
+def test_logged_steps(num_steps, options, expected):
+    assert steps_reported(num_steps, **options) == expected
+
+
+def test_what_is_reported():
+    reported = []
+    run_steps(PretendStep(), first_state(), [{}] * 4, log_every=2, on_progress=reported.append)
+    assert [(progress.step, progress.loss, progress.grad_norm) for progress in reported] == [(2, 102, 1), (4, 104, 1)]
+    assert all(progress.extra == {} for progress in reported)
+
+
+def test_metrics_are_read_late_and_in_order():
+    step = PretendStep()
+    run_steps(step, first_state(), [{}] * 9, log_every=1)
+    assert [number for number, _ in step.awaited] == list(range(1, 10))
+    lags = [started - number for number, started in step.awaited]
+    assert lags == [RUN_AHEAD] * 7 + [1, 0]  # the last ones when there is nothing left to start
+
+
+def test_the_host_does_not_run_further_ahead():
+    step = PretendStep()
+
+    def batches():
+        for _ in range(9):
+            assert len(step.started) - len(step.awaited) <= RUN_AHEAD
+            yield {}
+
+    run_steps(step, first_state(), batches())
+
+
+def test_pauses_do_not_count_as_training():
+    reported = []
+    run_steps(
+        PretendStep(seconds=0.01),
+        first_state(),
+        [{}] * 12,
+        log_every=4,
+        pause_at=lambda number: number in (4, 6),
+        on_pause=lambda number, state: time.sleep(0.5) or {},
+        after_pause=lambda number, state: time.sleep(0.5),
+        on_progress=reported.append,
+    )
+    assert [progress.step for progress in reported] == [4, 6, 8, 12]
+    assert all(0.01 <= progress.seconds < 0.2 for progress in reported)
+    assert all(50 < progress.tokens_per_second <= 1000 for progress in reported)
+    assert [progress.tokens_per_second * progress.seconds for progress in reported] == pytest.approx(
+        [10] * len(reported)
+    )
+
+
+def test_the_first_step_compiles_and_is_not_timed():
+    class Compiling(PretendStep):
+        def __call__(self, state, batch):
+            if not self.started:
+                time.sleep(1.0)
+            return super().__call__(state, batch)
+
+    reported = []
+    run_steps(Compiling(seconds=0.01), first_state(6), [{}] * 6, start=6, log_every=5, on_progress=reported.append)
+    assert [progress.step for progress in reported] == [10, 12]
+    assert all(0.01 <= progress.seconds < 0.2 for progress in reported)
+    assert all(50 < progress.tokens_per_second <= 1000 for progress in reported)
+    assert [progress.tokens_per_second * progress.seconds for progress in reported] == pytest.approx(
+        [10] * len(reported)
+    )
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (1, [(1, 101, None), (2, 101, 2.0), (3, 103, None), (4, 103, 4.0), (5, 105, None), (6, 106, 6.0)]),
+        (10, [(2, 101, 2.0), (4, 103, 4.0), (6, 106, 6.0)]),
+    ],
+)
+def test_an_evaluation_after_a_step_that_was_left_out_keeps_its_step(every, expected):
+    step, reported = PretendStep(losses={2: np.nan, 4: np.nan}), []
+    run_steps(
+        step,
+        first_state(),
+        [{}] * 6,
+        log_every=every,
+        on_progress=reported.append,
+        pause_at=lambda number: number % 2 == 0,
+        on_pause=lambda number, state: {"eval_loss": float(number)},
+        most_skipped=1,
+    )
+    assert [(each.step, each.loss, each.extra.get("eval_loss")) for each in reported] == expected
+    assert [each.extra["skipped"] for each in reported if each.step in (2, 4, 6)] == [1.0, 2.0, 2.0]
+
+
+def test_the_last_step_is_left_out_and_evaluated():
+    reported = []
+    run_steps(
+        PretendStep(losses={1: np.nan, 3: np.nan}),
+        first_state(),
+        [{}] * 3,
+        on_progress=reported.append,
+        pause_at=lambda number: number != 2,
+        on_pause=lambda number, state: {"eval_loss": float(number)},
+        most_skipped=1,
+    )
+    assert [(each.step, each.loss, each.extra["eval_loss"]) for each in reported] == [(3, 102, 3.0)]

@@ -1,0 +1,91 @@
+"""What is not finite ends the training, or is left out, so many steps in a row."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pretend_step import Late, PretendStep, first_state
+from spmdkit.parallel.diloco import Copies
+from spmdkit.parallel.step.state import StepMetrics
+from spmdkit.training.ending.exits import DIVERGED
+from spmdkit.training.loop import run_steps
+from spmdkit.training.steps.late_log import RUN_AHEAD
+from spmdkit.training.steps.not_finite import Diverged
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_divergence_names_the_step_and_stops_before_a_pause(loss):
+    step, paused, reported = PretendStep(losses={6: loss}), [], []
+    with pytest.raises(Diverged, match=r"Step 6: the loss is (nan|inf) .*Lower optimizer\.learning_rate") as info:
+        run_steps(
+            step,
+            first_state(),
+            [{}] * 20,
+            log_every=1,
+            pause_at=lambda number: number in (4, 7),
+            on_pause=lambda number, state: paused.append(number) or {},
+            after_pause=lambda number, state: paused.append(number),
+            on_progress=lambda progress: reported.append(progress.step),
+        )
+    assert info.value.exit_code == DIVERGED
+    assert paused == [4, 4]
+    assert reported == [1, 2, 3, 4, 5]
+    assert step.started[-1] <= 6 + RUN_AHEAD
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf")])
+def test_a_norm_that_is_not_finite_is_divergence_whatever_the_loss(norm):
+    step = PretendStep(norms={6: norm})
+    with pytest.raises(Diverged, match=rf"Step 6: the loss is 106\.0 and the norm of the gradients {norm}\."):
+        run_steps(step, first_state(), [{}] * 20, log_every=1)
+    assert step.started[-1] <= 6 + RUN_AHEAD
+
+
+def test_what_strategies_keep_is_checked_at_the_pause_too():
+    """The last update of local steps shows in a group's copy alone, which the shared parameters meet later."""
+
+    def step(state, batch):
+        number = int(state.step) + 1
+        copies = {"w": jnp.full((2,), np.inf if number == 4 else 1.0)}
+        extra = Copies(copies, {"w": jnp.zeros(2)})
+        return first_state(number)._replace(extra=extra), StepMetrics(Late(1.0), Late(1.0), Late(10.0))
+
+    paused = []
+    with pytest.raises(Diverged, match=r"Step 4: what strategy\.data .*\(TrainState\.extra\.copies\) is not finite"):
+        run_steps(
+            step,
+            first_state(),
+            [{}] * 4,
+            pause_at=lambda number: number % 2 == 0,
+            on_pause=lambda number, state: paused.append(number) or {},
+        )
+    assert paused == [2]
+
+
+def test_an_update_that_spoils_the_parameters_is_found_at_the_pause():
+    step, paused = PretendStep(params={4: float("nan")}), []
+    with pytest.raises(Diverged, match="Step 4: the parameters are not finite after its update"):
+        run_steps(
+            step,
+            first_state(),
+            [{}] * 4,
+            pause_at=lambda number: number % 2 == 0,
+            on_pause=lambda number, state: paused.append(number) or {},
+            after_pause=lambda number, state: paused.append(number),
+        )
+    assert paused == [2, 2]
+
+
+def test_steps_that_are_not_finite_may_pass_so_many_in_a_row():
+    step, reported, told = PretendStep(losses={3: np.nan, 4: np.nan, 6: np.inf}), [], []
+    options = {"log_every": 1, "on_progress": reported.append, "most_skipped": 2}
+    run_steps(step, first_state(), [{}] * 8, on_skip=lambda number, found: told.append((number, found)), **options)
+    assert [progress.step for progress in reported] == [1, 2, 5, 7, 8]
+    assert [progress.extra.get("skipped") for progress in reported] == [None, None, 2.0, 3.0, 3.0]
+    assert [number for number, _ in told] == [3, 4, 6]
+    assert told[0][1] == "the loss is nan and the norm of the gradients 1.0"
+
+
+def test_one_more_in_a_row_ends_the_training():
+    step = PretendStep(norms={3: np.nan, 4: np.nan, 5: np.nan})
+    with pytest.raises(Diverged, match=r"Step 5: .*norm of the gradients nan\. It is number 3 in a row, of at most 2"):
+        run_steps(step, first_state(), [{}] * 8, most_skipped=2)

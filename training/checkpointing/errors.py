@@ -7,15 +7,19 @@ fails say nothing about the files: nobody is advised to remove a checkpoint that
 import errno
 import os
 import re
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...layouts.sizes import format_bytes
 from ...mesh.errors import UserError
 from ..ending.exits import TRY_AGAIN
 from ..ending.known_causes import is_out_of_memory
+from .folder import contents
 
 NOT_DAMAGE = frozenset(
     (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -133,6 +137,26 @@ def mismatch(folder: Path, problems: list[str]) -> CheckpointError:
         + "\nSet model, optimizer, precision.params, precision.compute, precision.loss_scale and callbacks that change "
         "the learning rate back to what wrote it, or train into another run.dir. strategy.data as well, if it has "
         "local_steps or compress: its groups keep arrays of their own."
+    )
+
+
+def save_failed(directory: Path, step: int | None, error: Exception, wanted: int) -> SaveFailed:
+    """The error of a checkpoint that could not be written, with what is complete, and the room.
+
+    Args:
+        directory: The folder of checkpoints.
+        step: Of the checkpoint.
+        error: Of Python, Orbax or TensorStore.
+        wanted: Bytes that a checkpoint takes, at most.
+    """
+    there = "What is complete there cannot be seen now."
+    with suppress(OSError):
+        free = format_bytes(shutil.disk_usage(directory).free)
+        room = f"a checkpoint takes up to {format_bytes(wanted)}, and {free} are free"
+        there = f"Complete there: {list(contents(directory).steps) or 'none'}; {room}."
+    return SaveFailed(
+        f"Checkpoint of step {step} could not be written to {directory}: {reason(error)}. {there} Make room or repair "
+        "the file system, then start the same command again: it resumes from the newest complete checkpoint."
     )
 
 

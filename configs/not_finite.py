@@ -8,7 +8,7 @@ roll_back    it goes back to its newest checkpoint, and leaves the batch out fro
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from ..training.optimizing.optimizers import OptimizerConfig
+from ..training.optimizing.optimizer_config import OptimizerConfig
 from .errors import Problem
 from .schema import Config
 

@@ -1,7 +1,7 @@
 """Every section and key of a config, with its type, default and help.
 
 A section that belongs to another package is described there, beside the code that uses it: `data` in data/config.py,
-`optimizer` in training/optimizing/optimizers.py, `precision` in parallel/precision.py, `timeouts` in
+`optimizer` in training/optimizing/optimizer_config.py, `precision` in parallel/precision.py, `timeouts` in
 training/worker.py, `guards` in training/watching/guards.py, the options of each callback in training/callbacks/, of
 each strategy in parallel/, of each model in models/; `launch` stands in launching.py, the rest here.
 
@@ -20,7 +20,7 @@ from ..mesh.errors import UserError
 from ..parallel.precision import Precision
 from ..parallel.sharding.strategies import option_types
 from ..parallel.step.state import seed_problem
-from ..training.optimizing.optimizers import OptimizerConfig
+from ..training.optimizing.optimizer_config import OptimizerConfig
 from ..training.watching.guards import GuardsConfig
 from ..training.worker import Timeouts
 from .launching import LaunchConfig

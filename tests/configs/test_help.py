@@ -15,7 +15,7 @@ from spmdkit.data.config import DataConfig
 from spmdkit.models.catalog import MODELS
 from spmdkit.parallel.precision import Precision
 from spmdkit.parallel.sharding.strategies import option_types
-from spmdkit.training.optimizing.optimizers import OptimizerConfig
+from spmdkit.training.optimizing.optimizer_config import OptimizerConfig
 from spmdkit.training.worker import Timeouts
 
 SECTIONS = [RunConfig, LayoutsConfig, TrainConfig, EvalConfig, CheckpointConfig, SampleConfig, DataConfig]

@@ -1,5 +1,6 @@
-"""Parts of an optimizer that its name does not say: which parameters it is for, and what may hold an update up.
+"""Optimizers: from the section `optimizer` to one optax transformation of all parameters.
 
-In: the section `optimizer`. Out: optax transformations. Read first: `groups`, which parameters have options of their
-own. Then `plateau` (a rate that follows the loss), `skipping` (updates that are left out) and `averaging` (EMA).
+Read first: `optimizer_config`, the options, then `optimizers`, which puts a direction (`directions`), decay and a
+learning rate together, for each group of parameters (`groups`, by `parameter_kinds`). Beside them: `learning_rates`,
+`plateau` (a rate that follows the loss), `skipping` (updates that are left out) and `averaging` (EMA).
 """

@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 from spmdkit.training.optimizing.learning_rates import SCHEDULES, WINDOW, LearningRates, make_learning_rate
-from spmdkit.training.optimizing.optimizers import OptimizerConfig
+from spmdkit.training.optimizing.optimizer_config import OptimizerConfig
 
 STEPS = WINDOW + 1000
 COSINE = {"name": "warmup_cosine", "warmup_steps": 100}

@@ -1,10 +1,10 @@
 """The models that come with the runtime, and the way to the user's own.
 
 In: the `model:` section of a config. Out: a `Model` or a `BlockModel` (`parallel/model/`). Read first: `mlp`, a loss
-for one device with no collective in it, as any model may be. Then `transformer` (with `attention`) and `moe` (with
-`moe_router`): given a parallel context, they split their own work over tensor, context and expert and call the
-collectives of these strategies; without one they hold none. `catalog` finds a model by its name, `hugging_face/` reads
-weights of other libraries and writes them, `sample` writes text.
+for one device with no collective in it, as any model may be. Then `transformer` and `moe` (with `moe_router`), put
+together from `layers/`: given a parallel context, they split their own work over tensor, context and expert and call
+the collectives of these strategies; without one they hold none. `catalog` finds a model by its name, `hugging_face/`
+reads weights of other libraries and writes them, `sample` writes text.
 
 `moe_config` shares the tests of `moe`; `moe_router` shares the tests of `moe`; `transformer_config` shares the tests
 of `transformer`; `transformer_split` shares the tests of `transformer`.

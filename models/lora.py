@@ -36,7 +36,7 @@ from ..parallel.model import BlockModel, Model, ParallelContext, Params
 from ..parallel.sharding.default_layout import model_axes
 from ..parallel.sharding.model_errors import abstract_init, check_groups
 from .frozen import without_gradients
-from .initializers import truncated_normal
+from .layers.initializers import truncated_normal
 
 NAME = "lora"
 """Of the adapters within a group of parameters."""

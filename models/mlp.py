@@ -16,8 +16,8 @@ from jax import Array
 from ..mesh.errors import UserError
 from ..parallel.model import Batch, Model, Params
 from ..parallel.sharding.named_outputs import name_output
-from .cross_entropy import cross_entropy
-from .initializers import truncated_normal
+from .layers.cross_entropy import cross_entropy
+from .layers.initializers import truncated_normal
 from .transformer_config import MOST_PARAMETERS
 
 

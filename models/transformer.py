@@ -51,13 +51,13 @@ from ..parallel.model import Batch, BlockModel, ParallelContext, Params
 from ..parallel.sharding.named_outputs import name_output
 from ..parallel.sharding.parallel_context import held_positions, own_positions
 from ..parallel.xla.product import weight_first
-from .attention import Slowing, causal_attention, rotate
-from .biases import add_biases
-from .cross_entropy import cross_entropy
-from .dropout import dropout
-from .initializers import truncated_normal
-from .norms import head_norm, norm
-from .norms import rms_norm as rms_norm
+from .layers.attention import Slowing, causal_attention, rotate
+from .layers.biases import add_biases
+from .layers.cross_entropy import cross_entropy
+from .layers.dropout import dropout
+from .layers.initializers import truncated_normal
+from .layers.norms import head_norm, norm
+from .layers.norms import rms_norm as rms_norm
 from .recompute import recompute
 from .transformer_config import TransformerConfig
 from .transformer_split import split_problems, split_rules, traffic

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import reference
 from reference.transformer import attention, rms_norm, rotate
-from spmdkit.models.attention import causal_attention
-from spmdkit.models.attention import rotate as rotate_heads
+from spmdkit.models.layers.attention import causal_attention
+from spmdkit.models.layers.attention import rotate as rotate_heads
 from spmdkit.models.moe import moe
 from spmdkit.models.moe_config import MoEConfig
 from spmdkit.models.moe_router import route

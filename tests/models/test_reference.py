@@ -11,10 +11,10 @@ import optax
 import pytest
 import reference
 from reference.transformer import attention, kept_values, rms_norm, rotate
-from spmdkit.models.attention import causal_attention
-from spmdkit.models.attention import rotate as rotate_heads
-from spmdkit.models.cross_entropy import cross_entropy
-from spmdkit.models.dropout import dropout
+from spmdkit.models.layers.attention import causal_attention
+from spmdkit.models.layers.attention import rotate as rotate_heads
+from spmdkit.models.layers.cross_entropy import cross_entropy
+from spmdkit.models.layers.dropout import dropout
 from spmdkit.models.moe_config import MoEConfig
 from spmdkit.models.moe_router import route
 from spmdkit.models.transformer import WHOLE, _swiglu

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import toy
 from jax.sharding import PartitionSpec
-from spmdkit.models.attention import causal_attention
+from spmdkit.models.layers.attention import causal_attention
 from spmdkit.parallel.blocks.attention.ring import ring_attention
 from spmdkit.parallel.blocks.attention.ulysses import ulysses_attention
 from spmdkit.parallel.context import local_positions, traffic

@@ -17,7 +17,7 @@ MODEL = """
 import jax, jax.numpy as jnp
 import numpy as np
 import layers_of_mine
-from spmdkit.models.cross_entropy import cross_entropy
+from spmdkit.models.layers.cross_entropy import cross_entropy
 from spmdkit.parallel import Model
 TABLE = np.linspace(0, 1, 10).astype(np.float32)
 

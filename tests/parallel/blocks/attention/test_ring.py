@@ -12,7 +12,7 @@ from attention_case import HEAD_SIZE, HEADS, LENGTH, ROWS, make_case, mixing, on
 from attention_case import with_gradients as gradients_of
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
-from spmdkit.models.attention import causal_attention
+from spmdkit.models.layers.attention import causal_attention
 from spmdkit.parallel.blocks.attention import online_softmax
 from spmdkit.parallel.blocks.remat import remat_block
 from spmdkit.parallel.collectives import Collective, merge

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from spmdkit.models.norms import head_norm, layer_norm, norm, rms_norm
+from spmdkit.models.layers.norms import head_norm, layer_norm, norm, rms_norm
 from spmdkit.models.transformer_config import TransformerConfig
 
 RANDOM = np.random.default_rng(0)

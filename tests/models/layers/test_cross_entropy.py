@@ -1,7 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from spmdkit.models.cross_entropy import cross_entropy
+from spmdkit.models.layers.cross_entropy import cross_entropy
 
 random = np.random.default_rng(0)
 LOGITS = random.normal(size=(3, 5, 7)).astype(np.float32)

@@ -1,7 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from spmdkit.models.dropout import dropout
+from spmdkit.models.layers.dropout import dropout
 
 KEY = jax.random.key(0)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .recompute import recompute
+from ..recompute import recompute
 
 NUM_SLICES = 4
 SMALLEST_SLICE = 64

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from spmdkit.models.attention import causal_attention, rotate
+from spmdkit.models.layers.attention import causal_attention, rotate
 
 
 def normal(*shape, seed=0):

@@ -8,10 +8,10 @@ import functools
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..parallel.model import Params
+from ...parallel.model import Params
+from ..recompute import recompute
+from ..transformer_config import TransformerConfig
 from .biases import bias_of
-from .recompute import recompute
-from .transformer_config import TransformerConfig
 
 
 def norm(config: TransformerConfig, x_BLD: Array, params: Params) -> Array:

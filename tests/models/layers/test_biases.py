@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from spmdkit.models.biases import add_biases
+from spmdkit.models.layers.biases import add_biases
 
 RANDOM = np.random.default_rng(0)
 

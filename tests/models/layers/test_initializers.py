@@ -1,6 +1,6 @@
 import jax
 import numpy as np
-from spmdkit.models.initializers import named_key, truncated_normal
+from spmdkit.models.layers.initializers import named_key, truncated_normal
 
 KEY = jax.random.key(0)
 

@@ -19,8 +19,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from spmdkit.models.layers.attention import causal_attention, rotate
 from spmdkit.models.layers.cross_entropy import cross_entropy
+from spmdkit.models.layers.norms import rms_norm
 from spmdkit.models.recompute import recompute
-from spmdkit.models.transformer import TransformerConfig, rms_norm, transformer
+from spmdkit.models.transformer import TransformerConfig, transformer
 
 ROWS = ("data", "fsdp")
 COLUMNS = ("query", "key", "value", "gate", "up")

@@ -6,8 +6,8 @@ together from `layers/`: given a parallel context, they split their own work ove
 the collectives of these strategies; without one they hold none. `catalog` finds a model by its name, `hugging_face/`
 reads weights of other libraries and writes them, `sample` writes text.
 
-`moe_config` shares the tests of `moe`; `moe_router` shares the tests of `moe`; `transformer_config` shares the tests
-of `transformer`; `transformer_split` shares the tests of `transformer`.
+`moe_config` shares the tests of `moe`; `moe_router` shares the tests of `moe`; `transformer_split` shares the tests of
+`transformer`.
 """
 
 from .catalog import MODELS as MODELS

@@ -30,9 +30,10 @@ from ..parallel.collectives import Collective, Traffic, varying_zeros
 from ..parallel.model import Batch, BlockModel, ParallelContext, Params
 from .moe_config import MoEConfig
 from .moe_router import gathers_choices, route
-from .transformer import WHOLE, Hidden, block, draw_matrix, init, predict, transformer
+from .transformer import WHOLE, Hidden, block, predict, transformer
 from .transformer import embed as embed_transformer
 from .transformer import head as transformer_head
+from .transformer_params import draw_matrix, init
 from .transformer_split import around_products, attention_traffic, residual_bytes, split_problems, split_rules
 from .transformer_split import traffic as transformer_traffic
 

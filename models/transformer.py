@@ -36,7 +36,7 @@ Shazeer 2020, "GLU Variants Improve Transformer" (SwiGLU).
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -55,11 +55,10 @@ from .layers.attention import Slowing, causal_attention, rotate
 from .layers.biases import add_biases
 from .layers.cross_entropy import cross_entropy
 from .layers.dropout import dropout
-from .layers.initializers import truncated_normal
 from .layers.norms import head_norm, norm
-from .layers.norms import rms_norm as rms_norm
 from .recompute import recompute
 from .transformer_config import TransformerConfig
+from .transformer_params import init, inward
 from .transformer_split import split_problems, split_rules, traffic
 
 Hidden = dict[str, Array]
@@ -68,9 +67,6 @@ Hidden = dict[str, Array]
 
 Half: TypeAlias = Callable[[Any, ParallelContext, Params, Array, Hidden], tuple[Array, Hidden]]
 """Half of a block: `half(config, parallel, params, normed (B, l, D), x) -> (change of the residual stream, x)`."""
-
-InitMLP: TypeAlias = Callable[[Any, Array], Params]
-"""Draws the parameters of the second half of one block from its key."""
 
 WHOLE = ParallelContext()
 """Nothing is split: one device."""
@@ -115,78 +111,6 @@ def transformer(config: TransformerConfig, parallel: ParallelContext = WHOLE) ->
         rules=split_rules(config, parallel),
         traffic=bind(traffic, config, parallel) if parallel.splits_positions else None,
     )
-
-
-def init(config: TransformerConfig, key: Array, *, init_mlp: InitMLP | None = None) -> dict[str, Params]:
-    """Draws the parameters; block n's do not depend on how many blocks there are.
-
-    Embeddings have deviation 1, the scale that blocks work at; a table that logits are made with has D ** -0.5.
-    """
-    D, V = config.width, config.vocabulary
-    head_std = D**-0.5
-    tokens = truncated_normal(key, "embed/tokens", (V, D), head_std if config.tied else 1.0)
-    params: dict[str, Params] = {"embed": {"tokens": tokens}, "head": _init_norm(config)}
-    if config.position_rows:
-        std = head_std if config.tied else 1.0
-        params["embed"]["positions"] = truncated_normal(key, "embed/positions", (config.position_rows, D), std)
-    if not config.tied:
-        params["head"]["logits"] = truncated_normal(key, "head/logits", (D, V), head_std)
-    block_keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(config.layers))
-    params["blocks"] = jax.vmap(functools.partial(_init_block, config, init_mlp or _init_mlp))(block_keys)
-    return params
-
-
-def _init_block(config: TransformerConfig, init_mlp: InitMLP, key: Array) -> Params:
-    D = config.width
-    query_width, kv_width = config.heads * config.head_size, config.num_kv_heads * config.head_size
-    matrix = functools.partial(draw_matrix, config, key)
-    attention = {
-        **_init_norm(config),
-        "query": matrix("attention/query", (D, query_width)),
-        "key": matrix("attention/key", (D, kv_width)),
-        "value": matrix("attention/value", (D, kv_width)),
-        "out": matrix("attention/out", (query_width, D), on_residual=True),
-    }
-    biased = {"none": (), "inputs": ("query", "key", "value"), "all": ("query", "key", "value", "out")}
-    attention |= _init_biases(attention, biased[config.attention_bias])
-    if config.head_norm:
-        attention |= {f"{name}_norm": jnp.ones((config.head_size,), jnp.float32) for name in ("query", "key")}
-    return {"attention": attention, "mlp": init_mlp(config, key)}
-
-
-def _init_mlp(config: TransformerConfig, key: Array) -> Params:
-    D, F = config.width, config.mlp_size
-    mlp = {
-        **_init_norm(config),
-        **{name: draw_matrix(config, key, f"mlp/{name}", (D, F)) for name in _inward(config)},
-        "down": draw_matrix(config, key, "mlp/down", (F, D), on_residual=True),
-    }
-    return mlp | _init_biases(mlp, (*_inward(config), "down") if config.mlp_bias else ())
-
-
-def _inward(config: TransformerConfig) -> tuple[str, ...]:
-    """The matrices that the MLP begins with."""
-    return ("gate", "up") if config.mlp == "swiglu" else ("up",)
-
-
-def _init_norm(config: TransformerConfig) -> Params:
-    scale = {"norm": jnp.ones((config.width,), jnp.float32)}
-    return scale if config.norm == "rms" else {**scale, "norm_bias": jnp.zeros((config.width,), jnp.float32)}
-
-
-def _init_biases(matrices: Params, names: Sequence[str]) -> Params:
-    return {f"{name}_bias": jnp.zeros((matrices[name].shape[-1],), jnp.float32) for name in names}
-
-
-def draw_matrix(
-    config: TransformerConfig, key: Array, name: str, shape: tuple[int, ...], *, on_residual: bool = False
-) -> Array:
-    """Draws a matrix (..., in, out) that keeps the scale of what goes through it.
-
-    The matrices that end on the residual stream, two in each block, share its scale out.
-    """
-    scale = (2 * config.layers) ** -0.5 if on_residual else 1.0
-    return truncated_normal(key, name, shape, scale * shape[-2] ** -0.5)
 
 
 def embed(
@@ -275,7 +199,7 @@ def attend(
 def _mlp(
     config: TransformerConfig, parallel: ParallelContext, params: Params, x_BlD: Array, x: Hidden
 ) -> tuple[Array, Hidden]:
-    names, between = _inward(config), _swiglu if config.mlp == "swiglu" else _gelu
+    names, between = inward(config), _swiglu if config.mlp == "swiglu" else _gelu
     inner_BLf = tensor.gather_products(parallel.tensor, x_BlD, [params[name] for name in names])
     if config.mlp_bias:
         inner_BLf = add_biases(inner_BLf, [params[f"{name}_bias"] for name in names])

@@ -1,6 +1,6 @@
-"""Lets the tests of this folder import `reference`."""
+"""Lets the tests of this folder import `reference` and `small_transformers`."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]

@@ -11,11 +11,11 @@ import reference
 from reference.transformer import attention, rms_norm, rotate
 from spmdkit.models.layers.attention import causal_attention
 from spmdkit.models.layers.attention import rotate as rotate_heads
+from spmdkit.models.layers.norms import rms_norm as our_rms_norm
 from spmdkit.models.moe import moe
 from spmdkit.models.moe_config import MoEConfig
 from spmdkit.models.moe_router import route
 from spmdkit.models.transformer import WHOLE, TransformerConfig, logits, transformer
-from spmdkit.models.transformer import rms_norm as our_rms_norm
 from spmdkit.parallel.blocks.grouped_experts import apply_experts
 
 HALF_STEP = 2.0**-8

@@ -15,10 +15,10 @@ from spmdkit.models.layers.attention import causal_attention
 from spmdkit.models.layers.attention import rotate as rotate_heads
 from spmdkit.models.layers.cross_entropy import cross_entropy
 from spmdkit.models.layers.dropout import dropout
+from spmdkit.models.layers.norms import rms_norm as our_rms_norm
 from spmdkit.models.moe_config import MoEConfig
 from spmdkit.models.moe_router import route
 from spmdkit.models.transformer import WHOLE, _swiglu
-from spmdkit.models.transformer import rms_norm as our_rms_norm
 from spmdkit.models.transformer_config import TransformerConfig
 from spmdkit.parallel.expert import ExpertConfig, buffer_of, combine, dispatch, placement
 from spmdkit.parallel.xla.product import product, weight_first

@@ -1,7 +1,6 @@
 """The transformer against a plain one, written without stacking, folding, slicing or rematerialisation."""
 
 from dataclasses import replace
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -9,35 +8,9 @@ import numpy as np
 import pytest
 import reference
 from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from spmdkit.models.transformer import TransformerConfig, init, transformer
-
-SMALL = TransformerConfig(
-    vocabulary=23, length=10, layers=2, width=16, heads=4, kv_heads=2, head_width=6, mlp_width=24, rope_base=100.0
-)
-VARIANTS = {
-    "grouped": SMALL,
-    "multi-head": replace(SMALL, kv_heads=0),
-    "multi-query": replace(SMALL, kv_heads=1),
-    "tied": replace(SMALL, tied=True),
-    "unrolled": replace(SMALL, scan_unroll=2),
-    "sliced": replace(SMALL, length=70),
-    "qwen": replace(
-        SMALL,
-        **{"attention_bias": "all", "mlp_bias": True, "head_norm": True},
-        **{"rope_factor": 4.0, "rope_trained_length": 9, "rope_slow_turns": 0.1, "rope_fast_turns": 1.0},
-    ),
-    "gpt": replace(
-        SMALL,
-        norm="layer",
-        positions="learned",
-        max_length=12,
-        mlp="gelu",
-        mlp_bias=True,
-        attention_bias="all",
-        tied=True,
-    ),
-}
+from jax.sharding import AxisType, PartitionSpec
+from small_transformers import SMALL, VARIANTS, first_params, make_batch
+from spmdkit.models.transformer import TransformerConfig, transformer
 
 
 def slow_but(*quick):
@@ -50,22 +23,6 @@ def make_params(config, dtype="float32"):
     leaves, treedef = jax.tree.flatten(first_params(replace(config, length=1, scan_unroll=1, dropout=0.0)))
     noise = np.random.default_rng(0)
     return treedef.unflatten([(leaf + 0.1 * noise.normal(size=leaf.shape)).astype(dtype) for leaf in leaves])
-
-
-@cache
-def first_params(config):
-    return jax.device_get(jax.jit(transformer(config).init)(jax.random.key(0)))
-
-
-def make_batch(config, rows=3, seed=0):
-    random = np.random.default_rng(seed)
-    shape = (rows, config.length)
-    return {
-        "inputs": random.integers(0, config.vocabulary, shape).astype(np.int32),
-        "targets": random.integers(0, config.vocabulary, shape).astype(np.int32),
-        "weights": random.integers(0, 2, shape).astype(np.float32),
-        "example": np.arange(rows, dtype=np.int32) + 100 * seed,
-    }
 
 
 def packed(batch):
@@ -95,13 +52,6 @@ def test_logits_loss_and_gradients_are_those_of_the_plain_one(name, float64):
     sums, expected = plain.differentiate(config, params, batch, key)
     np.testing.assert_allclose((total, weight), sums, rtol=1e-11)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), gradients, expected)
-
-
-@pytest.mark.parametrize("name", ["grouped", "tied", "qwen", "gpt"])
-def test_first_parameters_are_those_of_the_plain_one(name):
-    config = replace(VARIANTS[name], layers=3)
-    expected = reference.transformer.init(config, jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, first_params(config), expected)
 
 
 @pytest.mark.parametrize(
@@ -221,143 +171,6 @@ def test_types_under_shard_map(name, dropped, params_vary):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), gradients, expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("data", "fsdp"), [(1, 8), (4, 2)])
-def test_first_parameters_are_the_same_bits_in_any_layout(data, fsdp):
-    config = TransformerConfig(vocabulary=256, length=8, layers=4, width=48, heads=4)
-    model, key = transformer(config), jax.random.key(3)
-    mesh = jax.make_mesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
-
-    def sharding(leaf):
-        """Splits the last dim that divides."""
-        last = max((dim for dim, size in enumerate(leaf.shape) if size % fsdp == 0), default=None)
-        return NamedSharding(mesh, PartitionSpec(*("fsdp" if dim == last else None for dim in range(leaf.ndim))))
-
-    shardings = jax.tree.map(sharding, jax.eval_shape(model.init, key))
-    one, split = jax.jit(model.init)(key), jax.jit(model.init, out_shardings=shardings)(key)
-    assert split["blocks"]["mlp"]["gate"].sharding.shard_shape((4, 48, 128)) == (4, 48, 128 // fsdp)
-    jax.tree.map(np.testing.assert_array_equal, one, split)
-
-
-# First values and counts
-
-
-@pytest.mark.slow
-def test_scales_of_first_parameters():
-    config = TransformerConfig(vocabulary=512, length=8, layers=2, width=128, heads=4)
-    params = first_params(config)
-    stds = {
-        ("embed", "tokens"): 1.0,
-        ("blocks", "attention", "query"): 128**-0.5,
-        ("blocks", "attention", "out"): (128 * 4) ** -0.5,
-        ("blocks", "mlp", "down"): (384 * 4) ** -0.5,
-        ("head", "logits"): 128**-0.5,
-    }
-    for path, std in stds.items():
-        leaf = params
-        for name in path:
-            leaf = leaf[name]
-        np.testing.assert_allclose(np.std(leaf), std, rtol=0.02)
-    np.testing.assert_allclose(
-        np.std(first_params(replace(config, tied=True))["embed"]["tokens"]), 128**-0.5, rtol=0.02
-    )
-    assert (params["head"]["norm"] == 1).all()
-    assert (params["blocks"]["mlp"]["norm"] == 1).all()
-
-
-@pytest.mark.slow
-def test_a_block_does_not_depend_on_how_many_there_are():
-    few, many = (first_params(replace(SMALL, layers=n))["blocks"]["mlp"] for n in (2, 3))
-    np.testing.assert_array_equal(few["gate"], many["gate"][:2])
-    np.testing.assert_allclose(few["down"] * 4**0.5, many["down"][:2] * 6**0.5, rtol=1e-6)
-    assert (few["gate"][0] != few["gate"][1]).any()
-
-
-def test_number_of_parameters():
-    D, H, G, K, F, V = 16, 4, 2, 6, 24, 23
-    layer = D * H * K * 2 + D * G * K * 2 + 3 * D * F
-    shapes = jax.eval_shape(transformer(SMALL).init, jax.random.key(0))
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 2 * (layer + 2 * D) + 2 * V * D + D
-    assert SMALL.matmul_parameters == 2 * layer + V * D
-    tied = jax.eval_shape(transformer(VARIANTS["tied"]).init, jax.random.key(0))
-    assert set(tied["head"]) == {"norm"}
-
-
-def count_matmul_flops(jaxpr):
-    """2 x multiply-adds of every product in a jaxpr, those inside loops as often as they run, of two ways the first."""
-    total = 0.0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            contracted = equation.params["dimension_numbers"][0][0]
-            shape = equation.invars[0].aval.shape
-            total += 2 * equation.outvars[0].aval.size * np.prod([shape[dim] for dim in contracted])
-        values = [*equation.params.values(), *equation.params.get("branches", ())[:1]]
-        inner = [getattr(value, "jaxpr", value) for value in values]
-        inner = [value for value in inner if hasattr(value, "eqns")]
-        total += sum(map(count_matmul_flops, inner)) * equation.params.get("length", 1)
-    return total
-
-
-@pytest.mark.parametrize("config", [SMALL, VARIANTS["multi-query"], VARIANTS["tied"], VARIANTS["gpt"]])
-def test_flops_are_those_of_the_products(config):
-    """Up to 64 positions attention is one slice, the full square; backward has its two products once more."""
-    model, batch = transformer(config), make_batch(config, rows=1)
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    jaxpr = jax.make_jaxpr(jax.grad(lambda p: model.loss(p, batch, None)[0]))(params)
-    repeated = 4 * config.layers * config.heads * config.head_size * config.length**2
-    assert count_matmul_flops(jaxpr.jaxpr) - repeated == pytest.approx(config.flops_per_row, rel=0.02)
-    assert model.flops_per_row == config.flops_per_row
-
-
-# Options
-
-
-def test_worked_out_sizes():
-    config = TransformerConfig(width=128, heads=4)
-    assert (config.num_kv_heads, config.head_size, config.mlp_size) == (4, 32, 384)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": 0}, "model.layers=0 has to be at least 1"),
-        ({"kv_heads": -1}, "model.kv_heads=-1 has to be at least 0"),
-        ({"heads": 4, "kv_heads": 3}, r"model.kv_heads=3 does not divide model.heads=4.*\[1, 2, 4\]"),
-        ({"width": 30, "heads": 4}, "model.width=30 is not divisible by model.heads=4"),
-        ({"width": 12, "heads": 4}, "a head is 3 wide.*has to be even"),
-        ({"dropout": 1.0}, "model.dropout=1.0 has to be a part"),
-        ({"rope_base": 1.0}, "model.rope_base=1.0 has to be over 1"),
-        ({"norm_epsilon": 0.0}, "model.norm_epsilon=0.0 has to be over 0"),
-        ({"norm_epsilon": float("nan")}, "model.norm_epsilon=nan has to be over 0"),
-        ({"rope_base": float("nan")}, "model.rope_base=nan has to be over 1"),
-        ({"norm": "layr"}, "model.norm='layr' is not a choice. Did you mean layer?"),
-        ({"rope_factor": 0.5}, "model.rope_factor=0.5 has to be at least 1"),
-        ({"rope_slow_turns": 4.0}, "model.rope_slow_turns=4.0 has to be .* less than model.rope_fast_turns=4.0"),
-        (
-            {"positions": "learned", "max_length": 8, "length": 9},
-            "model.max_length=8 is less than the 9 positions.*Set data.length to at most 8",
-        ),
-    ],
-)
-def test_options_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        TransformerConfig(**options)
-
-
-def test_all_problems_at_once():
-    with pytest.raises(ValueError) as error:
-        TransformerConfig(layers=0, dropout=2.0, scan_unroll=0)
-    assert [line.split("=")[0] for line in str(error.value).splitlines()] == [
-        "model.layers",
-        "model.scan_unroll",
-        "model.dropout",
-    ]
-
-
 def test_sizes_that_only_the_data_knows():
     with pytest.raises(ValueError, match=r"model.vocabulary is not given.*\nmodel.length is not given"):
         transformer(TransformerConfig())
-
-
-def test_init_is_exported_as_a_plain_function():
-    assert jax.eval_shape(lambda key: init(SMALL, key), jax.random.key(0))["embed"]["tokens"].shape == (23, 16)

@@ -1,0 +1,51 @@
+"""Small transformers, one for each choice that a config has."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+from spmdkit.models.transformer import TransformerConfig, transformer
+
+SMALL = TransformerConfig(
+    vocabulary=23, length=10, layers=2, width=16, heads=4, kv_heads=2, head_width=6, mlp_width=24, rope_base=100.0
+)
+VARIANTS = {
+    "grouped": SMALL,
+    "multi-head": replace(SMALL, kv_heads=0),
+    "multi-query": replace(SMALL, kv_heads=1),
+    "tied": replace(SMALL, tied=True),
+    "unrolled": replace(SMALL, scan_unroll=2),
+    "sliced": replace(SMALL, length=70),
+    "qwen": replace(
+        SMALL,
+        **{"attention_bias": "all", "mlp_bias": True, "head_norm": True},
+        **{"rope_factor": 4.0, "rope_trained_length": 9, "rope_slow_turns": 0.1, "rope_fast_turns": 1.0},
+    ),
+    "gpt": replace(
+        SMALL,
+        norm="layer",
+        positions="learned",
+        max_length=12,
+        mlp="gelu",
+        mlp_bias=True,
+        attention_bias="all",
+        tied=True,
+    ),
+}
+
+
+@cache
+def first_params(config):
+    return jax.device_get(jax.jit(transformer(config).init)(jax.random.key(0)))
+
+
+def make_batch(config, rows=3, seed=0):
+    random = np.random.default_rng(seed)
+    shape = (rows, config.length)
+    return {
+        "inputs": random.integers(0, config.vocabulary, shape).astype(np.int32),
+        "targets": random.integers(0, config.vocabulary, shape).astype(np.int32),
+        "weights": random.integers(0, 2, shape).astype(np.float32),
+        "example": np.arange(rows, dtype=np.int32) + 100 * seed,
+    }

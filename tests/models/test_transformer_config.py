@@ -1,0 +1,85 @@
+"""What a config says: sizes, counts of parameters and of operations; options out of range."""
+
+import jax
+import numpy as np
+import pytest
+from small_transformers import SMALL, VARIANTS, make_batch
+from spmdkit.models.transformer import TransformerConfig, transformer
+
+
+def test_number_of_parameters():
+    D, H, G, K, F, V = 16, 4, 2, 6, 24, 23
+    layer = D * H * K * 2 + D * G * K * 2 + 3 * D * F
+    shapes = jax.eval_shape(transformer(SMALL).init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 2 * (layer + 2 * D) + 2 * V * D + D
+    assert SMALL.matmul_parameters == 2 * layer + V * D
+    tied = jax.eval_shape(transformer(VARIANTS["tied"]).init, jax.random.key(0))
+    assert set(tied["head"]) == {"norm"}
+
+
+def count_matmul_flops(jaxpr):
+    """2 x multiply-adds of every product in a jaxpr, those inside loops as often as they run, of two ways the first."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            contracted = equation.params["dimension_numbers"][0][0]
+            shape = equation.invars[0].aval.shape
+            total += 2 * equation.outvars[0].aval.size * np.prod([shape[dim] for dim in contracted])
+        values = [*equation.params.values(), *equation.params.get("branches", ())[:1]]
+        inner = [getattr(value, "jaxpr", value) for value in values]
+        inner = [value for value in inner if hasattr(value, "eqns")]
+        total += sum(map(count_matmul_flops, inner)) * equation.params.get("length", 1)
+    return total
+
+
+@pytest.mark.parametrize("config", [SMALL, VARIANTS["multi-query"], VARIANTS["tied"], VARIANTS["gpt"]])
+def test_flops_are_those_of_the_products(config):
+    """Up to 64 positions attention is one slice, the full square; backward has its two products once more."""
+    model, batch = transformer(config), make_batch(config, rows=1)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    jaxpr = jax.make_jaxpr(jax.grad(lambda p: model.loss(p, batch, None)[0]))(params)
+    repeated = 4 * config.layers * config.heads * config.head_size * config.length**2
+    assert count_matmul_flops(jaxpr.jaxpr) - repeated == pytest.approx(config.flops_per_row, rel=0.02)
+    assert model.flops_per_row == config.flops_per_row
+
+
+def test_worked_out_sizes():
+    config = TransformerConfig(width=128, heads=4)
+    assert (config.num_kv_heads, config.head_size, config.mlp_size) == (4, 32, 384)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": 0}, "model.layers=0 has to be at least 1"),
+        ({"kv_heads": -1}, "model.kv_heads=-1 has to be at least 0"),
+        ({"heads": 4, "kv_heads": 3}, r"model.kv_heads=3 does not divide model.heads=4.*\[1, 2, 4\]"),
+        ({"width": 30, "heads": 4}, "model.width=30 is not divisible by model.heads=4"),
+        ({"width": 12, "heads": 4}, "a head is 3 wide.*has to be even"),
+        ({"dropout": 1.0}, "model.dropout=1.0 has to be a part"),
+        ({"rope_base": 1.0}, "model.rope_base=1.0 has to be over 1"),
+        ({"norm_epsilon": 0.0}, "model.norm_epsilon=0.0 has to be over 0"),
+        ({"norm_epsilon": float("nan")}, "model.norm_epsilon=nan has to be over 0"),
+        ({"rope_base": float("nan")}, "model.rope_base=nan has to be over 1"),
+        ({"norm": "layr"}, "model.norm='layr' is not a choice. Did you mean layer?"),
+        ({"rope_factor": 0.5}, "model.rope_factor=0.5 has to be at least 1"),
+        ({"rope_slow_turns": 4.0}, "model.rope_slow_turns=4.0 has to be .* less than model.rope_fast_turns=4.0"),
+        (
+            {"positions": "learned", "max_length": 8, "length": 9},
+            "model.max_length=8 is less than the 9 positions.*Set data.length to at most 8",
+        ),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerConfig(**options)
+
+
+def test_all_problems_at_once():
+    with pytest.raises(ValueError) as error:
+        TransformerConfig(layers=0, dropout=2.0, scan_unroll=0)
+    assert [line.split("=")[0] for line in str(error.value).splitlines()] == [
+        "model.layers",
+        "model.scan_unroll",
+        "model.dropout",
+    ]

@@ -20,28 +20,22 @@ A has the rows that B has here).
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax import Array
 
 from ..layouts.path_patterns import meets, paths_met, pattern_problem, some
-from ..layouts.paths import in_blocks, leaves_with_paths, map_with_path
+from ..layouts.paths import in_blocks, leaves_with_paths
 from ..mesh.errors import UserError
 from ..parallel.model import BlockModel, Model, ParallelContext, Params
 from ..parallel.sharding.default_layout import model_axes
 from ..parallel.sharding.model_errors import abstract_init, check_groups
 from .frozen import without_gradients
-from .layers.initializers import truncated_normal
+from .layers.low_rank import NAME, Group, group_of, merged, with_adapters
 
-NAME = "lora"
-"""Of the adapters within a group of parameters."""
-BASE = "base"
-"""Of a group that is no dict, beside its adapters."""
 KEY = "model.lora"
 
 
@@ -76,26 +70,6 @@ class LoRAConfig:
     def scale(self) -> float:
         """What the product of A and B is multiplied by."""
         return self.alpha / self.rank
-
-
-class _Group(NamedTuple):
-    """Parameters that lie in one tree: a group of a `BlockModel`, or all of a `Model`'s.
-
-    Attributes:
-        name: of the group, "" for all parameters.
-        is_dict: whether adapters stand among the parameters; else these are under `BASE`.
-        stacked: whether dim 0 counts blocks.
-        adapted: path within the group -> shape and dtype of what is adapted.
-    """
-
-    name: str
-    is_dict: bool
-    stacked: bool
-    adapted: dict[str, jax.ShapeDtypeStruct]
-
-    def full(self, path: str) -> str:
-        """The path of one of its parameters in the base model."""
-        return f"{self.name}/{path}" if self.name else path
 
 
 class LoRA:
@@ -138,7 +112,7 @@ class LoRA:
         Returns:
             Parameters of `model`: the same arrays, and A and B in float32.
         """
-        return self._each(params, lambda group, tree: _with_adapters(group, tree, self.config.rank, key))
+        return self._each(params, lambda group, tree: with_adapters(group, tree, self.config.rank, key))
 
     def merge(self, params: Params) -> Params:
         """Parameters of the base that compute what the model that trains does, to be exported.
@@ -149,9 +123,9 @@ class LoRA:
         Returns:
             Parameters of `base`: each adapted matrix is W + alpha / rank * A B, in W's dtype; the others as they are.
         """
-        return self._each(params, partial(_merged, scale=self.config.scale))
+        return self._each(params, partial(merged, scale=self.config.scale))
 
-    def _each(self, params: Params, change: Callable[[_Group, Params], Params]) -> Params:
+    def _each(self, params: Params, change: Callable[[Group, Params], Params]) -> Params:
         """Changes each group of some of the parameters."""
         if "" in self._groups:
             return change(self._groups[""], params)
@@ -170,7 +144,7 @@ class LoRA:
 
         @wraps(base.block)
         def block(params: Params, *arguments: Any) -> Any:
-            return base.block(_merged(self._groups["blocks"], params, scale=self.config.scale), *arguments)
+            return base.block(merged(self._groups["blocks"], params, scale=self.config.scale), *arguments)
 
         def split(parallel: ParallelContext) -> BlockModel:
             assert parallelize is not None
@@ -246,7 +220,7 @@ def _frozen(config: LoRAConfig, abstract_params: Params) -> frozenset[str]:
     return frozenset(paths) - trained
 
 
-def _groups(base: Model | BlockModel, params: Params, config: LoRAConfig) -> dict[str, _Group]:
+def _groups(base: Model | BlockModel, params: Params, config: LoRAConfig) -> dict[str, Group]:
     """The trees that adapters stand in, by name."""
     leaves = dict(leaves_with_paths(params))
     taken = [path for path in leaves if NAME in path.split("/")]
@@ -271,55 +245,4 @@ def _groups(base: Model | BlockModel, params: Params, config: LoRAConfig) -> dic
     if problems:
         raise UserError("\n".join(problems))
     trees = params if blocks else {"": params}
-    return {name: _group(name, tree, adapted, stacked=blocks and name == "blocks") for name, tree in trees.items()}
-
-
-def _group(name: str, tree: Params, adapted: Collection[str], *, stacked: bool) -> _Group:
-    group = _Group(name, type(tree) is dict, stacked, {})
-    found = {path: leaf for path, leaf in leaves_with_paths(tree) if group.full(path) in adapted}
-    return group._replace(adapted=found)
-
-
-def _with_adapters(group: _Group, tree: Params, rank: int, key: Array) -> Params:
-    """The parameters of a group and, beside them, A and B of each that is adapted."""
-    if not group.adapted:
-        return tree
-    adapters: dict[str, Any] = {}
-    for path, leaf in group.adapted.items():
-        *folders, last = path.split("/")
-        inner = adapters
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-        inner[last] = {
-            "a": _draw(group, path, leaf, rank, key),
-            "b": jnp.zeros((*leaf.shape[:-2], rank, leaf.shape[-1]), jnp.float32),
-        }
-    return {**tree, NAME: adapters} if group.is_dict else {BASE: tree, NAME: adapters}
-
-
-def _draw(group: _Group, path: str, leaf: jax.ShapeDtypeStruct, rank: int, key: Array) -> Array:
-    """A, of deviation I ** -0.5; that of block n does not depend on how many blocks there are."""
-    shape, name = (*leaf.shape[:-1], rank), group.full(f"{NAME}/{path}/a")
-    std = leaf.shape[-2] ** -0.5
-    if not group.stacked:
-        return truncated_normal(key, name, shape, std)
-    keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(shape[0]))
-    return jax.vmap(lambda each: truncated_normal(each, name, shape[1:], std))(keys)
-
-
-def _merged(group: _Group, tree: Params, *, scale: float) -> Params:
-    """The parameters of a group as the base has them; of one block, where blocks are stacked, or of all."""
-    if not group.adapted:
-        return tree
-    adapters = dict(leaves_with_paths(tree[NAME]))
-    own = {name: value for name, value in tree.items() if name != NAME} if group.is_dict else tree[BASE]
-
-    def merge(path: str, weight: Any) -> Any:
-        if path not in group.adapted:
-            return weight
-        a, b = (jnp.asarray(adapters[f"{path}/{name}"]) for name in ("a", "b"))
-        wide = jnp.promote_types(weight.dtype, jnp.float32)
-        product = jnp.matmul(a, b.astype(a.dtype), preferred_element_type=wide)
-        return (weight.astype(wide) + scale * product.astype(wide)).astype(weight.dtype)
-
-    return map_with_path(merge, own)
+    return {name: group_of(name, tree, adapted, stacked=blocks and name == "blocks") for name, tree in trees.items()}

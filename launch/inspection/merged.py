@@ -4,7 +4,7 @@
     params/lora/first/kernel/a, .../b              beside    params/first/kernel
 
 A and B are small and read whole; of W, each part gets the rows of A and the columns of B that it needs. Where the
-parameters of a group are no dict, they stand under `base`, which is taken off again (see models/lora.py).
+parameters of a group are no dict, they stand under `base`, which is taken off again (see models/layers/low_rank.py).
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ...models.lora import BASE, NAME
+from ...models.layers.low_rank import BASE, NAME
 from .stored import StoredArray, StoredCheckpoint
 
 PARAMETERS = "params/"

@@ -20,7 +20,7 @@ from ...layouts.path_patterns import paths_met, some
 from ...layouts.paths import leaves_with_paths, map_with_path
 from ...mesh.coordination import differences, exchange
 from ...mesh.keys import make_key
-from ...models.lora import NAME as ADAPTERS
+from ...models.layers.low_rank import NAME as ADAPTERS
 from ...parallel.model import Params
 from ...parallel.sharding.stored_order import stored_order
 from ...training.checkpointing.errors import MAX_LISTED, CheckpointError, DamagedCheckpoint

@@ -12,10 +12,10 @@ from .errors import TooLateError, UserError
 from .joining.accelerators import has_accelerators
 from .joining.addresses import is_loopback, own_ip
 from .joining.detection import Job, find_job
+from .joining.facts import from_addresses
 from .joining.meeting import Meeting
 from .joining.proxies import reach_directly
 from .joining.rendezvous import meet, wait_until_listening
-from .joining.sources import from_addresses
 
 
 def tell(line: str) -> None:

@@ -14,7 +14,7 @@ FILES = [
     for path in sorted((ROOT / package).rglob("*.py"))
     if path.name != "__init__.py"
 ]
-MOST_SHARING = {"mesh": 9, "layouts": 4, "parallel": 5, "models": 10, "training": 4, "launch": 10}
+MOST_SHARING = {"mesh": 8, "layouts": 4, "parallel": 5, "models": 10, "training": 4, "launch": 10}
 """Fewer is better; more has to be argued here."""
 SHARING = re.compile(r"`(\w+)`\s+shares\s+the\s+tests\s+of\s+`([\w/]+)`")
 """How a room's `__init__` says it: a file of the same room, or one elsewhere by its path."""

@@ -2,6 +2,7 @@
 
 addresses                             "host:port", loopback, which interface the coordinator listens on
 hostlists                             Slurm's "n[1-4,7]", written out
+facts                                 what one source says, and how it is read from variables
 sources                               what each launcher's variables say, one function each; the table SOURCES
 detection                             one job from all of them, or what is missing or contradicts
 accelerators                          which of a host's GPUs are this process's
@@ -11,7 +12,6 @@ host, guest                           the two sides of it: rank 0, all others
 meeting                               what both speak of
 protocol                              the lines that they send each other there
 
-`sources` shares the tests of `detection`; `accelerators` shares the tests of `detection`; `host` shares the tests of
-`rendezvous`; `guest` shares the tests of `rendezvous`; `meeting` shares the tests of `rendezvous`; `protocol` shares
-the tests of `rendezvous`.
+`accelerators` shares the tests of `detection`; `host` shares the tests of `rendezvous`; `guest` shares the tests of
+`rendezvous`; `meeting` shares the tests of `rendezvous`; `protocol` shares the tests of `rendezvous`.
 """

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from ..errors import UserError
 from .accelerators import devices_of_process, gpus_of_host, gpus_visible
 from .addresses import Address
-from .sources import BY_HAND, OF_LAUNCHERS, Environ, Facts
+from .facts import Environ, Facts
+from .sources import BY_HAND, OF_LAUNCHERS
 
 ALONE = "Or set SPMDKIT_NUM_PROCESSES=1 to train in one process."
 MERGED = ("address", "num_processes", "process_id", "local_rank", "local_processes", "local_devices", "identity")

@@ -5,15 +5,11 @@ where a variable is there and cannot be read.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar
 from zlib import crc32
 
-from ..errors import UserError
 from .addresses import Address, parse_address
+from .facts import Environ, Facts, first_set, from_addresses, number, numbered, numbers, present
 from .hostlists import expand_counts, expand_hosts
-
-Environ = Mapping[str, str]
-Value = TypeVar("Value")
 
 FIRST_PORT, PORTS = 61440, 4096
 """Above the ports that Linux hands out by itself (up to 60999)."""
@@ -22,50 +18,13 @@ JOB_VARIABLES = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
 """What Keras's variables and ours are called after their prefix."""
 
 
-class Facts(NamedTuple):
-    """What one source says.
-
-    Attributes:
-        source: Its name, for people.
-        address: Of the coordinator, process 0.
-        num_processes: How many processes the run has.
-        process_id: Which one this is.
-        local_rank: Which one of those on its host.
-        local_processes: How many there are on its host.
-        local_devices: Accelerators of this process, where the launcher itself says.
-        hosts: The host of every process, by rank.
-        nodes: The hosts, where it is not said who is where.
-        identity: Of this attempt of this job; equal in its processes and in no others.
-        unusable: Why nothing of it can be used; "" where it can.
-        said: Which variable said what, by the names above.
-    """
-
-    source: str
-    address: Address | None = None
-    num_processes: int | None = None
-    process_id: int | None = None
-    local_rank: int | None = None
-    local_processes: int | None = None
-    local_devices: tuple[int, ...] | None = None
-    hosts: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    identity: str = ""
-    unusable: str = ""
-    said: Mapping[str, str] = {}
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it says who this process is among how many."""
-        return self.num_processes is not None and self.process_id is not None
-
-
 def spmdkit(environ: Environ) -> Facts | None:
     """SPMDKIT_*: `spmdkit launch` sets them, and whoever starts processes by hand."""
     facts = _by_hand("SPMDKIT_*", "SPMDKIT_", environ)
     read = {
-        "local_rank": _number(environ, "SPMDKIT_LOCAL_RANK", 0),
-        "local_processes": _number(environ, "SPMDKIT_LOCAL_PROCESSES", 1),
-        "local_devices": _numbers(environ, "SPMDKIT_LOCAL_DEVICES"),
+        "local_rank": number(environ, "SPMDKIT_LOCAL_RANK", 0),
+        "local_processes": number(environ, "SPMDKIT_LOCAL_PROCESSES", 1),
+        "local_devices": numbers(environ, "SPMDKIT_LOCAL_DEVICES"),
         "identity": environ.get("SPMDKIT_JOB_ID") or None,
     }
     read = {name: value for name, value in read.items() if value is not None}
@@ -84,7 +43,7 @@ def keras(environ: Environ) -> Facts | None:
 def jax(environ: Environ) -> Facts | None:
     """JAX_*: Kubeflow Trainer sets all three; JAX itself reads the address alone."""
     names = {"address": "JAX_COORDINATOR_ADDRESS", "num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
-    found = _present(environ, names)
+    found = present(environ, names)
     text, port = environ.get("JAX_COORDINATOR_ADDRESS"), environ.get("JAX_COORDINATOR_PORT")
     if text and port and ":" not in text:
         text = f"{text}:{port}"
@@ -94,8 +53,8 @@ def jax(environ: Environ) -> Facts | None:
         else Facts(
             "JAX_*",
             address=parse_address(text, "JAX_COORDINATOR_ADDRESS") if text else None,
-            num_processes=_number(environ, "JAX_NUM_PROCESSES", 1),
-            process_id=_number(environ, "JAX_PROCESS_ID", 0),
+            num_processes=number(environ, "JAX_NUM_PROCESSES", 1),
+            process_id=number(environ, "JAX_PROCESS_ID", 0),
             said=found,
         )
     )
@@ -109,7 +68,7 @@ def open_mpi(environ: Environ) -> Facts | None:
         "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
         "local_processes": "OMPI_COMM_WORLD_LOCAL_SIZE",
     }
-    job = _first(environ, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+    job = first_set(environ, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
     return _of_mpi("Open MPI", names, job, environ, environ.get("SLURM_JOB_NODELIST"))
 
 
@@ -122,18 +81,18 @@ def pmi(environ: Environ) -> Facts | None:
         "local_processes": "MPI_LOCALNRANKS",
     }
     nodes = None if "SLURM_STEP_ID" in environ else environ.get("SLURM_JOB_NODELIST")  # a step says its own
-    return _of_mpi("PMI", names, _first(environ, "PMI_JOBID"), environ, nodes)
+    return _of_mpi("PMI", names, first_set(environ, "PMI_JOBID"), environ, nodes)
 
 
 def pmix(environ: Environ) -> Facts | None:
     """PMIX_*: they say who, but not how many; another source has to."""
-    found = _present(environ, {"process_id": "PMIX_RANK"})
-    return None if found is None else Facts("PMIx", process_id=_number(environ, "PMIX_RANK", 0), said=found)
+    found = present(environ, {"process_id": "PMIX_RANK"})
+    return None if found is None else Facts("PMIx", process_id=number(environ, "PMIX_RANK", 0), said=found)
 
 
 def slurm(environ: Environ) -> Facts | None:
     """SLURM_*: a task of `srun`, or the batch script, in which nothing was started yet."""
-    job = _first(environ, "SLURM_JOB_ID", "SLURM_JOBID")
+    job = first_set(environ, "SLURM_JOB_ID", "SLURM_JOBID")
     if job is None:
         return None
     if "SLURM_STEP_ID" not in environ:
@@ -143,7 +102,7 @@ def slurm(environ: Environ) -> Facts | None:
         "process_id": "SLURM_PROCID",
         "local_rank": "SLURM_LOCALID",
     }
-    facts = _numbered("Slurm", names, environ)
+    facts = numbered("Slurm", names, environ)
     listed = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in environ else "SLURM_JOB_NODELIST"
     nodes = tuple(expand_hosts(environ[listed], listed)) if environ.get(listed) else ()
     restart = environ.get("SLURM_RESTART_COUNT", "0")
@@ -162,11 +121,11 @@ def slurm(environ: Environ) -> Facts | None:
 
 def kubernetes(environ: Environ) -> Facts | None:
     """JOB_COMPLETION_INDEX: a pod of an Indexed Job or a JobSet; the manifest says how many, and where the first is."""
-    found = _present(environ, {"process_id": "JOB_COMPLETION_INDEX"})
+    found = present(environ, {"process_id": "JOB_COMPLETION_INDEX"})
     return (
         None
         if found is None
-        else Facts("Kubernetes", process_id=_number(environ, "JOB_COMPLETION_INDEX", 0), said=found)
+        else Facts("Kubernetes", process_id=number(environ, "JOB_COMPLETION_INDEX", 0), said=found)
     )
 
 
@@ -214,59 +173,18 @@ def _by_hand(source: str, prefix: str, environ: Environ) -> Facts | None:
     """The three variables that Keras and this package have alike."""
     facts = ("address", "num_processes", "process_id")
     names = {fact: prefix + name for fact, name in zip(facts, JOB_VARIABLES, strict=True)}
-    found = _present(environ, names)
+    found = present(environ, names)
     return (
         None
         if found is None
         else from_addresses(
             source,
             environ.get(names["address"]),
-            _number(environ, names["num_processes"], 1),
-            _number(environ, names["process_id"], 0),
+            number(environ, names["num_processes"], 1),
+            number(environ, names["process_id"], 0),
             names["address"],
             found,
         )
-    )
-
-
-def from_addresses(
-    source: str,
-    job_addresses: str | None,
-    num_processes: int | None,
-    process_id: int | None,
-    variable: str,
-    said: Mapping[str, str],
-) -> Facts:
-    """What somebody says of a job by the address of its coordinator, or of all its processes.
-
-    Args:
-        source: Where it is said.
-        job_addresses: Comma-separated "host:port" of every process, the coordinator first; or the coordinator alone.
-        num_processes: Number of processes.
-        process_id: This process.
-        variable: Where the addresses stand, for the messages.
-        said: As in `Facts`.
-
-    Raises:
-        UserError: An address is none, or their number is not that of the processes.
-    """
-    texts = job_addresses.split(",") if job_addresses else []
-    addresses = [parse_address(text, variable) for text in texts]
-    if len(addresses) > 1:
-        if num_processes not in (None, len(addresses)):
-            shown = [str(address) for address in addresses]
-            raise UserError(
-                f"The provided job_addresses {shown} has {len(addresses)} jobs, but num_processes is {num_processes}. "
-                "Give one address per process, or the coordinator's address alone."
-            )
-        num_processes, said = len(addresses), {"num_processes": variable, **said}
-    return Facts(
-        source,
-        address=addresses[0] if addresses else None,
-        num_processes=num_processes,
-        process_id=process_id,
-        hosts=tuple(address.host for address in addresses) if len(addresses) > 1 else (),
-        said=said,
     )
 
 
@@ -274,9 +192,9 @@ def _of_mpi(
     source: str, names: Mapping[str, str], job: str | None, environ: Environ, nodelist: str | None
 ) -> Facts | None:
     """MPI gives no address: on one host that is loopback; in an allocation of Slurm, its first host."""
-    if not _present(environ, {name: names[name] for name in ("num_processes", "process_id")}):
+    if not present(environ, {name: names[name] for name in ("num_processes", "process_id")}):
         return None
-    facts = _numbered(source, names, environ)
+    facts = numbered(source, names, environ)
     if job is None:
         return facts
     identity = f"{source} {environ[job]}"
@@ -292,8 +210,8 @@ def _of_mpi(
 
 def _slurm_batch(environ: Environ) -> Facts | None:
     """The batch script, or the shell of `salloc`: no process was started yet."""
-    tasks = _number(environ, "SLURM_NTASKS", 1) or 1
-    nodes = _number(environ, "SLURM_JOB_NUM_NODES", 1) or 1
+    tasks = number(environ, "SLURM_NTASKS", 1) or 1
+    nodes = number(environ, "SLURM_JOB_NUM_NODES", 1) or 1
     if tasks == 1 and nodes == 1:
         return None
     variable = "SLURM_NTASKS" if tasks > 1 else "SLURM_JOB_NUM_NODES"
@@ -309,51 +227,8 @@ def _slurm_batch(environ: Environ) -> Facts | None:
 def _slurm_local_processes(environ: Environ, nodes: int) -> int | None:
     """How many tasks of this step run on this host."""
     name = "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in environ else "SLURM_TASKS_PER_NODE"
-    node = _number(environ, "SLURM_NODEID", 0)
+    node = number(environ, "SLURM_NODEID", 0)
     counts = expand_counts(environ[name], name) if environ.get(name) else []
     if node is None or node >= len(counts) or (nodes and len(counts) != nodes):
         return None
     return counts[node]
-
-
-def _numbered(source: str, names: Mapping[str, str], environ: Environ) -> Facts:
-    """Facts that are numbers, each in a variable."""
-    smallest = {"num_processes": 1, "local_processes": 1}
-    values = {fact: _number(environ, name, smallest.get(fact, 0)) for fact, name in names.items()}
-    return Facts(source, **values, said=_present(environ, names) or {})  # pyright: ignore[reportArgumentType]
-
-
-def _present(environ: Environ, names: Mapping[str, str]) -> dict[str, str] | None:
-    """Those of the variables that are set to something; None where none is."""
-    return {fact: name for fact, name in names.items() if environ.get(name)} or None
-
-
-def _first(environ: Environ, *names: str) -> str | None:
-    """The first of some variables that is set to something."""
-    return next((name for name in names if environ.get(name)), None)
-
-
-def _number(environ: Environ, name: str, smallest: int) -> int | None:
-    """A variable as a whole number; None where it is not set.
-
-    Raises:
-        UserError: It is none, or less than it can be.
-    """
-    text = environ.get(name)
-    if not text:
-        return None
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdecimal() and len(digits) < 10) or int(digits) < smallest:
-        raise UserError(f"Environment variable {name}={text[:60]!r} must be a whole number of at least {smallest}.")
-    return int(digits)
-
-
-def _numbers(environ: Environ, name: str) -> tuple[int, ...] | None:
-    """A variable as whole numbers between commas; None where it is not set."""
-    text = environ.get(name)
-    if not text:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-        raise UserError(f"Environment variable {name}={text[:60]!r} must be whole numbers between commas, such as 0,1.")
-    return tuple(map(int, parts))

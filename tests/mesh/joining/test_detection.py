@@ -1,33 +1,13 @@
 """What is found in the environments of every launcher, and what is refused."""
 
 import pytest
+from job_variables import BATCH, HYDRA, JAX, KERAS, OPEN_MPI, OPEN_MPI_HOSTS, OURS, POD, SLURM, SLURM_ID, variables
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.joining import accelerators, detection
 from spmdkit.mesh.joining.addresses import Address
 from spmdkit.mesh.joining.detection import find_job
-from spmdkit.mesh.joining.sources import FIRST_PORT, PORTS, SET_BY_HAND, from_addresses, port_of, without_job
-
-
-def variables(text: str) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in text.split())
-
-
-OURS = "SPMDKIT_JOB_ADDRESSES=host0:1234 SPMDKIT_NUM_PROCESSES=4 SPMDKIT_PROCESS_ID=3"
-KERAS = "KERAS_DISTRIBUTION_JOB_ADDRESSES=h0:1,h1:2 KERAS_DISTRIBUTION_PROCESS_ID=1"
-JAX = "JAX_COORDINATOR_ADDRESS=job-node-0-0.job:29500 JAX_NUM_PROCESSES=4 JAX_PROCESS_ID=2"
-OPEN_MPI = (
-    "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
-    "PMIX_NAMESPACE=675479553 PMIX_RANK=1"
-)
-OPEN_MPI_HOSTS = OPEN_MPI.replace("LOCAL_SIZE=2", "LOCAL_SIZE=1").replace("LOCAL_RANK=1", "LOCAL_RANK=0")
-HYDRA = "PMI_SIZE=2 PMI_RANK=0 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2"
-SLURM = (
-    "SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_NTASKS=5 SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NODEID=1 "
-    "SLURM_STEP_NODELIST=n[1-2,7] SLURM_JOB_NODELIST=n[1-8] SLURM_STEP_TASKS_PER_NODE=2(x2),1"
-)
-BATCH = "SLURM_JOB_ID=77 SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_JOB_NODELIST=n[1-2]"
-POD = "JOB_COMPLETION_INDEX=1 SPMDKIT_JOB_ADDRESSES=run-0.run:8476 SPMDKIT_NUM_PROCESSES=2"
-SLURM_ID = "slurm 77.0 restart 0"
+from spmdkit.mesh.joining.facts import from_addresses
+from spmdkit.mesh.joining.sources import port_of
 
 
 @pytest.mark.parametrize(
@@ -144,14 +124,6 @@ def test_every_fact_says_its_variable():
     assert job.nodes == ("n1", "n2", "n7")
 
 
-def test_a_requeued_job_is_another_attempt():
-    first, second = (find_job(variables(f"{SLURM} SLURM_RESTART_COUNT={count}")) for count in "01")
-    assert first is not None
-    assert second is not None
-    assert first.identity != second.identity
-    assert first.address != second.address
-
-
 def test_addresses_of_all_say_who_is_where():
     job = find_job(variables(KERAS))
     assert job is not None
@@ -192,16 +164,3 @@ def test_gpus_are_divided_among_the_processes_of_a_host(visible, text, devices, 
 def test_visible_gpus(variable, of_host, seen):
     environ = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
     assert accelerators.gpus_visible(environ, of_host) == seen
-
-
-def test_a_job_of_its_own_inherits_nothing():
-    environ = variables(f"{OURS} {KERAS} {JAX} {SLURM} SPMDKIT_TRACEBACK=1")
-    left = without_job(environ)
-    assert not SET_BY_HAND & left.keys()
-    assert {"SPMDKIT_TRACEBACK", "SLURM_PROCID"} <= left.keys()
-
-
-def test_ports_of_jobs():
-    ports = {port_of(f"job {number}") for number in range(200)}
-    assert all(FIRST_PORT <= port < FIRST_PORT + PORTS for port in ports)
-    assert len(ports) > 180

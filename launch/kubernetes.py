@@ -6,7 +6,8 @@ The cluster places the pods, starts them and starts them again; the section `lau
 from ..configs import Config, load_config
 from .places import Run, not_a_target
 from .pods.kubectl import apply
-from .pods.manifest import job_name, manifest
+from .pods.manifest import manifest
+from .pods.names import job_name
 from .supervision.attempts import say
 
 

@@ -1,7 +1,10 @@
-"""Names that Kubernetes takes: labels of DNS."""
+"""Names that Kubernetes takes: labels of DNS; and that of a job."""
 
 import hashlib
 import re
+from pathlib import PurePosixPath
+
+from ...configs import Config
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -14,6 +17,8 @@ IMAGE = re.compile(
 """Registry, path in small letters, tag, digest."""
 MOST_LABEL = 63
 MOST_SUBDOMAIN = 253
+MOST_NAME = 26
+"""Characters of a job's name: with it twice, "-host-0-0." makes a label of Kubernetes, of 63."""
 DIGEST = 6
 """Characters that tell names apart that were cut."""
 
@@ -52,3 +57,8 @@ def is_image(text: str) -> bool:
 def is_subdomain(text: str) -> bool:
     """Tells whether a text names an object."""
     return len(text) <= MOST_SUBDOMAIN and SUBDOMAIN.fullmatch(text) is not None
+
+
+def job_name(config: Config) -> str:
+    """What the job is called: as the config says, or after the folder of the run."""
+    return config.launch.kubernetes.name or as_label(PurePosixPath(config.run.dir).name, MOST_NAME)

@@ -1,5 +1,6 @@
 import pytest
-from spmdkit.launch.pods.names import as_label, is_label, is_subdomain
+from spmdkit.configs import load_config
+from spmdkit.launch.pods.names import MOST_NAME, as_label, is_label, is_subdomain, job_name
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,12 @@ def test_what_is_none():
     assert not any(is_label(text) for text in ("", "7b", "a-", "-a", "A", "a.b", "a" * 64))
     assert is_subdomain("team-a.example.org")
     assert not any(is_subdomain(text) for text in ("", "A", ".a", "a/b", "a" * 254))
+
+
+def test_names_fit(config, tmp_path):
+    assert job_name(config()) == "my-run"
+    long = load_config(tmp_path / "tiny.yaml", [f"run.dir={'x' * 100}"], num_processes=None)
+    assert len(job_name(long)) == MOST_NAME
+    assert job_name(config(kubernetes={"name": "seven"})) == "seven"
+    label = f"{job_name(long)}-host-0-0.{job_name(long)}"
+    assert len(label) <= 63, "JobSet's label of the coordinator"

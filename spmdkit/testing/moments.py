@@ -18,13 +18,13 @@ from typing import Any
 from .faults import Moment
 from .injector import Injector
 
-TRAIN = "spmdkit.launch.run.train"
+TRAIN, UNDER_WAY = "spmdkit.launch.run.train", "spmdkit.launch.run.under_way"
 CHECKPOINTS = "spmdkit.training.checkpointing.checkpoints:Checkpoints"
 BEFORE = {
     "start": f"{TRAIN}:prepare_devices",
-    "compile": f"{TRAIN}:explain_built",
+    "compile": f"{UNDER_WAY}:explain_built",
     "restore": f"{CHECKPOINTS}.restore_newest",
-    "finish": f"{TRAIN}:finish",
+    "finish": f"{UNDER_WAY}:finish",
 }
 """Phase -> the function before which it is."""
 TEMPORARY = re.compile(r"/(\d+)\.orbax-checkpoint-tmp[^/]*(.*)$")
@@ -45,7 +45,7 @@ def install(injector: Injector) -> None:
     for phase, where in BEFORE.items():
         replace(where, lambda original, phase=phase: _asking(original, injector, phase))
     replace("spmdkit.launch.run.build:train_batches", lambda original: _batches(original, injector))
-    replace(f"{TRAIN}:run_steps", lambda original: _steps(original, injector))
+    replace(f"{UNDER_WAY}:run_steps", lambda original: _steps(original, injector))
     replace("spmdkit.training.watching.watchdog:Watchdog.note", lambda original: _notes(original, injector))
     replace(f"{CHECKPOINTS}.__init__", lambda original: _opening(original, injector))
     replace(f"{CHECKPOINTS}.save", lambda original: _saving(original, injector))

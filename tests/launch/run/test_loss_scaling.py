@@ -4,7 +4,7 @@ import pytest
 from runs import metrics, state_arrays, write_config
 from spmdkit.configs.load import load_config
 from spmdkit.launch.cli import main
-from spmdkit.launch.run.train import most_skipped
+from spmdkit.launch.run.under_way import most_skipped
 
 HALF = {"compute": "float16", "loss_scale_initial": 2.0**18, "loss_scale_interval": 2}
 """Overflows at first: the first updates are left out; then the scale grows, and now and then overflows again."""

@@ -2,52 +2,28 @@
 
 provenance.json stands beside config.yaml. When a run goes on it is compared with what there is now. Other data is an
 error: steps would train on examples that the run has not seen, or twice on the same. Another model is a warning, as it
-may be meant. What a model *computes* is what counts: its loss is traced, and the text of the trace hashed, so that a
-changed comment is no more than a remark, while a changed activation, which changes no shape, is told.
+may be meant, where it computes something else; a changed comment is no more than a remark (see `definition`).
 """
 
-import ast
-import hashlib
-import importlib.util
 import json
-import re
-import sys
-import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ....data.source import Splits, fingerprint
+from ....data.source import Splits
 from ....mesh.errors import UserError
 from ....mesh.keys import make_key
 from ....parallel.sharding.lay_out import abstract_parameters
 from ....parallel.step.update import apply_optimizer
 from ..build import Built
+from .definition import Definition, changed_files, definition, sources
 
 NAME = "provenance.json"
-NO_MATTER = re.compile(r"\b0x[0-9a-f]+|\b(?:name|fwd|bwd|jvp)=(?:<lambda>|\w+)")
-"""What a trace shows of functions besides what they compute: their addresses and names."""
 REMEDY = "set it back, choose another run.dir, or start anew with --fresh, which moves this run aside."
-
-
-class Definition(NamedTuple):
-    """What the user's own `module:function` is; empty for what comes with spmdkit.
-
-    Attributes:
-        name: as the config names it.
-        program: hash of what it computes, as JAX traces it; "" where that is not known.
-        files: module -> path and hash of its source: the module, and those beside it that it imports.
-    """
-
-    name: str
-    program: str = ""
-    files: Mapping[str, tuple[str, str]] = {}
 
 
 class Provenance(NamedTuple):
@@ -81,8 +57,8 @@ def provenance(built: Built) -> Provenance:
     return Provenance(
         fingerprint=built.splits.fingerprint,
         description=built.splits.description,
-        model=_definition(built.config.model["name"], lambda: jax.make_jaxpr(built.model.loss)(params, batch, key)),
-        optimizer=_definition(_own_optimizer(built.config.optimizer.names), lambda: jax.make_jaxpr(update)(params)),
+        model=definition(built.config.model["name"], lambda: jax.make_jaxpr(built.model.loss)(params, batch, key)),
+        optimizer=definition(_own_optimizer(built.config.optimizer.names), lambda: jax.make_jaxpr(update)(params)),
         jax=f"{version('jax')}{', 64-bit types' if jax.config.read('jax_enable_x64') else ''}",
     )
 
@@ -200,7 +176,7 @@ def changed_model(folder: Path, name: str) -> str:
     before = read_provenance(folder) if ":" in name else None
     if before is None:
         return ""
-    changed = _changed_files(before.model, Definition(name, files=dict(_sources(name.partition(":")[0]))))
+    changed = changed_files(before.model, Definition(name, files=dict(sources(name.partition(":")[0]))))
     if not changed:
         return ""
     return (
@@ -210,7 +186,7 @@ def changed_model(folder: Path, name: str) -> str:
 
 
 def _model_remarks(before: Definition, now: Definition, same_jax: bool) -> list[str]:
-    changed = _changed_files(before, now)
+    changed = changed_files(before, now)
     if not (same_jax and before.program and now.program):
         return _source_remark("model.name", now, changed)
     if before.program != now.program:
@@ -223,7 +199,7 @@ def _model_remarks(before: Definition, now: Definition, same_jax: bool) -> list[
 
 
 def _optimizer_remarks(before: Definition, now: Definition, same_jax: bool) -> list[str]:
-    changed = _changed_files(before, now)  # without one, another program is another rate or length: they may change
+    changed = changed_files(before, now)  # without one, another program is another rate or length: they may change
     if changed and same_jax and now.program and before.program == now.program:
         return [f"optimizer.name={now.name}: {changed} changed since, but not what the update computes."]
     return _source_remark("optimizer.name", now, changed)
@@ -236,80 +212,3 @@ def _source_remark(key: str, now: Definition, changed: str) -> list[str]:
         f"warning: {key}={now.name}: {changed} changed since this run was made, and may compute something else. If "
         f"that is not meant, {REMEDY}"
     ]
-
-
-def _changed_files(before: Definition, now: Definition) -> str:
-    """The files whose source differs, with their verb; "" where there is none."""
-    names = [*now.files, *(name for name in before.files if name not in now.files)]
-    hashes = [{name: hashed for name, (_, hashed) in each.files.items()} for each in (before, now)]
-    paths = [{**before.files, **now.files}[name][0] for name in names if hashes[0].get(name) != hashes[1].get(name)]
-    return f"{', '.join(paths)} {'has' if len(paths) == 1 else 'have'}" if paths else ""
-
-
-def _definition(name: str, trace: Callable[[], Any]) -> Definition:
-    """The definition of what a config names; nothing is traced for what comes with spmdkit."""
-    if ":" not in name:
-        return Definition(name)
-    return Definition(name, _program(trace), dict(_sources(name.partition(":")[0])))
-
-
-def _program(trace: Callable[[], Any]) -> str:
-    """A hash of the program that a function traces to, with its constants."""
-    try:
-        traced = trace()
-        text = traced.jaxpr.pretty_print(use_color=False)
-        return fingerprint([np.asarray(each) for each in traced.consts], NO_MATTER.sub("", text))
-    except Exception:  # the user's code; whatever it cannot do is told when the step is built, not here
-        return ""
-
-
-def _sources(name: str) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Module -> path and hash of its source, for a module and what it imports from beside it."""
-    found: dict[str, Path] = {}
-    waiting, top = [name], name.partition(".")[0]
-    folder = _folder(sys.modules.get(top))
-    while waiting:
-        module_name = waiting.pop()
-        path = _file(sys.modules.get(module_name))
-        if module_name in found or path is None or folder is None or folder not in path.parents:
-            continue
-        if _installed(path) and module_name.partition(".")[0] != top:
-            continue
-        found[module_name] = path
-        waiting += _imports(sys.modules[module_name], path)
-    for module_name, path in sorted(found.items()):
-        yield module_name, (str(path), hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest())
-
-
-def _imports(module: ModuleType, path: Path) -> Iterator[str]:
-    """The names of modules that a module's source may import, anywhere in it, with those of their packages."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            package = module.__package__ or None
-            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        for name in names:
-            parts = name.split(".")
-            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-
-
-def _folder(module: ModuleType | None) -> Path | None:
-    """The folder in which a module or package stands."""
-    path = _file(module)
-    if path is None:
-        return None
-    return path.parent.parent if path.name == "__init__.py" else path.parent
-
-
-def _file(module: ModuleType | None) -> Path | None:
-    """The source of a module, where it has one."""
-    file = getattr(module, "__file__", None)
-    return Path(file).resolve() if file and file.endswith(".py") and Path(file).is_file() else None
-
-
-def _installed(path: Path) -> bool:
-    """Whether a file belongs to an installed package or to Python itself."""
-    return any(Path(sysconfig.get_paths()[name]).resolve() in path.parents for name in ("purelib", "platlib", "stdlib"))

@@ -1,87 +1,14 @@
 """What is told of a run that goes on with other data, another model or another optimizer."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import environment, listing, write_config
-from spmdkit.configs import load_config
+from runs import listing, write_config
 from spmdkit.launch.cli import main
-from spmdkit.launch.run.build import build
-from spmdkit.launch.run.directory.provenance import Definition, provenance, remarks
-
-MODEL = """
-import jax, jax.numpy as jnp
-import numpy as np
-import layers_of_mine
-from spmdkit.models.layers.cross_entropy import cross_entropy
-from spmdkit.parallel import Model
-TABLE = np.linspace(0, 1, 10).astype(np.float32)
-
-def init(key):
-    return {"w": 0.1 * jax.random.normal(key, (64, 10)), "v": jnp.zeros(10)}
-
-def loss(params, batch, key):
-    return cross_entropy(layers_of_mine.logits(params, batch) + TABLE[None, :], batch["targets"], batch["weights"])
-
-def make():
-    return Model(init=init, loss=loss)
-"""
-LAYERS = """
-import jax
-import jax.numpy as jnp
-
-@jax.custom_vjp
-def straight(x):
-    return jnp.round(x, 2)
-
-straight.defvjp(lambda x: (straight(x), None), lambda _, gradient: (gradient,))
-
-def tanh(x):
-    return jnp.tanh(x)
-
-def logits(params, batch):
-    policy = jax.checkpoint_policies.dots_saveable  # the trace shows its address
-    return straight(jax.checkpoint(tanh, policy=policy)(batch["inputs"] @ params["w"] + params["v"][None, :]))
-"""
-OPTIMIZER = """
-import optax
-
-def make(learning_rate):
-    return optax.chain(optax.scale_by_adam(b1=0.9), optax.scale_by_learning_rate(learning_rate))
-"""
-OWN = ("model_of_mine", "layers_of_mine", "optimizer_of_mine")
-
-
-@pytest.fixture
-def config(tmp_path, monkeypatch) -> Path:
-    for name, text in zip(OWN, (MODEL, LAYERS, OPTIMIZER), strict=True):
-        (tmp_path / f"{name}.py").write_text(text)
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    (tmp_path / "stranger.py").write_text("import os")
-    monkeypatch.syspath_prepend(tmp_path)
-    return write_config(
-        tmp_path,
-        model={"name": "model_of_mine:make"},
-        optimizer={"name": "optimizer_of_mine:make", "learning_rate": 0.01},
-        strategy={"data": 8},
-    )
-
-
-def made_of(config: Path, *overrides: str):
-    """What a run is made of, its modules imported anew."""
-    for name in OWN:
-        sys.modules.pop(name, None)
-    return provenance(build(load_config(config, overrides)))
-
-
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
+from spmdkit.launch.run.directory.definition import Definition
+from spmdkit.launch.run.directory.provenance import remarks
+from user_code import edit, made_of
 
 
 def test_what_comes_with_spmdkit_is_named_alone(tmp_path):
@@ -89,38 +16,6 @@ def test_what_comes_with_spmdkit_is_named_alone(tmp_path):
     assert (found.model, found.optimizer) == (Definition("mlp"), Definition("adamw"))
     assert len(found.fingerprint) == 16
     assert found.description.startswith("synthetic: 8,192 noisy images")
-
-
-def test_the_users_own_files_are_those_beside_the_module_that_it_imports(config):
-    found = made_of(config)
-    assert {name: Path(path).name for name, (path, _) in found.model.files.items()} == {
-        "layers_of_mine": "layers_of_mine.py",
-        "model_of_mine": "model_of_mine.py",
-    }
-    assert list(found.optimizer.files) == ["optimizer_of_mine"]
-    assert len(found.model.program) == len(found.optimizer.program) == 16
-
-
-def test_the_same_source_gives_the_same_in_another_process(config):
-    code = """if True:
-        import sys
-        sys.path.insert(0, sys.argv[2])
-        from spmdkit.configs import load_config
-        from spmdkit.launch.run.build import build, prepare_devices
-        from spmdkit.launch.run.directory.provenance import as_json, provenance
-        config = load_config(sys.argv[1], sys.argv[3:])
-        prepare_devices(config)
-        print(as_json(provenance(build(config))))
-    """
-    changed = ["strategy={fsdp: {size: 4, floor_bytes: 64}}", "run.simulate=4", "train.accumulate=2"]
-    command = [sys.executable, "-c", code, str(config), str(config.parent), *changed, "precision.compute=bfloat16"]
-    ended = subprocess.run(command, env=environment(PYTHONHASHSEED="7"), capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    other, here = json.loads(ended.stdout), made_of(config)
-    assert other["fingerprint"] == here.fingerprint
-    assert other["model"]["program"] == here.model.program
-    assert other["optimizer"]["program"] == here.optimizer.program
-    assert other["model"]["files"] == {name: list(file) for name, file in here.model.files.items()}
 
 
 def told(config: Path, before, *overrides: str) -> list[str]:

@@ -15,15 +15,15 @@ from .source import Source as Source
 from .source import Splits as Splits
 from .source import fingerprint
 from .sources.arrays import read_arrays
-from .sources.columns import read_jsonl, read_parquet
-from .sources.documents import Corpus, Stream, join, split_documents
 from .sources.records import read_record_arrays, read_records
 from .sources.saved_datasets import read_saved, read_saved_arrays
-from .sources.stdlib import read_stdlib
 from .sources.synthetic import synthetic_digits
-from .sources.text import read_text
-from .sources.tokenizer import tokenized
-from .sources.tokens import read_tokens
+from .sources.texts.columns import read_jsonl, read_parquet
+from .sources.texts.documents import Corpus, Stream, join, split_documents
+from .sources.texts.stdlib import read_stdlib
+from .sources.texts.text import read_text
+from .sources.texts.tokenizer import tokenized
+from .sources.texts.tokens import read_tokens
 from .sources.workers import is_lost_worker, told_of_lost_worker
 from .windows import WindowSource
 

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from .packing import mark_documents
 from .source import BadDataError
-from .sources.documents import Stream
+from .sources.texts.documents import Stream
 
 
 class WindowSource:

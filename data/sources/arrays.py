@@ -11,8 +11,8 @@ from ..config import DataConfig
 from ..names import flat
 from ..ranges import Limit, Limits, check_source
 from ..source import Splits, fingerprint
-from .documents import hash_fraction
 from .files import find_files
+from .texts.documents import hash_fraction
 from .values import is_no_number
 
 

@@ -14,7 +14,7 @@ from ...mesh.user_errors import told_as_users
 from ..names import PAIR
 from ..source import Splits, fingerprint
 from .arrays import from_arrays, held_out_rows
-from .documents import hash_fraction
+from .texts.documents import hash_fraction
 from .values import as_array, as_arrays, with_weights
 
 NAMES = PAIR

@@ -19,9 +19,9 @@ from ...mesh.errors import UserError
 from ..config import DataConfig
 from ..source import BadDataError, Splits, fingerprint
 from .bad_records import BadRecords
-from .columns import read_columns
-from .documents import Corpus, hash_fraction
 from .files import find_files
+from .texts.columns import read_columns
+from .texts.documents import Corpus, hash_fraction
 from .values import is_no_number, with_weights
 
 SUFFIXES = (".array_record", ".arrayrecord")

@@ -21,8 +21,8 @@ from ..config import DataConfig
 from ..source import Splits
 from .arrays import from_arrays, held_out_rows
 from .bad_records import BadRecords
-from .columns import plain_value, read_columns, unknown_column
-from .documents import Corpus
+from .texts.columns import plain_value, read_columns, unknown_column
+from .texts.documents import Corpus
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 

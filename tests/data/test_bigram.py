@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import spmdkit.data.bigram as bigram
 from spmdkit.data import bigram_loss, from_arrays
-from spmdkit.data.sources.documents import Stream
+from spmdkit.data.sources.texts.documents import Stream
 from spmdkit.data.windows import WindowSource
 
 

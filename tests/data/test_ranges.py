@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from spmdkit.data import BadDataError, DataConfig, Splits, eval_batches, from_arrays, open_splits, train_batches
 from spmdkit.data.ranges import Limit, Limits, check_rows, check_splits
-from spmdkit.data.sources.documents import Stream
+from spmdkit.data.sources.texts.documents import Stream
 from spmdkit.data.windows import WindowSource
 
 CLASSES = Limits(targets=Limit("model.classes", 10))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from spmdkit.data.source import BadDataError
-from spmdkit.data.sources.documents import Stream
+from spmdkit.data.sources.texts.documents import Stream
 from spmdkit.data.windows import WindowSource
 
 

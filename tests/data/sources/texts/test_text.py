@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import spmdkit.data.sources.text as text
+import spmdkit.data.sources.texts.text as text
 from spmdkit.data import DataConfig, open_splits
 
 

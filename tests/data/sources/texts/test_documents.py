@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from spmdkit.data.sources.documents import Document, hash_fraction, join, split_documents
-from spmdkit.data.sources.text import SEPARATOR
-from spmdkit.data.sources.tokens import NO_SEPARATOR
+from spmdkit.data.sources.texts.documents import Document, hash_fraction, join, split_documents
+from spmdkit.data.sources.texts.text import SEPARATOR
+from spmdkit.data.sources.texts.tokens import NO_SEPARATOR
 
 
 def documents(count, size=10):

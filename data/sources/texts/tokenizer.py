@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...mesh.errors import UserError
-from ..config import DataConfig
+from ....mesh.errors import UserError
+from ...config import DataConfig
 from .documents import Corpus, Document
 from .text import BYTES
 

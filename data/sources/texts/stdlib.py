@@ -11,10 +11,10 @@ import platform
 import sysconfig
 from pathlib import Path
 
-from ...mesh.errors import UserError
-from ..config import DataConfig
+from ....mesh.errors import UserError
+from ...config import DataConfig
+from ..files import FoundFile
 from .documents import Corpus
-from .files import FoundFile
 from .text import text_corpus
 
 SKIPPED_FOLDERS = frozenset(

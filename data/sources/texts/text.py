@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..config import DataConfig
+from ...config import DataConfig
+from ..files import FoundFile, find_files
 from .documents import Corpus, Document
-from .files import FoundFile, find_files
 
 BYTES = 256
 SEPARATOR = np.zeros(1, np.uint8)

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ...mesh.errors import UserError
-from ...mesh.near_miss import did_you_mean
-from ..config import DataConfig
-from ..source import BadDataError
-from .bad_records import BadRecords
+from ....mesh.errors import UserError
+from ....mesh.near_miss import did_you_mean
+from ...config import DataConfig
+from ...source import BadDataError
+from ..bad_records import BadRecords
+from ..files import find_files
 from .documents import Corpus, Document
-from .files import find_files
 from .text import BYTES, SEPARATOR
 from .tokens import token_separator
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import spmdkit.data.sources.stdlib as stdlib
+import spmdkit.data.sources.texts.stdlib as stdlib
 from spmdkit.data import DataConfig, open_splits
-from spmdkit.data.sources.stdlib import stdlib_files
+from spmdkit.data.sources.texts.stdlib import stdlib_files
 
 SKIPPED = ["test/a.py", "json/tests/a.py", "site-packages/a.py", "idlelib/a.py", "config-3.11/a.py", "encodings/a.py"]
 SKIPPED += ["_sysconfigdata_x86.py", "sitecustomize.py", "__pycache__/a.py", "readme.txt", "lib.so"]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ...mesh.errors import UserError
-from ..config import DataConfig
+from ....mesh.errors import UserError
+from ...config import DataConfig
+from ..files import FoundFile, find_files
 from .documents import Corpus, Document
-from .files import FoundFile, find_files
 
 RAW_SUFFIXES = (".bin", ".raw", ".dat")
 NO_SEPARATOR = np.zeros(0, np.uint8)

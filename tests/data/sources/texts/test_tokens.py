@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from spmdkit.data import BadDataError, DataConfig, open_splits
-from spmdkit.data.sources.tokens import read_tokens
+from spmdkit.data.sources.texts.tokens import read_tokens
 
 
 def write(path, ids):

@@ -7,31 +7,10 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from loaders import Loader, epoch
 from runs import metrics, write_config
 from spmdkit.data import eval_batches, from_arrays, from_batches, from_examples, mix, train_batches
-from spmdkit.data.sources.streams import HEAD_ROWS
 from spmdkit.launch.cli import main
-
-ROWS = 30
-
-
-class Loader:
-    """As a DataLoader: (inputs, targets) in batches of four, shuffled anew each time; the last one is small."""
-
-    def __init__(self, rows=ROWS, seed=None):
-        self.rows, self.random, self.times = rows, np.random.default_rng(seed), 0
-
-    def __iter__(self):
-        self.times += 1
-        order = self.random.permutation(self.rows)
-        for start in range(0, self.rows, 4):
-            chosen = order[start : start + 4]
-            yield np.stack([chosen, chosen], 1).astype(np.float32), chosen
-
-
-def epoch(number):
-    """A function of the epoch: the same rows every time it is asked."""
-    return Loader(seed=number)
 
 
 def rows_of(train, sharding, *, start=0, steps=6, batch=8, **options):
@@ -100,27 +79,6 @@ def test_single_examples_and_generators(sharding):
     assert rows_of(splits.train, sharding).tolist() == list(range(48))
 
 
-def test_what_is_read_once_ends_with_the_reason(sharding):
-    def batches(number):
-        yield from Loader(number, seed=0)
-
-    with pytest.raises(
-        ValueError, match=r"a generator ended after 20 rows, and can be read only once; the run needs more"
-    ):
-        rows_of(from_batches(batches(20)).train, sharding)
-    long = from_batches(batches(4 * HEAD_ROWS)).train
-    long.take(np.array([3 * HEAD_ROWS]))
-    assert long.take(np.array([5, 0]))["targets"].shape == (2,)  # the first rows are kept
-    with pytest.raises(ValueError, match=r"has been read up to row 3,076 and cannot go back to row 1,500"):
-        long.take(np.array([1500]))
-
-
-def test_going_back_begins_again_where_that_is_possible():
-    stream = from_batches(lambda number: Loader(4 * HEAD_ROWS, seed=number)).train
-    far = stream.take(np.array([3 * HEAD_ROWS, 1500]))["targets"]
-    assert stream.take(np.array([1500, 3 * HEAD_ROWS]))["targets"].tolist() == far[::-1].tolist()
-
-
 def test_held_out_rows_are_read_into_memory(sharding):
     splits = from_batches(epoch, Loader(10, seed=1))
     assert splits.description == "stream of batches of epoch, 10 evaluation examples"
@@ -132,32 +90,6 @@ def test_held_out_rows_are_read_into_memory(sharding):
 def test_the_fingerprint_is_that_of_the_first_batch():
     assert from_batches(Loader(seed=3)).fingerprint == from_batches(Loader(seed=3)).fingerprint
     assert from_batches(Loader()).fingerprint != from_batches(Loader()).fingerprint  # shuffled without a seed
-
-
-def test_rows_keep_their_names_and_weights():
-    items = [{"image": np.ones((2, 3)), "targets": {"a": [1, 2]}, "weights": np.array([1, 0], np.float32)}]
-    train = from_batches(items).train
-    assert set(train[1]) == {"image", "targets/a", "weights"}
-    assert (train[1]["weights"], train[2]["weights"]) == (0, 1)  # row 2 is the first of the second epoch
-    assert train.origin(1) == "row 1 of the stream of batches of a list"
-
-
-@pytest.mark.parametrize(
-    ("items", "read", "message"),
-    [
-        ([], 0, "the stream of batches of a list gave no rows in its epoch 0"),
-        (
-            [(np.ones((2, 2)), 1)],
-            0,
-            r"has the rows {'inputs': 2, 'targets': 'no dim'.*Give single examples to from_examples",
-        ),
-        ([(np.ones(2), np.ones(2)), (np.ones((2, 2)), np.ones(2))], 2, "are .* at first and .* from row 2 on"),
-        ([(np.ones(2), ["a", "b"])], 0, "targets holds <U1"),
-    ],
-)
-def test_items_that_cannot_be(items, read, message):
-    with pytest.raises(ValueError, match=message):
-        from_batches(items).train[read]
 
 
 def test_what_is_no_stream():
@@ -185,18 +117,6 @@ def test_streams_in_a_mixture(sharding, capsys):
     assert last == plain(lambda number: Loader(11, seed=number + 50), 12)
     assert rows_of(splits.train, sharding, start=4, steps=2).tolist() == found[32:].tolist()
     assert "the 24 rows before step 5 are read again" in capsys.readouterr().err
-
-
-def test_an_error_of_the_maker_is_told_with_its_place():
-    def broken(number):
-        yield from Loader(seed=number)
-        raise KeyError("a shard is missing")
-
-    stream = from_batches(broken).train
-    with pytest.raises(
-        ValueError, match=r"reading the stream of batches of broken fails in .*test_streams\.py, line \d+"
-    ):
-        stream.take(np.array([ROWS]))
 
 
 RUN = """

@@ -12,14 +12,14 @@ from .callback import EVENTS, METHODS, Callback, hears
 from .conductor import Named
 from .csv_log import CSVLog
 from .early_stopping import EarlyStopping
-from .mlflow import MLflow
 from .plateau import ReduceOnPlateau
 from .profile import Profile
 from .samples import Samples
 from .stop_file import StopFile
-from .tensorboard import TensorBoard
 from .time_limit import TimeLimit
-from .weights_and_biases import WeightsAndBiases
+from .trackers.mlflow import MLflow
+from .trackers.tensorboard import TensorBoard
+from .trackers.weights_and_biases import WeightsAndBiases
 
 CALLBACKS: dict[str, type[Callback]] = {
     "early_stopping": EarlyStopping,

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.callbacks.optional import needs
+from spmdkit.training.callbacks.trackers.optional import needs
 
 
 def test_what_is_installed_is_not_imported():

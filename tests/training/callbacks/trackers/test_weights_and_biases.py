@@ -6,7 +6,7 @@ import struct
 import pytest
 from play import play
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.callbacks.weights_and_biases import WeightsAndBiases
+from spmdkit.training.callbacks.trackers.weights_and_biases import WeightsAndBiases
 
 
 def records_of(data):
@@ -50,6 +50,6 @@ def test_metrics_are_written_offline(tmp_path, monkeypatch):
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("spmdkit.training.callbacks.optional.find_spec", lambda name: None)
+    monkeypatch.setattr("spmdkit.training.callbacks.trackers.optional.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"wandb is not installed.*pip install 'spmdkit\[wandb\]'"):
         play(WeightsAndBiases())

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from ...mesh.errors import UserError
+from ....mesh.errors import UserError
 
 
 def needs(module: str, extra: str) -> None:

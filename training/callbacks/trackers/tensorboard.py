@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .callback import Callback
+from ..callback import Callback
+from ..run import Run
 from .optional import needs
-from .run import Run
 
 
 @dataclass(kw_only=True)

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .callback import Callback
+from ..callback import Callback
+from ..run import Run
 from .optional import needs
-from .run import Run
 
 MOST_PARAMS = 100
 """Parameters that MLflow takes in one call."""

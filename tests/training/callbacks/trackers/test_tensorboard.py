@@ -3,8 +3,8 @@ import struct
 import pytest
 from play import play
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.callbacks import tensorboard
-from spmdkit.training.callbacks.tensorboard import TensorBoard
+from spmdkit.training.callbacks.trackers import tensorboard
+from spmdkit.training.callbacks.trackers.tensorboard import TensorBoard
 
 
 def scalars(folder):
@@ -29,6 +29,6 @@ def test_every_metric_of_every_record(tmp_path):
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("spmdkit.training.callbacks.optional.find_spec", lambda name: None)
+    monkeypatch.setattr("spmdkit.training.callbacks.trackers.optional.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"tensorboardX is not installed.*pip install 'spmdkit\[tensorboard\]'"):
         play(tensorboard.TensorBoard())

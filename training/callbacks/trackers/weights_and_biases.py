@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .callback import Callback
+from ..callback import Callback
+from ..run import Run
 from .optional import needs
-from .run import Run
 
 
 @dataclass(kw_only=True)

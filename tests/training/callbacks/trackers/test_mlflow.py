@@ -8,7 +8,7 @@ from play import play
 from runs import write_config
 from spmdkit.launch.cli import main
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.callbacks.mlflow import MLflow, _name
+from spmdkit.training.callbacks.trackers.mlflow import MLflow, _name
 
 
 def run_folders(store):
@@ -67,7 +67,7 @@ def test_what_is_not_finite_is_left_out_and_a_failure_is_told(tmp_path):
 
 def test_a_server_that_is_gone_ends_nothing(monkeypatch, tmp_path):
     """One warning, of the first call; after it there is none."""
-    monkeypatch.setattr("spmdkit.training.callbacks.mlflow.needs", lambda module, extra: None)
+    monkeypatch.setattr("spmdkit.training.callbacks.trackers.mlflow.needs", lambda module, extra: None)
     monkeypatch.setattr(MLflow, "_begin", lambda self, run: setattr(self, "_client", object()))
     monkeypatch.setattr(MLflow, "_log", refuse)
     with pytest.warns(UserWarning, match="MLflow fails: OSError: no route to host. Training goes on") as told:
@@ -85,6 +85,6 @@ def test_names_are_those_that_it_takes():
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("spmdkit.training.callbacks.optional.find_spec", lambda name: None)
+    monkeypatch.setattr("spmdkit.training.callbacks.trackers.optional.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"mlflow is not installed.*pip install 'spmdkit\[mlflow\]'"):
         play(MLflow())

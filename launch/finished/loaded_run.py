@@ -32,8 +32,9 @@ from ...training.predict import Predictor
 from ..inspection.export import MERGED, Exported, export
 from ..inspection.finding import shown
 from ..inspection.stored import StoredCheckpoint
-from ..run.build import evenly_chosen, first_row, model_limits, plan_layouts, search_path
+from ..run.build import evenly_chosen, first_row, plan_layouts, search_path
 from ..run.directory.provenance import changed_data
+from ..run.guarding.limits import model_limits
 from ..run.guarding.model_check import check_functions
 from .fitting import Fitted, fitting_rows, rows_alone
 from .parameters import read_averages, read_tree

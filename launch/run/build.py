@@ -1,7 +1,7 @@
 """From a config to everything a run is made of, each line a whole idea: data, model, layouts, optimizer, step."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ import numpy as np
 from ...configs import paths
 from ...configs.checks import check_devices
 from ...configs.elastic import fit_to_devices
-from ...configs.not_finite import optimizer_of, policy_of
+from ...configs.not_finite import optimizer_of
 from ...configs.paths import below_root, is_schedule_file
 from ...configs.schema import Config
-from ...data.batches import abstract_batch, check_enough, check_layout, train_batches
-from ...data.ranges import Limit, Limits, check_splits
+from ...data.batches import abstract_batch, check_enough, check_layout
+from ...data.ranges import check_splits
 from ...data.source import take
 from ...data.splits import Splits, open_splits
 from ...mesh.compat import Device, backend_started
@@ -25,7 +25,7 @@ from ...mesh.errors import UserError
 from ...mesh.ordering import physical_order
 from ...mesh.processes import tell
 from ...mesh.simulate import simulate
-from ...models.catalog import MODELS, load_model
+from ...models.catalog import load_model
 from ...models.frozen import freeze, frozen_paths
 from ...models.lora import frozen_by_lora
 from ...parallel.model import BlockModel, Model
@@ -41,6 +41,7 @@ from ..compiling.cache import Place, notes_folder, open_cache
 from ..compiling.flags import check_flags
 from ..compiling.options import XlaOptions, xla_options
 from .callbacks import changes_learning_rate
+from .guarding.limits import data_limits
 from .guarding.model_check import check_contract, check_functions
 
 
@@ -257,59 +258,6 @@ def data_facts(config: Config, splits: Splits) -> dict[str, int]:
     """What the data says about the sizes of a model: those that it knows of `vocabulary`, `length` and `features`."""
     facts = {"vocabulary": splits.vocabulary, "length": config.data.length, "features": _features(splits)}
     return {name: int(value) for name, value in facts.items() if value}
-
-
-def data_limits(config: Config, splits: Splits) -> Limits:
-    """Which token ids and classes the model of a config takes, as far as the config and the data say."""
-    return model_limits(config, splits.vocabulary)
-
-
-def model_limits(config: Config, vocabulary: int | None) -> Limits:
-    """Which token ids and classes the model of a config takes.
-
-    Integer inputs are token ids wherever there is a vocabulary. What targets are is known of the models of the
-    catalogue alone; the user's own may mean anything by them.
-
-    Args:
-        config: The config.
-        vocabulary: The number of token ids that the data says; None where it says none.
-    """
-    numbers = {"model.vocabulary": config.model.get("vocabulary"), "model.classes": config.model.get("classes")}
-    known = {key: Limit(key, value) for key, value in numbers.items() if isinstance(value, int) and value > 0}
-    tokens = Limit("vocabulary", vocabulary) if vocabulary else known.get("model.vocabulary")
-    name = config.model["name"]
-    if name not in MODELS:
-        return Limits(inputs=tokens)
-    return Limits(targets=known.get("model.classes")) if name == "mlp" else Limits(inputs=tokens, targets=tokens)
-
-
-def batches_after(start: int, built: Built, left_out: Collection[int] = ()) -> Any:
-    """The batches of the steps that are left after so many, read by threads of their own; to be closed.
-
-    Where the run does not stop for what is not finite, values that are not reach the step, where every process sees
-    them.
-
-    Args:
-        start: Steps done.
-        built: The run.
-        left_out: Numbers of batches that no step gets.
-    """
-    config = built.config
-    limits = data_limits(config, built.splits)._replace(finite=policy_of(config).policy == "stop")
-    return train_batches(
-        built.splits.train,
-        built.layouts.batch_sharding(),
-        global_batch=config.train.global_batch,
-        seed=config.run.seed,
-        start_step=start,
-        num_steps=config.train.steps - start,
-        shuffle=config.data.shuffle,
-        prefetch=config.data.prefetch,
-        threads=config.data.threads,
-        limits=limits,
-        layout=config.data.layout,
-        left_out=left_out,
-    )
 
 
 def search_path(config: Config) -> tuple[Path, ...]:

@@ -20,10 +20,11 @@ from ...training.ending.stopping import Gate
 from ...training.loop import measure
 from ...training.optimizing.averaging import average_reader
 from ...training.steps.late_log import Progress
-from .build import Built, data_limits
+from .build import Built
 from .callbacks import callbacks_of, seen_by_callbacks
 from .directory.ownership import Ownership
 from .guarding.guards import Guards
+from .guarding.limits import data_limits
 from .recorder import Recorder
 from .rolling_back import Rollbacks
 from .sample import sample_text, writes_text

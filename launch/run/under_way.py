@@ -21,7 +21,8 @@ from ...training.ending.exits import FINISHED, TRY_AGAIN
 from ...training.loop import run_steps
 from ...training.steps.not_finite import Diverged
 from ..compiling.record import Compilation
-from .build import batches_after, search_path
+from .batches import batches_after
+from .build import search_path
 from .directory.provenance import Provenance
 from .directory.shared import check_same_step
 from .explain import explain_built

@@ -44,7 +44,7 @@ def install(injector: Injector) -> None:
     """
     for phase, where in BEFORE.items():
         replace(where, lambda original, phase=phase: _asking(original, injector, phase))
-    replace("spmdkit.launch.run.build:train_batches", lambda original: _batches(original, injector))
+    replace("spmdkit.launch.run.batches:train_batches", lambda original: _batches(original, injector))
     replace(f"{UNDER_WAY}:run_steps", lambda original: _steps(original, injector))
     replace("spmdkit.training.watching.watchdog:Watchdog.note", lambda original: _notes(original, injector))
     replace(f"{CHECKPOINTS}.__init__", lambda original: _opening(original, injector))

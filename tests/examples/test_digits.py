@@ -8,7 +8,8 @@ from shown import EXAMPLES, example
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
 from spmdkit.launch.inspection.stored import StoredCheckpoint
-from spmdkit.launch.run.build import batches_after, build
+from spmdkit.launch.run.batches import batches_after
+from spmdkit.launch.run.build import build
 from spmdkit.training.metrics import read_metrics
 
 STEPS = 4

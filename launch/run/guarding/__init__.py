@@ -1,1 +1,1 @@
-"""Checks of a run: before it begins (`model_check`, `memory`, `agreement`), and while it trains (the two others)."""
+"""Checks of a run: before it begins (`limits`, `model_check`, `memory`, `agreement`), and as it trains (the rest)."""

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.launch.run.build import batches_after, build
+from spmdkit.launch.run.batches import batches_after
+from spmdkit.launch.run.build import build
 from spmdkit.layouts.paths import leaves_with_paths
 
 FORMS = Path(__file__).parent / "documented"

@@ -2,19 +2,19 @@
 
 `open_splits(config)` gives training and evaluation examples with random access. `train_batches` and `eval_batches` turn
 them into global arrays: the order of examples is a function of (seed, sample index), the same for any number of
-processes, and each process reads just the rows that its devices hold. Formats and kinds of objects are in `sources/`,
-one file each.
+processes (`ordering/`), and each process reads just the rows that its devices hold. Formats and kinds of objects are in
+`sources/`, one file each.
 """
 
 from .batches import abstract_batch as abstract_batch
 from .batches import eval_batches as eval_batches
 from .batches import train_batches as train_batches
 from .bigram import bigram_loss as bigram_loss
-from .buckets import bucket_by_length as bucket_by_length
 from .config import DataConfig as DataConfig
-from .mixture import mix as mix
 from .names import nested as nested
-from .order import sample_order as sample_order
+from .ordering.buckets import bucket_by_length as bucket_by_length
+from .ordering.mixture import mix as mix
+from .ordering.order import sample_order as sample_order
 from .ranges import Limit as Limit
 from .ranges import Limits as Limits
 from .source import BadDataError as BadDataError

@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding
 
 from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process, tell
-from .buckets import BucketedSource
-from .order import batch_number, source_order
+from .ordering.buckets import BucketedSource
+from .ordering.order import batch_number, source_order
 from .placement import check_divisible, place_rows, rows_of_devices
 from .prefetch import run_ahead
 from .ranges import NO_LIMITS, Limits, checked

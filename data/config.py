@@ -6,7 +6,7 @@ from typing import Any
 
 from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean
-from .shares import whole_weights
+from .ordering.shares import whole_weights
 
 EMBEDDED_SOURCES = ("stdlib", "synthetic")
 FILE_SOURCES = ("text", "tokens", "jsonl", "parquet", "arrayrecord", "huggingface", "arrays")

@@ -10,7 +10,7 @@ from ..mesh.errors import UserError
 from ..mesh.user_code import import_function
 from ..mesh.user_errors import told_as_users
 from .config import DataConfig
-from .mixture import open_mixture
+from .ordering.mixture import open_mixture
 from .source import Source as Source
 from .source import Splits as Splits
 from .source import fingerprint

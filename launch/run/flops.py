@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ...data.buckets import BucketedSource
-from ...data.order import batch_number
+from ...data.ordering.buckets import BucketedSource
+from ...data.ordering.order import batch_number
 from ...data.source import Source
 from ...parallel.model import BlockModel, Model
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...configs.checks import axis_sizes, resolved_sizes
 from ...configs.schema import Config
-from ...data.order import source_order
+from ...data.ordering.order import source_order
 from ...data.source import Source, take
 from ...data.splits import Splits, open_splits
 from ...layouts.paths import in_blocks, leaves_with_paths

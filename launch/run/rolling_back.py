@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...configs.not_finite import policy_of
 from ...configs.schema import Config
-from ...data.order import batch_number
+from ...data.ordering.order import batch_number
 from ...mesh.coordination import told_by_first
 from ...mesh.processes import is_main_process
 from ...training.rollbacks import NAME, Rollback, as_json, from_json, write_whole

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...configs.checks import REST, axis_sizes
 from ...configs.schema import Config
-from ...data.order import source_order
+from ...data.ordering.order import source_order
 from ...data.source import Source, take
 from ...data.splits import open_splits
 from ...mesh.errors import UserError

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from ...data.order import batch_number
+from ...data.ordering.order import batch_number
 from ...mesh.coordination import told_by_first
 from ...mesh.errors import UserError
 from ...mesh.user_errors import told_as_users

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ....configs.schema import Config
-from ....data.order import source_order
+from ....data.ordering.order import source_order
 from ....data.source import Source, take
 from ....layouts.sizes import format_bytes
 from ....mesh.compat import Device

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from spmdkit.data import sample_order
-from spmdkit.data.order import batch_number
+from spmdkit.data.ordering.order import batch_number
 
 
 def epoch(size, seed=0, number=0):

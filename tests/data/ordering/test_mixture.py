@@ -7,9 +7,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from runs import metrics, write_config
 from spmdkit.data import BadDataError, DataConfig, from_arrays, from_batches, mix, open_splits, train_batches
 from spmdkit.data.config import part_config
-from spmdkit.data.mixture import Mixture, _samples_without_repeats
-from spmdkit.data.order import source_order
-from spmdkit.data.shares import locate
+from spmdkit.data.ordering.mixture import Mixture, _samples_without_repeats
+from spmdkit.data.ordering.order import source_order
+from spmdkit.data.ordering.shares import locate
 from spmdkit.data.source import take
 from spmdkit.launch.cli import main
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..mesh.errors import UserError
+from ...mesh.errors import UserError
 
 LONGEST_PERIOD = 1 << 16
 

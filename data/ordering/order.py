@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .source import Source
+from ..source import Source
 
 ROUNDS = 8
 MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ..mesh.errors import UserError
-from .config import DataConfig, part_config
+from ...mesh.errors import UserError
+from ..config import DataConfig, part_config
+from ..source import BadDataError, Source, Splits, fingerprint, is_stream, take
 from .order import source_order
 from .shares import locate, whole_weights
-from .source import BadDataError, Source, Splits, fingerprint, is_stream, take
 
 MOST_ROWS = 1 << 48
 """Rows of a stream that have a place in a mixture: more than any run has."""

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from spmdkit.data.shares import locate, turns, whole_weights
+from spmdkit.data.ordering.shares import locate, turns, whole_weights
 
 RATIOS = [(1,), (7, 3), (1, 1, 1), (5, 3, 2), (1, 999), (97, 1, 1, 1), (3, 5, 7, 11, 13, 17), (400, *range(1, 30))]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..mesh.errors import UserError
+from ...mesh.errors import UserError
+from ..source import Source, Splits, fingerprint
 from .order import sample_order
 from .shares import LONGEST_PERIOD, locate
-from .source import Source, Splits, fingerprint
 
 
 class BucketedSource:

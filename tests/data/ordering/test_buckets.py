@@ -12,9 +12,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from runs import metrics, write_config
 from spmdkit.data import bucket_by_length, eval_batches, from_dataset, train_batches
-from spmdkit.data import buckets as buckets_file
 from spmdkit.data.batches import abstract_batch, further_batches
-from spmdkit.data.buckets import BucketedSource, least_padding
+from spmdkit.data.ordering import buckets as buckets_file
+from spmdkit.data.ordering.buckets import BucketedSource, least_padding
 from spmdkit.launch.cli import main
 
 import spmdkit

@@ -13,7 +13,7 @@ from .places import Run, not_a_target, shell_line
 from .supervision.attempts import Attempt, run_attempts
 from .supervision.bound import VARIABLE as BOUND
 from .supervision.ports import free_port
-from .supervision.processes import Start
+from .supervision.workers import Start
 
 MOST_PROCESSES, MOST_DEVICES = 256, 4096
 

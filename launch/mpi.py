@@ -23,10 +23,12 @@ from ..mesh.joining.sources import without_job
 from ..training.ending.exits import FINISHED, TRY_AGAIN
 from .places import Run, not_a_target, shell_line
 from .supervision.attempts import Attempt, run_attempts
+from .supervision.blame import Exit
 from .supervision.bound import VARIABLE as BOUND
 from .supervision.by_rank import ByRank
 from .supervision.ports import free_port
-from .supervision.processes import Exit, Outcome, Start
+from .supervision.processes import Outcome
+from .supervision.workers import Start
 
 MOST_PROCESSES = 256
 FORWARDED = ("SPMDKIT_", "JAX_", "XLA_", "NCCL_", "TF_CPP_", "PYTHON")

@@ -26,7 +26,7 @@ from .remote.hosts import Host, Hosts, read_hosts
 from .remote.preflight import Wanted, prepare
 from .run.directory.folder import check_folder
 from .supervision.attempts import Attempt, run_attempts, say
-from .supervision.processes import Start
+from .supervision.workers import Start
 
 LEAST_SILENCE = 10.0
 """Seconds without a sign of life after which an agent ends its process, at least."""

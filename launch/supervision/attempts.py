@@ -13,10 +13,11 @@ from ...training.ending.exits import TRY_AGAIN, USER_MISTAKE
 from ..run.directory.folder import check_folder, make_folder
 from ..run.directory.ownership import refuse_if_in_use
 from .blame import Exit
-from .processes import Outcome, Start, run_processes
+from .processes import Outcome, run_processes
 from .restarts import Restarts
 from .summary import summary
 from .terminal import SAYS
+from .workers import Start
 
 
 class NotNow(RuntimeError):

@@ -5,16 +5,10 @@ Here a process that ends badly is noticed at once, and the rest, which can only 
 Who is to blame is found in how all of them ended (see `blame`).
 """
 
-import os
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -22,11 +16,9 @@ from typing import Any, NamedTuple
 
 from ...training.ending.exits import DIVERGED, FINISHED, TRY_AGAIN, USER_MISTAKE
 from .blame import Cause, Exit, find_cause, was_killed
-from .logs import Log
-from .output import TAIL_LINES, log_file, relay
 from .terminal import Screen
+from .workers import Start, Worker, end_guard, finish_reading, halted_ranks, send, start_guard, start_worker, watch
 
-GUARD = Path(__file__).parent / "guard.py"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Those that end the launcher; the workers get the same one."""
 CLEAR = (USER_MISTAKE, DIVERGED)
@@ -37,24 +29,6 @@ LEAVE_SECONDS = 60.0
 """How long the others may take once one has finished: processes leave a run together."""
 KILL_SECONDS = 10.0
 """How long to wait for the end of processes that were killed; only a broken disk or driver makes it longer."""
-READ_SECONDS = 2.0
-"""How long to wait for the last lines of processes that are gone."""
-
-
-class Start(NamedTuple):
-    """One process to start on this machine.
-
-    Attributes:
-        command: What to run.
-        environment: All of its environment.
-        signals: What it gets in place of a signal.
-        relay: Copies what it prints; called as `relay` is.
-    """
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    signals: Mapping[signal.Signals, signal.Signals] = {}
-    relay: Callable[..., None] = relay
 
 
 class Outcome(NamedTuple):
@@ -100,22 +74,6 @@ class Stage(IntEnum):
     GIVEN_UP = 5
 
 
-@dataclass(kw_only=True, frozen=True)
-class Worker:
-    """A process under way, the leader of a process group of its own, and the threads that relay what it prints."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    out: deque[str]
-    """The last lines of its stdout."""
-    err: deque[str]
-    """The last lines of its stderr."""
-    log: Log
-    threads: tuple[threading.Thread, ...]
-    signals: Mapping[signal.Signals, signal.Signals]
-    """What it gets in place of a signal."""
-
-
 def run_processes(
     starts: Sequence[Start],
     logs: Path,
@@ -146,16 +104,16 @@ def run_processes(
     screen = Screen.of(sys.stdout, sys.stderr)
     workers: list[Worker] = []
     handlers = _handle_signals(events)
-    guard = _start_guard()
+    guard = start_guard()
     try:
         for rank, start in enumerate(starts):
-            workers.append(_start(rank, start, logs, screen, guard))
-            _watch(workers[-1], events)
+            workers.append(start_worker(rank, start, logs, screen, guard))
+            watch(workers[-1], events)
         exits, received, halted = _supervise(workers, events, _Patience(grace, stop, leave))
     finally:
-        _send(workers, signal.SIGKILL)  # what workers started and left behind, too
-        _end_guard(guard)
-        _finish_reading(workers, screen)
+        send(workers, signal.SIGKILL)  # what workers started and left behind, too
+        end_guard(guard)
+        finish_reading(workers, screen)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     tails = tuple(list(worker.err or worker.out) for worker in workers)
@@ -190,7 +148,7 @@ def _supervise(
             wanted = Stage.KILLED if stage is Stage.ASKED else Stage.ASKED
         if wanted > stage:
             if stage < Stage.SETTLING:
-                halted = _halted(workers)
+                halted = halted_ranks(workers)
             stage = wanted
             deadline = _enter(stage, workers, received, patience)
     return exits, received, halted
@@ -208,9 +166,9 @@ def _stage_after(code: int, stage: Stage) -> Stage:
 def _enter(stage: Stage, workers: Sequence[Worker], received: signal.Signals | None, patience: _Patience) -> float:
     """Does what a stage begins with; returns when it is over, in `time.monotonic` seconds."""
     if stage is Stage.ASKED:
-        _send(workers, received or signal.SIGTERM)
+        send(workers, received or signal.SIGTERM)
     elif stage is Stage.KILLED:
-        _send(workers, signal.SIGKILL)
+        send(workers, signal.SIGKILL)
     seconds = {
         Stage.LEAVING: patience.leave,
         Stage.SETTLING: SETTLE_SECONDS,
@@ -218,19 +176,6 @@ def _enter(stage: Stage, workers: Sequence[Worker], received: signal.Signals | N
         Stage.KILLED: KILL_SECONDS,
     }
     return time.monotonic() + seconds.get(stage, 0.0)
-
-
-def _halted(workers: Sequence[Worker]) -> list[int]:
-    """The ranks whose process is stopped (SIGSTOP), where the system tells."""
-    return [worker.rank for worker in workers if _state(worker.process.pid) == "T"]
-
-
-def _state(pid: int) -> str:
-    """The state of a process as Linux names it in one letter; "" where nobody knows."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
 
 
 def _next_event(events: SimpleQueue, deadline: float | None) -> Exit | signal.Signals | None:
@@ -245,69 +190,3 @@ def _handle_signals(events: SimpleQueue) -> dict[signal.Signals, Any]:
     """Turns signals that end this process into events, but for those it ignores (nohup); returns the old handlers."""
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, lambda got, _: events.put(signal.Signals(got))) for number in handled}
-
-
-def _start(rank: int, start: Start, logs: Path, screen: Screen, guard: subprocess.Popen[bytes]) -> Worker:
-    """Starts one process, puts it under the guard at once, and starts the relay of its output."""
-    assert guard.stdin is not None
-    log = Log(log_file(logs, rank), screen.say)
-    process = subprocess.Popen(
-        start.command,
-        env=start.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        process_group=0,
-    )
-    guard.stdin.write(f"{process.pid}\n".encode())
-    log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} process {process.pid}: {' '.join(start.command)}\n".encode())
-    out, err = deque(maxlen=TAIL_LINES), deque(maxlen=TAIL_LINES)
-    threads = tuple(
-        threading.Thread(target=start.relay, args=(pipe, rank, log, tail, terminal), daemon=True)
-        for pipe, tail, terminal in ((process.stdout, out, screen.out), (process.stderr, err, screen.err))
-    )
-    for thread in threads:
-        thread.start()
-    return Worker(rank=rank, process=process, out=out, err=err, log=log, threads=threads, signals=start.signals)
-
-
-def _watch(worker: Worker, events: SimpleQueue) -> None:
-    """Puts the end of a process among the events as soon as it comes."""
-    threading.Thread(target=lambda: events.put(Exit(worker.rank, worker.process.wait())), daemon=True).start()
-
-
-def _start_guard() -> subprocess.Popen[bytes]:
-    """Starts the script that kills the processes if this one cannot."""
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(GUARD)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        bufsize=0,
-        start_new_session=True,
-    )
-
-
-def _end_guard(guard: subprocess.Popen[bytes]) -> None:
-    """Ends the guard before its pipe closes: there is nothing left to kill, and numbers are used again."""
-    guard.kill()
-    guard.wait()
-    assert guard.stdin is not None
-    guard.stdin.close()
-
-
-def _send(workers: Sequence[Worker], number: signal.Signals) -> None:
-    """Sends a signal to the processes and all they have started."""
-    for worker in workers:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker.process.pid, worker.signals.get(number, number))
-
-
-def _finish_reading(workers: Sequence[Worker], screen: Screen) -> None:
-    """Lets the relays print the last lines, then closes the logs and the screen."""
-    deadline = time.monotonic() + READ_SECONDS
-    for worker in workers:
-        for thread in worker.threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        if not any(thread.is_alive() for thread in worker.threads):
-            worker.log.close()
-    screen.close(READ_SECONDS)

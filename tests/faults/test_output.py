@@ -193,7 +193,8 @@ def test_a_terminal_that_goes_away(nohup, tmp_path):
 FLOOD = """
 import json, os, sys, time
 from pathlib import Path
-from spmdkit.launch.supervision.processes import Start, run_processes
+from spmdkit.launch.supervision.processes import run_processes
+from spmdkit.launch.supervision.workers import Start
 program = '''
 import os
 data = (b"x" * 99 + b"\\\\n") * 10000 if %(lines)r else os.urandom(1_000_000).replace(b"\\\\n", b" ")

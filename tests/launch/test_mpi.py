@@ -9,8 +9,9 @@ from spmdkit.configs import load_config
 from spmdkit.launch import mpi
 from spmdkit.launch.mpi import MpirunFailed, MpiTarget, address, first_to_fail, hosts_in, outcome_of_ranks
 from spmdkit.launch.places import Run, find_place
+from spmdkit.launch.supervision.blame import Exit
 from spmdkit.launch.supervision.by_rank import ByRank
-from spmdkit.launch.supervision.processes import Exit, Outcome
+from spmdkit.launch.supervision.processes import Outcome
 
 RANK_EXITED = """
 Primary job  terminated normally, but 1 process returned

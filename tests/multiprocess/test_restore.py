@@ -10,7 +10,8 @@ from runs import assert_same_arrays, environment, losses, state_arrays, trained,
 from spmdkit.configs import load_config
 from spmdkit.launch.run.build import build
 from spmdkit.launch.supervision.ports import free_port
-from spmdkit.launch.supervision.processes import Start, run_processes
+from spmdkit.launch.supervision.processes import run_processes
+from spmdkit.launch.supervision.workers import Start
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.mesh import DeviceMesh
 from spmdkit.parallel import build_step, lay_out

@@ -6,7 +6,8 @@ import time
 
 import pytest
 from spmdkit.launch.supervision.ports import free_port
-from spmdkit.launch.supervision.processes import Start, run_processes
+from spmdkit.launch.supervision.processes import run_processes
+from spmdkit.launch.supervision.workers import Start
 from spmdkit.mesh.joining.detection import find_job
 from spmdkit.training.worker import (
     Job,

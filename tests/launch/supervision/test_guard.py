@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 import pytest
-from spmdkit.launch.supervision.processes import GUARD
+from spmdkit.launch.supervision.workers import GUARD
 
 pytestmark = pytest.mark.multiprocess
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from spmdkit.launch.supervision.blame import Cause
-from spmdkit.launch.supervision.processes import Outcome, Start, run_processes
+from spmdkit.launch.supervision.processes import Outcome, run_processes
+from spmdkit.launch.supervision.workers import Start
 
 pytestmark = pytest.mark.multiprocess
 
@@ -126,7 +127,8 @@ LAUNCHER = f"""
 import os, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored, and stays so, where the tests run under nohup
 from pathlib import Path
-from spmdkit.launch.supervision.processes import Start, run_processes
+from spmdkit.launch.supervision.processes import run_processes
+from spmdkit.launch.supervision.workers import Start
 program = {IGNORE_TERM!r}.replace("'ready'", "os.getpid()").replace("import signal", "import os, signal")
 command = [sys.executable, "-u", "-c", program]
 outcome = run_processes([Start(command, dict(os.environ))] * 2, Path(sys.argv[1]), grace=1.0)

@@ -3,7 +3,8 @@
 import signal
 
 import pytest
-from spmdkit.launch.supervision.processes import Exit, Outcome
+from spmdkit.launch.supervision.blame import Exit
+from spmdkit.launch.supervision.processes import Outcome
 from spmdkit.launch.supervision.restarts import Restarts, newest_step
 
 

@@ -1,7 +1,8 @@
 import signal
 from pathlib import Path
 
-from spmdkit.launch.supervision.processes import Exit, Outcome
+from spmdkit.launch.supervision.blame import Exit
+from spmdkit.launch.supervision.processes import Outcome
 from spmdkit.launch.supervision.summary import summary
 
 LOGS = Path("runs/a/logs")

@@ -76,7 +76,7 @@ def test_one_message_and_nothing_lost(name, half, tmp_path, capsys, monkeypatch)
     assert "Traceback" not in said
     assert [part for part in bad.says if part not in said] == [], said
     assert not CONTROLS.search(said + printed), said
-    assert len(said) < 4000
+    assert len(said) < 4000, said
     assert everything_in(tmp_path) == before
     assert processes_of(config) == []
 

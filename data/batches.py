@@ -45,6 +45,7 @@ def train_batches(
     limits: Limits = NO_LIMITS,
     layout: Rules | None = None,
     left_out: Collection[int] = (),
+    took: Callable[[float], None] | None = None,
 ) -> Generator[Batch, None, None]:
     """The batches of training steps start_step, start_step + 1, ..., start_step + num_steps - 1.
 
@@ -61,6 +62,8 @@ def train_batches(
         limits: What the model takes; every batch is checked against it.
         layout: Where arrays are put before they are laid out by `sharding`, see `storage`; None: at once so.
         left_out: Numbers of the batches of the order that no step gets; see `order.batch_number`.
+        took: Gets the seconds that each batch took to read and place, in the background thread; not with prefetch=0.
+        took: Gets the seconds that each batch took to read and place, in the background thread; not with prefetch=0.
 
     Returns:
         A generator of name -> global array (global_batch, ...), plus "example": int32 (global_batch,), the global
@@ -92,7 +95,7 @@ def train_batches(
             "dropped, by every process."
         )
     steps = range(start_step, start_step + num_steps)
-    return placed.batches(read, steps, prefetch=prefetch, threads=0 if streamed else threads)
+    return placed.batches(read, steps, prefetch=prefetch, threads=0 if streamed else threads, took=took)
 
 
 def eval_batches(
@@ -239,10 +242,16 @@ class _Placed:
         self._place = partial(self._storage.place, rows=self.rows, global_batch=global_batch)
 
     def batches(
-        self, read: Callable[[int], LocalBatch], steps: range, *, prefetch: int, threads: int
+        self,
+        read: Callable[[int], LocalBatch],
+        steps: range,
+        *,
+        prefetch: int,
+        threads: int,
+        took: Callable[[float], None] | None = None,
     ) -> Generator[Batch, None, None]:
         """The batches of some steps, read and placed ahead; they come into the step's layout as they are taken."""
-        made = _batches(read, self._place, steps, prefetch=prefetch, threads=threads)
+        made = _batches(read, self._place, steps, prefetch=prefetch, threads=threads, took=took)
         return made if self._storage is None else _each(self._storage.to_step, made)
 
 
@@ -259,6 +268,7 @@ def _batches(
     *,
     prefetch: int,
     threads: int,
+    took: Callable[[float], None] | None,
 ) -> Generator[Batch, None, None]:
     """`place(read(step))` for each step: Grain reads in its threads, another places, `prefetch` batches ahead."""
 
@@ -271,4 +281,4 @@ def _batches(
         with closing(iter(grain.MapDataset.range(steps.start, steps.stop).map(read).to_iter_dataset(options))) as local:
             yield from map(place, local)
 
-    return run_ahead(placed(), prefetch)
+    return run_ahead(placed(), prefetch, took)

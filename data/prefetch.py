@@ -2,7 +2,8 @@
 
 import sys
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import closing
 from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
@@ -20,12 +21,15 @@ class _Made(NamedTuple):
     last: bool = False
 
 
-def run_ahead(items: Generator[T, None, None], depth: int) -> Generator[T, None, None]:
+def run_ahead(
+    items: Generator[T, None, None], depth: int, took: Callable[[float], None] | None = None
+) -> Generator[T, None, None]:
     """The same items, up to `depth` of them made ahead of time by one background thread.
 
     Args:
         items: What to run; it is closed in the end, by the thread that ran it.
         depth: Items kept ready besides the one in use; 0 makes each on demand, without a thread.
+        took: Gets the seconds that each item took to make, in the thread; not called where there is none.
 
     Returns:
         A generator. An error in `items` is raised where its item would have come. Closing the generator stops the
@@ -41,7 +45,8 @@ def run_ahead(items: Generator[T, None, None], depth: int) -> Generator[T, None,
         slots.put(True)
     stopped = threading.Event()
     finalizing = sys.is_finalizing  # a local name is still there when a generator is closed as Python exits
-    thread = threading.Thread(target=_make, args=(items, ready, slots, stopped), name="spmdkit-prefetch", daemon=True)
+    arguments = (_timed(items, took) if took else items, ready, slots, stopped)
+    thread = threading.Thread(target=_make, args=arguments, name="spmdkit-prefetch", daemon=True)
     thread.start()
     try:
         while not (made := ready.get()).last:
@@ -73,3 +78,13 @@ def _make(
         ready.put(_Made(last=True))
     except BaseException as error:  # handed to whoever waits for the item
         ready.put(_Made(error=error, last=True))
+
+
+def _timed(items: Generator[T, None, None], took: Callable[[float], None]) -> Generator[T, None, None]:
+    """The same items; how long each took is told, without the time in which nobody asked for it."""
+    with closing(items):
+        began = time.perf_counter()
+        for item in items:
+            took(time.perf_counter() - began)
+            yield item
+            began = time.perf_counter()

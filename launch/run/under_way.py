@@ -109,7 +109,7 @@ class UnderWay:
 
     def batches(self) -> closing[Generator[Batch, None, None]]:
         """The batches of the steps that are left."""
-        return closing(batches_after(self.start, self.built, self.rollbacks.left_out))
+        return closing(batches_after(self.start, self.built, self.rollbacks.left_out, self.guards.took))
 
     def train(self, state: TrainState, batches: Iterable[Batch], reading: ExitStack) -> TrainState:
         """The steps that are left; goes back where one was not finite, as often as `train.not_finite` allows.

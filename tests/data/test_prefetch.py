@@ -48,6 +48,19 @@ def test_so_many_ahead_and_no_more(depth):
     items.close()
 
 
+def test_what_each_item_takes_is_told_without_the_time_in_which_nobody_asked():
+    def slow():
+        for number in range(3):
+            time.sleep(0.05)
+            yield number
+
+    took = []
+    for _ in run_ahead(slow(), 1, took.append):
+        time.sleep(0.15)
+    assert len(took) == 3
+    assert all(0.05 <= seconds < 0.14 for seconds in took), took
+
+
 def test_nothing_starts_before_the_first_item_is_wanted():
     made = []
     items = run_ahead(numbers(100, made, []), 2)

@@ -7,8 +7,11 @@ devices are done when it comes to look. So each measures its own work,
     own work of a step = its time - waiting for devices = waiting for data + Python (batches, logging, dispatch)
 
 and tells the others the medians over the last steps, with the watchdog's note: no collective, and nothing on the way of
-a step but a few readings of the clock. A process is slow where its own work is longer than that of most by more than a
-share of the step, and it hardly waits for its devices. A single slow step moves no median.
+a step but a few readings of the clock. A single slow step moves no median.
+
+A process is slow where its own work is longer by more than a share of the step than what the others could keep up with,
+and it hardly waits for its devices. The others keep up with their own work, and with how long their batches take in the
+background: of two readers that are nearly as quick, only the slower one is ever waited for, by the little that it is.
 
 A device that computes slowly is not seen here: its host waits for it like all others.
 """
@@ -35,17 +38,24 @@ class Work(NamedTuple):
         step: from one step to the next.
         data: of it, waiting for a batch.
         wait: of it, waiting for devices.
+        read: making a batch in the background, whether anyone waits for it or not; 0 where nothing is read ahead.
     """
 
     steps: int
     step: float
     data: float
     wait: float
+    read: float = 0.0
 
     @property
     def own(self) -> float:
         """What is this process's own."""
         return max(0.0, self.step - self.wait)
+
+    @property
+    def pace(self) -> float:
+        """What the shortest step takes that this process could keep up with, were it alone."""
+        return max(self.own, self.read)
 
 
 class OwnWork:
@@ -58,7 +68,12 @@ class OwnWork:
             steps: Over how many steps medians are taken.
         """
         self._found: deque[tuple[float, float, float]] = deque(maxlen=steps)
+        self._read: deque[float] = deque(maxlen=steps)
         self._waited = 0.0
+
+    def took(self, seconds: float) -> None:
+        """Adds what a batch took in the background; the thread that made it may call this."""
+        self._read.append(seconds)
 
     def waited(self, seconds: float) -> None:
         """Adds what the host has waited for its devices."""
@@ -97,7 +112,7 @@ class OwnWork:
         if len(found) < (self._found.maxlen or 1):
             return None
         step, data, wait = (median(column) for column in zip(*found, strict=True))
-        return Work(len(found), step, data, wait)
+        return Work(len(found), step, data, wait, median(list(self._read) or [0.0]))
 
 
 class Stragglers:
@@ -143,7 +158,7 @@ def slow_ranks(works: Sequence[Work | None], share: float) -> list[int]:
         return []
     found = []
     for rank, work in enumerate(present):
-        excess = work.own - _elsewhere([each.own for each in present], rank)
+        excess = work.own - _elsewhere([each.pace for each in present], rank)
         if excess > max(LEAST_SECONDS, share * work.step) and work.wait < max(share * work.step, excess / 2):
             found.append(rank)
     return found
@@ -153,9 +168,10 @@ def told(rank: int, works: Sequence[Work | None]) -> str:
     """One slow rank in a sentence, with figures."""
     present = [work for work in works if work is not None]
     work = present[rank]
-    own = _elsewhere([each.own for each in present], rank)
-    data = _elsewhere([each.data for each in present], rank)
-    times = f", {work.own / own:.1f} times that of the others" if own > 0 else ""
+    pace, own, data = (
+        _elsewhere(values, rank) for values in zip(*((each.pace, each.own, each.data) for each in present), strict=True)
+    )
+    times = f", {work.own / pace:.1f} times what the others need" if pace > 0 else ""
     rest, others = work.own - work.data, own - data
     return (
         f"rank {rank} holds every step up: of the {_ms(work.step)} of a step its own work takes {_ms(work.own)}{times} "

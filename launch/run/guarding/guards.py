@@ -108,6 +108,11 @@ class Guards:
         return self._work.waited if self._work else None
 
     @property
+    def took(self) -> Callable[[float], None] | None:
+        """Takes the seconds that a batch took in the background; None where nobody looks for slow processes."""
+        return self._work.took if self._work else None
+
+    @property
     def after_step(self) -> Callable[[int, TrainState], None] | None:
         """Looks at a step that was just started, as `run_steps` asks for it; None where nothing looks."""
         return self._look if self._replicas is not None or self._ledger is not None else None

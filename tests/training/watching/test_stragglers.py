@@ -6,9 +6,9 @@ import pytest
 from spmdkit.training.watching.stragglers import OwnWork, Stragglers, Work, slow_ranks, told
 
 
-def work(data, python, step=0.100):
+def work(data, python, step=0.100, read=0.0):
     """A process that waits for devices in what is left of a step."""
-    return Work(20, step, data, step - data - python)
+    return Work(20, step, data, step - data - python, read)
 
 
 QUICK, READS, PYTHON = work(0.001, 0.004), work(0.090, 0.004), work(0.001, 0.080)
@@ -26,6 +26,8 @@ QUICK, READS, PYTHON = work(0.001, 0.004), work(0.090, 0.004), work(0.001, 0.080
         ([QUICK, work(0.045, 0.004)], []),  # hidden: it waits for its devices all the same
         ([QUICK, None, READS], []),  # one has not told yet
         ([READS], []),
+        ([work(0.001, 0.004, read=0.089), READS], []),  # reads as long itself, and is a little ahead
+        ([work(0.001, 0.004, read=0.030), READS], [1]),
         ([Work(20, 0.002, 0.0, 0.0019), Work(20, 0.002, 0.0018, 0.0)], []),  # a millisecond or two
     ],
 )
@@ -35,7 +37,7 @@ def test_who_is_slow(works, expected):
 
 def test_figures_say_what_it_does():
     assert told(1, [QUICK, READS, QUICK]) == (
-        "rank 1 holds every step up: of the 100 ms of a step its own work takes 94 ms, 18.8 times that of the others "
+        "rank 1 holds every step up: of the 100 ms of a step its own work takes 94 ms, 18.8 times what the others need "
         "(waiting for data 90 ms, 1 ms elsewhere; Python 4 ms, 4 ms elsewhere; medians of 20 steps)."
     )
 
@@ -93,6 +95,16 @@ def test_what_counts_as_own_work(parts, own, data):
     assert data <= found.data + 0.002
     assert found.data < data + 0.05
     assert found.step >= sum(parts.values()) - 0.002
+
+
+def test_what_a_batch_takes_in_the_background_is_a_median_too():
+    measured = OwnWork(3)
+    for seconds in (9.0, 0.05, 0.06, 0.07):
+        measured.took(seconds)
+    steps_of(measured)
+    found = measured()
+    assert found
+    assert (found.read, found.pace) == (0.06, 0.06)
 
 
 def test_one_slow_step_moves_no_median():

@@ -1,9 +1,10 @@
-"""Lets the tests of this folder import `runs`, and their own table."""
+"""Lets the tests of this folder import `runs`, `ranks`, and their own table."""
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS / "multiprocess"), str(TESTS / "faults")]
 
 import pytest  # noqa: E402
 

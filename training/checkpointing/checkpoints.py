@@ -225,8 +225,8 @@ class Checkpoints:
         steps = self.steps()
         if not steps:
             self._existing(None)
-        folders = [self._directory / str(step) for step in reversed(steps)]
-        return restore_newest(self._reader, folders, f"restore {self._restores}", seconds, say)
+        name = f"restore {self._restores}"
+        return restore_newest(self._reader, self._directory, reversed(steps), name, seconds, say)
 
     def notes(self, step: int) -> dict[str, Any]:
         """Gives the notes that a checkpoint was saved with; nothing where it has none.

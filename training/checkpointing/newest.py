@@ -24,13 +24,14 @@ class Restored(NamedTuple):
 
 
 def restore_newest(
-    reader: Reader, folders: Iterable[Path], name: str, seconds: float, say: Callable[[str], None]
+    reader: Reader, directory: Path, steps: Iterable[int], name: str, seconds: float, say: Callable[[str], None]
 ) -> Restored:
     """Restores the first of some checkpoints that all processes can read; what is damaged is passed over.
 
     Args:
         reader: Reads one.
-        folders: Of the checkpoints, named by their steps, the newest first; at least one.
+        directory: The folder of checkpoints.
+        steps: Of the checkpoints, the newest first; at least one.
         name: Of this restore: the same in every process, another for every restore.
         seconds: How long processes wait for each other.
         say: Gets a line for every checkpoint that is passed over.
@@ -41,8 +42,8 @@ def restore_newest(
         ProcessesMissing: A process did not come to say what it found.
     """
     damaged: dict[int, str] = {}
-    for folder in folders:
-        step, arrays = int(folder.name), {}
+    for step in steps:
+        folder, arrays = directory / str(step), {}
 
         def read(folder: Path = folder, arrays: dict[str, Any] = arrays) -> None:
             arrays.update(reader.arrays(folder))
@@ -58,7 +59,7 @@ def restore_newest(
         damaged[step] = damage
         say(f"{damage} Going back to the checkpoint before it.")
     raise CheckpointError(
-        f"No checkpoint in {folder.parent} can be used:\n  "
+        f"No checkpoint in {directory} can be used:\n  "
         + "\n  ".join(damaged.values())
         + "\nPut one of them back from a copy, or start anew with --fresh, which moves this run aside."
     )

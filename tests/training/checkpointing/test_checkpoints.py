@@ -184,7 +184,7 @@ def test_every_difference_is_named_at_once(written):
         checkpoints.restore()
     checkpoints.close()
     message = str(caught.value)
-    assert "does not fit the state of this run, in 4 array(s)" in message
+    assert "does not fit the state of this run, in 4 arrays" in message
     assert "params/bias: not in the checkpoint" in message
     assert "opt_state/1/count: only in the checkpoint" in message
     assert "kernel: float32[3, 16, 8] in the checkpoint, float32[3, 16, 9] in this run" in message

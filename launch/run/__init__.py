@@ -4,5 +4,5 @@
 look at it without training. `directory/` is about what a run leaves and finds on disk, `guarding/` about what is
 checked before and while it trains.
 
-`pauses` shares the tests of `train`; `reduce` shares the tests of `verify`; `sample` shares the tests of `callbacks`.
+`pauses` shares the tests of `train`; `reduce` shares the tests of `verify`.
 """

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from ...configs.load import load_config
+from ...configs.load import ON_COMMAND_LINE, load_config
 from ...configs.schema import Config
 from ...data.config import FILE_SOURCES
 from ...data.splits import open_splits
@@ -35,6 +35,8 @@ from .place import Place, find_run
 
 TRIES = 3
 """How often the newest checkpoint is looked for, where the run goes on and removes it meanwhile."""
+IN_CHANGES = "in changes"
+"""Where the key=value of `load_run` stand, for messages."""
 
 
 def load_run(
@@ -64,8 +66,8 @@ def load_run(
             or does not fit the config; or the model's own code is not found.
         CheckpointUnavailable: The machine or the file system does not let the checkpoint be read.
     """
-    place = find_run(dir, step, changes)
-    config = read_config(place, changes)
+    place = find_run(dir, step, changes, IN_CHANGES)
+    config = read_config(place, changes, IN_CHANGES)
     open_devices(config, mesh)
     return _load(dir, step, mesh, changes, place, config, ema)
 
@@ -86,7 +88,7 @@ def loaded(given: str, step: int | None, changes: Sequence[str], *, ema: bool = 
         yield _load(given, step, mesh, changes, place, config, ema)
 
 
-def read_config(place: Place, changes: Sequence[str] = ()) -> Config:
+def read_config(place: Place, changes: Sequence[str] = (), said: str = ON_COMMAND_LINE) -> Config:
     """The config of a run, with changes laid over it; no sizes are compared with devices.
 
     Data in other files is evaluated whole: where `data.files` changes and nothing is said of an evaluation split, all
@@ -95,7 +97,7 @@ def read_config(place: Place, changes: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: The config or a change cannot be read.
     """
-    config = load_config(place.config, changes, sizes=False)
+    config = load_config(place.config, changes, sizes=False, said=said)
     data = config.data
     split_again = _names("data.eval_files", changes) or _names("data.eval_fraction", changes)
     if _names("data.files", changes) and data.source in FILE_SOURCES and not split_again:

@@ -164,9 +164,9 @@ def test_a_bad_config_is_one_message(command, capsys):
     arguments = [*command, "quickstart", "train.stps=3", "model.layers=x"]
     assert cli.main(arguments) == USER_MISTAKE
     assert capsys.readouterr().err.splitlines() == [
-        "error: 2 problems in preset quickstart:",
-        "  override model.layers=x: model.layers must be a whole number, not 'x' (text).",
-        "  override train.stps=3: train.stps is not a key. Did you mean train.steps?",
+        "error: 2 problems on the command line:",
+        "  model.layers=x: model.layers must be a whole number, not 'x' (text).",
+        "  train.stps=3: train.stps is not a key. Did you mean train.steps?",
     ]
 
 

@@ -3,6 +3,7 @@
 load            `load_run`: a run, its model and its parameters, on any mesh
 loaded_run      what it gives: params, evaluate, predict, generate, export
 place           which run an argument of the command line means
+agreed          which of its checkpoints several processes load
 fitting         its strategy on the devices that there are
 parameters      those of a checkpoint, read onto their layouts: no more of a checkpoint is read
 rows_file       rows written as one .npz, batch by batch

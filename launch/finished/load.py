@@ -29,6 +29,7 @@ from ...training.worker import multi_process
 from ..inspection.stored import StoredCheckpoint
 from ..run.build import data_facts, keep_compiled, prepare_devices, search_path
 from ..run.directory.provenance import changed_model
+from .agreed import agreed_checkpoint
 from .fitting import devices_of, fit_given, fit_own
 from .loaded_run import LoadedRun as LoadedRun
 from .place import Place, find_run
@@ -124,9 +125,12 @@ def _load(
     config: Config,
     ema: bool,
 ) -> LoadedRun:
-    """Loads a checkpoint; where it is the newest that is wanted and a run removes it meanwhile, the next."""
+    """Loads a checkpoint; where it is the newest that is wanted and a run removes it meanwhile, the next.
+
+    Of several processes none tries again: the others may have read it before it was removed.
+    """
     for last in (*[False] * (TRIES - 1), True):
-        folder = place.found.one
+        folder = agreed_checkpoint(place, config.timeouts.rendezvous)
         try:
             stored = StoredCheckpoint(folder)
             return _built(place, stored, config, mesh, own_data=not _names("data", changes), ema=ema)
@@ -136,7 +140,7 @@ def _load(
                 if told is error:
                     raise
                 raise told from error
-            if last or step is not None:
+            if last or step is not None or jax.process_count() > 1:
                 raise CheckpointError(
                     f"The checkpoint {folder} was removed while it was read: its run goes on, and keeps the newest "
                     f"checkpoint.keep={config.checkpoint.keep}. Load the newest, or copy the one you want first."

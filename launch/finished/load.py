@@ -106,6 +106,11 @@ def read_config(place: Place, changes: Sequence[str] = (), said: str = ON_COMMAN
     return replace(config, data=data, run=replace(config.run, dir=str(place.found.run)))
 
 
+def logs_same_rows(changes: Sequence[str]) -> bool:
+    """Whether the evaluations in the log of a run are of the rows that its config with these changes evaluates."""
+    return not _names("data", changes)
+
+
 def open_devices(config: Config, mesh: Mapping[str, Any] | None) -> None:
     """Opens devices as the run did, simulated ones too, unless JAX has opened some already."""
     if config.precision.needs_x64:

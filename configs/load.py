@@ -27,6 +27,7 @@ from .reading.overrides import apply_overrides, sizes_to_options
 from .reading.reader import Document, read_text, read_yaml
 from .reading.synonyms import remark
 from .reading.words import shown
+from .run_folders import of_run_folder, run_of_checkpoint
 from .schema import Config, ModelCheck
 
 ON_COMMAND_LINE = "on the command line"
@@ -44,7 +45,7 @@ def load_config(
     """Reads, completes and checks a config. Opens no device.
 
     Args:
-        source: A YAML file, or the name of a preset ("quickstart").
+        source: A YAML file, the name of a preset ("quickstart"), or the folder of a run (see `run_folders`).
         overrides: `key=value` each, the key dotted, the value YAML: "train.steps=20", "strategy.fsdp=2".
         num_processes: Processes of the run; None = as many as the section `launch` says.
         simulate: CPU devices that each process simulates, in place of `run.simulate`.
@@ -58,6 +59,7 @@ def load_config(
         ConfigError: Unknown keys, wrong types, sizes that do not multiply out, an unknown preset, code elsewhere that
             run.allow does not list: all of them.
     """
+    source, overrides = of_run_folder(source, overrides)
     path = find_config(source)
     document = _read_file(path)
     tree = document.value if isinstance(document.value, dict) else {}
@@ -108,6 +110,12 @@ def _no_config(path: Path) -> str:
         return f"there is no such file, nor a preset of that name: {reason}. {presets}"
     if not path.is_dir():
         return f"this is no regular file. Give the path of a YAML file, or a preset. {presets}"
+    run = run_of_checkpoint(path)
+    if run is not None:
+        return (
+            f"this folder holds checkpoints of the run {run}. To go on with that run, give {run}; to begin another "
+            f"with its parameters, give a config with another run.dir and checkpoint.start_from={path}."
+        )
     files = sorted(each.name for each in path.glob("*.yaml"))[:5]
     hint = f"a file in it ({', '.join(files)})" if files else "a YAML file"
     return f"this is a folder. Give {hint}, or a preset. {presets}"

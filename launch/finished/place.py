@@ -8,7 +8,6 @@ from typing import NamedTuple
 from ...configs.load import ON_COMMAND_LINE, find_config, load_config
 from ...configs.presets import preset_names
 from ...mesh.errors import UserError
-from ...training.checkpointing.errors import CheckpointError
 from ..inspection.finding import Found, find, shown
 
 
@@ -59,14 +58,14 @@ def find_checkpoints(
     """
     source = _config_file(given)
     if source is None:
-        return _found(given, step)
+        return find(str(given), step)
     folder = Path(load_config(source, changes, sizes=False, said=said).run.dir)
     if not folder.is_dir():
         raise UserError(
             f"{given} says run.dir={folder}, and there is no such folder: it has not been trained yet. Train it "
             f"(spmdkit train {given}), or give the folder of a run."
         )
-    return _found(folder, step)
+    return find(str(folder), step)
 
 
 def find_folder(given: str | Path) -> Path:
@@ -91,21 +90,16 @@ def find_folder(given: str | Path) -> Path:
     return find_checkpoints(given).run.resolve()
 
 
+def names_folder(given: str | Path) -> bool:
+    """Whether an argument means a folder, and no config: nothing can be laid over it."""
+    return _config_file(given) is None
+
+
 def _config_file(given: str | Path) -> Path | None:
     """The YAML file or preset that is meant; None where it is a folder."""
     path = Path(given)
     is_preset = not path.exists() and path.parent == Path() and path.name.removesuffix(".yaml") in preset_names()
     return find_config(path) if path.is_file() or is_preset else None
-
-
-def _found(given: str | Path, step: int | None) -> Found:
-    path = Path(given)
-    if (path / "config.yaml").is_file() and not (path / "checkpoints").is_dir():
-        raise CheckpointError(
-            f"{path.absolute()} holds a run that has saved no checkpoint yet. Wait for its first (checkpoint.every "
-            "steps), or give another run."
-        )
-    return find(str(given), step)
 
 
 def _config_of(found: Found) -> Path:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ..mesh.axes import SYNONYMS
 from ..mesh.near_miss import did_you_mean
 from ..mesh.shapes import divisors
+from ..mesh.text import counted
 from ..parallel.sharding.strategies import axes_that_split
 from .checks import REST, axis_sizes, size_problems
 from .errors import ConfigError, Problem
@@ -189,7 +190,7 @@ def _said(before: Mapping[str, int], found: Mapping[str, int], used: int, num_de
     sizes = ", ".join(f"{axis} {found[axis]} instead of {before[axis]}" for axis in changed) or "as configured"
     idle = f"; {num_devices - used} of them stay idle, since no mesh fits all" if used < num_devices else ""
     return (
-        f"The mesh is re-formed for {num_devices} device{'' if num_devices == 1 else 's'} ({KEY}): {sizes}{idle}. "
+        f"The mesh is re-formed for {counted(num_devices, 'device')} ({KEY}): {sizes}{idle}. "
         "Global batch and order of the data stay."
     )
 
@@ -199,11 +200,12 @@ def _nothing_fits(config: Config, num_devices: int, num_processes: int) -> str:
     fixed = {axis: size for axis, size in sizes.items() if axis not in elastic and size != REST}
     needed = prod(fixed.values())
     given = " x ".join(f"{axis} {size}" for axis, size in fixed.items() if size != 1) or "no other axis"
-    there = f"there are {num_devices} devices in {num_processes} processes"
+    there = f"there are {counted(num_devices, 'device')} in {counted(num_processes, 'process', 'processes')}"
     if needed > num_devices or num_devices % num_processes:
         return (
-            f"{KEY}={list(elastic)} lets only these axes change: {given} needs {needed} devices, and {there}: "
-            f"{needed} > {num_devices}. Start with at least {needed} devices, or set these axes smaller."
+            f"{KEY}={list(elastic)} lets only these axes change: {given} needs {counted(needed, 'device')}, and "
+            f"{there}: {needed} > {num_devices}. Start with at least {counted(needed, 'device')}, or set these axes "
+            "smaller."
         )
     rows = [axis for axis in axes_that_split("rows") if axis in sizes]
     return (

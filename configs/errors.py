@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..mesh.errors import UserError
+from ..mesh.text import counted
 
 
 class Problem(NamedTuple):
@@ -22,10 +23,10 @@ class ConfigError(UserError):
     """A config that cannot be used.
 
     Attributes:
-        problems: One line for each thing wrong, with the line of the file or the override it comes from.
+        problems: One line for each thing wrong, with the line of the file or the key=value argument it comes from.
     """
 
-    def __init__(self, problems: Sequence[str], source: str = "the config") -> None:
+    def __init__(self, problems: Sequence[str], source: str = "the config", *, where: str = "") -> None:
         self.problems = tuple(problems)
-        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
-        super().__init__("\n".join([f"{count} in {source}:", *(f"  {problem}" for problem in self.problems)]))
+        head = f"{counted(len(self.problems), 'problem')} {where or f'in {source}'}:"
+        super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))

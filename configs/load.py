@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mesh.near_miss import did_you_mean
+from ..mesh.text import counted
 from ..models.catalog import MODELS
 from ..models.lora import LoRAConfig
 from ..parallel.sharding.strategies import option_types
@@ -19,13 +20,17 @@ from .not_finite import policy_problems
 from .paths import anchor_overrides, find_root
 from .presets import PRESETS as PRESETS
 from .presets import preset_names as preset_names
+from .reading.blame import config_error
 from .reading.convert import below, to_dataclass, unknown_key
 from .reading.named_code import code_problems
 from .reading.overrides import apply_overrides, sizes_to_options
 from .reading.reader import Document, read_text, read_yaml
 from .reading.synonyms import remark
 from .reading.words import shown
+from .run_folders import of_run_folder, run_of_checkpoint
 from .schema import Config, ModelCheck
+
+ON_COMMAND_LINE = "on the command line"
 
 
 def load_config(
@@ -35,15 +40,17 @@ def load_config(
     num_processes: int | None = 1,
     simulate: int | None = None,
     sizes: bool = True,
+    said: str = ON_COMMAND_LINE,
 ) -> Config:
     """Reads, completes and checks a config. Opens no device.
 
     Args:
-        source: A YAML file, or the name of a preset ("quickstart").
+        source: A YAML file, the name of a preset ("quickstart"), or the folder of a run (see `run_folders`).
         overrides: `key=value` each, the key dotted, the value YAML: "train.steps=20", "strategy.fsdp=2".
         num_processes: Processes of the run; None = as many as the section `launch` says.
         simulate: CPU devices that each process simulates, in place of `run.simulate`.
         sizes: Whether strategy, batch and devices have to fit each other; not so of a run whose mesh is chosen later.
+        said: Where the overrides stand, for messages.
 
     Returns:
         The config; every key has a value.
@@ -52,6 +59,7 @@ def load_config(
         ConfigError: Unknown keys, wrong types, sizes that do not multiply out, an unknown preset, code elsewhere that
             run.allow does not list: all of them.
     """
+    source, overrides = of_run_folder(source, overrides)
     path = find_config(source)
     document = _read_file(path)
     tree = document.value if isinstance(document.value, dict) else {}
@@ -69,7 +77,7 @@ def load_config(
     if not any(problem.path.startswith("run") for problem in problems):
         problems += code_problems(config)
     if problems:
-        raise ConfigError([_located(problem, document, given_by) for problem in problems], _shown_path(path))
+        raise config_error(problems, _shown_path(path), document.lines, given_by, said)
     return config
 
 
@@ -83,7 +91,7 @@ def find_config(source: str | Path) -> Path:
     if os.path.isfile(path):
         return path
     preset = PRESETS / f"{path.name.removesuffix('.yaml')}.yaml"
-    if path.parent == Path() and preset.is_file():
+    if path.parent == Path() and os.path.isfile(preset):
         return preset
     raise ConfigError([_no_config(path)], str(source) or "an empty name")
 
@@ -102,6 +110,12 @@ def _no_config(path: Path) -> str:
         return f"there is no such file, nor a preset of that name: {reason}. {presets}"
     if not path.is_dir():
         return f"this is no regular file. Give the path of a YAML file, or a preset. {presets}"
+    run = run_of_checkpoint(path)
+    if run is not None:
+        return (
+            f"this folder holds checkpoints of the run {run}. To go on with that run, give {run}; to begin another "
+            f"with its parameters, give a config with another run.dir and checkpoint.start_from={path}."
+        )
     files = sorted(each.name for each in path.glob("*.yaml"))[:5]
     hint = f"a file in it ({', '.join(files)})" if files else "a YAML file"
     return f"this is a folder. Give {hint}, or a preset. {presets}"
@@ -210,16 +224,17 @@ def _cross_checks(
         total = launch.num_processes * launch.gpus_per_process
         factors = ("nodes", "processes_per_node", "gpus_per_process")
         product = " x ".join(f"launch.{name}={getattr(launch, name)}" for name in factors)
-        return found + size_problems(config, total, f"{product} gives {total} GPUs")
+        return found + size_problems(config, total, f"{product} gives {counted(total, 'GPU')}")
     if not per_process:
         return found + size_problems(config, None)
     num_processes = num_processes or launch.num_processes
     total = per_process * num_processes
     if config.launch.elastic:
         return found or not_fitting(config, total, num_processes)
-    known_from = f"run.simulate={total} gives {total} devices"
+    known_from = f"run.simulate={total} gives {counted(total, 'device')}"
     if simulate or num_processes > 1:
-        known_from = f"{num_processes} processes with {per_process} devices each give {total}"
+        processes, gives = counted(num_processes, "process", "processes"), "gives" if num_processes == 1 else "give"
+        known_from = f"{processes} with {counted(per_process, 'device')} each {gives} {total}"
     return found + size_problems(config, total, known_from)
 
 
@@ -241,22 +256,6 @@ def _unknown_section(key: str, names: list[str]) -> Problem:
 def _read_file(path: Path) -> Document:
     text, problems = read_text(path)
     return Document(None, {}, problems) if problems else read_yaml(text)
-
-
-def _located(problem: Problem, document: Document, given_by: Mapping[str, str]) -> str:
-    """Returns a problem's message, after the override or the line of the file that it comes from."""
-    path = problem.path
-    overridden_below = [words for key, words in given_by.items() if path and key.startswith(f"{path}.")]
-    if overridden_below:
-        return f"{overridden_below[-1]}: {problem.message}"
-    while path:
-        if path in given_by:
-            return f"{given_by[path]}: {problem.message}"
-        parts = path.split(".", 2) if path.startswith("layouts.rules.") else path.split(".")  # a pattern may hold dots
-        if tuple(parts) in document.lines:
-            return f"line {document.lines[tuple(parts)]}: {problem.message}"
-        path = path.rpartition(".")[0]
-    return problem.message
 
 
 def _shallow(instance: Any) -> dict[str, Any]:

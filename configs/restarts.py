@@ -1,7 +1,6 @@
 """Which keys of a config may change when a run goes on from a checkpoint: one table, for the check, its message, the
 help and the docs."""
 
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 Kind = Literal["never", "fits", "rounding", "forward", "any"]
@@ -101,14 +100,6 @@ def is_fixed(key: str) -> bool:
     return rule is not None and rule.kind == "never"
 
 
-def what_may_change() -> str:
-    """The keys that a restart may change, in a line."""
-    free = [key for rule in RULES if rule.kind in ("rounding", "forward", "any") for key in rule.keys]
-    whole = [key for key in free if "." not in key]
-    single = [key for key in free if "." in key and key.partition(".")[0] not in whole]
-    return f"{', '.join([*whole, *single])}; and {', '.join(_keys('fits'))}, where the checkpoint still fits"
-
-
 def describe_restarts() -> str:
     """The table for `spmdkit train --help-restart`."""
     lines = ["| keys | may change at a restart | why |", "|---|---|---|"]
@@ -119,10 +110,6 @@ def describe_restarts() -> str:
             if rule.kind == kind
         ]
     return "\n".join(["What may change when a run goes on from a checkpoint.", "", *lines])
-
-
-def _keys(kind: Kind) -> Iterator[str]:
-    return (key for rule in RULES if rule.kind == kind for key in rule.keys)
 
 
 _BY_KEY = {key: rule for rule in RULES for key in rule.keys}

@@ -5,6 +5,7 @@ Each command is a file of commands/ and one line of COMMANDS.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -159,12 +160,11 @@ def parse_arguments(command: Command, words: Sequence[str]) -> argparse.Namespac
     part, words = find_part(command, words)
     parser = make_command_parser(part)
     arguments, unknown = parser.parse_known_intermixed_args(words)
-    if unknown and "overrides" not in arguments:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if unknown:
         from .options import explain_unknown
 
-        parser.error(explain_unknown(unknown, words))
+        options = re.findall(r"--[a-z-]+", parser.format_usage())
+        parser.error(explain_unknown(unknown, words, options=options, reads_config="overrides" in arguments))
     arguments.part = part
     return arguments
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ..configs import load_config
 from ..mesh.errors import UserError
 from ..mesh.joining.sources import without_job
+from ..mesh.text import counted
 from ..training.worker import Job, job_environment
 from .places import Run, not_a_target, shell_line
 from .supervision.attempts import Attempt, run_attempts
@@ -73,8 +74,8 @@ def launch(run: Run, target: LocalTarget) -> int:
         starts = [Start(command, worker_environment(address, target, rank)) for rank in range(target.num_processes)]
         return Attempt(
             starts,
-            f"{target.num_processes} processes x {target.devices} simulated devices = "
-            f"{target.num_processes * target.devices} devices, coordinator {address}",
+            f"{counted(target.num_processes, 'process', 'processes')} x {counted(target.devices, 'simulated device')} "
+            f"= {counted(target.num_processes * target.devices, 'device')}, coordinator {address}",
         )
 
     return run_attempts(config, attempt, fresh=run.fresh, restarts=run.restarts)

@@ -93,15 +93,20 @@ PLACES = {
 """By name, which is that of the module too."""
 
 
-def find_place(on: str) -> tuple[Place, Any]:
-    """Reads `--on`.
+def find_place(on: str | None) -> tuple[Place, Any]:
+    """Reads `--on`; None where it was not given.
 
     Returns:
         The place, and what its `parse` made of the rest.
 
     Raises:
-        UserError: There is no such place, or the rest is of another form; the message says which forms there are.
+        UserError: None is given, there is no such place, or the rest is of another form; the message says which forms
+            there are.
     """
+    if on is None:
+        width = max(len(listed.form) for listed in PLACES.values())
+        places = [f"  --on {listed.form:<{width}}  {listed.text}" for listed in PLACES.values()]
+        raise UserError("\n".join(["spmdkit launch has to be told where; give one of these:", *places]))
     name, _, rest = on.partition(":")
     if name not in PLACES:
         raise UserError(f"--on {on[:60]!r} is no place to launch on.{did_you_mean(name, PLACES)} Give {forms()}.")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ..mesh.errors import UserError
-from .sizes import format_bytes
+from .sizes import counted, format_bytes
 from .tensor_layout import TensorLayout
 
 
@@ -20,7 +20,7 @@ class LayoutError(UserError):
         """
         self.problems = tuple(problems)
         lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1))
-        super().__init__(f"{len(self.problems)} problem(s) with the layouts:\n{lines}")
+        super().__init__(f"{counted(len(self.problems), 'problem')} with the layouts:\n{lines}")
 
 
 def unmatched(num_bytes: int, floor_bytes: int) -> str:
@@ -42,8 +42,9 @@ def ambiguous(keys: Sequence[str]) -> str:
 def rank_mismatch(num_dims: int, layout: TensorLayout, rule: str) -> str:
     """Says that a layout has another number of entries than the parameter has dims."""
     return (
-        f"has {num_dims} dim(s), but rule {rule!r} gives the layout {layout} with {len(layout.axes)} entries. Give one "
-        "entry per dim (null for a whole dim), or none at all for an array that stays whole."
+        f"has {counted(num_dims, 'dim')}, but rule {rule!r} gives the layout {layout} with "
+        f"{counted(len(layout.axes), 'entry', 'entries')}. Give one entry per dim (null for a whole dim), or none at "
+        "all for an array that stays whole."
     )
 
 

@@ -16,7 +16,7 @@ from .layout_map import LayoutMap
 from .output_rules import OUTPUT
 from .paths import joined_path, leaves_with_paths, numberless
 from .problems import LayoutError as LayoutError
-from .sizes import array_bytes, format_bytes
+from .sizes import array_bytes, counted, format_bytes
 from .table import LayoutTable, make_row
 from .tensor_layout import TensorLayout
 
@@ -200,15 +200,17 @@ def _warn(
     large = [path for (path, _), choice in zip(leaves, choices, strict=True) if choice.rule == NO_RULE]
     if large and policy.unmatched == "warn":
         warnings.warn(
-            f"No rule matches {len(large)} large parameter(s), so every device holds them whole: {', '.join(large)}. "
-            "Add rules to layouts.rules, or set layouts.unmatched to replicate.",
+            f"No rule matches {counted(len(large), 'large parameter')}, so every device holds all of "
+            f"{', '.join(large)}. Add rules to layouts.rules, or set layouts.unmatched to replicate.",
             stacklevel=3,
         )
     deciding = {choice.key for choice in choices}
     shadowed = [key for key in rules or () if key not in deciding and not key.endswith(OUTPUT)]
     if shadowed:
+        one = len(shadowed) == 1
         warnings.warn(
-            f"Rule(s) {', '.join(map(repr, shadowed))} decide nothing: every path they match has a rule that comes "
-            "first. Remove them from layouts.rules, or move them up.",
+            f"layouts.rules: {', '.join(map(repr, shadowed))} decide{'s' if one else ''} nothing: every path "
+            f"{'it matches' if one else 'they match'} has a rule that comes first. Take out what is not needed, or "
+            "move it up.",
             stacklevel=3,
         )

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from ..mesh.text import counted as counted
+
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -34,19 +36,6 @@ def format_bytes(num_bytes: float) -> str:
             return _short(num_bytes, unit)
         num_bytes /= 1024
     return _short(num_bytes, UNITS[-1])
-
-
-def counted(number: int, noun: str) -> str:
-    """Writes a count for people.
-
-    Args:
-        number: How many.
-        noun: What, as one of them is called; more of them take an "s".
-
-    Returns:
-        For example "1 array", "1,024 devices".
-    """
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _short(number: float, unit: str) -> str:

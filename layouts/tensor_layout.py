@@ -11,6 +11,7 @@ from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
 from ..mesh.near_miss import unknown_name
 from ..mesh.shapes import divisors
+from ..mesh.text import counted
 
 AxisEntry = str | tuple[str, ...] | None
 
@@ -148,8 +149,8 @@ class TensorLayout:
         """
         if len(self._axes) > len(shape):
             raise UserError(
-                f"Layout {self} has {len(self._axes)} entries, but the array of shape {tuple(shape)} has "
-                f"{len(shape)} dims. Give one entry per dim."
+                f"Layout {self} has {counted(len(self._axes), 'entry', 'entries')}, but the array of shape "
+                f"{tuple(shape)} has {counted(len(shape), 'dim')}. Give one entry per dim."
             )
         problems = [problem for dim, size in enumerate(shape) if (problem := self.indivisible(dim, size))]
         if problems:

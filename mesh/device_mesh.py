@@ -16,6 +16,7 @@ from .near_miss import unknown_name
 from .ordering import axes_across, physical_order
 from .shapes import check_shape, resolve_shape, sizes_text
 from .simulate import simulate
+from .text import counted
 
 
 class DeviceMesh:
@@ -180,7 +181,7 @@ class DeviceMesh:
         return hash(self._key)
 
     def __repr__(self) -> str:
-        return f"DeviceMesh({sizes_text(self.shape, self._axis_names)}; {self.size} devices)"
+        return f"DeviceMesh({sizes_text(self.shape, self._axis_names)}; {counted(self.size, 'device')})"
 
     def __str__(self) -> str:
         return draw(self._devices, self._axis_names, self._known_crossing())

@@ -6,6 +6,7 @@ import jax
 
 from .compat import Device
 from .errors import UserError
+from .text import counted
 
 PLATFORM_ALIASES = {"cuda": "gpu", "rocm": "gpu"}
 
@@ -71,7 +72,7 @@ def find_devices(names: Iterable[str]) -> list[Device]:
         here = list_devices()
         raise UserError(
             f"{len(missing)} of the mesh's {len(names)} devices are not on this machine: {_some(missing)}. "
-            f"JAX sees {len(here)} device(s): {_some(here)}. Such a mesh can be planned and lowered with "
+            f"JAX sees {counted(len(here), 'device')}: {_some(here)}. Such a mesh can be planned and lowered with "
             "(abstract_mesh), not run. Use devices that exist, or DeviceMesh.simulated(n) for CPU devices."
         )
     return [present[_normal(name)] for name in names]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .shapes import sizes_text
+from .text import counted
 
 MAX_COLUMNS = 8
 MAX_ROWS = 16
@@ -26,7 +27,7 @@ def draw(devices: np.ndarray, axis_names: Sequence[str], across: Sequence[str] =
         processes.
     """
     platforms = sorted({name.partition(":")[0] for name in devices.flat})
-    heading = f"{sizes_text(devices.shape, axis_names)}: {devices.size} device(s), {', '.join(platforms)}"
+    heading = f"{sizes_text(devices.shape, axis_names)}: {counted(devices.size, 'device')}, {', '.join(platforms)}"
     axes = [axis for axis, size in enumerate(devices.shape) if size > 1] or [devices.ndim - 1]
     grid: Any = devices.reshape([devices.shape[axis] for axis in axes])
     names = [axis_names[axis] for axis in axes]

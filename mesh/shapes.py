@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import isqrt, prod
 
 from .errors import UserError
+from .text import counted
 
 
 def check_shape(shape: Sequence[int], axis_names: Sequence[str]) -> None:
@@ -63,8 +64,8 @@ def resolve_shape(shape: Sequence[int], axis_names: Sequence[str], num_devices: 
     else:
         arithmetic = f"{arithmetic} = {known}, not {num_devices}"
     raise UserError(
-        f"Shape does not match the number of devices. Received: {sizes_text(shape, axis_names)} for {num_devices} "
-        f"device(s): {arithmetic}. {_remedy(shape, axis_names, num_devices)}"
+        f"Shape does not match the number of devices. Received: {sizes_text(shape, axis_names)} for "
+        f"{counted(num_devices, 'device')}: {arithmetic}. {_remedy(shape, axis_names, num_devices)}"
     )
 
 
@@ -106,7 +107,8 @@ def _remedy(shape: Sequence[int], axis_names: Sequence[str], num_devices: int) -
     if not proposals:
         proposals.append(_closest(shape, num_devices))
     texts = list(dict.fromkeys(sizes_text(proposal, axis_names) for proposal in proposals))
-    return f"Sizes that fit {num_devices} device(s): {'; or '.join(texts)}. Or name the devices to use: devices=[...]."
+    fitting = f"Sizes that fit {counted(num_devices, 'device')}: {'; or '.join(texts)}"
+    return f"{fitting}. Or name the devices to use: devices=[...]."
 
 
 def _closest(shape: Sequence[int], num_devices: int) -> list[int]:

@@ -6,6 +6,7 @@ import jax
 
 from .compat import backend_started as backend_started
 from .errors import TooLateError, UserError
+from .text import counted
 
 SCHEDULER_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
@@ -44,7 +45,7 @@ def _check_enough(num_devices: int) -> None:
     if available < num_devices:
         raise TooLateError(
             f"simulate({num_devices}) is too late: JAX has already opened its devices, and this process has "
-            f"{available} CPU device(s) ({available} < {num_devices}). The number is fixed once any array or device "
-            "has been used. Call simulate or DeviceMesh.simulated first thing in the program, set run.simulate in the "
-            f"config, or start Python with JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={num_devices}."
+            f"{counted(available, 'CPU device')} ({available} < {num_devices}). The number is fixed once any array or "
+            "device has been used. Call simulate or DeviceMesh.simulated first thing in the program, set run.simulate "
+            f"in the config, or start Python with JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={num_devices}."
         )

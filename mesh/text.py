@@ -1,4 +1,6 @@
-"""Text for a terminal: what would move the cursor, change colours or turn the line around is written as an escape."""
+"""Text for people: counts of things; and what would move a terminal's cursor, change its colours or turn the line
+around is written as an escape.
+"""
 
 import unicodedata
 
@@ -8,6 +10,20 @@ INVISIBLE = ("Cc", "Cs", "Co", "Zl", "Zp")
 """Unicode categories that are escaped: controls, lone surrogates, private use, separators of lines and paragraphs."""
 TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the direction of what follows."""
+
+
+def counted(number: int, noun: str, several: str = "") -> str:
+    """Writes a count for people.
+
+    Args:
+        number: How many.
+        noun: What, as one of them is called.
+        several: As more of them are called; by default the noun with an "s".
+
+    Returns:
+        For example "1 array", "1,024 devices".
+    """
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
 
 
 def printable(text: str) -> str:

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..mesh.errors import UserError
 from ..mesh.keys import make_key
-from ..parallel.model import Batch, BlockModel, Model, Params
+from ..parallel.model import LOGITS, Batch, BlockModel, Model, Params, without_predict
 
 
 class Window(NamedTuple):
@@ -62,7 +62,7 @@ def generate(
     """
     predict = model.predict
     if predict is None:
-        raise UserError(f"The model {model.name} has no `predict`, so it cannot continue a prompt.")
+        raise UserError(without_predict(model.name, "it cannot continue a prompt", LOGITS))
     tokens = list(prompt.encode() if isinstance(prompt, str) else prompt)
     start = (tokens or [0])[-window:]
     _check_numbers(length=(length, 1), window=(window, 1), temperature=(temperature, 0), seed=(seed, 0))

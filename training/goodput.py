@@ -28,6 +28,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..mesh.text import counted
+
 NAME = "goodput.jsonl"
 KINDS = ("step", "lost", "data", "evaluation", "save", "compile", "start", "restart")
 """In the order in which they are shown."""
@@ -78,7 +80,7 @@ class Goodput(NamedTuple):
         parts = [f"{kind} {100 * share:.1f} %" for kind, share in sorted(others.items(), key=lambda each: -each[1])]
         shown = f" ({', '.join(part for part in parts if not part.endswith(' 0.0 %'))})" if others else ""
         starts = f", {self.starts} starts" if self.starts > 1 else ""
-        lost = f", {self.lost_steps} steps computed again" if self.lost_steps else ""
+        lost = f", {counted(self.lost_steps, 'step')} computed again" if self.lost_steps else ""
         back = f", {self.rollbacks} rollback{'s' if self.rollbacks > 1 else ''}" if self.rollbacks else ""
         return f"Goodput {100 * self.share:.1f} % of {self.total:.1f} s{starts}{back}{lost}{shown}."
 

@@ -18,7 +18,7 @@ from ..layouts.paths import leaves_with_paths
 from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean
 from ..mesh.user_errors import told_as_users
-from ..parallel.model import BlockModel, Model, Params
+from ..parallel.model import ROWS, BlockModel, Model, Params, without_predict
 from ..parallel.plan import ShardingPlan
 from ..parallel.precision import cast_floats, cast_inputs
 
@@ -42,10 +42,7 @@ class Predictor:
         """
         predict = model.predict
         if predict is None:
-            raise UserError(
-                f"The model {model.name} has no `predict`. Give it one, `predict(params, batch) -> array`, with the "
-                "rows of the batch on dim 0; the parameters that were trained stay as they are."
-            )
+            raise UserError(without_predict(model.name, "it can predict no rows", ROWS))
         self._model, self._params, self._plan, self._predict = model, params, plan, predict
         self._multiple = plan.eval_rows.total
 

@@ -20,6 +20,8 @@ FREE_TEXT = "sample.prompt"
 """The key whose text may hold anything."""
 
 
+DOTTED = re.compile(r"\w+(?:\.\w+)+")
+"""A key in a message."""
 NAMED = ("optimizer.schedule",)
 """Keys whose value is a mapping that holds a name."""
 
@@ -203,16 +205,27 @@ def _to_mapping(hints: tuple[Any, ...], value: Any, whole: Any) -> dict[str, Any
 
 
 def _build(cls: type, given: dict[str, Any], path: str, problems: list[Problem]) -> Any:
-    """Makes the instance; what its own checks refuse becomes problems."""
+    """Makes the instance; what its own checks refuse becomes problems, but for what only follows from others."""
     try:
         return cls(**given)
     except UserError as error:
-        problems.extend(Problem(_named_in(line, path), line) for line in str(error).splitlines())
+        doubtful = _doubtful_keys(problems, path)
+        lines = [line for line in str(error).splitlines() if not doubtful & set(DOTTED.findall(line))]
+        problems.extend(Problem(_named_in(line, path), line) for line in lines)
     needed = {f.name: given[f.name] for f in dataclasses.fields(cls) if not has_default(f)}
     try:
         return cls(**needed)
     except UserError:
         return None
+
+
+def _doubtful_keys(problems: list[Problem], path: str) -> set[str]:
+    """The keys below `path` whose values were left out as wrong, or stand under a name that does not exist.
+
+    What is checked without them is not what was written: data.files of the wrong type is not empty.
+    """
+    meant = [key for problem in problems for key in DOTTED.findall(problem.message.partition("Did you mean ")[2])]
+    return {key for key in (*(problem.path for problem in problems), *meant) if key.startswith(f"{path}.")}
 
 
 def _named_in(message: str, path: str) -> str:

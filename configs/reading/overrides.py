@@ -28,27 +28,30 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
         overrides: `key=value`, the value read as YAML.
 
     Returns:
-        What is wrong with the overrides themselves, and for each key that one sets: the words that say so.
+        What is wrong with the overrides themselves, and for each key that one sets: the override as it was typed.
     """
     problems: list[Problem] = []
     given_by: dict[str, str] = {}
-    readable: list[tuple[list[str], Any, str]] = []
+    readable: list[tuple[list[str], Any]] = []
     for text in overrides:
         key, equals, value_text = text.partition("=")
-        if not equals or not all(_split(key)) or not is_printable(key):
-            problems.append(Problem("", f"override {text[:200]!r} must be key=value, such as train.steps=20."))
+        if not equals or not all(split_key(key)) or not is_printable(key):
+            given_by[text] = _shown(text)
+            problems.append(Problem(text, "it must be key=value, such as train.steps=20."))
             continue
         if len(value_text) > MOST_BYTES:
-            problems.append(Problem("", f"override {key}: a value of {len(value_text):,} characters is too long."))
+            given_by[key] = _shown(text)
+            problems.append(Problem(key, f"a value of {len(value_text):,} characters is too long."))
             continue
         document = read_yaml(value_text)
-        problems += [Problem("", f"override {text[:200]!r}: {problem.message}") for problem in document.problems]
+        parts = _as_option(split_key(key), document.value)
+        given_by[".".join(parts)] = _shown(text)
+        problems += [Problem(".".join(parts), problem.message) for problem in document.problems]
         if not document.problems:
-            given_by[key] = f"override {_shown(text)}"
-            readable.append((_as_option(_split(key), document.value), document.value, text))
-    for parts, value, text in sorted(readable, key=lambda override: len(override[0])):
+            readable.append((parts, document.value))
+    for parts, value in sorted(readable, key=lambda override: len(override[0])):
         sizes_to_options(tree)
-        problems += _set(tree, parts, value, text)
+        problems += _set(tree, parts, value)
     return problems, given_by
 
 
@@ -67,7 +70,8 @@ def _shown(text: str) -> str:
     return short if is_printable(short) else repr(short)
 
 
-def _split(key: str) -> list[str]:
+def split_key(key: str) -> list[str]:
+    """Returns the parts of a dotted key; a pattern is one part, dots and all."""
     if key.startswith(f"{FREE_KEYS}."):
         return [*FREE_KEYS.split("."), key.removeprefix(f"{FREE_KEYS}.")]
     if key.startswith(f"{FREE_SECTIONS}."):
@@ -83,14 +87,15 @@ def _as_option(parts: list[str], value: Any) -> list[str]:
     return [*parts, "size"] if is_size else parts
 
 
-def _set(tree: dict[str, Any], parts: list[str], value: Any, text: str) -> list[Problem]:
+def _set(tree: dict[str, Any], parts: list[str], value: Any) -> list[Problem]:
     """Sets one value, making the mappings above it; a problem where something else stands there."""
+    key = ".".join(parts)
     for depth, part in enumerate(parts[:-1], 1):
         if tree.get(part) is None:
             tree[part] = {}
         if not isinstance(tree[part], dict):
             above = ".".join(parts[:depth])
-            return [Problem("", f"override {text[:200]!r}: {above} is {tree[part]!r} and has no keys below it.")]
+            return [Problem(key, f"{above} is {tree[part]!r} and has no keys below it.")]
         tree = tree[part]
     tree[parts[-1]] = value
     return []

@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 from ...mesh.errors import UserError
 from ...mesh.near_miss import nearest
+from ...mesh.text import counted
 
 STARTS = "Paths in a YAML file start from its folder (run.root), those in key=value from the working directory."
+MOST_NAMED = 5
+"""Files or patterns of one mistake, in a message."""
 
 
 class FoundFile(NamedTuple):
@@ -37,16 +40,20 @@ def find_files(patterns: tuple[str, ...], *, key: str, suffixes: tuple[str, ...]
     Raises:
         UserError: a pattern matches no file, or a file has an extension that this source cannot read.
     """
-    problems = []
     found: dict[Path, FoundFile] = {}
+    missing: dict[str, list[str]] = {}
     for pattern in patterns:
         matches = _matches(pattern)
         if not matches:
-            problems.append(_no_match(pattern, key))
+            missing.setdefault(_why_none(pattern), []).append(pattern)
         for file in matches:
             found.setdefault(file.path.resolve(), file)
-    unreadable = [file for file in found.values() if suffixes and file.path.suffix not in suffixes]
-    problems += [_unreadable(file, suffixes, key) for file in unreadable]
+    problems = [f"{key}: {_some(those, 'matches', 'match')} no file. {why}" for why, those in missing.items()]
+    unreadable: dict[str, list[str]] = {}
+    for file in found.values():
+        if suffixes and file.path.suffix not in suffixes:
+            unreadable.setdefault(file.path.suffix, []).append(str(file.path))
+    problems += [_unreadable(suffix, sorted(those), suffixes, key) for suffix, those in unreadable.items()]
     if problems:
         raise UserError("\n".join(problems))
     return tuple(sorted(found.values(), key=lambda file: (file.name, str(file.path))))
@@ -69,19 +76,24 @@ def _fixed_folder(pattern: str) -> Path:
     return Path(*parts[:fixed])
 
 
-def _no_match(pattern: str, key: str) -> str:
+def _some(names: list[str], one_does: str, several_do: str) -> str:
+    """The first of some files or patterns, and a verb."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(map(repr, names[:MOST_NAMED]))}{more} {one_does if len(names) == 1 else several_do}"
+
+
+def _why_none(pattern: str) -> str:
     """Why nothing matched, as far as the file system can tell."""
     folder = _fixed_folder(os.path.expanduser(pattern)).absolute()
-    given = f"{key}: {pattern!r} matches no file."
     if os.path.isdir(os.path.expanduser(pattern)):  # pathlib raises for a name that is too long
-        return f"{given} It is a folder; to read the files below it, write {pattern.rstrip('/') + '/**/*'!r}."
+        return f"It is a folder; to read the files below it, write {pattern.rstrip('/') + '/**/*'!r}."
     if os.path.isdir(folder):
-        return f"{given} The folder {folder} exists and holds {_entries(folder)}. {STARTS}"
+        return f"The folder {folder} exists and holds {_entries(folder)}. {STARTS}"
     existing = next(parent for parent in folder.parents if os.path.isdir(parent))
     missing = folder.relative_to(existing).parts[0]
     hint = "".join(f" Did you mean {each!r} for {missing!r}?" for each in nearest(missing, os.listdir(existing)))
     there = f"The folder {folder} does not exist; {existing} does, and holds {_entries(existing)}."
-    return f"{given} {there}{hint} {STARTS}"
+    return f"{there}{hint} {STARTS}"
 
 
 def _entries(folder: Path) -> str:
@@ -89,12 +101,12 @@ def _entries(folder: Path) -> str:
     names = sorted(os.listdir(folder))
     if not names:
         return "nothing"
-    return f"{len(names)} entries: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+    return f"{counted(len(names), 'entry', 'entries')}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
 
 
-def _unreadable(file: FoundFile, suffixes: tuple[str, ...], key: str) -> str:
-    """What is wrong with a file's extension."""
+def _unreadable(suffix: str, files: list[str], suffixes: tuple[str, ...], key: str) -> str:
+    """What is wrong with the extension of files."""
     return (
-        f"{key}: {str(file.path)!r} has the extension {file.path.suffix!r}; "
-        f"this source reads {', '.join(suffixes)} (data.source chooses the source)."
+        f"{key}: {_some(files, 'has', 'have')} the extension {suffix!r}; this source reads {', '.join(suffixes)} "
+        "(data.source chooses the source)."
     )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...mesh.errors import UserError
+from ...mesh.text import counted
 from ..config import DataConfig
 from ..source import BadDataError, Splits, fingerprint
 from .bad_records import BadRecords
@@ -57,7 +58,7 @@ def read_records(patterns: tuple[str, ...], config: DataConfig, key: str) -> Cor
                 _raise_of_system(error)
                 bad.leave_out(where, _reason(error))
 
-    return read_columns(paths, values, config, key, "arrayrecord files")
+    return read_columns(paths, values, config, key, "arrayrecord file")
 
 
 class RecordSource:
@@ -161,7 +162,7 @@ def read_record_arrays(config: DataConfig) -> Splits:
         train=sources[0],
         evaluation=sources[1] if len(sources) > 1 else None,
         vocabulary=config.vocabulary or None,
-        description=f"arrayrecord: {', '.join(sources[0][0])}; {sizes} examples in {len(paths):,} files",
+        description=f"arrayrecord: {', '.join(sources[0][0])}; {sizes} examples in {counted(len(paths), 'file')}",
         fingerprint=fingerprint(*_looked_at(sources)),
     )
 

@@ -39,7 +39,7 @@ def read_saved(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpu
         UserError: a pattern matches no saved dataset, the column is missing or holds neither text nor ids, a file is
             damaged, or pyarrow is not installed.
     """
-    return read_columns(_files(patterns, key), _values, config, key, "Arrow files")
+    return read_columns(_files(patterns, key), _values, config, key, "Arrow file")
 
 
 def read_saved_arrays(config: DataConfig) -> Splits:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from .command import RUN_HELP, Command, add_config, add_json, add_run, add_step
+from .command import CONFIG_HELP, RUN_HELP, TRAINED_HELP, Command, add_config, add_json, add_run, add_step
 from .export import add_export, export
 
 DIFFERENT = 1
@@ -106,21 +106,30 @@ def add_fits(parser: argparse.ArgumentParser) -> None:
 def fits(arguments: argparse.Namespace) -> int:
     """Says whether a config could go on from a checkpoint; 2 where not."""
     from ...configs import load_config
-    from ...layouts.sizes import format_bytes
+    from ...layouts.sizes import counted, format_bytes
+    from ...training.checkpointing.errors import CheckpointError
+    from ...training.ending.exits import USER_MISTAKE
     from ..inspection.finding import find, shown
     from ..inspection.fits import check_fits
     from ..inspection.stored import StoredCheckpoint
 
     stored = StoredCheckpoint(find(arguments.place, arguments.step).one)
-    found = check_fits(stored, load_config(arguments.config, arguments.overrides))
+    config = load_config(arguments.config, arguments.overrides)
+    try:
+        found = check_fits(stored, config)
+    except CheckpointError as error:
+        if not arguments.json:
+            raise
+        print(_as_json({"folder": str(stored.folder), "fits": False, "why": str(error).splitlines()}))
+        return USER_MISTAKE
     if arguments.json:
-        print(_as_json({"folder": str(stored.folder), **found}))
+        print(_as_json({"folder": str(stored.folder), "fits": True, **found}))
         return 0
     saved, restored = (
         " x ".join(f"{axis} {size}" for axis, size in found[name].items()) or "1 device"
         for name in ("saved_on", "restored_on")
     )
-    print(f"{shown(stored.folder)} fits: {found['arrays']} arrays, {format_bytes(found['bytes'])}")
+    print(f"{shown(stored.folder)} fits: {counted(found['arrays'], 'array')}, {format_bytes(found['bytes'])}")
     print(f"  saved on the mesh {saved}; this config restores it on {restored}")
     return 0
 
@@ -138,8 +147,9 @@ def _part(
     text: str,
     add: Callable[[argparse.ArgumentParser], None],
     run: Callable[[argparse.Namespace], int],
+    help: str = RUN_HELP,
 ) -> Command:
-    return Command(f"checkpoint {name}", summary, example, text, add, run, RUN_HELP)
+    return Command(f"checkpoint {name}", summary, example, text, add, run, help)
 
 
 PARTS = (
@@ -192,6 +202,7 @@ Every array is compared with its checksum on the way. What is there already is n
 """,
         add_export,
         export,
+        TRAINED_HELP,
     ),
     _part(
         "prune",
@@ -217,6 +228,7 @@ Ends with 0 where it fits, 2 where not.
 """,
         add_fits,
         fits,
+        f"{RUN_HELP}{CONFIG_HELP}",
     ),
 )
 

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 CONFIG_HELP = """
-CONFIG is a YAML file, or the name of a preset that comes with spmdkit (quickstart). key=value arguments lay single
-values over it; the value is YAML:
+CONFIG is a YAML file, or the name of a preset that comes with spmdkit (quickstart); the folder of a run stands for the
+config.yaml in it, with that folder as run.dir. key=value arguments lay single values over it; the value is YAML:
 
   train.steps=20  strategy.fsdp=2  'strategy={fsdp: 4, data: 2}'  'data.files=["corpus/**/*.txt"]'
 """
 
+CONFIG = "a YAML file, the name of a preset, or the folder of a run"
 PLACE = "the folder of a run (run.dir), or that of one of its checkpoints"
+OR_CONFIG = "; or a config whose run.dir holds a run"
 RUN_HELP = f"""
 RUN is {PLACE}:
 
@@ -69,10 +71,8 @@ class Print(argparse.Action):
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of every command that reads a config."""
-    parser.add_argument("config", metavar="CONFIG", help="a YAML file or the name of a preset")
-    parser.add_argument(
-        "overrides", metavar="key=value", nargs="*", default=[], help="values laid over those of the file"
-    )
+    parser.add_argument("config", metavar="CONFIG", help=CONFIG)
+    add_overrides(parser, "values laid over those of the file")
 
 
 def add_fresh(parser: argparse.ArgumentParser) -> None:
@@ -91,12 +91,15 @@ def add_run(parser: argparse.ArgumentParser, name: str = "place", metavar: str =
 
 def add_trained(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of every command that loads the model of a run."""
-    add_run(parser, also="; or a config whose run.dir holds a run")
-    parser.add_argument(
-        "overrides", metavar="key=value", nargs="*", default=[], help="values laid over those of the run's config"
-    )
+    add_run(parser, also=OR_CONFIG)
+    add_overrides(parser)
     add_step(parser, "the newest")
     add_ema(parser)
+
+
+def add_overrides(parser: argparse.ArgumentParser, text: str = "values laid over those of the run's config") -> None:
+    """Adds key=value."""
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help=text)
 
 
 def add_ema(parser: argparse.ArgumentParser) -> None:

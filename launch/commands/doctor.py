@@ -2,15 +2,13 @@
 
 import argparse
 
-from .command import Command
+from .command import CONFIG, Command, add_overrides
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `doctor`."""
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a YAML file or the name of a preset")
-    parser.add_argument(
-        "overrides", metavar="key=value", nargs="*", default=[], help="values laid over those of the file"
-    )
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help=CONFIG)
+    add_overrides(parser, "values laid over those of the file")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     parser.add_argument(
         "--wait",

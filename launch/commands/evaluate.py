@@ -1,53 +1,72 @@
 """`spmdkit evaluate`: the loss of a run's model on its evaluation split, or on other data."""
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from .command import TRAINED_HELP, Command, add_json, add_trained
+
+EVALUATION = "evaluation"
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `evaluate`."""
     add_trained(parser)
     add_split(parser)
-    parser.add_argument("--batches", type=int, metavar="N", help="stop after N batches; by default all rows")
+    parser.add_argument(
+        "--batches", type=int, metavar="N", help="stop after N batches, as training with eval.batches=N; default: all"
+    )
     add_json(parser)
 
 
 def add_split(parser: argparse.ArgumentParser) -> None:
     """Adds --split."""
-    parser.add_argument(
-        "--split", choices=("evaluation", "train"), default="evaluation", help="which rows (evaluation)"
-    )
+    parser.add_argument("--split", choices=(EVALUATION, "train"), default=EVALUATION, help="which rows (evaluation)")
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """Prints the loss of a run's model."""
+    """Prints the loss of a run's model, of which rows it is, and of which the log of the run has figures."""
+    from ...mesh.errors import UserError
+    from ...mesh.processes import is_main_process
+    from ...mesh.text import printable
+    from ..finished.extent import extent_of, other_parameters
+    from ..finished.load import loaded, logs_same_rows, read_config
+
+    batches = arguments.batches
+    if batches is not None and batches < 1:
+        raise UserError(f"--batches {batches}: at least 1 batch is evaluated. Leave it out for all rows.")
+    with loaded(arguments.place, arguments.step, arguments.overrides, ema=arguments.ema) as run:
+        if batches is None and "eval.batches" in (each.partition("=")[0] for each in arguments.overrides):
+            batches = run.config.eval.batches or None
+        same = arguments.split == EVALUATION and logs_same_rows(arguments.overrides)
+        log = read_config(run.place) if same else None
+        source = run.source(run.splits.train if arguments.split == "train" else None)
+        metrics = run.evaluate(source, max_batches=batches)
+        if not is_main_process():
+            return 0
+        extent = extent_of(len(source), run.batch_rows, batches, log)
+        if arguments.json:
+            facts = {"run": str(run.folder), "step": run.step, "split": arguments.split, "rows": extent.rows}
+            print(_as_json({**facts, "rows_of_split": extent.of, "rows_in_log": extent.logged_rows}, metrics))
+            return 0
+        lines = [f"{run.title}\n{run.splits.description}", f"{arguments.split} split: {extent}"]
+        lines += _table(metrics)
+        lines += filter(None, (extent.difference, other_parameters(run.ema, log)))
+        print(printable("\n".join(lines)))
+    return 0
+
+
+def _as_json(facts: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
     import json
     import math
 
-    from ...mesh.processes import is_main_process
-    from ...mesh.text import printable
-    from ..finished.load import loaded
+    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}  # JSON has no NaN
+    return json.dumps({**facts, **finite}, indent=2)
 
-    with loaded(arguments.place, arguments.step, arguments.overrides, ema=arguments.ema) as run:
-        source = run.source(run.splits.train if arguments.split == "train" else None)
-        metrics = run.evaluate(source, max_batches=arguments.batches)
-        rows = min(len(source), (arguments.batches or len(source)) * run.batch_rows)
-        if not is_main_process():
-            return 0
-        if arguments.json:
-            facts = {"run": str(run.folder), "step": run.step, "split": arguments.split, "rows": rows}
-            finite = {
-                name: value if math.isfinite(value) else None for name, value in metrics.items()
-            }  # JSON has no NaN
-            print(json.dumps({**facts, **finite}, indent=2))
-            return 0
-        print(printable(f"{run.title}\n{run.splits.description}"))
-        print(f"{arguments.split} split, {rows:,} rows")
-        width = max(map(len, metrics))
-        for name, value in metrics.items():
-            print(f"  {name:<{width}}  {value:.6g}")
-    return 0
+
+def _table(metrics: Mapping[str, float]) -> list[str]:
+    width = max(map(len, metrics))
+    return [f"  {name:<{width}}  {value:.6g}" for name, value in metrics.items()]
 
 
 COMMAND = Command(
@@ -56,8 +75,9 @@ COMMAND = Command(
     "spmdkit evaluate runs/quickstart",
     """
 Loads the model of a run and prints its loss on the evaluation split: every row once, by its weight, whatever the mesh.
-The mesh is that of the run where there are as many devices, or its strategy fitted to those that there are; one device
-always works. Data in other files, data.files=[...], is evaluated whole.
+Training with eval.batches=N looks at N batches alone, so that its figures are of other rows: then the output says so,
+and --batches N takes the same. The mesh is that of the run where there are as many devices, or its strategy fitted to
+those that there are; one device always works. Data in other files, data.files=[...], is evaluated whole.
 
   spmdkit evaluate runs/quickstart               the newest checkpoint
   spmdkit evaluate runs/quickstart --step 200    another one

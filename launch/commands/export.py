@@ -2,7 +2,7 @@
 
 import argparse
 
-from .command import RUN_HELP, Command, add_ema, add_run, add_step
+from .command import OR_CONFIG, TRAINED_HELP, Command, add_ema, add_overrides, add_run, add_step
 
 KINDS = ("npz", "safetensors", "npy")
 """As in launch/inspection/export.py, which a help text cannot wait for."""
@@ -13,8 +13,9 @@ HUGGING_FACE = "hugging_face"
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `export`."""
-    add_run(parser, also="; or a config whose run.dir holds a run")
+    add_run(parser, also=OR_CONFIG)
     parser.add_argument("target", metavar="FILE", help="FILE.safetensors, FILE.npz, or a folder to be made, of .npy")
+    add_overrides(parser)
     kinds = (*KINDS, HUGGING_FACE)
     parser.add_argument("--to", choices=kinds, help="what is written; by default what the name of FILE says")
     add_step(parser, "the newest")
@@ -33,13 +34,18 @@ def export(arguments: argparse.Namespace) -> int:
 
     if arguments.to == HUGGING_FACE:
         return _for_transformers(arguments)
-    from ..finished.place import find_checkpoints
+    from ..finished.place import find_checkpoints, names_folder
     from ..inspection.export import export as run
     from ..inspection.export import named_for
     from ..inspection.stored import StoredCheckpoint
+    from ..options import refuse_overrides
 
     target = named_for(arguments.to, Path(arguments.target))
-    stored = StoredCheckpoint(find_checkpoints(arguments.place, arguments.step).one)
+    if names_folder(arguments.place):
+        refuse_overrides(
+            arguments.overrides, "spmdkit export of a folder", f"Leave it out, or give --to {HUGGING_FACE}."
+        )
+    stored = StoredCheckpoint(find_checkpoints(arguments.place, arguments.step, arguments.overrides).one)
     names = ("whole_state", "unstack", "lora", "ema", "force")
     print(run(stored, target, **{name: getattr(arguments, name) for name in names}))
     return 0
@@ -57,7 +63,7 @@ def _for_transformers(arguments: argparse.Namespace) -> int:
     given += ["lora separate"] if arguments.lora != LORA[0] else []
     if given:
         raise UserError(f"--{given[0].replace('_', '-')} is not for --to {HUGGING_FACE}. Leave it out.")
-    with loaded(arguments.place, arguments.step, (), ema=arguments.ema) as run:
+    with loaded(arguments.place, arguments.step, arguments.overrides, ema=arguments.ema) as run:
         print(write_folder(run, Path(arguments.target)))
     return 0
 
@@ -79,11 +85,12 @@ is not replaced without --force.
   spmdkit export runs/tuned tuned --to hugging_face
 
 --to hugging_face writes a folder that transformers loads, of a model of the Llama, Qwen or GPT-2 families: names and
-config.json are those of the family, and low-rank adapters are merged. It loads the run, so it opens devices.
+config.json are those of the family, and low-rank adapters are merged. It loads the run, so it opens devices, and takes
+key=value; the other kinds read no config but that of a CONFIG given as RUN.
 
 `spmdkit checkpoint export` is the same.
 """,
     add_export,
     export,
-    RUN_HELP,
+    TRAINED_HELP,
 )

@@ -1,22 +1,22 @@
 """`spmdkit generate`: what a language model that was trained writes."""
 
 import argparse
+from collections.abc import Sequence
 
-from .command import RUN_HELP, Command, add_ema, add_json, add_run, add_step
+from .command import OR_CONFIG, TRAINED_HELP, Command, add_ema, add_json, add_overrides, add_run, add_step
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `generate`."""
-    add_run(parser, also="; or a config whose run.dir holds a run")
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="what to continue; by default sample.prompt")
+    add_run(parser, also=OR_CONFIG)
+    parser.add_argument("word", metavar="PROMPT", nargs="?", help="what to continue; by default sample.prompt")
+    add_overrides(parser)
+    parser.add_argument("--prompt", metavar="TEXT", help="a PROMPT that reads like key=value")
     add_step(parser, "the newest")
     add_ema(parser)
     parser.add_argument("--length", type=int, metavar="N", help="tokens to generate; by default sample.length")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = the likeliest token; sample.temperature")
     parser.add_argument("--seed", type=int, metavar="S", help="of the draws; by default run.seed")
-    parser.add_argument(
-        "--set", metavar="key=value", action="append", default=[], help="of the config; may be repeated"
-    )
     add_json(parser)
 
 
@@ -28,9 +28,10 @@ def generate(arguments: argparse.Namespace) -> int:
     from ...mesh.text import printable
     from ..finished.load import loaded
 
-    with loaded(arguments.place, arguments.step, arguments.set, ema=arguments.ema) as run:
+    prompt, overrides = prompt_and_overrides(arguments.word, arguments.overrides, arguments.prompt)
+    with loaded(arguments.place, arguments.step, overrides, ema=arguments.ema) as run:
         tokens = run.generate(
-            run.tokens(arguments.prompt),
+            run.tokens(prompt),
             length=arguments.length,
             temperature=arguments.temperature,
             seed=arguments.seed,
@@ -44,6 +45,35 @@ def generate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def prompt_and_overrides(
+    word: str | None, others: Sequence[str], given: str | None = None
+) -> tuple[str | None, list[str]]:
+    """Tells the prompt from what is laid over the config, in whatever order they are typed.
+
+    Args:
+        word: The first word after the run; None where there is none.
+        others: Those after it.
+        given: The prompt of `--prompt`.
+
+    Returns:
+        The prompt, None where there is none; and `key=value`, each of a section that there is.
+
+    Raises:
+        UserError: There is more than one prompt.
+    """
+    from ...mesh.errors import UserError
+    from ..options import is_override
+
+    words = [each for each in (word, *others) if each is not None]
+    prompts = [each for each in words if not is_override(each)] + ([] if given is None else [given])
+    if len(prompts) > 1:
+        raise UserError(
+            f"spmdkit generate takes one PROMPT, and these are {len(prompts)}: {', '.join(map(repr, prompts))}. Put a "
+            "prompt of several words into quotes; values of the config are key=value, such as run.simulate=0."
+        )
+    return next(iter(prompts), None), [each for each in words if is_override(each)]
+
+
 COMMAND = Command(
     "generate",
     "continue a prompt with a trained language model",
@@ -54,9 +84,9 @@ else token ids, "17 4 256", and ids are printed. The same seed draws the same on
 
   spmdkit generate runs/quickstart "def main" --length 100
   spmdkit generate runs/quickstart --temperature 0
-  spmdkit generate runs/quickstart --seed 1 --set run.simulate=0
+  spmdkit generate runs/quickstart "def main" --seed 1 run.simulate=0
 """,
     add_generate,
     generate,
-    RUN_HELP,
+    TRAINED_HELP,
 )

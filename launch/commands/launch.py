@@ -12,7 +12,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     from ..places import PLACES
 
     where = "; ".join(f"{listed.form}, {listed.text}" for listed in PLACES.values())
-    parser.add_argument("--on", required=True, metavar="PLACE", help=where)
+    parser.add_argument("--on", metavar="PLACE", help=f"where, which has to be said: {where}")
     parser.add_argument("--dry-run", action="store_true", help="print what would be started, and start nothing")
     parser.add_argument(
         "--restarts",
@@ -30,6 +30,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 def launch(arguments: argparse.Namespace) -> int:
     """Trains in several processes."""
+    from ...configs.run_folders import of_run_folder
     from ...mesh.errors import UserError
     from ..places import Run, find_place
     from ..streams import outlive_output
@@ -39,7 +40,8 @@ def launch(arguments: argparse.Namespace) -> int:
     if restarts < 0:
         raise UserError(f"--restarts {restarts}: give 0 or more restarts without a newer checkpoint.")
     place, target = find_place(arguments.on)
-    run = Run(arguments.config, tuple(arguments.overrides), arguments.fresh, restarts, arguments.wait)
+    config, overrides = of_run_folder(arguments.config, arguments.overrides)
+    run = Run(str(config), tuple(overrides), arguments.fresh, restarts, arguments.wait)
     if arguments.dry_run:
         print(place.describe(run, target))
         return 0

@@ -3,20 +3,22 @@
 import argparse
 from pathlib import Path
 
-from .command import PLACE, Command, add_json
+from .command import OR_CONFIG, PLACE, Command, add_json
 
 HELP = f"""
 RUN is {PLACE};
 or a CONFIG, a YAML file or preset whose run.dir holds a run:
 
   runs/one    runs/one/checkpoints/40    my.yaml
+
+A page shows what is in the folders, so there is no key=value to lay over a config.
 """
 COMPARED = "compare.html"
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `report`."""
-    parser.add_argument("runs", metavar="RUN", nargs="+", help=f"{PLACE}; or a config whose run.dir holds a run")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help=f"{PLACE}{OR_CONFIG}")
     parser.add_argument(
         "--out", metavar="FILE.html", help=f"the file to write; by default RUN/report.html, of several {COMPARED}"
     )
@@ -30,9 +32,11 @@ def report(arguments: argparse.Namespace) -> int:
     from ...mesh.errors import UserError
     from ...mesh.text import printable
     from ..finished.place import find_folder
+    from ..options import refuse_overrides
     from ..reporting.record import read_run
     from ..reporting.tell import told, written
 
+    refuse_overrides(arguments.runs, "spmdkit report", "Give folders of runs, or configs, and --out FILE.html.")
     folders = [find_folder(given) for given in arguments.runs]
     if len(set(folders)) < len(folders):
         twice = next(folder for folder in folders if folders.count(folder) > 1)

@@ -65,6 +65,7 @@ that folder holds an unfinished run, training goes on from its last checkpoint.
   spmdkit train quickstart                       a language model on 8 simulated devices
   spmdkit train my.yaml train.steps=20           a file of yours, one value changed
   spmdkit train my.yaml strategy.fsdp=-1         all devices hold one copy of the state between them
+  spmdkit train runs/my train.steps=200          a run by its folder, with the config that it holds
   spmdkit train my.yaml --fresh                  from step 0; what was there is moved aside, not removed
   spmdkit train --help-config                    every key, its default and what it does
   spmdkit train --help-restart                   which keys may change when a run goes on, and why others may not

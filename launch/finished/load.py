@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from ...configs.load import load_config
+from ...configs.load import ON_COMMAND_LINE, load_config
 from ...configs.schema import Config
 from ...data.config import FILE_SOURCES
 from ...data.splits import open_splits
@@ -29,12 +29,15 @@ from ...training.worker import multi_process
 from ..inspection.stored import StoredCheckpoint
 from ..run.build import data_facts, keep_compiled, prepare_devices, search_path
 from ..run.directory.provenance import changed_model
+from .agreed import agreed_checkpoint
 from .fitting import devices_of, fit_given, fit_own
 from .loaded_run import LoadedRun as LoadedRun
 from .place import Place, find_run
 
 TRIES = 3
 """How often the newest checkpoint is looked for, where the run goes on and removes it meanwhile."""
+IN_CHANGES = "in changes"
+"""Where the key=value of `load_run` stand, for messages."""
 
 
 def load_run(
@@ -64,8 +67,8 @@ def load_run(
             or does not fit the config; or the model's own code is not found.
         CheckpointUnavailable: The machine or the file system does not let the checkpoint be read.
     """
-    place = find_run(dir, step, changes)
-    config = read_config(place, changes)
+    place = find_run(dir, step, changes, IN_CHANGES)
+    config = read_config(place, changes, IN_CHANGES)
     open_devices(config, mesh)
     return _load(dir, step, mesh, changes, place, config, ema)
 
@@ -86,7 +89,7 @@ def loaded(given: str, step: int | None, changes: Sequence[str], *, ema: bool = 
         yield _load(given, step, mesh, changes, place, config, ema)
 
 
-def read_config(place: Place, changes: Sequence[str] = ()) -> Config:
+def read_config(place: Place, changes: Sequence[str] = (), said: str = ON_COMMAND_LINE) -> Config:
     """The config of a run, with changes laid over it; no sizes are compared with devices.
 
     Data in other files is evaluated whole: where `data.files` changes and nothing is said of an evaluation split, all
@@ -95,12 +98,17 @@ def read_config(place: Place, changes: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: The config or a change cannot be read.
     """
-    config = load_config(place.config, changes, sizes=False)
+    config = load_config(place.config, changes, sizes=False, said=said)
     data = config.data
     split_again = _names("data.eval_files", changes) or _names("data.eval_fraction", changes)
     if _names("data.files", changes) and data.source in FILE_SOURCES and not split_again:
         data = replace(data, eval_files=data.files)
     return replace(config, data=data, run=replace(config.run, dir=str(place.found.run)))
+
+
+def logs_same_rows(changes: Sequence[str]) -> bool:
+    """Whether the evaluations in the log of a run are of the rows that its config with these changes evaluates."""
+    return not _names("data", changes)
 
 
 def open_devices(config: Config, mesh: Mapping[str, Any] | None) -> None:
@@ -122,9 +130,12 @@ def _load(
     config: Config,
     ema: bool,
 ) -> LoadedRun:
-    """Loads a checkpoint; where it is the newest that is wanted and a run removes it meanwhile, the next."""
+    """Loads a checkpoint; where it is the newest that is wanted and a run removes it meanwhile, the next.
+
+    Of several processes none tries again: the others may have read it before it was removed.
+    """
     for last in (*[False] * (TRIES - 1), True):
-        folder = place.found.one
+        folder = agreed_checkpoint(place, config.timeouts.rendezvous)
         try:
             stored = StoredCheckpoint(folder)
             return _built(place, stored, config, mesh, own_data=not _names("data", changes), ema=ema)
@@ -134,7 +145,7 @@ def _load(
                 if told is error:
                     raise
                 raise told from error
-            if last or step is not None:
+            if last or step is not None or jax.process_count() > 1:
                 raise CheckpointError(
                     f"The checkpoint {folder} was removed while it was read: its run goes on, and keeps the newest "
                     f"checkpoint.keep={config.checkpoint.keep}. Load the newest, or copy the one you want first."

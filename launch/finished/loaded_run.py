@@ -50,6 +50,7 @@ class LoadedRun:
     """A run that was loaded: `load_run` makes it.
 
     Attributes:
+        place: Where the run is, and its config as it was trained with.
         folder: Of the run.
         checkpoint: The folder of the checkpoint that it was loaded from.
         step: Optimizer steps done when that was saved.
@@ -89,7 +90,8 @@ class LoadedRun:
             UserError: The model or its layouts do not work out, or the checkpoint does not fit the model, or holds no
                 averages.
         """
-        self.folder, self.checkpoint, self.config = place.found.run, stored.folder, config
+        self.place, self.folder = place, place.found.run
+        self.checkpoint, self.config = stored.folder, config
         self._stored, self._facts, self._own_data = stored, facts, own_data
         self.batch_rows = fitting_rows(config.train.global_batch, fitted)
         self.model: Model | BlockModel = load_model(
@@ -252,8 +254,9 @@ class LoadedRun:
         """A prompt as it is typed: text where tokens are bytes, else their numbers.
 
         Raises:
-            UserError: It is no list of numbers.
+            UserError: It is no list of numbers, or the model takes no tokens.
         """
+        self._check_takes_tokens()
         if prompt is None or self.writes_text:
             return prompt
         words = prompt.replace(",", " ").split()
@@ -314,13 +317,16 @@ class LoadedRun:
         averages = " (averages, optimizer.ema)" if self.ema else ""
         return f"{shown(self.folder)} at step {self.step}: {model}{averages}; mesh {axes or '1 device'}"
 
-    def _check_continues(self, window: int) -> None:
-        """Checks that the model predicts one array for tokens alone; `generate` looks at its shape."""
+    def _check_takes_tokens(self) -> None:
         if "features" in self._facts:
             raise UserError(
                 f"The inputs of {self.model.name} are {self._facts['features']} numbers, not tokens, so it cannot "
                 "continue a prompt. Ask what it predicts: run.predict(batch), spmdkit predict."
             )
+
+    def _check_continues(self, window: int) -> None:
+        """Checks that the model predicts one array for tokens alone; `generate` looks at its shape."""
+        self._check_takes_tokens()
         predict = self.model.predict
         if predict is None:
             return

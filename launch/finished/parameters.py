@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...layouts.paths import leaves_with_paths
+from ...layouts.sizes import counted
 from ...mesh.processes import local_copy
 from ...training.checkpointing.checksums import checksums
 from ...training.checkpointing.errors import MAX_LISTED, CheckpointError, DamagedCheckpoint, differences, other_bits
@@ -81,7 +82,7 @@ def _check_fits(stored: StoredCheckpoint, group: str, wanted: Mapping[str, Any],
         more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
         raise CheckpointError(
             f"The checkpoint {stored.folder} holds other {group} than the model of its config has, in "
-            f"{len(problems)} array(s):\n  "
+            f"{counted(len(problems), 'array')}:\n  "
             + "\n  ".join(problems[:MAX_LISTED] + more)
             + "\nSet model and precision.params back to what wrote it, and data where that tells the model its sizes."
         )

@@ -5,10 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ...configs.load import find_config, load_config
+from ...configs.load import ON_COMMAND_LINE, find_config, load_config
 from ...configs.presets import preset_names
 from ...mesh.errors import UserError
-from ...training.checkpointing.errors import CheckpointError
 from ..inspection.finding import Found, find, shown
 
 
@@ -24,43 +23,49 @@ class Place(NamedTuple):
     config: Path
 
 
-def find_run(given: str | Path, step: int | None = None, changes: Sequence[str] = ()) -> Place:
+def find_run(
+    given: str | Path, step: int | None = None, changes: Sequence[str] = (), said: str = ON_COMMAND_LINE
+) -> Place:
     """Finds the run that an argument means.
 
     Args:
         given: The folder of a run or of one of its checkpoints; or a YAML file or preset whose `run.dir` holds a run.
         step: Of one checkpoint.
         changes: `key=value` laid over the config, which may say another `run.dir`.
+        said: Where the changes stand, for messages.
 
     Raises:
         UserError: There is no such run (CheckpointError where it has no such checkpoint), or no config of it.
     """
     source = _config_file(given)
-    found = find_checkpoints(given, step, changes)
+    found = find_checkpoints(given, step, changes, said)
     return Place(found, _config_of(found) if source is None else source)
 
 
-def find_checkpoints(given: str | Path, step: int | None = None, changes: Sequence[str] = ()) -> Found:
+def find_checkpoints(
+    given: str | Path, step: int | None = None, changes: Sequence[str] = (), said: str = ON_COMMAND_LINE
+) -> Found:
     """Finds the checkpoints of the run that an argument means; no config has to be beside them.
 
     Args:
         given: As in `find_run`.
         step: Of one checkpoint.
         changes: As in `find_run`.
+        said: As in `find_run`.
 
     Raises:
         UserError: There is no such run (CheckpointError where it has no such checkpoint).
     """
     source = _config_file(given)
     if source is None:
-        return _found(given, step)
-    folder = Path(load_config(source, changes, sizes=False).run.dir)
+        return find(str(given), step)
+    folder = Path(load_config(source, changes, sizes=False, said=said).run.dir)
     if not folder.is_dir():
         raise UserError(
             f"{given} says run.dir={folder}, and there is no such folder: it has not been trained yet. Train it "
             f"(spmdkit train {given}), or give the folder of a run."
         )
-    return _found(folder, step)
+    return find(str(folder), step)
 
 
 def find_folder(given: str | Path) -> Path:
@@ -85,21 +90,16 @@ def find_folder(given: str | Path) -> Path:
     return find_checkpoints(given).run.resolve()
 
 
+def names_folder(given: str | Path) -> bool:
+    """Whether an argument means a folder, and no config: nothing can be laid over it."""
+    return _config_file(given) is None
+
+
 def _config_file(given: str | Path) -> Path | None:
     """The YAML file or preset that is meant; None where it is a folder."""
     path = Path(given)
     is_preset = not path.exists() and path.parent == Path() and path.name.removesuffix(".yaml") in preset_names()
     return find_config(path) if path.is_file() or is_preset else None
-
-
-def _found(given: str | Path, step: int | None) -> Found:
-    path = Path(given)
-    if (path / "config.yaml").is_file() and not (path / "checkpoints").is_dir():
-        raise CheckpointError(
-            f"{path.absolute()} holds a run that has saved no checkpoint yet. Wait for its first (checkpoint.every "
-            "steps), or give another run."
-        )
-    return find(str(given), step)
 
 
 def _config_of(found: Found) -> Path:

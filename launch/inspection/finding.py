@@ -71,6 +71,11 @@ def find(given: str, step: int | None = None) -> Found:
         return Found(path.parent, contents(path.parent), _finished(path))
     checkpoints = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     held = contents(checkpoints)
+    if checkpoints is path and not any(held) and (path / "config.yaml").is_file():
+        raise CheckpointError(
+            f"{path} holds a run that has saved no checkpoint yet. Wait for its first (checkpoint.every steps), or "
+            "give another run."
+        )
     if checkpoints is path and not any(held) and path.name != "checkpoints":
         raise CheckpointError(
             f"{path} is no run, and no folder of checkpoints: it holds neither checkpoints/ nor a folder that is named "

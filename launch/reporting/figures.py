@@ -5,6 +5,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from ...mesh.text import counted
 from ...training.quantities import OWN_FIGURES, is_number
 from .record import RunRecord
 
@@ -74,7 +75,7 @@ def _title(record: RunRecord) -> str:
 
 def _status(record: RunRecord) -> str:
     if record.facts and record.facts.finished >= record.step:
-        return f"finished, {record.step} steps"
+        return f"finished, {counted(record.step, 'step')}"
     return f"step {record.step:,}" + (f" of {record.steps:,}" if record.steps else "")
 
 

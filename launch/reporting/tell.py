@@ -12,7 +12,7 @@ from ..inspection.finding import shown
 from .compare import compared, config_differences
 from .figures import final_figures
 from .record import RunRecord
-from .renew import renew
+from .renew import REPORT, renew
 
 
 class Told(NamedTuple):
@@ -42,9 +42,10 @@ def written(records: Sequence[RunRecord], out: Path | None, several: Path) -> Pa
     Raises:
         UserError: It cannot be written there.
     """
-    path = out or (records[0].folder / "report.html" if len(records) == 1 else several)
+    path = out or (records[0].folder / REPORT if len(records) == 1 else several)
     if path.is_dir():
-        raise UserError(f"--out {path} is a folder. Give the name of a file in it: {path / several.name}.")
+        name = REPORT if len(records) == 1 else several.name
+        raise UserError(f"--out {path} is a folder. Give the name of a file in it: {path / name}.")
     try:
         if len(records) == 1:
             return renew(records[0], path)

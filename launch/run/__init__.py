@@ -4,6 +4,5 @@
 `explain` and `verify` look at it without training. `directory/` is about what a run leaves and finds on disk,
 `guarding/` about what is checked before and while it trains.
 
-`pauses` shares the tests of `under_way`; `reduce` shares the tests of `verify`; `sample` shares the tests of
-`callbacks`.
+`pauses` shares the tests of `under_way`; `reduce` shares the tests of `verify`.
 """

@@ -12,6 +12,7 @@ from ...configs.schema import Config
 from ...data.bigram import bigram_loss
 from ...data.source import is_stream
 from ...mesh.processes import is_main_process, local_copy
+from ...mesh.text import counted
 from ...parallel.schedule.table import Schedule
 from ...parallel.step.state import TrainState
 from ...training.checkpointing.checkpoints import Checkpoints, DamagedCheckpoint
@@ -158,7 +159,7 @@ def _yardsticks(built: Built) -> Iterator[tuple[str, float]]:
 def _verdict(summary: dict[str, Any]) -> Iterator[str]:
     if "eval_loss" not in summary:
         return
-    yield f"Evaluation loss {summary['eval_loss']:.4f} after {summary['steps']} steps."
+    yield f"Evaluation loss {summary['eval_loss']:.4f} after {counted(summary['steps'], 'step')}."
     if "bigram_loss" in summary:
         side = "below" if summary["eval_loss"] < summary["bigram_loss"] else "NOT below"
         yield f"That is {side} the {summary['bigram_loss']:.4f} of a bigram model fitted on the same training text."

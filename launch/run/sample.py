@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from ...configs.schema import SampleConfig
 from ...models.sample import generate
-from ...parallel.model import has_state
+from ...parallel.model import LOGITS, has_state, without_predict
 from ...parallel.sharding.stored_order import stored_order
 from .build import Built
 
@@ -17,6 +18,25 @@ def predicts_bytes(built: Built) -> bool:
 def writes_text(built: Built) -> bool:
     """Whether `sample_text` has something to say."""
     return predicts_bytes(built) and built.model.predict is not None and not has_state(built.model)
+
+
+def why_no_sample(built: Built) -> str:
+    """Says why a run will write no sample at its end, where its config asks for one; "" where all is as it asks.
+
+    Of a model that predicts no text, a section `sample` that is as it is by default asks for nothing.
+    """
+    wanted, name = built.config.sample, built.model.name
+    asked = predicts_bytes(built) or wanted != SampleConfig()
+    if not wanted.length or not asked or writes_text(built):
+        return ""
+    later = "`spmdkit generate` can continue a prompt"
+    if built.model.predict is None:
+        why = without_predict(name, "no sample is written at the end", LOGITS)
+    elif has_state(built.model):
+        why = f"No sample is written at the end: the model {name} keeps a state. {later} with what it has learned."
+    else:
+        why = f"No sample is written at the end: the targets of {name} are no bytes of text. {later} of token ids."
+    return f"{why} Set sample.length=0 where none is wanted."
 
 
 def sample_text(built: Built, params: Any, prompt: str, length: int, temperature: float) -> str:

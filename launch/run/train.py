@@ -27,6 +27,7 @@ from .guarding.guards import Guards
 from .guarding.memory import check_memory
 from .pauses import Surroundings, saves_at
 from .rolling_back import Rollbacks
+from .sample import why_no_sample
 from .under_way import UnderWay
 from .warm_start import WarmStart
 
@@ -77,6 +78,8 @@ def train(config: Config, *, fresh: bool = False) -> int:
         display = stack.enter_context(make_display(config.train.steps, start, title(built)))
         for line in remarks(before, made_of, config.data.source, goes_on=start > 0):
             display.message(line)
+        if no_sample := why_no_sample(built):
+            display.message(no_sample)
         rollbacks = Rollbacks(config, folder, fresh=fresh)
         rollbacks.tell(display.message)
         ownership = stack.enter_context(Ownership(folder, display.message))

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...layouts.path_patterns import paths_met, some
 from ...layouts.paths import leaves_with_paths, map_with_path
+from ...layouts.sizes import counted
 from ...mesh.coordination import differences, exchange
 from ...mesh.keys import make_key
 from ...models.layers.low_rank import NAME as ADAPTERS
@@ -68,7 +69,8 @@ class WarmStart:
         paths = [path for path, _ in leaves_with_paths(self._wanted)]
         drawn = [path for path in paths if path in self._drawn]
         told = f"; drawn anew: {some(drawn)}" if drawn else ""
-        return f"Starting from the parameters of {shown(self._stored.folder)} ({len(paths) - len(drawn)} arrays){told}."
+        taken = counted(len(paths) - len(drawn), "array")
+        return f"Starting from the parameters of {shown(self._stored.folder)} ({taken}){told}."
 
     def params(self) -> Params:
         """The parameters, for `step.init(seed, params)`: arrays that are read part by part. All processes call this.
@@ -109,7 +111,7 @@ class WarmStart:
             more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
             raise CheckpointError(
                 f"checkpoint.start_from: the parameters of {shown(self._stored.folder)} are not those of this run's "
-                f"model, in {len(problems)} array(s):\n  "
+                f"model, in {counted(len(problems), 'array')}:\n  "
                 + "\n  ".join(problems[:MAX_LISTED] + more)
                 + f"\nSet model to what wrote it{self._advice()}, or name what is to be drawn anew, or not to be taken "
                 "over, in checkpoint.start_fresh."

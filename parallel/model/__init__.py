@@ -4,6 +4,8 @@ In: pure functions of the user. Out: a `Model` or a `BlockModel` (`definition`),
 Read first: `definition`; then `loss_sums` (metrics, and the state of a model that has one) and `row_axes` (batch norm).
 """
 
+from .definition import LOGITS as LOGITS
+from .definition import ROWS as ROWS
 from .definition import Activations as Activations
 from .definition import Batch as Batch
 from .definition import BlockModel as BlockModel
@@ -13,3 +15,4 @@ from .definition import Params as Params
 from .definition import fold_block as fold_block
 from .definition import has_state as has_state
 from .definition import with_state as with_state
+from .definition import without_predict as without_predict

@@ -29,6 +29,10 @@ Batch: TypeAlias = Mapping[str, Array]
 """Arrays with the rows of the batch on dim 0."""
 Activations: TypeAlias = Any
 """A pytree of arrays that flows from block to block."""
+ROWS = "predict(params, batch) -> array with the rows of the batch on dim 0"
+"""What `predict` has to be to predict rows of data."""
+LOGITS = 'predict(params, batch) -> logits (1, L, vocabulary) for batch["inputs"], (1, L) token ids'
+"""What it has to be to continue a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,3 +175,17 @@ def with_state(model: Model | BlockModel, state: Any) -> Model | BlockModel:
 def fold_block(key: Array | None, index: Array) -> Array | None:
     """The key of block `index` (a scalar), or None where there is no randomness."""
     return None if key is None else jax.random.fold_in(key, index)
+
+
+def without_predict(name: str, consequence: str, form: str) -> str:
+    """What is told where a model has no `predict`, and one is needed.
+
+    Args:
+        name: Of the model.
+        consequence: What cannot be, such as "it cannot continue a prompt".
+        form: Of the function: ROWS or LOGITS.
+    """
+    return (
+        f"The model {name} has no `predict`, so {consequence}. Give it one, `{form}`, as Model(..., predict=predict); "
+        "parameters that were trained stay as they are. See docs/models.md."
+    )

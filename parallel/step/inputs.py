@@ -13,6 +13,7 @@ from jax import dtypes
 from jax.core import Tracer
 
 from ...layouts.paths import leaves_with_paths
+from ...layouts.sizes import counted
 from ...mesh.errors import UserError
 from ..xla.error_texts import NESTED, says
 from .state import TrainState
@@ -115,7 +116,7 @@ def _changed(name: str, first: Signature, now: Signature) -> str | None:
             wanted = first[each]
             remedy = f"batch[{each!r}].astype({wanted[0]!r})" if rank == wanted[1] else "an array of as many dims"
             return (
-                f"batch[{each!r}] is {dtype} with {rank} dim(s), but {name} was compiled for {wanted[0]} with "
+                f"batch[{each!r}] is {dtype} with {counted(rank, 'dim')}, but {name} was compiled for {wanted[0]} with "
                 f"{wanted[1]}. Give {remedy}, or build another step for such batches."
             )
     return None
@@ -261,7 +262,7 @@ def _nested_problem(error: Exception) -> str | None:
 
 def _place(sharding: Any) -> str:
     devices = len(sharding.device_set)
-    where = f"{devices} device(s)"
+    where = counted(devices, "device")
     if isinstance(sharding, jax.sharding.NamedSharding):
         sizes = ", ".join(f"{axis}={size}" for axis, size in sharding.mesh.shape.items() if size > 1)
         where += f" (mesh {sizes or 'of one device'}) as {sharding.spec}"

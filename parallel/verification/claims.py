@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from ...layouts.paths import leaves_with_paths
+from ...layouts.sizes import counted
 from .reference import Reference
 from .result import Verification
 
@@ -37,7 +38,7 @@ def proved(measured: Verification, *, files: bool, random: bool) -> Iterator[str
     if not measured.ok:
         return
     yield from ("initial parameters", "loss", "weight", "gradients", "gradient norm")
-    yield f"{measured.steps} step(s) with what each reports"
+    yield f"{counted(measured.steps, 'step')} with what each reports"
     yield "parameters and optimizer's state after them"
     if measured.model_state:
         yield "the model's state after them"
@@ -50,7 +51,7 @@ def proved(measured: Verification, *, files: bool, random: bool) -> Iterator[str
         onto = " x ".join(f"{axis} {size}" for axis, size in measured.round_trip.mesh.items()) or "1 device"
         yield f"{'a checkpoint in files' if files else 'the state in memory'} restored onto {onto} and back"
     if measured.future and measured.future.positions:
-        yield f"losses that later tokens do not change (after {len(measured.future.positions)} position(s))"
+        yield f"losses that later tokens do not change (after {counted(len(measured.future.positions), 'position')})"
 
 
 def not_looked_at(

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 
+from ...layouts.sizes import counted
 from ..step.state import StepMetrics
 from . import diagnosis, update_cause
 from .claims import frozen_parameters
@@ -91,6 +92,7 @@ def _of_first_batch(found: Found) -> Iterator[Difference]:
 def _of_training(found: Found) -> Iterator[Difference]:
     """What the first batch does not show."""
     measured, bound = found.measured, found.measured.params_tolerance
+    steps = counted(measured.steps, "step")
     changed = measured.params[0]
     if changed.relative > bound:
         hint = update_cause.of_parameters(changed.path, found.training, measured.losses, measured.reference_losses)
@@ -98,21 +100,21 @@ def _of_training(found: Found) -> Iterator[Difference]:
     for error, path in measured.optimizer[:1]:
         if error > bound:
             hint = (
-                f"All parameters are right after {measured.steps} step(s). This array of the optimizer's state is not: "
-                "it is what later updates begin with."
+                f"All parameters are right after {steps}. This array of the optimizer's state is not: it is what later "
+                "updates begin with."
             )
             yield Difference(what="optimizer's state", where=path, relative=error, hint=hint)
     for error, path in measured.model_state[:1]:
         if error > bound:
             hint = (
-                f"All parameters are right after {measured.steps} step(s). This array of the model's own state is not: "
+                f"All parameters are right after {steps}. This array of the model's own state is not: "
                 "the next state that the loss returns has to be that of the whole batch, with statistics summed over "
                 "spmdkit.batch_axes(); else each device has its own, and their mean is kept."
             )
             yield Difference(what="the model's state", where=path, relative=error, hint=hint)
     error, what = measured.reported
     if error > bound:
-        hint = f"All parameters are right after {measured.steps} step(s); the {what} is reported wrongly."
+        hint = f"All parameters are right after {steps}; the {what} is reported wrongly."
         yield Difference(what="what a step reports", where=what, relative=error, hint=hint)
 
 

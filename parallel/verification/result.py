@@ -6,7 +6,7 @@ from math import isfinite, prod
 from textwrap import fill
 from typing import Any
 
-from ...layouts.sizes import format_bytes
+from ...layouts.sizes import counted, format_bytes
 from ..collectives import Collective
 from .causality import Future
 from .collective_check import CollectiveCheck
@@ -141,7 +141,7 @@ class Verification:
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{axis}={size}" for axis, size in self.mesh.items() if size > 1) or "no axes"
-        parts = [f"{sizes}: {prod(self.mesh.values())} device(s) against one, in {self.dtype}"]
+        parts = [f"{sizes}: {counted(prod(self.mesh.values()), 'device')} against one, in {self.dtype}"]
         if self.reduced:
             lines = [f"  {key:<28} {before} -> {after}" for key, (before, after) in self.reduced.items()]
             parts.append("\n".join(["Verified at a reduced size (--full for that of the config)", *lines]))
@@ -163,7 +163,7 @@ def _error_lines(result: Verification) -> Iterator[str]:
         ("weight", result.weight_rel, result.tolerance, ""),
         (f"gradients, {_arrays(len(result.gradients))}", worst.relative, result.tolerance, worst.path),
         ("gradient norm", result.grad_norm_rel, result.tolerance, ""),
-        (f"parameters after {result.steps} steps", changed.relative, result.params_tolerance, changed.path),
+        (f"parameters after {counted(result.steps, 'step')}", changed.relative, result.params_tolerance, changed.path),
         ("optimizer's state", optimizer.relative, result.params_tolerance, optimizer.path),
         *(("the model's state", error, result.params_tolerance, path) for error, path in result.model_state[:1]),
         ("reported by each step", result.reported[0], result.params_tolerance, result.reported[1]),

@@ -92,7 +92,7 @@ def test_a_file_is_loaded_for_other_numbers_of_devices(tmp_path):
         ((), "[data, data]", "an axis is named twice"),
         (("strategy.data.local_steps=2",), "[data]", "each group along data trains a copy of its own"),
         (("strategy.data.compress=int8",), "[fsdp]", "errors of its own between steps"),
-        (("run.simulate=2",), "[data]", "fsdp 4 needs 4 devices, and there are 2 devices in 1 processes: 4 > 2"),
+        (("run.simulate=2",), "[data]", "fsdp 4 needs 4 devices, and there are 2 devices in 1 process: 4 > 2"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, overrides, axes, said):

@@ -96,8 +96,8 @@ def test_everything_wrong_is_told_at_once_with_its_line(write):
         "line 10: layouts.rules: 'a.*' names 'fsdpp', which is not a mesh axis",
         "line 12: data.length=0: ",
         "line 13: data.source='stdlb': ",
-        "override optimizer.lernin_rate=1: optimizer.lernin_rate is not a key. Did you mean optimizer.learning_rate?",
-        "override seed=1: seed is not a section. Did you mean run.seed?",
+        "the command line: optimizer.lernin_rate=1: optimizer.lernin_rate is not a key. Did you mean optimizer.learn",
+        "the command line: seed=1: seed is not a section. Did you mean run.seed?",
     ]
     for start in expected:
         assert any(problem.startswith(start) for problem in problems), (start, problems)
@@ -107,7 +107,7 @@ def test_everything_wrong_is_told_at_once_with_its_line(write):
 def test_sizes_are_checked_where_the_devices_are_known(write):
     (problem,) = problems_of(write(GOOD), "strategy.fsdp=2")
     assert problem == (
-        "override strategy.fsdp=2: strategy: fsdp 2 x data 2, but run.simulate=8 gives 8 devices: 4 != 8. "
+        "strategy.fsdp=2: strategy: fsdp 2 x data 2, but run.simulate=8 gives 8 devices: 4 != 8. "
         "Set strategy.fsdp=4, strategy.data=4 or run.simulate=4."
     )
 
@@ -126,7 +126,7 @@ def test_several_processes(write):
 
 def test_batch_and_strategy(write):
     (problem,) = problems_of(write(GOOD), "train.global_batch=20")
-    assert problem.startswith("override train.global_batch=20: train.global_batch=20 rows cannot be split evenly: ")
+    assert problem.startswith("train.global_batch=20: train.global_batch=20 rows cannot be split evenly: ")
 
 
 @pytest.mark.parametrize(

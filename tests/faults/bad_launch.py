@@ -195,8 +195,8 @@ FOLDERS = {
     "a list for config.yaml": damaged(lambda run: write(run / CONFIG, "- a\n- b\n"), "it holds no mapping of sections"),
     "a config.yaml of another run": damaged(
         lambda run: write(run / CONFIG, (run / CONFIG).read_text().replace("seed: 0", "seed: 7")),
-        "holds a run that differs from this one",
-        "run.seed: 7 then, 0 now",
+        "differs from the run in",
+        "run.seed: 7 there, 0 here",
     ),
     "no config.yaml beside checkpoints": damaged(
         lambda run: (run / CONFIG).unlink(), "config.yaml does not say data.", "and more: there is none"

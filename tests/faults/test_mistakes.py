@@ -81,7 +81,7 @@ def test_another_run_in_the_folder(tmp_path, capsys):
     (tmp_path / "run" / "config.yaml").write_text("run: {seed: 5}")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     assert main(["train", str(config)]) == USER_MISTAKE
-    assert_one_message(capsys.readouterr().err, "  run.seed: 5 then, 0 now (")
+    assert_one_message(capsys.readouterr().err, "  run.seed: 5 there, 0 here (")
 
 
 @pytest.mark.slow

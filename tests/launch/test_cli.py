@@ -119,9 +119,7 @@ def test_reference_of_all_keys(capsys):
     assert "\n  global_batch: 32" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "arguments", [["trian", "x"], ["train"], ["launch", "quickstart"], ["train", "x", "--on", "y"], ["init", "a", "b"]]
-)
+@pytest.mark.parametrize("arguments", [["trian", "x"], ["train"], ["train", "x", "--on", "y"], ["init", "a", "b"]])
 def test_wrong_arguments(arguments, capsys):
     with pytest.raises(SystemExit) as info:
         cli.main(arguments)
@@ -164,10 +162,40 @@ def test_a_bad_config_is_one_message(command, capsys):
     arguments = [*command, "quickstart", "train.stps=3", "model.layers=x"]
     assert cli.main(arguments) == USER_MISTAKE
     assert capsys.readouterr().err.splitlines() == [
-        "error: 2 problems in preset quickstart:",
-        "  override model.layers=x: model.layers must be a whole number, not 'x' (text).",
-        "  override train.stps=3: train.stps is not a key. Did you mean train.steps?",
+        "error: 2 problems on the command line:",
+        "  model.layers=x: model.layers must be a whole number, not 'x' (text).",
+        "  train.stps=3: train.stps is not a key. Did you mean train.steps?",
     ]
+
+
+def test_launch_without_a_place_lists_them(capsys):
+    assert cli.main(["launch", "quickstart"]) == USER_MISTAKE
+    assert capsys.readouterr().err.startswith("error: spmdkit launch has to be told where; give one of these:\n  --on ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evaluate", "runs/a", "--stpe", "4"], "error: --stpe is not an option; did you mean --step?\n"),
+        (["evaluate", "runs/a", "--jsson"], "error: --jsson is not an option; did you mean --json?\n"),
+        (["evaluate", "runs/a", "--frobnicate"], "error: unrecognized arguments: --frobnicate\n"),
+        (["evaluate", "runs/a", "--simulate", "1"], "key=value: run.simulate=1\n"),
+        (["evaluate", "runs/a", "--batch-size", "8"], "key=value: train.global_batch=..."),
+        (["evaluate", "runs/a", "--steps", "8"], "error: --steps is not an option; did you mean --step?\n"),
+        (["checkpoint", "verify", "runs/a", "--stepp=4"], "error: --stepp is not an option; did you mean --step?\n"),
+        (
+            ["checkpoint", "verify", "runs/a", "run.simulate=1"],
+            "error: run.simulate=1: this command reads no config, so",
+        ),
+        (["checkpoint", "verify", "runs/a", "runs/b"], "error: unrecognized arguments: runs/b\n"),
+        (["schedule", "1f1b", "--stage", "4", "--micro", "8", "x=1"], "error: unrecognized arguments: x=1\n"),
+    ],
+)
+def test_words_that_a_command_does_not_take(words, said, capsys):
+    with pytest.raises(SystemExit) as info:
+        cli.main(words)
+    assert info.value.code == USER_MISTAKE
+    assert said in capsys.readouterr().err
 
 
 def test_a_bad_target_is_one_message(capsys):

@@ -1,6 +1,7 @@
 """`--steps 3` where `train.steps=3` is meant."""
 
-from spmdkit.launch.options import explain_unknown
+import pytest
+from spmdkit.launch.options import explain_unknown, is_override, refuse_overrides
 
 
 def said(*words, unknown=None):
@@ -26,3 +27,47 @@ def test_a_value_with_spaces_is_quoted():
 def test_what_is_no_key_is_unrecognized():
     assert said("--zzzzqqq", "7") == "unrecognized arguments: --zzzzqqq 7"
     assert said("--steps", "3", "stray").splitlines()[-1] == "  unrecognized arguments: stray"
+
+
+def test_an_option_that_is_near_to_one_of_the_command():
+    assert explain_unknown(["--stpe", "4"], ["--stpe", "4"], options=["--step", "--json"]) == (
+        "--stpe is not an option; did you mean --step?"
+    )
+    assert explain_unknown(["--steps", "4"], ["--steps", "4"], options=["--fresh"]).endswith("train.steps=4")
+
+
+def test_a_command_without_a_config_has_no_keys():
+    assert (
+        explain_unknown(["--steps", "4"], ["--steps", "4"], reads_config=False) == "unrecognized arguments: --steps 4"
+    )
+    told = explain_unknown(["train.steps=4", "x"], ["train.steps=4", "x"], reads_config=False)
+    assert told == (
+        "train.steps=4: this command reads no config, so key=value changes nothing; leave it out\n"
+        "  unrecognized arguments: x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("train.steps=3", True),
+        ("strategy={fsdp: 2}", True),
+        ("train.stps=3", True),
+        ("train.steps", False),
+        ("x=3", False),
+        ("a.train=3", False),
+        ("def main(train=3)", False),
+        ("=3", False),
+        ("runs/train.steps=3", False),
+    ],
+)
+def test_what_is_laid_over_a_config(word, expected):
+    assert is_override(word) == expected
+
+
+def test_overrides_where_none_is_read():
+    refuse_overrides(["runs/a", "x=1"], "spmdkit report", "Give folders.")
+    with pytest.raises(
+        ValueError, match=r"^train\.steps=3: spmdkit report reads no config, so .* nothing\. Give folders"
+    ):
+        refuse_overrides(["runs/a", "train.steps=3"], "spmdkit report", "Give folders.")

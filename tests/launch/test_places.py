@@ -31,6 +31,14 @@ def test_more_than_a_machine_runs(text):
         find_place(text)
 
 
+def test_without_a_place_all_are_listed():
+    with pytest.raises(ValueError, match="spmdkit launch has to be told where; give one of these:") as info:
+        find_place(None)
+    lines = str(info.value).splitlines()[1:]
+    assert [line.split()[1].partition(":")[0].partition("[")[0] for line in lines] == [*PLACES]
+    assert lines[0].endswith("  P processes here that simulate D CPU devices each, such as local:2x4")
+
+
 @pytest.mark.parametrize("name", PLACES)
 def test_every_place_has_the_same_functions(name):
     place = import_module(f"spmdkit.launch.{name}")

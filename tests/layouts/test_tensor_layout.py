@@ -103,7 +103,7 @@ def test_shard_shape_explains_what_does_not_divide(canonical):
 
 def test_shard_shape_needs_enough_dims(canonical):
     with pytest.raises(
-        ValueError, match=r"Layout \(None, fsdp\) has 2 entries, but the array of shape \(8,\) has 1 dims"
+        ValueError, match=r"Layout \(None, fsdp\) has 2 entries, but the array of shape \(8,\) has 1 dim"
     ):
         TensorLayout((None, "fsdp"), canonical).shard_shape((8,))
 

@@ -45,13 +45,13 @@ def test_rejects_shapes_and_names(shape, names, message):
 @pytest.mark.parametrize(
     ("sizes", "count", "proposals"),
     [
-        ({"data": 3, "fsdp": 4}, 8, "Sizes that fit 8 device(s): data=2, fsdp=4"),
-        ({"data": 2, "fsdp": 8}, 8, "fit 8 device(s): fsdp=8; or data=2, fsdp=4"),
-        ({"data": 2, "fsdp": 2}, 8, "fit 8 device(s): data=4, fsdp=2; or data=2, fsdp=4"),
-        ({"data": 4, "tensor": 3}, 8, "fit 8 device(s): data=4, tensor=2"),
-        ({"data": 3, "tensor": 5}, 8, "fit 8 device(s): data=2, tensor=4"),  # nothing given fits
-        ({"data": -1, "fsdp": 3}, 8, "fit 8 device(s): data=4, fsdp=2"),
-        ({"data": 16}, 8, "fit 8 device(s): data=8"),
+        ({"data": 3, "fsdp": 4}, 8, "Sizes that fit 8 devices: data=2, fsdp=4"),
+        ({"data": 2, "fsdp": 8}, 8, "fit 8 devices: fsdp=8; or data=2, fsdp=4"),
+        ({"data": 2, "fsdp": 2}, 8, "fit 8 devices: data=4, fsdp=2; or data=2, fsdp=4"),
+        ({"data": 4, "tensor": 3}, 8, "fit 8 devices: data=4, tensor=2"),
+        ({"data": 3, "tensor": 5}, 8, "fit 8 devices: data=2, tensor=4"),  # nothing given fits
+        ({"data": -1, "fsdp": 3}, 8, "fit 8 devices: data=4, fsdp=2"),
+        ({"data": 16}, 8, "fit 8 devices: data=8"),
         ({}, 8, "1 = 1, not 8"),
     ],
 )
@@ -129,7 +129,7 @@ def test_devices_may_be_elsewhere():
     mesh = DeviceMesh.of(TARGETS, data=-1, tensor=8)
     assert mesh.axis_size("data") == 2
     assert mesh.abstract_mesh.size == 16
-    assert "16 device(s), cuda" in str(mesh)
+    assert "16 devices, cuda" in str(mesh)
     assert hash(mesh) == hash(DeviceMesh.of(TARGETS, data=2, tensor=8))
     with pytest.raises(ValueError, match=r"16 of the mesh's 16 devices are not on this machine: cuda:0.*JAX sees 8"):
         _ = mesh.backend_mesh

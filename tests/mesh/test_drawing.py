@@ -3,7 +3,7 @@
 from spmdkit.mesh import DeviceMesh
 
 EIGHT = """\
-data=2, fsdp=4: 8 device(s), cpu
+data=2, fsdp=4: 8 devices, cpu
           fsdp 0  fsdp 1  fsdp 2  fsdp 3
   data 0  cpu:0   cpu:1   cpu:2   cpu:3
   data 1  cpu:4   cpu:5   cpu:6   cpu:7"""
@@ -36,7 +36,7 @@ def test_draws_three_axes():
 
 def test_draws_a_thousand_devices_on_one_screen():
     lines = str(DeviceMesh.of(targets(1024), data=32, fsdp=32)).splitlines()
-    assert lines[0] == "data=32, fsdp=32: 1024 device(s), cuda"
+    assert lines[0] == "data=32, fsdp=32: 1,024 devices, cuda"
     assert len(lines) == 18
     assert max(map(len, lines)) <= 100
     assert lines[-1].split() == ["data", "31", *(f"cuda:{992 + n}" for n in range(6)), "...", "cuda:1023"]

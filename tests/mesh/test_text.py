@@ -1,5 +1,19 @@
 import pytest
-from spmdkit.mesh.text import is_printable, printable
+from spmdkit.mesh.text import counted, is_printable, printable
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "several", "text"),
+    [
+        (0, "array", "", "0 arrays"),
+        (1, "array", "", "1 array"),
+        (1024, "device", "", "1,024 devices"),
+        (1, "entry", "entries", "1 entry"),
+        (2, "entry", "entries", "2 entries"),
+    ],
+)
+def test_one_is_not_several(number, noun, several, text):
+    assert counted(number, noun, several) == text
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,11 @@ def test_parameters_on_a_mesh_give_the_same_text():
 @pytest.mark.parametrize(
     ("predict", "options", "message"),
     [
-        (None, {}, "The model toy has no `predict`"),
+        (
+            None,
+            {},
+            "The model toy has no `predict`, so it cannot continue a prompt. Give it one, `predict",
+        ),
         (counting, {"prompt": [3, V, -1]}, rf"tokens \[7, -1\], but the model's vocabulary is 0 to {V - 1}"),
         (counting, {"length": 0, "window": 0}, "length=0 has to be at least 1.\nwindow=0 has to be at least 1."),
         (counting, {"temperature": -1.0}, "temperature=-1.0 has to be at least 0"),

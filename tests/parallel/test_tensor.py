@@ -137,7 +137,7 @@ def test_rules_that_contradict_the_model():
     said = str(raised.value)
     remedy = "Correct the rule in layouts.rules, or set strategy.tensor.explicit=false to leave the axis to XLA."
     for text in (
-        "3 problem(s) with the layouts",
+        "3 problems with the layouts",
         "blocks/mlp/gate has the layout (None, tensor, None) by rule 'blocks/mlp/gate', but the model splits its own "
         f"work, and there dim 1 must not be split over tensor. {remedy}",
         f"there dim 2 has to be split over tensor, before all others. {remedy}",

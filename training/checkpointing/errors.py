@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...layouts.sizes import format_bytes
+from ...layouts.sizes import counted, format_bytes
 from ...mesh.errors import UserError
 from ..ending.exits import TRY_AGAIN
 from ..ending.known_causes import is_out_of_memory
@@ -132,7 +132,7 @@ def mismatch(folder: Path, problems: list[str]) -> CheckpointError:
     left_out = len(problems) - MAX_LISTED
     listed = problems[:MAX_LISTED] + ([f"... and {left_out} more"] if left_out > 0 else [])
     return CheckpointError(
-        f"The checkpoint {folder} does not fit the state of this run, in {len(problems)} array(s):\n  "
+        f"The checkpoint {folder} does not fit the state of this run, in {counted(len(problems), 'array')}:\n  "
         + "\n  ".join(listed)
         + "\nSet model, optimizer, precision.params, precision.compute, precision.loss_scale and callbacks that change "
         "the learning rate back to what wrote it, or train into another run.dir. strategy.data as well, if it has "

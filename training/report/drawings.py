@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...layouts.sizes import format_bytes
+from ...layouts.sizes import counted, format_bytes
 from ...layouts.table import LayoutRow
 from ...layouts.tensor_layout import TensorLayout
 from ...mesh.axes import AXES
@@ -200,9 +200,10 @@ def _array_svg(row: LayoutRow, splits: Sequence[int]) -> str:
             name = part_name(part, num_parts)
             pieces.append(f'<text x="{left + wide / 2:.1f}" y="{top + tall / 2:.1f}">{name}</text>')
     notes = "".join(f"<li>{visible(_dim_text(row, dim))}</li>" for dim in range(len(row.shape)))
+    label = f"{visible(row.path)} in {counted(num_parts, 'part')}"
     return (
         f'<div class="tensor"><svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{visible(row.path)} in {num_parts} part(s)">{"".join(pieces)}</svg><ol>{notes}</ol></div>'
+        f'aria-label="{label}">{"".join(pieces)}</svg><ol>{notes}</ol></div>'
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from ...mesh.text import counted
 from ..goodput import KINDS, Goodput
 from ..quantities import duration
 from .course import Course
@@ -93,4 +94,4 @@ def _named(kind: str) -> str:
 def _remarks(goodput: Goodput) -> str:
     starts = f", {goodput.starts} starts" if goodput.starts > 1 else ""
     back = f", {goodput.rollbacks:,} rollback{'s' if goodput.rollbacks > 1 else ''}" if goodput.rollbacks else ""
-    return starts + back + (f", {goodput.lost_steps:,} steps computed again" if goodput.lost_steps else "")
+    return starts + back + (f", {counted(goodput.lost_steps, 'step')} computed again" if goodput.lost_steps else "")

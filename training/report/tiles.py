@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from ...layouts.sizes import format_bytes
+from ...layouts.sizes import counted, format_bytes
 from ...layouts.table import LayoutTable
 from ..quantities import compact, duration, is_number, loss_text, with_unit
 from .charts import Reference
@@ -107,7 +107,7 @@ def _speed_tiles(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any
         found.append(Tile("model FLOP/s", with_unit(summary["flops_per_second"], "FLOP/s"), "all devices together"))
     if is_number(summary.get("seconds")):
         steps_done = summary.get("steps")
-        remark = f"{steps_done:,} steps" if is_number(steps_done) else ""
+        remark = counted(int(steps_done or 0), "step") if is_number(steps_done) else ""
         found.append(Tile("time trained", duration(summary["seconds"]), remark))
     return found
 

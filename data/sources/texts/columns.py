@@ -14,6 +14,7 @@ import numpy as np
 
 from ....mesh.errors import UserError
 from ....mesh.near_miss import did_you_mean
+from ....mesh.text import counted
 from ...config import DataConfig
 from ...source import BadDataError
 from ..bad_records import BadRecords
@@ -36,7 +37,7 @@ def read_jsonl(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpu
             text nor ids.
     """
     files = find_files(patterns, key=key, suffixes=(".jsonl", ".ndjson", ".json"))
-    return read_columns([file.path for file in files], _jsonl_values, config, key, "jsonl files")
+    return read_columns([file.path for file in files], _jsonl_values, config, key, "jsonl file")
 
 
 def read_parquet(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
@@ -52,7 +53,7 @@ def read_parquet(patterns: tuple[str, ...], config: DataConfig, key: str) -> Cor
             neither text nor ids, or pyarrow is not installed.
     """
     files = find_files(patterns, key=key, suffixes=(".parquet", ".pq"))
-    return read_columns([file.path for file in files], _parquet_values, config, key, "parquet files")
+    return read_columns([file.path for file in files], _parquet_values, config, key, "parquet file")
 
 
 Values = Callable[[Path, str, BadRecords], Iterable[tuple[str, Any]]]
@@ -67,7 +68,7 @@ def read_columns(paths: Sequence[Path], values: Values, config: DataConfig, key:
         values: Reads one column of a file.
         config: `column`, `vocabulary`, `separator` and `bad_records`.
         key: Config key of the files, for messages.
-        kind: What the files are, for people: "jsonl files".
+        kind: What one of the files is, for people: "jsonl file".
 
     Raises:
         UserError: there is no text in them, texts and ids are mixed, or more rows than allowed cannot be read.
@@ -86,7 +87,7 @@ def read_columns(paths: Sequence[Path], values: Values, config: DataConfig, key:
         raise UserError(
             f"data.column={config.column!r} holds texts in some rows and token ids in others; give one kind."
         )
-    described = f"rows ({len(documents):,} rows of {len(paths):,} {kind}{bad.described()})"
+    described = f"rows ({counted(len(documents), 'row')} of {counted(len(paths), kind)}{bad.described()})"
     if kinds == {np.dtype(np.uint32)}:
         return Corpus(documents, token_separator(config), None, f"token id {described}")
     if config.separator >= 0 and documents and not config.tokenizer:
@@ -99,9 +100,9 @@ def read_columns(paths: Sequence[Path], values: Values, config: DataConfig, key:
 
 def _nothing_in(column: str, key: str, num_files: int, counts: Counter[str]) -> str:
     """Why there is no text at all."""
-    files = "1 file" if num_files == 1 else f"{num_files:,} files"
+    files = counted(num_files, "file")
     if not counts["rows"]:
-        return f"{key}: the {files} hold no rows. Give files with text in them."
+        return f"{key}: the {files} hold{'s' if num_files == 1 else ''} no rows. Give files with text in them."
     return (
         f"{key}: data.column={column!r} is null in {counts['null']:,} and empty in {counts['rows'] - counts['null']:,} "
         f"of {counts['rows']:,} rows of {files}, so there is no text. Set data.column to the column that holds it."

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ....mesh.text import counted
 from ...config import DataConfig
 from ..files import FoundFile, find_files
 from .documents import Corpus, Document
@@ -35,7 +36,9 @@ def text_corpus(files: Sequence[FoundFile], description: str) -> Corpus:
     """The bytes of `files` as a corpus, split by file name."""
     documents = [_read(file) for file in files]
     num_bytes = sum(len(document.ids) for document in documents)
-    return Corpus(documents, SEPARATOR, BYTES, f"{description} ({len(documents):,} files, {num_bytes:,} bytes)")
+    return Corpus(
+        documents, SEPARATOR, BYTES, f"{description} ({counted(len(documents), 'file')}, {num_bytes:,} bytes)"
+    )
 
 
 def _read(file: FoundFile) -> Document:

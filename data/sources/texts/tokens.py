@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from ....mesh.errors import UserError
+from ....mesh.text import counted
 from ...config import DataConfig
 from ..files import FoundFile, find_files
 from .documents import Corpus, Document
@@ -47,7 +48,7 @@ def read_tokens(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corp
         raise UserError("\n".join(problems))
     num_tokens = sum(len(document.ids) for document in documents)
     separator = token_separator(config)
-    return Corpus(documents, separator, None, f"token files ({len(documents):,} files, {num_tokens:,} tokens)")
+    return Corpus(documents, separator, None, f"token files ({counted(len(documents), 'file')}, {num_tokens:,} tokens)")
 
 
 def _document(file: FoundFile, ids: np.ndarray) -> Document:

@@ -1,13 +1,17 @@
 """The folder of a run: taking it for a new run, or finding that it holds this one and may go on."""
 
+import json
 import os
+import re
+import shlex
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ....configs.paths import MIXTURE, PATH_KEYS
 from ....configs.reading.reader import read_yaml
-from ....configs.restarts import is_fixed, rule_of, what_may_change
+from ....configs.restarts import is_fixed, rule_of
 from ....configs.schema import Config
 from ....configs.write import as_plain, resolved_yaml
 from ....mesh.coordination import wait_for_all
@@ -21,6 +25,8 @@ from .shared import check_shared
 
 MOST_TOLD = 6
 """Keys that a config.yaml lacks, in a message."""
+MOST_SET_BACK = 4
+"""Keys that a message sets back, as they would be typed."""
 REMEDY = "or start anew: with another run.dir, or with --fresh, which moves this run aside."
 
 
@@ -188,20 +194,44 @@ def _check_same_run(folder: Path, before: Any, now: dict[str, Any]) -> None:
     another = _get(before, "model.name") not in (None, _get(now, "model.name"))  # whose options are others
     silent = [key for key in changed if key not in _leaves(before) and not (another and key.startswith("model."))]
     told = [key for key in changed if key not in silent]
-    lines = [f"{key}: {_get(before, key)!r} then, {_get(now, key)!r} now ({_why(key)})" for key in told]
+    lines = [f"{key}: {_get(before, key)!r} there, {_get(now, key)!r} here ({_why(key)})" for key in told]
     if silent:
         listed = f"{', '.join(silent[:MOST_TOLD])}{' and more' if len(silent) > MOST_TOLD else ''}"
         path = folder / "config.yaml"
         why = "it was cut, or another version wrote it" if path.exists() else "there is none"
         lines.append(f"{path} does not say {listed}: {why}")
     if changed:
+        differences = "\n".join(f"  {line}" for line in lines)
         raise UserError(
-            f"{folder} holds a run that differs from this one in what a run cannot change halfway:\n"
-            + "\n".join(f"  {line}" for line in lines)
-            + f"\nMay change: {what_may_change()} (spmdkit train --help-restart says why).\n"
-            f"Set these back to go on with it, {REMEDY} To begin a new run with the parameters of this one, set "
-            "checkpoint.start_from to its folder."
+            f"This command differs from the run in {folder} in what a run cannot change halfway:\n{differences}\n"
+            + _ways_on(folder, {} if silent or another else {key: _get(before, key) for key in told})
         )
+
+
+def _ways_on(folder: Path, before: dict[str, Any]) -> str:
+    """What somebody can do who meets another run in run.dir.
+
+    Args:
+        folder: Of that run.
+        before: The keys that would have to be set back, with their values there; empty where that is not all.
+    """
+    short = before and len(before) <= MOST_SET_BACK and not {*before} & {*PATH_KEYS, MIXTURE}
+    set_back = " ".join(_typed(key, value) for key, value in before.items())
+    ways = {
+        "go on with that run": f"the same command with {set_back}" if short else "set these keys back",
+        "train beside it": f"the same command with {_typed('run.dir', str(_first_free(folder)))}",
+        "begin with its parameters": f"that, and {_typed('checkpoint.start_from', str(folder))}",
+        "train in its place": f"the same command with --fresh, which moves that run to {_aside(folder)}",
+    }
+    width = max(map(len, ways)) + 1
+    lines = [f"  {f'{name}:':<{width}}  {way}" for name, way in ways.items()]
+    return "\n".join(["Either", *lines, "Which keys may change when a run goes on: spmdkit train --help-restart."])
+
+
+def _typed(key: str, value: Any) -> str:
+    """A key with its value, as one types it."""
+    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w/.:+-]*", value)
+    return shlex.quote(f"{key}={value if is_plain else json.dumps(value)}")
 
 
 def _why(key: str) -> str:

@@ -23,6 +23,7 @@ from ....mesh.compat import Device
 from ....mesh.coordination import exchange
 from ....mesh.devices import device_name
 from ....mesh.processes import is_main_process
+from ....mesh.text import counted
 from ....parallel.step.state import TrainState
 from ....training.ending.exits import TRY_AGAIN
 from ....training.watching.replicas import Difference, ReplicaCheck
@@ -180,10 +181,11 @@ def coverage(check: ReplicaCheck, every: int) -> str:
     if not check.paths:
         return "guards.replicas_every: one device holds the whole state, so there are no copies to compare."
     share = 100 * check.bytes_compared / check.bytes_of_state
+    steps = "step" if every == 1 else f"{every} steps"
     rest = "" if share > 99.9 else "; the rest has no copy, so a bit that flips there is not found"
     return (
-        f"What several devices hold copies of ({len(check.paths)} arrays, {share:.3g} % of the bytes of the state) is "
-        f"compared every {every} steps and before every save{rest}."
+        f"What several devices hold copies of ({counted(len(check.paths), 'array')}, {share:.3g} % of the bytes of the "
+        f"state) is compared every {steps} and before every save{rest}."
     )
 
 

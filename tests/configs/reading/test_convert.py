@@ -30,6 +30,8 @@ class Section:
     inner: Inner = field(default_factory=Inner)
 
     def __post_init__(self) -> None:
+        if self.name == "files" and not self.files:
+            raise UserError("section.name='files': section.files is empty.\nsection.name: it is short.")
         if self.count > 100:
             raise UserError(f"section.count={self.count} is too many.\nThe second line is a second problem.")
 
@@ -162,3 +164,21 @@ def test_options_by_key():
 )
 def test_bytes(text, size):
     assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"name": "files", "files": "a.txt"}, {"name": "files", "files": 3}, {"name": "files", "fils": ["a.txt"]}],
+)
+def test_what_only_follows_from_another_mistake_is_not_told(given):
+    """Files that were given in the wrong form, or under the wrong name, are not missing."""
+    _, problems = convert(given)
+    assert [message.partition(" ")[0] for _, message in problems] == [
+        "section.files" if "files" in given else "section.fils",
+        "section.name:",
+    ]
+    _, problems = convert({"name": "files"})
+    assert [message for _, message in problems] == [
+        "section.name='files': section.files is empty.",
+        "section.name: it is short.",
+    ]

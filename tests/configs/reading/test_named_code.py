@@ -39,7 +39,7 @@ def test_code_elsewhere_is_refused(key, name, elsewhere, tmp_path):
     problem = refusal(tmp_path, f"{key}={name}")
     package = name.partition(":")[0].partition(".")[0]
     assert f"{key}={name!r} would import {package}, which is " in problem
-    assert problem.startswith(f"override {key}={name}: ")
+    assert problem.startswith(f"{key}={name}: ")
     assert problem.endswith(f"""If you trust {package} with what this config says: 'run.allow=["{package}"]'.""")
 
 

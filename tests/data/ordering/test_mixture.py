@@ -181,7 +181,7 @@ def test_from_a_config(files):
     splits = open_mixed(files, vocabulary=256)
     alone = [open_splits(part_config(mixed_config(files, vocabulary=256), number)) for number in range(2)]
     assert splits.description.startswith("mixture of 70 % text: text files (200 files, 60,000 bytes); ")
-    assert " + 30 % tokens: token files (1 files, 5,000 tokens); " in splits.description
+    assert " + 30 % tokens: token files (1 file, 5,000 tokens); " in splits.description
     assert len(splits.train) == sum(len(each.train) for each in alone)
     last = len(splits.train) - 1
     assert np.array_equal(splits.train[last]["inputs"], alone[1].train[len(alone[1].train) - 1]["inputs"])

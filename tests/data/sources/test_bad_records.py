@@ -55,7 +55,7 @@ def test_lines_that_cannot_be_read(kind, tmp_path, capsys):
     with pytest.raises(ValueError, match=message):
         opened(0)
     splits = opened(1)
-    assert "(6 rows of 1 jsonl files, 1 bad record left out)" in splits.description
+    assert "(6 rows of 1 jsonl file, 1 bad record left out)" in splits.description
     assert capsys.readouterr().err.startswith(f"data: left out {tmp_path}/rows.jsonl, ")
     (tmp_path / "rows.jsonl").write_text("\n".join(GOOD))
     assert opened(0).fingerprint == splits.fingerprint  # what is left is what would be there without it
@@ -78,7 +78,7 @@ def test_row_groups_that_cannot_be_read(tmp_path, capsys):
     ):
         opened(3)
     splits = opened(4)
-    assert "(8 rows of 1 parquet files, 4 bad records left out)" in splits.description
+    assert "(8 rows of 1 parquet file, 4 bad records left out)" in splits.description
     assert "(4 bad records so far, data.bad_records=4)" in capsys.readouterr().err
 
 

@@ -57,7 +57,7 @@ def test_home_folder(folder, monkeypatch):
             "texts/*.csv",
             r"data\.files: '.*texts/\*\.csv' matches no file\. The folder .*texts exists and holds 4 entries: ",
         ),
-        ("text/*.txt", r"does not exist; .* holds 1 entries: texts\. Did you mean 'texts' for 'text'\?"),
+        ("text/*.txt", r"does not exist; .* holds 1 entry: texts\. Did you mean 'texts' for 'text'\?"),
         ("texts", r"It is a folder; to read the files below it, write '.*texts/\*\*/\*'"),
         ("empty/*.txt", r"The folder .*empty exists and holds nothing"),
     ],
@@ -72,6 +72,23 @@ def test_says_why_nothing_matches(folder, pattern, message):
 
 def test_collects_problems_of_all_patterns(folder):
     with pytest.raises(ValueError) as caught:
-        names(folder / "*.a", folder / "*.b", folder / "*.md", suffixes=(".npy",))
-    assert len(str(caught.value).splitlines()) == 3
-    assert "notes.md' has the extension '.md'; this source reads .npy" in str(caught.value)
+        names(folder / "*.a", folder / "*.b", folder / "*.md", "nowhere/*.c", suffixes=(".npy",))
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"data.files: '{folder}/*.a', '{folder}/*.b' match no file. The folder {folder} exists")
+    assert lines[1].startswith("data.files: 'nowhere/*.c' matches no file.")
+    assert "notes.md' has the extension '.md'; this source reads .npy" in lines[2]
+    assert len(lines) == 3
+
+
+def test_one_cause_is_told_once(folder):
+    """Of a hundred files whose folder is not there, of a hundred that this source cannot read."""
+    with pytest.raises(ValueError) as caught:
+        names(*(folder / "gone" / f"{number}.npy" for number in range(100)), suffixes=(".npy",))
+    (line,) = str(caught.value).splitlines()
+    assert "4.npy' and 95 more match no file. The folder" in line
+    for number in range(100):
+        (folder / f"{number}.csv").touch()
+    with pytest.raises(ValueError) as caught:
+        names(folder / "*.csv", suffixes=(".npy",))
+    (line,) = str(caught.value).splitlines()
+    assert "12.csv' and 95 more have the extension '.csv'; this source reads .npy" in line

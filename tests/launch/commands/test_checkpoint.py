@@ -94,6 +94,10 @@ def test_fits(run, config, capsys):
     code, printed = call(capsys, "fits", run, config, "model.widths=[8]")
     assert (code, "does not fit the state of this run, in " in printed.err) == (2, True)
     assert json.loads(call(capsys, "fits", run, config, "--json")[1].out)["restored_on"] == {"data": 2, "fsdp": 4}
+    code, printed = call(capsys, "fits", run, config, "model.widths=[8]", "--json")
+    told = json.loads(printed.out)
+    assert (code, printed.err, told["fits"]) == (2, "", False)
+    assert any("params/layers/0/kernel: float32[" in line for line in told["why"])
 
 
 @pytest.mark.parametrize("part", ["inspect", "verify", "export", "prune"])

@@ -17,13 +17,39 @@ def call(capsys, *words):
 def test_it_says_what_it_evaluates(untrained, capsys):
     run = untrained.parent / "run"
     code, printed = call(capsys, run)
-    title, data, split, loss = printed.out.splitlines()
+    title, data, split, loss, log = printed.out.splitlines()
     assert code == 0
     assert title == f"{run} at step 8: mlp, 2,410 parameters; mesh data 2 x fsdp 4"
     assert data.startswith("synthetic: 8,192 noisy images")
-    assert split == "evaluation split, 420 rows"
+    assert split == "evaluation split: all 420 rows, 27 batches of 16"
     assert loss.split()[0] == "loss"
     assert 2 < float(loss.split()[1]) < 4
+    assert log == "The log of the run has figures of 32 of them (eval.batches=2): --batches 2 takes the same."
+
+
+@pytest.mark.parametrize(
+    ("words", "split", "log"),
+    [
+        (["--batches", "2"], "evaluation split: 32 of 420 rows, 2 batches of 16, as in the log of the run", ""),
+        (["eval.batches=2"], "evaluation split: 32 of 420 rows, 2 batches of 16, as in the log of the run", ""),
+        (["--batches", "1"], "evaluation split: 16 of 420 rows, 1 batch of 16", "figures of 32 of them"),
+        (["eval.batches=0"], "evaluation split: all 420 rows, 27 batches of 16", "figures of 32 of them"),
+        (["--split", "train", "--batches", "3"], "train split: 48 of 7,772 rows, 3 batches of 16", ""),
+        (["data.eval_fraction=0.1", "--batches", "1"], "evaluation split: 16 of 8", ""),
+    ],
+)
+def test_it_says_which_rows_and_which_the_log_has(words, split, log, untrained, capsys):
+    code, printed = call(capsys, untrained, *words)
+    lines = printed.out.splitlines()
+    assert code == 0
+    assert lines[2].startswith(split)
+    assert ("The log of the run" in lines[-1]) == bool(log)
+    assert log in lines[-1]
+
+
+def test_a_program_reads_which_rows_the_log_has(untrained, capsys):
+    found = [json.loads(call(capsys, untrained, "--json", *words)[1].out) for words in ([], ["data.eval_fraction=0.1"])]
+    assert [(each["rows_of_split"], each["rows_in_log"]) for each in found] == [(420, 32), (found[1]["rows"], None)]
 
 
 def test_for_a_program_on_another_mesh_at_another_step(untrained, capsys):
@@ -63,7 +89,7 @@ def test_data_in_other_files_is_evaluated_whole(untrained, tmp_path, capsys):
     ("words", "said"),
     [
         (["--step", "5"], "there are: 4, 8."),
-        (["--batches", "0"], "max_batches=0: at least 1 batch is evaluated"),
+        (["--batches", "0"], "--batches 0: at least 1 batch is evaluated."),
         (["strategy={fsdp: 16}"], "The mesh fsdp 16 needs 16 devices, and there are 8: 16 > 8."),
         (["train.globl_batch=8"], "train.globl_batch is not a key. Did you mean train.global_batch?"),
         (["data.eval_fraction=0"], "The run has no evaluation split (data.eval_fraction=0.0)"),

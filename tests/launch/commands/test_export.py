@@ -34,6 +34,18 @@ def test_a_name_of_another_kind(untrained, tmp_path, capsys):
     assert "a name of that kind has no ending: it is a folder." in capsys.readouterr().err
 
 
+def test_values_are_laid_over_a_config_and_nothing_else(untrained, tmp_path, capsys):
+    """A folder says all by itself: where no config is read, what is laid over it would be lost without a word."""
+    target, run = tmp_path / "model.npz", untrained.parent / "run"
+    assert main(["export", str(untrained), str(target), f"run.dir={run}"]) == 0
+    assert main(["export", str(untrained), str(tmp_path / "b.npz"), f"run.dir={tmp_path}/none"]) == 2
+    assert "says run.dir=" in capsys.readouterr().err
+    assert main(["export", str(run), str(tmp_path / "c.npz"), "run.simulate=0"]) == 2
+    told = "error: run.simulate=0: spmdkit export of a folder reads no config, so key=value changes nothing."
+    assert capsys.readouterr().err.startswith(f"{told} Leave it out, or give --to hugging_face.")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz"]
+
+
 def test_the_help_names_every_kind():
     assert set(KINDS) == set(export_file.KINDS)
     assert LORA == export_file.ADAPTERS

@@ -57,6 +57,7 @@ def page_of(folder):
         (["{empty}"], "is no run, and no folder of checkpoints"),
         (["{empty}/none"], "There is no"),
         (["{run}", "{config}"], "is given twice"),
+        (["{run}", "train.steps=3"], "train.steps=3: spmdkit report reads no config, so key=value changes nothing."),
     ],
 )
 def test_mistakes_are_one_message(untrained, tmp_path, words, said, capsys):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "inspection"), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent / "inspection"), str(HERE.parents[1] / "multiprocess"), str(HERE.parents[1])]
 
 from runs import write_config, write_language_config  # noqa: E402  (found there)
 from small_runs import leave_run  # noqa: E402

@@ -52,7 +52,7 @@ def test_what_differs_from_the_model_is_named(run):
     with pytest.raises(CheckpointError) as raised:
         read_tree(StoredCheckpoint(run / "checkpoints" / "10"), "params", wanted)
     message = str(raised.value)
-    assert "holds other params than the model of its config has, in 3 array(s):" in message
+    assert "holds other params than the model of its config has, in 3 arrays:" in message
     assert "params/blocks/kernel: float32[3, 16, 8] in the checkpoint, float32[3, 16, 4] in this run" in message
     assert "params/bias: not in the checkpoint" in message
     assert "params/norm: only in the checkpoint" in message

@@ -52,6 +52,7 @@ def test_one_that_is_set_aside_can_be_named(run):
         (lambda folder: None, "no", r"There is no /.*/no\. Give the folder of a run"),
         (lambda folder: (folder / "file").touch(), "file", r"/file is a file\. Give the folder of a run"),
         (lambda folder: (folder / "x").mkdir(), "x", r"/x is no run, and no folder of checkpoints"),
+        (lambda folder: (folder / "config.yaml").touch(), "", r"holds a run that has saved no checkpoint yet\. Wait"),
         (lambda folder: (folder / "checkpoints").mkdir(), "", r"There is no complete checkpoint in /.*/checkpoints\.$"),
         (
             lambda folder: (folder / "checkpoints" / "5.orbax-checkpoint-tmp").mkdir(parents=True),

@@ -82,7 +82,7 @@ def test_collectives(explained):
 def test_as_tables(tmp_path, capsys):
     assert main(["explain", str(write_config(tmp_path))]) == 0
     text = capsys.readouterr().out
-    for part in ("data=2, fsdp=4: 8 device(s)", "layers/0/kernel  64x32", "parameters", "temporaries"):
+    for part in ("data=2, fsdp=4: 8 devices", "layers/0/kernel  64x32", "parameters", "temporaries"):
         assert part in text
     assert "Collectives of the compiled step, exactly as predicted" in text
     assert not (tmp_path / "run").exists()

@@ -37,6 +37,18 @@ def test_more_steps_go_on(whole, tmp_path, capsys):
     assert found == [{**record, "eval_loss": 0} for record in whole]
 
 
+@pytest.mark.slow
+def test_the_folder_of_a_run_goes_on_wherever_it_was_moved(tmp_path, capsys):
+    train(write_config(tmp_path, optimizer=CONSTANT), "train.steps=2")
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    train(moved)
+    assert f"{moved} is finished: it holds step 2 of 2." in capsys.readouterr().out
+    train(moved, "train.steps=4")
+    assert f"Resuming {moved} at step 2 of 4." in capsys.readouterr().out
+    assert [*losses(moved)] == [1, 2, 3, 4]
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     "strategy", ["{data: 8}", "{fsdp: {size: 8, floor_bytes: 64}}", "{fsdp: {size: 2, floor_bytes: 64}, data: -1}"]
 )

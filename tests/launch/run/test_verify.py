@@ -62,12 +62,12 @@ def test_equal(tmp_path, capsys):
 def test_as_tables_at_full_size(tmp_path, capsys):
     assert main(["verify", str(write_config(tmp_path)), "--full", "--float32", "--steps", "1"]) == 0
     text = capsys.readouterr().out
-    assert "data=2, fsdp=4: 8 device(s) against one, in float32" in text
+    assert "data=2, fsdp=4: 8 devices against one, in float32" in text
     assert "reduced size" not in text
-    assert "parameters after 1 steps" in text
+    assert "parameters after 1 step" in text
     *_, verdict, _, last = text.rstrip("\n").split("\n")
     assert verdict == "The same as on one device."
-    assert last.startswith("proved: initial parameters, loss, weight, gradients, gradient norm, 1 step(s)")
+    assert last.startswith("proved: initial parameters, loss, weight, gradients, gradient norm, 1 step")
     assert "; not looked at: the code of the model and the optimizer (both sides run it), " in last
     assert "the config's own sizes" not in last
     assert last.endswith("other dtypes than float32")

@@ -127,4 +127,4 @@ def test_verify_refuses_a_model_that_sees_the_next_token():
 def test_verify_proves_that_a_model_does_not():
     result = verified(0)
     assert result.ok, str(result)
-    assert "losses that later tokens do not change (after 7 position(s))" in result.proved
+    assert "losses that later tokens do not change (after 7 positions)" in result.proved

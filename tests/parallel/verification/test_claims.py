@@ -30,14 +30,14 @@ def test_each_part_is_proved_only_where_it_was_looked_at():
     steps_alone = list(proved(AGREES, files=False, random=False))
     assert steps_alone == [
         *("initial parameters", "loss", "weight", "gradients", "gradient norm"),
-        *("2 step(s) with what each reports", "parameters and optimizer's state after them", "collectives"),
+        *("2 steps with what each reports", "parameters and optimizer's state after them", "collectives"),
     ]
     added = [text for text in proved(BEYOND, **FILES) if text not in steps_alone]
     assert added == [
         "random numbers",
         "evaluation",
         "a checkpoint in files restored onto fsdp 2 and back",
-        "losses that later tokens do not change (after 3 position(s))",
+        "losses that later tokens do not change (after 3 positions)",
     ]
     in_memory = replace(BEYOND, round_trip=TRIP._replace(mesh={}))
     assert "the state in memory restored onto 1 device and back" in proved(in_memory, files=False, random=True)

@@ -155,7 +155,7 @@ def test_masks_that_fold_in_no_row():
 def test_what_is_proved_and_what_is_not_looked_at():
     result = right()
     last = str(result).splitlines()[-1]
-    assert last.startswith("proved: initial parameters, loss, weight, gradients, gradient norm, 2 step(s)")
+    assert last.startswith("proved: initial parameters, loss, weight, gradients, gradient norm, 2 steps")
     proved, unseen = last.split("; not looked at: ")
     assert proved.removeprefix("proved: ") == ", ".join(result.proved)
     assert unseen == ", ".join(result.not_looked_at)

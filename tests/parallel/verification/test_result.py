@@ -27,8 +27,8 @@ def test_it_is_ok_where_nothing_differs():
 
 
 def test_the_first_line_names_mesh_and_dtype():
-    assert str(AGREES).startswith("data=2: 2 device(s) against one, in float64\n")
-    assert str(replace(AGREES, mesh={})).startswith("no axes: 1 device(s) against one")
+    assert str(AGREES).startswith("data=2: 2 devices against one, in float64\n")
+    assert str(replace(AGREES, mesh={})).startswith("no axes: 1 device against one")
 
 
 def test_each_error_stands_beside_its_own_bound():

@@ -69,7 +69,7 @@ def test_differences_name_every_array():
         "d: only in the checkpoint",
         "b: float32[4] in the checkpoint, float32[3] in this run",
     ]
-    assert "in 3 array(s):\n  a: not in" in str(mismatch(FOLDER, found))
+    assert "in 3 arrays:\n  a: not in" in str(mismatch(FOLDER, found))
     assert "... and 5 more" in str(mismatch(FOLDER, found[:1] * 25))
 
 

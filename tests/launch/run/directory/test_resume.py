@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_every_kind_of_value_is_the_same_when_read_back(tmp_path):
     write_resolved(loaded, adopt_folder(loaded))
     (tmp_path / "run" / "checkpoints" / "4").mkdir(parents=True)
     adopt_folder(loaded)
-    with pytest.raises(ValueError, match=r"data\.column: '1e3' then, 'text' now"):
+    with pytest.raises(ValueError, match=r"data\.column: '1e3' there, 'text' here"):
         adopt_folder(load_config(tmp_path / "tiny.yaml"))
 
 
@@ -95,30 +96,49 @@ def test_what_may_not_is_listed_completely(config):
     with pytest.raises(ValueError, match="cannot change halfway") as info:
         adopt_folder(load_config(config, changes))
     lines = str(info.value).splitlines()
-    assert lines[0].startswith(f"{config.parent / 'run'} holds a run that differs from this one")
-    assert lines[1:-2] == [
-        "  data.eval_fraction: 0.05 then, 0.1 now (its position in the data is a number of batches in this order)",
-        "  data.shuffle: True then, False now (its position in the data is a number of batches in this order)",
-        "  model.widths: [32] then, [32, 32] now (its checkpoints hold the parameters of this model)",
-        "  optimizer.name: 'adamw' then, 'lion' now (its checkpoints hold the state of this optimizer)",
-        "  precision.params: 'float32' then, 'bfloat16' now (its checkpoints hold parameters of this dtype)",
-        "  run.seed: 0 then, 1 now (it is the order of the data, and dropout)",
-        "  train.global_batch: 16 then, 32 now (its position in the data is counted in batches of this size)",
+    run = config.parent / "run"
+    assert lines[0] == f"This command differs from the run in {run} in what a run cannot change halfway:"
+    assert lines[1:8] == [
+        "  data.eval_fraction: 0.05 there, 0.1 here (its position in the data is a number of batches in this order)",
+        "  data.shuffle: True there, False here (its position in the data is a number of batches in this order)",
+        "  model.widths: [32] there, [32, 32] here (its checkpoints hold the parameters of this model)",
+        "  optimizer.name: 'adamw' there, 'lion' here (its checkpoints hold the state of this optimizer)",
+        "  precision.params: 'float32' there, 'bfloat16' here (its checkpoints hold parameters of this dtype)",
+        "  run.seed: 0 there, 1 here (it is the order of the data, and dropout)",
+        "  train.global_batch: 16 there, 32 here (its position in the data is counted in batches of this size)",
     ]
-    assert lines[-2].startswith("May change: strategy, layouts, eval, ")
-    assert "train.steps" in lines[-2]
-    assert lines[-1] == (
-        "Set these back to go on with it, or start anew: with another run.dir, or with --fresh, which moves this run "
-        "aside. To begin a new run with the parameters of this one, set checkpoint.start_from to its folder."
-    )
+    assert lines[8:] == [
+        "Either",
+        "  go on with that run:        set these keys back",
+        f"  train beside it:            the same command with run.dir={run}-1",
+        f"  begin with its parameters:  that, and checkpoint.start_from={run}",
+        f"  train in its place:         the same command with --fresh, which moves that run to {run}.old-1",
+        "Which keys may change when a run goes on: spmdkit train --help-restart.",
+    ]
     assert listing(config.parent) == before
+
+
+def test_what_is_told_to_go_on_does_go_on(config):
+    changes = ["data.shuffle=false", "model.widths=[32, 32]", "optimizer.name=lion"]
+    with pytest.raises(ValueError, match="cannot change halfway") as info:
+        adopt_folder(load_config(config, changes))
+    (told,) = [line for line in str(info.value).splitlines() if "go on with that run:" in line]
+    back = shlex.split(told.partition("the same command with ")[2])
+    assert back == ["data.shuffle=true", "model.widths=[32]", "optimizer.name=adamw"]
+    adopt_folder(load_config(config, [*changes, *back]))
+
+
+def test_files_are_not_set_back_from_another_folder(config):
+    """Relative ones would start from the working directory."""
+    with pytest.raises(ValueError, match=r"go on with that run:\s+set these keys back\n"):
+        adopt_folder(load_config(config, ["data={source: text, files: [a.txt]}"]))
 
 
 def test_another_model_with_other_options(config):
     loaded = load_config(config)
     other = dataclasses.replace(loaded, model={"name": "own:model", "hidden": 3})
     with pytest.raises(
-        ValueError, match=r"model\.hidden: None then, 3 now \(.*\)\n  model\.name: 'mlp' then, 'own:model' now \("
+        ValueError, match=r"model\.hidden: None there, 3 here \(.*\)\n  model\.name: 'mlp' there, 'own:model' here \("
     ):
         adopt_folder(other)
 
@@ -207,7 +227,7 @@ def test_fresh_moves_a_run_aside_and_keeps_its_logs(config):
     (folder / "logs").mkdir()
     (folder / "mine.txt").write_text("not a run's")
     held = listing(folder)
-    with pytest.raises(ValueError, match=r"run\.seed: 0 then, 7 now"):
+    with pytest.raises(ValueError, match=r"run\.seed: 0 there, 7 here"):
         adopt_folder(loaded)
     adopt_folder(loaded, fresh=True)
     assert listing(folder) == held

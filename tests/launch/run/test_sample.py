@@ -1,0 +1,74 @@
+"""A run that will write no sample, though it was asked for, says so when it begins."""
+
+import pytest
+from runs import write_config, write_language_config
+from spmdkit.configs import load_config
+from spmdkit.launch.cli import main
+from spmdkit.launch.run.build import build
+from spmdkit.launch.run.sample import why_no_sample
+
+OWN = """
+import jax.numpy as jnp
+from spmdkit import Model
+
+def table(vocabulary, predicts=False):
+    def predict(params, batch):
+        return params["table"][batch["inputs"]]
+
+    def loss(params, batch, key):
+        logits = predict(params, batch)
+        shifted = logits - logits.max(-1, keepdims=True)
+        chosen = jnp.take_along_axis(shifted, batch["targets"][..., None], -1)[..., 0]
+        losses = jnp.log(jnp.exp(shifted).sum(-1)) - chosen
+        return (losses * batch["weights"]).sum(), batch["weights"].sum()
+
+    def init(key):
+        return {"table": jnp.zeros((vocabulary, 256))}
+
+    return Model(init=init, loss=loss, predict=predict if predicts else None, name="table")
+"""
+
+
+def language_config(folder, name, predicts, **sections):
+    """The config of a model of one's own over bytes of text, with a `predict` or without."""
+    (folder / f"{name}.py").write_text(OWN, encoding="utf-8")
+    model = {"name": f"{name}:table", "predicts": predicts}
+    data = {"strategy": {"data": 8}, "train": {"steps": 1, "global_batch": 16}}
+    return write_language_config(folder, model=model, **{"sample": {"length": 2}, **data, **sections})
+
+
+def reason(config, *overrides):
+    return why_no_sample(build(load_config(config, overrides)))
+
+
+def test_a_model_without_predict(tmp_path):
+    config = language_config(tmp_path, "sample_without", predicts=False)
+    told = reason(config)
+    assert told.startswith(
+        "The model table has no `predict`, so no sample is written at the end. Give it one, `predict("
+    )
+    assert "logits (1, L, vocabulary)" in told
+    assert told.endswith("See docs/models.md. Set sample.length=0 where none is wanted.")
+    assert "no `predict`" in reason(config, "sample={}"), "200 tokens, by default"
+    assert reason(config, "sample.length=0") == ""
+    assert reason(config, "model.predicts=true") == ""
+
+
+def test_a_model_of_anything_but_text_is_asked_for_none_by_default(tmp_path):
+    config = write_config(tmp_path)
+    assert reason(config, "sample={}") == ""
+    assert "the targets of mlp are no bytes of text" in reason(config, "sample.length=20")
+
+
+@pytest.mark.slow
+def test_training_says_it_first_and_generate_says_the_same(tmp_path, capsys):
+    config = language_config(tmp_path, "sample_train", predicts=False)
+    assert main(["train", str(config)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("The model table has no `predict`, so no sample") < printed.index("step 1")
+    assert printed.count("has no `predict`") == 1
+    for words in (["generate", str(config)], ["predict", str(config), "--out", str(tmp_path / "a.npz")]):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: The model table has no `predict`, so it can")
+        assert "See docs/models.md." in error

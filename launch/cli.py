@@ -1,5 +1,5 @@
-"""The command line: `spmdkit init`, `train`, `launch`, `explain`, `verify`; of a trained run `evaluate`, `predict`,
-`generate`, `export`, `report`; and `schedule`, `checkpoint`, `doctor`.
+"""The command line: `spmdkit init`, `train`, `launch`, `sweep`, `explain`, `verify`; of a trained run `evaluate`,
+`predict`, `generate`, `export`, `report`; and `schedule`, `checkpoint`, `doctor`.
 
 Each command is a file of commands/ and one line of COMMANDS.
 """
@@ -23,6 +23,7 @@ from .commands import (
     predict,
     report,
     schedule,
+    sweep,
     train,
     verify,
 )
@@ -70,6 +71,7 @@ COMMANDS = (
     init.COMMAND,
     train.COMMAND,
     launch.COMMAND,
+    sweep.COMMAND,
     explain.COMMAND,
     verify.COMMAND,
     evaluate.COMMAND,

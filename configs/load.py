@@ -181,7 +181,10 @@ def _to_model(value: Any, problems: list[Problem]) -> dict[str, Any]:
 def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:
     """Returns the options of each strategy that is named."""
     if not isinstance(value, Mapping):
-        message = f"strategy must be a mapping of mesh axes to sizes, such as {{fsdp: 4, data: 2}}, not {shown(value)}."
+        message = (
+            "strategy must be a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, or one axis, such as fsdp, "
+            f"not {shown(value)}."
+        )
         problems.append(Problem("strategy", message))
         return {}
     types = option_types()

@@ -195,7 +195,8 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"data": option_types()["data"](size=-1)})
-    """Mesh axis -> its size, or a mapping of its strategy's options; -1 = the rest of the devices."""
+    """Mesh axis -> its size, or a mapping of its strategy's options; -1 = the rest of the devices; `fsdp` alone
+    = {fsdp: -1}."""
     layouts: LayoutsConfig = field(default_factory=LayoutsConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     precision: Precision = field(default_factory=Precision)

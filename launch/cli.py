@@ -1,5 +1,5 @@
-"""The command line: `spmdkit init`, `train`, `launch`, `explain`, `verify`; of a trained run `evaluate`, `predict`,
-`generate`, `export`, `report`; and `schedule`, `checkpoint`, `doctor`.
+"""The command line: `spmdkit init`, `train`, `launch`, `sweep`, `explain`, `verify`; of a trained run `evaluate`,
+`predict`, `generate`, `export`, `report`; and `schedule`, `checkpoint`, `doctor`.
 
 Each command is a file of commands/ and one line of COMMANDS.
 """
@@ -24,6 +24,7 @@ from .commands import (
     predict,
     report,
     schedule,
+    sweep,
     train,
     verify,
 )
@@ -71,6 +72,7 @@ COMMANDS = (
     init.COMMAND,
     train.COMMAND,
     launch.COMMAND,
+    sweep.COMMAND,
     explain.COMMAND,
     verify.COMMAND,
     evaluate.COMMAND,

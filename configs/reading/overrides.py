@@ -56,8 +56,10 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
 
 
 def sizes_to_options(tree: dict[str, Any]) -> None:
-    """Writes `strategy: {fsdp: 4}` as `strategy: {fsdp: {size: 4}}`, in place."""
+    """Writes `strategy: {fsdp: 4}` as `strategy: {fsdp: {size: 4}}`, and `strategy: fsdp` with size -1, in place."""
     strategy = tree.get("strategy")
+    if isinstance(strategy, str) and strategy.isidentifier():
+        tree["strategy"] = {strategy: {"size": -1}}
     if isinstance(strategy, dict):
         for name, value in strategy.items():
             if not isinstance(value, dict):

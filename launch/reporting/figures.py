@@ -24,11 +24,13 @@ def final_figures(record: RunRecord) -> dict[str, Any]:
     if record.goodput:
         found |= {"goodput": record.goodput.share, "starts": record.goodput.starts, "seconds": record.goodput.total}
     if record.facts:
+        costs = record.facts.step_costs
         found |= {
             "parameters": record.facts.parameters,
             "devices": record.facts.device_mesh.size,
-            "predicted_bytes": record.facts.step_costs.compiled.get("total"),
+            "predicted_bytes": costs.compiled.get("total"),
             "measured_bytes": max(record.facts.measured.values(), default=None),
+            "collective_bytes": sum(line.bytes for line in costs.found),
         }
     own = {name for each in record.metrics for name in each if name.removeprefix("eval_") not in OWN_FIGURES}
     found |= {name: last(record.metrics, name) for name in sorted(own)}

@@ -36,7 +36,7 @@ def log_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.log"
 
 
-def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Terminal) -> None:
+def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Terminal, name: str = "") -> None:
     """Copies what a process prints to its log, and its lines to the terminal, until the pipe closes.
 
     It waits for neither of them: the process would wait for it.
@@ -47,8 +47,9 @@ def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Termi
         log: Gets every byte as it is.
         tail: Gets each line, for the summary of a failure.
         terminal: Gets each line after its rank, without Gloo's greetings and what would move the cursor.
+        name: Put there in place of the rank.
     """
-    prefix = _prefix(rank, terminal)
+    prefix = _prefix(rank, terminal, name or str(rank))
     with pipe:
         for block in _blocks(pipe, log):
             lines = shown_lines(block)
@@ -111,7 +112,7 @@ def last_words(lines: list[str], limit: int = 20) -> list[str]:
     return words if len(words) <= limit else [words[0], "  ...", *words[2 - limit :]]
 
 
-def _prefix(rank: int, terminal: Terminal) -> str:
+def _prefix(rank: int, terminal: Terminal, name: str) -> str:
     if not terminal.isatty() or os.environ.get("NO_COLOR"):
-        return f"[{rank}]"
-    return f"\033[{COLOURS[rank % len(COLOURS)]}m[{rank}]\033[0m"
+        return f"[{name}]"
+    return f"\033[{COLOURS[rank % len(COLOURS)]}m[{name}]\033[0m"

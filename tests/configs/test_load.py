@@ -137,7 +137,11 @@ def test_batch_and_strategy(write):
         ("a: [", "not valid YAML: line 1, column 5: "),
         ("train: 3", "line 1: train must be a mapping (key: value), not 3 (a whole number)."),
         ("model: mlp", "line 1: model must be a mapping such as {name: transformer}, not 'mlp' (text)."),
-        ("strategy: fsdp", "line 1: strategy must be a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, not"),
+        ("strategy: [fsdp]",
+         "line 1: strategy must be a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, or one axis, such as "
+         "fsdp, not ['fsdp'] (a list)."),
+        ("strategy: fsdp 4", "line 1: strategy must be a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, "),
+        ("strategy: fsd", "line 1: strategy.fsd is not a key. Did you mean strategy.fsdp?"),
         ("strategy: {fsd: 2}", "line 1: strategy.fsd is not a key. Did you mean strategy.fsdp?"),
         ("model: {name: transfomer}",
          "line 1: model.name must be hugging_face, mlp, moe, transformer, or your own as module:function, not "
@@ -158,6 +162,14 @@ def test_batch_and_strategy(write):
 def test_bad_files(write, text, problem):
     (found,) = problems_of(write(text))
     assert found.startswith(problem)
+
+
+def test_one_axis_alone_has_all_devices(write):
+    assert load_config(write("strategy: fsdp", "one.yaml")).strategy == {"fsdp": FSDPConfig(size=-1)}
+    path = write(GOOD)
+    assert load_config(path, ["strategy=tensor"]).strategy == load_config(path, ["strategy={tensor: -1}"]).strategy
+    given = load_config(path, ["strategy.fsdp.floor_bytes=1", "strategy=fsdp"]).strategy
+    assert {axis: (options.size, options.floor_bytes) for axis, options in given.items()} == {"fsdp": (-1, 1)}
 
 
 def test_preset_by_name_with_or_without_its_ending():

@@ -107,7 +107,7 @@ def shown_as(value):
 @pytest.mark.parametrize(
     ("page", "figure"),
     [
-        pytest.param(*held, marks=pytest.mark.slow if "explain" in shown_as(held[1]) else ())
+        pytest.param(*held, marks=pytest.mark.slow if {"explain", "--dry-run"} & {*shown_as(held[1]).split()} else ())
         for held in HELD
         if not held[1].kinds
     ],

@@ -68,6 +68,7 @@ ROWS: dict[str, Row] = {
     "devices": Row("devices", "{:,}".format),
     "predicted_bytes": Row("memory per device, predicted", format_bytes, min),
     "measured_bytes": Row("memory, measured", format_bytes),
+    "collective_bytes": Row("collectives of a step", format_bytes, min),
 }
 """Figure -> how the table shows it, in this order."""
 

@@ -25,6 +25,7 @@ def test_final_figures(leave):
         "parameters": 128,
         "devices": 8,
         "predicted_bytes": 7,
+        "collective_bytes": 64 + 4,
         "accuracy": 0.5,
     }
 

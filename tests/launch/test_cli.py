@@ -133,7 +133,7 @@ def test_wrong_arguments(arguments, capsys):
         (["trian", "x"], "error: 'trian' is not a command; did you mean train?"),
         (["my.yaml", "train.steps=3"], "error: 'my.yaml' is not a command; to train it: spmdkit train my.yaml\n"),
         (["quickstart"], "to train it: spmdkit train quickstart\n"),
-        (["serve"], "error: 'serve' is not a command; the commands are init, train, "),
+        (["deploy"], "error: 'deploy' is not a command; the commands are init, train, "),
         (["train"], "error: the following arguments are required: CONFIG\n"),
         (["train", "a", "--steps", "3"], "key=value: train.steps=3\n"),
         (["train", "--train.steps=3", "a"], "key=value: train.steps=3\n"),

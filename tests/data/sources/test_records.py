@@ -54,7 +54,7 @@ def test_texts(tmp_path):
     found = [splits.train[i]["inputs"][0] for i in range(len(splits.train))]
     assert bytes(found).decode() == "first\0zweiter Ü"
     assert splits.vocabulary == 256
-    assert splits.description.startswith("arrayrecord: text rows (2 rows of 1 arrayrecord files); ")
+    assert splits.description.startswith("arrayrecord: text rows (2 rows of 1 arrayrecord file); ")
 
 
 def test_token_ids(tmp_path):

@@ -9,7 +9,7 @@ from spmdkit.launch.cli import main
     [
         (["strategy=fsdp"], "no key has several values"),
         (["a,b"], "no key has several values"),
-        (["strategy=data,fsdp", "x"], "override 'x' must be key=value"),
+        (["strategy=data,fsdp", "x"], "x: it must be key=value"),
         (["no.key=1,2"], "no.key"),
         (["strategy=data,fsdp", "run.seed=0,1,2", "--zip"], "strategy has 2 and run.seed has 3"),
         (["strategy=[data,fsdp],[fsdp]"], "strategy must be a mapping of mesh axes to sizes"),

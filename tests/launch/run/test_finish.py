@@ -58,7 +58,7 @@ def test_a_classifier_has_no_sample_and_no_bigrams(tmp_path, capsys):
     assert main(["train", str(write_config(tmp_path, **SHORT, **{"sample": {"length": 12}}))]) == 0
     printed = capsys.readouterr().out
     assert "Evaluation loss" in printed
-    assert "sample" not in printed
+    assert "A sample of" not in printed
     assert "bigram" not in printed
     report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "exactly as the strategies predict" in report

@@ -83,7 +83,7 @@ def test_devices_of_real_machines_and_of_launched_runs_stay(config):
 
 def test_one_bad_value_leaves_the_others(config):
     bad, good = planned(config, "train.global_batch=15,16")
-    assert bad.problem.startswith("1 problem in ")
+    assert bad.problem.startswith("1 problem on the command line:")
     assert (bad.exit_code, bad.folder, good.problem) == (2, None, "")
 
 

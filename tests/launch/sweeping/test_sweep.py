@@ -45,7 +45,7 @@ def test_a_reason_of_several_is_told_once(tmp_path):
     assert str(caught.value).splitlines() == [
         "2 of 2 combinations cannot run, so nothing was trained:",
         "seed=0, seed=1:",
-        f"  1 problem in {config}:",
+        "  1 problem on the command line:",
         "    override train.stps=3: train.stps is not a key. Did you mean train.steps?",
         "Correct them.",
     ]

@@ -42,7 +42,7 @@ def test_a_line_for_each_run_with_what_is_known_of_it(told, tmp_path):
     ]
     assert lines[2].split() == [*["strategy=fsdp", "waiting", "–", "8", "–", "–", "–", "–"], "2", "KiB", "100", "B"]
     assert lines[3].split() == ["strategy=tensr", "left", "out", "–", "–", "–", "–", "–", "–", "–", "–"]
-    assert lines[4].startswith("strategy=tensr: 1 problem in ")
+    assert lines[4].startswith("strategy=tensr: 1 problem on the command line")
     assert "strategy.tensr is not a key. Did you mean strategy.tensor?" in lines[4]
     assert len({len(line) for line in lines[:3]}) == 1
 

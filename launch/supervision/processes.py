@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -24,7 +24,7 @@ from ...training.ending.exits import DIVERGED, FINISHED, TRY_AGAIN, USER_MISTAKE
 from .blame import Cause, Exit, find_cause, was_killed
 from .logs import Log
 from .output import TAIL_LINES, log_file, relay
-from .terminal import Screen
+from .terminal import Screen, Voice
 
 GUARD = Path(__file__).parent / "guard.py"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -114,6 +114,8 @@ class Worker:
     threads: tuple[threading.Thread, ...]
     signals: Mapping[signal.Signals, signal.Signals]
     """What it gets in place of a signal."""
+    voices: tuple[Voice, Voice]
+    """What of its output the terminal gets."""
 
 
 def run_processes(
@@ -192,6 +194,8 @@ def _supervise(
             if stage < Stage.SETTLING:
                 halted = _halted(workers)
             stage = wanted
+            if stage is Stage.ASKED and received is None and any(end.code != FINISHED for end in exits):
+                _silence(workers, {end.rank for end in exits})
             deadline = _enter(stage, workers, received, patience)
     return exits, received, halted
 
@@ -218,6 +222,13 @@ def _enter(stage: Stage, workers: Sequence[Worker], received: signal.Signals | N
         Stage.KILLED: KILL_SECONDS,
     }
     return time.monotonic() + seconds.get(stage, 0.0)
+
+
+def _silence(workers: Sequence[Worker], ended: Collection[int]) -> None:
+    """Shows no more of processes that are ended because another failed: it would bury what that one said."""
+    for worker in workers:
+        for voice in worker.voices:
+            voice.is_silent = worker.rank not in ended
 
 
 def _halted(workers: Sequence[Worker]) -> list[int]:
@@ -262,13 +273,23 @@ def _start(rank: int, start: Start, logs: Path, screen: Screen, guard: subproces
     guard.stdin.write(f"{process.pid}\n".encode())
     log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} process {process.pid}: {' '.join(start.command)}\n".encode())
     out, err = deque(maxlen=TAIL_LINES), deque(maxlen=TAIL_LINES)
+    voices = Voice(screen.out), Voice(screen.err)
     threads = tuple(
-        threading.Thread(target=start.relay, args=(pipe, rank, log, tail, terminal), daemon=True)
-        for pipe, tail, terminal in ((process.stdout, out, screen.out), (process.stderr, err, screen.err))
+        threading.Thread(target=start.relay, args=(pipe, rank, log, tail, voice), daemon=True)
+        for pipe, tail, voice in zip((process.stdout, process.stderr), (out, err), voices, strict=True)
     )
     for thread in threads:
         thread.start()
-    return Worker(rank=rank, process=process, out=out, err=err, log=log, threads=threads, signals=start.signals)
+    return Worker(
+        rank=rank,
+        process=process,
+        out=out,
+        err=err,
+        log=log,
+        threads=threads,
+        signals=start.signals,
+        voices=voices,
+    )
 
 
 def _watch(worker: Worker, events: SimpleQueue) -> None:

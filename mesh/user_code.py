@@ -2,17 +2,16 @@
 
 import importlib
 import importlib.util
-import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from .errors import UserError
 from .module_files import module_files
-from .near_miss import did_you_mean, nearest, unknown_options
+from .near_miss import did_you_mean, nearest
 from .user_errors import OwnCodeError, told_as_users
 
 
@@ -159,48 +158,3 @@ def _check_not_shadowed(module: Any, module_name: str, given: str, search_path: 
                 f"{loaded or 'the interpreter itself'}. Rename your file."
             )
         return
-
-
-def takes_option(function: Any, name: str) -> bool:
-    """Tells whether a function has a parameter of this name."""
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
-
-
-def call_with_options(
-    function: Callable[..., Any],
-    options: Mapping[str, Any],
-    offered: Mapping[str, Any],
-    key: str,
-    what: str = "",
-) -> Any:
-    """Calls a user's function with the options of its config section.
-
-    Args:
-        function: Takes its options as keyword arguments.
-        options: What the config gives; every one has to be taken.
-        offered: What the run knows; given to a function that has a parameter of that name, unless the config gives it.
-        key: The config section, for messages.
-        what: Names the function, for messages: "model.name='mine:make'".
-
-    Returns:
-        What the function returns.
-
-    Raises:
-        UserError: Options it does not take, or parameters without a default that nobody gives: all of them; or the
-            function raises something, told with its file and line.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    names = [p.name for p in named]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    arguments = {name: value for name, value in offered.items() if name in names and value is not None} | dict(options)
-    problems = unknown_options([name for name in options if not takes_any and name not in names], names, key)
-    missing = [p.name for p in named if p.default is p.empty and p.name not in arguments]
-    problems += [f"{key}.{name} has to be given: {function.__name__} has no default for it." for name in missing]
-    if problems:
-        raise UserError("\n".join(problems))
-    with told_as_users(what or f"{key}: {getattr(function, '__name__', 'the function')}", function):
-        return function(**arguments)

@@ -2,7 +2,8 @@ import sys
 
 import pytest
 from spmdkit.mesh import UserError
-from spmdkit.mesh.user_code import call_with_options, import_named
+from spmdkit.mesh.user_code import import_named
+from spmdkit.mesh.user_options import call_with_options
 
 
 @pytest.fixture
@@ -125,27 +126,3 @@ def test_a_package_may_import_from_itself(folder):
     (folder / "parcel" / "net.py").write_text("from .layers import make\n")
     (folder / "parcel" / "layers.py").write_text("def make(): return 5\n")
     assert import_named("parcel.net:make", "model.name", [folder])() == 5
-
-
-def make(width, *, vocabulary=0, depth=1):
-    return {"width": width, "vocabulary": vocabulary, "depth": depth}
-
-
-def test_options_and_what_the_run_knows():
-    offered = {"vocabulary": 256, "length": 32, "depth": None}
-    assert call_with_options(make, {"width": 3}, offered, "model") == {"width": 3, "vocabulary": 256, "depth": 1}
-    assert call_with_options(make, {"width": 3, "vocabulary": 5}, offered, "model")["vocabulary"] == 5
-
-
-def test_all_wrong_options_at_once():
-    with pytest.raises(ValueError) as error:
-        call_with_options(make, {"detph": 2, "x": 1}, {}, "model")
-    assert str(error.value).splitlines() == [
-        "model.detph is not an option. Did you mean depth?",
-        "model.x is not an option. The options are width, vocabulary, depth.",
-        "model.width has to be given: make has no default for it.",
-    ]
-
-
-def test_keyword_arguments_take_any_option():
-    assert call_with_options(lambda **options: options, {"a": 1}, {"length": 2}, "model") == {"a": 1}

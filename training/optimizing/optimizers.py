@@ -25,7 +25,8 @@ from ...layouts.path_patterns import pattern_problem
 from ...layouts.paths import leaves_with_paths
 from ...mesh.errors import UserError
 from ...mesh.near_miss import did_you_mean
-from ...mesh.user_code import call_with_options, import_function
+from ...mesh.user_code import import_function
+from ...mesh.user_options import call_with_options
 from ...models.frozen import frozen_paths
 from .averaging import EMAConfig, averaged
 from .groups import KEY, GroupConfig, assign, by_group, labels, only

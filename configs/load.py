@@ -169,13 +169,21 @@ def _to_model(value: Any, problems: list[Problem]) -> dict[str, Any]:
     if isinstance(name, str) and ":" in name:
         return {"name": name, **check, **options}
     if name not in MODELS:
-        near = did_you_mean(name, MODELS) if isinstance(name, str) else ""
+        near = (did_you_mean(name, MODELS) or _with_colon(name)) if isinstance(name, str) else ""
         known = ", ".join(sorted(MODELS))
         message = f"model.name must be {known}, or your own as module:function, not {shown(name)}.{near}"
         problems.append(Problem("model.name", message))
         return {"name": "transformer"}
     built = to_dataclass(MODELS[name][0], options, "model", problems)
     return {"name": name, **check, **({} if built is None else _shallow(built))}
+
+
+def _with_colon(name: str) -> str:
+    """What `my_model.make` is likely to mean, as the end of a message; "" of anything else."""
+    module, _, function = name.rpartition(".")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        return ""
+    return f" Did you mean {module}:{'make' if function == 'py' else function}?"
 
 
 def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from .commands import (
     verify,
 )
 from .commands.command import Command, Print
+from .plain_warnings import plain_warnings
 from .streams import open_closed_streams, restart_in_utf8, tolerant_streams, too_little_memory
 
 TRY_AGAIN = 75
@@ -183,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         restart_in_utf8()
         open_closed_streams()
-    with tolerant_streams():
+    with tolerant_streams(), plain_warnings():
         parser = make_parser()
         first = parser.parse_args(argv)
         if first.command in (None, "help"):

@@ -9,6 +9,7 @@ from ..configs import load_config
 from ..mesh.errors import UserError
 from ..mesh.joining.sources import without_job
 from ..mesh.text import counted
+from ..training.ending.exits import RELAYED
 from ..training.worker import Job, job_environment
 from .places import Run, not_a_target, shell_line
 from .supervision.attempts import Attempt, run_attempts
@@ -96,7 +97,7 @@ def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str
     if any(key.lower().endswith("_proxy") for key in environment):
         direct = ",".join(filter(None, (environment.get("no_proxy") or environment.get("NO_PROXY"), "127.0.0.1")))
         environment |= {"no_proxy": direct, "NO_PROXY": direct}
-    output_and_end = {"PYTHONUNBUFFERED": "1", BOUND: str(os.getpid())}
+    output_and_end = {"PYTHONUNBUFFERED": "1", **RELAYED, BOUND: str(os.getpid())}
     return environment | job_environment(_job(address, target, rank)) | output_and_end
 
 

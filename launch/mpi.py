@@ -20,7 +20,7 @@ from ..configs.launching import LaunchConfig
 from ..configs.schema import Config
 from ..mesh.errors import UserError
 from ..mesh.joining.sources import without_job
-from ..training.ending.exits import FINISHED, TRY_AGAIN
+from ..training.ending.exits import FINISHED, RELAYED, TRY_AGAIN
 from .places import Run, not_a_target, shell_line
 from .supervision.attempts import Attempt, run_attempts
 from .supervision.blame import Exit
@@ -104,7 +104,7 @@ def launch(run: Run, target: MpiTarget) -> int:
 
     def attempt(fresh: bool) -> Attempt:
         variables = own_variables(address(config.launch, target, str(free_port())), config.launch)
-        environment = without_job(os.environ) | variables
+        environment = without_job(os.environ) | variables | RELAYED
         output = ByRank(logs, count, "mpirun")
         command = mpirun_command(run, config, target, environment, fresh)
         where = f"coordinator {variables['SPMDKIT_JOB_ADDRESSES']}" if variables.get("SPMDKIT_JOB_ADDRESSES") else ""

@@ -18,6 +18,7 @@ from ..configs import Config, load_config
 from ..mesh.coordination import ranks
 from ..mesh.errors import UserError
 from ..mesh.joining.sources import SET_BY_HAND
+from ..training.ending.exits import RELAYED
 from ..training.worker import Job, job_environment
 from .places import Run, not_a_target
 from .remote import client
@@ -145,7 +146,7 @@ def start(run: Run, config: Config, hosts: Hosts, slot: Slot, port: int, identit
         "token": secrets.token_hex(8),
         "command": with_setup(config, command(run, config, slot.host, fresh)),
         "directory": slot.host.directory,
-        "environment": forwarded(hosts) | variables_of(config, hosts, slot, port, identity),
+        "environment": forwarded(hosts) | variables_of(config, hosts, slot, port, identity) | RELAYED,
         "without": sorted(SET_BY_HAND),
         "direct": [coordinator(hosts)],
         "silence": silence,

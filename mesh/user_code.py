@@ -1,18 +1,18 @@
-"""What a config names as `module:function`: found, imported, and called with options that are checked first."""
+"""What a config names as `module:function`: found and imported, or what is near to it."""
 
 import importlib
 import importlib.util
-import inspect
+import pkgutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from .errors import UserError
 from .module_files import module_files
-from .near_miss import did_you_mean, unknown_options
-from .user_errors import told_as_users
+from .near_miss import did_you_mean, nearest
+from .user_errors import OwnCodeError, told_as_users
 
 
 def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) -> Any:
@@ -38,11 +38,9 @@ def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) ->
     sys.path[:0] = [folder for folder in map(str, search_path) if folder not in sys.path]
     module = _import(module_name, f"{key}={name!r}", search_path)
     if not hasattr(module, attribute):
-        public = [each for each in vars(module) if not each.startswith("_")]
-        raise UserError(
-            f"{key}={name!r}: {module.__file__} holds no {attribute}."
-            f"{did_you_mean(attribute, public, otherwise='It defines')}"
-        )
+        file = getattr(module, "__file__", None) or f"the folder {', '.join(getattr(module, '__path__', []))}"
+        near = did_you_mean(attribute, _defined(module), otherwise="It defines")
+        raise UserError(f"{key}={name!r}: {file} holds no {attribute}.{near}")
     found = getattr(module, attribute)
     _check_own(found, module_name, f"{key}={name!r}")
     return found
@@ -76,19 +74,69 @@ def import_function(name: str, key: str, search_path: Sequence[str | Path] = ())
     return function
 
 
+def _defined(module: Any) -> list[str]:
+    """The names that a module itself defines, then those that it imports from others."""
+    public = [name for name, value in vars(module).items() if name[0] != "_" and not isinstance(value, ModuleType)]
+    return sorted(public, key=lambda name: getattr(vars(module)[name], "__module__", None) != module.__name__)
+
+
 def _import(module_name: str, given: str, search_path: Sequence[str | Path]) -> Any:
     importlib.invalidate_caches()
     try:
         with told_as_users(f"{given}: the module", passes=lambda error: _is_missing(error, module_name)):
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        own = [folder for folder in sys.path if not folder.startswith((sys.prefix, sys.base_prefix))]
-        searched = ", ".join(dict.fromkeys(str(Path(folder).resolve()) for folder in own))
+        raise UserError(_not_there(str(error.name), given)) from None
+    except SystemExit as error:
         raise UserError(
-            f"{given}: there is no module {error.name}. Looked in {searched} and the installed packages."
+            f"{given}: the module ends the program while it is imported (SystemExit: {error}). Keep what runs, such as "
+            'reading arguments, below `if __name__ == "__main__":`.'
         ) from None
+    except UserError as error:
+        if remedy := _remedy(error.__cause__, module_name):
+            raise OwnCodeError(f"{error}. {remedy}") from error.__cause__
+        raise
     _check_not_shadowed(module, module_name, given, search_path)
     return module
+
+
+def _not_there(name: str, given: str) -> str:
+    """Says that there is no module of a name, where it was looked for, and which is near to it.
+
+    Args:
+        name: Dotted; the packages above it are there.
+        given: The config key with its value.
+    """
+    above, _, last = name.rpartition(".")
+    folders = list(getattr(sys.modules.get(above), "__path__", _own_folders()))
+    near = nearest(last, [each.name for each in pkgutil.iter_modules(folders)])
+    hint = f" Did you mean {f'{above}.{near[0]}' if above else near[0]}?" if near else ""
+    if last == "py" and above:
+        hint = f" Write the name of the module without .py: {above}."
+    elif "/" in name:
+        hint = f" Write {name.removesuffix('.py').strip('/').replace('/', '.')}: a dot parts the names of folders."
+    searched = ", ".join(dict.fromkeys(str(Path(folder).resolve()) for folder in folders))
+    installed = "" if above else " and the installed packages"
+    return f"{given}: there is no module {name}.{hint} Looked in {searched}{installed}."
+
+
+def _own_folders() -> list[str]:
+    """Where modules are looked for, but for what was installed."""
+    return [folder for folder in sys.path if not folder.startswith((sys.prefix, sys.base_prefix))]
+
+
+def _remedy(error: BaseException | None, module_name: str) -> str:
+    """What to do about some errors of an import."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        near = did_you_mean(package, [each.name for each in pkgutil.iter_modules(_own_folders())], cutoff=0.75)
+        return f"{near} Install {package} for {sys.executable}, or put its file beside the module.".lstrip()
+    if isinstance(error, ImportError) and "no known parent package" in str(error):
+        return (
+            f"{module_name} is no part of a package, so it cannot import relative to one: write the import without the "
+            "dot, or put the files into a folder and name it as folder.module:function."
+        )
+    return ""
 
 
 def _is_missing(error: Exception, module_name: str) -> bool:
@@ -110,48 +158,3 @@ def _check_not_shadowed(module: Any, module_name: str, given: str, search_path: 
                 f"{loaded or 'the interpreter itself'}. Rename your file."
             )
         return
-
-
-def takes_option(function: Any, name: str) -> bool:
-    """Tells whether a function has a parameter of this name."""
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
-
-
-def call_with_options(
-    function: Callable[..., Any],
-    options: Mapping[str, Any],
-    offered: Mapping[str, Any],
-    key: str,
-    what: str = "",
-) -> Any:
-    """Calls a user's function with the options of its config section.
-
-    Args:
-        function: Takes its options as keyword arguments.
-        options: What the config gives; every one has to be taken.
-        offered: What the run knows; given to a function that has a parameter of that name, unless the config gives it.
-        key: The config section, for messages.
-        what: Names the function, for messages: "model.name='mine:make'".
-
-    Returns:
-        What the function returns.
-
-    Raises:
-        UserError: Options it does not take, or parameters without a default that nobody gives: all of them; or the
-            function raises something, told with its file and line.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    names = [p.name for p in named]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    arguments = {name: value for name, value in offered.items() if name in names and value is not None} | dict(options)
-    problems = unknown_options([name for name in options if not takes_any and name not in names], names, key)
-    missing = [p.name for p in named if p.default is p.empty and p.name not in arguments]
-    problems += [f"{key}.{name} has to be given: {function.__name__} has no default for it." for name in missing]
-    if problems:
-        raise UserError("\n".join(problems))
-    with told_as_users(what or f"{key}: {getattr(function, '__name__', 'the function')}", function):
-        return function(**arguments)

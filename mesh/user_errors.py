@@ -2,6 +2,7 @@
 
 import inspect
 import linecache
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,8 +20,14 @@ TOLD_OF_OURS = (KeyError, TypeError, ValueError)
 """What functions of spmdkit's own raise for arrays of other names, dtypes or shapes than they read."""
 WORKER_HANDLER = ("handler", "signal_handling.py")
 """PyTorch's handler of signals and its file; it raises in whatever the main thread does once a loader's worker dies."""
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""As Keras writes in its messages, whatever they are printed to."""
 MOST_CHARACTERS = 300
 """Of the text of an error of another package; some of JAX's fill a page."""
+
+
+class OwnCodeError(UserError):
+    """An error of the user's code, told with its file and line: nothing around it has more to say."""
 
 
 @contextmanager
@@ -67,6 +74,8 @@ def _is_worker_handler(code: CodeType) -> bool:
 def place_of(error: BaseException, function: Any = None) -> str:
     """Where the user's own code raised an error, as `in /a/file.py, line 3 (x = batch["images"])`.
 
+    Where none of it is among the frames, the file of the package that did: `in keras/src/layers/layer.py, line 3`.
+
     Args:
         error: As it was caught.
         function: The user's function, for an error in calling it.
@@ -76,15 +85,17 @@ def place_of(error: BaseException, function: Any = None) -> str:
     frame = _users_frame(error)
     if frame is None:
         return place_of_function(function)
+    if _is_installed(frame.filename):
+        return f"in {_below_packages(frame.filename)}, line {frame.lineno}"
     line = linecache.getline(frame.filename, frame.lineno or 0).strip()
     return f"in {frame.filename}, line {frame.lineno}{f' ({line})' if line else ''}"
 
 
 def place_of_function(function: Any) -> str:
-    """Where a function stands, as `in /a/file.py, line 3`; `in <its name>` where nothing tells."""
+    """Where a function, or the `__init__` of a class, stands: `in /a/file.py, line 3`; else `in <its name>`."""
     plain = _plain(function)
-    code = getattr(plain, "__code__", None)
-    if code is None:
+    code = getattr(vars(plain).get("__init__") if isinstance(plain, type) else plain, "__code__", None)
+    if code is None or code.co_filename.startswith("<"):
         return f"in {getattr(plain, '__name__', type(plain).__name__)}"
     return f"in {code.co_filename}, line {code.co_firstlineno}"
 
@@ -93,7 +104,7 @@ def text_of(error: BaseException) -> str:
     """The class and the first lines of the text of an error; a UserError's message as it is."""
     if isinstance(error, UserError):
         return str(error)
-    text = " ".join(str(error).split())
+    text = " ".join(COLOUR.sub("", str(error)).split())
     if len(text) > MOST_CHARACTERS:
         text = f"{text[:MOST_CHARACTERS].rsplit(' ', 1)[0]} ..."
     name = type(error).__name__
@@ -134,10 +145,24 @@ def _is_ours(function: Any) -> bool:
 
 
 STANDARD = sysconfig.get_paths()["stdlib"]
+PACKAGES = {"site-packages", "dist-packages"}
 
 
 def _is_installed(file: str) -> bool:
-    return file.startswith(STANDARD) or bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+    return file.startswith(STANDARD) or bool(PACKAGES & set(Path(file).parts))
+
+
+def _below_packages(file: str) -> str:
+    """The name of a file from that of its package on."""
+    parts = Path(file).parts
+    first = max((place + 1 for place, part in enumerate(parts) if part in PACKAGES), default=0)
+    return str(Path(*parts[first:]))
+
+
+def is_of_package(error: BaseException) -> bool:
+    """Whether no line of the user's own led to an error, but one of an installed package."""
+    frame = _users_frame(error)
+    return frame is not None and _is_installed(frame.filename)
 
 
 def _plain(function: Any) -> Any:

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..mesh.errors import UserError
 from ..mesh.keys import make_key
 from ..mesh.near_miss import did_you_mean, unknown_options
-from ..mesh.user_code import call_with_options, import_named, takes_option
+from ..mesh.user_code import import_named
+from ..mesh.user_options import call_with_options, takes_option
 from ..parallel.model import BlockModel, Model, Params
 from .adapters.configured import OF_OUTPUTS, adapt_configured
-from .adapters.of_library import library_of, made_with
+from .adapters.makers import library_of, library_of_class, made_with, makes_modules
 from .hugging_face.from_config import HuggingFaceConfig, find_folder, hugging_face, weights_of
 from .hugging_face.read import transformer_config
 from .lora import LoRA, lora_config
@@ -189,33 +191,43 @@ def _user_model(
     search_path: Sequence[str | Path],
     example: Callable[[], Mapping[str, Any]] | None,
 ) -> Model | BlockModel:
+    given = f"model.name={name!r}"
     named = import_named(name, "model.name", search_path)
-    of_outputs = {}
-    if "loss" in options and not takes_option(named, "loss"):
-        of_outputs = {option: options.pop(option) for option in OF_OUTPUTS if option in options}
-    if as_model(named, name) is not None and not isinstance(named, type):
-        if options:
-            raise UserError(
-                f"model.name={name!r} is a model, not a function: it takes no options such as {next(iter(options))}."
-            )
-        result = named
-    elif of_outputs and library_of(named) is not None:
-        result = made_with(named, options)
-    elif not callable(named):
-        raise UserError(f"model.name={name!r} is a {type(named).__name__}: neither a function nor a model. {EXPECTED}")
-    else:
-        result = call_with_options(named, options, facts, "model", f"model.name={name!r}")
-    if library_of(result, makers=bool(of_outputs)) is not None:
+    of_outputs = _of_outputs(named, options)
+    is_maker = bool(of_outputs) or makes_modules(named, options)
+    result = _made(named, options, facts, given, is_maker=is_maker)
+    if library_of(result, makers=is_maker) is not None:
         return adapt_configured(result, name, of_outputs, search_path, example)
     if of_outputs:
         raise UserError(
             f"model.{next(iter(of_outputs))} is for a module of Flax, Equinox or Keras, whose outputs the loss judges, "
-            f"and model.name={name!r} returned a {type(result).__name__}. Leave it out."
+            f"and {given} returned a {type(result).__name__}. Leave it out."
         )
     model = as_model(result, name)
     if model is None:
-        raise UserError(f"model.name={name!r} returned a {type(result).__name__}. {EXPECTED}")
+        raise UserError(f"{given} returned a {type(result).__name__}. {EXPECTED}")
     return model
+
+
+def _of_outputs(named: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options about a module's outputs, taken out of those of what makes it, where it is one that has such."""
+    is_module = library_of_class(named) is not None or "loss" in options
+    if not is_module or takes_option(named, "loss"):
+        return {}
+    return {option: options.pop(option) for option in OF_OUTPUTS if option in options}
+
+
+def _made(named: Any, options: dict[str, Any], facts: dict[str, int], given: str, *, is_maker: bool) -> Any:
+    """What a config's `model.name` leads to: a model or a module that is there, or what a function or class makes."""
+    is_model = not isinstance(named, type) and as_model(named) is not None
+    if is_model or library_of(named, makers=False) is not None:
+        if options:
+            raise UserError(f"{given} is a model, not a function: it takes no options such as {next(iter(options))}.")
+        return named
+    if not callable(named):
+        raise UserError(f"{given} is a {type(named).__name__}: neither a function nor a model. {EXPECTED}")
+    call = made_with if is_maker else partial(call_with_options, key="model")
+    return call(named, options, facts, what=given, beside=OF_OUTPUTS)
 
 
 EXPECTED = (

@@ -24,7 +24,7 @@ ABOUT_SEVERAL = {
     "layouts": ("test_keras_examples.py",),
     "layouts/importing": ("test_against_libraries.py",),
     "models": ("test_mixed_precision.py", "test_reference.py"),
-    "models/adapters": ("test_forms_of_modules.py", "test_documented_models.py"),
+    "models/adapters": ("test_forms_of_modules.py", "test_documented_models.py", "test_mistakes.py"),
     "models/hugging_face": ("test_against_transformers.py", "test_example.py"),
     "data/sources": ("test_against_libraries.py",),
     "data": ("test_examples.py", "test_processes.py"),

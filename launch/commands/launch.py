@@ -54,8 +54,8 @@ COMMAND = Command(
     "spmdkit launch my.yaml --on local:2x4",
     """
 Starts processes that train together over real collectives, and gives the losses of one process with as many devices.
-Lines are printed after their rank and kept in run.dir/logs. When a process fails, the others are stopped and the last
-lines are its own.
+Lines are printed after their rank and kept in run.dir/logs. When a process fails, the others are stopped, and what
+it said at its end is printed last, before one line about all of them.
 
   spmdkit launch quickstart --on local:2x4       2 processes here, 4 simulated devices each
   spmdkit launch my.yaml --on local:2x4 --restarts 3   a run that died goes on by itself

@@ -27,12 +27,14 @@ def compared(records: Sequence[RunRecord]) -> list[ComparedRun]:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Names folders by what follows the folder that all of them are in.
+    """Names folders by what follows the folder that all of them are in; as they are where that is the root.
 
     Args:
         folders: Absolute, each another one.
     """
-    common = os.path.commonpath([folder.parent for folder in folders])
+    common = Path(os.path.commonpath([folder.parent for folder in folders]))
+    if common == Path(common.anchor):  # without it they would read as relative
+        return [folder.as_posix() for folder in folders]
     return [folder.relative_to(common).as_posix() for folder in folders]
 
 

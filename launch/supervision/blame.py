@@ -131,7 +131,7 @@ def _code(code: int) -> int:
 
 def _words(end: Exit, tail: Sequence[str]) -> str:
     """What a process said at its end: of an abort all there is, of an error its own words."""
-    return "\n".join(tail if _aborted(end.code) else last_words(list(tail), ALL_OF_THEM))
+    return "\n".join(tail if _aborted(end.code) else last_words(list(tail), ALL_OF_THEM, ALL_OF_THEM))
 
 
 def _named(text: str) -> list[int]:

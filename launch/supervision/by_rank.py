@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 
 from .logs import Log
 from .output import TAIL_LINES, clean, log_file, relay
-from .terminal import SAYS, Terminal
+from .terminal import SAYS, Terminal, Voice
 
 TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err|diag)>:|\[[^\s\[\]]*@\d+,(\d+)\]<std(?:out|err|diag)>: ?")
 """Open MPI 4: `[14779,1]<stdout>:`; 5: `[prterun-host-14779@1,1]<stdout>: `."""
@@ -46,7 +46,7 @@ class ByRank:
         """The last lines of each rank: of its stderr, or of its stdout where that is empty."""
         return tuple(list(err or out) for out, err in zip(self._out, self._err, strict=True))
 
-    def __call__(self, pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Terminal) -> None:
+    def __call__(self, pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Terminal | Voice) -> None:
         """Does for a stream of several ranks what `relay` does for that of one; takes the same arguments."""
         del rank, tail
         tails = self._err if terminal.is_stderr else self._out
@@ -61,7 +61,7 @@ class ByRank:
                         feeds[number] = self._feed(number, log, tails[number], terminal, stack)
                     feeds[number].write(piece)
 
-    def _feed(self, rank: int, log: Log, tail: deque[str], terminal: Terminal, stack: ExitStack) -> BinaryIO:
+    def _feed(self, rank: int, log: Log, tail: deque[str], terminal: Terminal | Voice, stack: ExitStack) -> BinaryIO:
         """Starts the relay of one rank; what is written into the file it gives is its output."""
         read, write = os.pipe()
         if rank > 0:
@@ -72,10 +72,10 @@ class ByRank:
         stack.callback(thread.join)
         return cast(BinaryIO, stack.enter_context(os.fdopen(write, "wb", buffering=0)))
 
-    def _log(self, path: Path, terminal: Terminal) -> Log:
+    def _log(self, path: Path, terminal: Terminal | Voice) -> Log:
         return Log(path, lambda line: terminal.write(f"{SAYS}{line}\n"))
 
-    def _tell(self, piece: bytes, terminal: Terminal) -> None:
+    def _tell(self, piece: bytes, terminal: Terminal | Voice) -> None:
         """Prints and keeps a line that is of no rank, but for rules and blank ones."""
         line = piece.decode(errors="replace").rstrip("\r\n")
         if RULE.fullmatch(line):

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ...mesh.text import printable
+from ...training.ending.exits import MARK
 from .logs import Log
-from .terminal import Terminal
+from .terminal import Terminal, Voice
 
 COLOURS = (36, 33, 35, 32, 34, 31)
 GLOO_PIECES = re.compile(
@@ -26,6 +27,7 @@ CHUNK = 1 << 16
 """Bytes that are read at once."""
 LONGEST = 1 << 13
 """Characters after which a line without end is shown so far."""
+MARKS = re.compile(rb"(?m)^" + MARK.encode())
 TAIL_LINES = 400
 TAIL_CHARACTERS = 2000
 """Of each of these lines."""
@@ -36,7 +38,7 @@ def log_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.log"
 
 
-def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Terminal, name: str = "") -> None:
+def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Terminal | Voice, name: str = "") -> None:
     """Copies what a process prints to its log, and its lines to the terminal, until the pipe closes.
 
     It waits for neither of them: the process would wait for it.
@@ -46,16 +48,28 @@ def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Termi
         rank: Put before each line, in the rank's colour on a terminal.
         log: Gets every byte as it is.
         tail: Gets each line, for the summary of a failure.
-        terminal: Gets each line after its rank, without Gloo's greetings and what would move the cursor.
+        terminal: Gets each line after its rank, without Gloo's greetings and what would move the cursor; and without
+            last words, which the summary shows.
         name: Put there in place of the rank.
     """
     prefix = _prefix(rank, terminal, name or str(rank))
     with pipe:
         for block in _blocks(pipe, log):
-            lines = shown_lines(block)
+            lines, shown = _with_last_words(block) if MARK in block else (shown_lines(block),) * 2
             tail.extend(line[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
-            if lines:
-                terminal.write("".join([f"{prefix} {line}\n" for line in lines]))
+            if shown:
+                terminal.write("".join([f"{prefix} {line}\n" for line in shown]))
+
+
+def _with_last_words(block: str) -> tuple[list[str], list[str]]:
+    """The lines of a text that holds last words, and those that are none."""
+    lines: list[str] = []
+    shown: list[str] = []
+    for line in block.split("\n"):
+        found = shown_lines(line.removeprefix(MARK))
+        lines += found
+        shown += [] if line.startswith(MARK) else found
+    return lines, shown
 
 
 def _blocks(pipe: BinaryIO, log: Log) -> Iterator[str]:
@@ -64,7 +78,7 @@ def _blocks(pipe: BinaryIO, log: Log) -> Iterator[str]:
     rest, in_pieces = b"", False
     while chunk := pipe.read1(CHUNK):  # pyright: ignore[reportAttributeAccessIssue]  (of a buffered pipe)
         whole, newline, rest = (rest + chunk).rpartition(b"\n")
-        log.write(whole + newline)
+        log.write(_unmarked(whole + newline))
         if newline and (whole or not in_pieces):
             yield decoder.decode(whole)
         in_pieces = in_pieces and not newline
@@ -72,9 +86,13 @@ def _blocks(pipe: BinaryIO, log: Log) -> Iterator[str]:
             log.write(rest)
             yield decoder.decode(rest)
             rest, in_pieces = b"", True
-    log.write(rest)
+    log.write(_unmarked(rest))
     if rest:
         yield decoder.decode(rest, final=True)
+
+
+def _unmarked(text: bytes) -> bytes:
+    return MARKS.sub(b"", text) if MARK.encode() in text else text
 
 
 def shown_lines(block: str) -> list[str]:
@@ -103,16 +121,22 @@ def clean(line: str) -> str | None:
     return f"{shown}{PLAIN}" if len(parts) > 1 and not shown.endswith(PLAIN) else shown
 
 
-def last_words(lines: list[str], limit: int = 20) -> list[str]:
-    """Returns the lines worth repeating of a process that failed: its last traceback, or else its last lines."""
+def last_words(lines: list[str], limit: int = 20, most: int = 200) -> list[str]:
+    """Returns the lines worth repeating of a process that failed: its last traceback, or else its last lines.
+
+    Args:
+        lines: What it printed at the end.
+        limit: How many of the last lines, where no error begins among them.
+        most: Lines of an error; of a longer one the middle is left out.
+    """
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
     start = max([*starts, *errors[-1:]], default=max(0, len(lines) - limit))
     words = [printable(COLOUR.sub("", line)) for line in lines[start:]]
-    return words if len(words) <= limit else [words[0], "  ...", *words[2 - limit :]]
+    return words if len(words) <= most else [words[0], "  ...", *words[2 - most :]]
 
 
-def _prefix(rank: int, terminal: Terminal, name: str) -> str:
+def _prefix(rank: int, terminal: Terminal | Voice, name: str) -> str:
     if not terminal.isatty() or os.environ.get("NO_COLOR"):
         return f"[{name}]"
     return f"\033[{COLOURS[rank % len(COLOURS)]}m[{name}]\033[0m"

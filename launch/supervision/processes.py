@@ -8,7 +8,7 @@ Who is to blame is found in how all of them ended (see `blame`).
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -150,6 +150,8 @@ def _supervise(
             if stage < Stage.SETTLING:
                 halted = halted_ranks(workers)
             stage = wanted
+            if stage is Stage.ASKED and received is None and any(end.code != FINISHED for end in exits):
+                _silence(workers, {end.rank for end in exits})
             deadline = _enter(stage, workers, received, patience)
     return exits, received, halted
 
@@ -176,6 +178,13 @@ def _enter(stage: Stage, workers: Sequence[Worker], received: signal.Signals | N
         Stage.KILLED: KILL_SECONDS,
     }
     return time.monotonic() + seconds.get(stage, 0.0)
+
+
+def _silence(workers: Sequence[Worker], ended: Collection[int]) -> None:
+    """Shows no more of processes that are ended because another failed: it would bury what that one said."""
+    for worker in workers:
+        for voice in worker.voices:
+            voice.is_silent = worker.rank not in ended
 
 
 def _next_event(events: SimpleQueue, deadline: float | None) -> Exit | signal.Signals | None:

@@ -6,9 +6,14 @@ from .blame import Exit, ending, is_lost_peer
 from .output import last_words, log_file
 from .processes import Outcome
 
+MOST_NAMED = 8
+"""Ranks that ended alike."""
+
 
 def summary(outcome: Outcome, logs: Path | None) -> list[str]:
-    """Returns the last lines of a launch: none where all is well; else how all ended, who was first, and its words.
+    """Returns the last lines of a launch: none where all is well; else what the first to fail said, and one line.
+
+    The line stands last: who failed first and how, where all of its lines are, and how the others ended.
 
     Args:
         outcome: How the processes ended.
@@ -17,13 +22,29 @@ def summary(outcome: Outcome, logs: Path | None) -> list[str]:
     cause = outcome.cause
     if cause is None:
         return [] if outcome.signal is None else [f"stopped by {outcome.signal.name}; the same command goes on"]
-    others = ", ".join(_ending(end, outcome) for end in outcome.exits if end.rank != cause.rank)
+    words = [f"  {line}" for line in last_words(outcome.tails[cause.witness])]
     code = "" if cause.how == ending(cause.exit_code) else f" (exit code {cause.exit_code})"
     whose = "Its last lines" if cause.witness == cause.rank else f"The last lines of rank {cause.witness}"
-    kept = f", all of them in {log_file(logs, cause.witness)}" if logs else ""
-    lines = [f"the others: {others}"] if others else []
-    lines.append(f"rank {cause.rank} failed first: {cause.how}{code}. {whose}{kept}:")
-    return lines + ([f"  {line}" for line in last_words(outcome.tails[cause.witness])] or ["  (it printed nothing)"])
+    said = f"{whose} are above" if words else "It printed nothing"
+    kept = f", all of them in {log_file(logs, cause.witness)}" if logs and words else ""
+    line = f"rank {cause.rank} failed first: {cause.how}{code}. {said}{kept}{_others(outcome, cause.rank)}"
+    return [*words, line]
+
+
+def _others(outcome: Outcome, cause: int) -> str:
+    """How the others ended: ranks that ended alike together."""
+    alike: dict[str, list[int]] = {}
+    for end in outcome.exits:
+        if end.rank != cause:
+            alike.setdefault(_ending(end, outcome), []).append(end.rank)
+    told = [f"{_ranks(ranks)} {how}" for how, ranks in alike.items()]
+    return f"; {', '.join(told)}" if told else ""
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) > MOST_NAMED:
+        return f"{len(ranks)} others"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
 
 
 def _ending(end: Exit, outcome: Outcome) -> str:
@@ -33,4 +54,4 @@ def _ending(end: Exit, outcome: Outcome) -> str:
         why = " (told to end)" if end.code else ""
     elif is_lost_peer(end, outcome.tails[end.rank]):
         why = " (it lost another)"
-    return f"rank {end.rank} {ending(end.code)}{why}"
+    return f"{ending(end.code)}{why}"

@@ -105,6 +105,25 @@ class Terminal:
                 self._change.notify_all()
 
 
+class Voice:
+    """What one process says on a terminal, until it is silenced."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        """Speaks on a terminal."""
+        self.is_silent = False
+        self.is_stderr = terminal.is_stderr
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        """Whether somebody looks at the terminal."""
+        return self._terminal.isatty()
+
+    def write(self, text: str) -> None:
+        """Takes whole lines to be written."""
+        if not self.is_silent:
+            self._terminal.write(text)
+
+
 class Screen(NamedTuple):
     """Where the launcher prints.
 

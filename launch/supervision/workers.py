@@ -21,7 +21,7 @@ from typing import NamedTuple
 from .blame import Exit
 from .logs import Log
 from .output import TAIL_LINES, log_file, relay
-from .terminal import Screen
+from .terminal import Screen, Voice
 
 GUARD = Path(__file__).parent / "guard.py"
 """The script that kills what this process leaves behind."""
@@ -59,6 +59,8 @@ class Worker:
     threads: tuple[threading.Thread, ...]
     signals: Mapping[signal.Signals, signal.Signals]
     """What it gets in place of a signal."""
+    voices: tuple[Voice, Voice]
+    """What of its output the terminal gets."""
 
 
 def start_worker(rank: int, start: Start, logs: Path, screen: Screen, guard: subprocess.Popen[bytes]) -> Worker:
@@ -76,13 +78,23 @@ def start_worker(rank: int, start: Start, logs: Path, screen: Screen, guard: sub
     guard.stdin.write(f"{process.pid}\n".encode())
     log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} process {process.pid}: {' '.join(start.command)}\n".encode())
     out, err = deque(maxlen=TAIL_LINES), deque(maxlen=TAIL_LINES)
+    voices = Voice(screen.out), Voice(screen.err)
     threads = tuple(
-        threading.Thread(target=start.relay, args=(pipe, rank, log, tail, terminal), daemon=True)
-        for pipe, tail, terminal in ((process.stdout, out, screen.out), (process.stderr, err, screen.err))
+        threading.Thread(target=start.relay, args=(pipe, rank, log, tail, voice), daemon=True)
+        for pipe, tail, voice in zip((process.stdout, process.stderr), (out, err), voices, strict=True)
     )
     for thread in threads:
         thread.start()
-    return Worker(rank=rank, process=process, out=out, err=err, log=log, threads=threads, signals=start.signals)
+    return Worker(
+        rank=rank,
+        process=process,
+        out=out,
+        err=err,
+        log=log,
+        threads=threads,
+        signals=start.signals,
+        voices=voices,
+    )
 
 
 def watch(worker: Worker, events: SimpleQueue) -> None:

@@ -40,14 +40,15 @@ def adapt_configured(
         )
     if example is None:
         raise UserError(f"model.name={name!r} is a module of another library, which needs an example of the data.")
-    metrics = options.get("metrics", {})
-    named = metrics if isinstance(metrics, Mapping) else {each: each for each in metrics}
+    named = _named(options.get("metrics", {}))
 
     def found(given: Any, key: str) -> Any:
         is_own = isinstance(given, str) and ":" in given
         return import_function(given, key, search_path) if is_own else row_function(given, key)
 
     inputs = options.get("inputs", "inputs")
+    if not isinstance(inputs, str):
+        raise UserError(f"model.inputs={inputs!r} must be the name of an array of the data, or module:function.")
     return adapt(
         module,
         loss=found(options["loss"], "model.loss"),
@@ -55,4 +56,21 @@ def adapt_configured(
         inputs=import_function(inputs, "model.inputs", search_path) if ":" in inputs else inputs,
         example=example(),
         name=name,
+    )
+
+
+def _named(metrics: Any) -> Mapping[str, Any]:
+    """Metrics by their names, given by a list of names or as a mapping."""
+    if isinstance(metrics, Mapping):
+        return metrics
+    if (
+        isinstance(metrics, Sequence)
+        and not isinstance(metrics, str)
+        and all(isinstance(each, str) for each in metrics)
+    ):
+        return {each: each for each in metrics}
+    example = f"[{metrics}]" if isinstance(metrics, str) else "[accuracy]"
+    raise UserError(
+        f"model.metrics={metrics!r} must be a list of names, such as {example}, or a mapping of names to "
+        "module:function."
     )

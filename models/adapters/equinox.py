@@ -31,7 +31,8 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
 
     Args:
         module: An `equinox.Module` for one row, a pair (module, state), or a function of `key` that makes either. Its
-            `__call__` takes inputs and, if it has one, a state; and `key` where it draws.
+            `__call__` takes inputs and, if it has one, a state; and `key` where it draws. A module that still holds its
+            first state, as a class makes it, is parted from it here.
         inputs: What it is called with for one row.
     """
     import equinox
@@ -40,7 +41,7 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
 
     def parts(key: Array) -> tuple[Any, Any, Any, Any]:
         """Parameters, the rest of the module, leaves of the state, its structure."""
-        made = module if is_there else module(key=key)
+        made = _with_state(equinox, module if is_there else module(key=key))
         model, state = made if isinstance(made, tuple) else (made, None)
         params, rest = equinox.partition(model, equinox.is_inexact_array)
         return params, rest, *jax.tree.flatten(state)
@@ -52,8 +53,9 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
         arrays, static = equinox.partition(rest, equinox.is_array)
         if jax.tree.leaves(arrays):
             raise UserError(
-                "This Equinox module holds arrays that are no floating-point numbers outside of its state. Keep them "
-                "in an equinox.nn.StateIndex, or as NumPy arrays in a static field."
+                "This Equinox module holds arrays that are no floating-point numbers outside of its state. Layers that "
+                "keep a state, such as batch norm, need __call__(self, x, state) -> (outputs, state); other arrays "
+                "belong in a static field, as NumPy arrays."
             )
         fixed[:] = [static, structure, jax.tree.structure(params)]
         return jax.tree.leaves(params), leaves
@@ -94,6 +96,14 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
     made = module[0] if isinstance(module, tuple) else module
     name = type(made).__name__ if is_there else getattr(made, "__name__", "equinox")
     return Adapted(init=init, call=call, keeps_state=keeps_state, name=name)
+
+
+def _with_state(equinox: Any, made: Any) -> Any:
+    """A module whose layers keep a state, with the first one, as `equinox.nn.make_with_state` gives it."""
+    if isinstance(made, tuple) or "state" not in inspect.signature(type(made).__call__).parameters:
+        return made
+    model, state = equinox.nn.make_with_state(lambda: made)()
+    return (model, state) if jax.tree.leaves(state) else made
 
 
 def _paths(tree: Any) -> list[tuple[str, ...]]:

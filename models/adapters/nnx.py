@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...mesh.user_code import takes_option
+from ...mesh.user_options import takes_option
 from .adapted import Adapted, Rows
 from .mode import as_arguments, check_arguments, mode_arguments
 from .row_dropout import drop

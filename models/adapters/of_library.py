@@ -1,7 +1,7 @@
 """`spmdkit.adapt`: a module of another library and a loss of its outputs become a `Model`."""
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -10,24 +10,20 @@ import numpy as np
 from jax import Array
 
 from ...mesh.errors import UserError
-from ...mesh.user_code import takes_option
+from ...mesh.user_errors import told_as_users
+from ...mesh.user_options import takes_option
 from ...parallel.model import Batch, Model, Params
+from ...parallel.model.batch_names import meant, of_missing_key
 from ...parallel.model.loss_sums import LossSums
 from ...parallel.model.row_axes import batch_axes
 from .adapted import Adapted, Rows
+from .makers import LIBRARIES, library_of
 from .row_dropout import row_keys
 from .row_loss import row_function, sums
 
-LIBRARIES = {
-    "flax.linen": ("Module", "linen", "adapt_linen"),
-    "flax.nnx": ("Module", "nnx", "adapt_nnx"),
-    "equinox": ("Module", "equinox", "adapt_equinox"),
-    "keras": ("Layer", "keras", "adapt_keras"),
-}
-"""The library's module -> its base class, the file here and the function in it. A further library is one file and one
-line."""
-MAKERS = {"rngs": "flax.nnx", "key": "equinox"}
-"""The argument by which a function that makes a module tells whose it is."""
+
+class ModuleError(UserError):
+    """A module that cannot be made, or called with the data."""
 
 
 def adapt(
@@ -62,11 +58,15 @@ def adapt(
         The model; its parameters have the library's own paths.
 
     Raises:
+        ModuleError: It raises something while it is made or called.
         UserError: It is a module of no known library, or there is no such loss.
     """
     of_batch = _inputs(inputs)
     first_row = {"example": np.zeros(1, np.int32), **{key: array[:1] for key, array in example.items()}}
-    adapted = _adapted(module, of_batch(first_row, None))
+    what = f"model {name or _name_of(module)!r}"
+    given = _called(of_batch, first_row, f"{what}: inputs", inputs)
+    with _told_with_inputs(what, module, given):
+        adapted = _adapted(module, given)
     of_rows = row_function(loss, "loss")
     more = {key: row_function(each, f"metrics.{key}") for key, each in (metrics or {}).items()}
 
@@ -102,43 +102,39 @@ def adapt(
     )
 
 
-def library_of(module: Any, *, makers: bool = True) -> str | None:
-    """The library of a module; None where it is of none.
-
-    Args:
-        module: Anything.
-        makers: Also take a function of `rngs` or `key` for one that makes a module.
-    """
-    values = module if isinstance(module, tuple) else (module,)
-    for library, (base, _, _) in LIBRARIES.items():
-        if any(_descends(value, library, base) for value in values[:1]):
-            return library
-    return _of_maker(module) if makers and callable(module) else None
+def _name_of(module: Any) -> str:
+    """What messages call a module that has no name of the user's."""
+    module = module[0] if isinstance(module, tuple) and module else module
+    return getattr(module, "__name__", type(module).__name__)
 
 
-def made_with(module: Any, options: Mapping[str, Any]) -> Any:
-    """A module as it is, or the function that makes it with these options given."""
-    if not options or library_of(module, makers=False) is not None:
-        return module
-    argument = next(name for name, library in MAKERS.items() if library == _of_maker(module))
-    if argument == "rngs":
-        return lambda rngs: module(rngs=rngs, **options)
-    return lambda key: module(key=key, **options)
-
-
-def _of_maker(function: Any) -> str | None:
+def _called(of_batch: Callable[..., Any], row: Batch, what: str, inputs: Any) -> Any:
+    """What a module is called with for one row."""
     try:
-        parameters = list(inspect.signature(function.__init__ if isinstance(function, type) else function).parameters)
-    except (TypeError, ValueError):
-        return None
-    return next((library for name, library in MAKERS.items() if name in parameters), None)
+        with told_as_users(what, inputs if callable(inputs) else None, ModuleError):
+            return of_batch(row, None)
+    except ModuleError as error:
+        said = of_missing_key(error.__cause__, row) if isinstance(error.__cause__, KeyError) else ""
+        raise ModuleError(f"{str(error).rstrip('.')}. {said}" if said else str(error)) from error.__cause__
 
 
-def _descends(value: Any, library: str, base: str) -> bool:
-    """Whether a value is an instance of a library's base class, without importing the library."""
-    package = library.partition(".")[0]
-    found = any(kind.__module__.partition(".")[0] == package for kind in type(value).__mro__)
-    return found and isinstance(value, getattr(import_module(library), base))
+@contextmanager
+def _told_with_inputs(what: str, module: Any, given: Any) -> Iterator[None]:
+    """Tells what a module raises while it is made or called, and what it is called with."""
+    first = module[0] if isinstance(module, tuple) and module else module
+    code = module if library_of(module, makers=False) is None else type(first).__call__
+    try:
+        with told_as_users(f"{what}: the module", code, ModuleError):
+            yield
+    except ModuleError as error:
+        leaves = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in jax.tree.leaves(given) if _is_array(leaf))
+        row = f"One row of the data, as model.inputs gives it to the module, is {leaves}."
+        raise ModuleError(f"{str(error).rstrip('.')}. {row}") from error.__cause__
+
+
+def _is_array(leaf: Any) -> bool:
+    """Whether a leaf of what a module is called with has a shape and a dtype."""
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
 
 
 def _adapted(module: Any, inputs: Any) -> Adapted:
@@ -161,7 +157,9 @@ def _inputs(given: str | Callable[..., Any]) -> Callable[[Batch, Array | None], 
 
     def named(batch: Batch, key: Array | None) -> Any:
         if given not in batch:
-            raise UserError(f"inputs={given!r} is no array of the batch, which has {', '.join(batch)}.")
+            near = meant(given, batch)
+            hint = f" Did you mean {near!r}?" if near else ""
+            raise UserError(f"inputs={given!r} is no array of the batch, which has {', '.join(batch)}.{hint}")
         return batch[given]
 
     return named

@@ -7,6 +7,7 @@ total  = sum(weights * loss)         weight = sum(weights)         weights: thos
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
@@ -20,24 +21,33 @@ RowFunction = Callable[[Any, Mapping[str, Array]], Any]
 
 def softmax_cross_entropy(outputs: Any, batch: Mapping[str, Array]) -> Array:
     """Of logits (..., classes) against whole numbers `batch["targets"]`."""
-    return optax.softmax_cross_entropy_with_integer_labels(outputs, batch["targets"])
+    targets = _targets("softmax_cross_entropy", outputs, batch)
+    if not jnp.issubdtype(targets.dtype, jnp.integer) or outputs.shape[:-1] != targets.shape:
+        one_hot = outputs.shape == targets.shape
+        remedy = "Give the number of the class in place of one-hot rows: targets.argmax(-1)" if one_hot else ""
+        raise _unfit(
+            "softmax_cross_entropy", "logits (..., classes) with whole numbers (...)", outputs, targets, remedy
+        )
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
 
 
 def sigmoid_cross_entropy(outputs: Any, batch: Mapping[str, Array]) -> Array:
     """Of logits against 0 and 1 in `batch["targets"]`, of the same number of elements; one for each row."""
-    return _of_rows(optax.sigmoid_binary_cross_entropy, outputs, batch)
+    return _of_rows("sigmoid_cross_entropy", optax.sigmoid_binary_cross_entropy, outputs, batch)
 
 
 def squared_error(outputs: Any, batch: Mapping[str, Array]) -> Array:
     """Against `batch["targets"]`, of the same number of elements; the mean over the elements of a row."""
-    return _of_rows(lambda found, wanted: (found - wanted) ** 2, outputs, batch)
+    return _of_rows("squared_error", lambda found, wanted: (found - wanted) ** 2, outputs, batch)
 
 
 def accuracy(outputs: Any, batch: Mapping[str, Array]) -> Array:
     """1 where the largest logit is that of `batch["targets"]`, else 0; one logit alone stands for class 1 above 0."""
-    targets = batch["targets"]
+    targets = _targets("accuracy", outputs, batch)
     if outputs.size == targets.size:
         return (outputs.reshape(targets.shape) > 0) == (targets > 0.5)
+    if outputs.shape[:-1] != targets.shape:
+        raise _unfit("accuracy", "logits (..., classes) with the numbers of classes (...)", outputs, targets)
     return jnp.argmax(outputs, axis=-1) == targets
 
 
@@ -110,7 +120,46 @@ def sums(function: RowFunction, outputs: Any, batch: Mapping[str, Array], key: s
     return (values * weights).sum(), weights.sum()
 
 
-def _of_rows(function: Callable[[Array, Array], Array], outputs: Any, batch: Mapping[str, Array]) -> Array:
-    targets = batch["targets"]
+def _of_rows(name: str, function: Callable[[Array, Array], Array], outputs: Any, batch: Mapping[str, Array]) -> Array:
+    targets = _targets(name, outputs, batch)
+    if outputs.size != targets.size:
+        raise _unfit(name, "as many numbers as there are targets", outputs, targets)
     values = function(outputs.reshape(targets.shape), targets.astype(outputs.dtype))
     return values.reshape(values.shape[0], -1).mean(axis=1)
+
+
+def _targets(name: str, outputs: Any, batch: Mapping[str, Array]) -> Array:
+    """The targets that outputs are compared with.
+
+    Args:
+        name: Of the loss.
+        outputs: What the module returned.
+        batch: Of the rows.
+
+    Raises:
+        UserError: The outputs are no array, or the batch holds no targets.
+    """
+    if not hasattr(outputs, "shape"):
+        raise UserError(
+            f"{name} judges one array, and the module returns {_described(outputs)}. Return one array, or judge them "
+            'yourself, model.loss: "my_module:my_loss", (outputs, batch) -> one number for each row.'
+        )
+    if "targets" not in batch:
+        raise UserError(
+            f"{name} compares the outputs with batch['targets'], and the batch holds {', '.join(batch)}. Give data of "
+            'that name, or judge the outputs yourself, model.loss: "my_module:my_loss", (outputs, batch) -> one number '
+            "for each row."
+        )
+    return batch["targets"]
+
+
+def _unfit(name: str, wanted: str, outputs: Any, targets: Any, remedy: str = "") -> UserError:
+    given = f"outputs {outputs.dtype} {tuple(outputs.shape)} and targets {targets.dtype} {tuple(targets.shape)}"
+    remedy = remedy or "Change the last layer, the data, or model.loss"
+    return UserError(f"{name} compares {wanted}; here are {given}. {remedy}.")
+
+
+def _described(outputs: Any) -> str:
+    """What a module returned that is no array, with the shapes in it."""
+    leaves = [f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in jax.tree.leaves(outputs) if hasattr(leaf, "shape")]
+    return f"a {type(outputs).__name__}" + (f" of {', '.join(leaves)}" if leaves else "")

@@ -137,7 +137,8 @@ def _described(value: Any) -> str:
     kinds = [
         f"{jnp.result_type(leaf)} {jnp.shape(leaf)}" if _is_array(leaf) else type(leaf).__name__ for leaf in leaves
     ]
-    return f"{len(leaves)} value{'s' if len(leaves) > 1 else ''}, {', '.join(kinds[:MOST_LISTED])}"
+    container = "" if isinstance(value, tuple) or value is leaves[0] else f"a {type(value).__name__} of "
+    return f"{container}{len(leaves)} value{'s' if len(leaves) > 1 else ''}, {', '.join(kinds[:MOST_LISTED])}"
 
 
 def _is_array(value: Any) -> bool:

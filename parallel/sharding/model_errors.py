@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from ...layouts.paths import leaves_with_paths
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
-from ...mesh.near_miss import nearest
-from ...mesh.user_errors import accepts, place_of_function, told_as_users
+from ...mesh.user_errors import accepts, is_of_package, place_of_function, told_as_users
 from ..model import BlockModel, Model, Params, has_state
+from ..model.batch_names import meant
 from ..model.loss_sums import LossSums, NotSums, as_sums, state_problem
 from ..precision import cast_floats, cast_inputs
 
@@ -35,6 +35,11 @@ CALLED_WITH = {
     "init_state": "key",
 }
 """The functions of a model and what they are given; `loss` and `predict` of a model with a state get it last."""
+OF_TRACING = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+TRACED = (
+    "The function is traced once for all batches, so no value is known in it: choose with jnp.where, keep numbers as "
+    "arrays, and call jnp in place of NumPy."
+)
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
@@ -192,7 +197,7 @@ def _trace(model: Any, name: str, arguments: tuple[Any, ...], batch: Shapes, wit
             return jax.eval_shape(function, *arguments)
     except ModelError as error:
         facts = _facts(error.__cause__, arguments, batch)
-        raise ModelError(f"{str(error).rstrip('.')}. {facts}") from error.__cause__
+        raise ModelError(f"{str(error).rstrip(' .,')}. {facts}") from error.__cause__
 
 
 def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shapes) -> str:
@@ -201,10 +206,15 @@ def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shape
     params = _some([f"{path} {_shape(leaf)}" for path, leaf in leaves_with_paths(arguments[0])])
     given = f"On each device the batch holds {held}; the parameters are {params}."
     if isinstance(error, KeyError):
-        near = nearest(error.args[0] if error.args else "", batch, cutoff=0.7)
-        return f"{given} Read what is there{f' (did you mean {near[0]})' if near else ''}, or give data of that name."
+        names = [str(name) for name in arguments[0]] if isinstance(arguments[0], Mapping) else []
+        near = meant(error.args[0] if error.args else "", batch, names)
+        return f"{given} Read what is there{f' (did you mean {near})' if near else ''}, or give data of that name."
     if isinstance(error, TypeError) and "dtype" in str(error):
         return f"{given} Bring both to one dtype, as in x.astype(kernel.dtype)."
+    if isinstance(error, OF_TRACING):
+        return f"{given} {TRACED}"
+    if error is not None and is_of_package(error):
+        return f"{given} Mend what is called there, or the data."
     return f"{given} Mend that line, or the data."
 
 

@@ -15,6 +15,7 @@ from jax.core import Tracer
 from ...layouts.paths import leaves_with_paths
 from ...layouts.sizes import counted
 from ...mesh.errors import UserError
+from ..model.batch_names import of_missing_key
 from ..xla.error_texts import NESTED, says
 from .state import TrainState
 
@@ -152,7 +153,8 @@ def explained(given: Any, expecting: Callable[[], Any], batch: Any, batches: Bat
 
 
 def explain(error: Exception, given: Any, expecting: Callable[[], Any], batch: Any, batches: BatchCheck) -> None:
-    """Says what was wrong with the arguments of a call that failed; returns where nothing was.
+    """Says what was wrong with the arguments of a call that failed; returns where nothing was, with a note on the error
+    where the model reads an array that the batch does not hold.
 
     Args:
         error: What the call raised.
@@ -175,6 +177,8 @@ def explain(error: Exception, given: Any, expecting: Callable[[], Any], batch: A
     problem = _placement_problem(batch, expected) or _nested_problem(error)
     if problem:
         raise UserError(problem) from error
+    if isinstance(error, KeyError) and (said := of_missing_key(error, batch)):
+        error.add_note(said)  # it may be of another mapping of the model's: the error stays
 
 
 def _state_problem(given: Any, expected: TrainState) -> str | None:

@@ -13,7 +13,7 @@ from . import diagnosis
 from .causality import Future, look_ahead
 from .differences import relative
 from .reference import HostBatch, OneDevice, Reference
-from .result import Difference, Verification
+from .result import SEES_AHEAD, Difference, Verification
 from .round_trip import RoundTrip, SaveAndRestore, round_trip
 from .row_counts import WEIGHTS, Case
 from .update_cause import Training
@@ -95,7 +95,7 @@ def _of_future(future: Future) -> Iterator[Difference]:
             f"{change:.1e}: the model sees later tokens, among them those that it predicts. Whatever mixes positions "
             "(attention, convolutions, norms, means) has to look at earlier ones alone."
         )
-        yield Difference(what="the model", where="", relative=change, hint=hint)
+        yield Difference(what=SEES_AHEAD, where="", relative=change, hint=hint)
 
 
 def _of_checkpoint(trip: RoundTrip, bound: float) -> Iterator[Difference]:

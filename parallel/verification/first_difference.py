@@ -1,6 +1,7 @@
 """The first thing in training that is not as on one device, in the order in which things follow, and its cause."""
 
 from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from . import diagnosis, update_cause
 from .claims import frozen_parameters
 from .differences import LeafError, relative
 from .reference import Reference, Sums
-from .result import Difference, Verification
+from .result import NO_GRADIENT, NOT_FINITE, Difference, Verification
 from .row_counts import Case
 from .update_cause import Training
 
@@ -62,7 +63,7 @@ def _of_model(found: Found) -> Iterator[Difference]:
             f"loss of {found.reference.losses[0]:.6g}: training would change nothing. The loss does not depend on the "
             "parameters: look for a factor of zero, a stop_gradient, rounding, or an argmax between the two."
         )
-        yield Difference(what="the model", where="", relative=1.0, hint=hint)
+        yield Difference(what=NO_GRADIENT, where="", relative=1.0, hint=hint)
 
 
 def _of_first_batch(found: Found) -> Iterator[Difference]:
@@ -77,7 +78,8 @@ def _of_first_batch(found: Found) -> Iterator[Difference]:
         yield Difference(what="initial parameters", where=found.init.path, relative=found.init.relative, hint=hint)
     if measured.loss_rel > tolerance:
         hint = diagnosis.of_loss(found.case(), found.sums, expected)
-        yield Difference(what="loss", where="", relative=measured.loss_rel, hint=hint)
+        what = "loss" if isfinite(reference.losses[0]) else NOT_FINITE
+        yield Difference(what=what, where="", relative=measured.loss_rel, hint=hint)
     if measured.weight_rel > tolerance:
         hint = diagnosis.of_weight(found.case(), found.sums.weight, reference.weight)
         yield Difference(what="weight", where="", relative=measured.weight_rel, hint=hint)

@@ -15,6 +15,11 @@ from .round_trip import RoundTrip
 
 MOST_SHOWN = 5
 """Leaves listed where something differs."""
+SEES_AHEAD = "the model sees later tokens"
+NO_GRADIENT = "the model has no gradient"
+NOT_FINITE = "the loss is not finite"
+OF_THE_MODEL = (SEES_AHEAD, NO_GRADIENT, NOT_FINITE)
+"""Findings that are no difference between the two: one device shows them as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +27,8 @@ class Difference:
     """The first thing that is not as on one device."""
 
     what: str
-    """the model, initial parameters, loss, weight, gradients, gradient norm, parameters, optimizer's state, the model's
-    state, what a step reports, evaluation, checkpoint or collectives."""
+    """initial parameters, loss, weight, gradients, gradient norm, parameters, optimizer's state, the model's state,
+    what a step reports, evaluation, checkpoint or collectives; or one of `OF_THE_MODEL`."""
     where: str
     """The path of the worst leaf, or ""."""
     relative: float
@@ -219,6 +224,8 @@ def _verdict(result: Verification) -> str:
         return "The same as on one device."
     at = f" of {first.where}" if first.where else ""
     hint = fill(first.hint, 118, initial_indent="  ", subsequent_indent="  ")
+    if first.what in OF_THE_MODEL:
+        return f"WRONG on one device already: {first.what}\n{hint}"
     return f"DIFFERENT from one device, first in: {first.what}{at}\n{hint}"
 
 

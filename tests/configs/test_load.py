@@ -146,6 +146,12 @@ def test_batch_and_strategy(write):
         ("model: {name: transfomer}",
          "line 1: model.name must be hugging_face, mlp, moe, transformer, or your own as module:function, not "
          "'transfomer' (text). Did you mean transformer?"),
+        ("model: {name: my_model.make}",
+         "line 1: model.name must be hugging_face, mlp, moe, transformer, or your own as module:function, not "
+         "'my_model.make' (text). Did you mean my_model:make?"),
+        ("model: {name: my_model.py}",
+         "line 1: model.name must be hugging_face, mlp, moe, transformer, or your own as module:function, not "
+         "'my_model.py' (text). Did you mean my_model:make?"),
         ("strategy: {fsdp: -2}", "line 1: strategy.fsdp=-2 must be at least 1, or -1 for the rest of the devices."),
         ("precision: {compute: bf16}", "line 1: precision.compute='bf16' is not one of "),
         ("run: {seed: 4294967296}", "line 1: run.seed=4294967296 has to be from 0 to 2**32 - 1 = 4294967295: "),

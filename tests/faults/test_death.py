@@ -45,16 +45,17 @@ def test_of_four(kind, rank, undisturbed, tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_exception_of_one(rank, undisturbed, tmp_path):
-    """No restart mends an error that nobody foresaw: code 1, and its traceback is the last thing printed."""
+    """No restart mends an error that nobody foresaw: code 1, and its traceback stands before the last line."""
     run = dies("raise", rank, tmp_path, 2)
     for number, step in enumerate(ROUNDS, 1):
         ended = run.launch(restarts=3)
         assert ended.code == 1, ended.stderr
         assert run.causes() == [(rank, "exit code 1", 1)] * number, ended.stderr
-        words = ended.stderr.rpartition(f"spmdkit launch: rank {rank} failed first: exit code 1.")[2]
+        before, _, after = ended.stderr.rpartition(f"spmdkit launch: rank {rank} failed first: exit code 1.")
+        words = before.rpartition("spmdkit launch:")[2]
         assert "Traceback (most recent call last)" in words
         assert f"InjectedFault: injected: raise on rank {rank}, step of step {step}" in words
-        assert "spmdkit launch:" not in words, "nothing comes after its words"
+        assert after.count("\n") == 1, "nothing comes after that line"
     assert max(run.detected()) < DEAD + ROOM
     assert run.launch().code == 0
     assert_same(run, undisturbed(2))

@@ -51,6 +51,7 @@ def test_environment_of_a_worker(monkeypatch):
         "SPMDKIT_PROCESS_ID": "1",
         "SPMDKIT_SIMULATE": "4",
         "SPMDKIT_BOUND": str(os.getpid()),
+        "SPMDKIT_RELAYED": "1",
     }
     assert environment["NO_PROXY"] == "example.org,127.0.0.1"
 
@@ -61,9 +62,11 @@ def test_a_failing_worker_is_named(config, tmp_path):
     (tmp_path / "bad.py").write_text(BAD_MODEL)
     ended = spmdkit("launch", config, "model={name: 'bad:make'}", f"run.dir={tmp_path}/run", "--on", "local:2x2")
     assert ended.returncode == 2
-    last = ended.stderr.split("spmdkit launch: rank 1 failed first: exit code 2.")[1]
-    assert f"  error: model.name='bad:make' fails in {tmp_path}/bad.py, line 6" in last
-    assert "KeyError: 'mine'" in last
+    *_, words, last = ended.stderr.splitlines()
+    assert words.startswith(f"  error: model.name='bad:make' fails in {tmp_path}/bad.py, line 6")
+    assert words.endswith("KeyError: 'mine'")
+    assert last.startswith("spmdkit launch: rank 1 failed first: exit code 2. Its last lines are above")
+    assert ended.stderr.count("bad.py, line 6") == 1
 
 
 def test_a_bad_config_starts_no_process(config, tmp_path):
@@ -78,7 +81,10 @@ def test_a_bad_config_starts_no_process(config, tmp_path):
 def test_a_mistake_that_a_worker_finds_leaves_no_trace(config, tmp_path):
     ended = spmdkit("launch", config, "train.global_batch=10000", f"run.dir={tmp_path}/runs/new", "--on", "local:2x2")
     assert ended.returncode == 2
-    assert "failed first: exit code 2. Its last lines:\n  error: train.global_batch=10000 rows, but" in ended.stderr
+    *_, words, last = ended.stderr.splitlines()
+    assert words.startswith("  error: train.global_batch=10000 rows, but")
+    assert "failed first: exit code 2. Its last lines are above; rank" in last
+    assert ended.stderr.count("train.global_batch=10000") == 1
     assert not (tmp_path / "runs").exists()
 
 

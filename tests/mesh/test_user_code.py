@@ -2,7 +2,8 @@ import sys
 
 import pytest
 from spmdkit.mesh import UserError
-from spmdkit.mesh.user_code import call_with_options, import_named
+from spmdkit.mesh.user_code import import_named
+from spmdkit.mesh.user_options import call_with_options
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def test_imports_installed_packages():
 def test_no_such_module_says_where_it_looked(folder):
     with pytest.raises(ValueError, match=r"model.name='my_modle:make'") as error:
         import_named("my_modle:make", "model.name", [folder])
-    assert f"there is no module my_modle. Looked in {folder}" in str(error.value)
+    assert f"there is no module my_modle. Did you mean my_model? Looked in {folder}" in str(error.value)
 
 
 def test_a_missing_import_inside_the_module_is_not_hidden(folder):
@@ -75,25 +76,53 @@ def test_a_file_hidden_by_another_module_is_refused(folder):
         import_named("optax:adamw", "model.name", [folder])
 
 
-def make(width, *, vocabulary=0, depth=1):
-    return {"width": width, "vocabulary": vocabulary, "depth": depth}
+def test_a_typo_names_the_nearest_file_beside_it(folder):
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text("")
+    (folder / "package" / "layers.py").write_text("")
+
+    def told(name):
+        with pytest.raises(UserError) as error:
+            import_named(name, "model.name", [folder])
+        return str(error.value)
+
+    assert "there is no module my_modl. Did you mean my_model? Looked in " in told("my_modl:make")
+    assert "there is no module package.layer. Did you mean package.layers? Looked in " in told("package.layer:make")
+    assert "there is no module pakage. Did you mean package? Looked in " in told("pakage.layers:make")
+    assert "there is no module my_neighbour.py. Write the name of the module without .py: my_neighbour. " in told(
+        "my_neighbour.py:make"
+    )
+    assert "there is no module package/layers. Write package.layers: a dot parts the names" in told("package/layers:x")
 
 
-def test_options_and_what_the_run_knows():
-    offered = {"vocabulary": 256, "length": 32, "depth": None}
-    assert call_with_options(make, {"width": 3}, offered, "model") == {"width": 3, "vocabulary": 256, "depth": 1}
-    assert call_with_options(make, {"width": 3, "vocabulary": 5}, offered, "model")["vocabulary"] == 5
+def test_what_a_module_holds_is_listed_without_the_modules_it_imports(folder):
+    (folder / "several.py").write_text("import os\nfrom pathlib import Path\nzebra = 1\ndef apple(): ...\n")
+    with pytest.raises(UserError, match=r"several.py holds no make. It defines apple, Path, zebra\.$"):
+        import_named("several:make", "model.name", [folder])
+    (folder / "hollow").mkdir()
+    with pytest.raises(UserError, match=r"the folder .*hollow holds no make"):
+        import_named("hollow:make", "model.name", [folder])
 
 
-def test_all_wrong_options_at_once():
-    with pytest.raises(ValueError) as error:
-        call_with_options(make, {"detph": 2, "x": 1}, {}, "model")
-    assert str(error.value).splitlines() == [
-        "model.detph is not an option. Did you mean depth?",
-        "model.x is not an option. The options are width, vocabulary, depth.",
-        "model.width has to be given: make has no default for it.",
-    ]
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("from .my_neighbour import VALUE\n", "write the import without the dot, or put the files into a folder"),
+        ("import my_neighbor\n", "No module named 'my_neighbor'. Did you mean my_neighbour? Install my_neighbor for"),
+        ("import einops2\n", "No module named 'einops2'. Install einops2 for "),
+        ("raise SystemExit(3)\n", "the module ends the program while it is imported (SystemExit: 3). Keep what runs"),
+    ],
+)
+def test_what_to_do_about_an_import_that_fails(text, told, folder):
+    (folder / "broken.py").write_text(text)
+    with pytest.raises(UserError) as error:
+        import_named("broken:make", "model.name", [folder])
+    assert told in str(error.value)
 
 
-def test_keyword_arguments_take_any_option():
-    assert call_with_options(lambda **options: options, {"a": 1}, {"length": 2}, "model") == {"a": 1}
+def test_a_package_may_import_from_itself(folder):
+    (folder / "parcel").mkdir()
+    (folder / "parcel" / "__init__.py").write_text("")
+    (folder / "parcel" / "net.py").write_text("from .layers import make\n")
+    (folder / "parcel" / "layers.py").write_text("def make(): return 5\n")
+    assert import_named("parcel.net:make", "model.name", [folder])() == 5

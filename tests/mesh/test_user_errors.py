@@ -7,7 +7,15 @@ from functools import partial
 import numpy as np
 import pytest
 from spmdkit.mesh import DeviceMesh, UserError
-from spmdkit.mesh.user_errors import MOST_CHARACTERS, accepts, place_of, place_of_function, told_as_users
+from spmdkit.mesh.user_errors import (
+    MOST_CHARACTERS,
+    accepts,
+    is_of_package,
+    place_of,
+    place_of_function,
+    text_of,
+    told_as_users,
+)
 
 
 class OwnError(UserError):
@@ -67,6 +75,19 @@ def test_errors_of_classes_of_their_own_pass():
     assert isinstance(told(lambda: 1 / 0, error_class=OwnError), OwnError)
     with pytest.raises(ZeroDivisionError), told_as_users("mine", passes=lambda error: True):
         1 / 0  # noqa: B018
+
+
+def test_a_line_of_a_package_is_named_without_the_environment(tmp_path):
+    """Where no line of the user's own is among the frames."""
+    file = tmp_path / "site-packages" / "other" / "layers.py"
+    places = {"__name__": "other.layers"}
+    exec(compile("def called():\n    raise ValueError('\\x1b[1mno\\x1b[0m')\n", file, "exec"), places)
+    with pytest.raises(ValueError) as caught:
+        places["called"]()
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next
+    assert place_of(caught.value) == "in other/layers.py, line 2"
+    assert is_of_package(caught.value)
+    assert text_of(caught.value) == "ValueError: no"
 
 
 def test_long_texts_are_cut():

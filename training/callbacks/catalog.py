@@ -6,7 +6,8 @@ from typing import Any
 
 from ...mesh.errors import UserError
 from ...mesh.near_miss import did_you_mean
-from ...mesh.user_code import call_with_options, import_function
+from ...mesh.user_code import import_function
+from ...mesh.user_options import call_with_options
 from .best_checkpoint import BestCheckpoint
 from .callback import EVENTS, METHODS, Callback, hears
 from .conductor import Named

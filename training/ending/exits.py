@@ -22,6 +22,10 @@ LONGEST_LINE = 1500
 """Characters of a line that are printed."""
 
 TRACEBACK_VARIABLE = "SPMDKIT_TRACEBACK"
+RELAYED = {"SPMDKIT_RELAYED": "1"}
+"""Of the environment of a process whose output a launcher relays: it marks its last words."""
+MARK = "\x02\x02"
+"""Begins each line of them. The launcher takes it away, and shows the words of one process, once all have ended."""
 PLEASE_REPORT = (
     "This is an error that spmdkit did not foresee, not a mistake in your config. Please report it with the traceback "
     "above, the config, and what `pip list` says of jax."
@@ -34,7 +38,7 @@ def report_error(error: BaseException) -> int:
     A UserError, and any other error that names its code in an attribute `exit_code`, is printed as its message alone,
     or with its traceback where SPMDKIT_TRACEBACK=1; so is an error of the machine or of a file whose cause is known
     (see `known_causes`). Everything else is an error of ours: it is printed with its traceback and a request to report
-    it. Control characters of what is quoted come out as escapes.
+    it. Control characters of what is quoted come out as escapes. For a launcher that relays it, lines begin with MARK.
 
     Args:
         error: What was raised.
@@ -48,9 +52,11 @@ def report_error(error: BaseException) -> int:
         print("interrupted; the same command goes on from the newest checkpoint, if there is one", file=sys.stderr)
         return TRY_AGAIN
     code, message = _code_and_message(error)
+    text = printable("\n".join(map(_cut, message.split("\n"))))
     if code == FAILED or os.environ.get(TRACEBACK_VARIABLE, "0") != "0":
-        traceback.print_exception(error)
-    print(printable("\n".join(map(_cut, message.split("\n")))), file=sys.stderr)
+        text = "".join(traceback.format_exception(error)) + text
+    is_relayed = all(os.environ.get(name) == value for name, value in RELAYED.items())
+    print("\n".join(MARK + line for line in text.split("\n")) if is_relayed else text, file=sys.stderr)
     return code
 
 

@@ -14,7 +14,8 @@ import optax
 
 from ...layouts.paths import leaves_with_paths
 from ...mesh.errors import UserError
-from ...mesh.user_code import call_with_options, import_function
+from ...mesh.user_code import import_function
+from ...mesh.user_options import call_with_options
 from ...models.frozen import frozen_paths
 from .averaging import averaged
 from .directions import DIRECTIONS

@@ -14,7 +14,8 @@ from spmdkit.training.report.comparison import MISSING
         (["/r/a", "/r/b"], ["a", "b"]),
         (["/r/one/run", "/r/two/run"], ["one/run", "two/run"]),
         (["/r/a", "/r/a/b"], ["a", "a/b"]),
-        (["/x/a", "/y/a"], ["x/a", "y/a"]),
+        (["/x/a", "/y/a"], ["/x/a", "/y/a"]),
+        (["/a", "/b/c"], ["/a", "/b/c"]),
     ],
 )
 def test_names_tell_runs_apart(folders, names):

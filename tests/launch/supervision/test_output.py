@@ -5,6 +5,7 @@ import pytest
 from spmdkit.launch.supervision.logs import Log
 from spmdkit.launch.supervision.output import LONGEST, TAIL_CHARACTERS, TAIL_LINES, clean, last_words, relay
 from spmdkit.launch.supervision.terminal import Terminal
+from spmdkit.training.ending.exits import MARK
 
 GLOO = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
 
@@ -44,6 +45,13 @@ def test_a_name_stands_in_the_place_of_the_rank(relayed, monkeypatch):
     assert relayed(b"one\n", name="2/3")[0] == "[2/3] one\n"
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert relayed(b"x\n", 1, Looked(), name="2/3")[0] == "\033[33m[2/3]\033[0m x\n"
+
+
+def test_last_words_are_kept_and_not_shown(relayed):
+    out, log, tail = relayed(f"one\n{MARK}error: no\n{MARK}  in a.yaml\x07\ntwo{MARK}\n{MARK}no end".encode())
+    assert out == "[3] one\n[3] two\\x02\\x02\n"
+    assert log == f"one\nerror: no\n  in a.yaml\x07\ntwo{MARK}\nno end".encode()
+    assert tail == ["one", "error: no", "  in a.yaml\\x07", "two\\x02\\x02", "no end"]
 
 
 def test_gloo_is_left_out_but_logged(relayed):
@@ -133,5 +141,7 @@ def test_last_words_without_a_traceback():
 
 
 def test_long_tracebacks_keep_both_ends():
-    words = last_words(["Traceback (most recent call last):", *map(str, range(50)), "E: e"])
-    assert (words[0], words[1], words[-1], len(words)) == ("Traceback (most recent call last):", "  ...", "E: e", 20)
+    whole = ["Traceback (most recent call last):", *map(str, range(190)), "E: e"]
+    assert last_words(whole) == whole
+    words = last_words([*whole, *whole[1:]])
+    assert (words[0], words[1], words[-1], len(words)) == ("Traceback (most recent call last):", "  ...", "E: e", 200)

@@ -54,6 +54,27 @@ def test_failure_stops_the_others_with_its_own_code(code, tmp_path):
     assert time.monotonic() - start < 5
 
 
+STORY = """
+import signal, sys, time
+
+def told(*ignored):
+    print("a long story", flush=True)
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, told)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_those_that_are_told_to_end_say_nothing_on_the_terminal(tmp_path, capsys):
+    """It would bury what the one said that failed; their logs have it."""
+    outcome = run([STORY, "import sys, time; time.sleep(2); print('mine'); sys.exit(2)"], tmp_path)
+    assert codes(outcome) == {0: 143, 1: 2}
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] ready", "[1] mine"]
+    assert "a long story" in (tmp_path / "rank-0.log").read_text()
+
+
 def test_what_ignores_sigterm_is_killed(tmp_path):
     start = time.monotonic()
     outcome = run([IGNORE_TERM, "import time; time.sleep(1); 1 / 0"], tmp_path, grace=0.5)

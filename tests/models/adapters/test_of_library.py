@@ -11,7 +11,7 @@ import optax
 import pytest
 import toy
 from spmdkit.mesh.errors import UserError
-from spmdkit.models.adapters.of_library import adapt, library_of, made_with
+from spmdkit.models.adapters.of_library import adapt
 from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out, verify
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
@@ -299,20 +299,6 @@ def test_no_mesh_changes_what_is_dropped(library):
         result = verify(model, strategy, [batch(0), batch(1)], accumulate=2, devices=toy.devices(4))
         assert result.ok, str(result)
         assert "random numbers" in result.proved
-
-
-def test_whose_a_module_is_is_seen_without_importing_the_others():
-    assert library_of(lambda rngs: None) == "flax.nnx"
-    assert library_of(lambda key, width=3: None) == "equinox"
-    assert library_of(lambda key: None, makers=False) is None
-    assert library_of(object()) is None
-    assert library_of(print) is None
-
-
-def test_options_reach_what_makes_a_module():
-    made = made_with(lambda rngs, width: (rngs, width), {"width": 3})
-    assert made(rngs=1) == (1, 3)
-    assert made_with(lambda key, depth: (key, depth), {"depth": 2})(key=0) == (0, 2)
 
 
 def test_anything_else_is_refused():

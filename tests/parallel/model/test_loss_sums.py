@@ -35,6 +35,7 @@ def test_a_state_comes_through_as_it_is():
     [
         (ONE, r"returns 1 value, float32 \(\)\. It has to return a pair of floating-point scalars"),
         (None, "returns None. It has to return a pair"),
+        ({"loss": ONE, "weight": ONE}, r"returns a dict of 2 values, float32 \(\), float32 \(\)\. It has"),
         ((ONE, jnp.ones(2)), r"returns 2 values, float32 \(\), float32 \(2,\)\. It has"),
         ((jnp.int32(1), TWO), "returns a sum of dtype int32, which has no gradient"),
         ((ONE, TWO, ONE), r"returns metrics that are 1 value, float32 \(\), no dict of pairs"),

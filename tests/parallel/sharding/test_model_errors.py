@@ -80,13 +80,27 @@ def test_an_array_that_the_batch_does_not_hold():
     assert message == (
         f"model 'mine': loss fails in {HERE}, line {line} ({code}): KeyError: 'images'. On each device the batch "
         "holds inputs float32 (8, 4), targets int32 (8,), weights float32 (8,), example int32 (8,); the parameters are "
-        "bias float32 (3,), kernel float32 (4, 3). Read what is there, or give data of that name."
+        "bias float32 (3,), kernel float32 (4, 3). Read what is there (did you mean inputs), or give data of that name."
     )
 
 
 def test_a_name_that_is_nearly_right():
     message = of_loss(lambda params, batch, key: (batch["input"].sum(), 1.0))
     assert "Read what is there (did you mean inputs), or give data of that name." in message
+
+
+@pytest.mark.parametrize(
+    ("read", "near"),
+    [
+        (lambda params, batch: batch["labels"], "targets"),
+        (lambda params, batch: batch["x"], "inputs"),
+        (lambda params, batch: batch["mask"], "weights"),
+        (lambda params, batch: params["kernal"], "kernel"),
+    ],
+)
+def test_a_name_that_others_use(read, near):
+    message = of_loss(lambda params, batch, key: (read(params, batch).sum(), 1.0))
+    assert message.endswith(f"Read what is there (did you mean {near}), or give data of that name.")
 
 
 def test_dtypes_that_do_not_fit():
@@ -105,6 +119,15 @@ def test_shapes_that_do_not_fit():
     assert f"in {HERE}, line {line_of(loss, 'return')} (return toy.cross_entropy(" in message
     assert "inputs float32 (8, 5)" in message
     assert message.endswith("kernel float32 (4, 3). Mend that line, or the data.")
+
+
+@pytest.mark.parametrize("read", [bool, float, np.asarray])
+def test_values_that_tracing_does_not_know(read):
+    message = of_loss(lambda params, batch, key: (read(batch["inputs"].sum()), 1.0))
+    assert f"in {HERE}, line {line_of(test_values_that_tracing_does_not_know, 'of_loss')} (" in message
+    assert message.endswith("choose with jnp.where, keep numbers as arrays, and call jnp in place of NumPy.")
+    assert ",. " not in message
+    assert ", . " not in message
 
 
 def test_parameters_come_in_the_compute_dtype():
@@ -192,7 +215,7 @@ def test_functions_behind_others_are_found():
         (lambda total, batch: (total, batch["weights"].sum(), total), "metrics that are 1 value, float32 (), no dict"),
         (lambda total, batch: total, "1 value, float32 ()"),
         (lambda total, batch: None, "None"),
-        (lambda total, batch: [total, total], "2 values, float32 (), float32 ()"),
+        (lambda total, batch: [total, total], "a list of 2 values, float32 (), float32 ()"),
         (lambda total, batch: (total * batch["weights"], batch["weights"]), "2 values, float32 (8,), float32 (8,)"),
         (lambda total, batch: (batch["targets"].sum(), total), "a sum of dtype int32, which has no gradient"),
     ],

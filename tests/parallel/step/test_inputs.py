@@ -191,3 +191,11 @@ def test_what_an_error_of_the_model_says_is_left_alone():
     fresh = make(model=Model(init=init, loss=broken))
     with pytest.raises(RuntimeError, match="mine"):
         fresh(fresh.init(0), batch())
+
+
+def test_an_array_that_the_loss_reads_and_the_batch_does_not_hold():
+    """The error stays, as another mapping of the model's may lack the key, and says what the batch holds."""
+    step = make(model=Model(init=init, loss=lambda params, batch, key: (batch["mask"].sum(), 1.0)))
+    with pytest.raises(KeyError, match="mask") as caught:
+        step(step.init(0), batch())
+    assert caught.value.__notes__[-1] == "The batch holds inputs, weights, and no 'mask'. Did you mean 'weights'?"

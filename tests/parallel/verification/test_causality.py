@@ -117,8 +117,10 @@ def test_verify_refuses_a_model_that_sees_the_next_token():
     result = verified(1)
     first = result.first_difference
     assert first is not None
-    assert first.what == "the model"
+    assert first.what == "the model sees later tokens"
     assert "the model sees later tokens" in first.hint
+    assert "WRONG on one device already: the model sees later tokens\n" in str(result)
+    assert "DIFFERENT from one device" not in str(result)
     assert result.to_json()["future"]["seen"][0] in result.future.positions
     assert "DIFFERS" in next(line for line in str(result).splitlines() if line.startswith("loss with other later"))
 

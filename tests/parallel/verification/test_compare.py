@@ -21,6 +21,7 @@ from planted import (
 )
 from spmdkit.parallel import FSDPConfig, Precision, verify
 from spmdkit.parallel.verification import diagnosis
+from spmdkit.parallel.verification.result import NO_GRADIENT, NOT_FINITE
 
 # What is right
 
@@ -100,7 +101,7 @@ def test_a_model_that_is_not_finite_is_the_models_own():
         return total * jnp.nan, weight
 
     result = verified(replace(MODEL, loss=broken))
-    found(result, "loss", "", "It is nan on one device as well")
+    found(result, NOT_FINITE, "", "It is nan on one device as well")
     json.dumps(result.to_json(), allow_nan=False)
 
 
@@ -113,7 +114,7 @@ def test_a_model_whose_gradients_are_all_zero():
         return total * 0, weight
 
     result = verified(replace(MODEL, loss=dead))
-    found(result, "the model", "", "Every gradient of the first batch is zero on one device as well, in all 3 arrays")
+    found(result, NO_GRADIENT, "", "Every gradient of the first batch is zero on one device as well, in all 3 arrays")
     assert result.proved == ()
 
 

@@ -12,6 +12,7 @@ from spmdkit.parallel.verification.collective_check import CollectiveCheck
 from spmdkit.parallel.verification.differences import LeafError
 from spmdkit.parallel.verification.first_difference import Found, first_difference, reported_error
 from spmdkit.parallel.verification.reference import Sums
+from spmdkit.parallel.verification.result import NO_GRADIENT
 
 EVERYTHING = {
     "loss_rel": 1.0,
@@ -76,7 +77,7 @@ def test_what_comes_first_in_training_is_told(number):
 def test_a_model_without_any_gradient_is_told_before_a_difference():
     still = reference(gradients={"first": np.zeros(2), "second": np.zeros(1)})
     first = first_difference(found(replace(AGREES, loss_rel=1.0), 1.0, still))
-    assert first.what == "the model"
+    assert first.what == NO_GRADIENT
     assert "zero on one device as well, in all 2 arrays, at a loss of 2:" in first.hint
     partly = reference(gradients={"first": np.zeros(2), "second": np.ones(1)})
     assert first_difference(found(AGREES, of_one_device=partly)) is None

@@ -3,11 +3,12 @@
 import json
 from dataclasses import replace
 
+import pytest
 from measured import AGREES, BEYOND, MOVED, TRIP
 from spmdkit.parallel.verification.causality import Future
 from spmdkit.parallel.verification.collective_check import CollectiveCheck
 from spmdkit.parallel.verification.differences import LeafError
-from spmdkit.parallel.verification.result import MOST_SHOWN, Difference
+from spmdkit.parallel.verification.result import MOST_SHOWN, OF_THE_MODEL, Difference
 
 OFF = Difference(what="gradients", where="first", relative=0.5, hint="Devices hold different values.")
 
@@ -24,6 +25,13 @@ def test_it_is_ok_where_nothing_differs():
     off = replace(AGREES, first_difference=OFF)
     assert not off.ok
     assert "DIFFERENT from one device, first in: gradients of first\n  Devices hold different values." in str(off)
+
+
+@pytest.mark.parametrize("what", OF_THE_MODEL)
+def test_what_one_device_shows_as_well_is_no_difference_from_it(what):
+    text = str(replace(AGREES, first_difference=replace(OFF, what=what, where="")))
+    assert f"WRONG on one device already: {what}\n  Devices hold different values." in text
+    assert "DIFFERENT from one device" not in text
 
 
 def test_the_first_line_names_mesh_and_dtype():

@@ -5,7 +5,7 @@ from spmdkit.layouts import LayoutError
 from spmdkit.mesh.simulate import simulate
 from spmdkit.training import quantities
 from spmdkit.training.checkpointing.checkpoints import CheckpointError, SaveFailed
-from spmdkit.training.ending.exits import report_error
+from spmdkit.training.ending.exits import MARK, RELAYED, report_error
 from spmdkit.training.steps.not_finite import Diverged
 
 
@@ -23,6 +23,16 @@ def test_a_users_mistake_is_one_message(capsys):
     assert report_error(mistake()) == 2
     printed = capsys.readouterr().err
     assert printed == "error: simulate(0): the number of simulated devices must be at least 1.\n"
+
+
+def test_a_launcher_gets_its_last_words_marked(capsys, monkeypatch):
+    for name, value in RELAYED.items():
+        monkeypatch.setenv(name, value)
+    assert report_error(caught(lambda: int("x"))) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith(MARK) for line in lines)
+    assert lines[0] == f"{MARK}Traceback (most recent call last):"
+    assert "Please report it" in lines[-1]
 
 
 def test_its_traceback_on_request(capsys, monkeypatch):

@@ -86,7 +86,7 @@ def test_a_damaged_file_of_finds_is_as_none(guard, tmp_path):
 
 
 def test_it_says_how_much_is_compared():
-    assert "(1 arrays, 100 % of the bytes of the state) is compared every 5 steps and before every save." in coverage(
+    assert "(1 array, 100 % of the bytes of the state) is compared every 5 steps and before every save." in coverage(
         CHECK, 5
     )
     split = jax.device_put(jnp.zeros((8, 12)), NamedSharding(MESH, PartitionSpec("data")))

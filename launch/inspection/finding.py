@@ -58,6 +58,7 @@ def find(given: str, step: int | None = None) -> Found:
         OSError: It cannot be looked at.
     """
     path = Path(given).absolute()
+    _check_text(path)
     if not path.exists():
         inside = path.parent / "checkpoints" / path.name
         if not (_is_one(path.name) and inside.is_dir()):
@@ -82,6 +83,20 @@ def find(given: str, step: int | None = None) -> Found:
             "after a step. Give the folder of a run (run.dir)."
         )
     return Found(checkpoints, held, None if step is None else _of_step(checkpoints, held, step))
+
+
+def _check_text(path: Path) -> None:
+    """Refuses a name that cannot be handed on to what reads checkpoints: nothing is wrong with these.
+
+    Raises:
+        UserError: It is no UTF-8.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{path}: the name is no text in UTF-8, and under such a name no array can be read. Rename the folder."
+        ) from None
 
 
 def shown(path: str | Path) -> str:

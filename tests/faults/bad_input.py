@@ -244,7 +244,7 @@ DATA = {
         "jsonl", "d.jsonl", lines({"text": None}, {"text": None}), "data.column='text' is null in 2", "Set data.column"
     ),
     "empty texts": data("jsonl", "d.jsonl", lines({"text": ""}), "data.column='text' is null in 0 and empty in 1"),
-    "no lines": data("jsonl", "d.jsonl", b"\n\n", "the 1 file hold no rows"),
+    "no lines": data("jsonl", "d.jsonl", b"\n\n", "the 1 file holds no rows"),
     "a column that there is not": data(
         "jsonl", "d.jsonl", lines({"txt": "a"}), "there is no column 'text'", "data.column: txt"
     ),

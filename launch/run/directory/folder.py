@@ -67,10 +67,18 @@ def check_folder(folder: Path) -> None:
         folder: Absolute, `run.dir`.
 
     Raises:
-        UserError: Its name is too long, a file is in its place or in that of a folder above it, it may not be written
-            to, or one of the pieces of a run in it is a folder where a file belongs, or the other way round: all.
+        UserError: Its name is too long or no UTF-8, a file is in its place or in that of a folder above it, it may not
+            be written to, or one of the pieces of a run in it is a folder where a file belongs, or the other way round:
+            all.
         FolderUnavailable: The file system is full, read-only or broken.
     """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"The folder {folder} of run.dir has a name that is no text in UTF-8, under which no checkpoint can be "
+            "saved. Set run.dir to another."
+        ) from None
     try:
         os.lstat(folder / LONGEST)  # of no use but for its errors: too long a name, a file where a folder should be
     except FileNotFoundError:

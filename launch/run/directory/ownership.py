@@ -131,11 +131,16 @@ class Ownership:
         """Makes sure that the directory is still this job's; before anything in it is replaced.
 
         Raises:
-            OwnershipLost: It is another's.
+            OwnershipLost: It is another's, or is no longer there.
         """
         if self._mine is None:
             return
         owner = read_owner(self._path.parent)
+        if owner is None and not os.path.exists(self._path.with_name("config.yaml")):
+            raise OwnershipLost(
+                f"{self._path.parent} was removed or emptied while this run was under way: neither {NAME} nor "
+                "config.yaml is there. The run ends; the same command begins anew."
+            )
         if owner != self._mine:
             raise OwnershipLost(
                 f"{self._path.parent} was taken over by {owner or 'a job that has ended since'}: this process stood "

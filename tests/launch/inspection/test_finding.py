@@ -1,6 +1,8 @@
 """Every way to name a checkpoint finds it; what is none gets one message."""
 
+import os
 import re
+import shutil
 
 import pytest
 from spmdkit.launch.inspection.finding import find
@@ -31,6 +33,17 @@ def test_a_run_whose_name_is_a_number(original, tmp_path):
     run = tmp_path / "7"
     run.symlink_to(original)
     assert find(str(run)).contents.steps == (10, 20, 30)
+
+
+def test_a_name_that_is_no_text_is_no_damage(original, tmp_path):
+    """TensorStore takes no such path, and what it says of that read as if the checkpoint were damaged."""
+    folder = tmp_path / os.fsdecode(b"r\xffn")
+    shutil.copytree(original, folder)
+    with pytest.raises(
+        UserError, match=r"the name is no text in UTF-8, and under such a name .* Rename the folder\."
+    ) as info:
+        find(str(folder))
+    assert not isinstance(info.value, CheckpointError)
 
 
 def test_a_relative_path(original, monkeypatch):

@@ -80,9 +80,10 @@ PLATEAU = {"name": "plateau", "patience": 1, "window_steps": 1, "tolerance": 0.9
 
 @pytest.mark.slow
 def test_the_rate_of_a_plateau_is_the_one_that_was_used(tmp_path):
-    """Also of steps that are read late, of those after a resume, and where a group has a schedule of its own."""
+    """Also of steps that are read late, of those after a resume, where a group has a schedule of its own, and where
+    averages are kept."""
     groups = {"layers/.*/bias": {"schedule": {"name": "constant"}, "learning_rate": 0.5}}
-    optimizer = {"name": "sgd", "learning_rate": 0.01, "schedule": PLATEAU, "groups": groups}
+    optimizer = {"name": "sgd", "learning_rate": 0.01, "schedule": PLATEAU, "groups": groups, "ema": {"decay": 0.9}}
     train = {"steps": 5, "global_batch": 16}
     config = write_config(tmp_path, optimizer=optimizer, train=train, checkpoint={"every": 5}, eval={"every": 3})
     assert main(["train", str(config)]) == 0

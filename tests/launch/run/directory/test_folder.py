@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from runs import listing
 from spmdkit.launch.run.directory.folder import FolderUnavailable, check_folder, is_run, make_folder
+from spmdkit.mesh.errors import UserError
 
 
 def test_a_folder_that_can_be_made(tmp_path):
@@ -153,3 +154,12 @@ def test_what_makes_a_folder_a_run(pieces, expected, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert is_run(tmp_path) == expected
+
+
+def test_a_name_that_is_no_text(tmp_path, monkeypatch):
+    """Also where only the working directory has it: every save would fail there, and be tried again."""
+    folder = tmp_path / os.fsdecode(b"r\xffn")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=r"of run\.dir has a name that is no text in UTF-8, under which no checkpoint"):
+        check_folder(Path("run").absolute())

@@ -129,6 +129,20 @@ def test_whoever_stood_still_finds_out_before_it_writes(tmp_path):
     assert json.loads((tmp_path / NAME).read_text()) == ELSEWHERE, "it is not removed: it is another's"
 
 
+def test_whose_folder_was_removed_is_told_so(tmp_path):
+    """A save under way makes the folder again: what says that it was removed is that nothing of a run is in it."""
+    with Ownership(tmp_path) as own:
+        own.take()
+        (tmp_path / "config.yaml").touch()
+        (tmp_path / NAME).unlink()
+        with pytest.raises(OwnershipLost, match="taken over by a job that has ended since"):
+            own.check()
+        (tmp_path / "config.yaml").unlink()
+        with pytest.raises(OwnershipLost, match="was removed or emptied while this run was under way") as raised:
+            own.check()
+        assert raised.value.exit_code == 75
+
+
 def test_one_of_many_gets_a_directory_that_was_left(tmp_path):
     given(tmp_path, **of_this_machine(started="0"))
     owners, refused, barrier = [Ownership(tmp_path) for _ in range(8)], [], threading.Barrier(8)

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from ..mesh.text import printable
-
 PACKAGE, OWN = Path(__file__).resolve().parents[1], __name__.partition(".")[0]
 INSTALLED = ("site-packages", "dist-packages")
 PYTHONS_OWN = (UserWarning, Warning)
@@ -34,6 +32,8 @@ def one_line(
         A line. A warning of spmdkit is its text alone; one of an installed package names that, and one of the user's
         own code the file and the line.
     """
+    from ..mesh.text import printable  # here, as help waits for no JAX
+
     text = " ".join(str(message).split())
     whose = "" if category.__module__.partition(".")[0] == OWN else _whose(filename, lineno)
     kind = "" if category in PYTHONS_OWN or not whose else f"{category.__name__} "

@@ -57,7 +57,7 @@ def test_the_users_own(own):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"name": "own_callbacks:make", "facto": 3}, "callbacks.0.facto is not an option. Did you mean factor?"),
+        ({"name": "own_callbacks:make", "facto": 3}, "facto is not an option. Did you mean callbacks.0.factor?"),
         ({"name": "own_callbacks:mak"}, "callbacks.0.name='own_callbacks:mak': .* holds no mak. Did you mean make?"),
         ({"name": "own_callbacks:wrong"}, "Wrong.on_epoch_ends is not an event. Did you mean on_epoch_end?"),
         ({"name": "own_callbacks:nothing"}, "returned a int that hears of nothing. Give it one of on_train_begin, "),

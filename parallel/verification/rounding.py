@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .equations import equations
+from ..xla.equations import equations
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 """The relative error that rounding alone explains, where the narrowest numbers of a program have this dtype."""

@@ -31,7 +31,7 @@ test-equivalence: $(VENV)/.test  ## hold every strategy and product to one devic
 test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: 2 minutes
 	$(PYTEST) -m "not slow and not multiprocess and not long and not table and not faults and not cluster and not libraries" $(ARGS)
 
-test-long: $(VENV)/.test  ## run the cases of tests/long.txt, which `make test` leaves out: 4 minutes
+test-long: $(VENV)/.test  ## run the cases of tests/long.txt, which `make test` leaves out: 8 minutes
 	$(PYTEST) -m "long and not faults" $(ARGS)
 
 test-libraries: $(VENV)/.test  ## hold weights, plans, loaders and logs to torch, transformers, tensorflow, datasets and MLflow, which it installs (2 GB)

@@ -4,7 +4,7 @@ A strategy's `cost` predicts such lines from the layouts; `census` reads them fr
 units, so that the two can be compared for equality.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -48,6 +48,27 @@ def merge(lines: Iterable[Collective]) -> tuple[Collective, ...]:
         count, size = totals.get((line.kind, line.axes), (0, 0))
         totals[line.kind, line.axes] = (count + line.count, size + line.bytes)
     return tuple(Collective(kind, axes, *total) for (kind, axes), total in sorted(totals.items()) if total[0])
+
+
+def differing(
+    predicted: Iterable[Collective], found: Iterable[Collective], compared: Collection[str] = ("count", "bytes")
+) -> dict[tuple[str, tuple[str, ...]], str]:
+    """What is not as predicted, in words, by kind and axes.
+
+    Args:
+        predicted: Merged lines.
+        found: Merged lines of the compiled step.
+        compared: Which figures count; whether there is such a line at all always does.
+    """
+    wanted, got = ({(line.kind, line.axes): line for line in lines} for lines in (predicted, found))
+    told = {}
+    for key in sorted({*wanted, *got}):
+        one, other = wanted.get(key), got.get(key)
+        if one and other and all(getattr(one, name) == getattr(other, name) for name in compared):
+            continue
+        texts = [f"{line.count:,} moving {line.bytes:,} bytes" if line else "none" for line in (one, other)]
+        told[key] = f"{key[0]} over {' x '.join(key[1])}: {texts[0]} predicted, {texts[1]} found"
+    return told
 
 
 class Traffic(NamedTuple):
@@ -121,10 +142,8 @@ class StepCounts(NamedTuple):
 
 
 def wire_bytes(dtype: Any, platform: str) -> int:
-    """Bytes of one element as it travels; XLA's CPU backend moves 16-bit floating-point numbers as 32-bit ones."""
-    width = jnp.dtype(dtype).itemsize
-    narrow_float = width == 2 and jnp.issubdtype(dtype, jnp.floating)
-    return 4 if narrow_float and platform == "cpu" else width
+    """Bytes of one element as it travels; XLA's CPU backend moves bfloat16 as float32, and float16 as it is."""
+    return 4 if jnp.dtype(dtype) == jnp.bfloat16 and platform == "cpu" else jnp.dtype(dtype).itemsize
 
 
 def vary(value: Array, axes: Iterable[str]) -> Array:

@@ -19,7 +19,7 @@ MOST_SHARING = {"mesh": 8, "layouts": 4, "parallel": 5, "models": 10, "training"
 SHARING = re.compile(r"`(\w+)`\s+shares\s+the\s+tests\s+of\s+`([\w/]+)`")
 """How a room's `__init__` says it: a file of the same room, or one elsewhere by its path."""
 ABOUT_SEVERAL = {
-    "parallel": ("test_equivalence.py", "test_new_strategy.py"),
+    "parallel": ("test_as_predicted.py", "test_equivalence.py", "test_new_strategy.py"),
     "parallel/verification": ("test_planted_mistakes.py", "test_planted_in_split_work.py"),
     "layouts": ("test_keras_examples.py",),
     "layouts/importing": ("test_against_libraries.py",),

@@ -82,7 +82,8 @@ class Facts:
     def step_costs(self) -> StepCosts:
         """What the step holds and moves, with what was measured."""
         lists = {name: tuple(map(_collective, self.costs[name])) for name in ("predicted", "found")}
-        own = {"notes": tuple(self.costs["notes"]), "measured": self.measured, "schedule_svg": self._picture()}
+        texts = {name: tuple(self.costs[name]) for name in ("notes", "unexpected") if self.costs.get(name) is not None}
+        own = {**texts, "measured": self.measured, "schedule_svg": self._picture()}
         return StepCosts(**{**self.costs, **lists, **own})
 
     def _picture(self) -> str:

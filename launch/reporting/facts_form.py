@@ -27,7 +27,8 @@ def check_form(facts: Mapping[str, Any]) -> None:
 def _check_costs(costs: Mapping[str, Any]) -> None:
     for name in ("held", "compiled"):
         _check_values(name, costs[name], int)
-    _check_values("notes", dict(enumerate(costs["notes"])), str)
+    for name in ("notes", "unexpected"):
+        _check_values(name, dict(enumerate(costs.get(name) or ())), str)
     _check("schedule_text", costs["schedule_text"], str)
     for line in (*costs["predicted"], *costs["found"]):
         _check("kind", line["kind"], str)

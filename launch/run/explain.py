@@ -1,6 +1,6 @@
 """`spmdkit explain`: what a run will hold and move on each device, read from its layouts and its compiled step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,9 +13,14 @@ from ...mesh.text import printable
 from ...parallel.collectives import Collective
 from ...parallel.schedule.table import Schedule
 from ...parallel.schedule.timing import measure
-from ...parallel.xla.census import census
+from ...parallel.verification.collective_check import check_collectives
 from ..drawing import schedule as schedule_command
 from .build import Built, build, keep_compiled, prepare_devices
+
+REMEDY = (
+    'What the rows tell, and what to do: docs/troubleshooting.md, "Collectives that are not as predicted". '
+    "`spmdkit verify` says whether the numbers are those of one device all the same."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +37,9 @@ class Explanation:
             the outputs, what reuses the arguments), and their total.
         predicted: collectives of one step by the strategies' own formulas.
         found: collectives of the compiled step.
+        left_to_xla: of those found, the ones that no strategy predicts: XLA decides on them.
+        of_the_model: of those found, the ones among which are sums of the model itself that are not compared.
+        unexpected: one line for each kind and set of axes that is not as predicted, with the bytes.
         schedule: who does what when, where the mesh has the axis `pipe`.
         notes: where this program is not the one that other devices would run.
     """
@@ -43,6 +51,9 @@ class Explanation:
     compiled: dict[str, int]
     predicted: tuple[Collective, ...]
     found: tuple[Collective, ...]
+    left_to_xla: tuple[Collective, ...] = ()
+    of_the_model: tuple[Collective, ...] = ()
+    unexpected: tuple[str, ...] = ()
     schedule: Schedule | None = None
     notes: tuple[str, ...] = ()
 
@@ -56,24 +67,22 @@ class Explanation:
             "compiled_memory": self.compiled,
             "collectives": [_line(collective) for collective in self.found],
             "predicted_collectives": [_line(collective) for collective in self.predicted],
-            "as_predicted": self.predicted == self.found,
+            "as_predicted": not self.unexpected,
+            "not_as_predicted": list(self.unexpected),
             "notes": list(self.notes),
             **({"schedule": schedule_command.to_json(schedule, measure(schedule))} if schedule else {}),
         }
 
     def __str__(self) -> str:
-        verdict = (
-            "exactly as predicted" if self.predicted == self.found else "NOT as predicted; the strategies predict:"
-        )
         parts = [
             self.mesh,
             self.table.text(),
             _listing("Bytes on each device", self.bytes_per_device),
             _listing("Memory of the compiled step, each device", self.compiled),
-            "\n".join([f"Collectives of the compiled step, {verdict}", *_table(self.found)]),
+            "\n".join(_collectives(self)),
         ]
-        if self.predicted != self.found:
-            parts.append("\n".join(_table(self.predicted)))
+        if self.unexpected:
+            parts.append("\n".join(["Not as predicted", *(f"  {line}" for line in self.unexpected), REMEDY]))
         parts += [f"Note: {note}" for note in self.notes]
         if self.schedule:
             parts.append(schedule_figures(self.schedule))
@@ -88,13 +97,20 @@ def explain(config: Config) -> Explanation:
     """
     prepare_devices(config)
     keep_compiled(config)
-    return explain_built(build(config))
+    return explain_built(build(config), compiles_apart=True)
 
 
-def explain_built(built: Built) -> Explanation:
-    """Compiles the step of a run, once, and reads from it what it holds and moves."""
+def explain_built(built: Built, *, compiles_apart: bool = False) -> Explanation:
+    """Compiles the step of a run and reads from it what it holds and moves.
+
+    Args:
+        built: The run.
+        compiles_apart: Compile gradients and update by themselves as well where the step is not as predicted, to tell
+            what the optimizer moves from what nobody predicts.
+    """
     step, layouts = built.step, built.layouts
     compiled = step.compile(built.batch)
+    moved = check_collectives(step, built.batch, compiles_apart=compiles_apart)
     mesh = layouts.mesh
     return Explanation(
         mesh=str(mesh),
@@ -108,8 +124,7 @@ def explain_built(built: Built) -> Explanation:
             "batch": sum(leaf.size * leaf.dtype.itemsize for leaf in built.batch.values()) // layouts.num_batch_shards,
         },
         compiled=compiled_memory(compiled),
-        predicted=step.cost(built.batch),
-        found=census(compiled.as_text() or "", mesh),
+        **moved._asdict(),
         schedule=layouts.pipeline.schedule if layouts.pipeline else None,
         notes=(*([built.re_formed] if built.re_formed else []), *layouts.notes),
     )
@@ -142,10 +157,14 @@ def _listing(title: str, sizes: dict[str, int]) -> str:
     return "\n".join([title, *(f"  {name:<12} {format_bytes(size):>12}" for name, size in sizes.items())])
 
 
-def _table(collectives: Sequence[Collective]) -> list[str]:
-    if not collectives:
-        return ["  none"]
-    return [
-        f"  {line.kind:<18} over {' x '.join(line.axes):<14} {line.count:>5,} a step {format_bytes(line.bytes):>12}"
-        for line in collectives
-    ]
+def _collectives(explanation: Explanation) -> Iterator[str]:
+    """The collectives of the compiled step."""
+    exactly = "exactly as predicted" if explanation.predicted == explanation.found else "as predicted"
+    yield f"Collectives of the compiled step, {'NOT as predicted' if explanation.unexpected else exactly}"
+    for line in explanation.found:
+        left = "   left to XLA" if line in explanation.left_to_xla else ""
+        left = "   with the model's own" if line in explanation.of_the_model else left
+        axes = f"{' x '.join(line.axes):<14}"
+        yield f"  {line.kind:<18} over {axes} {line.count:>5,} a step {format_bytes(line.bytes):>12}{left}"
+    if not explanation.found:
+        yield "  none"

@@ -128,6 +128,7 @@ def step_costs(explanation: Explanation) -> StepCosts:
         predicted=explanation.predicted,
         found=explanation.found,
         notes=explanation.notes,
+        unexpected=explanation.unexpected,
         schedule_svg=draw_svg(drawn) if drawn is not None else "",
         schedule_text=schedule_figures(schedule) if schedule is not None else "",
     )

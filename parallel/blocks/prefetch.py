@@ -101,11 +101,10 @@ def run_prefetched(
     Returns:
         Activations that leave the last block; differentiable in `shards` and the leaves of `x` that have a gradient.
     """
-    num_blocks = len(jax.tree.leaves(shards)[0])
     key_data = None if key is None else jax.random.key_data(key)
-    stack = _Stack(block, x, num_blocks, stored, reduced, axes, precision)
-    if remat != "full":
-        stack.parts = split_block(block, stack.whole(shards, 0), x, stack.key_of(key_data, 0))
+    stack = make_stack(
+        block, shards, x, key_data, stored=stored, reduced=reduced, axes=axes, precision=precision, remat=remat
+    )
 
     @jax.custom_vjp
     def run(shards: Params, differentiable: list[Array], others: list[Array], key_data: Array | None) -> Activations:
@@ -115,8 +114,18 @@ def run_prefetched(
     return run(shards, *split_differentiable(x), key_data)
 
 
+def make_stack(
+    block: Block, shards: Params, x: Activations, key_data: Array | None, *, remat: str, **options: Any
+) -> "Stack":
+    """The stack that `run_prefetched` runs; arguments as there, the key as raw data."""
+    stack = Stack(block, x, len(jax.tree.leaves(shards)[0]), **options)
+    if remat != "full":
+        stack.parts = split_block(block, stack.whole(shards, 0), x, stack.key_of(key_data, 0))
+    return stack
+
+
 @dataclass
-class _Stack:
+class Stack:
     """Forward and backward of all blocks; `x` is an example of activations, without `parts` blocks are recomputed."""
 
     block: Block

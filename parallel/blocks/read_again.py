@@ -15,6 +15,7 @@ from jax import Array
 
 from ...layouts.paths import leaves_with_paths
 from ...mesh.keys import make_key
+from ..fsdp import gather
 from ..model import Activations, BlockModel, Params
 from ..plan import ShardingPlan
 from ..precision import Precision
@@ -23,7 +24,9 @@ from ..xla.primitives import GATHERS, gathered_over
 from .activations import on_activations
 from .differentiable import join_differentiable, split_differentiable
 from .forward import block_of_loop
+from .gathered_block import block_layouts
 from .model_parts import make_parts
+from .prefetch import make_stack, prefetches_blocks
 from .split_backward import split_block
 
 
@@ -61,6 +64,9 @@ def read_again(
         if plan.pipeline:
             block = make_parts(model, plan, remat=remat, precision=precision).block
             inner = _of_split(lambda shards, x, key: block(shards, None, x, key), shards, x, key, plan.gather_axes)
+            return Reads(inner, inner)
+        if prefetches_blocks(plan):
+            inner = _of_prefetched(model, plan, params["blocks"], x, remat, precision)
             return Reads(inner, inner)
         block, unroll = block_of_loop(model, plan, remat, precision)
         run = partial(_of_loop, lambda shards, x: block(x, shards, None, key), shards, x, plan.gather_axes)
@@ -116,6 +122,24 @@ def _of_split(
         return split.backward_input(shards, key, residuals, dy)
 
     return frozenset(_gathers(backward, shards, split.residuals, split_differentiable(x)[0], axes=axes))
+
+
+def _of_prefetched(
+    model: BlockModel, plan: ShardingPlan, blocks: Params, x: Activations, remat: str, precision: Precision
+) -> frozenset[str]:
+    """What backward reads of a block's whole parameters, where they are gathered ahead of it."""
+    stored, reduced = block_layouts(plan)
+    options: Any = {"axes": plan.gather_axes, "precision": precision}
+    key = make_key(0)
+    stack = make_stack(
+        model.block, blocks, x, jax.random.key_data(key), remat=remat, stored=stored, reduced=reduced, **options
+    )
+
+    def backward(shards: Params, kept: Any, dy: list[Array]) -> Any:
+        return stack.differentiate(gather(shards, stored, **options), kept, key, dy)
+
+    one, kept = jax.tree.map(lambda leaf: leaf[0], blocks), stack.parts.residuals if stack.parts else x
+    return frozenset(_gathers(backward, one, kept, split_differentiable(x)[0], axes=plan.gather_axes))
 
 
 def _gathers(function: Callable[..., Any], shards: Params, *rest: Any, axes: tuple[str, ...]) -> Counter[str]:

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 from ...layouts.table import LayoutTable
 from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
-from ...mesh.keys import key_of
+from ...mesh.keys import key_of, make_key
 from ..blocks.forward import LocalLoss, local_loss
 from ..collectives import vary
 from ..data import make_varying, reduce_gradients
@@ -135,6 +135,17 @@ class DeviceStep:
         inputs = params, batch, key, model_state, scale
         microbatches, axes = self.plan.options.accumulate, self.plan.manual_axes
         return accumulate_gradients(self._loss, *inputs, microbatches=microbatches, axes=axes)
+
+    def local_sums(self, params: Params, batch: Batch, model_state: Any) -> tuple[Params, LossSums, Any]:
+        """What a device sums before any strategy reduces it, and the model's next state: the start of `gradients`.
+
+        Traced alone, it shows what the model itself moves between devices.
+        """
+        key = make_key(0)
+        batch = cast_inputs(batch, self.plan.options.precision.compute)
+        params = self._begun(make_varying(params, self.plan.table.layouts, self.plan.summed_axes))
+        gradients, sums = self._gradients(params, batch, key, model_state, None)
+        return gradients, sums._replace(state=()), self._settled(sums.state, model_state, batch)
 
     def _settled(self, found: Any, model_state: Any, batch: Batch) -> Any:
         """The model's next state, the same on every device."""

@@ -7,8 +7,8 @@ optimizer needs that looks across elements. Where the whole is not as predicted,
     step         moves what the gradients and the update alone move, added up
     update       moves ZeRO's gathers alone, where the optimizer treats every element by itself
 
-A model whose rows depend on each other sums over `batch_axes()` by itself, which no strategy predicts: of all-reduces
-over these axes at least those predicted have to be there.
+A model whose rows depend on each other sums over `batch_axes()` by itself, which no strategy predicts. Its own program
+does (`sums_over_rows`). Where XLA divides these sums another way, at least those of the strategies have to be there.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,11 +18,12 @@ import jax
 
 from ...mesh.keys import make_key
 from ..collectives import Collective, merge
+from ..collectives import differing as told
 from ..model import has_state
 from ..model.row_axes import asks_for_batch_axes
 from ..precision import cast_inputs
 from ..sharding.lay_out import abstract_parameters
-from ..step.cost import step_cost
+from ..step.cost import step_cost, sums_over_rows
 from ..step.model_state import abstract_model_state
 from ..step.train_step import Step
 from ..xla.census import census
@@ -39,7 +40,8 @@ class CollectiveCheck(NamedTuple):
         left_to_xla: of those found, the ones that no strategy predicts: over axes left to XLA, and those of an
             optimizer that looks across elements of a parameter.
         unexpected: one line for each kind and set of axes that is not as predicted.
-        of_the_model: of those found, the ones among which are the model's own sums over the rows of all devices.
+        of_the_model: of those found, the ones among which are more or less of the model's own sums over the rows of all
+            devices than its program tells.
     """
 
     predicted: tuple[Collective, ...] = ()
@@ -56,16 +58,21 @@ MOST_AMOUNTS = 20_000
 """Sums of amounts that are looked through."""
 
 
-def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()) -> CollectiveCheck:
+def check_collectives(
+    step: Step, batch: HostBatch, frozen: Collection[str] = (), *, compiles_apart: bool = True
+) -> CollectiveCheck:
     """Compares what the strategies predict with what the compiler made.
 
     Where rules leave an axis to XLA, it decides how the parts of such a parameter are moved: then counts are compared
-    and bytes are not; nor are counts where rules lay out activations, since XLA may cut gradients then.
+    and bytes are not, or the bytes of sums that are divided otherwise; nor are counts where rules lay out activations,
+    since XLA may cut gradients then.
 
     Args:
         step: The step; it is compiled for batches of this shape.
         batch: A global batch.
         frozen: Paths of parameters whose gradient is zero on one device: XLA may leave out moves of these.
+        compiles_apart: Compile gradients and update apart where the step is not as predicted. If not, all that is moved
+            beyond the prediction is left to XLA where the optimizer looks across elements.
     """
     abstract = {
         name: jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
@@ -76,12 +83,16 @@ def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()
     compared = ("count", "bytes") if exact else () if step.layouts.output_rules else ("count",)
     predicted, found = step.cost(abstract), census(step.compile(abstract).as_text() or "", mesh)
     foreign = {_key(line) for line in found if not set(line.axes) <= owned}
-    differing: dict[_Key, str] = _differing(predicted, found, compared)
-    own = _models_own(step, abstract, predicted, found) & differing.keys()
-    differing = {key: text for key, text in differing.items() if key not in own}
-    if differing.keys() - foreign:
+    differing: dict[_Key, str] = told(predicted, found, compared)
+    if not exact:
+        differing = {key: text for key, text in differing.items() if not _same_sums(predicted, found, key)}
+    if differing.keys() - foreign and compiles_apart:
         optimizers, differing = _apart(step, abstract, found, compared, frozen)
         foreign |= optimizers - differing.keys()
+    elif differing.keys() - foreign and looks_across(step):
+        foreign |= {key for key in differing if _holds(found, predicted, key)}
+    own = _models_own(step, abstract, predicted, found) & differing.keys() - foreign if differing else set[_Key]()
+    differing = {key: text for key, text in differing.items() if key not in own}
     left = tuple(line for line in found if _key(line) in foreign)
     unexpected = tuple(text for key, text in sorted(differing.items()) if key not in foreign)
     return CollectiveCheck(predicted, found, left, unexpected, tuple(line for line in found if _key(line) in own))
@@ -99,8 +110,23 @@ def _models_own(
         asks = asks_for_batch_axes(model.loss, params, rows, jax.eval_shape(lambda: make_key(0)), *more)
     except Exception:  # a model that runs on its mesh alone
         return set()
-    wanted, got = (_amounts(lines).get(key, (0, 0)) for lines in (predicted, found))
-    return {key} if asks and got[0] >= wanted[0] and got[1] >= wanted[1] else set()
+    strategies = _less(predicted, sums_over_rows(model, step.plan, abstract, step.plan.platform))
+    return {key} if asks and _holds(found, strategies, key) else set()
+
+
+def _same_sums(some: Iterable[Collective], others: Iterable[Collective], key: _Key) -> bool:
+    """Whether the same is summed in another number of all-reduces, where XLA is free to combine them.
+
+    It combines one of the update with one of the gradients, and not two of parameters that it has split otherwise.
+    """
+    (count, size), (other, moved) = (_amounts(lines).get(key, (0, 0)) for lines in (some, others))
+    return key[0] == "all-reduce" and size == moved and min(count, other) > 0
+
+
+def _holds(found: Iterable[Collective], others: Iterable[Collective], key: _Key) -> bool:
+    """Whether at least as many of a kind are among those found, moving as much."""
+    got, wanted = (_amounts(lines).get(key, (0, 0)) for lines in (found, others))
+    return got[0] >= wanted[0] and got[1] >= wanted[1]
 
 
 def _apart(
@@ -116,14 +142,15 @@ def _apart(
     gradients, update = census(program.as_text() or "", mesh), traffic_of_update(step)
     gathers = predicted_of_update(step)
     predicted = _less(step.cost(abstract), gathers)
-    differing = _differing(predicted, gradients, compared)
+    differing = told(predicted, gradients, compared)
     for key in [key for key in differing if frozen and _is_unread(step, abstract, frozen, key, predicted, gradients)]:
         del differing[key]
     more = {_key(line) for line in _less(update, gathers)}
     if more and not looks_across(step):
         text = "{}: moved by the update alone, though the optimizer treats every element by itself"
         return set(), differing | {_key(line): text.format(line) for line in update if _key(line) in more}
-    whole = _differing(merge([*gradients, *update]), found, compared)
+    both = merge([*gradients, *update])
+    whole = {key: text for key, text in told(both, found, compared).items() if not _same_sums(both, found, key)}
     if "bytes" not in compared:  # XLA may divide the whole as it divides neither part
         whole = {key: text for key, text in whole.items() if key not in more}
     return more, whole | differing
@@ -146,21 +173,6 @@ def _less(lines: Iterable[Collective], taken: Iterable[Collective]) -> tuple[Col
         for line, (count, size) in rest
         if line.count > count or line.bytes > size
     )
-
-
-def _differing(
-    predicted: Iterable[Collective], found: Iterable[Collective], compared: tuple[str, ...]
-) -> dict[_Key, str]:
-    """What differs, in words, by kind and axes."""
-    wanted, got = ({_key(line): line for line in lines} for lines in (predicted, found))
-    differing = {}
-    for key in sorted({*wanted, *got}):
-        one, other = wanted.get(key), got.get(key)
-        if one and other and all(getattr(one, name) == getattr(other, name) for name in compared):
-            continue
-        texts = [f"{line.count} moving {line.bytes:,} bytes" if line else "none" for line in (one, other)]
-        differing[key] = f"{key[0]} over {' x '.join(key[1])}: {texts[0]} predicted, {texts[1]} found"
-    return differing
 
 
 def _is_unread(

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...layouts.paths import leaves_with_paths
+from .rounding import measured_by
+from .sums import Reference, Sums
 
 SMALL = 1e-6
 """Part of the largest element of all leaves below which a leaf is noise: its error is measured against that part."""
@@ -31,7 +33,58 @@ def relative(found: float, reference: float) -> float:
     return float(_error(np.asarray(found), np.asarray(reference), abs(reference)))
 
 
-def leaf_errors(found: Any, reference: Any, *, scale: float = 1.0, tolerance: float = 0.0) -> list[LeafError]:
+class ArrayErrors(NamedTuple):
+    """The errors of all arrays of a training, by kind, the worst of each kind first.
+
+    Attributes:
+        gradients: of the first batch.
+        params: after all steps.
+        optimizer: the optimizer's state after all steps.
+        model_state: the model's own state after all steps.
+    """
+
+    gradients: tuple[LeafError, ...]
+    params: tuple[LeafError, ...]
+    optimizer: tuple[LeafError, ...]
+    model_state: tuple[LeafError, ...]
+
+    def over(self, of_loss: float, of_update: float) -> bool:
+        """Whether some error is over its tolerance."""
+        after_steps = (*self.params[:1], *self.optimizer[:1], *self.model_state[:1])
+        return self.gradients[0].relative > of_loss or any(error.relative > of_update for error in after_steps)
+
+
+def array_errors(
+    found: Sums, state: Any, saved: Any, reference: Reference, of_loss: float, of_update: float
+) -> ArrayErrors:
+    """Compares every array of a training with that of one device.
+
+    Args:
+        found: The sums of the first batch.
+        state: The state after all steps, as the strategy stores it.
+        saved: The same, blocks in the model's order.
+        reference: The training on one device.
+        of_loss: The tolerance of gradients.
+        of_update: The tolerance of what steps leave.
+    """
+
+    def moved(name: str) -> Any:
+        return reference.moved and getattr(reference.moved, name)
+
+    gradients = leaf_errors(
+        found.gradients, reference.gradients, scale=found.weight or 1.0, tolerance=of_loss, moved=moved("gradients")
+    )
+    params = leaf_errors(state.params, reference.params, tolerance=of_update, moved=moved("params"))
+    optimizer = state_errors(
+        saved.opt_state, reference.opt_state, saved.params, tolerance=of_update, moved=moved("opt_state")
+    )
+    model_state = leaf_errors(state.model_state, reference.state, tolerance=of_update, moved=moved("state"))
+    return ArrayErrors(tuple(gradients), tuple(params), tuple(optimizer), tuple(model_state))
+
+
+def leaf_errors(
+    found: Any, reference: Any, *, scale: float = 1.0, tolerance: float = 0.0, moved: Any = None
+) -> list[LeafError]:
     """Compares two pytrees leaf by leaf, the worst first.
 
     Args:
@@ -39,19 +92,24 @@ def leaf_errors(found: Any, reference: Any, *, scale: float = 1.0, tolerance: fl
         reference: Host arrays, whole.
         scale: A factor on the reference.
         tolerance: That of the comparison: the wider it is, the larger is the noise of small leaves.
+        moved: The reference of parameters that rounding has moved, see `rounding.py`; None: not measured.
     """
-    references = [np.asarray(leaf, np.float64) * scale for leaf in jax.tree.leaves(reference)]
+    references, others = (
+        [np.asarray(leaf, np.float64) * scale for leaf in jax.tree.leaves(tree)] for tree in (reference, moved)
+    )
     largest = max((_largest(leaf) for leaf in references), default=0.0)
     noise = largest * (SMALL if tolerance < 1e-8 else SMALL_IN_FLOAT32)
     errors = []
-    for (path, leaf), expected in zip(leaves_with_paths(found), references, strict=True):
-        size = max(_largest(expected), noise)
+    for (path, leaf), expected, other in zip(leaves_with_paths(found), references, others or references, strict=True):
+        size = measured_by(max(_largest(expected), noise), expected, other, tolerance)
         parts = [(np.asarray(shard.data), expected[shard.index]) for shard in leaf.addressable_shards]
         errors.append(LeafError(max(_error(part, wanted, size) for part, wanted in parts), path))
     return sorted(errors, reverse=True)
 
 
-def state_errors(found: Any, reference: Any, params: Any, *, tolerance: float = 0.0) -> list[LeafError]:
+def state_errors(
+    found: Any, reference: Any, params: Any, *, tolerance: float = 0.0, moved: Any = None
+) -> list[LeafError]:
     """Compares an optimizer's state leaf by leaf, the worst first.
 
     What small leaves are measured by is the largest of their own kind: all first moments, all second moments.
@@ -61,20 +119,22 @@ def state_errors(found: Any, reference: Any, params: Any, *, tolerance: float = 
         reference: The same on one device, whole.
         params: The parameters, whose paths tell the kinds.
         tolerance: As in `leaf_errors`.
+        moved: As in `leaf_errors`.
     """
     ends = sorted((path for path, _ in leaves_with_paths(params)), key=len, reverse=True)
-    kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+    kinds: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {}
     errors = []
-    for (path, leaf), expected in zip(leaves_with_paths(found), jax.tree.leaves(reference), strict=True):
-        leaf, expected = numbers(leaf), np.asarray(numbers(expected))
+    others = jax.tree.leaves(reference if moved is None else moved)
+    for (path, leaf), expected, other in zip(leaves_with_paths(found), jax.tree.leaves(reference), others, strict=True):
+        leaf, expected, other = numbers(leaf), np.asarray(numbers(expected)), np.asarray(numbers(other))
         if not np.isfinite(expected).all() and np.array_equal(leaf, expected, equal_nan=True):
             errors.append(LeafError(0.0, path))  # such as the best loss so far, which begins as infinite
             continue
         end = next((each for each in ends if path == each or path.endswith(f"/{each}")), None)
-        members = kinds.setdefault(path if end is None else path[: -len(end)], ({}, {}))
-        members[0][path], members[1][path] = leaf, expected
-    for arrays, expected in kinds.values():
-        errors += leaf_errors(arrays, expected, tolerance=tolerance)
+        members = kinds.setdefault(path if end is None else path[: -len(end)], ({}, {}, {}))
+        members[0][path], members[1][path], members[2][path] = leaf, expected, other
+    for arrays, expected, others in kinds.values():
+        errors += leaf_errors(arrays, expected, tolerance=tolerance, moved=others)
     return sorted(errors, reverse=True)
 
 

@@ -69,7 +69,8 @@ def round_trip(
     """
     move, order = save_and_restore or in_memory, stored_order(step.plan)
     saved = order.to_model(state)
-    params = leaf_errors(saved.params, one_device.to_model(reference.params), tolerance=tolerance)
+    moved = reference.moved and one_device.to_model(reference.moved.params)
+    params = leaf_errors(saved.params, one_device.to_model(reference.params), tolerance=tolerance, moved=moved)
     other = _elsewhere(step)
     elsewhere = move(saved, other.abstract_state())
     names = _sizes(other)

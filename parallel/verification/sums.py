@@ -42,6 +42,7 @@ class Reference(NamedTuple):
         opt_state: The optimizer's state after all steps, blocks in the model's order.
         metrics: The means of the model's own metrics of each batch.
         state: The model's state after all steps.
+        moved: The same training from parameters that rounding has moved, see `rounding.py`; None until it is needed.
     """
 
     losses: tuple[float, ...]
@@ -52,6 +53,7 @@ class Reference(NamedTuple):
     opt_state: Any
     metrics: tuple[Mapping[str, float], ...] = ()
     state: Any = ()
+    moved: "Reference | None" = None
 
     @property
     def weight(self) -> float:

@@ -10,7 +10,7 @@ from ..collectives import Collective, merge
 from ..step.train_step import Step
 from ..step.update import apply_optimizer
 from ..xla.census import census
-from .equations import equations, inner_programs
+from ..xla.equations import equations, inner_programs
 
 ACROSS = ("sort", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "rev", "triangular_solve", "lu")
 """Operations that look across elements of arrays which keep their shape."""
@@ -37,8 +37,11 @@ def looks_across(step: Step) -> bool:
 
 
 def _mixes(equation: Any) -> bool:
-    shapes = {variable.aval.shape for variable in (*equation.invars, *equation.outvars) if variable.aval.shape}
-    return len(shapes) > 1 or (bool(shapes) and equation.primitive.name in ACROSS)
+    given, made = (
+        {each.aval.shape for each in some if each.aval.shape} for some in (equation.invars, equation.outvars)
+    )
+    to_scalars = bool(given) and not made
+    return to_scalars or len(given | made) > 1 or (bool(given) and equation.primitive.name in ACROSS)
 
 
 def _update_of(step: Step) -> Any:

@@ -24,14 +24,14 @@ JOINS = frozenset(("concatenate", "dynamic_slice"))
 GATHERS = frozenset(("all_gather", "all_gather_invariant"))
 """They collect what devices hold."""
 
+SUMS = frozenset(("psum", "psum2", "psum_invariant"))
+"""They sum what devices hold."""
+
+REDUCTIONS = SUMS | {"pmax", "pmin"}
+"""They reduce what devices hold to one value on all of them."""
+
 COLLECTIVES = (
-    frozenset(
-        (
-            *("psum", "psum2", "psum_invariant", "pmax", "pmin", "reduce_scatter", "psum_scatter", "ppermute"),
-            *("all_to_all", "ragged_all_to_all"),
-        )
-    )
-    | GATHERS
+    frozenset(("reduce_scatter", "psum_scatter", "ppermute", "all_to_all", "ragged_all_to_all")) | REDUCTIONS | GATHERS
 )
 """They move numbers between devices."""
 

@@ -23,6 +23,8 @@ class StepCosts(NamedTuple):
         schedule_svg: The pipeline's schedule as a whole SVG file; "" without a pipeline, or where it is too large.
         schedule_text: Its figures in words; "" without a pipeline.
         measured: Whose -> bytes: the most that were in use at once, where the backend or the system tells.
+        unexpected: What of `found` is not as predicted, in words: not what XLA was left to decide. None, as files of
+            earlier versions have it: whatever differs.
     """
 
     held: Mapping[str, int]
@@ -33,6 +35,7 @@ class StepCosts(NamedTuple):
     schedule_svg: str = ""
     schedule_text: str = ""
     measured: Mapping[str, int] = MappingProxyType({})
+    unexpected: Sequence[str] | None = None
 
 
 def costs_sections(costs: StepCosts) -> str:
@@ -75,15 +78,17 @@ def _amounts(sizes: Mapping[str, int]) -> str:
 def _collectives(costs: StepCosts) -> str:
     found, predicted = tuple(costs.found), tuple(costs.predicted)
     same = found == predicted
-    verdict = (
-        '<small class="good">exactly as the strategies predict</small>'
-        if same
-        else '<small class="bad">not as the strategies predict</small>'
-    )
+    if same:
+        verdict = '<small class="good">exactly as the strategies predict</small>'
+    elif costs.unexpected is not None and not costs.unexpected:
+        verdict = '<small class="good">as the strategies predict, beside what is left to XLA</small>'
+    else:
+        verdict = '<small class="bad">not as the strategies predict</small>'
     tables = _collective_table("" if same else "The compiled step", found, predicted)
     if not same:
         tables += _collective_table("The strategies predict", predicted, found)
-    notes = "".join(f'<p class="note">Note: {visible(note)}</p>' for note in costs.notes)
+    notes = "".join(f'<p class="note">Not as predicted: {visible(line)}</p>' for line in costs.unexpected or ())
+    notes += "".join(f'<p class="note">Note: {visible(note)}</p>' for note in costs.notes)
     explained = '<p class="note">The bytes are those of whole values, as each device holds or gets them.</p>'
     explained = explained if found or predicted else ""
     columns = "" if same else ' class="halves"'

@@ -20,7 +20,7 @@ from ....mesh.compat import is_literal, quick_compiler_options
 from ....mesh.keys import make_key
 from ...model import BlockModel, Model, Params
 from ...model.row_axes import ROW_AXES, noticing
-from ..equations import equations
+from ...xla.equations import equations
 
 ROWS = 4
 ORDER = (2, 0, 3, 1)

@@ -24,6 +24,17 @@ def test_what_is_read_is_what_was_written(tmp_path):
     assert found.step_costs == COSTS._replace(measured={"device": 99})
 
 
+@pytest.mark.parametrize("unexpected", [(), ("all-reduce over data: none predicted",)])
+def test_what_is_not_as_predicted_is_kept(tmp_path, unexpected):
+    costs = COSTS._replace(unexpected=unexpected)
+    write_facts(tmp_path, facts_of("mlp", 128, "digits", a_table(), costs))
+    assert read_facts(tmp_path).step_costs == costs
+    plain = json.loads((tmp_path / NAME).read_text())
+    del plain["costs"]["unexpected"]  # as earlier versions wrote it
+    (tmp_path / NAME).write_text(json.dumps(plain))
+    assert read_facts(tmp_path).step_costs.unexpected is None
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff", b'{"model": 1}'])
 def test_damage_and_absence_are_none(tmp_path, damage):
     assert read_facts(tmp_path) is None

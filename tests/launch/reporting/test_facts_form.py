@@ -19,7 +19,10 @@ from spmdkit.launch.reporting.facts import NAME, read_facts, write_facts
         {"sample": 3},
         {"schedule": {"name": "mine", "csv": "F0,<script>"}},
         {"schedule": {"csv": "F0,B0,W0"}},
-        *({"costs": damage} for damage in ({"held": [1]}, {"held": {"a": "b"}}, {"notes": [1]}, {"found": [1]})),
+        *(
+            {"costs": damage}
+            for damage in ({"held": [1]}, {"held": {"a": "b"}}, {"notes": [1]}, {"unexpected": [1]}, {"found": [1]})
+        ),
         {"costs": {"schedule_text": 1}},
     ],
     ids=str,

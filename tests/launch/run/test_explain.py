@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import jax
 import pytest
+from jax import lax
 from runs import spmdkit, write_config
 from spmdkit.configs import load_config
 from spmdkit.configs.presets import preset_names
@@ -14,6 +16,7 @@ from spmdkit.launch.cli import main
 from spmdkit.launch.run.explain import Explanation, explain
 from spmdkit.layouts.resolve import resolve
 from spmdkit.mesh.device_mesh import DeviceMesh
+from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.collectives import Collective
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -49,6 +52,7 @@ def test_keys(explained):
         "collectives",
         "predicted_collectives",
         "as_predicted",
+        "not_as_predicted",
         "notes",
     ]
     assert {axis: size for axis, size in explained["mesh"].items() if size > 1} == {"data": 2, "fsdp": 4}
@@ -74,6 +78,7 @@ def test_compiled_memory_adds_up(explained):
 
 def test_collectives(explained):
     assert explained["as_predicted"] is True
+    assert explained["not_as_predicted"] == []
     assert explained["collectives"] == explained["predicted_collectives"]
     gathers = [line for line in explained["collectives"] if line["kind"] == "all-gather"]
     assert [(line["axes"], line["count"]) for line in gathers] == [(["fsdp"], 2)]
@@ -110,6 +115,42 @@ def test_numbers_are_written_for_people():
     assert re.search(r"^  total +25.9 MiB$", text, re.MULTILINE)
 
 
+def test_each_row_that_differs_is_named_with_its_bytes_and_a_remedy():
+    """And the remedy is where it says it is."""
+    (line,) = explanation().found
+    row = "all-reduce over data: 12,345 moving 2 bytes predicted, 12,345 moving 3,221,225,472 bytes found"
+    found = explanation(predicted=(replace(line, bytes=2),), unexpected=(row,))
+    text = str(found)
+    assert "Collectives of the compiled step, NOT as predicted\n  all-reduce " in text
+    assert f"\n\nNot as predicted\n  {row}\n" in text
+    assert found.to_json()["not_as_predicted"] == [row]
+    page, heading = re.search(r'(docs/\S+\.md), "([^"]+)"', text).groups()
+    assert f"\n## {heading}\n" in (EXAMPLES.parent / page).read_text(encoding="utf-8")
+    assert "Not as predicted" not in str(explanation())
+
+
+def test_what_is_left_to_xla_is_marked_and_as_predicted():
+    (line,) = explanation().found
+    text = str(explanation(predicted=(), left_to_xla=(line,)))
+    assert "Collectives of the compiled step, as predicted\n" in text
+    assert re.search(r"12,345 a step +3 GiB   left to XLA$", text, re.MULTILINE)
+
+
+def test_one_that_nobody_predicts(tmp_path, monkeypatch, capsys):
+    """A sum too many in the runtime, as a strategy with a mistake would have it."""
+    right = data_strategy.reduce_gradients
+
+    def wrong(gradients, *rest):
+        summed, scalars = right(gradients, *rest)
+        return summed, [scalars[0] + 0 * lax.psum(lax.pcast(scalars[0], "data", to="varying"), "data"), *scalars[1:]]
+
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
+    assert main(["explain", str(write_config(tmp_path))]) == 0
+    text = capsys.readouterr().out
+    assert "NOT as predicted" in text
+    assert re.search(r"^  all-reduce over data: \d+ moving [\d,]+ bytes predicted, \d+ moving", text, re.MULTILINE)
+
+
 def test_every_line_of_a_large_table_is_there():
     """A model of many arrays: `print(layouts.table)` leaves some out, `explain` none."""
     leaves = {f"w{'x' * place}": jax.ShapeDtypeStruct((2, 3), "float32") for place in range(100)}
@@ -126,10 +167,10 @@ def test_names_move_no_cursor():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*preset_names(), "own_model"])
+@pytest.mark.parametrize("name", preset_names())
 def test_presets_are_as_predicted(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    explanation = explain(load_config(EXAMPLES / "own_model.yaml")) if name == "own_model" else preset(name)
+    explanation = preset(name)
     assert explanation.predicted == explanation.found
     assert explanation.found
     assert ("Pipeline schedule" in str(explanation)) == (explanation.axes["pipe"] > 1)

@@ -10,6 +10,7 @@ from spmdkit.parallel import FSDPConfig, Precision, lay_out
 from spmdkit.parallel.blocks.read_again import read_again
 
 FSDP = {"fsdp": FSDPConfig(size=2, floor_bytes=0)}
+AHEAD = {"fsdp": FSDPConfig(size=2, floor_bytes=0, prefetch=1)}
 IN_STAGES = FSDP | {"pipe": {"size": 2, "layers": [2, 1]}}
 MATRICES = {"scale", "up", "down"}
 
@@ -33,9 +34,11 @@ def reads(strategy=FSDP, remat="none", frozen=(), **changes):
         ({"remat": "full"}, MATRICES | {"b_up"}),  # hidden is made again, and b is added after all products
         ({"strategy": IN_STAGES}, MATRICES),
         ({"strategy": IN_STAGES, "remat": "full"}, MATRICES | {"b_up"}),
+        ({"strategy": AHEAD}, MATRICES),
+        ({"strategy": AHEAD, "remat": "full"}, MATRICES | {"b_up"}),
         ({"frozen": ("blocks/(down|b.*)",)}, MATRICES),  # the gradient goes through them
     ],
-    ids=["none", "full", "stages", "stages full", "frozen"],
+    ids=["none", "full", "stages", "stages full", "ahead", "ahead full", "frozen"],
 )
 def test_biases_are_read_once(options, expected):
     assert reads(**options) == (expected, expected)

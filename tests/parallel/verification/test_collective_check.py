@@ -153,5 +153,18 @@ def test_an_optimizer_whose_state_lies_elsewhere(monkeypatch):
     assert any("though the optimizer treats every element by itself" in text for text in texts)
 
 
+def test_at_the_start_of_a_run_nothing_is_compiled_apart(monkeypatch):
+    """What is moved beyond the prediction is then left to XLA under an optimizer that looks across elements, alone."""
+    monkeypatch.setattr("spmdkit.parallel.verification.collective_check.traffic_of_update", None)
+    quick = check_collectives(step_of("muon", "fsdp"), BATCH, compiles_apart=False)
+    assert quick.unexpected == ()
+    assert quick.left_to_xla
+    frozen = check_collectives(step_of("adamw", "fsdp", FROZEN), BATCH, compiles_apart=False)
+    assert frozen.left_to_xla == ()
+    assert any(text.startswith("reduce-scatter over fsdp") for text in frozen.unexpected)
+    less = check_collectives(step_of("muon", "fsdp", FROZEN), BATCH, compiles_apart=False)
+    assert any(text.startswith("reduce-scatter over fsdp") for text in less.unexpected)
+
+
 def replicated(layout):
     return type(layout)((None,) * len(layout.axes), layout.device_mesh)

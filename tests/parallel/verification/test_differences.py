@@ -60,6 +60,15 @@ def test_a_small_leaf_is_measured_against_a_part_of_the_largest(tolerance, noise
     assert worst.relative == pytest.approx(1 / 4, rel=1e-6)
 
 
+def test_a_leaf_that_rounding_moves_is_measured_by_that():
+    found, reference = {"x": jnp.array([2.0]), "y": jnp.array([2.0])}, {"x": np.array([1.0]), "y": np.array([1.0])}
+    other = {"x": np.array([1.0]), "y": np.array([1.0 + 1e-9])}
+    (x, y) = sorted(leaf_errors(found, reference, tolerance=1e-9, moved=other), key=lambda error: error.path)
+    assert x.relative == 1.0
+    assert y.relative == pytest.approx(1 / 16, rel=1e-6)
+    assert state_errors(found, reference, {}, tolerance=1e-9, moved=other) == [x, y]
+
+
 def test_what_is_not_finite_is_infinitely_wrong():
     assert leaf_errors({"x": jnp.array([1.0, jnp.nan])}, {"x": np.array([1.0, 2.0])}) == [(np.inf, "x")]
 

@@ -35,6 +35,15 @@ def test_collectives_that_differ_stand_beside_the_prediction():
     assert "The strategies predict, 1,125 collectives" in page.text("h3")
 
 
+def test_what_is_left_to_xla_is_no_difference_and_what_is_one_is_told():
+    found = (*COLLECTIVES, Collective("all-to-all", ("tensor",), 3, 1 << 20))
+    page = Page(costs_sections(COSTS._replace(found=found, unexpected=())))
+    assert page.text("good") == "as the strategies predict, beside what is left to XLA"
+    page = Page(costs_sections(COSTS._replace(found=found, unexpected=("all-to-all over <tensor>: none predicted",))))
+    assert page.text("bad") == "not as the strategies predict"
+    assert "Not as predicted: all-to-all over <tensor>: none predicted" in page.text("note")
+
+
 def test_a_step_without_collectives_says_so():
     page = Page(costs_sections(COSTS._replace(found=(), predicted=())))
     assert page.text("collectives") == "none: nothing is sent between devices"

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from spmdkit.parallel.verification.equations import equations, inner_programs
+from spmdkit.parallel.xla.equations import equations, inner_programs
 
 
 @jax.custom_vjp

@@ -1,0 +1,251 @@
+"""Models as users write them, under every strategy and option that changes what moves: what moves is as predicted."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+import toy
+from jax import lax
+from spmdkit.models.lora import LoRA, LoRAConfig
+from spmdkit.parallel import BlockModel, LossSums, Model, Precision, batch_axes, build_step, lay_out
+from spmdkit.parallel.verification.collective_check import check_collectives
+from spmdkit.training.optimizing.averaging import averaged
+from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
+
+BLOCKS, ODD = 4, 13
+ROWS, FEATURES, CLASSES = 16, 16, 8
+
+
+def biased(width=64):
+    """Two layers with biases, and a scalar parameter."""
+
+    def init(key):
+        first, second = jax.random.split(key)
+        return {
+            "up": {"kernel": jax.random.normal(first, (FEATURES, width)), "bias": jnp.zeros(width)},
+            "down": {"kernel": jax.random.normal(second, (width, CLASSES)), "bias": jnp.zeros(CLASSES)},
+            "temperature": jnp.ones(()),
+        }
+
+    def loss(params, batch, key):
+        hidden = jnp.tanh(batch["inputs"] @ params["up"]["kernel"] + params["up"]["bias"][None])
+        logits = (hidden @ params["down"]["kernel"] + params["down"]["bias"][None]) * params["temperature"]
+        total, weight = toy.cross_entropy(logits, batch)
+        hits = ((logits.argmax(-1) == batch["targets"]) * batch["weights"]).sum()
+        return total, weight, {"accuracy": (hits, weight)}
+
+    return Model(init=init, loss=loss, name="biased")
+
+
+def normed(layers=2, shared=True):
+    """Batch norms one after the other, with running statistics and a count; not `shared`: each device's own."""
+
+    def init(key):
+        keys = jax.random.split(key, layers)
+        return {
+            "layers": [
+                {"kernel": jax.random.normal(each, (FEATURES, FEATURES)), "bias": jnp.zeros(FEATURES)} for each in keys
+            ],
+            "scale": jnp.ones(FEATURES),
+            "out": jax.random.normal(key, (FEATURES, CLASSES)),
+        }
+
+    def init_state(key):
+        one = {"mean": jnp.zeros(FEATURES), "square": jnp.ones(FEATURES)}
+        return {"norms": [one] * layers, "batches": jnp.int32(0)}
+
+    def loss(params, batch, key, state):
+        x, axes, after = batch["inputs"], batch_axes() if shared else (), []
+        for layer, old in zip(params["layers"], state["norms"], strict=True):
+            x = x @ layer["kernel"] + layer["bias"][None]
+            new = {"mean": lax.pmean(x.mean(0), axes), "square": lax.pmean((x * x).mean(0), axes)}
+            used = old if key is None else new
+            x = jnp.tanh((x - used["mean"][None]) * lax.rsqrt(used["square"] - used["mean"] ** 2 + 0.1)[None])
+            after.append(jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, old, new))
+        total, weight = toy.cross_entropy(x * params["scale"][None] @ params["out"], batch)
+        return LossSums(total, weight, {}, {"norms": after, "batches": state["batches"] + 1})
+
+    return Model(init=init, init_state=init_state, loss=loss, name="normed")
+
+
+def blocks(tied=False, width=toy.WIDTH):
+    """Blocks with biases, each matrix over the floor and no vector; `tied`: the embedding is the head too."""
+    model = replace(toy.BIASED_MODEL, num_blocks=BLOCKS)
+
+    def init(key):
+        params = toy.biased_init(key)
+        params = {**params, "blocks": jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:1]]), params["blocks"])}
+        params = jax.tree.map(lambda leaf: _resized(leaf, width), params)
+        return {**params, "head": {}} if tied else params
+
+    head = {"head": toy.tied_head, "head_reads": ("embed",)} if tied else {}
+    return replace(model, init=init, **head)
+
+
+def _resized(leaf, width):
+    """The same with dims of `width` in place of those of the toy's."""
+    shape = [width if size == toy.WIDTH else size for size in leaf.shape]
+    return leaf[tuple(slice(0, size) for size in shape)]
+
+
+def summing_blocks():
+    """Blocks that subtract the mean over all rows of the batch."""
+
+    def block(params, x, key):
+        return toy.biased_block(params, x - lax.pmean(x.mean((0, 1)), batch_axes())[None, None], key)
+
+    return replace(blocks(), block=block)
+
+
+def adapted():
+    return LoRA(blocks(), LoRAConfig(rank=2, match=("blocks/(up|down)",)))
+
+
+FSDP = {"fsdp": {"size": 4, "floor_bytes": 256}}
+HSDP = {"data": 2, "fsdp": {"size": 2, "floor_bytes": 256}}
+PREFETCH = {"fsdp": {"size": 4, "floor_bytes": 256, "prefetch": 1}}
+WHOLE = {"fsdp": {"size": 4, "floor_bytes": 0}}
+STRATEGIES = {
+    "data": {"data": 4},
+    "zero1": {"data": {"size": 4, "zero": 1, "floor_bytes": 256}},
+    "zero2": {"data": {"size": 4, "zero": 2, "floor_bytes": 256}},
+    "int8": {"data": {"size": 4, "compress": "int8"}},
+    "local": {"data": {"size": 2, "local_steps": 2}, "fsdp": {"size": 2, "floor_bytes": 256}},
+    "fsdp": FSDP,
+    "all": WHOLE,
+    "hsdp": HSDP,
+    "keep": {"fsdp": {"size": 4, "floor_bytes": 256, "keep": "step"}},
+    "prefetch": PREFETCH,
+    "prefetch-all": {"fsdp": {"size": 4, "floor_bytes": 0, "prefetch": 1}},
+    "pipe": {"pipe": {"size": 2}, "data": 2},
+    "pipe-fsdp": {"pipe": {"size": 2}, "fsdp": {"size": 2, "floor_bytes": 0}},
+    "pipe-data-fsdp": {"pipe": {"size": 2}, "data": 2, "fsdp": {"size": 2, "floor_bytes": 256}},  # 8 devices
+    "pipe-split": {"pipe": {"size": 2, "embed_and_head": "split"}, "data": 2},
+    "tensor": {"data": 2, "tensor": 2},
+    "fsdp-tensor": {"fsdp": {"size": 2, "floor_bytes": 0}, "tensor": 2},
+}
+RULES = {
+    "biased": {"up/kernel": (None, "tensor"), "up/bias": ("tensor",), "down/kernel": ("tensor", None)},
+    "blocks": {"blocks/up": (None, None, "tensor"), "blocks/down": (None, "tensor", None)},
+}
+FLOAT32, BFLOAT16 = Precision(), Precision(compute="bfloat16")
+FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
+SCALED, HALF = Precision(compute="float16"), Precision(compute="float16", reduce="float16", loss_scale=8.0)
+MODELS = {
+    "biased": biased,
+    "odd": lambda: biased(ODD),
+    "normed": normed,
+    "normed-alone": lambda: normed(shared=False),
+    "normed-once": lambda: normed(1),
+    "blocks": blocks,
+    "tied": lambda: blocks(tied=True),
+    "odd-blocks": lambda: blocks(width=ODD),
+    "summing": summing_blocks,
+    "lora": adapted,
+}
+PLAIN = ("data", "zero1", "zero2", "int8", "local", "fsdp", "all", "hsdp", "tensor", "fsdp-tensor")
+OF_BLOCKS = (*PLAIN, "keep", "prefetch", "prefetch-all", "pipe", "pipe-fsdp", "pipe-data-fsdp", "pipe-split")
+ONCE = {"accumulate": 1}
+QUICK = [("biased", "hsdp", ONCE), ("normed", "hsdp", ONCE), ("blocks", "prefetch-all", ONCE)]
+CASES = [
+    *QUICK,
+    *(("biased", strategy, ONCE) for strategy in PLAIN),
+    *(("odd", strategy, ONCE) for strategy in ("data", "zero1", "fsdp", "all", "hsdp")),
+    *(("blocks", strategy, ONCE) for strategy in OF_BLOCKS),
+    *(("tied", strategy, ONCE) for strategy in ("data", "zero2", "all", "hsdp", "prefetch-all", "pipe-fsdp", "pipe")),
+    *(("odd-blocks", strategy, ONCE) for strategy in ("all", "pipe-fsdp")),
+    *(("normed", strategy, ONCE) for strategy in ("data", "zero1", "zero2", "fsdp", "all", "hsdp", "int8")),
+    *(("normed-alone", strategy, ONCE) for strategy in ("data", "fsdp", "all", "zero2")),
+    *(("summing", strategy, ONCE) for strategy in ("data", "hsdp", "all")),
+    *(("lora", strategy, ONCE) for strategy in ("data", "all", "hsdp", "pipe-fsdp", "pipe")),
+    *((model, "hsdp", {"accumulate": 2}) for model in ("biased", "blocks", "tied", "normed", "normed-alone", "lora")),
+    *((model, "zero2", {"accumulate": 2}) for model in ("biased", "blocks", "normed")),
+    ("summing", "hsdp", {"accumulate": 2}),
+    ("blocks", "prefetch-all", {"accumulate": 2}),
+    ("blocks", "pipe-fsdp", {"accumulate": 2}),
+    *(
+        (model, strategy, {"remat": remat})
+        for model in ("blocks", "lora")
+        for strategy in ("all", "pipe-fsdp")
+        for remat in ("dots", "full")
+    ),
+    ("blocks", "prefetch-all", {"remat": "full"}),
+    ("summing", "all", {"remat": "full"}),
+    *(
+        (model, "hsdp", {"precision": precision})
+        for model in ("biased", "blocks", "normed")
+        for precision in (BFLOAT16, FLOAT64, SCALED)
+    ),
+    *(("blocks", "pipe-fsdp", {"precision": precision}) for precision in (HALF, BFLOAT16)),
+    ("normed-once", "all", {"precision": FLOAT64}),
+    ("normed", "fsdp", {"precision": SCALED, "accumulate": 2}),
+    ("biased", "hsdp", {"clip_norm": 1.0}),
+    ("biased", "all", {"ema": 0.99}),
+    ("blocks", "zero1", {"ema": 0.99}),
+    ("normed", "all", {"ema": 0.99}),
+    ("biased", "all", {"optimizer": "muon"}),
+    ("biased", "zero1", {"optimizer": "adafactor"}),
+    ("normed", "all", {"optimizer": "muon"}),
+]
+
+
+def built(name, strategy, *, optimizer="adamw", ema=0.0, precision=FLOAT32, **options):
+    """A step on the devices that the strategy takes."""
+    given, frozen, rules = MODELS[name](), frozenset(), None
+    if isinstance(given, LoRA):
+        given, frozen = given.model, given.frozen
+    if "tensor" in STRATEGIES[strategy]:
+        rules = RULES["blocks" if isinstance(given, BlockModel) else "biased"]
+    layouts = lay_out(
+        given,
+        STRATEGIES[strategy],
+        rules=rules,
+        precision=precision,
+        devices=toy.devices(8 if strategy == "pipe-data-fsdp" else 4),
+        frozen=frozen,
+        indivisible="replicate",
+    )
+    shapes = jax.eval_shape(given.init, jax.random.key(0))
+    config = OptimizerConfig(name=optimizer, learning_rate=1e-3)
+    chosen = make_optimizer(config, 10, shapes, frozen=frozen, stacked=isinstance(given, BlockModel))
+    chosen = averaged(chosen, ema) if ema else chosen
+    return build_step(given, chosen, layouts, precision=precision, **options)
+
+
+def rows_of(step):
+    """Shapes of a batch of the model."""
+    if isinstance(step.given_model, BlockModel):
+        return toy.abstract(toy.batch(0))
+    number = jax.ShapeDtypeStruct((ROWS,), "float32")
+    return {
+        "inputs": jax.ShapeDtypeStruct((ROWS, FEATURES), "float32"),
+        "targets": jax.ShapeDtypeStruct((ROWS,), "int32"),
+        "weights": number,
+    }
+
+
+def case_name(case):
+    model, strategy, options = case
+    told = "-".join(
+        f"{key} {f'{value.compute} {value.reduce}' if isinstance(value, Precision) else value}"
+        for key, value in options.items()
+    )
+    return f"{model}, {strategy}, {told}"
+
+
+TABLE = {case_name(case): case for case in CASES}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if case in QUICK else pytest.mark.long) for name, case in TABLE.items()]
+)
+def test_what_moves_is_as_predicted(name):
+    model, strategy, options = TABLE[name]
+    precision = options.get("precision", FLOAT32)
+    with jax.enable_x64(precision.needs_x64):
+        step = built(model, strategy, **options)
+        moved = check_collectives(step, rows_of(step))
+        assert moved.unexpected == moved.of_the_model == ()
+        if "tensor" not in strategy and "optimizer" not in options:
+            assert moved.found == moved.predicted != ()

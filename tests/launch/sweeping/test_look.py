@@ -44,3 +44,15 @@ def test_a_process_of_its_own_says_why_it_cannot_be(tmp_path):
     assert (seen.exit_code, seen.costs) == (2, {})
     assert seen.problem.startswith("data.source=")
     assert "hello" not in seen.problem
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_what_the_users_code_prints_is_no_part_of_the_answer(tmp_path):
+    opened = (
+        "    from spmdkit.data import DataConfig, open_splits\n    return open_splits(DataConfig(source='synthetic'))\n"
+    )
+    (tmp_path / "mine.py").write_text(f"print('hello')\ndef make(config):\n{opened}")
+    seen = look_apart(str(write_config(tmp_path, data={"source": "mine:make"})), [])
+    assert (seen.problem, seen.exit_code) == ("", 0)
+    assert seen.costs["devices"] == 8

@@ -198,7 +198,7 @@ def test_a_long_list_of_differences_is_cut(tmp_path):
     with Checkpoints(tmp_path, keep=1, abstract_state=abstract(one)) as checkpoints:
         checkpoints.save(1, one)
     checkpoints = Checkpoints(tmp_path, keep=1, abstract_state=abstract(many))
-    with checkpoints, pytest.raises(CheckpointError, match=r"in 50 array\(s\)(?s:.*)\.\.\. and 30 more"):
+    with checkpoints, pytest.raises(CheckpointError, match=r"in 50 arrays(?s:.*)\.\.\. and 30 more"):
         checkpoints.restore()
 
 
@@ -310,7 +310,7 @@ def test_whether_it_fits_is_known_without_reading_an_array(written, monkeypatch)
     monkeypatch.setattr(checkpoints_file.ocp.args, "PyTreeRestore", None)
     with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
         checkpoints.check_fits()
-    wrong = pytest.raises(CheckpointError, match=r"/20 does not fit the state of this run, in 6 array\(s\)")
+    wrong = pytest.raises(CheckpointError, match=r"/20 does not fit the state of this run, in 6 arrays")
     with Checkpoints(written, keep=3, abstract_state=abstract(other)) as checkpoints, wrong:
         checkpoints.check_fits()
     with Checkpoints(written / "none", keep=3, abstract_state=abstract(other)) as checkpoints:

@@ -192,7 +192,7 @@ UNMET = {
     ),
     "rank": (
         {"blocks/mlp/output": [None, "tensor"]},
-        r"Activation 'blocks/mlp/output' of shape \(8, 8, 64\) .on each device. has 3 dim.s., but rule "
+        r"Activation 'blocks/mlp/output' of shape \(8, 8, 64\) .on each device. has 3 dims, but rule "
         r"'blocks/mlp/output' gives the layout \(None, tensor\) with 2 entries. Give one entry per dim",
     ),
     "ambiguous": (

@@ -34,8 +34,8 @@ test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiproce
 test-long: $(VENV)/.test  ## run the cases of tests/long.txt, which `make test` leaves out: 8 minutes
 	$(PYTEST) -m "long and not faults" $(ARGS)
 
-test-libraries: $(VENV)/.test  ## hold weights, plans, loaders and logs to torch, transformers, tensorflow, datasets and MLflow, which it installs (2 GB)
-	@$(INSTALL) 'torch==2.13.0' 'transformers>=5' tensorflow-cpu datasets mlflow-skinny
+test-libraries: $(VENV)/.test  ## hold weights, plans, loaders and logs to torch, transformers, tensorflow, datasets, MLflow and W&B, which it installs (2 GB)
+	@$(INSTALL) 'torch==2.13.0' 'transformers>=5' tensorflow-cpu datasets mlflow-skinny wandb
 	$(PYTEST) -m libraries $(ARGS)
 
 test-faults: $(VENV)/.test  ## kill, hang, stop, damage and fill what real runs need, and hold them to what the docs promise

@@ -29,6 +29,7 @@ def records_of(data):
 
 
 @pytest.mark.slow
+@pytest.mark.libraries
 @pytest.mark.filterwarnings("default")
 def test_metrics_are_written_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="no wandb: pip install 'spmdkit[wandb]'")

@@ -63,7 +63,6 @@ def train_batches(
         layout: Where arrays are put before they are laid out by `sharding`, see `storage`; None: at once so.
         left_out: Numbers of the batches of the order that no step gets; see `order.batch_number`.
         took: Gets the seconds that each batch took to read and place, in the background thread; not with prefetch=0.
-        took: Gets the seconds that each batch took to read and place, in the background thread; not with prefetch=0.
 
     Returns:
         A generator of name -> global array (global_batch, ...), plus "example": int32 (global_batch,), the global

@@ -1,5 +1,6 @@
 """What is said of words that a command does not take: `--steps 3` for `train.steps=3`, `--stpe 3` for `--step 3`."""
 
+import os
 import shlex
 from collections.abc import Iterable, Sequence
 
@@ -64,7 +65,7 @@ def explain_unknown(
 def _explained(word: str, value: str, options: Sequence[str], reads_config: bool) -> str:
     """What a word is meant for, where that is known."""
     if not word.startswith("--"):
-        is_lost = not reads_config and is_override(word)
+        is_lost = not reads_config and is_override(word) and not os.path.lexists(word)
         return f"{word}: this command reads no config, so key=value changes nothing; leave it out" if is_lost else ""
     option, equals, given = word.partition("=")
     is_key = reads_config and bool(_keys(option, exact=True))

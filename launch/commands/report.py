@@ -1,6 +1,7 @@
 """`spmdkit report`: the report of a run, renewed from its folder, or one page that compares several."""
 
 import argparse
+import os
 from pathlib import Path
 
 from .command import OR_CONFIG, PLACE, Command, add_json
@@ -36,7 +37,8 @@ def report(arguments: argparse.Namespace) -> int:
     from ..reporting.record import read_run
     from ..reporting.tell import told, written
 
-    refuse_overrides(arguments.runs, "spmdkit report", "Give folders of runs, or configs, and --out FILE.html.")
+    missing = [given for given in arguments.runs if not os.path.exists(given)]  # folders of a sweep have names with =
+    refuse_overrides(missing, "spmdkit report", "Give folders of runs, or configs, and --out FILE.html.")
     folders = [find_folder(given) for given in arguments.runs]
     if len(set(folders)) < len(folders):
         twice = next(folder for folder in folders if folders.count(folder) > 1)

@@ -13,7 +13,9 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--zip", action="store_true", help="the first values of all keys together, then the second ones, and so on"
     )
-    parser.add_argument("--skip-invalid", action="store_true", help="leave out combinations that cannot run")
+    parser.add_argument(
+        "--skip-invalid", action="store_true", help="leave out combinations that are a mistake (exit code 2)"
+    )
     parser.add_argument("--on", metavar="local:PxD", help="train each run in P processes that simulate D devices each")
     add_json(parser)
 
@@ -54,8 +56,9 @@ a page that compares the runs, run.dir/sweep.html.
   spmdkit sweep my.yaml train.global_batch=64,128 optimizer.learning_rate=1e-3,2e-3 --zip          two
   spmdkit sweep my.yaml strategy=data,fsdp --dry-run            what each would hold and send; nothing is trained
 
-Ends with 0 where all have finished, 2 where a combination cannot run and nothing was trained, 75 where a signal stopped
-it; else, of the exit codes of its runs, with the first of 75, 1, 3, 2.
+Ends with 0 where all have finished, 2 where a combination is a mistake and nothing was trained, 75 where a signal
+stopped it; else, of the exit codes of its runs and of the checks before, with the first of 75, 1, 3, 2: a folder that
+is in use (75) and an unforeseen error (1) are no mistakes, and --skip-invalid hides neither.
 """,
     add_sweep,
     sweep,

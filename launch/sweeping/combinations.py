@@ -22,7 +22,7 @@ MOST = 1000
 """Combinations of one sweep."""
 LONGEST = 100
 """Characters of a name, which is that of a folder."""
-MARK = re.compile(r"""(?:^|(?<=[,:\[{]))\s*(?:"(?:\\.|[^"\\])*"|'[^']*')|[\[{\]},]""")
+MARK = re.compile(r"""(?:^|(?<=[,:\[{]))\s*(?:"(?:\\.|[^"\\])*"|'(?:[^']|'')*')|[\[{\]},]""")
 """A quoted text, where YAML lets one begin, or a sign that opens, closes or parts."""
 UNSAFE = re.compile(r"[^\w.+-]+", re.ASCII)
 """What a name has a dash for."""

@@ -21,6 +21,9 @@ from ..reporting.facts import read_facts
 from ..run.directory.folder import is_run
 from .combinations import Combination, combine
 
+OF_THE_TABLE = ("checkpoint.start_from", "checkpoint.start_fresh", "eval.batches", "optimizer.ema.evaluate")
+"""Keys that a restart may change, and that figures of the table depend on all the same."""
+
 
 class Asked(NamedTuple):
     """What a sweep is asked for.
@@ -131,7 +134,7 @@ def _with_devices(asked: Asked, combination: Combination) -> tuple[str, ...]:
 def check_unchanged(folder: Path, config: Config) -> None:
     """Makes sure that what a folder holds of a run is of the same config, so that the table compares what it says.
 
-    `train.steps` may be raised, and what changes no number may be another.
+    `train.steps` may be raised, and what changes no number of the table may be another.
 
     Args:
         folder: Of the run; it need not exist.
@@ -159,8 +162,11 @@ def check_unchanged(folder: Path, config: Config) -> None:
 def _counts(key: str, then: Any, now: Any, default: Any) -> bool:
     """Whether a run with another value of a key is another run; a key that a file of before lacks has its default."""
     rule = rule_of(key)
-    same = then == now or (then is MISSING and now == default)
-    return not same and key != "train.steps" and (rule is None or rule.kind != "any")
+    if then == now or (then is MISSING and now == default):
+        return False
+    if key == "train.steps":
+        return isinstance(then, int) and now < then
+    return rule is None or rule.kind != "any" or key in OF_THE_TABLE
 
 
 def _shown(value: Any) -> str:

@@ -1,6 +1,7 @@
 """What a sweep says of its runs: a table, one JSON object, and the page that compares them."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from typing import Any, Literal
 from ...layouts.sizes import format_bytes
 from ...mesh.errors import UserError
 from ...training.quantities import compact, duration, loss_text
+from ...training.report.comparison import write_comparison
+from ..reporting.compare import compared, config_differences
 from ..reporting.figures import final_figures
 from ..reporting.record import RunRecord, read_run
-from ..reporting.tell import written
 from .planning import SweptRun
 
 PAGE, FACTS = "sweep.html", "sweep.json"
@@ -30,18 +32,29 @@ class Told:
         status: how far it is.
         exit_code: of its process, or of the check; None where there was none.
         reason: why it has not finished.
+        has_begun: whether its folder says what it did: not where --fresh is yet to move aside what is there.
     """
 
     run: SweptRun
     status: Status
     exit_code: int | None = None
     reason: str = ""
+    has_begun: bool = True
 
     @property
     def record(self) -> RunRecord | None:
         """What its folder says; None where it has logged nothing."""
         with suppress(UserError):
-            return read_run(self.run.folder.absolute()) if self.run.folder else None
+            return read_run(self.run.folder.absolute()) if self.run.folder and self.has_begun else None
+        return None
+
+    @property
+    def stamp(self) -> tuple[int, int] | None:
+        """Which config.yaml is in its folder; another one once a run has taken the folder. None where there is none."""
+        with suppress(OSError):
+            if self.run.folder:
+                found = (self.run.folder / "config.yaml").stat()
+                return found.st_ino, found.st_mtime_ns
         return None
 
     def plain(self) -> dict[str, Any]:
@@ -112,9 +125,15 @@ def write_page(told: Sequence[Told], folder: Path) -> Path | None:
 
     Returns:
         The file; None where there are fewer than two such runs.
+
+    Raises:
+        OSError: It cannot be written.
     """
     records = [record for each in told if (record := each.record)]
-    return written(records, folder / PAGE, folder / PAGE) if len(records) > 1 else None
+    if len(records) < 2:
+        return None
+    write_comparison(folder / PAGE, compared(records), config_differences([record.config for record in records]))
+    return folder / PAGE
 
 
 def plain(told: Sequence[Told], folder: Path) -> dict[str, Any]:
@@ -123,8 +142,16 @@ def plain(told: Sequence[Told], folder: Path) -> dict[str, Any]:
 
 
 def write_facts(told: Sequence[Told], folder: Path) -> None:
-    """Writes sweep.json; the file is replaced as a whole."""
+    """Writes sweep.json; the file is replaced as a whole, also where two sweeps of one folder write it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / f"{FACTS}.partial"
-    beside.write_text(json.dumps(plain(told, folder), indent=2) + "\n", encoding="utf-8")
-    beside.replace(folder / FACTS)
+    beside = folder / f"{FACTS}.{os.getpid()}.partial"
+    try:
+        beside.write_text(json.dumps(plain(told, folder), indent=2) + "\n", encoding="utf-8")
+        beside.replace(folder / FACTS)
+    finally:
+        with suppress(OSError):
+            beside.unlink()

@@ -65,6 +65,17 @@ def test_what_is_laid_over_a_config(word, expected):
     assert is_override(word) == expected
 
 
+def test_what_exists_is_no_value_of_a_config(tmp_path, monkeypatch):
+    (tmp_path / "strategy=data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert said_without_config("strategy=data") == "unrecognized arguments: strategy=data"
+    assert said_without_config("strategy=fsdp").startswith("strategy=fsdp: this command reads no config")
+
+
+def said_without_config(word):
+    return explain_unknown([word], [word], reads_config=False)
+
+
 def test_overrides_where_none_is_read():
     refuse_overrides(["runs/a", "x=1"], "spmdkit report", "Give folders.")
     with pytest.raises(

@@ -50,6 +50,22 @@ def page_of(folder):
     return (folder / "compare.html").read_text(encoding="utf-8")
 
 
+def test_a_folder_that_is_named_like_key_value(tmp_path, capsys, monkeypatch):
+    """As those of a sweep are; nothing else is taken for a folder."""
+    for name in ("strategy=data", "strategy=fsdp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("train: {steps: 4}\n")
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 4, "loss": 2.0}\n')
+    monkeypatch.chdir(tmp_path)
+    code, printed = call(capsys, "strategy=data", "strategy=fsdp", "--json")
+    assert (code, printed.err) == (0, "")
+    assert [each["folder"] for each in json.loads(printed.out)["runs"]] == [
+        str(tmp_path / "strategy=data"),
+        str(tmp_path / "strategy=fsdp"),
+    ]
+    assert call(capsys, "strategy=data", "strategy=tensor")[0] == 2
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -97,6 +97,31 @@ def test_a_folder_of_another_config_is_not_compared(config):
     assert planned(config, "strategy=data,fsdp", fresh=True)[0].problem == ""
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"checkpoint__start_from": "runs/a"}, "checkpoint.start_from: 'runs/a' then, '' now"),
+        ({"checkpoint__start_fresh": ["head"]}, "checkpoint.start_fresh: ['head'] then, [] now"),
+        ({"eval__batches": 4}, "eval.batches: 4 then, 2 now"),
+        ({"train__steps": 200}, "train.steps: 200 then, 12 now"),
+    ],
+)
+def test_what_figures_of_the_table_depend_on_counts(config, changes, said):
+    """Also where a restart may change it."""
+    run, _ = planned(config, "strategy=data,fsdp")
+    leave(config, run, **changes)
+    again, other = planned(config, "strategy=data,fsdp")
+    assert said in again.problem
+    assert (again.exit_code, again.is_finished, other.problem) == (2, False, "")
+
+
+def test_which_parameters_are_evaluated_counts(config):
+    run, _ = planned(config, "strategy=data,fsdp", "optimizer.ema={decay: 0.9, evaluate: true}")
+    leave(config, run)
+    again, _ = planned(config, "strategy=data,fsdp", "optimizer.ema={decay: 0.9, evaluate: false}")
+    assert "optimizer.ema.evaluate: True then, False now" in again.problem
+
+
 @pytest.mark.parametrize("changes", [{}, {"train__steps": 3}, {"run__log_every": 7}, {"eval__every": 9}])
 def test_what_changes_no_number_may_differ_and_steps_may_be_more(config, changes):
     run, _ = planned(config, "strategy=data,fsdp")

@@ -13,6 +13,6 @@ def test_divisors(number):
 def test_remedies_of_huge_sizes_take_no_time():
     start = time.perf_counter()
     assert len(divisors(2**31 - 1)) == 2
-    with pytest.raises(ValueError, match=r"Sizes that fit 8 device.s.: fsdp=8"):
+    with pytest.raises(ValueError, match=r"Sizes that fit 8 devices: fsdp=8"):
         DeviceMesh((10**9, 10**9), ("data", "fsdp"), [f"cuda:{number}" for number in range(8)])
     assert time.perf_counter() - start < 2

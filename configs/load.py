@@ -87,13 +87,16 @@ def find_config(source: str | Path) -> Path:
     Raises:
         ConfigError: There is neither; names the nearest presets.
     """
+    if source == "":  # to Path, the working directory
+        given = f"give the path of a YAML file, a preset or the folder of a run. Presets: {', '.join(preset_names())}."
+        raise ConfigError([given], "an empty name")
     path = Path(source)
     if os.path.isfile(path):
         return path
     preset = PRESETS / f"{path.name.removesuffix('.yaml')}.yaml"
     if path.parent == Path() and os.path.isfile(preset):
         return preset
-    raise ConfigError([_no_config(path)], str(source) or "an empty name")
+    raise ConfigError([_no_config(path)], str(source))
 
 
 def _no_config(path: Path) -> str:

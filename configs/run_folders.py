@@ -16,7 +16,8 @@ from .reading.keys import sections
 from .reading.reader import read_text, read_yaml
 
 CONFIG = "config.yaml"
-LEFT = ("checkpoints", "metrics.jsonl")
+CHECKPOINTS = "checkpoints"
+LEFT = (CHECKPOINTS, "metrics.jsonl")
 """What training leaves first."""
 
 
@@ -33,7 +34,7 @@ def of_run_folder(source: str | Path, overrides: Sequence[str] = ()) -> tuple[st
     """
     folder = Path(source)
     is_preset = folder.parent == Path() and folder.name in preset_names()
-    if is_preset or not is_run_folder(folder):
+    if source == "" or is_preset or not is_run_folder(folder):
         return source, list(overrides)
     return folder / CONFIG, [f"run.dir={json.dumps(str(folder))}", *overrides]
 
@@ -52,5 +53,7 @@ def is_run_folder(folder: Path) -> bool:
 
 def run_of_checkpoint(folder: Path) -> Path | None:
     """The folder of the run that a folder of checkpoints, or one checkpoint, is in; None where it is none."""
-    above = (each for each in (folder.parent, folder.parent.parent) if is_run_folder(each))
-    return next(above, None)
+    checkpoints = next((each for each in (folder, folder.parent) if each.name == CHECKPOINTS), None)
+    if checkpoints is None or not is_run_folder(checkpoints.parent):
+        return None
+    return checkpoints.parent

@@ -15,6 +15,9 @@ FREE_SECTIONS = "optimizer.groups"
 """The mapping from patterns to options: a word after the last dot is an option, the rest one key."""
 OPTIONS_OF_GROUPS = tuple(each.name for each in fields(GroupConfig))
 
+EMPTY = "an empty argument"
+"""Stands for the key of an argument without any; a problem of the key "" would be one of the file."""
+
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Problem], dict[str, str]]:
     """Sets the value of each override in the tree of plain values, in place.
@@ -36,8 +39,9 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
     for text in overrides:
         key, equals, value_text = text.partition("=")
         if not equals or not all(split_key(key)) or not is_printable(key):
-            given_by[text] = _shown(text)
-            problems.append(Problem(text, "it must be key=value, such as train.steps=20."))
+            key = text or EMPTY
+            given_by[key] = _shown(text)
+            problems.append(Problem(key, "it must be key=value, such as train.steps=20."))
             continue
         if len(value_text) > MOST_BYTES:
             given_by[key] = _shown(text)
@@ -68,6 +72,8 @@ def sizes_to_options(tree: dict[str, Any]) -> None:
 
 def _shown(text: str) -> str:
     """An override as it was typed, where that stands on one line."""
+    if not text.strip():
+        return f"{text!r}, {EMPTY}"
     short = text if len(text) <= 200 else f"{text[:200]}..."
     return short if is_printable(short) else repr(short)
 

@@ -30,7 +30,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     from ...mesh.processes import is_main_process
     from ...mesh.text import printable
     from ..finished.extent import extent_of, other_parameters
-    from ..finished.load import loaded, logs_same_rows, read_config
+    from ..finished.load import loaded, log_of_same_rows
 
     batches = arguments.batches
     if batches is not None and batches < 1:
@@ -38,8 +38,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     with loaded(arguments.place, arguments.step, arguments.overrides, ema=arguments.ema) as run:
         if batches is None and "eval.batches" in (each.partition("=")[0] for each in arguments.overrides):
             batches = run.config.eval.batches or None
-        same = arguments.split == EVALUATION and logs_same_rows(arguments.overrides)
-        log = read_config(run.place) if same else None
+        log = log_of_same_rows(run) if arguments.split == EVALUATION else None
         source = run.source(run.splits.train if arguments.split == "train" else None)
         metrics = run.evaluate(source, max_batches=batches)
         if not is_main_process():

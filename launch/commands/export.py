@@ -1,6 +1,7 @@
 """`spmdkit export`: the parameters of a run as files that other programs read."""
 
 import argparse
+from collections.abc import Sequence
 
 from .command import OR_CONFIG, TRAINED_HELP, Command, add_ema, add_overrides, add_run, add_step
 
@@ -38,17 +39,27 @@ def export(arguments: argparse.Namespace) -> int:
     from ..inspection.export import export as run
     from ..inspection.export import named_for
     from ..inspection.stored import StoredCheckpoint
-    from ..options import refuse_overrides
 
     target = named_for(arguments.to, Path(arguments.target))
     if names_folder(arguments.place):
-        refuse_overrides(
-            arguments.overrides, "spmdkit export of a folder", f"Leave it out, or give --to {HUGGING_FACE}."
-        )
+        _refuse_more(arguments.overrides)
     stored = StoredCheckpoint(find_checkpoints(arguments.place, arguments.step, arguments.overrides).one)
     names = ("whole_state", "unstack", "lora", "ema", "force")
     print(run(stored, target, **{name: getattr(arguments, name) for name in names}))
     return 0
+
+
+def _refuse_more(words: Sequence[str]) -> None:
+    """Makes sure that nothing stands after FILE, where RUN is a folder: it would be lost without a word."""
+    from ...mesh.errors import UserError
+    from ..options import refuse_overrides
+
+    refuse_overrides(words, "spmdkit export of a folder", f"Leave it out, or give --to {HUGGING_FACE}.")
+    if words:
+        raise UserError(
+            f"spmdkit export of a folder takes RUN and FILE, and there is more: {', '.join(map(repr, words))}. Put a "
+            "name with spaces into quotes, and leave out what is of neither."
+        )
 
 
 def _for_transformers(arguments: argparse.Namespace) -> int:

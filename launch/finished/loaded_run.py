@@ -50,7 +50,7 @@ class LoadedRun:
     """A run that was loaded: `load_run` makes it.
 
     Attributes:
-        place: Where the run is, and its config as it was trained with.
+        place: Where the run is, and the file of `config`: that in its folder, or the one that was given.
         folder: Of the run.
         checkpoint: The folder of the checkpoint that it was loaded from.
         step: Optimizer steps done when that was saved.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...configs.load import ON_COMMAND_LINE, find_config, load_config
 from ...configs.presets import preset_names
 from ...mesh.errors import UserError
-from ..inspection.finding import Found, find, shown
+from ..inspection.finding import Found, find, refuse_empty, shown
 
 
 class Place(NamedTuple):
@@ -80,6 +80,7 @@ def find_folder(given: str | Path) -> Path:
     Raises:
         UserError: There is no such run.
     """
+    refuse_empty(given)
     source, path = _config_file(given), Path(given)
     if source is None and any((path / name).is_file() for name in ("metrics.jsonl", "config.yaml")):
         return path.resolve()

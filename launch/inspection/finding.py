@@ -54,9 +54,11 @@ def find(given: str, step: int | None = None) -> Found:
         step: Of one checkpoint, from `--step`.
 
     Raises:
-        CheckpointError: There is no such folder, it is no run, or it holds no such checkpoint.
+        UserError: The name is empty or no text; CheckpointError where there is no such folder, it is no run, or it
+            holds no such checkpoint.
         OSError: It cannot be looked at.
     """
+    refuse_empty(given)
     path = Path(given).absolute()
     _check_text(path)
     if not path.exists():
@@ -83,6 +85,16 @@ def find(given: str, step: int | None = None) -> Found:
             "after a step. Give the folder of a run (run.dir)."
         )
     return Found(checkpoints, held, None if step is None else _of_step(checkpoints, held, step))
+
+
+def refuse_empty(given: str | Path) -> None:
+    """Refuses the empty name, as of a variable that is not set: to Path it is the working directory.
+
+    Raises:
+        UserError: It is given.
+    """
+    if given == "":
+        raise UserError("The name of a run is empty. Give its folder (run.dir); of the working directory, a dot.")
 
 
 def _check_text(path: Path) -> None:

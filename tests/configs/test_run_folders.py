@@ -51,6 +51,21 @@ def test_a_preset_goes_before_a_folder_of_its_name(run, monkeypatch):
     assert load_config("./../moved to/quickstart").train.steps == 7
 
 
+def test_an_empty_name_is_not_the_working_directory(run, monkeypatch):
+    monkeypatch.chdir(run)
+    with pytest.raises(ConfigError, match=r"1 problem in an empty name:\n  give the path of a YAML file"):
+        load_config("")
+    assert of_run_folder("") == ("", [])
+
+
+@pytest.mark.parametrize("name", ["logs", "logs/older", "checkpoints/40/params"])
+def test_other_folders_of_a_run_hold_no_checkpoints(name, run):
+    (run / name).mkdir(parents=True)
+    assert run_of_checkpoint(run / name) is None
+    with pytest.raises(ConfigError, match=r"this is a folder\. Give a YAML file, or a preset\."):
+        load_config(run / name)
+
+
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/40"])
 def test_a_checkpoint_says_which_run(name, run):
     assert run_of_checkpoint(run / name) == run

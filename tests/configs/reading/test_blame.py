@@ -59,6 +59,12 @@ def test_a_mistake_of_an_argument(override, begins, tmp_path):
     assert "FILE" not in head
 
 
+@pytest.mark.parametrize("override", ["", "  "])
+def test_an_argument_of_nothing(override, tmp_path):
+    expected = ["1 problem on the command line:", f"  {override!r}, an empty argument: it must be key=value, such as "]
+    assert told(tmp_path, override) == [expected[0], f"{expected[1]}train.steps=20."]
+
+
 @pytest.mark.parametrize("override", ["train.steps=30", "strategy.fsdp=4", "run.dir=x", "data.files=[b.txt]"])
 def test_a_mistake_of_the_file_under_arguments_that_are_right(override, tmp_path):
     wrong = FILE.replace("floor_bytes: 1KiB", "floor_bytes: x")

@@ -1,6 +1,7 @@
 """`spmdkit evaluate` as it is typed."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -45,6 +46,32 @@ def test_it_says_which_rows_and_which_the_log_has(words, split, log, untrained, 
     assert lines[2].startswith(split)
     assert ("The log of the run" in lines[-1]) == bool(log)
     assert log in lines[-1]
+
+
+def trained_otherwise(untrained, tmp_path, old="", new=""):
+    """A run of the config of `untrained` whose own config.yaml says something else; run.dir=... of it."""
+    folder = shutil.copytree(untrained.parent / "run", tmp_path / "run")
+    own = (folder / "config.yaml").read_text()
+    assert old in own
+    (folder / "config.yaml").write_text(own.replace(old, new))
+    return f"run.dir={folder}"
+
+
+def test_the_log_is_that_of_the_run_and_not_of_the_config_given(untrained, tmp_path, capsys):
+    run = trained_otherwise(untrained, tmp_path, "  batches: 2\n", "  batches: 5\n")
+    code, printed = call(capsys, untrained, run, "--batches", "2")
+    assert code == 0
+    assert "as in the log" not in printed.out
+    assert printed.out.splitlines()[-1].startswith("The log of the run has figures of 80 of them (eval.batches=5)")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("eval_fraction: 0.05", "eval_fraction: 0.2"), ("train:", "trian:"), ("data:", "\t{")]
+)
+def test_nothing_is_said_of_a_log_of_other_rows_or_of_an_unknown_one(old, new, untrained, tmp_path, capsys):
+    code, printed = call(capsys, untrained, trained_otherwise(untrained, tmp_path, old, new), "--batches", "2")
+    assert code == 0
+    assert "log" not in printed.out.replace(str(tmp_path), "")
 
 
 def test_a_program_reads_which_rows_the_log_has(untrained, capsys):

@@ -46,6 +46,16 @@ def test_values_are_laid_over_a_config_and_nothing_else(untrained, tmp_path, cap
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz"]
 
 
+@pytest.mark.parametrize("extra", [("model.npz",), ("b.npz", "trian.steps=5"), ("b.npz", "run.simulate=0"), ("",)])
+def test_a_word_too_many_after_a_folder_is_not_dropped(extra, untrained, tmp_path, capsys):
+    """As of a name with a space and no quotes."""
+    assert main(["export", str(untrained.parent / "run"), str(tmp_path / "my"), *extra]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: run.simulate=0: spmdkit export of" if "run.simulate=0" in extra else "error: ")
+    assert "run.simulate=0" in extra or f"takes RUN and FILE, and there is more: {extra[0]!r}" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_help_names_every_kind():
     assert set(KINDS) == set(export_file.KINDS)
     assert LORA == export_file.ADAPTERS

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from runs import write_config
-from spmdkit.launch.finished.place import find_run
+from spmdkit.launch.finished.place import find_folder, find_run
 from spmdkit.mesh.errors import UserError
 from spmdkit.training.checkpointing.errors import CheckpointError
 
@@ -51,6 +51,14 @@ def test_what_there_is_instead_is_named(config, folder, tmp_path):
     (new / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match=r"There is no complete checkpoint in .*new/checkpoints"):
         _ = find_run(new).found.one
+
+
+def test_an_empty_name_is_not_the_working_directory(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for find_it in (find_run, find_folder):
+        with pytest.raises(UserError, match=r"The name of a run is empty\. Give its folder"):
+            find_it("")
+    assert find_folder(".") == find_run(".").found.run == folder
 
 
 def test_without_its_config(folder, tmp_path):

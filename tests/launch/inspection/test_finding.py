@@ -46,6 +46,13 @@ def test_a_name_that_is_no_text_is_no_damage(original, tmp_path):
     assert not isinstance(info.value, CheckpointError)
 
 
+def test_an_empty_name_is_not_the_working_directory(original, monkeypatch):
+    """`spmdkit checkpoint prune "$RUN" --keep 1 --yes` where that variable is not set."""
+    monkeypatch.chdir(original)
+    with pytest.raises(UserError, match=r"The name of a run is empty\. Give its folder"):
+        find("")
+
+
 def test_a_relative_path(original, monkeypatch):
     monkeypatch.chdir(original.parent)
     assert find(original.name).one == original / "checkpoints" / "30"

@@ -153,8 +153,8 @@ def test_a_model_that_sees_the_next_token_of_its_document(ahead, tmp_path, capsy
     assert code == ahead, result["first_difference"]
     assert len(result["future"]["positions"]) == 7
     if ahead:
-        assert result["first_difference"]["what"] == "the model"
-        assert "the model sees later tokens" in result["first_difference"]["hint"]
+        assert result["first_difference"]["what"] == "the model sees later tokens"
+        assert "among them those that it predicts" in result["first_difference"]["hint"]
 
 
 def test_clipping_is_at_work_at_the_reduced_size(tmp_path, capsys, monkeypatch):

@@ -171,7 +171,9 @@ VARIABLES = {
     "addresses with nothing between": variables("SPMDKIT_JOB_ADDRESSES", JOB_ADDRESSES="a:1,"),
     "simulated devices in words": variables("SPMDKIT_SIMULATE='many'", SIMULATE="many"),
     "simulated devices below none": variables("SPMDKIT_SIMULATE='-4'", SIMULATE="-4"),
-    "more simulated devices than there can be": variables("2 processes with 1000000 devices each", SIMULATE="1000000"),
+    "more simulated devices than there can be": variables(
+        "2 processes with 1,000,000 devices each", SIMULATE="1000000"
+    ),
     "a count of another library in words": Bad(
         ("KERAS_DISTRIBUTION_NUM_PROCESSES='x'",), TRAIN, {"KERAS_DISTRIBUTION_NUM_PROCESSES": "x"}
     ),

@@ -11,7 +11,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, py
 
 def run(folder, **variables):
     config = write(folder, strategy={"data": 8}, guards={"replicas_every": 5}, checkpoint={"every": 6})
-    return config, launch(config, "local:2x4", "--restarts", "1", **variables)
+    slowly = "0.2"  # each batch, so that the save of step 6 is whole before what is found at step 10 ends the attempt
+    return config, launch(config, "local:2x4", "--restarts", "1", EACH=slowly, **variables)
 
 
 @pytest.fixture(scope="module")

@@ -195,7 +195,7 @@ ARGUMENTS = {
     ),
     "a folder for a config": Bad((), ("this is a folder",), files={"configs": None}, name="configs"),
     "the null device for a config": Bad((), ("/dev/null", "this is no regular file"), name="/dev/null"),
-    "a config without a name": Bad((), ("this is a folder",), name=""),
+    "a config without a name": Bad((), ("1 problem in an empty name:",), name=""),
     "a config in colours": Bad((), ("\\x1b[31m", "there is no such file"), name="\x1b[31mred.yaml"),
     "a config with a null byte": Bad((), ("there is no such file",), name="a\0b"),
     "a config of 300 characters": Bad((), ("File name too long",), name="c" * 300),

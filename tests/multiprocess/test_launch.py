@@ -107,7 +107,10 @@ def test_fresh_in_several_processes(tmp_path):
     (folder / "logs").mkdir()
     (folder / "logs" / "rank-0.log").write_text("what it said before\n")
     printed = trained("launch", config, "run.seed=1", "--on", "local:2x4", "--fresh").stdout
-    moved = "checkpoints, metrics.jsonl, report.html, report.json, goodput.jsonl, provenance.json, config.yaml"
+    moved = (
+        "checkpoints, metrics.jsonl, report.html, report.json, goodput.jsonl, compilation.json, provenance.json, "
+        "config.yaml"
+    )
     assert printed.count(f"Moved the run in {folder} to {aside}: {moved}.") == 1
     assert losses(aside) == before
     assert list(losses(folder)) == [1, 2]

@@ -54,6 +54,9 @@ def test_killed_it_goes_on_and_strategies_give_the_same_losses(tmp_path):
     first, second = (tmp_path / "run" / name for name in (DATA, FSDP))
     sweep = started(config, STRATEGIES)
     wait_for_step(second, 60, sweep)
+    while not any(path.name.isdecimal() for path in (second / "checkpoints").iterdir()):
+        assert sweep.poll() is None
+        time.sleep(0.02)
     trainer = json.loads((second / "owner.json").read_text())["pid"]
     sweep.kill()
     sweep.communicate(timeout=60)

@@ -32,7 +32,7 @@ def train(config, *overrides):
 def params(folder, tmp_path, name):
     """The parameters of a run's newest checkpoint by path, in the model's order of blocks."""
     path = tmp_path / f"{name}.npz"
-    assert main(["checkpoint", "export", str(folder), str(path)]) == 0
+    assert main(["checkpoint", "export", str(folder), str(path), "--lora", "separate"]) == 0
     with np.load(path) as file:
         return dict(file)
 

@@ -105,7 +105,7 @@ def test_a_worker_that_is_killed_is_named_and_the_run_goes_on(undisturbed, serve
     config = write_config(tmp_path, **LONG)
     first, second = servers(2)
     process = launch(config, write_hosts(tmp_path, keys, [first.entry, second.entry]), "--restarts", "2")
-    wait_for_step(tmp_path, 25, process)
+    wait_for_step(tmp_path, 45, process)  # the save of step 40 has waited for that of step 20
     os.kill(second.pid_of("-m spmdkit train"), signal.SIGKILL)
     printed, _ = process.communicate(timeout=250)
     assert process.returncode == 0, printed

@@ -23,7 +23,7 @@ MAY_IMPORT = {
 }
 FILES = [path for package in (*MAY_IMPORT, "spmdkit") for path in sorted((ROOT / package).rglob("*.py"))]
 MODULES = [path for path in FILES if not path.is_relative_to(ROOT / "spmdkit")]
-MOST_LINES = 400
+MAX_LINES = 500
 MOST_ENTRIES_OF_PARALLEL = 21
 LONGEST_CHAIN_OF_PARALLEL = 12
 MOST_LINES_OF_A_STRATEGY = 300
@@ -199,7 +199,7 @@ def test_what_is_public_is_described(path):
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_files_and_functions_are_short(path):
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= (MOST_LINES_OF_A_STRATEGY if package_of(path) == "parallel" else MOST_LINES)
+    assert lines <= (MOST_LINES_OF_A_STRATEGY if package_of(path) == "parallel" else MAX_LINES)
     functions = [node for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     lengths = {node.name: (node.end_lineno or node.lineno) - node.lineno + 1 for node in functions}
     assert {each: length for each, length in lengths.items() if length > MOST_LINES_OF_A_FUNCTION} == {}

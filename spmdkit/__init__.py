@@ -12,7 +12,11 @@ Names are imported on first use, so that `import spmdkit` costs nothing and star
 # pyright: reportMissingImports=false
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+if not (_here := Path(__file__).parent).joinpath("mesh").is_dir():
+    __path__.append(str(_here.parent))  # in a clone, Python finds this folder first, and the packages are beside it
 
 if TYPE_CHECKING:
     from .configs import Config as Config

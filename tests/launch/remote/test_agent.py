@@ -10,8 +10,6 @@ import pytest
 from agents import answer, assert_gone, frames, job, wait_for
 from spmdkit.launch.remote.agent import environment
 
-pytestmark = pytest.mark.multiprocess
-
 TELLS_ITS_NUMBER = "import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(60)"
 HAS_A_CHILD = """
 import os, subprocess, sys, time
@@ -63,6 +61,7 @@ def test_nothing_is_left_when_the_other_side_is_gone(end, tmp_path, start_agent)
     agent.wait(timeout=20)
 
 
+@pytest.mark.slow
 def test_signs_of_life_keep_it(start_agent):
     agent = start_agent(job("import time; time.sleep(3)", silence=1.5))
     for _ in range(12):
@@ -77,6 +76,7 @@ def test_what_a_process_leaves_behind_is_killed(tmp_path, start_agent):
     assert_gone(int((tmp_path / "pids").read_text().split()[1]))
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_agent_does_not_end_it(tmp_path, start_agent):
     """A host that shuts down tells every process of a session; ours gets its own signal, and saves."""
     agent = start_agent(job("import time; time.sleep(1.5)"))
@@ -100,6 +100,7 @@ def question(**more) -> dict:
     return {"do": "probe", "token": "0123456789abcdef", "addresses": ["localhost", "no-such.invalid"], **more}
 
 
+@pytest.mark.slow
 def test_what_it_finds(tmp_path, start_agent):
     (tmp_path / "my.yaml").write_text("train: {}\n")
     (tmp_path / "mark").touch()

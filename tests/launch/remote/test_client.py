@@ -13,8 +13,6 @@ from agents import SSH, assert_gone, job, wait_for
 from spmdkit.launch.remote import client
 from spmdkit.launch.remote.client import VARIABLE, message
 
-pytestmark = pytest.mark.multiprocess
-
 WAITS = "import os, signal, time; {before}; open({path!r}, 'w').write(str(os.getpid())); time.sleep(60)"
 
 
@@ -60,6 +58,7 @@ def test_streams_stay_apart():
     assert (ended.stdout, ended.stderr) == ("out\n", "err\n")
 
 
+@pytest.mark.slow
 def test_what_login_scripts_print_is_left_out():
     noisy = ["/bin/sh", "-c", 'echo "welcome to gpu1"; echo "spmdkit agent old"; exec "$@"', "sh", *SSH]
     assert run(job("print('mine')"), noisy).stdout == "mine\n"
@@ -106,6 +105,7 @@ def test_a_host_that_does_not_answer_is_tried_again(tmp_path):
     assert time.monotonic() - start_time >= sum(client.WAITS)
 
 
+@pytest.mark.slow
 def test_the_second_try_may_do(tmp_path):
     once = f'if [ -e {tmp_path}/tried ]; then exec "$@"; fi; touch {tmp_path}/tried; exit 255'
     assert run(job("print('mine')"), ["/bin/sh", "-c", once, "sh", *SSH]).stdout == "mine\n"

@@ -12,8 +12,6 @@ from spmdkit.launch.supervision.blame import Cause
 from spmdkit.launch.supervision.processes import Outcome, run_processes
 from spmdkit.launch.supervision.workers import Start
 
-pytestmark = pytest.mark.multiprocess
-
 SLEEP = "import time; time.sleep(60)"
 IGNORE_TERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(60)"
 
@@ -67,6 +65,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_those_that_are_told_to_end_say_nothing_on_the_terminal(tmp_path, capsys):
     """It would bury what the one said that failed; their logs have it."""
     outcome = run([STORY, "import sys, time; time.sleep(2); print('mine'); sys.exit(2)"], tmp_path)
@@ -75,6 +74,7 @@ def test_those_that_are_told_to_end_say_nothing_on_the_terminal(tmp_path, capsys
     assert "a long story" in (tmp_path / "rank-0.log").read_text()
 
 
+@pytest.mark.slow
 def test_what_ignores_sigterm_is_killed(tmp_path):
     start = time.monotonic()
     outcome = run([IGNORE_TERM, "import time; time.sleep(1); 1 / 0"], tmp_path, grace=0.5)
@@ -83,6 +83,7 @@ def test_what_ignores_sigterm_is_killed(tmp_path):
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.slow
 def test_what_is_stopped_by_the_kernel_is_killed(tmp_path):
     stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
     outcome = run([stop, "import time; time.sleep(0.5); exit(1)"], tmp_path, grace=0.5)
@@ -105,6 +106,7 @@ def test_a_symptom_is_not_the_cause_if_another_exit_explains_it(symptom, tmp_pat
     assert outcome.cause == Cause(1, "exit code 3", 3, 1)
 
 
+@pytest.mark.slow
 def test_symptoms_alone_are_blamed_on_the_first(tmp_path):
     outcome = run([FATAL, SLEEP], tmp_path)
     assert outcome.cause == Cause(0, "killed by SIGABRT, because it lost the others", 75, 0)
@@ -120,6 +122,7 @@ def test_one_that_finished_before_the_others_is_named(tmp_path):
     assert outcome.cause == Cause(0, "ended with code 0 before the others were done", 75, 0)
 
 
+@pytest.mark.slow
 def test_the_others_have_some_time_once_one_has_finished(tmp_path):
     start = time.monotonic()
     outcome = run(["pass", SLEEP], tmp_path, leave=0.5)
@@ -129,6 +132,7 @@ def test_the_others_have_some_time_once_one_has_finished(tmp_path):
     assert run(["pass", "import time; time.sleep(1)"], tmp_path, leave=20).cause is None
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_is_named(tmp_path):
     stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
     outcome = run([stop, GLOO.replace("import sys", "import sys, time; time.sleep(1)")], tmp_path, grace=0.5)
@@ -181,6 +185,7 @@ def wait_until_gone(pids: list[int], seconds: float = 5.0) -> bool:
     return not any(map(alive, pids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_launcher_ends_all(number, launched):
     launcher, workers = launched
@@ -192,6 +197,7 @@ def test_a_signal_to_the_launcher_ends_all(number, launched):
     assert not any(map(alive, workers))
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_all_at_once(launched):
     launcher, workers = launched
     launcher.terminate()

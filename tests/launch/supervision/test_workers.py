@@ -21,8 +21,6 @@ from spmdkit.launch.supervision.workers import (
     watch,
 )
 
-pytestmark = pytest.mark.multiprocess
-
 
 @pytest.fixture
 def begin(tmp_path):

@@ -9,7 +9,10 @@ from ..mesh.near_miss import did_you_mean
 from .ordering.shares import whole_weights
 
 EMBEDDED_SOURCES = ("stdlib", "synthetic")
-FILE_SOURCES = ("text", "tokens", "jsonl", "parquet", "arrayrecord", "huggingface", "arrays")
+FILE_SOURCES = ("text", "tokens", "jsonl", "csv", "parquet", "images", "arrayrecord", "huggingface", "arrays")
+TABLES = ("csv", "parquet")
+WITHOUT_DOCUMENTS = ("synthetic", "arrays", "csv", "images")
+WITHOUT_TEXTS = (*WITHOUT_DOCUMENTS, "tokens")
 RECORDS = ("documents", "arrays")
 TOKEN_DTYPES = ("uint8", "uint16", "uint32")
 PART_TYPES: dict[str, tuple[type, ...]] = {
@@ -18,6 +21,8 @@ PART_TYPES: dict[str, tuple[type, ...]] = {
     "files": (list, tuple),
     "eval_files": (list, tuple),
     "column": (str,),
+    "target": (str,),
+    "columns": (list, tuple),
     "dtype": (str,),
     "separator": (int,),
     "records": (str,),
@@ -37,23 +42,34 @@ class DataConfig:
     source: str = "stdlib"
     """Where examples come from: stdlib (the Python sources on this machine, as bytes), text (files as bytes), tokens
     (.npy or raw arrays of token ids), jsonl or parquet (one column of texts or token ids), huggingface (the same of a
-    dataset saved on disk), arrayrecord (see `records`), arrays (.npz with inputs and targets), synthetic (noisy images
+    dataset saved on disk), arrayrecord (see `records`), arrays (.npz with inputs and targets), csv (a table of numbers,
+    see `target`; parquet too), images (a directory with one subdirectory for each class), synthetic (noisy images
     of digits, 64 features), mixture (several of these, see `mixture`), or your own "module:function" (DataConfig ->
     Splits)."""
 
     mixture: tuple[Mapping[str, Any], ...] = ()
     """The parts of source: mixture, such as {source: text, files: ["a/*.txt"], weight: 7}: of all samples each part has
     its share, weight / sum of weights, to within one. Beside weight and source a part may say files, eval_files,
-    column, records, dtype, separator and eval_fraction; the other keys are those of all parts."""
+    column, target, columns, records, dtype, separator and eval_fraction; the other keys are those of all parts."""
 
     files: tuple[str, ...] = ()
-    """Files or globs ("corpus/**/*.txt") of the sources that read files; huggingface: folders."""
+    """Files or globs ("corpus/**/*.txt") of the sources that read files; huggingface, images: folders."""
 
     eval_files: tuple[str, ...] = ()
     """Files or globs of the evaluation split. None: eval_fraction of `files` is held out instead."""
 
     column: str = "text"
     """Column (jsonl: key) with the texts, or with lists of token ids."""
+
+    target: str = ""
+    """Column of a csv or parquet table with what the model predicts: numbers, or texts as classes. Each row is then an
+    example, with the other columns as its inputs. csv needs it; parquet without it is a column of texts or ids."""
+
+    columns: tuple[str, ...] = ()
+    """Columns of numbers that are the inputs of a table, in this order. Empty: every column but `target`."""
+
+    image_size: int = 0
+    """Height and width in pixels that images are scaled to. 0: images have one size already."""
 
     records: str = "documents"
     """What a record of arrayrecord, or a row of huggingface, is: documents, a text or token ids (arrayrecord: ids of
@@ -155,7 +171,8 @@ def _own_problems(config: DataConfig) -> Iterator[str]:
         yield f"data.dtype={config.dtype!r}: token ids are {', '.join(TOKEN_DTYPES)}."
     if not 0 <= config.vocabulary <= 2**31 - 1:
         yield f"data.vocabulary={config.vocabulary}: it is from 1 to 2**31 - 1 (ids are int32), or 0 for automatic."
-    if config.tokenizer and config.source in ("synthetic", "arrays", "tokens"):
+    yield from _table_problems(config)
+    if config.tokenizer and config.source in WITHOUT_TEXTS:
         yield f"data.tokenizer={config.tokenizer!r}: data.source={config.source} holds no texts; leave it out."
     yield from _packing_problems(config)
     if not 0 <= config.eval_fraction < 1:
@@ -216,6 +233,22 @@ def _in_words(types: tuple[type, ...]) -> str:
     return words[types[-1]] if list not in types else words[list]
 
 
+def _table_problems(config: DataConfig) -> Iterator[str]:
+    """Yields the problems with the keys of tables and images."""
+    if config.source == "csv" and not config.target:
+        yield "data.source=csv: data.target is missing; set it to the column to predict."
+    if config.target and config.source not in TABLES:
+        yield f"data.target={config.target!r}: data.source={config.source} is not a table; leave data.target out."
+    if isinstance(config.columns, str):
+        yield f"data.columns={config.columns!r} must be a list of columns; put the one into brackets."
+    elif config.columns and not config.target:
+        yield f"data.columns={list(config.columns)}: data.target is missing; set it to the column to predict."
+    if config.image_size < 0:
+        yield f"data.image_size={config.image_size} must be a number of pixels, 0 or more."
+    if config.image_size and config.source != "images":
+        yield f"data.image_size={config.image_size}: data.source={config.source} holds no images; leave it out."
+
+
 def _packing_problems(config: DataConfig) -> Iterator[str]:
     """Can documents be told apart?"""
     given = f"data.separator={config.separator}"
@@ -225,7 +258,7 @@ def _packing_problems(config: DataConfig) -> Iterator[str]:
         yield f"{given}: data.vocabulary={config.vocabulary} has the ids 0 to {config.vocabulary - 1} alone."
     if config.separator >= 0 and config.source in ("stdlib", "text") and not config.tokenizer:
         yield f"{given}: data.source={config.source} ends each text with byte 0; leave data.separator out."
-    if config.packed and (config.source in ("synthetic", "arrays") or config.records == "arrays"):
+    if config.packed and (config.source in WITHOUT_DOCUMENTS or config.records == "arrays"):
         yield f"data.packed=True: data.source={config.source} holds no documents; leave data.packed out."
     if config.packed and config.source == "tokens" and config.separator < 0:
         yield "data.packed=True: set data.separator to the token id that ends a document in data.source=tokens."

@@ -15,9 +15,11 @@ from .source import Source as Source
 from .source import Splits as Splits
 from .source import fingerprint
 from .sources.arrays import read_arrays
+from .sources.images import read_images
 from .sources.records import read_record_arrays, read_records
 from .sources.saved_datasets import read_saved, read_saved_arrays
 from .sources.synthetic import synthetic_digits
+from .sources.tables import read_table
 from .sources.texts.columns import read_jsonl, read_parquet
 from .sources.texts.documents import Corpus, Stream, join, split_documents
 from .sources.texts.stdlib import read_stdlib
@@ -66,6 +68,10 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
         return synthetic_digits(config.eval_fraction)
     if config.source == "arrays":
         return read_arrays(config)
+    if config.source == "images":
+        return read_images(config)
+    if config.target:
+        return read_table(config)
     if config.source in ARRAY_READERS and config.records == "arrays":
         return ARRAY_READERS[config.source](config)
     return _language_splits(config)

@@ -1,4 +1,4 @@
-"""Every source of data: a small file of each kind is made, and two steps are trained on what it holds.
+"""Every source of texts, tokens and arrays: makes a small file of each kind, and trains two steps on what it holds.
 
     python examples/data_sources.py                   all of them
     python examples/data_sources.py jsonl parquet     some

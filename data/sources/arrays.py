@@ -90,6 +90,7 @@ def from_arrays(
     train: Mapping[str, Any],
     evaluation: Mapping[str, Any] | None = None,
     *,
+    eval_fraction: float = 0.0,
     vocabulary: int | None = None,
 ) -> Splits:
     """Makes splits of NumPy arrays.
@@ -98,27 +99,38 @@ def from_arrays(
         train: Name -> array with examples on dim 0, such as {"inputs": float32 (N, F), "targets": int32 (N,)}.
             Several outputs may be nested: {"image": ..., "targets": {"label": ..., "box": ...}} reaches the loss as
             batch["targets/label"] and so on (see `nested`). "weights" of 1 are added if absent.
-        evaluation: The same names for held-out examples; None for no evaluation split.
+        evaluation: The same names for held-out examples.
+        eval_fraction: Without `evaluation`, the share of rows in [0, 1) to hold out, by the hash of the row's number; 0
+            for no evaluation split.
         vocabulary: Number of token ids, where the arrays hold tokens.
 
     Returns:
-        The splits. Arrays are not copied.
+        The splits. Arrays are copied only if `eval_fraction` divides them.
 
     Raises:
-        UserError: rows do not match, or the two splits have different names, dtypes or row shapes.
+        UserError: rows do not match, the two splits have different names, dtypes or row shapes, `eval_fraction` is out
+            of range, holds out no row, or is given beside `evaluation`.
         BadDataError: inputs, targets or weights are not finite, weights are negative, or inputs are no token ids of
             the vocabulary. Arrays over 1 GiB are checked batch by batch instead.
     """
-    return _splits(flat(train), None if evaluation is None else flat(evaluation), vocabulary)
+    if not 0 <= eval_fraction < 1:
+        raise UserError(f"from_arrays: eval_fraction={eval_fraction} must be from 0 to below 1.")
+    if eval_fraction and evaluation is not None:
+        raise UserError(f"from_arrays: give evaluation or eval_fraction={eval_fraction}, not both.")
+    if eval_fraction:
+        rows = {name: np.asarray(array) for name, array in flat(train).items()}
+        ArraySource(rows)  # checks the rows before they are divided
+        return held_out_rows(rows, eval_fraction, vocabulary)
+    return make_splits(flat(train), None if evaluation is None else flat(evaluation), vocabulary)
 
 
-def _splits(
+def make_splits(
     train: Mapping[str, np.ndarray],
     evaluation: Mapping[str, np.ndarray] | None,
     vocabulary: int | None = None,
     origins: tuple[Origin | None, Origin | None] = (None, None),
 ) -> Splits:
-    """As `from_arrays`, with where the rows of both splits come from."""
+    """Makes splits as `from_arrays` does, with the files that the rows of both splits come from."""
     given = [
         (arrays, origin) for arrays, origin in zip((train, evaluation), origins, strict=True) if arrays is not None
     ]
@@ -129,12 +141,13 @@ def _splits(
     for name, split in zip(("training", "evaluation"), splits, strict=False):
         check_source(split, limits, name)
     sizes = " and ".join(f"{len(split):,}" for split in splits)
+    without = "" if evaluation is not None else ", none for evaluation"
     all_arrays = [np.asarray(array) for arrays in (train, evaluation or {}) for _, array in sorted(arrays.items())]
     return Splits(
         train=splits[0],
         evaluation=splits[1] if evaluation is not None else None,
         vocabulary=vocabulary,
-        description=f"arrays {', '.join(train)} in memory: {sizes} examples",
+        description=f"arrays {', '.join(train)} in memory: {sizes} examples{without}",
         fingerprint=fingerprint(all_arrays, sorted(train)),
     )
 
@@ -151,7 +164,7 @@ def read_arrays(config: DataConfig) -> Splits:
     arrays, origin = _load(config.files, "data.files")
     if config.eval_files:
         evaluation, eval_origin = _load(config.eval_files, "data.eval_files")
-        return _splits(arrays, evaluation, config.vocabulary or None, (origin, eval_origin))
+        return make_splits(arrays, evaluation, config.vocabulary or None, (origin, eval_origin))
     return held_out_rows(arrays, config.eval_fraction, config.vocabulary or None, origin)
 
 
@@ -180,7 +193,7 @@ def held_out_rows(
     evaluation = {name: array[held_out] for name, array in arrays.items()} if eval_fraction else None
     origins = [origin and origin._replace(rows=np.flatnonzero(kept)) for kept in (~held_out, held_out)]
     train = {name: array[~held_out] for name, array in arrays.items()}
-    return _splits(train, evaluation, vocabulary, (origins[0], origins[1]))
+    return make_splits(train, evaluation, vocabulary, (origins[0], origins[1]))
 
 
 def _load(patterns: tuple[str, ...], key: str) -> tuple[dict[str, np.ndarray], Origin]:

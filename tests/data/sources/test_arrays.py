@@ -96,3 +96,25 @@ def test_npz_files_that_do_not_fit(tmp_path):
         ValueError, match=r"b\.npz holds the arrays \['images'\], but .*a\.npz holds \['inputs', 'targets'\]"
     ):
         open_splits(DataConfig(source="arrays", files=(f"{tmp_path}/*.npz",)))
+
+
+def test_from_arrays_holds_out_a_fraction():
+    splits = from_arrays(arrays(400), eval_fraction=0.25)
+    assert splits.evaluation is not None
+    assert len(splits.evaluation) == pytest.approx(100, abs=30)
+    rows = [int(split[i]["targets"]) for split in (splits.train, splits.evaluation) for i in range(len(split))]
+    assert sorted(rows) == list(range(400))
+
+
+def test_from_arrays_reports_a_missing_evaluation_split():
+    assert from_arrays(arrays()).description.endswith("6 examples, none for evaluation")
+    assert from_arrays(arrays(), arrays()).description.endswith("6 and 6 examples")
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "fraction", "message"),
+    [(None, 1.0, "must be from 0 to below 1"), (arrays(), 0.5, "not both"), (None, 1e-9, "both splits need rows")],
+)
+def test_from_arrays_rejects_impossible_fractions(evaluation, fraction, message):
+    with pytest.raises(ValueError, match=message):
+        from_arrays(arrays(), evaluation, eval_fraction=fraction)

@@ -73,7 +73,7 @@ def test_arrays_of_every_column_that_holds_numbers(numbers):
     splits = open_saved(files=(folder,), records="arrays")
     assert set(splits.train[0]) == {"image", "label", "weights"}
     assert splits.description == (
-        "huggingface: arrays image, label in memory: 3 examples; no numbers in name, left out"
+        "huggingface: arrays image, label in memory: 3 examples, none for evaluation; no numbers in name, left out"
     )
     assert splits.train[2]["image"].tolist() == [[0, 0], [9, 9]]
     assert splits.train[2]["label"].dtype == np.int8

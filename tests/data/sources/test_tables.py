@@ -1,0 +1,126 @@
+"""Rows of CSV and Parquet tables as examples."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from spmdkit.data import BadDataError, DataConfig, open_splits
+
+ROWS = 200
+
+
+def write_csv(path: Path, rows: int = ROWS) -> Path:
+    """A table of two columns of numbers, a column of texts, and two possible targets."""
+    lines = [f"{row},{row / 2},town-{row % 3},{['no', 'yes'][row % 2]},{row / 4}" for row in range(rows)]
+    path.write_text("\n".join(["rooms,area,town,sold,price", *lines]) + "\n")
+    return path
+
+
+def config(path: Path, **options) -> DataConfig:
+    return DataConfig(
+        **{"source": "csv", "files": (str(path),), "target": "price", "columns": ("rooms", "area")} | options
+    )
+
+
+def all_examples(splits):
+    parts = [part for part in (splits.train, splits.evaluation) if part is not None]
+    return [part[index] for part in parts for index in range(len(part))]
+
+
+def test_splits_rows_into_inputs_and_a_target(tmp_path):
+    splits = open_splits(config(write_csv(tmp_path / "homes.csv"), eval_fraction=0.2))
+    assert splits.evaluation is not None
+    assert len(splits.evaluation) == pytest.approx(ROWS / 5, abs=15)
+    examples = sorted(all_examples(splits), key=lambda each: float(each["targets"]))
+    assert [each["inputs"].tolist() for each in examples] == [[row, row / 2] for row in range(ROWS)]
+    assert [float(each["targets"]) for each in examples] == [row / 4 for row in range(ROWS)]
+    assert {(each["inputs"].dtype.name, each["targets"].dtype.name) for each in examples} == {("float32", "float32")}
+    assert splits.description.startswith("csv: 2 input columns, target 'price'; ")
+
+
+def test_numbers_texts_as_classes_in_sorted_order(tmp_path):
+    splits = open_splits(config(write_csv(tmp_path / "homes.csv"), target="sold", eval_fraction=0.0))
+    assert splits.evaluation is None
+    assert [int(splits.train[row]["targets"]) for row in range(4)] == [0, 1, 0, 1]
+    assert splits.train[0]["targets"].dtype == np.int32
+    assert "target 'sold' (2 classes)" in splits.description
+
+
+def test_classes_of_both_files_have_the_same_numbers(tmp_path):
+    train, held_out = tmp_path / "train.csv", tmp_path / "held-out.csv"
+    train.write_text("x,y\n1,cat\n2,dog\n")
+    held_out.write_text("x,y\n3,dog\n4,ant\n")
+    splits = open_splits(config(train, eval_files=(str(held_out),), target="y", columns=()))
+    assert [int(each["targets"]) for each in all_examples(splits)] == [1, 2, 2, 0]
+
+
+def test_reads_the_same_from_parquet_and_tsv(tmp_path):
+    from pyarrow import csv, parquet
+
+    path = write_csv(tmp_path / "homes.csv")
+    parquet.write_table(csv.read_csv(path), tmp_path / "homes.parquet")
+    (tmp_path / "homes.tsv").write_text(path.read_text().replace(",", "\t"))
+    expected = open_splits(config(path))
+    for source, name in (("parquet", "homes.parquet"), ("csv", "homes.tsv")):
+        found = open_splits(config(tmp_path / name, source=source))
+        assert found.fingerprint == expected.fingerprint
+
+
+def test_the_column_order_of_a_second_file_does_not_matter(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,10\n")
+    (tmp_path / "b.csv").write_text("y,x\n20.5,2\n")
+    splits = open_splits(config(tmp_path / "*.csv", target="y", columns=(), eval_fraction=0.0))
+    assert [(each["inputs"].tolist(), float(each["targets"])) for each in all_examples(splits)] == [
+        ([1], 10),
+        ([2], 20.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("x,y\n1,2\n", {"target": "z"}, r"data\.target: unknown column 'z'\. The table has x, y"),
+        ("x,y\n1,2\n", {"columns": ("xx",)}, r"data\.columns: unknown column 'xx'.*Did you mean x\?"),
+        ("x,y\n1,2\n", {"columns": ("x", "y")}, "the model would read its own target"),
+        ("y\n2\n", {}, "is the only column, and the model needs inputs"),
+        ("x,t,y\n1,a,2\n", {}, r"column 't' holds string, not numbers\. Encode .* data\.columns: \[x\]"),
+        ("x,y\n1,2\n1,2,3\n", {}, "cannot be read as csv: .*Expected 2 columns, got 3"),
+        ("", {}, "cannot be read as csv: Empty CSV file"),
+    ],
+)
+def test_rejects_tables_that_do_not_fit(text, options, message, tmp_path):
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        open_splits(config(tmp_path / "table.csv", **{"target": "y", "columns": (), "eval_fraction": 0.0} | options))
+
+
+def test_rejects_files_with_other_columns(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,10\n")
+    (tmp_path / "b.csv").write_text("x,z\n1,10\n")
+    with pytest.raises(ValueError, match=r"b\.csv has the columns x, z, but .*a\.csv has x, y"):
+        open_splits(config(tmp_path / "*.csv", target="y", columns=()))
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"), [("", r"row 1 of .*table\.csv: column 'x' is empty"), ("nan", "not finite|empty")]
+)
+def test_bad_cells_are_bad_data(cell, message, tmp_path):
+    (tmp_path / "table.csv").write_text(f"x,y\n1,2\n{cell},3\n2,3\n")
+    with pytest.raises(BadDataError, match=message):
+        open_splits(config(tmp_path / "table.csv", target="y", columns=(), eval_fraction=0.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": "csv", "files": ("a",)}, r"data\.target is missing; set it to the column to predict"),
+        ({"source": "text", "files": ("a",), "target": "y"}, r"data\.target='y': data\.source=text is not a table"),
+        ({"source": "parquet", "files": ("a",), "columns": ("x",)}, r"data\.columns=\['x'\]: data\.target is missing"),
+        ({"source": "csv", "files": ("a",), "target": "y", "columns": "x"}, "put the one into brackets"),
+        ({"source": "csv", "files": ("a",), "target": "y", "tokenizer": "t"}, "holds no texts"),
+        ({"source": "csv", "files": ("a",), "target": "y", "packed": True}, "holds no documents"),
+    ],
+)
+def test_rejects_keys_that_contradict(options, message):
+    with pytest.raises(ValueError, match=message):
+        DataConfig(**options)

@@ -106,7 +106,7 @@ def batch_script(run: Run, config: Config, partition: str) -> str:
     body = BODY.format(
         again=TRY_AGAIN,
         fresh=FRESH if run.fresh else "",
-        options=shlex.join(step_options(config.launch)),
+        options=shlex.join(step_options(config)),
         output=shlex.quote(f"{pattern(logs)}/rank-%t.log"),
         command=shlex.join(command(run, config.launch)) + (" $fresh" if run.fresh else ""),
     )
@@ -137,10 +137,16 @@ def job_options(config: Config, partition: str, folder: Path) -> list[str]:
     ]
 
 
-def step_options(launch: LaunchConfig) -> list[str]:
-    """Returns the options of srun but for where the output goes."""
+def step_options(config: Config) -> list[str]:
+    """Returns the options of srun but for where the output goes.
+
+    srun waits for every task to end. It never learns of the end of one whose step daemon was killed, so it waits for it
+    no longer than processes wait for each other.
+    """
+    launch = config.launch
     return [
         "--kill-on-bad-exit=1",
+        f"--wait={config.timeouts.shutdown}",
         "--mpi=none",
         "--open-mode=append",
         *_given("--cpus-per-task", launch.cpus_per_process),  # srun does not take it from sbatch

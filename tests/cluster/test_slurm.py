@@ -1,9 +1,13 @@
 """Runs on a real Slurm: the losses of `--on local`, and what follows a kill, the time limit, scancel and a mistake."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from leftovers import assert_nothing_left
@@ -194,6 +198,40 @@ def test_scancel_saves_and_leaves_nothing(slurm, tmp_path):
     time.sleep(8)
     assert slurm.state(job) == "CANCELLED", "it did not come back"
     assert ", start 2 on" not in log_of(folder, job)
+
+
+def task_and_daemon(job: str, rank: int) -> tuple[int, int]:
+    """The numbers of the process of a rank, and of its parent, a process of Slurm."""
+    wanted = {f"SLURM_JOB_ID={job}", f"SLURM_PROCID={rank}"}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            is_daemon = Path(f"/proc/{parent}/cmdline").read_bytes().startswith(b"slurmstepd")
+            if is_daemon and wanted <= set((folder / "environ").read_text(errors="replace").split("\0")):
+                return int(folder.name), parent
+    raise AssertionError(f"no process of rank {rank}")
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["its task lives on", "its task ends too"])
+def test_a_step_daemon_that_is_killed(lives, slurm, tmp_path):
+    """Slurm never learns of the end of its task, so srun must not wait for it until the time limit."""
+    sections = {"train": {"steps": 40, "global_batch": 16}, "checkpoint": {"every": 10}, "timeouts": {"shutdown": 5}}
+    config = faulty_config(tmp_path, **sections)
+    job = job_of(slurm.launch(config, "run.simulate=4", "--on", "slurm", FAULT="slow"))
+    folder, deadline = tmp_path / "run", time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists() or len(losses(folder)) < 5:
+        assert time.monotonic() < deadline, everything_said(folder)
+        time.sleep(0.2)
+    task, daemon = task_and_daemon(job, 1)
+    os.kill(daemon, signal.SIGKILL)
+    if not lives:
+        os.kill(task, signal.SIGKILL)
+    slurm.wait_for(job, "COMPLETED", seconds=180)
+    said = log_of(folder, job)
+    assert "srun: error: Timed out waiting for job step to complete" in said
+    assert ("back into the queue" in said) is not lives, said
+    assert max(losses(folder)) == 40
+    assert_nothing_left(tmp_path)
 
 
 def test_a_partition_that_there_is_not(slurm, tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..configs.launching import LaunchConfig
 from ..configs.schema import Config
+from ..configs.secret_variables import redact
 from ..mesh.errors import UserError
 from ..mesh.text import is_printable
 from ..training.ending.exits import TRY_AGAIN
@@ -21,6 +22,10 @@ PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
 """What neither Slurm nor bash reads as anything but itself."""
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
+MISSING = """[ -n "${{{name}+set}}" ] || {{
+    echo 'launch.environment.{name} must be set in the shell that submits'
+    exit 2
+}}"""
 BODY = r"""
 stopped=
 trap 'stopped=1' TERM # scancel: the processes get it as well, and save
@@ -101,7 +106,10 @@ def batch_script(run: Run, config: Config, partition: str) -> str:
     logs = folder / "logs"
     lines = [f"#SBATCH {directive(option)}" for option in job_options(config, partition, folder)]
     head = ["#!/bin/bash", f"# A run of spmdkit; {shlex.quote(str(logs))} has to exist before it is submitted.", *lines]
-    before = [f"export {name}={shlex.quote(value)}" for name, value in environment(config.launch).items()]
+    before = [
+        MISSING.format(name=name) if value is None else f"export {name}={shlex.quote(value)}"
+        for name, value in redact(environment(config.launch)).items()
+    ]
     restarts = run.restarts or config.launch.slurm.restarts
     body = BODY.format(
         again=TRY_AGAIN,
@@ -154,7 +162,7 @@ def step_options(config: Config) -> list[str]:
     ]
 
 
-def environment(launch: LaunchConfig) -> dict[str, str]:
+def environment(launch: LaunchConfig) -> dict[str, str | None]:
     """Returns the variables that every process gets beside those of the shell that submits."""
     return {"PYTHONUNBUFFERED": "1", **launch.environment}
 

@@ -74,8 +74,8 @@ FOUR = {
     "nodes": 2,
     "processes_per_node": 2,
     "gpus_per_process": 1,
-    "environment": {"MINE": "it's 1 $HOME"},
-    "prefix": ["bash", "-c", 'echo "GPU $CUDA_VISIBLE_DEVICES, $MINE"; exec "$@"', "bash"],
+    "environment": {"MINE": "it's 1 $HOME", "MY_TOKEN": "abc $x"},
+    "prefix": ["bash", "-c", 'echo "GPU $CUDA_VISIBLE_DEVICES, $MINE, $MY_TOKEN"; exec "$@"', "bash"],
 }
 
 
@@ -99,8 +99,10 @@ def test_the_losses_are_those_of_local(launch, devices, name, slurm, tmp_path):
     assert f"job {job_of(ended)} ended: COMPLETED" in ended.stderr
     if launch is FOUR:
         said = [(folder / "logs" / f"rank-{rank}.log").read_text().splitlines()[0] for rank in range(4)]
-        assert sorted(said) == ["GPU 0, it's 1 $HOME"] * 2 + ["GPU 1, it's 1 $HOME"] * 2
-    assert (folder / "slurm.sh").read_text().startswith("#!/bin/bash")
+        assert sorted(said) == ["GPU 0, it's 1 $HOME, abc $x"] * 2 + ["GPU 1, it's 1 $HOME, abc $x"] * 2
+    script = (folder / "slurm.sh").read_text()
+    assert script.startswith("#!/bin/bash")
+    assert "abc $x" not in script
     assert_nothing_left(tmp_path)
 
 

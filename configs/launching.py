@@ -69,6 +69,20 @@ class KubernetesConfig:
     """PersistentVolumeClaim, readable and writable by all pods, mounted at `mount`: run.dir and data belong there."""
     mount: str = "/shared"
     """Where it is mounted; what is relative in the config starts there."""
+    memory: str = ""
+    """Memory of each pod, requested and at most, such as "64Gi"; empty = not limited. The CPU cores that a pod requests
+    are launch.cpus_per_process."""
+    secrets: tuple[str, ...] = ()
+    """Secrets of the namespace; every pod gets all of their keys as environment variables (envFrom)."""
+    service_account: str = ""
+    """Service account of the pods; empty = the namespace's default. Its API token is never mounted."""
+    user: Annotated[int, AtLeast(0)] = 0
+    """User ID that the pods run as; 0 = the one of the image, which must not be root."""
+    group: Annotated[int, AtLeast(0)] = 0
+    """Group ID that the pods run as, and that the volume is made writable for (fsGroup); 0 = the one of the image."""
+    restarts: Annotated[int, AtLeast(0)] = 6
+    """How often all pods start again after one fails or ends with 75, before the run fails for good; --restarts K sets
+    it too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +98,14 @@ class LaunchConfig:
     cpus_per_process: Annotated[int, AtLeast(0)] = 0
     """CPU cores of each process; 0 = the place's own default."""
     time: str = ""
-    """Time limit of the job, "hours:minutes:seconds"; empty = the place's own default."""
+    """Time limit of the job, "hours:minutes:seconds"; empty = the place's own default, on kubernetes 7 days."""
     python: str = ""
     """Python interpreter on the hosts; empty = the path of the one that runs this command."""
     setup: tuple[str, ...] = ()
     """Lines of shell before the processes start, such as "module load cuda"."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of every process."""
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    """Environment variables of every process that ssh, slurm, mpi or kubernetes starts; null takes the value that the
+    shell has. The value of a name such as HF_TOKEN or WANDB_API_KEY is passed on but never written."""
     elastic: tuple[str, ...] = ()
     """Mesh axes, of data and fsdp, whose sizes follow the number of devices when the run starts with fewer or more than
     strategy asks for; the first one named gives way first. Empty = the sizes have to fit."""
@@ -114,7 +129,7 @@ class LaunchConfig:
         problems += [
             f"launch.environment.{name} must be text without control characters."
             for name, value in self.environment.items()
-            if VARIABLE.fullmatch(name) and not is_printable(value)
+            if VARIABLE.fullmatch(name) and not is_printable(value or "")
         ]
         if self.time and not TIME.fullmatch(self.time):
             problems.append(

@@ -16,17 +16,18 @@ from .reading.convert import has_default, options_by_key
 from .reading.reader import SCALARS
 from .reading.words import describe
 from .schema import Config, ModelCheck
+from .secret_variables import redact_config
 
 
 def resolved_yaml(config: Config) -> str:
-    """Returns every key of a config with its value; reading it back gives an equal config."""
+    """Returns every key of a config with its value, but for secrets; reading it back gives an equal config."""
     return yaml.dump(as_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def as_plain(config: Config) -> dict[str, Any]:
-    """Returns a config as dicts, lists and scalars."""
+    """Returns a config as dicts, lists and scalars; null stands for the values of secrets."""
     sections = [field.name for field in dataclasses.fields(Config) if field.name != "source"]
-    return {name: _plain(getattr(config, name)) for name in sections}
+    return redact_config({name: _plain(getattr(config, name)) for name in sections})
 
 
 def describe_config() -> str:

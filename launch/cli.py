@@ -8,8 +8,8 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import NoReturn
+from contextlib import ExitStack
+from typing import Any, NoReturn
 
 from ..training.ending.interrupts import ends_on_signals
 from .commands import (
@@ -95,6 +95,10 @@ class Parser(argparse.ArgumentParser):
         from ..mesh.text import printable
 
         super().error(printable(message))
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help text; argparse itself ignores a stream that cannot be written to."""
+        (file or sys.stdout).write(self.format_help())
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -184,32 +188,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         restart_in_utf8()
         open_closed_streams()
-    with tolerant_streams(), plain_warnings():
-        parser = make_parser()
-        first = parser.parse_args(argv)
-        if first.command in (None, "help"):
-            parser.print_help()
-            return 0
-        command = find_command(first.command, parser)
-        with ends_on_signals(until_the_end=argv is None) if command.is_run else nullcontext():
-            return _run(command, first.rest)
+    with tolerant_streams(), plain_warnings(), ExitStack() as stack:
+        try:
+            try:
+                code = _run(argv, stack)
+            except SystemExit:  # argparse has printed a help text, or what is wrong
+                sys.stdout.flush()
+                raise
+            sys.stdout.flush()
+            return code
+        except (Exception, KeyboardInterrupt) as error:
+            from ..training.ending.exits import report_error
+
+            return report_error(error)
 
 
-def _run(command: Command, words: Sequence[str]) -> int:
-    """Reads the arguments of a command, which may import much, and does what they say."""
-    arguments = parse_arguments(command, words)
+def _run(argv: Sequence[str] | None, stack: ExitStack) -> int:
+    """Reads the arguments, which may import much, and runs their command.
+
+    Args:
+        argv: As of `main`.
+        stack: Closed when the outcome has been reported; until then a run handles signals.
+    """
+    parser = make_parser()
+    first = parser.parse_args(argv)
+    if first.command in (None, "help"):
+        parser.print_help()
+        return 0
+    command = find_command(first.command, parser)
+    if command.is_run:
+        stack.enter_context(ends_on_signals(until_the_end=argv is None))
+    arguments = parse_arguments(command, first.rest)
     problem = too_little_memory()
     if problem:
         print(f"error: {problem}", file=sys.stderr)
         return TRY_AGAIN
-    try:
-        code = command.run(arguments)
-        sys.stdout.flush()
-        return code
-    except (Exception, KeyboardInterrupt) as error:
-        from ..training.ending.exits import report_error
-
-        return report_error(error)
+    return command.run(arguments)
 
 
 if __name__ == "__main__":

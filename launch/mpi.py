@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ..configs import load_config
 from ..configs.launching import LaunchConfig
 from ..configs.schema import Config
+from ..configs.secret_variables import resolve
 from ..mesh.errors import UserError
 from ..mesh.joining.sources import without_job
 from ..training.ending.exits import FINISHED, RELAYED, TRY_AGAIN
@@ -100,10 +101,11 @@ def launch(run: Run, target: MpiTarget) -> int:
     config = load(run, target)
     count = num_processes(config, target)
     require_open_mpi()
+    resolve(config.launch.environment)
     logs = Path(config.run.dir) / "logs"
 
     def attempt(fresh: bool) -> Attempt:
-        variables = own_variables(address(config.launch, target, str(free_port())), config.launch)
+        variables = resolve(own_variables(address(config.launch, target, str(free_port())), config.launch))
         environment = without_job(os.environ) | variables | RELAYED
         output = ByRank(logs, count, "mpirun")
         command = mpirun_command(run, config, target, environment, fresh)
@@ -152,7 +154,7 @@ def require_open_mpi() -> None:
 
 
 def mpirun_command(
-    run: Run, config: Config, target: MpiTarget, environment: Mapping[str, str], fresh: bool
+    run: Run, config: Config, target: MpiTarget, environment: Mapping[str, str | None], fresh: bool
 ) -> list[str]:
     """Returns the command line of mpirun, after the lines of `launch.setup`.
 
@@ -181,7 +183,7 @@ def mpirun_command(
     return ["bash", "-c", "\n".join([*sizes.setup, 'exec "$@"']), "bash", *command] if sizes.setup else command
 
 
-def own_variables(coordinator: str, sizes: LaunchConfig) -> dict[str, str]:
+def own_variables(coordinator: str, sizes: LaunchConfig) -> dict[str, str | None]:
     """Returns the variables that mpirun gets beside those of this process; rank and count come from mpirun itself."""
     given = {"SPMDKIT_JOB_ADDRESSES": coordinator} if coordinator else {}
     return {**given, **OUTPUT, BOUND: "1", **sizes.environment}

@@ -11,10 +11,11 @@ text: the command lines, the script, the manifest. `launch` starts it, and retur
 command's to know. To place, start and requeue is the scheduler's work; none of that is done here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, cast
 
+from ..configs.secret_variables import redact, redact_override
 from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean
 
@@ -39,7 +40,7 @@ class Run(NamedTuple):
     @property
     def arguments(self) -> list[str]:
         """What every process of the run is started with, after `python -P -m spmdkit`."""
-        return ["train", self.source, *self.overrides]
+        return ["train", self.source, *map(redact_override, self.overrides)]
 
 
 class Place(Protocol):
@@ -126,8 +127,16 @@ def forms() -> str:
     return " or ".join(listed.form for listed in PLACES.values())
 
 
-def shell_line(command: Sequence[str], variables: dict[str, str]) -> str:
+def shell_line(command: Sequence[str], variables: Mapping[str, str | None]) -> str:
     """One process as a line for a shell: its variables, then its command."""
     import shlex
 
-    return " ".join([*(f"{key}={shlex.quote(value)}" for key, value in variables.items()), shlex.join(command)])
+    return " ".join([*assignments(variables), shlex.join(command)])
+
+
+def assignments(variables: Mapping[str, str | None]) -> list[str]:
+    """Environment variables as a shell sets them; secrets, and those that are null, by name."""
+    import shlex
+
+    redacted = redact(variables).items()
+    return [f'{name}="${name}"' if value is None else f"{name}={shlex.quote(value)}" for name, value in redacted]

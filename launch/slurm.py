@@ -10,11 +10,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from ..configs import load_config
 from ..configs.schema import Config
+from ..configs.secret_variables import is_secret, resolve
 from ..mesh.errors import UserError
 from ..mesh.joining.sources import without_job
 from ..training.ending.exits import FINISHED, TRY_AGAIN
@@ -106,26 +108,34 @@ def launch(run: Run, target: SlurmTarget) -> int:
             "There is no sbatch on PATH: --on slurm submits from a machine that has Slurm's commands. Log in to the "
             "cluster, or print the script with --dry-run and submit it there."
         )
+    by_name = {name: value for name, value in config.launch.environment.items() if value is None or is_secret(name)}
+    given = resolve(by_name)
     folder = Path(config.run.dir).absolute()
     check_folder(folder)
     refuse_if_in_use(folder)
     make_folder(folder / "logs")
     path = folder / "slurm.sh"
     path.write_text(script, encoding="utf-8")
-    job = submit(path)
+    if given:
+        path.chmod(0o600)
+    job = submit(path, given)
     print(job, flush=True)
     say(told(job, config, folder))
     return wait_for(job, folder) if run.wait else FINISHED
 
 
-def submit(script: Path) -> str:
+def submit(script: Path, given: Mapping[str, str] = {}) -> str:
     """Hands a script to sbatch; returns the number of the job.
+
+    Args:
+        script: The script.
+        given: Environment variables beside those of the shell; Slurm passes all of them on to the job.
 
     Raises:
         UserError: Slurm refuses it, and says why.
         ClusterUnavailable: Slurm does not answer.
     """
-    environment = without_job(os.environ)  # sbatch hands all of it on
+    environment = without_job(os.environ) | dict(given)
     try:
         ended = subprocess.run(
             ["sbatch", "--parsable", str(script)],

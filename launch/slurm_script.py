@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..configs.launching import LaunchConfig
 from ..configs.schema import Config
+from ..configs.secret_variables import redact
 from ..mesh.errors import UserError
 from ..mesh.text import is_printable
 from ..training.ending.exits import TRY_AGAIN
@@ -21,6 +22,10 @@ PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
 """What neither Slurm nor bash reads as anything but itself."""
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
+MISSING = """[ -n "${{{name}+set}}" ] || {{
+    echo 'launch.environment.{name} must be set in the shell that submits'
+    exit 2
+}}"""
 BODY = r"""
 stopped=
 trap 'stopped=1' TERM # scancel: the processes get it as well, and save
@@ -101,12 +106,15 @@ def batch_script(run: Run, config: Config, partition: str) -> str:
     logs = folder / "logs"
     lines = [f"#SBATCH {directive(option)}" for option in job_options(config, partition, folder)]
     head = ["#!/bin/bash", f"# A run of spmdkit; {shlex.quote(str(logs))} has to exist before it is submitted.", *lines]
-    before = [f"export {name}={shlex.quote(value)}" for name, value in environment(config.launch).items()]
+    before = [
+        MISSING.format(name=name) if value is None else f"export {name}={shlex.quote(value)}"
+        for name, value in redact(environment(config.launch)).items()
+    ]
     restarts = run.restarts or config.launch.slurm.restarts
     body = BODY.format(
         again=TRY_AGAIN,
         fresh=FRESH if run.fresh else "",
-        options=shlex.join(step_options(config.launch)),
+        options=shlex.join(step_options(config)),
         output=shlex.quote(f"{pattern(logs)}/rank-%t.log"),
         command=shlex.join(command(run, config.launch)) + (" $fresh" if run.fresh else ""),
     )
@@ -137,10 +145,16 @@ def job_options(config: Config, partition: str, folder: Path) -> list[str]:
     ]
 
 
-def step_options(launch: LaunchConfig) -> list[str]:
-    """Returns the options of srun but for where the output goes."""
+def step_options(config: Config) -> list[str]:
+    """Returns the options of srun but for where the output goes.
+
+    srun waits for every task to end. It never learns of the end of one whose step daemon was killed, so it waits for it
+    no longer than processes wait for each other.
+    """
+    launch = config.launch
     return [
         "--kill-on-bad-exit=1",
+        f"--wait={config.timeouts.shutdown}",
         "--mpi=none",
         "--open-mode=append",
         *_given("--cpus-per-task", launch.cpus_per_process),  # srun does not take it from sbatch
@@ -148,7 +162,7 @@ def step_options(launch: LaunchConfig) -> list[str]:
     ]
 
 
-def environment(launch: LaunchConfig) -> dict[str, str]:
+def environment(launch: LaunchConfig) -> dict[str, str | None]:
     """Returns the variables that every process gets beside those of the shell that submits."""
     return {"PYTHONUNBUFFERED": "1", **launch.environment}
 

@@ -7,7 +7,6 @@ machine, with the same output, signals and exit status. The hosts share a file s
 import json
 import os
 import secrets
-import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,12 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..configs import Config, load_config
+from ..configs.secret_variables import resolve
 from ..mesh.coordination import ranks
 from ..mesh.errors import UserError
 from ..mesh.joining.sources import SET_BY_HAND
 from ..training.ending.exits import RELAYED
 from ..training.worker import Job, job_environment
-from .places import Run, not_a_target
+from .places import Run, assignments, not_a_target
 from .remote import client
 from .remote.connection import quoted_path, ssh_command
 from .remote.hosts import Host, Hosts, read_hosts
@@ -69,7 +69,7 @@ def describe(run: Run, target: Hosts) -> str:
     lines = []
     for slot in slots(hosts):
         named = [f'{name}="${name}"' for name in hosts.forward]
-        given = [f"{name}={shlex.quote(value)}" for name, value in variables_of(config, hosts, slot, PORT).items()]
+        given = assignments(variables_of(config, hosts, slot, PORT))
         words = [quoted_path(word) for word in with_setup(config, command(run, config, slot.host, run.fresh))]
         lines.append(f"# rank {slot.rank} on {slot.host.name}")
         lines.append(f"cd {quoted_path(slot.host.directory)} && {' '.join([*named, *given, *words])}")
@@ -90,6 +90,7 @@ def launch(run: Run, target: Hosts) -> int:
     config = load(run, target)
     hosts = complete(target, config)
     forwarded(hosts)
+    resolve(config.launch.environment)
     check_folder(Path(config.run.dir).absolute())
     wanted = Wanted(
         run.source if os.path.isfile(run.source) else None,
@@ -146,7 +147,7 @@ def start(run: Run, config: Config, hosts: Hosts, slot: Slot, port: int, identit
         "token": secrets.token_hex(8),
         "command": with_setup(config, command(run, config, slot.host, fresh)),
         "directory": slot.host.directory,
-        "environment": forwarded(hosts) | variables_of(config, hosts, slot, port, identity) | RELAYED,
+        "environment": forwarded(hosts) | resolve(variables_of(config, hosts, slot, port, identity)) | RELAYED,
         "without": sorted(SET_BY_HAND),
         "direct": [coordinator(hosts)],
         "silence": silence,
@@ -171,7 +172,9 @@ def with_setup(config: Config, words: list[str]) -> list[str]:
     return ["bash", "-e", "-c", "\n".join([*config.launch.setup, 'exec "$@"']), "bash", *words]
 
 
-def variables_of(config: Config, hosts: Hosts, slot: Slot, port: int | str, identity: str = "") -> dict[str, str]:
+def variables_of(
+    config: Config, hosts: Hosts, slot: Slot, port: int | str, identity: str = ""
+) -> dict[str, str | None]:
     """The environment variables of one process, but for those that are forwarded.
 
     A process sees the GPUs that the hosts file gives it. Where it gives none, those of the host are divided among its

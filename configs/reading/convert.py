@@ -11,6 +11,7 @@ from ...mesh.errors import UserError
 from ...mesh.near_miss import did_you_mean
 from ...mesh.text import is_printable
 from ..errors import Problem
+from ..secret_variables import redact
 from .limits import LARGEST_NUMBER, largest
 from .synonyms import meant_by, remark
 from .words import describe, shown
@@ -79,7 +80,8 @@ def to_field(hint: Any, value: Any, path: str, problems: list[Problem], given: d
     try:
         given[name] = _within_limits(to_type(hint, value), path)
     except Mismatch as mismatch:
-        problems.append(Problem(path, f"{path} must be {mismatch}, not {shown(value)}.{_remedy(hint, value, path)}"))
+        safe = redact(value) if name == "environment" and isinstance(value, Mapping) else value
+        problems.append(Problem(path, f"{path} must be {mismatch}, not {shown(safe)}.{_remedy(hint, value, path)}"))
 
 
 def _by_key(options: type, value: Mapping[Any, Any], path: str, problems: list[Problem]) -> dict[Any, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from ...mesh.text import is_printable
 from ...training.optimizing.groups import GroupConfig
 from ..errors import Problem
+from ..secret_variables import redact_override
 from .reader import MOST_BYTES, read_yaml
 
 FREE_KEYS = "layouts.rules"
@@ -74,6 +75,7 @@ def _shown(text: str) -> str:
     """An override as it was typed, where that stands on one line."""
     if not text.strip():
         return f"{text!r}, {EMPTY}"
+    text = redact_override(text)
     short = text if len(text) <= 200 else f"{text[:200]}..."
     return short if is_printable(short) else repr(short)
 

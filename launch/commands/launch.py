@@ -19,7 +19,8 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="K",
-        help="start a run that died again, at most K times in a row without a newer checkpoint (0; slurm: 3)",
+        help="start a run that died again, at most K times in a row without a newer checkpoint (0; slurm: 3), on "
+        "kubernetes K times in all (6)",
     )
     parser.add_argument(
         "--wait",

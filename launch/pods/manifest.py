@@ -7,9 +7,9 @@ What follows the end of a pod is the cluster's work, told apart by the exit code
 
     0          done
     2, 3       a mistake, or it diverged: the whole job fails, for another try would end alike
-    75         stopped by a signal, as when its node is drained: the pod comes again, and that does not count
-    disrupted  preempted, evicted, its node lost: likewise
-    others     counted: a JobSet starts all pods again, a Job that one, while the rest end by themselves and come again
+    disrupted  preempted, evicted, its node lost: the pod comes again, and that is not counted; the others end with 75
+    others     75 too, for a full disk ends with it: counted, and limited. A JobSet starts all pods again, a Job that
+               one, while the rest end by themselves and come again
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from ...configs import Config
-from ...training.ending.exits import DIVERGED, TRY_AGAIN, USER_MISTAKE
+from ...training.ending.exits import DIVERGED, USER_MISTAKE
 from ..places import Run
 from .names import job_name
 from .pod import CONTAINER, PORT, Object, config_name, config_text, pod
@@ -27,6 +27,8 @@ GROUP = "host"
 """Name of the one group of pods in a JobSet."""
 COORDINATOR = "metadata.annotations['jobset.sigs.k8s.io/coordinator']"
 QUEUE = "kueue.x-k8s.io/queue-name"
+DEADLINE_SECONDS = 7 * 86400
+"""Time limit of a job without `launch.time`, from its start or restart."""
 
 
 def manifest(run: Run, config: Config) -> str:
@@ -67,7 +69,7 @@ def _jobset(run: Run, config: Config) -> Object:
             "coordinator": {"replicatedJob": GROUP, "jobIndex": 0, "podIndex": 0},
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {
-                "maxRestarts": run.restarts,
+                "maxRestarts": _restarts(run, config),
                 "restartStrategy": "BlockingRecreate",
                 "rules": [
                     {
@@ -84,7 +86,7 @@ def _jobset(run: Run, config: Config) -> Object:
 
 def _job(run: Run, config: Config) -> Object:
     name = job_name(config)
-    spec = _job_spec(config, run.restarts * config.launch.nodes, f"{name}-0.{name}")
+    spec = _job_spec(config, _restarts(run, config) * config.launch.nodes, f"{name}-0.{name}")
     spec["template"]["spec"]["subdomain"] = name
     return {
         "apiVersion": "batch/v1",
@@ -117,22 +119,25 @@ def _job_spec(config: Config, failures: int, coordinator: str | Object) -> Objec
         failures: Pods that may fail, beside those that do not count.
         coordinator: Host name of the first pod, or where its pod finds it.
     """
-    nodes, seconds = config.launch.nodes, deadline(config.launch.time)
+    nodes = config.launch.nodes
     return {
         "completionMode": "Indexed",
         "completions": nodes,
         "parallelism": nodes,
         "backoffLimit": failures,
-        **({"activeDeadlineSeconds": seconds} if seconds else {}),
+        "activeDeadlineSeconds": deadline(config.launch.time) or DEADLINE_SECONDS,
         "podFailurePolicy": {
             "rules": [
                 {"action": "FailJob", "onExitCodes": _exit_codes(USER_MISTAKE, DIVERGED)},
-                {"action": "Ignore", "onExitCodes": _exit_codes(TRY_AGAIN)},
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
         "template": {"metadata": {"labels": _labels(config)}, "spec": pod(config, coordinator)},
     }
+
+
+def _restarts(run: Run, config: Config) -> int:
+    return run.restarts or config.launch.kubernetes.restarts
 
 
 def _exit_codes(*codes: int) -> Object:

@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ...configs import Config, resolved_yaml
+from ...configs.secret_variables import redact
 from .names import job_name
 from .problems import CONFIG_FOLDER, is_below
 
@@ -57,15 +58,31 @@ def pod(config: Config, coordinator: str | Object) -> Object:
         "workingDir": wanted.mount,
         "command": _command(config),
         "env": _environment(config, coordinator),
+        **({"envFrom": [{"secretRef": {"name": name}} for name in wanted.secrets]} if wanted.secrets else {}),
         "ports": [{"name": "coordinator", "containerPort": PORT, "protocol": "TCP"}],
         **_resources(config),
         "volumeMounts": mounts,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     return {
         "restartPolicy": "Never",
+        **({"serviceAccountName": wanted.service_account} if wanted.service_account else {}),
+        "automountServiceAccountToken": False,
+        "securityContext": _security_context(config),
         "terminationGracePeriodSeconds": config.timeouts.stop + GRACE_SECONDS,
         "containers": [container],
         "volumes": volumes,
+    }
+
+
+def _security_context(config: Config) -> Object:
+    """The rights of a pod: those of the profile "restricted" of Kubernetes' pod security standards."""
+    user, group = config.launch.kubernetes.user, config.launch.kubernetes.group
+    return {
+        "runAsNonRoot": True,
+        **({"runAsUser": user} if user else {}),
+        **({"runAsGroup": group, "fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"} if group else {}),
+        "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 
@@ -78,10 +95,11 @@ def _command(config: Config) -> list[str]:
 
 
 def _environment(config: Config, coordinator: str | Object) -> list[Object]:
-    """The variables of a pod; its index comes from Kubernetes, as JOB_COMPLETION_INDEX."""
+    """The variables of a pod; its index comes from Kubernetes, as JOB_COMPLETION_INDEX, and secrets from Secrets."""
     host = {"value": coordinator} if isinstance(coordinator, str) else {"valueFrom": coordinator}
+    given = {name: value for name, value in redact(config.launch.environment).items() if value is not None}
     return [
-        *({"name": name, "value": value.replace("$(", "$$(")} for name, value in config.launch.environment.items()),
+        *({"name": name, "value": value.replace("$(", "$$(")} for name, value in given.items()),
         {"name": "SPMDKIT_COORDINATOR", **host},
         {"name": "SPMDKIT_JOB_ADDRESSES", "value": f"$(SPMDKIT_COORDINATOR):{PORT}"},
         {"name": "SPMDKIT_NUM_PROCESSES", "value": str(config.launch.nodes)},
@@ -90,9 +108,9 @@ def _environment(config: Config, coordinator: str | Object) -> list[Object]:
 
 
 def _resources(config: Config) -> Object:
-    launch, resources = config.launch, {}
-    if launch.cpus_per_process:
-        resources["requests"] = {"cpu": str(launch.cpus_per_process)}
-    if launch.gpus_per_process:
-        resources["limits"] = {"nvidia.com/gpu": str(launch.gpus_per_process)}
+    launch, memory = config.launch, {"memory": config.launch.kubernetes.memory}
+    memory = memory if memory["memory"] else {}
+    requests = ({"cpu": str(launch.cpus_per_process)} if launch.cpus_per_process else {}) | memory
+    limits = ({"nvidia.com/gpu": str(launch.gpus_per_process)} if launch.gpus_per_process else {}) | memory
+    resources = {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
     return {"resources": resources} if resources else {}

@@ -4,10 +4,13 @@ import re
 from pathlib import PurePosixPath
 
 from ...configs import Config
+from ...configs.secret_variables import redact
 from ...mesh.errors import UserError
 from ..places import Run
 from .names import MOST_NAME, as_label, is_image, is_label, is_namespace, is_subdomain, job_name
 
+QUANTITY = re.compile(r"[1-9][0-9]{0,11}(\.[0-9]{1,3})?([KMGTP]i|[kMGTP])")
+"""An amount of memory as Kubernetes writes it; one without a unit would be bytes."""
 CONFIG_FOLDER = "/config"
 """Of a pod, where its config lies."""
 
@@ -36,16 +39,33 @@ def problems(run: Run, config: Config) -> list[str]:
             f"launch.kubernetes.namespace={wanted.namespace!r} is no namespace: small letters, digits and dashes, of "
             "which at most 63 are allowed."
         )
-    for key in ("queue", "volume_claim"):
-        value = getattr(wanted, key)
-        if value and not is_subdomain(value):
+    names = [(key, getattr(wanted, key)) for key in ("queue", "volume_claim", "service_account")]
+    for key, value in [*names, *(("secrets", name) for name in wanted.secrets)]:
+        if (value or key == "secrets") and not is_subdomain(value):
             found.append(f"launch.kubernetes.{key}={value!r} is no name: small letters, digits, dashes and dots.")
+    if wanted.memory and not QUANTITY.fullmatch(wanted.memory):
+        found.append(
+            f"launch.kubernetes.memory={wanted.memory!r} must be a number with a unit, such as '64Gi' or '500M'."
+        )
     if not wanted.volume_claim:
         found.append(
             "launch.kubernetes.volume_claim must name a PersistentVolumeClaim that all pods can write (ReadWriteMany): "
             "run.dir has to outlive a pod and to be the same for all."
         )
+    found += _secret_problems(config)
     return found + _folder_problems(config) + _process_problems(config) + _option_problems(run, config)
+
+
+def _secret_problems(config: Config) -> list[str]:
+    """A manifest is readable by many: variables that look like secrets come from Secrets of the cluster alone."""
+    names = [name for name, value in redact(config.launch.environment).items() if value is None]
+    if not names or config.launch.kubernetes.secrets:
+        return []
+    literals = " ".join(f'--from-literal={name}="${name}"' for name in names)
+    return [
+        f"launch.environment: {', '.join(names)} must come from a Secret, for a manifest shows its values. Create one "
+        f"(kubectl create secret generic my-secret {literals}), and set launch.kubernetes.secrets=[my-secret]."
+    ]
 
 
 def _option_problems(run: Run, config: Config) -> list[str]:

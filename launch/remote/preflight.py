@@ -105,6 +105,7 @@ def prepare(hosts: Hosts, wanted: Wanted, say: Callable[[str], None]) -> Ready:
 def _problems(every: Sequence[Host], chosen: Sequence[Host], answers: Answers, wanted: Wanted) -> list[str]:
     """What has to be corrected on all hosts and spares, each line after the name of the host."""
     first, problems = answers[chosen[0].key], []
+    machines = {answer["machine"] for answer in answers.values() if not isinstance(answer, Refusal)}
     for host in every:
         answer = answers[host.key]
         if isinstance(answer, Refusal):
@@ -112,7 +113,7 @@ def _problems(every: Sequence[Host], chosen: Sequence[Host], answers: Answers, w
         else:
             lacks = [*shortcomings(host, answer, wanted)]
             if len(chosen) > 1 and not isinstance(first, Refusal):
-                lacks += unreachable(chosen[0].reached_at, answer, first)
+                lacks += unreachable(chosen[0].reached_at, answer, first, several=len(machines) > 1)
         problems += [f"{host.name}: {each}" for each in lacks]
     return problems
 
@@ -232,21 +233,24 @@ def _too_few_gpus(host: Host, gpus: int, wanted: Wanted) -> Iterator[str]:
         )
 
 
-def unreachable(address: str, answer: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
-    """Whether a host cannot reach the first one.
+def unreachable(address: str, answer: Mapping[str, Any], first: Mapping[str, Any], *, several: bool) -> list[str]:
+    """Returns the reasons why a host cannot reach the first one, or the first one cannot be reached.
 
     Args:
-        address: Of the coordinator.
-        answer: Of the host.
-        first: Of the first host.
+        address: The coordinator's host.
+        answer: The answer of the host.
+        first: The answer of the first host.
+        several: If the hosts of the file are several machines, not several names of one.
     """
     found = answer["addresses"].get(address)
     remedy = "Give the first host of the hosts file an address that all others can reach: {name: ..., address: ...}."
     if found is None:
         return [f"it does not know the name {address} of the first host. {remedy}"]
-    if ip_address(found.partition("%")[0]).is_loopback and answer["machine"] != first["machine"]:
-        return [f"it takes {address}, the first host, for itself ({found}). {remedy}"]
-    return []
+    if not several or not ip_address(found.partition("%")[0]).is_loopback:
+        return []
+    if answer["machine"] == first["machine"]:
+        return [f"it resolves its own name {address} to {found}, where the other hosts cannot reach it. {remedy}"]
+    return [f"it takes {address}, the first host, for itself ({found}). {remedy}"]
 
 
 @contextmanager

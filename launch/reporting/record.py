@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...configs.reading.reader import read_yaml
+from ...configs.secret_variables import redact_config
 from ...mesh.errors import UserError
 from ...training.callbacks.samples import NAME as SAMPLES
 from ...training.goodput import NAME as GOODPUT
@@ -98,4 +99,4 @@ def _config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is no text in UTF-8 ({error.reason}). Put it back, or give another run.") from error
     if wrong:
         raise UserError(f"{path} cannot be read as the config of a run: {wrong}. Put it back, or give another run.")
-    return document.value
+    return redact_config(document.value)

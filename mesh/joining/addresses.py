@@ -3,13 +3,13 @@
 import errno
 import ipaddress
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from ..errors import UserError
 
 LARGEST_PORT = 65535
-EVERYWHERE = ("::", "0.0.0.0")
-"""All interfaces: with IPv6, which takes IPv4 too, or where the machine has none, without."""
 LOCALHOST = "localhost"
 
 
@@ -81,46 +81,64 @@ def own_ip() -> str:
 
 
 class Listening(NamedTuple):
-    """The listening socket of the rendezvous, and what JAX's coordinator binds to after it.
+    """The listening socket of the rendezvous, and the address that JAX's coordinator binds to after it.
 
     Attributes:
         socket: Listens; close it before JAX starts.
-        bind: "ip:port".
-        everywhere: Whether the announced address is none of this machine's, so that all interfaces are listened on.
+        bind: "ip:port", of one interface.
+        announced: Whether the announced address resolves to `bind` on this host.
     """
 
     socket: socket.socket
     bind: Address
-    everywhere: bool
+    announced: bool
 
 
-def listen(address: Address) -> Listening:
-    """Listens at the announced address alone: for 127.0.0.1, nobody outside this machine can connect.
+def listen(address: Address, others: Sequence[str] = ()) -> Listening:
+    """Listens on one interface: the one that the announced address belongs to.
 
-    Where the host's name resolves to a loopback address on this machine and to another elsewhere, the other is not
-    known here; then, and where the address belongs to something that forwards to this machine, all interfaces are
-    listened on.
+    Many hosts resolve their own name to a loopback address (127.0.1.1 on Debian). If the processes are on several
+    hosts, this one then listens on the interface that the route to another host goes through, otherwise on loopback.
+    If the address belongs to something that forwards to this machine, it listens on the interface that faces it.
+
+    Args:
+        address: The announced address.
+        others: Other hosts of the run, as far as they are known.
 
     Raises:
         PortTaken: Something else listens on that port.
+        UserError: The address is not this machine's, and there is no route to it.
         OSError: The name does not resolve.
     """
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     ips = list(dict.fromkeys(str(each[4][0]) for each in found))
-    wanted = ips if address.is_loopback else [ip for ip in ips if not is_loopback(ip)]
-    for ip in wanted:
+    own = ips if address.is_loopback else [ip for ip in ips if not is_loopback(ip)]
+    facing = [] if own else [ip for ip in map(interface_facing, others) if ip and not is_loopback(ip)]
+    for ip in own or facing or ips:
         try:
-            return Listening(_bound(ip, address), Address(ip, address.port), everywhere=False)
+            return Listening(_bound(ip, address), Address(ip, address.port), announced=ip in ips)
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
-    for ip in EVERYWHERE:
-        try:
-            return Listening(_bound(ip, address), Address(ip, address.port), everywhere=True)
-        except OSError as error:
-            if ip == EVERYWHERE[-1] or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                raise
-    raise AssertionError("the last of EVERYWHERE returns or raises")
+    for ip in filter(None, map(interface_facing, ips)):
+        return Listening(_bound(ip, address), Address(ip, address.port), announced=False)
+    raise UserError(
+        f"The coordinator's address {address} ({', '.join(ips)}) is not an address of {socket.gethostname()}, where "
+        "process 0 runs, and there is no route to it. Give an address of this host (SPMDKIT_JOB_ADDRESSES)."
+    )
+
+
+def interface_facing(host: str) -> str:
+    """Returns the IP address of the interface that the route to a host goes through; "" if there is none.
+
+    Nothing is sent: connecting a datagram socket only looks up the route.
+    """
+    with suppress(OSError):
+        for family, kind, protocol, _, where in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(where)
+                return str(probe.getsockname()[0])
+    return ""
 
 
 def _bound(ip: str, address: Address) -> socket.socket:
@@ -132,8 +150,6 @@ def _bound(ip: str, address: Address) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what an ended run left in TIME_WAIT is no user
-        if ip == "::":
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind((ip, address.port))
         listener.listen(1024)
     except OSError as error:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from ..coordination import SAY_SECONDS, ProcessesMissing, ranks
 from ..errors import UserError
-from .addresses import Listening
+from .addresses import Listening, is_loopback
 from .detection import Job
 from .meeting import FOREIGN_SECONDS, STATUS_SECONDS, Meeting, Say
 from .protocol import Hello, Lines, line, read_hello
@@ -147,15 +147,22 @@ class Host:
         return f"{said} (nothing came from {_listed(silent)})" if silent and here & set(job.nodes) else said
 
     def _too_late(self, missing: list[int]) -> str:
-        everywhere = (
-            f" {self._job.address} is no address of this host, {socket.gethostname()}: process 0 has to run where it "
-            "leads, or the address has to be this host's."
-            if self._listening.everywhere
-            else ""
-        )
+        listening, announced, elsewhere = self._listening, self._job.address, ""
+        assert announced is not None
+        if not listening.announced:
+            elsewhere = (
+                f" Process 0 listened at {listening.bind}, for {announced.host} does not resolve to an address "
+                f"of {socket.gethostname()}, its host, that other hosts can reach: give one (SPMDKIT_JOB_ADDRESSES)."
+            )
+        elif is_loopback(listening.bind.host) and not announced.is_loopback:
+            elsewhere = (
+                f" {announced.host} resolves to {listening.bind.host} on this host, so only processes of this "
+                "host reach process 0. For several hosts, give its IP address (SPMDKIT_JOB_ADDRESSES; with --on ssh, "
+                "`address` in the hosts file)."
+            )
         return (
             f"{self._named(missing).capitalize()} did not come within {self._seconds:.0f} s (timeouts.rendezvous); "
-            f"{len(self._here)} of {self._job.num_processes} processes did, at {self._job.address}.{everywhere} Look "
+            f"{len(self._here)} of {self._job.num_processes} processes did, at {self._job.address}.{elsewhere} Look "
             "whether they were started, into their logs, and whether their hosts reach this one."
         )
 

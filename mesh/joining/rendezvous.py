@@ -25,6 +25,8 @@ from .meeting import KNOCK_SECONDS, Meeting, Say, patience, unknown
 from .protocol import Hello
 
 HANDOVER_SECONDS = 20.0
+OUTSIDE = "192.0.2.1"
+"""Not on any network (RFC 5737); stands for hosts of the run whose names are not known."""
 
 
 def meet(
@@ -66,9 +68,11 @@ def _listen(job: Job, seconds: float) -> Listening:
     """Listens at the address of the job; in Kubernetes, waits until its name is known."""
     assert job.address is not None
     begin = time.monotonic()
+    elsewhere = job.local_processes is not None and job.local_processes < job.num_processes
+    others = list(dict.fromkeys([*job.hosts, *job.nodes])) or ([OUTSIDE] if elsewhere else [])
     while True:
         try:
-            return listen(job.address)
+            return listen(job.address, others)
         except socket.gaierror as error:
             if time.monotonic() - begin > patience(job, seconds):
                 raise unknown(job, error) from error

@@ -1,9 +1,13 @@
 """Runs on a real Slurm: the losses of `--on local`, and what follows a kill, the time limit, scancel and a mistake."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from leftovers import assert_nothing_left
@@ -70,8 +74,8 @@ FOUR = {
     "nodes": 2,
     "processes_per_node": 2,
     "gpus_per_process": 1,
-    "environment": {"MINE": "it's 1 $HOME"},
-    "prefix": ["bash", "-c", 'echo "GPU $CUDA_VISIBLE_DEVICES, $MINE"; exec "$@"', "bash"],
+    "environment": {"MINE": "it's 1 $HOME", "MY_TOKEN": "abc $x"},
+    "prefix": ["bash", "-c", 'echo "GPU $CUDA_VISIBLE_DEVICES, $MINE, $MY_TOKEN"; exec "$@"', "bash"],
 }
 
 
@@ -95,8 +99,10 @@ def test_the_losses_are_those_of_local(launch, devices, name, slurm, tmp_path):
     assert f"job {job_of(ended)} ended: COMPLETED" in ended.stderr
     if launch is FOUR:
         said = [(folder / "logs" / f"rank-{rank}.log").read_text().splitlines()[0] for rank in range(4)]
-        assert sorted(said) == ["GPU 0, it's 1 $HOME"] * 2 + ["GPU 1, it's 1 $HOME"] * 2
-    assert (folder / "slurm.sh").read_text().startswith("#!/bin/bash")
+        assert sorted(said) == ["GPU 0, it's 1 $HOME, abc $x"] * 2 + ["GPU 1, it's 1 $HOME, abc $x"] * 2
+    script = (folder / "slurm.sh").read_text()
+    assert script.startswith("#!/bin/bash")
+    assert "abc $x" not in script
     assert_nothing_left(tmp_path)
 
 
@@ -194,6 +200,40 @@ def test_scancel_saves_and_leaves_nothing(slurm, tmp_path):
     time.sleep(8)
     assert slurm.state(job) == "CANCELLED", "it did not come back"
     assert ", start 2 on" not in log_of(folder, job)
+
+
+def task_and_daemon(job: str, rank: int) -> tuple[int, int]:
+    """The numbers of the process of a rank, and of its parent, a process of Slurm."""
+    wanted = {f"SLURM_JOB_ID={job}", f"SLURM_PROCID={rank}"}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            is_daemon = Path(f"/proc/{parent}/cmdline").read_bytes().startswith(b"slurmstepd")
+            if is_daemon and wanted <= set((folder / "environ").read_text(errors="replace").split("\0")):
+                return int(folder.name), parent
+    raise AssertionError(f"no process of rank {rank}")
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["its task lives on", "its task ends too"])
+def test_a_step_daemon_that_is_killed(lives, slurm, tmp_path):
+    """Slurm never learns of the end of its task, so srun must not wait for it until the time limit."""
+    sections = {"train": {"steps": 40, "global_batch": 16}, "checkpoint": {"every": 10}, "timeouts": {"shutdown": 5}}
+    config = faulty_config(tmp_path, **sections)
+    job = job_of(slurm.launch(config, "run.simulate=4", "--on", "slurm", FAULT="slow"))
+    folder, deadline = tmp_path / "run", time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists() or len(losses(folder)) < 5:
+        assert time.monotonic() < deadline, everything_said(folder)
+        time.sleep(0.2)
+    task, daemon = task_and_daemon(job, 1)
+    os.kill(daemon, signal.SIGKILL)
+    if not lives:
+        os.kill(task, signal.SIGKILL)
+    slurm.wait_for(job, "COMPLETED", seconds=180)
+    said = log_of(folder, job)
+    assert "srun: error: Timed out waiting for job step to complete" in said
+    assert ("back into the queue" in said) is not lives, said
+    assert max(losses(folder)) == 40
+    assert_nothing_left(tmp_path)
 
 
 def test_a_partition_that_there_is_not(slurm, tmp_path):

@@ -1,8 +1,10 @@
+import io
 import re
 import shlex
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from spmdkit.configs import load_config
@@ -242,3 +244,19 @@ def test_a_signal_while_arguments_are_read_ends_with_a_word(command, name):
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert ended.returncode == 75, ended.stderr
     assert ended.stderr.startswith(f"ended by {name}; the same command goes on from the newest checkpoint")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("unbuffered", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [["help"], ["--help"], ["--version"], ["train", "--list"], ["train", "--help"], ["checkpoint"]],
+    ids=" ".join,
+)
+def test_reports_an_output_that_takes_nothing(words, unbuffered, capsys, monkeypatch):
+    """Each prints in another way: argparse itself, its actions, this package."""
+    with io.TextIOWrapper(open("/dev/full", "wb", 0 if unbuffered else 2**16), write_through=unbuffered) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert cli.main(words) == 75
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the standard output: No space left on device.")

@@ -82,7 +82,10 @@ def test_what_it_asks_for():
         "--exclusive",
     ]
     assert "export NCCL_DEBUG=INFO\nmodule load cuda\n" in text
-    assert "srun --kill-on-bad-exit=1 --mpi=none --open-mode=append --cpus-per-task=8 --container-image=" in text
+    assert (
+        "srun --kill-on-bad-exit=1 --wait=120 --mpi=none --open-mode=append --cpus-per-task=8 --container-image="
+        in text
+    )
     assert (
         "    apptainer exec --nv image.sif /opt/python -P -m spmdkit train quickstart 'run.dir=\"/shared/run\"'" in text
     )

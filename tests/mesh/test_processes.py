@@ -1,5 +1,6 @@
 """Joining processes: arguments, environment, errors; and two real processes."""
 
+import ast
 import os
 import socket
 import subprocess
@@ -174,7 +175,8 @@ def test_one_process_is_the_main_process():
 
 
 WORKER = """
-import sys
+import os, sys
+from pathlib import Path
 from spmdkit.mesh import DeviceMesh, get_device_count, initialize, is_main_process, list_devices, simulate
 simulate(2)
 initialize()
@@ -186,15 +188,21 @@ assert mesh.axes_across_processes == ("data",) and "crosses processes: data" in 
 assert is_main_process() == (jax.process_index() == 0)
 rows = jax.device_put(np.arange(4.0), NamedSharding(mesh.backend_mesh, PartitionSpec(("data", "fsdp"))))
 print(float(jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh.backend_mesh, PartitionSpec()))(rows)))
+port = int(os.environ["SPMDKIT_JOB_ADDRESSES"].rpartition(":")[2])
+tables = [path.read_text() for path in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if path.exists()]
+sockets = [line.split() for table in tables for line in table.splitlines()]
+print({words[1].partition(":")[0] for words in sockets if words[3] == "0A" and words[1].endswith(f":{port:04X}")})
 """
 
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_two_processes_make_one_mesh():
+@pytest.mark.parametrize("host", ["127.0.0.1", socket.gethostname()], ids=["loopback", "the host's own name"])
+def test_two_processes_make_one_mesh(host):
+    """JAX's coordinator listens on one interface, even if the host resolves its own name to a loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+        address = f"{host}:{probe.getsockname()[1]}"
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
     common = {**clean, "SPMDKIT_JOB_ADDRESSES": address, "SPMDKIT_NUM_PROCESSES": "2"}
     workers = [
@@ -213,4 +221,7 @@ def test_two_processes_make_one_mesh():
         for worker in workers:
             worker.kill()
             worker.communicate()
-    assert [output.splitlines()[-1:] for output, _ in results] == [["6.0"], ["6.0"]], results
+    assert [output.splitlines()[-2:-1] for output, _ in results] == [["6.0"], ["6.0"]], results
+    listening = ast.literal_eval(results[0][0].splitlines()[-1])
+    assert len(listening) == 1, listening
+    assert not listening & {"0" * 8, "0" * 32}, "all interfaces"

@@ -13,6 +13,7 @@ from ....configs.paths import MIXTURE, PATH_KEYS
 from ....configs.reading.reader import read_yaml
 from ....configs.restarts import is_fixed, rule_of
 from ....configs.schema import Config
+from ....configs.secret_variables import is_secret, redact_config
 from ....configs.write import as_plain, resolved_yaml
 from ....mesh.coordination import wait_for_all
 from ....mesh.errors import UserError
@@ -115,14 +116,17 @@ def write_config(
         lines += _set_aside(folder) if fresh else _keep_foreign_config(folder)
         if made_of is not None:
             _write_whole(folder / NAME, as_json(made_of))
-        _write_whole(folder / "config.yaml", resolved_yaml(config))
+        secret = any(map(is_secret, config.launch.environment))
+        _write_whole(folder / "config.yaml", resolved_yaml(config), 0o600 if secret else None)
     _wait_for_all("the folder of the run was written", config)
     return lines
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_whole(path: Path, text: str, mode: int | None = None) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
+    if mode is not None:
+        partial.chmod(mode)
     partial.replace(path)
 
 
@@ -144,9 +148,14 @@ def _aside(folder: Path) -> Path:
 def _keep_foreign_config(folder: Path) -> list[str]:
     """Renames a config.yaml that no run wrote: the user's own, where run.dir is the folder it stands in."""
     path = folder / "config.yaml"
-    if is_run(folder) or not path.exists() or {*as_plain(Config())} <= {*_read_config(path)}:
+    if is_run(folder) or not path.exists():
+        return []
+    given = _read_config(path)
+    if {*as_plain(Config())} <= {*given}:
         return []
     kept = _first_free(path.with_name(f"{path.name}.old"))
+    if redact_config(given) != given:
+        path.chmod(0o600)  # it holds the value of a secret
     path.rename(kept)
     return [f"{path} was written by no run: it is now {kept}."]
 

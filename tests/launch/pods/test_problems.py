@@ -15,6 +15,9 @@ WRONG = {
     "namespace": ({"kubernetes": {"namespace": "a b"}}, "launch.kubernetes.namespace='a b' is no name"),
     "mount": ({"kubernetes": {"mount": "shared"}}, "launch.kubernetes.mount='shared' must be a folder"),
     "config's folder": ({"kubernetes": {"mount": "/config"}}, "launch.kubernetes.mount='/config' must be a folder"),
+    "memory": ({"kubernetes": {"memory": "64"}}, "launch.kubernetes.memory='64' must be a number with a unit"),
+    "secrets": ({"kubernetes": {"secrets": ["A b"]}}, "launch.kubernetes.secrets='A b' is no name"),
+    "account": ({"kubernetes": {"service_account": "A"}}, "launch.kubernetes.service_account='A' is no name"),
     "processes": (
         {"nodes": 1, "processes_per_node": 4, "gpus_per_process": 2},
         "launch.processes_per_node=4, but a pod holds one process, .* launch.gpus_per_process=8",

@@ -84,12 +84,19 @@ def test_gpus():
 
 
 def test_the_coordinators_address():
-    assert unreachable("one", good(), good()) == []
-    assert "it does not know the name three of the first host" in unreachable("three", good(), good())[0]
+    assert unreachable("one", good(), good(), several=True) == []
+    (problem,) = unreachable("three", good(), good(), several=True)
+    assert "it does not know the name three of the first host" in problem
     loops = good(addresses={"one": "127.0.1.1"})
-    assert unreachable("one", loops, good()) == [], "two names of one machine"
-    (problem,) = unreachable("one", {**loops, "machine": "b"}, good())
+    assert unreachable("one", loops, good(), several=False) == [], "two names of one machine"
+    (problem,) = unreachable("one", {**loops, "machine": "b"}, good(), several=True)
     assert problem.startswith("it takes one, the first host, for itself (127.0.1.1). Give the first host")
+
+
+def test_rejects_a_first_host_that_only_listens_on_loopback():
+    answers = {ONE.key: good(addresses={"one": "127.0.1.1"}), TWO.key: good(machine="b")}
+    (problem,) = preflight._problems([ONE, TWO], [ONE, TWO], answers, wanted())
+    assert problem.startswith("one: it resolves its own name one to 127.0.1.1, where the other hosts cannot reach it.")
 
 
 def test_a_spare_takes_the_place_of_a_host_that_does_not_answer():

@@ -1,6 +1,8 @@
 """Addresses, and that the coordinator listens at the announced one alone."""
 
 import socket
+import sys
+from pathlib import Path
 
 import pytest
 from spmdkit.mesh.errors import UserError
@@ -55,7 +57,7 @@ def test_a_loopback_address_is_listened_on_alone():
     listening = listen(Address("127.0.0.1", port))
     with listening.socket:
         assert listening.socket.getsockname() == ("127.0.0.1", port)
-        assert (listening.bind, listening.everywhere) == (Address("127.0.0.1", port), False)
+        assert (listening.bind, listening.announced) == (Address("127.0.0.1", port), True)
         socket.create_connection(("127.0.0.1", port)).close()
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.2", port), timeout=1)
@@ -90,16 +92,64 @@ def test_an_unknown_host():
         listen(Address("no-such-host.invalid", 80))
 
 
-@pytest.mark.parametrize("resolves_to", ["192.0.2.1", "127.0.1.1"], ids=["elsewhere", "to loopback, as on Debian"])
-def test_an_address_that_is_not_this_hosts(resolves_to, monkeypatch):
-    """A Service of Kubernetes forwards to the pod; Debian gives the host's own name a loopback address."""
-    port = free()
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (resolves_to, port))]
+def resolve(monkeypatch, ip: str) -> None:
+    """Makes the name host0 resolve to an address; the route to host1 and to networks goes through 127.0.0.3."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 80))]
     monkeypatch.setattr(addresses.socket, "getaddrinfo", lambda *arguments, **options: found)
-    listening = listen(Address("host0", port))
+    routes = {"host0": "127.0.1.1", "host1": "127.0.0.3", "192.0.2.1": "127.0.0.3"}
+    monkeypatch.setattr(addresses, "interface_facing", routes.__getitem__)
+
+
+def listens_at(port: int) -> list[str]:
+    """The IPv4 and IPv6 addresses that any process of this machine listens at on a port, as the kernel reports them."""
+    found = []
+    for path, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
+        for line in Path(path).read_text().splitlines()[1:] if Path(path).exists() else []:
+            _, local, _, state, *_ = line.split()
+            ip, _, number = local.partition(":")
+            if state == "0A" and int(number, 16) == port:
+                words = [int(ip[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(ip), 8)]
+                found.append(socket.inet_ntop(family, b"".join(words)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("resolves_to", "others", "ip", "announced"),
+    [
+        ("127.0.1.1", (), "127.0.1.1", True),
+        ("127.0.1.1", ("host0",), "127.0.1.1", True),
+        ("192.0.2.1", (), "127.0.0.3", False),
+    ],
+    ids=["its own name is loopback, as on Debian", "so are all hosts", "something that forwards to it"],
+)
+def test_listens_on_one_interface(resolves_to, others, ip, announced, monkeypatch):
+    resolve(monkeypatch, resolves_to)
+    listening = listen(Address("host0", port := free()), others)
     with listening.socket:
-        assert listening.everywhere
-        assert listening.bind.host in ("::", "0.0.0.0")
+        assert listens_at(port) == [ip]
+        assert (listening.bind, listening.announced) == (Address(ip, port), announced)
+
+
+def test_listens_where_other_hosts_can_reach_it(monkeypatch):
+    """Its own name is loopback here, and an address of the network elsewhere: the route to another host tells which."""
+    resolve(monkeypatch, "127.0.1.1")
+    monkeypatch.setattr(addresses, "is_loopback", lambda ip: ip == "127.0.1.1")
+    listening = listen(Address("host0", port := free()), ("host0", "host1"))
+    with listening.socket:
+        assert listens_at(port) == ["127.0.0.3"]
+        assert not listening.announced
+
+
+def test_an_address_without_a_route(monkeypatch):
+    resolve(monkeypatch, "192.0.2.1")
+    monkeypatch.setattr(addresses, "interface_facing", lambda host: "")
+    with pytest.raises(UserError, match=r"address host0:80 \(192.0.2.1\) is not an address of .*no route to it"):
+        listen(Address("host0", 80))
+
+
+def test_the_interface_that_faces_a_host():
+    assert addresses.interface_facing("127.0.0.1") == "127.0.0.1"
+    assert addresses.interface_facing("no-such-host.invalid") == ""
 
 
 def test_own_ip():

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shlex
+import stat
 from pathlib import Path
 
 import pytest
@@ -209,8 +210,8 @@ def test_metrics_cut_short_go_on(end, config):
 
 
 def test_a_config_of_the_users_own_is_not_overwritten(tmp_path):
-    """`run.dir` is the folder in which the user's config.yaml stands."""
-    own = write_config(tmp_path).rename(tmp_path / "config.yaml")
+    """`run.dir` is the folder in which the user's config.yaml stands; that file may hold the value of a secret."""
+    own = write_config(tmp_path, launch={"environment": {"HF_TOKEN": "abc"}}).rename(tmp_path / "config.yaml")
     text = own.read_text()
     loaded = load_config(own, [f"run.dir={tmp_path}"])
     for number in (1, 2):
@@ -218,6 +219,7 @@ def test_a_config_of_the_users_own_is_not_overwritten(tmp_path):
         kept = tmp_path / "config.yaml.old-1"
         assert lines == ([f"{own} was written by no run: it is now {kept}."] if number == 1 else [])
         assert kept.read_text() == text
+        assert (stat.S_IMODE(kept.stat().st_mode), stat.S_IMODE(own.stat().st_mode)) == (0o600, 0o600)
     assert not (tmp_path / "config.yaml.old-2").exists()
 
 

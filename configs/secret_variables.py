@@ -1,0 +1,74 @@
+"""Environment variables that look like secrets: their values are passed on by name, and never written.
+
+`redact` decides and redacts. In its result None stands for "the value that the shell has", as null does in a config, so
+a redacted config can be launched again.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..mesh.errors import UserError
+from .reading.reader import read_yaml
+
+SECRET = re.compile(
+    r"(TOKEN|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|(?<![^_])PASS)\d*(?=_|$)", re.IGNORECASE
+)
+"""A word that ends so, between underscores: HF_TOKEN, WANDB_API_KEY, PGPASSWORD; not TOKENIZERS_PARALLELISM."""
+SECTION = ("launch", "environment")
+
+
+def is_secret(name: str) -> bool:
+    """Tells if the name of a variable looks like that of a secret."""
+    return SECRET.search(name) is not None
+
+
+def redact(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns environment variables with None as the value of those that look like secrets."""
+    return {name: None if is_secret(str(name)) else value for name, value in variables.items()}
+
+
+def redact_config(tree: Any, section: tuple[str, ...] = SECTION) -> Any:
+    """Returns the plain values of a config, or of a section of it, without the values of secrets.
+
+    Args:
+        tree: The plain values; what is not a mapping stays as it is.
+        section: The way from `tree` to the variables.
+    """
+    if not isinstance(tree, Mapping):
+        return tree
+    if not section:
+        return redact(tree)
+    first, *rest = section
+    return {key: redact_config(value, tuple(rest)) if key == first else value for key, value in tree.items()}
+
+
+def redact_override(text: str) -> str:
+    """Returns a `key=value` argument without the values of secrets, as it may be printed or passed to a process."""
+    key, equals, value = text.partition("=")
+    parts = tuple(key.strip().split("."))
+    if parts[:2] == SECTION and len(parts) > 2:
+        return f"{key}{equals}null" if equals and is_secret(".".join(parts[2:])) else text
+    if not equals or parts != SECTION[: len(parts)] or not SECRET.search(re.sub(r"\W+", "_", value)):
+        return text
+    document = read_yaml(value)
+    if document.problems or not isinstance(document.value, Mapping):
+        return f"{key}=<redacted>"
+    return f"{key}={json.dumps(redact_config(document.value, SECTION[len(parts) :]), ensure_ascii=False)}"
+
+
+def resolve(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """Returns environment variables with the shell's values for those that are null.
+
+    Raises:
+        UserError: The shell lacks some.
+    """
+    missing = [name for name, value in variables.items() if value is None and name not in os.environ]
+    if missing:
+        raise UserError(
+            f"launch.environment takes {', '.join(missing)} from the shell, which lacks it. Set it there (export "
+            f"{missing[0]}=...), or remove it from the config."
+        )
+    return {name: os.environ[name] if value is None else value for name, value in variables.items()}

@@ -36,6 +36,30 @@ def test_another_config_on_one_rank(own, says, tmp_path):
     assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        (
+            "XLA_FLAGS",
+            "--xla_cpu_enable_fast_math=true",
+            "XLA_FLAGS --xla_cpu_enable_fast_math: not set on rank 0, true on rank 1",
+        ),
+        pytest.param(
+            "JAX_THREEFRY_PARTITIONABLE",
+            "0",
+            "jax.config.jax_threefry_partitionable: True on rank 0, False on rank 1",
+            marks=pytest.mark.faults,
+        ),
+    ],
+)
+def test_another_setting_on_one_rank(variable, value, says, tmp_path):
+    config = write_config(tmp_path)
+    for each in wait(start(config, [[], []], own={1: {variable: value}})):
+        assert each.code == 2, each.stderr
+        assert says in each.stderr
+    assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"
+
+
 def test_other_data_on_one_rank(tmp_path):
     """The config is the same; what stands in the file is not: each process has a working directory of its own."""
     config = write_config(tmp_path, data={"source": "data:rows"}, run={"simulate": 8, "log_every": 1})

@@ -19,7 +19,7 @@ from ...parallel.step.loss_scaling import MOST_IN_A_ROW, is_dynamic
 from ...parallel.step.state import TrainState
 from ...training.checkpointing.errors import SaveFailed
 from ...training.ending.exits import FINISHED, TRY_AGAIN
-from ...training.loop import run_steps
+from ...training.loop import StepLeftOut, run_steps
 from ...training.steps.not_finite import Diverged
 from ...training.watching.replicas import ReplicasDiffer
 from ..compiling.record import Compilation
@@ -124,7 +124,7 @@ class UnderWay:
         while True:
             try:
                 return self.take_steps(state, self.guards.batches(batches, self.start))
-            except ReplicasDiffer:  # in every process; the last good checkpoint may still be under way
+            except (ReplicasDiffer, StepLeftOut):  # the last good checkpoint may still be under way
                 with suppress(SaveFailed):
                     self.checkpoints.wait()
                 raise

@@ -1,6 +1,7 @@
 """The guards of a run together: the same program and the same numbers with and without, and what they leave."""
 
 import sys
+import threading
 
 import jax
 import pytest
@@ -42,6 +43,17 @@ def test_what_is_off_stands_in_no_ones_way(tmp_path):
     assert (guards.after_step, guards.waited) == (None, None)
     guards.compare(1, ())
     guards.done(1)
+
+
+@pytest.mark.parametrize("name", ["step", "first_step", "evaluation", "save"])
+def test_one_deadline_is_enough_to_watch(name, tmp_path):
+    config = load_config(write_config(tmp_path), [*OFF, f"timeouts.{name}=90"])
+    guards = Guards(config, lambda line: None, lambda number: False)
+    before = {thread.name for thread in threading.enumerate()}
+    with guards.watching():
+        assert {thread.name for thread in threading.enumerate()} - before == {"watchdog"}
+        next(iter(guards.batches([1], 0)))
+        assert guards.watchdog._doing is not None
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ WITNESS = re.compile(
 )
 UNDETERMINED = re.compile(r"No progress for more than [^\n]*not in the same place: ([^\n]*)", re.MULTILINE)
 SIGNALLED = re.compile(r"^got (SIG[A-Z0-9]+): all processes of the run stop", re.MULTILINE)
+ENDED_AT_ONCE = re.compile(r"^ended by SIG", re.MULTILINE)
 OTHER_BITS = re.compile(r"^  \S+: (.*) (has other bits than|have other bits than|differ from each other)", re.MULTILINE)
 ALL_OF_THEM = 10_000
 """Lines: of the last words, all."""
@@ -179,6 +180,8 @@ def _agreed(own: Exit, bad: Sequence[Exit], tails: Sequence[Sequence[str]]) -> C
         bad: All that ended badly.
         tails: The last lines of each rank.
     """
+    if ENDED_AT_ONCE.search("\n".join(tails[own.rank])):  # a second signal: it has not stopped with the others
+        return None
     for end in bad:
         if found := SIGNALLED.search("\n".join(tails[end.rank])):
             return Cause(end.rank, f"got {found.group(1)}, and all stopped after one step", TRY_AGAIN, end.rank)

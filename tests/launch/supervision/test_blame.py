@@ -134,6 +134,12 @@ def test_all_that_end_together_do_so_because_of_one(tails, rank, how, candidates
     assert killed.how == "killed by SIGKILL"
 
 
+def test_a_second_signal_is_no_common_end():
+    cause = find_cause([Exit(1, 75), Exit(0, 75)], [LOST, [*GOT, "ended by SIGTERM; the same command goes on"]])
+    assert cause is not None
+    assert (cause.rank, cause.how) == (1, "exit code 75")
+
+
 def test_one_that_is_stopped():
     cause = find_cause([Exit(0, 75), Exit(1, -9, stopped=True)], [LOST, []], halted=[1])
     assert cause is not None

@@ -25,6 +25,11 @@ def backend_started() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
+def jax_settings() -> dict[str, Any]:
+    """Returns the value of every setting of `jax.config`, as environment variables and this process have set it."""
+    return dict(jax.config.values)
+
+
 def quick_compiler_options() -> dict[str, Any]:
     """Options of a program that is compiled for a few runs: on CPU, JAX 0.10 has an older code generator.
 

@@ -15,8 +15,15 @@ from ..mesh.processes import local_copy
 from ..parallel.model import Batch
 from ..parallel.step.state import TrainState
 from ..parallel.step.train_step import Step
+from .ending.exits import TRY_AGAIN
 from .steps.late_log import RUN_AHEAD, LateLog, Progress
 from .steps.not_finite import Skips, check_finite, most_left_out
+
+
+class StepLeftOut(RuntimeError):
+    """The state has had fewer updates than there were steps: this process has left out collectives of the others."""
+
+    exit_code = TRY_AGAIN
 
 
 def run_steps(
@@ -68,12 +75,15 @@ def run_steps(
         Diverged: A loss, a norm or, at a pause, a parameter or what strategies keep in `state.extra` is not finite; the
             message names the step. `on_pause` and `after_pause` never see such a state. When it is raised follows from
             the numbers of the steps alone, so every process of a run has started the same steps by then.
+        StepLeftOut: At a pause, this process is found to have left out a step.
     """
+    begun = _updates(state) - start
     skips = Skips(max(most_skipped, most_left_out(step)), on_skip)
     log = LateLog(start, log_every, on_progress, waited, skips)
     for number, batch in enumerate(batches, start + 1):
         if not may_start(number):
             log.stop()
+            _check_updates(number - 1, _updates(state) - begun)
             check_finite(number - 1, state)
             on_stop(number - 1, state)
             return state
@@ -83,6 +93,7 @@ def run_steps(
             after_step(number, state)
         if pause_at(number):
             log.drain()
+            _check_updates(number, _updates(state) - begun)
             check_finite(number, state)
             log.pause(number, on_pause(number, state))
             changed = after_pause(number, state)
@@ -90,6 +101,21 @@ def run_steps(
             log.go_on()
     log.finish()
     return state
+
+
+def _updates(state: TrainState) -> int:
+    """The number of updates that a state has had; waits for its devices."""
+    return int(np.asarray(local_copy(state.step)))
+
+
+def _check_updates(number: int, updates: int) -> None:
+    """Compares the updates that the state has had with the steps that were started; involves no other process."""
+    if updates != number:
+        raise StepLeftOut(
+            f"Step {number}: the state of rank {jax.process_index()} has had {updates} updates. This process has left "
+            "out a step and its collectives, so that its next ones met other ones of the others. The same command goes "
+            "on from the newest checkpoint, which is from before that."
+        )
 
 
 def evaluate(step: Step, params: Any, batches: Iterable[Batch], model_state: Any = ()) -> float:

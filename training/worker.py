@@ -8,13 +8,15 @@ at once, and the launcher stops the others; a process that succeeds waits until 
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..mesh.errors import UserError
 from ..mesh.joining.detection import find_job
-from ..mesh.processes import initialize
+from ..mesh.joining.meeting import REFUSING_SECONDS
+from ..mesh.joining.rendezvous import refuse
+from ..mesh.processes import initialize, tell
 from .ending.exits import report_error
 
 LEAST_WRITING, A_WEEK = 1200, 604800
@@ -133,6 +135,24 @@ def _number(variable: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise UserError(f"Environment variable {variable}={text!r} must be a whole number of at least 1.")
     return int(text)
+
+
+@contextmanager
+def starts_with_the_others() -> Iterator[None]:
+    """Tells the other processes of the run if a UserError ends this one in a `with` block before it has joined them.
+
+    Without that they would wait for it until `timeouts.rendezvous`. The error is raised again.
+    """
+    try:
+        yield
+    except UserError as error:
+        job = None
+        with suppress(UserError):  # it says half of what a process has to know: nobody can be reached
+            job = find_job()
+        if job is not None and job.is_shared and job.address is not None:
+            tell(f"this process cannot start, and tells the others so (within {REFUSING_SECONDS:.0f} s)")
+            refuse(job, str(error), say=lambda line: None)
+        raise
 
 
 @contextmanager

@@ -42,15 +42,16 @@ def restarts_text() -> str:
 def train(arguments: argparse.Namespace) -> int:
     """Trains in this process, which may be one of several."""
     from ...configs import load_config
-    from ...training.worker import processes_in_job, simulated_by_job
+    from ...training.worker import processes_in_job, simulated_by_job, starts_with_the_others
     from ..run.train import train as run
     from ..streams import outlive_output
     from ..supervision.bound import bind_to_parent
 
     outlive_output()
     bind_to_parent()
-    processes, simulate = processes_in_job(), simulated_by_job()
-    config = load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate)
+    with starts_with_the_others():
+        processes, simulate = processes_in_job(), simulated_by_job()
+        config = load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate)
     return run(config, fresh=arguments.fresh)
 
 

@@ -14,7 +14,7 @@ from ...parallel.sharding.stored_order import stored_order
 from ...training.checkpointing.checkpoints import Checkpoints
 from ...training.display import make_display
 from ...training.ending.stopping import stops_on_signals
-from ...training.worker import multi_process
+from ...training.worker import multi_process, starts_with_the_others
 from ..compiling.record import Compilation
 from .build import Built, build, keep_compiled, prepare_devices
 from .directory.ownership import DirectoryInUse, Ownership
@@ -40,8 +40,7 @@ def train(config: Config, *, fresh: bool = False) -> int:
         fresh: Start anew; what the folder holds of a run is moved aside once the new one is ready to start.
 
     Returns:
-        The exit code: 0 of a finished run, 75 of one that a signal has stopped, and of one that a callback has stopped
-        the one that it asks for.
+        The exit code: 0 if finished, 75 if a signal stopped it, or the one of the callback that stopped it.
 
     Raises:
         UserError: A mistake in the config or in the files it names; nothing was lost.
@@ -50,7 +49,8 @@ def train(config: Config, *, fresh: bool = False) -> int:
         FolderUnavailable: The file system of run.dir cannot be written to.
         Diverged: The loss is no longer finite, and `train.not_finite` lets the run do nothing more about it.
     """
-    prepare_devices(config)
+    with starts_with_the_others():
+        prepare_devices(config)
     with multi_process(config.timeouts, config.run.dir), ExitStack() as stack:
         agree_on_config(config)
         compilation = Compilation(keep_compiled(config))

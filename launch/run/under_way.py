@@ -5,7 +5,7 @@ the first batch have been read, and all processes agree.
 """
 
 from collections.abc import Callable, Generator, Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from itertools import chain, islice
 
 from ...configs.not_finite import policy_of
@@ -17,9 +17,11 @@ from ...parallel.model import Batch, Params
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.loss_scaling import MOST_IN_A_ROW, is_dynamic
 from ...parallel.step.state import TrainState
+from ...training.checkpointing.errors import SaveFailed
 from ...training.ending.exits import FINISHED, TRY_AGAIN
-from ...training.loop import run_steps
+from ...training.loop import StepLeftOut, run_steps
 from ...training.steps.not_finite import Diverged
+from ...training.watching.replicas import ReplicasDiffer
 from ..compiling.record import Compilation
 from .batches import batches_after
 from .build import search_path
@@ -122,6 +124,10 @@ class UnderWay:
         while True:
             try:
                 return self.take_steps(state, self.guards.batches(batches, self.start))
+            except (ReplicasDiffer, StepLeftOut):  # the last good checkpoint may still be under way
+                with suppress(SaveFailed):
+                    self.checkpoints.wait()
+                raise
             except Diverged as error:
                 self.rollbacks.check(error)
                 step, found = error.step, error.found

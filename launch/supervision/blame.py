@@ -6,6 +6,7 @@ When one process dies the others follow within moments, each with an error of it
     a symptom      its last words are those of a process that has lost another: a collective that broke, JAX's
                    coordination service, a heartbeat
     a witness      its watchdog gave up, and names the ranks that hold the run up
+    agreed         all processes ended together, because of one of them: a signal to it, or other bits on its device
 
 The cause is the first exit that is its process's own. Where there is none, it is a process that ended with code 0
 while others still needed it, or one that is stopped (SIGSTOP), or the one that a witness names. What is a symptom or
@@ -28,6 +29,10 @@ WITNESS = re.compile(
     rf"|^error: {RANKS}(?: on [^;]*| \([^)]*\))? did not come ",
     re.MULTILINE,
 )
+UNDETERMINED = re.compile(r"No progress for more than [^\n]*not in the same place: ([^\n]*)", re.MULTILINE)
+SIGNALLED = re.compile(r"^got (SIG[A-Z0-9]+): all processes of the run stop", re.MULTILINE)
+ENDED_AT_ONCE = re.compile(r"^ended by SIG", re.MULTILINE)
+OTHER_BITS = re.compile(r"^  \S+: (.*) (has other bits than|have other bits than|differ from each other)", re.MULTILINE)
 ALL_OF_THEM = 10_000
 """Lines: of the last words, all."""
 
@@ -54,12 +59,14 @@ class Cause(NamedTuple):
         how: How that process ended, or what it did, in words.
         exit_code: What the launcher exits with.
         witness: The rank whose last lines say most: mostly itself.
+        candidates: All ranks whose fault it may be, if that cannot be determined.
     """
 
     rank: int
     how: str
     exit_code: int
     witness: int
+    candidates: tuple[int, ...] = ()
 
 
 def find_cause(
@@ -78,6 +85,8 @@ def find_cause(
     """
     bad = [end for end in exits if end.code != FINISHED and not end.stopped]
     own = next((end for end in bad if not _is_symptom(end, tails[end.rank])), None)
+    if own is not None and own.code == TRY_AGAIN and (agreed := _agreed(own, bad, tails)):
+        return agreed
     if own is not None:
         return Cause(own.rank, ending(own.code), _code(own.code), own.rank)
     if asked and not bad:
@@ -117,7 +126,8 @@ def was_killed(code: int) -> bool:
 
 
 def _is_symptom(end: Exit, tail: Sequence[str]) -> bool:
-    return is_lost_peer(end, tail) or bool(end.code == TRY_AGAIN and _named(_words(end, tail)))
+    words = _words(end, tail)
+    return is_lost_peer(end, tail) or bool(end.code == TRY_AGAIN and (_named(words) or UNDETERMINED.search(words)))
 
 
 def _aborted(code: int) -> bool:
@@ -155,7 +165,33 @@ def _told(bad: Sequence[Exit], tails: Sequence[Sequence[str]]) -> Cause | None:
             own = next((rank for rank in named if rank in ended), None)
             witness = end.rank if own is None else own
             return Cause(named[0], f"held the others up, as rank {end.rank} tells", TRY_AGAIN, witness)
+        if found := UNDETERMINED.search(_words(end, tails[end.rank])):
+            candidates = [rank for group in re.findall(RANKS, found.group(1)) for rank in _ranks(group)]
+            how = f"they wait for each other in different places: {found.group(1).partition(' See the stacks')[0]}"
+            return Cause(min(candidates), how.rstrip("."), TRY_AGAIN, end.rank, tuple(sorted(candidates)))
     return None
+
+
+def _agreed(own: Exit, bad: Sequence[Exit], tails: Sequence[Sequence[str]]) -> Cause | None:
+    """The process because of which all have ended together; None if they have not.
+
+    Args:
+        own: The first that ended.
+        bad: All that ended badly.
+        tails: The last lines of each rank.
+    """
+    if ENDED_AT_ONCE.search("\n".join(tails[own.rank])):  # a second signal: it has not stopped with the others
+        return None
+    for end in bad:
+        if found := SIGNALLED.search("\n".join(tails[end.rank])):
+            return Cause(end.rank, f"got {found.group(1)}, and all stopped after one step", TRY_AGAIN, end.rank)
+    found = OTHER_BITS.findall(_words(own, tails[own.rank]))
+    ranks = sorted({int(rank) for odd, _ in found for rank in re.findall(r"\(rank (\d+)\)", odd)})
+    if not ranks:
+        return None
+    is_one = len(ranks) == 1
+    how = f"{'its device holds' if is_one else 'their devices hold'} other bits of an array than the copies elsewhere"
+    return Cause(ranks[0], how, TRY_AGAIN, own.rank, () if is_one else tuple(ranks))
 
 
 def _first(bad: Sequence[Exit]) -> Cause:

@@ -27,7 +27,10 @@ def summary(outcome: Outcome, logs: Path | None) -> list[str]:
     whose = "Its last lines" if cause.witness == cause.rank else f"The last lines of rank {cause.witness}"
     said = f"{whose} are above" if words else "It printed nothing"
     kept = f", all of them in {log_file(logs, cause.witness)}" if logs and words else ""
-    line = f"rank {cause.rank} failed first: {cause.how}{code}. {said}{kept}{_others(outcome, cause.rank)}"
+    first = f"rank {cause.rank} failed first"
+    if cause.candidates:
+        first = f"{_ranks([*cause.candidates])} may have failed first, which cannot be determined"
+    line = f"{first}: {cause.how}{code}. {said}{kept}{_others(outcome, cause.rank)}"
     return [*words, line]
 
 

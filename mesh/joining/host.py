@@ -3,15 +3,16 @@
 import selectors
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection
+from contextlib import closing, suppress
+from typing import NoReturn
 
 from ..coordination import SAY_SECONDS, ProcessesMissing, ranks
 from ..errors import UserError
 from .addresses import Listening, is_loopback
 from .detection import Job
-from .meeting import FOREIGN_SECONDS, STATUS_SECONDS, Meeting, Say
-from .protocol import Hello, Lines, line, read_hello
+from .meeting import FOREIGN_SECONDS, REFUSING_SECONDS, STATUS_SECONDS, UNSURE_SECONDS, Meeting, Say
+from .protocol import FAILED, Hello, Lines, line, read_hello
 
 SPARE_FILES = 512
 
@@ -38,6 +39,8 @@ class Host:
         self._listening.socket.setblocking(False)
         self._selector.register(self._listening.socket, selectors.EVENT_READ)
         try:
+            if reason := self._why_nobody(self._here[0][0]):
+                self._refuse_all(reason, {0}, self._job.num_processes)
             while len(self._here) < self._job.num_processes:
                 for key, _ in self._selector.select(STATUS_SECONDS / 2):
                     self._hear(key.data)
@@ -74,6 +77,11 @@ class Host:
         lines.close()
 
     def _take_in(self, hello: Hello, lines: Lines) -> None:
+        if reason := self._why_nobody(hello):
+            lines.send(line(refused=reason))
+            self._end(lines)
+            self._here.pop(hello.rank, None)
+            self._refuse_all(reason, {hello.rank}, hello.num_processes)
         reason = self._why_not(hello)
         if reason:
             lines.send(line(refused=reason))
@@ -99,17 +107,56 @@ class Host:
                 f"{hello} belongs to another run ({theirs or 'it does not say which'}) than the one that meets at "
                 f"{address} ({ours or 'it does not say which'}; rank 0 is {mine}). Give each run an address of its own."
             )
-        if hello.num_processes != mine.num_processes:
-            return (
-                f"{hello} says that the run has {hello.num_processes} processes, rank 0 ({mine}) says "
-                f"{mine.num_processes}. Set the same number in all of them (SPMDKIT_NUM_PROCESSES)."
-            )
         if hello.rank in self._here:
             return (
                 f"rank {hello.rank} is there twice: {self._here[hello.rank][0]}, and {hello}. Give each process a "
                 "number of its own, from 0 (SPMDKIT_PROCESS_ID)."
             )
         return ""
+
+    def _why_nobody(self, hello: Hello) -> str:
+        """Returns why no process of this run can start, as one of them shows; "" if it shows nothing of the kind."""
+        mine = self._here[0][0]
+        if hello.identity != mine.identity:
+            return ""
+        if failed := hello.note.get(FAILED):
+            return f"Rank {hello.rank} ({hello}) cannot start, so no process of this run can: {failed}"
+        if hello.run == mine.run and hello.num_processes != mine.num_processes:
+            return (
+                f"Rank {hello.rank} ({hello}) has num_processes={hello.num_processes}, but rank 0 ({mine}) has "
+                f"{mine.num_processes}: all processes of a run must have the same number. Set it in all of them "
+                "(SPMDKIT_NUM_PROCESSES)."
+            )
+        return ""
+
+    def _refuse_all(self, reason: str, refused: Collection[int], num_processes: int) -> NoReturn:
+        """Refuses the processes that are here and, for a while, those that come later, so that none waits.
+
+        Args:
+            reason: For people.
+            refused: Ranks that know it already.
+            num_processes: Processes of the run, as the process that is the reason has it.
+
+        Raises:
+            UserError: In any case.
+        """
+        self._send(line(refused=reason))
+        known, begin = {*refused, *self._here}, time.monotonic()
+        fewer, more = sorted([num_processes, self._job.num_processes])
+        self._listening.socket.settimeout(STATUS_SECONDS)
+        while missing := {*range(more)} - known:
+            if time.monotonic() - begin > (REFUSING_SECONDS if min(missing) < fewer else UNSURE_SECONDS):
+                break
+            with suppress(OSError):
+                connection, _ = self._listening.socket.accept()
+                with closing(connection):
+                    connection.settimeout(STATUS_SECONDS)
+                    messages = Lines(connection).read()
+                    hello = read_hello(messages[0]) if messages else None
+                    if hello is not None and hello.identity == self._here[0][0].identity:
+                        connection.sendall(line(refused=reason))
+                        known.add(hello.rank)
+        raise UserError(reason)
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()

@@ -14,6 +14,10 @@ SILENT_SECONDS = 15.0
 """Without a word from rank 0, after which its connection counts as lost."""
 FOREIGN_SECONDS = 10.0
 """How long something else may answer at the address before that is an error: what ended just now may still listen."""
+REFUSING_SECONDS = 30.0
+"""How long a process that cannot start waits for the others, to tell them."""
+UNSURE_SECONDS = 3.0
+"""The same for processes that only some of the others expect."""
 UNKNOWN_SECONDS = 10.0
 """How long a name may be unknown, outside Kubernetes, where a pod has none before it runs."""
 KNOCK_SECONDS = 0.1

@@ -10,6 +10,8 @@ import socket
 from typing import Any, NamedTuple, Self
 
 MAGIC = "spmdkit-rendezvous-1"
+FAILED = "failed"
+"""The key of a note that holds why its process cannot start."""
 LONGEST = 2**24
 """Bytes of a line; whoever sends more is none of ours."""
 

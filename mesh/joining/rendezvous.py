@@ -4,7 +4,8 @@ JAX's own start waits without a word, and where it fails, it aborts the process:
 is taken, a name that does not resolve, another run's process at the same address. Here all of these are told, and none
 is waited for longer than `timeouts.rendezvous`:
 
-    rank 0     listens at the address; takes in who belongs to this run, refuses who does not; says who is missing
+    rank 0     listens at the address; takes in who belongs to this run, refuses who does not; says who is missing;
+               refuses all of them if one cannot start, or has another number of processes
     others     knock until rank 0 answers, then wait until it lets them go
 
 When all are there, rank 0 knows of all others what they gave as `note`, and may still refuse all of them. Then it makes
@@ -14,15 +15,17 @@ place for JAX's coordinator, which binds to the same address.
 import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
-from .addresses import Address, Listening, listen
+from ..coordination import ProcessesMissing
+from ..errors import UserError
+from .addresses import Address, Listening, PortTaken, listen
 from .detection import Job
 from .guest import Guest
 from .host import Host
-from .meeting import KNOCK_SECONDS, Meeting, Say, patience, unknown
-from .protocol import Hello
+from .meeting import KNOCK_SECONDS, REFUSING_SECONDS, Meeting, Say, patience, unknown
+from .protocol import FAILED, Hello
 
 HANDOVER_SECONDS = 20.0
 OUTSIDE = "192.0.2.1"
@@ -62,6 +65,24 @@ def meet(
     listening = _listen(job, seconds)
     with closing(listening.socket):
         return Host(job, mine, listening, seconds, say).meet(check, share)
+
+
+def refuse(job: Job, reason: str, *, say: Say) -> None:
+    """Tells the other processes of a run that this one cannot start, so that none waits for it.
+
+    Args:
+        job: The run, of several processes.
+        reason: Why it cannot, for people.
+        say: Gets a line now and then.
+    """
+    mine = Hello.mine(job.identity, "", job.num_processes, job.process_id, {FAILED: reason})
+    with suppress(UserError, ProcessesMissing, PortTaken, OSError):
+        if job.process_id:
+            Guest(job, mine, REFUSING_SECONDS, say).meet()
+        else:
+            listening = _listen(job, REFUSING_SECONDS)
+            with closing(listening.socket):
+                Host(job, mine, listening, REFUSING_SECONDS, say).meet(lambda meeting: None, share=False)
 
 
 def _listen(job: Job, seconds: float) -> Listening:

@@ -85,7 +85,7 @@ def _nan(fault: Fault, moment: Moment) -> None:
 
 
 def _flip(fault: Fault, moment: Moment) -> None:
-    """One bit of the first element of a parameter, in the copy or part of it that one device holds."""
+    """One bit of an element of a parameter, in the copy or part of it that one device holds."""
     import jax
     import numpy as np
 
@@ -95,7 +95,7 @@ def _flip(fault: Fault, moment: Moment) -> None:
     chosen = next(path for path in paths if fault.parameter in path)
 
     def spoil(piece: Any) -> None:
-        piece.reshape(-1).view(np.uint32)[0] ^= np.uint32(1 << fault.bit)
+        piece.reshape(-1).view(np.uint32)[fault.element] ^= np.uint32(1 << fault.bit)
 
     leaves, structure = jax.tree.flatten(moment.state.params)
     names = [path for path, _ in leaves_with_paths(moment.state.params)]

@@ -79,7 +79,9 @@ class Fault:
     how: str = "flip"
     """Of damage: one of DAMAGES."""
     bit: int = 20
-    """Of flip: which bit of the first element."""
+    """Of flip: which bit of the element."""
+    element: int = 0
+    """Of flip: which element of what the device holds; negative ones count from the end."""
     device: int = 0
     """Of flip: which device of the process."""
     parameter: str = ""

@@ -61,7 +61,7 @@ ROWS = {
     "6 a step left out": Row(
         (Fault(kind="skip", rank=3, step=6),),
         (0,),
-        r"not in the same place|hold other bits|held the others up",
+        r"rank 3 failed first|not in the same place|hold other bits",
         restarts=2,
         sections={"timeouts": TIMEOUTS, "guards": {"replicas_every": 4}},
         bound=DEADLINE + 10,

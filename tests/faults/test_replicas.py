@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from matrix import UnderFaults
 from misbehaviour import launch, write
-from runs import assert_same_arrays, losses, state_arrays
+from runs import assert_same_arrays, losses, spmdkit, state_arrays
+
+from spmdkit.testing import Fault
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -51,3 +54,18 @@ def test_a_fault_that_comes_again_is_lasting_and_never_saved(undisturbed, tmp_pa
     assert "It is not the first time: cpu:2049 on " in ended.stderr
     assert "The fault is lasting: replace it" in ended.stderr
     assert not (tmp_path / "flips" / "run" / "checkpoints" / "6").exists()
+
+
+@pytest.mark.parametrize("element", [0, -1], ids=["first element", "last element"])
+def test_every_state_is_compared_before_it_is_saved_by_default(element, tmp_path):
+    """Each process writes a slice of an array, and the checksum is of one replica: either would be damaged."""
+    flip = Fault(kind="flip", rank=1, device=1, step=6, parameter="kernel", bit=22, element=element)
+    run = UnderFaults(tmp_path, [flip], strategy={"data": 4})
+    ended = run.launch()
+    assert ended.code == 75, ended.stderr
+    assert "Step 8: devices that hold copies of the same array hold other bits:" in ended.stderr
+    assert "/kernel: cpu:2049 (rank 1) has other bits than cpu:0 (rank 0)" in ended.stderr
+    assert sorted(each.name for each in (run.folder / "checkpoints").glob("[0-9]*")) == ["4"]
+    verified = spmdkit("checkpoint", "verify", run.folder)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert run.launch().code == 0, "the same command goes on"

@@ -29,18 +29,22 @@ def start_each(
     devices: int = 4,
     variables: Mapping[str, str] | None = None,
     folders: Sequence[Path] | None = None,
+    own: Mapping[int, Mapping[str, str]] | None = None,
 ) -> list[subprocess.Popen[str]]:
-    """Starts a process of one run for each command, each in its folder."""
+    """Starts a process of one run for each command, each in its folder; `own` has the variables of single ranks."""
     address = f"127.0.0.1:{free_port()}"
     return [
         subprocess.Popen(
             command(*words),
             env=environment(
-                SPMDKIT_JOB_ADDRESSES=address,
-                SPMDKIT_NUM_PROCESSES=str(len(commands)),
-                SPMDKIT_PROCESS_ID=str(rank),
-                SPMDKIT_SIMULATE=str(devices),
-                **(variables or {}),
+                **{
+                    "SPMDKIT_JOB_ADDRESSES": address,
+                    "SPMDKIT_NUM_PROCESSES": str(len(commands)),
+                    "SPMDKIT_PROCESS_ID": str(rank),
+                    "SPMDKIT_SIMULATE": str(devices),
+                    **(variables or {}),
+                    **(own or {}).get(rank, {}),
+                }
             ),
             cwd=folders[rank] if folders else None,
             stdout=subprocess.PIPE,

@@ -36,6 +36,47 @@ def test_another_config_on_one_rank(own, says, tmp_path):
     assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        (
+            "XLA_FLAGS",
+            "--xla_cpu_enable_fast_math=true",
+            "XLA_FLAGS --xla_cpu_enable_fast_math: not set on rank 0, true on rank 1",
+        ),
+        pytest.param(
+            "JAX_THREEFRY_PARTITIONABLE",
+            "0",
+            "jax.config.jax_threefry_partitionable: True on rank 0, False on rank 1",
+            marks=pytest.mark.faults,
+        ),
+    ],
+)
+def test_another_setting_on_one_rank(variable, value, says, tmp_path):
+    config = write_config(tmp_path)
+    for each in wait(start(config, [[], []], own={1: {variable: value}})):
+        assert each.code == 2, each.stderr
+        assert says in each.stderr
+    assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"
+
+
+@pytest.mark.parametrize(
+    ("rank", "own", "says"),
+    [
+        (1, {"SPMDKIT_SIMULATE": "2"}, "Rank 1 (process "),
+        pytest.param(0, {"SPMDKIT_SIMULATE": "2"}, "Rank 0 (process ", marks=pytest.mark.faults),
+        pytest.param(1, {"SPMDKIT_NUM_PROCESSES": "3"}, "Rank 1 (process ", marks=pytest.mark.faults),
+    ],
+)
+def test_another_number_of_devices_or_processes_on_one_rank(rank, own, says, tmp_path):
+    """That rank finds that its mesh does not fit before it has joined, and tells the other."""
+    ended = wait(start(write_config(tmp_path), [[], []], own={rank: own}))
+    assert [each.code for each in ended] == [2, 2], ended
+    assert says in ended[1 - rank].stderr
+    assert "cannot start, so no process of this run can: " in ended[1 - rank].stderr
+    assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"
+
+
 def test_other_data_on_one_rank(tmp_path):
     """The config is the same; what stands in the file is not: each process has a working directory of its own."""
     config = write_config(tmp_path, data={"source": "data:rows"}, run={"simulate": 8, "log_every": 1})

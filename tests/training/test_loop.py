@@ -7,7 +7,7 @@ import optax
 import pytest
 from pretend_step import PretendStep, first_state
 from spmdkit.models.mlp import MLPConfig, mlp
-from spmdkit.training.loop import evaluate, run_steps
+from spmdkit.training.loop import StepLeftOut, evaluate, run_steps
 
 import spmdkit
 
@@ -121,3 +121,29 @@ def test_nothing_to_evaluate(model):
     for nothing in ([], [empty]):
         with pytest.raises(ValueError, match=r"nothing to evaluate: .* Raise data\.eval_fraction"):
             evaluate(step, step.init(seed=0).params, nothing)
+
+
+def test_a_step_left_out_is_found_before_the_next_save():
+    """A step that gives back the state it was given, without any of its collectives."""
+    step, saved = PretendStep(), []
+
+    def skipping(state, batch):
+        after, metrics = step(state, batch)
+        return (state if int(state.step) == 5 and len(step.started) == 6 else after), metrics
+
+    with pytest.raises(StepLeftOut, match=r"Step 8: the state of rank 0 has had 7 updates\. This process has left"):
+        run_steps(
+            skipping,  # pyright: ignore[reportArgumentType]
+            first_state(),
+            [{}] * 12,
+            pause_at=lambda number: number % 4 == 0,
+            after_pause=lambda number, state: saved.append(number),
+        )
+    assert saved == [4]
+    assert StepLeftOut.exit_code == 75
+
+
+def test_steps_are_counted_from_those_that_the_state_has_had():
+    """A caller may count from 0 with a state that has had five updates."""
+    state = run_steps(PretendStep(), first_state(5), [{}] * 4, pause_at=lambda number: True)  # pyright: ignore[reportArgumentType]
+    assert int(state.step) == 9

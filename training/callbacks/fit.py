@@ -17,6 +17,7 @@ from ..checkpointing.checkpoints import Checkpoints
 from ..ending.stopping import Gate, stops_on_signals
 from ..loop import run_steps
 from ..steps.late_log import Progress
+from ..watching.replicas import ReplicaCheck
 from .catalog import check_callback
 from .conductor import Conductor, Named
 from .rate_factor import factor_of
@@ -84,6 +85,7 @@ def fit(
     Raises:
         UserError: A callback cannot do its work, or fails; `num_steps` is needed.
         Diverged: The loss is no longer finite.
+        ReplicasDiffer: Before a save, devices that hold copies of the same array differ; nothing is saved.
     """
     if num_steps is None:
         if not isinstance(batches, Sized):
@@ -124,6 +126,7 @@ class _Fitting:
     ) -> None:
         self.records: list[dict[str, Any]] = []
         self._run, self._evaluate, self._checkpoints = run, evaluate, checkpoints
+        self._replicas: ReplicaCheck | None = None
         self._conductor = Conductor(
             callbacks,
             run,
@@ -166,6 +169,8 @@ class _Fitting:
 
     def _save(self, number: int, state: TrainState, notes: Mapping[str, Any]) -> None:
         if self._checkpoints is not None:
+            self._replicas = self._replicas or ReplicaCheck(state)
+            self._replicas.check(number, state)
             self._checkpoints.save(number, state, self._run.say, notes=notes, also_keep=self._run.kept)
 
     def _record(self, progress: Progress) -> None:

@@ -32,6 +32,7 @@ import jax
 
 from ...mesh.compat import coordination_client
 from ...mesh.coordination import PREFIX, exchange
+from ...mesh.processes import tell
 from .interrupts import SIGNALS, answered, asks_once
 
 POLL_SECONDS = 0.25
@@ -241,6 +242,8 @@ class _Together:
         """Tells all what this process asks for."""
         if self._signal:
             self._client.key_value_set(f"{ASKED}{STOP}", self._signal, allow_overwrite=True)
+            if STOP not in self._seen:  # the launcher reads this line, see supervision/blame.py
+                tell(f"got {self._signal.partition(' ')[0]}: all processes of the run stop after the same step")
             self._signal = ""
         is_free = not self._number or (str(self._number) in self._seen and str(self._number) not in self._undecided)
         if self._pauses and is_free and jax.process_index() == 0:

@@ -11,7 +11,7 @@ class GuardsConfig:
 
     replicas_every: int = 0
     """Steps between two comparisons of what several devices hold a copy of, such as parameters over `data`: a flipped
-    bit is found, and the device named. With it every state is compared before it is saved. 0 = never."""
+    bit is found, and the device named. Every state is compared before it is saved in any case; 0 = only then."""
     stragglers: float = 0.2
     """A process is named as slow where its own work (waiting for data, Python) holds every step up by more than this
     share of the step; 0 = nobody looks."""
@@ -23,7 +23,7 @@ class GuardsConfig:
     def __post_init__(self) -> None:
         problems = []
         if self.replicas_every < 0:
-            problems.append(f"guards.replicas_every={self.replicas_every} must be at least 1, or 0 for never.")
+            problems.append(f"guards.replicas_every={self.replicas_every} must be at least 1, or 0 for saves only.")
         if not 0 <= self.stragglers < 1:
             problems.append(
                 f"guards.stragglers={self.stragglers} is a share of a step: at least 0 (nobody looks) and less than 1."

@@ -5,6 +5,18 @@ from typing import NamedTuple
 
 from ...mesh.coordination import ranks
 
+DEVICE_WAITS = tuple(
+    f"({file})"
+    for file in (
+        "training/steps/late_log.py",
+        "training/steps/not_finite.py",
+        "training/loop.py",
+        "training/watching/replicas.py",
+        "parallel/step/train_step.py",
+        "mesh/processes.py",
+    )
+)
+"""Files whose functions wait for devices, which wait for those of other processes."""
 AGAIN = "The same command goes on from the newest checkpoint."
 
 
@@ -28,6 +40,11 @@ class Note(NamedTuple):
     def __str__(self) -> str:
         part = f" after {self.done} batch{'' if self.done == 1 else 'es'}" if self.done else ""
         return f"step {self.step}, {self.phase}{part}, for {self.seconds:.0f} s"
+
+    @property
+    def waits(self) -> bool:
+        """Whether the process waits for its devices, so that nobody knows whether it is the cause."""
+        return self.at.endswith(DEVICE_WAITS)
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -56,7 +73,7 @@ def verdict(notes: Sequence[Note | None], silent: Sequence[int], seconds: float,
     present = {rank: note for rank, note in enumerate(notes) if note is not None}
     first = min(note.place for note in present.values())
     behind = [rank for rank, note in present.items() if note.place == first]
-    if len(behind) == len(notes):
+    if len(behind) == len(notes) or (len(present) == len(notes) and all(note.waits for note in present.values())):
         return f"{said}: {_in_one_phase(present)} {AGAIN}"
     return f"{said}: {ranks(behind)} at {notes[behind[0]]}{_in(notes[behind[0]])}. {_others(notes, behind)} {AGAIN}"
 
@@ -77,19 +94,21 @@ def without_service(now: Note, rank: int, seconds: float, key: str) -> str:
 
 
 def _in_one_phase(notes: dict[int, Note]) -> str:
-    """Tells ranks apart that are at the same step and phase, by the functions that they are in.
+    """Tells ranks apart that are at the same step and phase, or that all wait for their devices.
 
-    Fewer than half that are in one function, while all others are in another, are named as those that hold the run up;
-    of two ranks that differ, nobody knows which one it is.
+    Fewer than half that are in one place, while all others are in another, are named as those that hold the run up; of
+    two ranks that differ, nobody knows which one it is: one of them has left a collective out.
     """
-    groups = _grouped(notes, lambda note: note.at)
-    everybody = f"all ranks are at {notes[0]}"
+    in_step = len({note.place for note in notes.values()}) == 1
+    groups = _grouped(notes, lambda note: note.at if in_step else str((note.place, note.at)))
+    everybody = f"all ranks are at {notes[0]}" if in_step else "all ranks wait for their devices"
     if len(groups) == 1:
         return f"{everybody}{_in(notes[0])}: see the stacks in their logs."
     few, *others = sorted(groups.values(), key=len)
     if len(groups) == 2 and len(few) < len(others[0]):
         return f"{ranks(few)} at {notes[few[0]]}{_in(notes[few[0]])}. {_others(list(notes.values()), few)}"
-    places = "; ".join(f"{ranks(group)}{_in(notes[group[0]])}" for group in groups.values())
+    at = [(group, notes[group[0]]) for group in groups.values()]
+    places = "; ".join(f"{ranks(group)}{'' if in_step else f' at {note}'}{_in(note)}" for group, note in at)
     return f"{everybody}, but not in the same place: {places}. See the stacks in their logs."
 
 

@@ -1,4 +1,4 @@
-"""Do devices that hold a copy of the same thing hold the same bits? A flipped bit in one copy is found and named.
+"""Compares the copies of one array that several devices hold: a flipped bit in one of them is found and named.
 
 A parameter that is not split over a mesh axis is held once by every device along it, and XLA takes for granted that
 these copies are equal: whatever reads such an array reads one of them. So each device hashes what lies in its own
@@ -22,7 +22,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ...layouts.paths import leaves_with_paths
 from ...mesh.compat import Device
+from ...mesh.devices import device_name
 from ..checkpointing.checksums import checksums
+from ..ending.exits import TRY_AGAIN
+
+MOST_TOLD = 4
+MOST_NAMED = 6
+
+
+class ReplicasDiffer(RuntimeError):
+    """Devices that should hold copies of the same thing do not; the same command goes on from before."""
+
+    exit_code = TRY_AGAIN
 
 
 class Difference(NamedTuple):
@@ -47,12 +58,12 @@ class ReplicaCheck:
         """Finds what has copies, and compiles nothing yet.
 
         Args:
-            abstract_state: A pytree of arrays or ShapeDtypeStructs with a NamedSharding over one mesh of real devices.
+            abstract_state: A pytree of arrays or ShapeDtypeStructs with a NamedSharding over one mesh of real devices;
+                what is on a single device has no copies.
         """
-        leaves = {path: leaf for path, leaf in leaves_with_paths(abstract_state) if leaf.size}
-        shardings: list[NamedSharding] = [leaf.sharding for leaf in leaves.values()]
-        self._mesh: Any = shardings[0].mesh
-        self.devices: tuple[Device, ...] = tuple(self._mesh.devices.flat)
+        leaves = {path: leaf for path, leaf in leaves_with_paths(abstract_state) if _is_on_mesh(leaf)}
+        self._mesh: Any = next((leaf.sharding.mesh for leaf in leaves.values()), None)
+        self.devices: tuple[Device, ...] = tuple(self._mesh.devices.flat) if self._mesh is not None else ()
         groups = {path: _groups(leaf, self.devices) for path, leaf in leaves.items()}
         self._groups = {path: found for path, found in sorted(groups.items()) if found}
         self._abstract = {path: leaves[path] for path in self._groups}
@@ -108,6 +119,52 @@ class ReplicaCheck:
                 difference = _compare(path, members, column[members])
                 found += [difference] if difference else []
         return found
+
+    def check(self, number: int, state: Any) -> None:
+        """Compares the copies in a state that is about to be saved; waits for the devices.
+
+        Args:
+            number: Steps done.
+            state: As for `begin`.
+
+        Raises:
+            ReplicasDiffer: Some differ; they are named.
+        """
+        found = self.differences(self.begin(state)) if self.paths else []
+        if found:
+            raise ReplicasDiffer(f"{self.describe(number, found)}\nThe state was not saved; earlier checkpoints stay.")
+
+    def describe(self, number: int, found: Sequence[Difference]) -> str:
+        """The lines of an error: each array with the devices that differ.
+
+        Args:
+            number: Steps done.
+            found: What `differences` gave.
+        """
+        lines = [self._line(each) for each in found[:MOST_TOLD]]
+        more = [f"... and {len(found) - MOST_TOLD} more"] if len(found) > MOST_TOLD else []
+        begin = f"Step {number}: devices that hold copies of the same array hold other bits:"
+        return "\n  ".join([begin, *lines, *more])
+
+    def _line(self, difference: Difference) -> str:
+        odd, agreeing = ([self._named(each) for each in numbers] for numbers in (difference.odd, difference.agreeing))
+        if not agreeing:
+            return f"{difference.path}: {few(odd)} differ from each other; with no majority, any may be at fault"
+        return f"{difference.path}: {few(odd)} {'has' if len(odd) == 1 else 'have'} other bits than {few(agreeing)}"
+
+    def _named(self, number: int) -> str:
+        device = self.devices[number]
+        return f"{device_name(device)} (rank {device.process_index})"
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of some names, and the number of the others."""
+    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+
+
+def _is_on_mesh(leaf: Any) -> bool:
+    """Returns whether an array has elements, and a layout on a mesh."""
+    return bool(leaf.size) and isinstance(getattr(leaf, "sharding", None), NamedSharding)
 
 
 def _groups(leaf: Any, devices: Sequence[Device]) -> list[np.ndarray]:

@@ -70,13 +70,14 @@ class Guards:
             seen = _last_step(folder / "metrics.jsonl")
             self._ledger = Ledger(folder / NAME, step=start, seen=seen, began=self._began)
         every = self._config.guards.replicas_every
-        if every:
+        check = ReplicaCheck(built.step.abstract_state())
+        if check.paths:
             self.times.switch("compile")
-            check = ReplicaCheck(built.step.abstract_state())
             seconds = self._config.timeouts.rendezvous
             self._replicas = ReplicaGuard(check, folder, every, self._say, seconds=seconds)
-            self._say(coverage(check, every))
             self.times.switch("start")
+        if every:
+            self._say(coverage(check, every))
         self._add(start)
 
     @contextmanager
@@ -115,7 +116,8 @@ class Guards:
     @property
     def after_step(self) -> Callable[[int, TrainState], None] | None:
         """Looks at a step that was just started, as `run_steps` asks for it; None where nothing looks."""
-        return self._look if self._replicas is not None or self._ledger is not None else None
+        compares = self._replicas is not None and self._config.guards.replicas_every > 0
+        return self._look if compares or self._ledger is not None else None
 
     def _look(self, number: int, state: TrainState) -> None:
         """Waits for nothing that is not there.
@@ -130,7 +132,7 @@ class Guards:
             self._add(number - RUN_AHEAD)
 
     def compare(self, number: int, state: TrainState) -> None:
-        """Compares the copies of a state before it is saved, where the config asks for that.
+        """Compares the copies of a state; every state is compared before it is saved, whatever the config.
 
         Raises:
             ReplicasDiffer: It is not the same on all devices.

@@ -12,7 +12,7 @@ Every state is compared before it is saved, so the newest checkpoint is one that
 import json
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,19 +25,11 @@ from ....mesh.devices import device_name
 from ....mesh.processes import is_main_process
 from ....mesh.text import counted
 from ....parallel.step.state import TrainState
-from ....training.ending.exits import TRY_AGAIN
-from ....training.watching.replicas import Difference, ReplicaCheck
+from ....training.watching.replicas import Difference, ReplicaCheck, ReplicasDiffer, few
 
 NAME = "guards.json"
 BEHIND = 3
 """Steps after which the sums of a state are there, so that reading them waits for nothing."""
-MOST_TOLD = 4
-
-
-class ReplicasDiffer(RuntimeError):
-    """Devices that should hold copies of the same thing do not; the same command goes on from before."""
-
-    exit_code = TRY_AGAIN
 
 
 class Find(NamedTuple):
@@ -69,7 +61,7 @@ class ReplicaGuard:
         Args:
             check: Of the state of this run.
             folder: Of the run.
-            every: Steps between two comparisons.
+            every: Steps between two comparisons beside those before saves; 0 = none.
             say: Gets a line.
             seconds: How long processes wait for each other at the start.
         """
@@ -94,7 +86,7 @@ class ReplicaGuard:
         """
         if self._pending is not None and number >= self._pending[0] + BEHIND:
             self._settle()
-        if number % self._every == 0 and not later and self._check.paths:
+        if self._every and number % self._every == 0 and not later and self._check.paths:
             self._settle()
             self._pending = number, self._check.begin(state)
 
@@ -127,7 +119,7 @@ class ReplicaGuard:
             self._write()
         for each in again:
             self._say(
-                f"What was found at step {each.step} on {_few(each.devices)} ({each.at}) did not come again when the "
+                f"What was found at step {each.step} on {few(each.devices)} ({each.at}) did not come again when the "
                 "steps were computed again: a transient fault."
             )
 
@@ -140,22 +132,7 @@ class ReplicaGuard:
         arrays = tuple(dict.fromkeys(each.path for each in found))
         self._finds.append(Find(number, now, arrays, tuple(suspects), "lasting" if before else ""))
         self._write()
-        lines = [self._line(each) for each in found[:MOST_TOLD]]
-        more = [f"... and {len(found) - MOST_TOLD} more"] if len(found) > MOST_TOLD else []
-        return (
-            "\n  ".join([f"Step {number}: devices that hold copies of the same array hold other bits:", *lines, *more])
-            + f"\n{_advice(suspects, before)}"
-        )
-
-    def _line(self, difference: Difference) -> str:
-        odd, agreeing = ([self._named(each) for each in numbers] for numbers in (difference.odd, difference.agreeing))
-        if not agreeing:
-            return f"{difference.path}: {_few(odd)} differ from each other; with no majority, any may be at fault"
-        return f"{difference.path}: {_few(odd)} {'has' if len(odd) == 1 else 'have'} other bits than {_few(agreeing)}"
-
-    def _named(self, number: int) -> str:
-        device = self._check.devices[number]
-        return f"{device_name(device)} (rank {device.process_index})"
+        return f"{self._check.describe(number, found)}\n{_advice(suspects, before)}"
 
     def _write(self) -> None:
         if not is_main_process():
@@ -206,7 +183,7 @@ def _advice(suspects: Sequence[str], before: Sequence[Find]) -> str:
     if before:
         first = before[0]
         return (
-            f"It is not the first time: {_few(suspects)} was found at step {first.step} too ({first.at}). The fault is "
+            f"It is not the first time: {few(suspects)} was found at step {first.step} too ({first.at}). The fault is "
             "lasting: replace it, or run without it. The same command goes on from the newest checkpoint, whose copies "
             "were equal."
         )
@@ -214,8 +191,3 @@ def _advice(suspects: Sequence[str], before: Sequence[Find]) -> str:
         "The newest checkpoint is older, and its copies were equal. The same command goes on from it and computes the "
         "steps again, which tells whether the fault was transient or is lasting."
     )
-
-
-def _few(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

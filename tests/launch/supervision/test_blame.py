@@ -91,6 +91,55 @@ def test_all_at_the_same_place_is_a_cause_of_its_own():
     assert (cause.rank, cause.how) == (1, "exit code 75")
 
 
+def test_two_that_wait_for_their_devices_in_different_places_are_both_named():
+    ahead = Note(8, "evaluation", 9, 2, "measure (parallel/step/train_step.py)")
+    said = told(ahead, Note(8, "step", 9, 0, "_wait_for_oldest (training/steps/late_log.py)"))
+    cause = find_cause([Exit(1, 75), Exit(0, 75)], [said, said])
+    assert cause is not None
+    assert (cause.candidates, cause.exit_code, cause.witness) == ((0, 1), 75, 1)
+    assert cause.how.startswith("they wait for each other in different places: rank 0 at step 8, evaluation after 2")
+    assert "; rank 1 at step 8, step, for 9 s, in _wait_for_oldest" in cause.how
+    killed = find_cause([Exit(1, 75), Exit(0, -9)], [said, said])
+    assert killed is not None
+    assert (killed.rank, killed.candidates) == (0, ())
+
+
+GOT = ["got SIGTERM: all processes of the run stop after the same step"]
+BITS = [
+    "error: Step 8: devices that hold copies of the same array hold other bits:",
+    "  params/layers/0/kernel: cpu:2049 (rank 1) has other bits than cpu:0 (rank 0), cpu:1 (rank 0), cpu:2048 (rank 1)",
+    "The newest checkpoint is older, and its copies were equal.",
+]
+UNDECIDED = [
+    BITS[0],
+    "  params/w: cpu:0 (rank 0), cpu:2048 (rank 1) differ from each other; with no majority, any may be at fault",
+]
+
+
+@pytest.mark.parametrize(
+    ("tails", "rank", "how", "candidates"),
+    [
+        ([[], GOT], 1, "got SIGTERM, and all stopped after one step", ()),
+        ([BITS, BITS], 1, "its device holds other bits of an array than the copies elsewhere", ()),
+        ([UNDECIDED, UNDECIDED], 0, "their devices hold other bits of an array than the copies elsewhere", (0, 1)),
+    ],
+)
+def test_all_that_end_together_do_so_because_of_one(tails, rank, how, candidates):
+    """Not the one that exits first is named, but the one that is the reason."""
+    cause = find_cause([Exit(0, 75), Exit(1, 75)], tails)
+    assert cause is not None
+    assert (cause.rank, cause.how, cause.exit_code, cause.candidates) == (rank, how, 75, candidates)
+    killed = find_cause([Exit(0, -9), Exit(1, 75)], tails)
+    assert killed is not None
+    assert killed.how == "killed by SIGKILL"
+
+
+def test_a_second_signal_is_no_common_end():
+    cause = find_cause([Exit(1, 75), Exit(0, 75)], [LOST, [*GOT, "ended by SIGTERM; the same command goes on"]])
+    assert cause is not None
+    assert (cause.rank, cause.how) == (1, "exit code 75")
+
+
 def test_one_that_is_stopped():
     cause = find_cause([Exit(0, 75), Exit(1, -9, stopped=True)], [LOST, []], halted=[1])
     assert cause is not None

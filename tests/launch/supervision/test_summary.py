@@ -32,6 +32,18 @@ def test_what_others_lost_is_no_cause_and_the_code_is_said():
     ]
 
 
+def test_two_of_whom_either_may_be_the_cause_are_both_named():
+    said = [
+        "error: No progress for more than 6 s (timeouts.step): all ranks wait for their devices, but not in the same "
+        "place: rank 0 at step 8, evaluation, for 9 s; rank 1 at step 8, step, for 9 s. See the stacks in their logs."
+    ]
+    line = summary(Outcome((Exit(1, 75), Exit(0, 75)), None, (said, said)), None)[-1]
+    assert line.startswith(
+        "ranks 0, 1 may have failed first, which cannot be determined: they wait for each other in different places: "
+        "rank 0 at step 8, evaluation, for 9 s; rank 1 at step 8, step, for 9 s (exit code 75). "
+    )
+
+
 def test_a_witness_speaks():
     said = ["error: No progress for more than 3 s (timeouts.step): rank 1 at step 6, data, for 4 s."]
     lines = summary(Outcome((Exit(0, 75), Exit(1, -9, stopped=True)), None, (said, [])), None)

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from spmdkit.mesh.coordination import ProcessesMissing
 from spmdkit.mesh.errors import UserError
-from spmdkit.mesh.joining import guest, host, meeting
+from spmdkit.mesh.joining import guest, host, meeting, rendezvous
 from spmdkit.mesh.joining.addresses import Address, PortTaken
 from spmdkit.mesh.joining.detection import Job
 from spmdkit.mesh.joining.protocol import Hello, hello_line, read_hello, read_line
@@ -50,6 +50,7 @@ def ranks(monkeypatch):
     for side in (host, guest):
         monkeypatch.setattr(side, "SAY_SECONDS", 0.2)
         monkeypatch.setattr(side, "STATUS_SECONDS", 0.1)
+    monkeypatch.setattr(host, "UNSURE_SECONDS", 1.0)
     return Ranks(3)
 
 
@@ -138,11 +139,10 @@ def test_one_that_leaves_is_waited_for_again(ranks):
             r"belongs to another run \(run.dir runs/b\) than the one that .* \(run.dir runs/a; ",
         ),
         ({"identity": "stale"}, r"belongs to another run \(run.dir runs/a job stale\) than"),
-        ({"num_processes": 4}, r"says that the run has 4 processes, rank 0 \(process \d+ on .*\) says 3"),
         ({"rank": 2}, "rank 2 is there twice: process"),
         ({"rank": 0, "num_processes": 3}, None),
     ],
-    ids=["another run", "another attempt", "another count", "a rank twice", "rank 0 twice"],
+    ids=["another run", "another attempt", "a rank twice", "rank 0 twice"],
 )
 def test_who_does_not_belong_is_refused_and_the_others_train(ranks, changes, says):
     first = [ranks.start(0), ranks.start(2)]
@@ -157,6 +157,39 @@ def test_who_does_not_belong_is_refused_and_the_others_train(ranks, changes, say
         assert info.value.exit_code == 2
         ranks.wait_until_said("refused a process")
     assert all(each.result(30) for each in [*first, ranks.start(1)])
+
+
+@pytest.mark.parametrize("numbers", [(3, 4, 3), (3, 3, 2), (2, 3, 3)])
+def test_another_number_of_processes_refuses_all_at_once(ranks, numbers):
+    """The one that differs comes last, or first; all of them know before anything times out."""
+    before = time.monotonic()
+    waiting = [ranks.start(rank, num_processes=number) for rank, number in enumerate(numbers)]
+    for each in waiting[: min(numbers)]:
+        with pytest.raises(
+            UserError, match=r"has num_processes=\d, but rank 0 \(process \d+ on .*\) has \d: all"
+        ) as info:
+            each.result(20)
+        assert info.value.exit_code == 2
+    assert time.monotonic() - before < 15
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_process_that_cannot_start_refuses_all(ranks, failing, is_first):
+    def fail():
+        return ranks.pool.submit(
+            rendezvous.refuse, ranks.job._replace(process_id=failing), "model.width=7", say=ranks.said.append
+        )
+
+    first = [fail()] if is_first else []
+    others = [ranks.start(rank, seconds=20) for rank in range(3) if rank != failing]
+    if not is_first:
+        time.sleep(0.3)
+        first = [fail()]
+    for each in others:
+        with pytest.raises(UserError, match=rf"^Rank {failing} \(process .*\) cannot start, .* can: model.width=7$"):
+            each.result(15)
+    first[0].result(15)
 
 
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\n", b"{}\n", b"[" * 100_000 + b"\n"])

@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flip import flip_in
 from spmdkit.mesh.errors import UserError
+from spmdkit.mesh.processes import local_copy
 from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.parallel.precision import Precision
 from spmdkit.training.callbacks.best_checkpoint import BestCheckpoint
@@ -13,6 +15,7 @@ from spmdkit.training.callbacks.fit import fit
 from spmdkit.training.callbacks.plateau import ReduceOnPlateau
 from spmdkit.training.callbacks.rate_factor import adjustable, factor_of
 from spmdkit.training.checkpointing.checkpoints import Checkpoints
+from spmdkit.training.watching.replicas import ReplicasDiffer
 
 import spmdkit
 
@@ -101,3 +104,18 @@ def test_float16_leaves_updates_out_until_its_scale_fits(step, batch, tmp_path):
     assert said[0].endswith("its update was left out (loss_scale, which halves).")
     assert float(fitted.state.loss_scale.scale) == 2.0**22 / 2 ** (first - 1)
     assert fitted.records[-1]["loss"] < fitted.records[0]["loss"]
+
+
+def test_copies_are_compared_before_a_save(step, batch, tmp_path):
+    def flipping(state, batch):
+        if int(local_copy(state.step)) == 3:
+            state = flip_in(state, "params/layers/0/kernel", jax.devices()[5])
+        return step(state, batch)
+
+    with Checkpoints(tmp_path, keep=3, abstract_state=step.abstract_state()) as checkpoints:
+        with pytest.raises(
+            ReplicasDiffer, match=r"Step 4: .*\n  params/layers/0/kernel: cpu:5 \(rank 0\) has other bits"
+        ):
+            fit(flipping, step.init(0), [batch] * 6, checkpoints=checkpoints, save_every=2, folder=tmp_path)
+        checkpoints.wait()
+        assert checkpoints.steps() == [2]

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from spmdkit.launch.supervision.blame import Exit, find_cause
 from spmdkit.mesh import coordination
 from spmdkit.training.ending import stopping
 from spmdkit.training.ending.stopping import SIGNALS, Gate, stops_on_signals
@@ -204,6 +205,19 @@ def test_processes_that_go_back_drop_the_same_however_many_have_heard_of_it(hear
     assert [[gate.asked_at(number) for number in range(10)] for gate in gates] == [
         [[], [], [], ['"new"'], [], [], [], [], [], []]
     ] * 3
+
+
+def test_only_the_process_that_got_a_signal_reports_it(three, capsys):
+    """The launcher reads from it which rank was the reason."""
+    sides, in_ranks = three
+    in_ranks(1, do=lambda rank: sides[rank].ask("SIGTERM"))
+    for _ in range(3):
+        in_ranks(0, 1, 2, do=lambda rank: sides[rank]._look())
+    said = capsys.readouterr().err
+    assert said == "got SIGTERM: all processes of the run stop after the same step\n"
+    cause = find_cause([Exit(0, 75), Exit(1, 75)], [[], said.splitlines()])
+    assert cause is not None
+    assert cause.rank == 1
 
 
 def test_one_process_that_was_asked_to_stop_stops_all_that_go_back(three):

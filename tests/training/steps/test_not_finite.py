@@ -89,3 +89,22 @@ def test_one_more_in_a_row_ends_the_training():
     step = PretendStep(norms={3: np.nan, 4: np.nan, 5: np.nan})
     with pytest.raises(Diverged, match=r"Step 5: .*norm of the gradients nan\. It is number 3 in a row, of at most 2"):
         run_steps(step, first_state(), [{}] * 8, most_skipped=2)
+
+
+def test_model_state_that_is_not_finite_is_never_paused_at():
+    """A running mean, say: the loss and the parameters of its step are finite."""
+    step, paused = PretendStep(), []
+
+    def call(state, batch):
+        state, metrics = step(state, batch)
+        return state._replace(model_state={"mean": jnp.full((2,), np.nan if int(state.step) > 4 else 1.0)}), metrics
+
+    with pytest.raises(Diverged, match=r"^Step 6: the model's state is not finite after its update"):
+        run_steps(
+            call,  # pyright: ignore[reportArgumentType]
+            first_state(),
+            [{}] * 8,
+            pause_at=lambda number: number % 3 == 0,
+            after_pause=lambda number, state: paused.append(number),
+        )
+    assert paused == [3]

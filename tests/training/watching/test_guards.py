@@ -8,7 +8,7 @@ from spmdkit.training.watching.guards import GuardsConfig
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"replicas_every": -1}, "guards.replicas_every=-1 must be at least 1, or 0 for never."),
+        ({"replicas_every": -1}, "guards.replicas_every=-1 must be at least 1, or 0 for saves only."),
         ({"stragglers": 1.0}, "guards.stragglers=1.0 is a share of a step"),
         ({"stragglers": -0.1}, "guards.stragglers=-0.1 is a share of a step"),
         ({"straggler_steps": 1}, "guards.straggler_steps=1 must be at least 2."),

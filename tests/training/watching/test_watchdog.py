@@ -29,6 +29,13 @@ def test_each_phase_has_its_deadline(note, expected):
     assert [deadlines.passed(note._replace(seconds=each)) for each in (seconds - 1, seconds + 1)] == [False, True]
 
 
+def test_the_first_step_of_a_start_has_its_own_deadline():
+    watchdog, found = Watchdog(10, {"first_step": 60}), []
+    for _ in watchdog.batches(range(2), 4):
+        found.append(watchdog._deadlines.of(watchdog._now()))
+    assert found == [(60, "timeouts.first_step"), (10, "timeouts.step")]
+
+
 def test_who_waits_for_a_slow_save_does_not_end_the_run():
     deadlines = _Deadlines(10, {"save": 30})
     waiting = Note(7, "step", 11)

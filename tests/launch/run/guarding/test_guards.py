@@ -1,8 +1,11 @@
 """The guards of a run together: the same program and the same numbers with and without, and what they leave."""
 
 import sys
+import threading
 
+import jax
 import pytest
+from flip import flip_in
 from runs import metrics, write_config
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
@@ -10,6 +13,8 @@ from spmdkit.launch.run.build import build
 from spmdkit.launch.run.guarding.guards import Guards
 from spmdkit.launch.run.guarding.replica_guard import ReplicasDiffer
 from spmdkit.launch.run.pauses import Pauses
+from spmdkit.mesh.processes import local_copy
+from spmdkit.parallel.step.train_step import Step
 from spmdkit.training.goodput import read_goodput
 
 ON = ("guards.replicas_every=3", "guards.stragglers=0.1", "timeouts.step=60", "timeouts.save=90")
@@ -38,6 +43,17 @@ def test_what_is_off_stands_in_no_ones_way(tmp_path):
     assert (guards.after_step, guards.waited) == (None, None)
     guards.compare(1, ())
     guards.done(1)
+
+
+@pytest.mark.parametrize("name", ["step", "first_step", "evaluation", "save"])
+def test_one_deadline_is_enough_to_watch(name, tmp_path):
+    config = load_config(write_config(tmp_path), [*OFF, f"timeouts.{name}=90"])
+    guards = Guards(config, lambda line: None, lambda number: False)
+    before = {thread.name for thread in threading.enumerate()}
+    with guards.watching():
+        assert {thread.name for thread in threading.enumerate()} - before == {"watchdog"}
+        next(iter(guards.batches([1], 0)))
+        assert guards.watchdog._doing is not None
 
 
 @pytest.mark.slow
@@ -117,3 +133,23 @@ def test_nothing_is_saved_after_a_find(tmp_path, monkeypatch, capsys):
     assert "error: Step 8: differs" in capsys.readouterr().err
     assert 8 not in saved
     assert not (tmp_path / "run" / "checkpoints" / "8").exists()
+
+
+@pytest.mark.parametrize("byte", [2, -2], ids=["first element", "last element"])
+@pytest.mark.parametrize("device", [0, 5])
+def test_one_flipped_bit_is_never_saved_by_default(byte, device, tmp_path, monkeypatch, capsys):
+    """Each replica writes a slice and the checksum is of one replica: a flip would spoil one of the two."""
+    original = Step.__call__
+
+    def call(self, state, batch):
+        if int(local_copy(state.step)) == 5:
+            state = flip_in(state, "params/layers/0/kernel", jax.devices()[device], byte=byte, bit=4)
+        return original(self, state, batch)
+
+    monkeypatch.setattr(Step, "__call__", call)
+    assert main(["train", str(write_config(tmp_path, strategy={"data": 8}))]) == 75
+    said = capsys.readouterr().err
+    assert "error: Step 8: devices that hold copies of the same array hold other bits:\n  " in said
+    assert f"params/layers/0/kernel: cpu:{device} (rank 0) has other bits than cpu:" in said
+    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["4"]
+    assert main(["checkpoint", "verify", str(tmp_path / "run")]) == 0

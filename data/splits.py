@@ -109,7 +109,7 @@ def _check_splits(splits: Any, config: DataConfig) -> None:
         if split is not None and "weights" not in split[0]:
             raise UserError(
                 f"data.source={config.source!r} returned {_of(name)}examples with {', '.join(split[0])}; each also "
-                'needs "weights": float32, what each target counts (1, or 0 for padding).'
+                'needs "weights": float32, one number per row (1, or 0 for padding) or, of tokens, per target.'
             )
     if splits.evaluation is not None and splits.evaluation[0].keys() != splits.train[0].keys():
         raise UserError(

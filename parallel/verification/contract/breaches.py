@@ -139,6 +139,9 @@ def _kinds(case: _Case) -> Iterator[Breach]:
     """The breaches of a model whose sums do not agree."""
     found = case.sums(case.key)
     is_mean = False
+    if not case.agree(found) and _pairs_rows(case):
+        yield Breach("rows", words.paired(found))
+        return
     if not case.agree(found) and not _adds_a_constant(case, found) and not _only_weight_differs(case, found):
         alone = None if case.key is None else _without_key(case)
         if case.key is not None and _draws(case) and (alone is None or case.agree(alone)):
@@ -153,6 +156,14 @@ def _kinds(case: _Case) -> Iterator[Breach]:
                 yield Breach("rows", words.rows(plain, is_mean))
     if not is_mean:
         yield from _weights(case, found)
+
+
+def _pairs_rows(case: _Case) -> bool:
+    """Whether the loss broadcasts (rows, 1) with (rows,), if it can be traced for another number of rows."""
+    try:
+        return case.probe.pairs_rows(case.moved, case.rows, case.key)
+    except Exception:
+        return False
 
 
 def _only_weight_differs(case: _Case, found: Pairs) -> bool:

@@ -48,7 +48,7 @@ def as_arrays(example: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
 def with_weights(arrays: Mapping[str, np.ndarray], dims: int) -> dict[str, np.ndarray]:
     """Adds "weights" of 1 (float32) if there are none: one for each row or, if targets are tokens, for each target.
 
-    Targets are tokens if they are sequences of integers beside inputs that are sequences of integers of the same length.
+    Targets are tokens if each row of inputs and of targets is a sequence of integers, of the same length.
 
     Args:
         arrays: Name -> array.
@@ -60,7 +60,7 @@ def with_weights(arrays: Mapping[str, np.ndarray], dims: int) -> dict[str, np.nd
     sequences = len(pair) == 2 and all(array.dtype.kind in "iu" and array.ndim == dims + 1 for array in pair)
     tokens = sequences and pair[0].shape == pair[1].shape
     shape = pair[1].shape if tokens else next(iter(arrays.values())).shape[:dims]
-    return {"weights": np.ones(shape, np.float32), **arrays}
+    return {**arrays, "weights": np.ones(shape, np.float32)}
 
 
 def is_no_number(dtype: np.dtype) -> bool:

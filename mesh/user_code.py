@@ -135,8 +135,8 @@ def _remedy(error: BaseException | None, module_name: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in KERAS_BACKENDS and _is_raised_in(error, "keras"):
         backend = os.environ.get("KERAS_BACKEND", "")
         return (
-            f"Keras runs on its {error.name} backend here (KERAS_BACKEND={backend}), and only modules of its JAX backend "
-            "can be trained: set the environment variable KERAS_BACKEND=jax."
+            f"Keras runs on its {error.name} backend here (KERAS_BACKEND={backend}), and only modules of its JAX "
+            "backend can be trained: set the environment variable KERAS_BACKEND=jax."
         )
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]

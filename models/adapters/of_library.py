@@ -150,13 +150,13 @@ def _adapted(module: Any, inputs: Any) -> Adapted:
 
 def _inputs(given: str | Sequence[str] | Callable[..., Any]) -> Callable[[Batch, Array | None], Any]:
     """What a batch and the key of a step give the module."""
-    if isinstance(given, tuple | list):
-        each = [_inputs(name) for name in given]
-        return lambda batch, key: tuple(named(batch, key) for named in each)
     if callable(given):
         if takes_option(given, "keys"):
             return lambda batch, key: given(batch, keys=row_keys(key, batch["example"]))
         return lambda batch, key: given(batch)
+    if not isinstance(given, str):
+        each = [_inputs(name) for name in given]
+        return lambda batch, key: tuple(named(batch, key) for named in each)
 
     def named(batch: Batch, key: Array | None) -> Any:
         if given not in batch:

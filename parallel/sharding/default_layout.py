@@ -5,7 +5,7 @@ stages of a pipeline. So an axis that a step makes whole first is the innermost 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -51,12 +51,12 @@ class Settled(NamedTuple):
 
     Attributes:
         plan: The plan, its floor dropped if no parameter reaches it.
-        whole: Path -> bytes of each parameter that stays whole because fsdp divides none of its dims.
+        whole: Bytes of the parameters that stay whole because fsdp divides none of their dims.
         notes: A line on each of the two, for the layout table.
     """
 
     plan: MeshPlan
-    whole: Mapping[str, int] = {}
+    whole: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -92,7 +92,7 @@ def settle_fsdp(model: Model | BlockModel, plan: MeshPlan, params: Params, rules
             f"{counted(len(whole), 'array')} of {format_bytes(sum(whole.values()))} whole on every device, as fsdp "
             f"{size} divides no dim: {names}"
         ]
-    return Settled(plan, whole, tuple(notes))
+    return Settled(plan, sum(whole.values()), tuple(notes))
 
 
 def model_axes(model: Model | BlockModel, path: str) -> tuple[str | None, ...]:

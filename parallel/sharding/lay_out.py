@@ -89,10 +89,10 @@ def lay_out(
     if rules is not None and brought is not None:
         raise UserError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")
     layout_map = brought if rules is None else _as_layout_map(rules, plan.mesh, match)
-    stacked = isinstance(model, BlockModel)
     plan, whole, notes = settle_fsdp(own, plan, params, layout_map)
     of_outputs = output_rules(layout_map)
-    named = {axis for layout in (of_outputs or {}).values() for axis in layout.used_axes}
+    may_be_idle = {axis for layout in (of_outputs or {}).values() for axis in layout.used_axes}
+    may_be_idle |= {fsdp.AXIS} if whole else set()
     table = resolve(
         params,
         plan.mesh,
@@ -101,14 +101,13 @@ def lay_out(
         unmatched=unmatched,
         unmatched_floor_bytes=unmatched_floor_bytes,
         indivisible=indivisible,
-        required_axes=[
-            axis for axis in _required_axes(plan) if axis not in named and not (whole and axis == fsdp.AXIS)
-        ],
-        fixed_dims=lambda path: int(stacked and in_blocks(path)),
+        required_axes=[axis for axis in _required_axes(plan) if axis not in may_be_idle],
+        fixed_dims=lambda path: int(isinstance(model, BlockModel) and in_blocks(path)),
     )
     table = replace(table, notes=notes)
-    if sum(whole.values()) > MAX_SILENT_SHARE * table.bytes_global and indivisible != "replicate":
-        warnings.warn(_held_whole(whole, table, plan), stacklevel=2)
+    if whole > MAX_SILENT_SHARE * table.bytes_global and indivisible != "replicate":
+        remedy = "Pad a dim of each, change strategy.fsdp, or accept it with layouts.indivisible=replicate."
+        warnings.warn(f"{notes[-1]}. They are {whole / table.bytes_global:.1%} of the state. {remedy}", stacklevel=2)
     used, update = _used_table(table), _update_table(table, plan)
     resolved = ShardingPlan(
         **{field.name: getattr(plan, field.name) for field in fields(MeshPlan)},
@@ -124,16 +123,6 @@ def lay_out(
     if found := layout_problems(own, resolved) + problems(resolved):
         raise LayoutError(found)
     return resolved
-
-
-def _held_whole(whole: Mapping[str, int], table: LayoutTable, plan: MeshPlan) -> str:
-    """Warns of parameters that take as much memory on every device as without fsdp."""
-    share = sum(whole.values()) / table.bytes_global
-    return (
-        f"strategy.fsdp={plan.mesh_size(fsdp.AXIS)} divides no dim of {', '.join(whole)}: {share:.0%} of the state is "
-        "whole on every device. Pad a dim of each to a multiple, change strategy.fsdp, or accept it with "
-        "layouts.indivisible=replicate."
-    )
 
 
 def _used_table(table: LayoutTable) -> LayoutTable:

@@ -7,7 +7,6 @@ shuffled     rows 2 0 3 1                 and is the same in any order
 unweighted   rows 0 1 2 3, weights of 0   (0, 0)
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -27,8 +26,6 @@ ROWS = 4
 ORDER = (2, 0, 3, 1)
 RAGGED = (1.0, 0.5, 0.75, 0.25)
 """Factors of the rows' weights: equal ones hide mistakes."""
-MIN_UNUSUAL_ROWS = 11
-"""The smallest number of rows that a loss is traced with to find arrays (rows, rows)."""
 MOST_TEMPORARY_BYTES = 1 << 30
 """The most memory that the largest program of the check may need besides its arguments."""
 
@@ -129,34 +126,19 @@ class Probe:
 
     def rounding(self, params: Params, rows: HostBatch, key: Array | None) -> float:
         """By what part of itself a number is rounded in the narrowest dtype that arrays of the loss have."""
-        with jax.enable_x64(self.dtype == "float64"):
-            arrays = {name: self._prepared(array) for name, array in rows.items()}
-            jaxpr = jax.make_jaxpr(self._sums)(params, arrays, key)
-        return max((float(jnp.finfo(dtype).eps) / 2 for dtype in _dtypes(jaxpr.jaxpr)), default=0.0)
+        jaxpr = self.program(params, rows, key, count(rows))
+        return max((float(jnp.finfo(dtype).eps) / 2 for dtype in _dtypes(jaxpr)), default=0.0)
 
-    def pairs_rows(self, params: Params, rows: HostBatch, key: Array | None) -> bool:
-        """Finds whether (rows, 1) and (rows,) broadcast to (rows, rows), in a program for a size that nothing else has.
+    def program(self, params: Params, rows: HostBatch, key: Array | None, size: int) -> Any:
+        """The traced program of the loss for `size` such rows; nothing is computed."""
 
-        The size is one that no dim of the parameters and of the batch has.
-        """
-        taken = {size for leaf in jax.tree.leaves((params, dict(rows))) for size in np.shape(leaf)}
-        size = next(size for size in itertools.count(MIN_UNUSUAL_ROWS, 2) if size not in taken)
-
-        def resized(array: Any) -> Any:
+        def resized(array: Any) -> jax.ShapeDtypeStruct:
             array = self._prepared(array)
             return jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype)
 
         with jax.enable_x64(self.dtype == "float64"):
             arrays = {name: resized(array) for name, array in rows.items()}
-            program = jax.make_jaxpr(self._sums)(params, arrays, key)
-        found = [*equations(program.jaxpr)]
-        crossed = any(
-            equation.primitive.name == "broadcast_in_dim"
-            and equation.invars[0].aval.shape == (size,)
-            and equation.params["broadcast_dimensions"] == (1,)
-            for equation in found
-        )
-        return crossed and any(variable.aval.shape == (size, size) for each in found for variable in each.outvars)
+            return jax.make_jaxpr(self._sums)(params, arrays, key).jaxpr
 
     def _sums(self, params: Params, rows: Any, key: Array | None) -> tuple[Array, Array]:
         total, weight, *_ = self.loss(params, rows, key)

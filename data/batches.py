@@ -25,6 +25,7 @@ from .prefetch import run_ahead
 from .ranges import NO_LIMITS, Limits, checked
 from .source import Source, is_stream
 from .storage import Rules, Storage
+from .windows import WindowSource
 
 Batch = dict[str, jax.Array]
 LocalBatch = dict[str, np.ndarray]
@@ -148,9 +149,10 @@ def eval_batches(
 def check_enough(source: Source, global_batch: int) -> None:
     """Raises a UserError where a training split has fewer examples than one batch has rows."""
     if global_batch > len(source):
+        shorter = ", lower data.length" if isinstance(source, WindowSource) else ""
         raise UserError(
             f"train.global_batch={global_batch} rows, but the training split holds {len(source)} examples. "
-            f"Set train.global_batch to at most {len(source)}, lower data.length, or give more data."
+            f"Set train.global_batch to at most {len(source)}{shorter}, or give more data."
         )
 
 

@@ -23,8 +23,8 @@ from .sources.tables import read_table
 from .sources.texts.columns import read_jsonl, read_parquet
 from .sources.texts.documents import Corpus, Stream, join, split_documents
 from .sources.texts.stdlib import read_stdlib
-from .sources.texts.text import read_text
-from .sources.texts.tokenizer import tokenized
+from .sources.texts.text import BYTES, ByteCodec, read_text
+from .sources.texts.tokenizer import TokenizerCodec, tokenized
 from .sources.texts.tokens import read_tokens
 from .sources.workers import is_lost_worker, told_of_lost_worker
 from .windows import WindowSource
@@ -77,6 +77,31 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
     return _language_splits(config)
 
 
+def is_text(config: DataConfig, vocabulary: int | None) -> bool:
+    """Whether token ids are text: those of `data.tokenizer`, or bytes.
+
+    Args:
+        config: The `data:` section.
+        vocabulary: The number of token ids; None if examples are not tokens.
+    """
+    return vocabulary is not None and (bool(config.tokenizer) or vocabulary == BYTES)
+
+
+def open_codec(config: DataConfig, search_path: Sequence[str | Path] = ()) -> ByteCodec | TokenizerCodec:
+    """Opens what turns text into the token ids of data that is text, and back.
+
+    Args:
+        config: The `data:` section.
+        search_path: As of `open_splits`.
+
+    Raises:
+        UserError: The file of the tokenizer is missing or invalid, or the package is not installed.
+    """
+    if not config.tokenizer:
+        return ByteCodec()
+    return TokenizerCodec(_below(config, Path(search_path[0])) if search_path else config)
+
+
 def _below(config: DataConfig, root: Path) -> DataConfig:
     """The same with its files named from the root of the file system."""
     folder = root.absolute()
@@ -115,7 +140,7 @@ def _check_splits(splits: Any, config: DataConfig) -> None:
         if split is not None and "weights" not in split[0]:
             raise UserError(
                 f"data.source={config.source!r} returned {_of(name)}examples with {', '.join(split[0])}; each also "
-                'needs "weights": float32, what each target counts (1, or 0 for padding).'
+                'needs "weights": float32, one number per row (1, or 0 for padding) or, of tokens, per target.'
             )
     if splits.evaluation is not None and splits.evaluation[0].keys() != splits.train[0].keys():
         raise UserError(

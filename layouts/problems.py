@@ -129,10 +129,9 @@ def indivisible_output(layout: TensorLayout, rule: str, reason: str) -> str:
 
 def unused_axis(name: str, size: int) -> str:
     """Says that a mesh axis splits nothing."""
-    floor = "lower strategy.fsdp.floor_bytes, " if name == "fsdp" else ""
     return (
         f"Mesh axis {name!r} of size {size} splits no parameter, so groups of {size} devices would hold the same. Name "
-        f"it in a rule of layouts.rules, {floor}or set strategy.{name} to 1."
+        f"it in a rule of layouts.rules, or set strategy.{name} to 1."
     )
 
 

@@ -79,6 +79,8 @@ class LayoutTable:
     """The structure of the tree."""
     mesh: DeviceMesh
     """The mesh of every layout."""
+    notes: tuple[str, ...] = ()
+    """Remarks on the layouts, one line each, printed below the rows."""
 
     @property
     def layouts(self) -> Any:
@@ -173,7 +175,8 @@ class LayoutTable:
         stacks = stacks_of(self.rows)
         kept = largest(stacks, max_rows)
         lines = [HEADINGS, *(tuple(_on_a_line(text, max_width) for text in _cells(stack)) for stack in kept)]
-        return "\n".join([*_aligned(lines), *_left_out(stacks, kept), self._totals()])
+        notes = (printable(note) for note in self.notes)
+        return "\n".join([*_aligned(lines), *_left_out(stacks, kept), self._totals(), *notes])
 
     def __str__(self) -> str:
         return self.text(MAX_ROWS, MAX_WIDTH)
@@ -191,7 +194,7 @@ class LayoutTable:
             "<tr>" + "".join(f"<td {left}>{escape(printable(text))}</td>" for text in _cells(stack)) + "</tr>"
             for stack in kept
         )
-        notes = "<br>".join(escape(line) for line in (*_left_out(stacks, kept), self._totals()))
+        notes = "<br>".join(escape(line) for line in (*_left_out(stacks, kept), self._totals(), *self.notes))
         return (
             f'<div style="overflow-x: auto"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
             f"<p>{notes}</p></div>"

@@ -2,8 +2,10 @@
 
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -13,6 +15,9 @@ from .errors import UserError
 from .module_files import module_files
 from .near_miss import did_you_mean, nearest
 from .user_errors import OwnCodeError, told_as_users
+
+KERAS_BACKENDS = ("tensorflow", "torch")
+"""The packages of Keras's other backends."""
 
 
 def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) -> Any:
@@ -127,6 +132,12 @@ def _own_folders() -> list[str]:
 
 def _remedy(error: BaseException | None, module_name: str) -> str:
     """What to do about some errors of an import."""
+    if isinstance(error, ModuleNotFoundError) and error.name in KERAS_BACKENDS and _is_raised_in(error, "keras"):
+        backend = os.environ.get("KERAS_BACKEND", "")
+        return (
+            f"Keras runs on its {error.name} backend here (KERAS_BACKEND={backend}), and only modules of its JAX "
+            "backend can be trained: set the environment variable KERAS_BACKEND=jax."
+        )
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         near = did_you_mean(package, [each.name for each in pkgutil.iter_modules(_own_folders())], cutoff=0.75)
@@ -137,6 +148,11 @@ def _remedy(error: BaseException | None, module_name: str) -> str:
             "dot, or put the files into a folder and name it as folder.module:function."
         )
     return ""
+
+
+def _is_raised_in(error: Exception, package: str) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(str(frame.f_globals.get("__name__")).partition(".")[0] == package for frame, _ in frames)
 
 
 def _is_missing(error: Exception, module_name: str) -> bool:

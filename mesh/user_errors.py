@@ -22,8 +22,8 @@ WORKER_HANDLER = ("handler", "signal_handling.py")
 """PyTorch's handler of signals and its file; it raises in whatever the main thread does once a loader's worker dies."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 """As Keras writes in its messages, whatever they are printed to."""
-MOST_CHARACTERS = 300
-"""Of the text of an error of another package; some of JAX's fill a page."""
+MAX_CHARACTERS = 20_000
+"""The limit on the text of another package's error: JAX's messages fit, a dumped program does not."""
 
 
 class OwnCodeError(UserError):
@@ -101,12 +101,12 @@ def place_of_function(function: Any) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The class and the first lines of the text of an error; a UserError's message as it is."""
+    """The class and the text of an error; a UserError's message as it is."""
     if isinstance(error, UserError):
         return str(error)
     text = " ".join(COLOUR.sub("", str(error)).split())
-    if len(text) > MOST_CHARACTERS:
-        text = f"{text[:MOST_CHARACTERS].rsplit(' ', 1)[0]} ..."
+    if len(text) > MAX_CHARACTERS:
+        text = f"{text[:MAX_CHARACTERS].rsplit(' ', 1)[0]} ..."
     name = type(error).__name__
     return f"{name}: {text}" if text else name
 

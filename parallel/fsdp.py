@@ -19,8 +19,9 @@ Syntax, for a product `x W` with rows B and parameters both split over the axis 
    made of (`blocks/read_again.py`). A bias that was only added is not, nor a frozen matrix whose merged copy is kept.
 3. The gradient of a gather is a reduce-scatter. It is written out in `attach`, because autodiff's own would sum in
    the compute dtype; this one sums in the reduce dtype, and each device receives its shard of the sum.
-4. Parameters smaller than a floor stay whole, since a gather costs its latency however little it moves. Their gradients
-   are summed with the loss in the one all-reduce of `data.py`.
+4. Parameters smaller than a floor stay whole, since a gather costs its latency however little it moves, and so do
+   those of which N divides no dim. Their gradients are summed with the loss in the one all-reduce of `data.py`. If no
+   parameter reaches the floor, there is none.
 5. The embedding and the head are gathered once a step and kept through all its microbatches; only their gradients are
    scattered once for each. A model without blocks is treated alike: write it as embed / block / head to drop more.
 
@@ -48,7 +49,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..layouts.paths import in_blocks
-from ..layouts.split_dim import add_axis, split_further
+from ..layouts.split_dim import split_further
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.options import check_options
 from .collectives import Collective, StepCounts, wire_bytes
@@ -56,6 +57,8 @@ from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, splits_nothing, 
 from .precision import Precision, cast_float
 
 AXIS = "fsdp"
+DIVIDES_NO_DIM = "divides no dim"
+"""Ends the reason of a parameter that stays whole because N divides none of its dims."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,7 @@ class FSDPConfig:
     size: int = 1
     """Devices that hold one copy of the state between them; rows of a batch are split over them too; -1 = the rest."""
     floor_bytes: int = 16384
-    """Parameters of fewer bytes than this (in one block, where blocks are stacked) stay whole on every device."""
+    """Parameters of fewer bytes than this (in one block, where blocks are stacked) stay whole; dropped if all would."""
     keep: Literal["block", "step"] = "block"
     """How long gathered blocks are kept: while one runs (gathered again in backward), or all for the whole step."""
     prefetch: int = 0
@@ -95,9 +98,7 @@ reduce = summed_elsewhere
 def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
     """Where one parameter lives: split along its first dim that N divides, or whole (see `split_further`).
 
-    Dim 0 of stacked blocks counts the blocks: it is never split, and the floor applies to one block. A parameter over
-    the floor, none of whose dims N divides, stays as it is under `layouts.indivisible: replicate`; otherwise its first
-    candidate dim is named, and resolving the layouts reports the arithmetic.
+    Dim 0 of stacked blocks counts the blocks: it is never split, and the floor applies to one block.
 
     Args:
         parameter: The parameter.
@@ -113,13 +114,12 @@ def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[
     first = int(parameter.stacked)
     parts = prod(placed.parts_of_dim(dim) for dim in range(first, len(shape)))
     num_bytes = prod(shape[first:]) * jnp.dtype(parameter.dtype).itemsize // parts
-    if len(shape) == first or num_bytes < config.floor_bytes:
+    if num_bytes < config.floor_bytes:
         return placed, f"fsdp: whole, under the floor of {config.floor_bytes:,} B"
     found = split_further(placed, shape, mesh, AXIS, first=first)
-    if found is None and plan.indivisible == "replicate":
-        return placed, f"fsdp: whole, {mesh.axis_size(AXIS)} divides no dim"
-    split, dim = found or (add_axis(placed, first, AXIS, mesh), first)
-    return split, f"fsdp: dim {dim}"
+    if found is None:
+        return placed, f"fsdp: whole, {mesh.axis_size(AXIS)} {DIVIDES_NO_DIM}"
+    return found[0], f"fsdp: dim {found[1]}"
 
 
 def check(plan: ShardingPlan) -> list[str]:

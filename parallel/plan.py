@@ -64,7 +64,6 @@ class MeshPlan:
         pipeline: Which blocks live on which stage, and who does what when; None without the axis `pipe`.
         model_name: What messages call the model.
         num_blocks: How many blocks the model stacks on dim 0 of what is under "blocks"; None: it is one function.
-        indivisible: What happens to a parameter that an axis cannot split, as `layouts.indivisible`.
     """
 
     mesh: DeviceMesh
@@ -75,7 +74,6 @@ class MeshPlan:
     pipeline: Pipeline | None = None
     model_name: str = "model"
     num_blocks: int | None = None
-    indivisible: str = "error"
 
     def mesh_size(self, axis: str) -> int:
         """Devices along an axis; 1 where the mesh has none of that name."""

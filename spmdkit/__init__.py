@@ -11,6 +11,8 @@ Names are imported on first use, so that `import spmdkit` costs nothing and star
 # The folders beside this one are mapped under it at installation, which pyright cannot see in a checkout.
 # pyright: reportMissingImports=false
 
+import os
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +67,9 @@ if TYPE_CHECKING:
     from .training.loop import evaluate as evaluate
     from .training.loop import run_steps as run_steps
     from .training.trainer import Trainer as Trainer
+
+if "keras" not in sys.modules:  # which reads this once, and whose default, TensorFlow, cannot be trained here
+    os.environ.setdefault("KERAS_BACKEND", "jax")
 
 _HOMES = {
     "configs": ("Config", "ConfigError", "load_config"),

@@ -150,7 +150,7 @@ def trained(*arguments: str | Path, **variables: str) -> subprocess.CompletedPro
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """The metrics of a run, without what the clock says."""
-    timed = ("seconds", "tokens_per_second", "flops_per_second")
+    timed = ("seconds", "tokens_per_second", "rows_per_second", "flops_per_second")
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in record.items() if name not in timed} for record in records]
 

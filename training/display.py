@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..mesh.processes import is_main_process
 from ..mesh.text import printable
-from .quantities import OWN_FIGURES, compact, duration, is_number, loss_text, with_unit
+from .quantities import OWN_FIGURES, compact, duration, is_number, loss_text, speed_key, with_unit
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 HISTORY = 40
@@ -62,9 +62,9 @@ class Display:
         """Shows a logged step.
 
         Args:
-            record: Any of step, loss, eval_loss, grad_norm, learning_rate, tokens_per_second, flops_per_second (of the
-                model, all devices together), seconds (per step), and the model's own metrics. What an evaluation has
-                found stays until the next one.
+            record: Any of step, loss, eval_loss, grad_norm, learning_rate, tokens_per_second or rows_per_second,
+                flops_per_second (of the model, all devices together), seconds (per step), and the model's own metrics.
+                What an evaluation has found stays until the next one.
         """
         finite = {name: value for name, value in record.items() if is_number(value)}
         self._step = int(finite.get("step", self._step))
@@ -160,7 +160,7 @@ def _metric_texts(record: Mapping[str, float]) -> list[str]:
         "eval_loss": lambda value: f"eval {loss_text(value)}",
         **own,
         "grad_norm": lambda value: f"grad {value:.3g}",
-        "tokens_per_second": lambda value: f"{compact(value)} tokens/s",
+        speed_key([record]): lambda value: f"{compact(value)} {'rows' if 'rows_per_second' in record else 'tokens'}/s",
         "flops_per_second": lambda value: with_unit(value, "FLOP/s"),
         "seconds": lambda value: f"{duration(value)}/step",
     }

@@ -1,6 +1,7 @@
 """Numbers as people read them: prefixes, durations, losses."""
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -8,10 +9,16 @@ PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 OWN_FIGURES = frozenset(("step", "loss", "eval_loss", "grad_norm", "weight", "learning_rate")) | {
     "tokens_per_second",
+    "rows_per_second",
     "flops_per_second",
     "seconds",
 }
 """What every run logs; further figures of a record are metrics of its model."""
+
+
+def speed_key(records: Iterable[Mapping[str, Any]]) -> str:
+    """Returns the key of the speed to show: rows per second if records have it, else tokens per second."""
+    return "rows_per_second" if any("rows_per_second" in record for record in records) else "tokens_per_second"
 
 
 def is_number(value: Any) -> bool:

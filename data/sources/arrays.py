@@ -13,7 +13,7 @@ from ..ranges import Limit, Limits, check_source
 from ..source import Splits, fingerprint
 from .files import find_files
 from .texts.documents import hash_fraction
-from .values import is_no_number
+from .values import is_no_number, with_weights
 
 
 class Origin(NamedTuple):
@@ -42,7 +42,7 @@ class ArraySource:
 
     Args:
         arrays: Name -> array with examples on dim 0, or nested mappings of them (see `names`). "weights" of 1 (float32,
-            one for each of "targets"; without an array of that name, one for each row) are added if absent.
+            see `with_weights`) are added if absent.
         origin: Where the rows come from, for messages.
 
     Raises:
@@ -60,8 +60,7 @@ class ArraySource:
         self._length = len(next(iter(arrays.values())))
         if not self._length:
             raise UserError("a split of arrays holds no rows; give more data, or no evaluation split.")
-        shape = arrays["targets"].shape if "targets" in arrays else (self._length,)
-        self._arrays = {"weights": np.ones(shape, np.float32)} | arrays
+        self._arrays = with_weights(arrays, 1)
         self._origin = origin
 
     def __len__(self) -> int:

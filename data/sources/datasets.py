@@ -139,8 +139,8 @@ def from_frame(
     """Makes splits of a table in memory, a row an example.
 
     Args:
-        train: A `DataFrame` of pandas or Polars: `columns`, and columns with `to_numpy`. Cells are numbers, or arrays
-            or lists of one shape.
+        train: A `DataFrame` of pandas or Polars, a table of Arrow, or a mapping of names to columns; neither library is
+            needed. Cells are numbers, or arrays or lists of one shape.
         evaluation: The same for held-out examples.
         columns: Name of an array -> the column it is, or the columns that are stacked on its last dim:
             {"inputs": ["x", "y"], "targets": "label"}. None: every column is an array of its name.
@@ -162,9 +162,13 @@ def from_frame(
 
 def _columns(frame: Any, columns: Mapping[str, str | Sequence[str]] | None) -> dict[str, np.ndarray]:
     """The arrays of a table."""
-    if not hasattr(frame, "columns"):
-        raise UserError(f"a {type(frame).__name__} has no columns; give a DataFrame of pandas or Polars.")
-    there = [str(column) for column in frame.columns]
+    names = frame if isinstance(frame, Mapping) else getattr(frame, "column_names", getattr(frame, "columns", None))
+    if names is None:
+        raise UserError(
+            f"a {type(frame).__name__} has no columns; give a DataFrame of pandas or Polars, a table of Arrow, or a "
+            "mapping of names to columns."
+        )
+    there = [str(column) for column in names]
     columns = columns or {name: name for name in there}
     asked = [name for names in columns.values() for name in ([names] if isinstance(names, str) else names)]
     missing = [name for name in asked if name not in there]
@@ -181,7 +185,7 @@ def _columns(frame: Any, columns: Mapping[str, str | Sequence[str]] | None) -> d
 
 def _column(frame: Any, name: str) -> np.ndarray:
     """One column; cells that are arrays or lists are stacked."""
-    found = frame[name].to_numpy()
+    found = frame[name].to_numpy() if hasattr(frame[name], "to_numpy") else as_array(frame[name], f"column {name!r}")
     if found.dtype == object and len(found) and np.ndim(found[0]):
         cells = [as_array(cell, f"a cell of column {name!r}") for cell in found]
         shapes = {cell.shape for cell in cells}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...mesh.errors import UserError
-from ..names import flat
+from ..names import PAIR, flat
 
 
 def as_array(value: Any, name: str) -> np.ndarray:
@@ -46,7 +46,9 @@ def as_arrays(example: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def with_weights(arrays: Mapping[str, np.ndarray], dims: int) -> dict[str, np.ndarray]:
-    """The same with "weights" of 1 (float32) where there are none: one for each of "targets", or one a row.
+    """Adds "weights" of 1 (float32) if there are none: one for each row or, if targets are tokens, for each target.
+
+    Targets are tokens if each row of inputs and of targets is a sequence of integers, of the same length.
 
     Args:
         arrays: Name -> array.
@@ -54,7 +56,10 @@ def with_weights(arrays: Mapping[str, np.ndarray], dims: int) -> dict[str, np.nd
     """
     if "weights" in arrays:
         return dict(arrays)
-    shape = arrays["targets"].shape if "targets" in arrays else next(iter(arrays.values())).shape[:dims]
+    pair = [arrays[name] for name in PAIR if name in arrays]
+    sequences = len(pair) == 2 and all(array.dtype.kind in "iu" and array.ndim == dims + 1 for array in pair)
+    tokens = sequences and pair[0].shape == pair[1].shape
+    shape = pair[1].shape if tokens else next(iter(arrays.values())).shape[:dims]
     return {**arrays, "weights": np.ones(shape, np.float32)}
 
 

@@ -79,8 +79,9 @@ COMMAND = Command(
     "continue a prompt with a trained language model",
     'spmdkit generate runs/quickstart "def main" --length 100',
     """
-Loads the language model of a run and prints a prompt with its continuation. The prompt is text where tokens are bytes;
-else token ids, "17 4 256", and ids are printed. The same seed draws the same on every mesh, up to rounding.
+Loads the language model of a run and prints a prompt with its continuation. The prompt is text if the run was trained
+on text, as bytes or with data.tokenizer; else token ids, "17 4 256", and ids are printed. The same seed draws the same
+on every mesh, up to rounding.
 
   spmdkit generate runs/quickstart "def main" --length 100
   spmdkit generate runs/quickstart --temperature 0

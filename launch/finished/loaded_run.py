@@ -17,7 +17,9 @@ from ...data.batches import abstract_batch, eval_batches
 from ...data.ranges import Limits, check_splits
 from ...data.source import Source, Splits
 from ...data.sources.arrays import ArraySource
-from ...data.splits import open_splits
+from ...data.sources.texts.text import ByteCodec
+from ...data.sources.texts.tokenizer import TokenizerCodec
+from ...data.splits import is_text, open_codec, open_splits
 from ...mesh.errors import UserError
 from ...mesh.user_errors import told_as_users
 from ...models.catalog import load_model
@@ -40,8 +42,6 @@ from .fitting import Fitted, fitting_rows, rows_alone
 from .parameters import read_averages, read_tree
 from .place import Place
 
-BYTES = 256
-"""The vocabulary of text, whose tokens are bytes."""
 LENGTH = 200
 """Tokens to generate where neither the caller nor `sample.length` says."""
 
@@ -124,8 +124,8 @@ class LoadedRun:
 
     @property
     def writes_text(self) -> bool:
-        """Whether its tokens are bytes of text."""
-        return self.vocabulary == BYTES
+        """Whether its tokens are text: bytes, or the ids of `data.tokenizer`."""
+        return is_text(self.config.data, self.vocabulary)
 
     @cached_property
     def splits(self) -> Splits:
@@ -223,7 +223,7 @@ class LoadedRun:
         """Continues a prompt; see `models.sample.generate`.
 
         Args:
-            prompt: Tokens, or text where these are bytes; by default `sample.prompt`.
+            prompt: Tokens, or text if they are those of text; by default `sample.prompt`.
             length: Tokens to generate; by default `sample.length`.
             temperature: 0 = always the likeliest token; by default `sample.temperature`.
             seed: Of the draws; by default that of the run.
@@ -238,6 +238,8 @@ class LoadedRun:
         prompt = (wanted.prompt if self.writes_text else []) if prompt is None else prompt
         if isinstance(prompt, str | bytes) and not self.writes_text:
             raise UserError(f"The prompt {prompt!r:.40} {self._not_text} Give a list of token ids.")
+        if isinstance(prompt, str | bytes):
+            prompt = self._codec.encode(prompt)
         window = self._facts.get("length", self.config.data.length)
         self._check_continues(window)
         return generate(
@@ -251,7 +253,7 @@ class LoadedRun:
         )
 
     def tokens(self, prompt: str | None) -> str | list[int] | None:
-        """A prompt as it is typed: text where tokens are bytes, else their numbers.
+        """A prompt as it is typed: text if tokens are text, else their numbers.
 
         Raises:
             UserError: It is no list of numbers, or the model takes no tokens.
@@ -265,9 +267,9 @@ class LoadedRun:
         return [int(word) for word in words]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Tokens as people read them: text where they are bytes, else numbers."""
+        """Tokens as people read them: text if they are text, else numbers."""
         if self.writes_text:
-            return bytes(tokens).decode("utf-8", errors="replace")
+            return self._codec.decode(tokens)
         return " ".join(map(str, tokens))
 
     def export(self, target: str | Path, *, unstack: bool = False, lora: str = MERGED, force: bool = False) -> Exported:
@@ -342,7 +344,11 @@ class LoadedRun:
     @property
     def _not_text(self) -> str:
         known = f"ids from 0 to {self.vocabulary - 1}" if self.vocabulary else "numbers"
-        return f"is text, but the tokens of {self.model.name} are {known}, not bytes."
+        return f"is text, but the tokens of {self.model.name} are {known}, not bytes or ids of a data.tokenizer."
+
+    @cached_property
+    def _codec(self) -> ByteCodec | TokenizerCodec:
+        return open_codec(self.config.data, search_path(self.config))
 
     @property
     def _limits(self) -> Limits:

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from ...mesh.text import counted
-from ...training.quantities import OWN_FIGURES, is_number
+from ...training.quantities import OWN_FIGURES, is_number, speed_key
 from .record import RunRecord
 
 
@@ -82,8 +82,8 @@ def _status(record: RunRecord) -> str:
 
 
 def _speeds(record: RunRecord) -> Iterator[tuple[str, float]]:
-    names = {"tokens_per_second": "tokens_per_second", "seconds": "seconds_per_step"}
-    for key, name in (names | {"flops_per_second": "flops_per_second"}).items():
+    speed = speed_key(record.metrics)
+    for key, name in ((speed, speed), ("seconds", "seconds_per_step"), ("flops_per_second", "flops_per_second")):
         values = [each[key] for each in record.metrics if is_number(each.get(key))]
         if values:
             yield name, median(values)

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from ...configs.schema import Config
+from ...data.source import Splits
 from ...mesh.errors import UserError
 from ...mesh.processes import is_main_process, local_copy
 from ...parallel.step.state import TrainState
@@ -42,6 +43,7 @@ class Recorder:
         """
         rows = built.config.train.global_batch
         self._flops = FlopsOfSteps(built.model, built.splits.train, rows, left_out=run.left_out)
+        self._rows = None if counts_tokens(built.splits) else rows
         self._recorded = 0
         self._display, self._run, self._conductor = display, run, conductor
         self._rates = learning_rates(built.config)
@@ -98,11 +100,18 @@ class Recorder:
         rate = self._rates[progress.step - 1] * self._run.learning_rate_factor * self._scale(progress.step)
         record = {**progress._asdict(), **progress.extra, **self._counts, "learning_rate": rate}
         del record["extra"]
+        if self._rows is not None:
+            record["rows_per_second"] = self._rows / progress.seconds
         flops = self._flops(self._recorded, progress.step)
         if flops is not None:
             record["flops_per_second"] = flops / progress.seconds
         self._recorded = progress.step
         return record
+
+
+def counts_tokens(splits: Splits) -> bool:
+    """Whether the weight of a row is that of its tokens, so that speeds are in tokens and not in rows."""
+    return splits.vocabulary is not None or np.ndim(splits.train[0]["weights"]) > 0
 
 
 def learning_rates(config: Config) -> LearningRates:

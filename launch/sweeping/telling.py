@@ -80,6 +80,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "loss": ("loss", loss_text),
     "eval_loss": ("eval loss", loss_text),
     "tokens_per_second": ("tokens/s", compact),
+    "rows_per_second": ("rows/s", compact),
     "seconds_per_step": ("time/step", duration),
     "predicted_bytes": ("memory/device", format_bytes),
     "collective_bytes": ("collectives/step", format_bytes),

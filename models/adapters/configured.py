@@ -47,13 +47,16 @@ def adapt_configured(
         return import_function(given, key, search_path) if is_own else row_function(given, key)
 
     inputs = options.get("inputs", "inputs")
-    if not isinstance(inputs, str):
-        raise UserError(f"model.inputs={inputs!r} must be the name of an array of the data, or module:function.")
+    is_name = isinstance(inputs, str)
+    if not is_name and not (isinstance(inputs, Sequence) and all(isinstance(each, str) for each in inputs)):
+        raise UserError(
+            f"model.inputs={inputs!r} must be the name of an array of the data, or module:function, or a list of names."
+        )
     return adapt(
         module,
         loss=found(options["loss"], "model.loss"),
         metrics={key: found(each, f"model.metrics.{key}") for key, each in named.items()},
-        inputs=import_function(inputs, "model.inputs", search_path) if ":" in inputs else inputs,
+        inputs=import_function(inputs, "model.inputs", search_path) if is_name and ":" in inputs else inputs,
         example=example(),
         name=name,
     )

@@ -38,11 +38,11 @@ def adapt_keras(module: Any, inputs: Any) -> Adapted:
 
     if keras.backend.backend() != "jax":
         raise UserError(
-            f"Keras runs on {keras.backend.backend()} here. Set the environment variable KERAS_BACKEND=jax before "
-            "Keras is imported."
+            f"Keras runs on {keras.backend.backend()} here, and only modules of its JAX backend can be trained. Set "
+            "the environment variable KERAS_BACKEND=jax, or leave it unset and import spmdkit before keras."
         )
     if not module.built:
-        module(*jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), as_arguments(inputs)))
+        module(*jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), _arguments(module, inputs)))
     trained = {variable.path: np.asarray(variable.value) for variable in module.trainable_variables}
     others = [variable.path for variable in module.non_trainable_variables]
     kept = {
@@ -65,11 +65,17 @@ def adapt_keras(module: Any, inputs: Any) -> Adapted:
 
         given = [_at(params, path) for path in trained], [value(*each) for each in enumerate(others)]
         with _on_mesh(keras, module, rows):
-            outputs, after = module.stateless_call(*given, *as_arguments(inputs), training=rows.training)
+            outputs, after = module.stateless_call(*given, *_arguments(module, inputs), training=rows.training)
         changed = {path: new for path, new in zip(others, after, strict=True) if path in kept}
         return outputs, _nested(changed) if rows.training else state
 
     return Adapted(init=init, call=call, keeps_state=bool(kept), name=module.name)
+
+
+def _arguments(module: Any, inputs: Any) -> tuple[Any, ...]:
+    """The arguments of a module; a functional model takes its inputs together, as one."""
+    together = isinstance(inputs, tuple) and len(inputs) == len(getattr(module, "inputs", None) or ())
+    return (list(inputs),) if together else as_arguments(inputs)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """`spmdkit.adapt`: a module of another library and a loss of its outputs become a `Model`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -32,7 +32,7 @@ def adapt(
     loss: str | Callable[[Any, Batch], Any],
     example: Mapping[str, Any],
     metrics: Mapping[str, str | Callable[[Any, Batch], Any]] | None = None,
-    inputs: str | Callable[..., Any] = "inputs",
+    inputs: str | Sequence[str] | Callable[..., Any] = "inputs",
     name: str = "",
 ) -> Model:
     """Makes a `Model` of a module of Flax Linen, Flax NNX, Equinox or Keras, as it is.
@@ -49,9 +49,9 @@ def adapt(
             softmax_cross_entropy, sigmoid_cross_entropy, squared_error, which compare with `batch["targets"]`.
         example: A batch of one row or more, arrays with rows on dim 0: what the module is called with.
         metrics: Name -> the same as for `loss`; also accuracy.
-        inputs: What of a batch the module is called with: the name of an array, or batch -> arrays; a tuple is several
-            arguments. A function with an argument `keys` is also given uint32 (rows, 2), a key for each row of this
-            step, for a module that draws by itself.
+        inputs: What of a batch the module is called with: the name of an array, several names, or batch -> arrays; a
+            tuple is several arguments, or the inputs of a functional Keras model. A function with an argument `keys`
+            is also given uint32 (rows, 2), a key for each row of this step, for a module that draws by itself.
         name: What reports call it; its class by default.
 
     Returns:
@@ -148,12 +148,15 @@ def _adapted(module: Any, inputs: Any) -> Adapted:
     return getattr(import_module(f".{file}", __package__), function)(module, inputs)
 
 
-def _inputs(given: str | Callable[..., Any]) -> Callable[[Batch, Array | None], Any]:
+def _inputs(given: str | Sequence[str] | Callable[..., Any]) -> Callable[[Batch, Array | None], Any]:
     """What a batch and the key of a step give the module."""
     if callable(given):
         if takes_option(given, "keys"):
             return lambda batch, key: given(batch, keys=row_keys(key, batch["example"]))
         return lambda batch, key: given(batch)
+    if not isinstance(given, str):
+        each = [_inputs(name) for name in given]
+        return lambda batch, key: tuple(named(batch, key) for named in each)
 
     def named(batch: Batch, key: Array | None) -> Any:
         if given not in batch:

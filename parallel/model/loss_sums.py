@@ -24,7 +24,7 @@ Pair = tuple[Array, Array]
 
 OWN_NAMES = (
     *("loss", "grad_norm", "weight", "step", "loss_scale", "learning_rate"),
-    *("seconds", "tokens_per_second", "flops_per_second"),
+    *("seconds", "tokens_per_second", "rows_per_second", "flops_per_second"),
 )
 """What a run logs by itself: a metric has another name."""
 

@@ -6,13 +6,17 @@ stages of a pipeline. So an axis that a step makes whole first is the innermost 
 
 import re
 from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 from jax import ShapeDtypeStruct
 
-from ...layouts.paths import in_blocks
+from ...layouts.layout_map import LayoutMap
+from ...layouts.paths import in_blocks, leaves_with_paths
+from ...layouts.sizes import array_bytes, counted, format_bytes
 from ...layouts.tensor_layout import TensorLayout
-from ..model import BlockModel, Model
+from .. import fsdp
+from ..model import BlockModel, Model, Params
 from ..plan import MeshPlan, Parameter
 from .strategies import STRATEGIES
 
@@ -40,6 +44,55 @@ def default_layout(model: Model | BlockModel, plan: MeshPlan) -> Default:
         return layout, "; ".join(reversed(reasons)) or ("data: whole" if "data" in plan.configs else "whole")
 
     return place
+
+
+class Settled(NamedTuple):
+    """The choices of fsdp that depend on all parameters together.
+
+    Attributes:
+        plan: The plan, its floor dropped if no parameter reaches it.
+        whole: Bytes of the parameters that stay whole because fsdp divides none of their dims.
+        notes: A line on each of the two, for the layout table.
+    """
+
+    plan: MeshPlan
+    whole: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def settle_fsdp(model: Model | BlockModel, plan: MeshPlan, params: Params, rules: LayoutMap | None) -> Settled:
+    """Drops the floor of fsdp if it leaves fsdp nothing to split, and finds the parameters that it cannot split.
+
+    Args:
+        model: The model, split.
+        plan: Which axis does what.
+        params: Shapes and dtypes of the parameters.
+        rules: The user's rules, which come first.
+    """
+    floor, size = plan.in_force(fsdp.AXIS, "floor_bytes", None), plan.mesh_size(fsdp.AXIS)
+    if floor is None:
+        return Settled(plan)
+    free = [(path, leaf) for path, leaf in leaves_with_paths(params) if rules is None or not rules.deciding_keys(path)]
+    place, notes = default_layout(model, plan), []
+    ruled = any(fsdp.AXIS in layout.used_axes for layout in (rules or {}).values())
+    if floor and free and not ruled and not any(fsdp.AXIS in place(*each)[0].used_axes for each in free):
+        config = replace(plan.configs[fsdp.AXIS], floor_bytes=0)
+        plan = replace(plan, configs={**plan.configs, fsdp.AXIS: config})
+        place = default_layout(model, plan)
+        notes += [
+            f"No parameter that fsdp {size} can split reaches strategy.fsdp.floor_bytes={floor:,}: no floor is used."
+        ]
+    whole = {
+        path: array_bytes(leaf.shape, leaf.dtype) for path, leaf in free if fsdp.DIVIDES_NO_DIM in place(path, leaf)[1]
+    }
+    if whole:
+        largest = sorted(whole, key=lambda path: -whole[path])[:3]
+        names = ", ".join(largest) + (", ..." if len(whole) > len(largest) else "")
+        notes += [
+            f"{counted(len(whole), 'array')} of {format_bytes(sum(whole.values()))} whole on every device, as fsdp "
+            f"{size} divides no dim: {names}"
+        ]
+    return Settled(plan, sum(whole.values()), tuple(notes))
 
 
 def model_axes(model: Model | BlockModel, path: str) -> tuple[str | None, ...]:

@@ -1,5 +1,6 @@
 """From a strategy to the layout of every parameter: the first half of what a step is built from."""
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -15,13 +16,13 @@ from ...layouts.resolve import Indivisible, Unmatched, resolve
 from ...layouts.table import LayoutRow, LayoutTable, make_row
 from ...mesh.device_mesh import DeviceMesh
 from ...mesh.errors import UserError
-from .. import pipeline
+from .. import fsdp, pipeline
 from ..model import BlockModel, Model, Params
 from ..pipeline import PipelineConfig, make_pipeline
 from ..plan import MeshPlan, Parameter, Pipeline, ShardingPlan, StepOptions
 from ..precision import FLOAT32, Precision, cast_floats
 from .cannot_combine import layout_problems, problems
-from .default_layout import default_layout
+from .default_layout import default_layout, settle_fsdp
 from .model_errors import abstract_init, check_groups
 from .parallel_context import parallel_context
 from .stored_order import in_stage_order
@@ -29,6 +30,8 @@ from .strategies import STRATEGIES, StrategyConfigs, axes_that_split, axis_names
 
 StrategyLike: TypeAlias = Mapping[str, Any] | DeviceMesh | Distribution
 """What a strategy may be given as: YAML's mapping, a mesh of the runtime's axes, or a distribution object."""
+MAX_SILENT_SHARE = 0.01
+"""The largest share of the parameters' bytes that may stay whole without a warning because fsdp cannot split it."""
 
 
 def abstract_parameters(model: Model | BlockModel, precision: Precision) -> Params:
@@ -64,7 +67,8 @@ def lay_out(
         unmatched: What happens to a parameter that no rule matches and no strategy lays out: `error` (over the floor),
             `warn` or `replicate`.
         unmatched_floor_bytes: Global bytes under which an unmatched parameter is left whole without a word.
-        indivisible: What happens where an axis does not divide a dim: `error`, `replicate` or `next_dim`.
+        indivisible: What happens if a rule splits a dim that its axes do not divide: `error`, `replicate` or
+            `next_dim`. A parameter without a rule that fsdp cannot split stays whole; `replicate` omits the warning.
         precision: The dtypes; `params` decides the bytes.
         devices: Devices of the mesh by name; all of them by default. They need not exist until a step runs.
         frozen: Paths of parameters that the model's loss takes without a gradient: nothing is predicted to be sent for
@@ -77,7 +81,7 @@ def lay_out(
         LayoutError: Everything that is wrong with the layouts, at once.
         UserError: The strategy is not understood.
     """
-    own, brought, plan = _understand(model, strategy, devices, indivisible)
+    own, brought, plan = _understand(model, strategy, devices)
     params = abstract_parameters(model, precision)
     check_groups(model, params)
     if plan.pipeline:
@@ -85,9 +89,10 @@ def lay_out(
     if rules is not None and brought is not None:
         raise UserError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")
     layout_map = brought if rules is None else _as_layout_map(rules, plan.mesh, match)
-    stacked = isinstance(model, BlockModel)
+    plan, whole, notes = settle_fsdp(own, plan, params, layout_map)
     of_outputs = output_rules(layout_map)
-    named = {axis for layout in (of_outputs or {}).values() for axis in layout.used_axes}
+    may_be_idle = {axis for layout in (of_outputs or {}).values() for axis in layout.used_axes}
+    may_be_idle |= {fsdp.AXIS} if whole else set()
     table = resolve(
         params,
         plan.mesh,
@@ -96,9 +101,13 @@ def lay_out(
         unmatched=unmatched,
         unmatched_floor_bytes=unmatched_floor_bytes,
         indivisible=indivisible,
-        required_axes=[axis for axis in _required_axes(plan) if axis not in named],
-        fixed_dims=lambda path: int(stacked and in_blocks(path)),
+        required_axes=[axis for axis in _required_axes(plan) if axis not in may_be_idle],
+        fixed_dims=lambda path: int(isinstance(model, BlockModel) and in_blocks(path)),
     )
+    table = replace(table, notes=notes)
+    if whole > MAX_SILENT_SHARE * table.bytes_global and indivisible != "replicate":
+        remedy = "Pad a dim of each, change strategy.fsdp, or accept it with layouts.indivisible=replicate."
+        warnings.warn(f"{notes[-1]}. They are {whole / table.bytes_global:.1%} of the state. {remedy}", stacklevel=2)
     used, update = _used_table(table), _update_table(table, plan)
     resolved = ShardingPlan(
         **{field.name: getattr(plan, field.name) for field in fields(MeshPlan)},
@@ -177,11 +186,9 @@ class _Understood(NamedTuple):
     plan: MeshPlan
 
 
-def _understand(
-    model: Model | BlockModel, strategy: StrategyLike, devices: Sequence[str] | None, indivisible: str
-) -> _Understood:
+def _understand(model: Model | BlockModel, strategy: StrategyLike, devices: Sequence[str] | None) -> _Understood:
     blocks = model.num_blocks if isinstance(model, BlockModel) else None
-    facts: Any = {"model_name": model.name, "num_blocks": blocks, "indivisible": indivisible}
+    facts: Any = {"model_name": model.name, "num_blocks": blocks}
     if isinstance(strategy, Distribution):
         mesh, name = strategy.device_mesh, strategy.batch_dim_name
         rows = (name,) if name is not None and mesh.axis_size(name) > 1 else ()

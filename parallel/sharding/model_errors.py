@@ -9,6 +9,7 @@ predict  its arguments
 """
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 import jax
@@ -40,6 +41,9 @@ TRACED = (
     "The function is traced once for all batches, so no value is known in it: choose with jnp.where, keep numbers as "
     "arrays, and call jnp in place of NumPy."
 )
+WITHOUT_KEY = (
+    "The same call with a key succeeds: in evaluation key is None, so draw random numbers only `if key is not None`."
+)
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
@@ -55,9 +59,11 @@ def abstract_init(model: Model | BlockModel) -> Params:
     """
     _check_arguments(model, "init")
     wrong: list[str] = []
+    classes: list[str] = []
 
     def init(key: Any) -> Params:
         params = model.init(key)
+        classes.extend(_dataclasses(params))
         wrong.extend(f"{path or 'it'} is {_kind(leaf)}" for path, leaf in leaves_with_paths(params) if _kind(leaf))
         return () if wrong else params
 
@@ -67,7 +73,8 @@ def abstract_init(model: Model | BlockModel) -> Params:
         raise ModelError(
             f"{_of_init(model)} what is no parameter: {_some(wrong)}. Parameters have to be floating-point arrays, as "
             "they are differentiated and updated. Keep constants, counters and keys out of init's result: make them "
-            "where the loss uses them, or give them in the batch; write a number as jnp.asarray(1.0)."
+            "where the loss uses them, or give them in the batch; write a number as "
+            f"jnp.asarray(1.0).{_register(classes)}"
         )
     return params
 
@@ -81,10 +88,11 @@ def abstract_state(model: Model | BlockModel) -> Any:
     if not isinstance(model, Model) or model.init_state is None:
         return ()
     _check_arguments(model, "init_state")
-    init_state, wrong = model.init_state, list[str]()
+    init_state, wrong, classes = model.init_state, list[str](), list[str]()
 
     def init(key: Any) -> Any:
         state = init_state(key)
+        classes.extend(_dataclasses(state))
         wrong.extend(
             f"{path or 'it'} is {kind}" for path, leaf in leaves_with_paths(state) if (kind := _no_number(leaf))
         )
@@ -95,7 +103,7 @@ def abstract_state(model: Model | BlockModel) -> Any:
     if wrong:
         raise ModelError(
             f"model {model.name!r}: init_state, {place_of_function(init_state)}, returns what is no array of numbers: "
-            f"{_some(wrong)}. Keep numbers as jnp.asarray(0); a key as jax.random.key_data(key)."
+            f"{_some(wrong)}. Keep numbers as jnp.asarray(0); a key as jax.random.key_data(key).{_register(classes)}"
         )
     return state
 
@@ -196,15 +204,17 @@ def _trace(model: Any, name: str, arguments: tuple[Any, ...], batch: Shapes, wit
         with told_as_users(f"model {model.name!r}: {name}{without}", function, ModelError):
             return jax.eval_shape(function, *arguments)
     except ModelError as error:
-        facts = _facts(error.__cause__, arguments, batch)
+        facts = _facts(error.__cause__, arguments, batch, WITHOUT_KEY if without else "")
         raise ModelError(f"{str(error).rstrip(' .,')}. {facts}") from error.__cause__
 
 
-def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shapes) -> str:
+def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shapes, remedy: str) -> str:
     """What the function was given, and what to do."""
     held = _some([f"{name} {_shape(leaf)}" for name, leaf in batch.items()])
     params = _some([f"{path} {_shape(leaf)}" for path, leaf in leaves_with_paths(arguments[0])])
     given = f"On each device the batch holds {held}; the parameters are {params}."
+    if remedy:
+        return f"{given} {remedy}"
     if isinstance(error, KeyError):
         names = [str(name) for name in arguments[0]] if isinstance(arguments[0], Mapping) else []
         near = meant(error.args[0] if error.args else "", batch, names)
@@ -226,6 +236,18 @@ def _check_arguments(model: Any, name: str) -> None:
             f"model {model.name!r}: {name}, {place_of_function(function)}, cannot be called with "
             f"({wanted}), as the runtime calls it. Give it these arguments, in this order."
         )
+
+
+def _dataclasses(tree: Any) -> list[str]:
+    """The classes of the dataclasses that JAX takes for leaves, each once."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if is_dataclass(leaf) and not isinstance(leaf, type)]
+    return list(dict.fromkeys(type(leaf).__name__ for leaf in leaves))
+
+
+def _register(classes: list[str]) -> str:
+    """The remedy for dataclasses that JAX does not look into."""
+    calls = " and ".join(f"jax.tree_util.register_dataclass({name})" for name in classes)
+    return f" For JAX to find the arrays of a dataclass, call {calls}." if classes else ""
 
 
 def _of_init(model: Model | BlockModel) -> str:

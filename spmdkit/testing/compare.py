@@ -14,7 +14,7 @@ import numpy as np
 
 from .damage import newest
 
-TIMED = ("seconds", "tokens_per_second", "flops_per_second")
+TIMED = ("seconds", "tokens_per_second", "rows_per_second", "flops_per_second")
 """What the clock says."""
 MOST_TOLD = 5
 

@@ -244,3 +244,13 @@ def test_later_batches_move_up_where_some_are_left_out(sharding, start):
     whole = run(numbered(), sharding, num_steps=9)
     found = run(numbered(), sharding, start_step=start, num_steps=6 - start, left_out=(1, 3, 8))
     same(found, [whole[number] for number in (0, 2, 4, 5, 6, 7)[start:]])
+
+
+def test_too_few_rows_are_told_what_gives_more(tmp_path):
+    """Shorter examples are more examples only if they are cut out of tokens."""
+    with pytest.raises(ValueError, match=r"holds 4 examples\. Set train\.global_batch to at most 4, or give more data"):
+        batches_module.check_enough(from_arrays({"inputs": np.zeros((4, 2))}).train, 8)
+    (tmp_path / "a.txt").write_text("a b c " * 10)
+    text = open_splits(DataConfig(source="text", files=(str(tmp_path / "a.txt"),), length=20, eval_fraction=0))
+    with pytest.raises(ValueError, match=r"at most 3, lower data\.length, or give more data"):
+        batches_module.check_enough(text.train, 8)

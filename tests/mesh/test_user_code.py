@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 
 import pytest
@@ -28,6 +30,30 @@ def test_no_such_module_says_where_it_looked(folder):
     with pytest.raises(ValueError, match=r"model.name='my_modle:make'") as error:
         import_named("my_modle:make", "model.name", [folder])
     assert f"there is no module my_modle. Did you mean my_model? Looked in {folder}" in str(error.value)
+
+
+def test_a_missing_backend_of_keras_is_explained(folder, monkeypatch):
+    """Python's own message says only that tensorflow is missing."""
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    (folder / "keras").mkdir()
+    (folder / "keras" / "__init__.py").write_text("import tensorflow\n")
+    (folder / "my_net.py").write_text("import keras\n")
+    with pytest.raises(
+        UserError, match=r"\(KERAS_BACKEND=tensorflow\).*set the environment variable KERAS_BACKEND=jax"
+    ):
+        import_named("my_net:make", "model.name", [folder])
+
+
+@pytest.mark.parametrize(
+    ("before", "backend"),
+    [("", "jax"), ("os.environ['KERAS_BACKEND'] = 'torch'", "torch"), ("sys.modules['keras'] = sys", "none")],
+)
+def test_keras_runs_on_jax_unless_something_else_is_set(before, backend):
+    program = f"import os, sys\n{before}\nimport spmdkit\nprint(os.environ.get('KERAS_BACKEND', 'none'))"
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == backend
 
 
 def test_a_missing_import_inside_the_module_is_not_hidden(folder):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from spmdkit.mesh import DeviceMesh, UserError
 from spmdkit.mesh.user_errors import (
-    MOST_CHARACTERS,
+    MAX_CHARACTERS,
     accepts,
     is_of_package,
     place_of,
@@ -90,11 +90,20 @@ def test_a_line_of_a_package_is_named_without_the_environment(tmp_path):
     assert text_of(caught.value) == "ValueError: no"
 
 
-def test_long_texts_are_cut():
-    def mine():
-        raise ValueError("word " * 1000)
+def test_texts_of_other_libraries_are_whole():
+    """Such as those of JAX, which end with what to do."""
 
-    assert len(str(told(mine))) < MOST_CHARACTERS + 200
+    def mine():
+        raise ValueError("word " * 1000 + "and the end")
+
+    assert str(told(mine)).endswith("word and the end")
+
+
+def test_very_long_texts_are_cut():
+    def mine():
+        raise ValueError("word " * 100_000)
+
+    assert len(str(told(mine))) < MAX_CHARACTERS + 200
     assert str(told(mine)).endswith("word ...")
 
 

@@ -47,6 +47,14 @@ def test_plain_lines_hold_every_metric_and_the_time_left(shown):
     ]
 
 
+def test_rows_per_second_take_the_place_of_tokens(shown):
+    console, text = shown(terminal=False)
+    with make_display(300, 0, "quickstart", console) as display:
+        display.update(RECORD | {"rows_per_second": 950.0})
+    assert "  950 rows/s  3.21 GFLOP/s" in text()
+    assert "tokens/s" not in text()
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_what_data_and_models_write_moves_no_cursor(shown, terminal):
     """Only what rich itself sends to a terminal is left, and `shown` has taken that away."""

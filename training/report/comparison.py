@@ -13,7 +13,7 @@ from .charts import Series, chart, run_kind
 from .goodput import goodput_bar, goodput_keys
 from .page import visible, write_page
 from .points import points_of
-from .report import FIGURES, own_metrics
+from .report import FIGURES, figures_of, own_metrics
 
 MISSING = object()
 """The value of a key that the config of a run does not have."""
@@ -59,6 +59,7 @@ ROWS: dict[str, Row] = {
     "best_eval_loss": Row("lowest evaluation loss", loss_text, min),
     "best_eval_step": Row("at step", "{:,}".format),
     "tokens_per_second": Row("tokens per second, median", compact, max),
+    "rows_per_second": Row("rows per second, median", compact, max),
     "seconds_per_step": Row("time per step, median", duration, min),
     "flops_per_second": Row("model FLOP/s, median", compact, max),
     "seconds": Row("time in all", duration),
@@ -113,7 +114,8 @@ def _charts(runs: Sequence[ComparedRun]) -> str:
         _overlaid("Training loss", runs, "loss", loss_text, 320),
         _overlaid("Evaluation loss", runs, "eval_loss", loss_text, 240),
     ]
-    small = [_overlaid(title, runs, key, write) for key, (title, write) in FIGURES.items()]
+    shown = {key for run in runs for key in figures_of(run.metrics)}
+    small = [_overlaid(title, runs, key, write) for key, (title, write) in FIGURES.items() if key in shown]
     own = sorted({name for run in runs for name in own_metrics(run.metrics)})
     for name in own:
         small += [

@@ -1,6 +1,6 @@
 """report.html: one self-contained page that shows a run: losses, layouts, devices, memory, collectives, config."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from ...layouts.sizes import counted
 from ...layouts.table import LayoutRow, LayoutTable
 from ...mesh.device_mesh import DeviceMesh
 from ..goodput import Goodput
-from ..quantities import OWN_FIGURES, compact, loss_text, three_digits
+from ..quantities import OWN_FIGURES, compact, loss_text, speed_key, three_digits
 from .charts import Mark, Series, chart
 from .costs import StepCosts, costs_sections
 from .course import Course
@@ -26,6 +26,7 @@ MAX_DRAWINGS = 6
 """Arrays drawn: the largest of each layout."""
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_second": ("Tokens per second", compact),
+    "rows_per_second": ("Rows per second", compact),
     "grad_norm": ("Gradient norm", three_digits),
     "learning_rate": ("Learning rate", three_digits),
 }
@@ -101,11 +102,21 @@ def _charts(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], ma
     large = chart("Loss", losses, references(summary), write=loss_text, height=320, marks=marks)
     small = [
         chart(name, [Series("", points_of(metrics, key))], write=write, height=130, marks=marks)
-        for key, (name, write) in FIGURES.items()
+        for key, (name, write) in figures_of(metrics).items()
     ]
     small += [_chart_of(name, metrics, marks) for name in own_metrics(metrics)]
     cards = "".join(f'<div class="card">{figure}</div>' for figure in small if figure)
     return (f'<div class="card">{large}</div>' if large else "") + f'<div class="charts">{cards}</div>'
+
+
+def figures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, Callable[[float], str]]]:
+    """Returns the figures to draw: of the two speeds the one to show.
+
+    Args:
+        metrics: The records of metrics.jsonl.
+    """
+    key = speed_key(metrics)
+    return {name: figure for name, figure in FIGURES.items() if name == key or not name.endswith("_per_second")}
 
 
 def own_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:

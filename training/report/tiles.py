@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ...layouts.sizes import counted, format_bytes
 from ...layouts.table import LayoutTable
-from ..quantities import compact, duration, is_number, loss_text, with_unit
+from ..quantities import compact, duration, is_number, loss_text, speed_key, with_unit
 from .charts import Reference
 from .page import visible
 from .points import points_of
@@ -99,9 +99,10 @@ def _compared(loss: float, others: Iterable[Reference]) -> list[str]:
 
 
 def _speed_tiles(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> list[Tile]:
-    speeds = [value for _, value in points_of(metrics, "tokens_per_second")]
+    key = speed_key(metrics)
+    speeds = [value for _, value in points_of(metrics, key)]
     steps = [value for _, value in points_of(metrics, "seconds")]
-    found = [Tile("tokens per second", compact(median(speeds)), "median")] if speeds else []
+    found = [Tile(key.replace("_", " "), compact(median(speeds)), "median")] if speeds else []
     found += [Tile("time per step", duration(median(steps)), "median")] if steps else []
     if is_number(summary.get("flops_per_second")):
         found.append(Tile("model FLOP/s", with_unit(summary["flops_per_second"], "FLOP/s"), "all devices together"))

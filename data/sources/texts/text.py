@@ -10,8 +10,21 @@ from ..files import FoundFile, find_files
 from .documents import Corpus, Document
 
 BYTES = 256
+"""The vocabulary of text without a tokenizer, whose tokens are its bytes."""
 SEPARATOR = np.zeros(1, np.uint8)
 MAPPED_BYTES = 1 << 26
+
+
+class ByteCodec:
+    """Text as its UTF-8 bytes, and back."""
+
+    def encode(self, text: str | bytes) -> list[int]:
+        """Returns the bytes of a text."""
+        return list(text.encode() if isinstance(text, str) else text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of bytes, with replacement characters for what is not UTF-8."""
+        return bytes(tokens).decode("utf-8", errors="replace")
 
 
 def read_text(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:

@@ -4,7 +4,7 @@ Texts are read as bytes first, and become ids here, document by document, before
 reads texts can be tokenized. The id that ends a document is the tokenizer's own, or `data.separator`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,28 @@ def tokenized(corpus: Corpus, config: DataConfig) -> Corpus:
     count = sum(len(document.ids) for document in documents)
     described = f"{corpus.description}, {count:,} tokens of {file.name}"
     return Corpus(documents, np.array([end], np.uint32), size, described)
+
+
+class TokenizerCodec:
+    """Text as the ids of a tokenizer, and back; an empty text is the id that ends a document.
+
+    Raises:
+        UserError: As `tokenized`.
+    """
+
+    def __init__(self, config: DataConfig) -> None:
+        file = tokenizer_file(config.tokenizer)
+        self._tokenizer = _load(file)
+        self._end = _end(self._tokenizer, config, file)
+
+    def encode(self, text: str | bytes) -> list[int]:
+        """Returns the ids of a text, as in training."""
+        text = text if isinstance(text, str) else text.decode(errors="replace")
+        return self._tokenizer.encode(text, add_special_tokens=False).ids or [self._end]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of ids, those that end documents included."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 
 def tokenizer_file(given: str) -> Path:

@@ -10,6 +10,7 @@ not agree, more runs find the kind of breach, in float64 where the model compute
 breach.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from jax import Array
 
 from ....mesh.errors import UserError
 from ...model import BlockModel, Model, Params
+from ...xla.equations import equations
 from . import words as words
 from .probe import ROWS, HostBatch, Pair, Pairs, Probe, first_rows, moved, nudged, part
 from .probe import NotChecked as NotChecked
@@ -33,6 +35,8 @@ NOISE, NARROW_NOISE = 30.0, 3.0
 """A breach is this many times larger than the noise: the change of the sums when every parameter changes by a random
 part of 1e-6 (a model that casts to float32 by itself rounds in float64 too) or, where a model casts to fewer bits, of
 what these round. The second number is for the latter."""
+MIN_UNUSUAL_ROWS = 11
+"""The smallest number of rows that a loss is traced with to find arrays (rows, rows)."""
 MANY_ROWS = 64
 """Rows without any gradient after which a model is called dead: a few may be on the flat side of every unit."""
 
@@ -139,6 +143,9 @@ def _kinds(case: _Case) -> Iterator[Breach]:
     """The breaches of a model whose sums do not agree."""
     found = case.sums(case.key)
     is_mean = False
+    if not case.agree(found) and _pairs_rows(case):
+        yield Breach("rows", words.paired(found))
+        return
     if not case.agree(found) and not _adds_a_constant(case, found) and not _only_weight_differs(case, found):
         alone = None if case.key is None else _without_key(case)
         if case.key is not None and _draws(case) and (alone is None or case.agree(alone)):
@@ -153,6 +160,26 @@ def _kinds(case: _Case) -> Iterator[Breach]:
                 yield Breach("rows", words.rows(plain, is_mean))
     if not is_mean:
         yield from _weights(case, found)
+
+
+def _pairs_rows(case: _Case) -> bool:
+    """Whether the loss broadcasts (rows, 1) with (rows,) to (rows, rows).
+
+    Its program is read for a number of rows that no dim of the parameters and of the batch has.
+    """
+    taken = {size for leaf in jax.tree.leaves((case.given, dict(case.rows))) for size in np.shape(leaf)}
+    size = next(size for size in itertools.count(MIN_UNUSUAL_ROWS, 2) if size not in taken)
+    try:
+        found = [*equations(case.probe.program(case.given, case.rows, case.key, size))]
+    except Exception:  # it runs for other numbers of rows alone
+        return False
+    crosses = any(
+        each.primitive.name == "broadcast_in_dim"
+        and each.invars[0].aval.shape == (size,)
+        and each.params["broadcast_dimensions"] == (1,)
+        for each in found
+    )
+    return crosses and any(getattr(made.aval, "shape", ()) == (size, size) for each in found for made in each.outvars)
 
 
 def _only_weight_differs(case: _Case, found: Pairs) -> bool:

@@ -126,10 +126,19 @@ class Probe:
 
     def rounding(self, params: Params, rows: HostBatch, key: Array | None) -> float:
         """By what part of itself a number is rounded in the narrowest dtype that arrays of the loss have."""
+        jaxpr = self.program(params, rows, key, count(rows))
+        return max((float(jnp.finfo(dtype).eps) / 2 for dtype in _dtypes(jaxpr)), default=0.0)
+
+    def program(self, params: Params, rows: HostBatch, key: Array | None, size: int) -> Any:
+        """The traced program of the loss for `size` such rows; nothing is computed."""
+
+        def resized(array: Any) -> jax.ShapeDtypeStruct:
+            array = self._prepared(array)
+            return jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype)
+
         with jax.enable_x64(self.dtype == "float64"):
-            arrays = {name: self._prepared(array) for name, array in rows.items()}
-            jaxpr = jax.make_jaxpr(self._sums)(params, arrays, key)
-        return max((float(jnp.finfo(dtype).eps) / 2 for dtype in _dtypes(jaxpr.jaxpr)), default=0.0)
+            arrays = {name: resized(array) for name, array in rows.items()}
+            return jax.make_jaxpr(self._sums)(params, arrays, key).jaxpr
 
     def _sums(self, params: Params, rows: Any, key: Array | None) -> tuple[Array, Array]:
         total, weight, *_ = self.loss(params, rows, key)

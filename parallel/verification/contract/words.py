@@ -17,12 +17,19 @@ def random(found: Pairs, alone: Pairs | None) -> str:
     )
 
 
+def paired(found: Pairs) -> str:
+    """Shapes (rows, 1) and (rows,) in one operation."""
+    return (
+        f"{_depend(found)}It combines an array of shape (rows, 1) with one of shape (rows,), which broadcast to (rows, "
+        "rows): every row meets every other. Give both the same shape, such as outputs[:, 0] or outputs.squeeze(-1) "
+        "beside targets of shape (rows,)."
+    )
+
+
 def rows(found: Pairs, is_mean: bool) -> str:
     """Rows that depend on each other."""
-    also = " also" if is_mean else ""
     return (
-        f"its rows{also} depend on each other. {ROWS} rows give {found.whole}, their halves {_pairs(found)}, in "
-        f"another order {found.shuffled}. A device sees its own rows alone, so every mesh would train another model. "
+        f"{_depend(found, ' also' if is_mean else '')}"
         "Batch norm does this (sum its statistics over spmdkit.batch_axes(), or take layer or group norm), as do "
         "losses between the rows of a batch, means that are taken over rows, and whatever reads "
         "a row's place in the batch."
@@ -101,6 +108,13 @@ def dead_at_first(number: int, pair: Pair) -> str:
         f"every gradient is zero at the parameters that init returns: {number:,} parameters, a loss of {pair}. Near "
         "them there are gradients, so training would never leave its start. Draw the parameters at random: layers of "
         "zeros that multiply each other keep each other at zero."
+    )
+
+
+def _depend(found: Pairs, also: str = "") -> str:
+    return (
+        f"its rows{also} depend on each other. {ROWS} rows give {found.whole}, their halves {_pairs(found)}, in "
+        f"another order {found.shuffled}. A device sees its own rows alone, so every mesh would train another model. "
     )
 
 

@@ -182,7 +182,9 @@ def test_examples_that_cannot_be(given, options, message):
 
 
 def test_an_array_of_another_length_is_named():
-    splits = bucket_by_length(from_dataset([(np.ones(3), np.ones(3)), (np.ones(2), np.ones(3))]), lengths=[4])
+    splits = bucket_by_length(
+        from_dataset([(np.ones(3, int), np.ones(3, int)), (np.ones(2, int), np.ones(3, int))]), lengths=[4]
+    )
     with pytest.raises(ValueError, match=r"example 1: targets has the shape \(3,\), and its length is 2"):
         splits.train[1]
 

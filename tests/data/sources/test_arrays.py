@@ -18,10 +18,12 @@ def test_weights_are_added():
     assert splits.evaluation is None
 
 
-def test_weights_have_the_shape_of_targets():
+def test_weights_have_one_number_per_row_or_token():
     tokens = np.zeros((4, 7), np.int32)
     assert from_arrays({"inputs": tokens, "targets": tokens}).train[0]["weights"].shape == (7,)
     assert from_arrays({"images": np.zeros((4, 2, 2))}).train[0]["weights"].shape == ()
+    images = from_arrays({"inputs": np.zeros((4, 8, 8, 1)), "targets": np.zeros((4, 8, 8, 1))})
+    assert images.train[0]["weights"].shape == ()
 
 
 def test_weights_that_are_given_stay():

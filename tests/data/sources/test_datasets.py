@@ -157,6 +157,18 @@ def test_every_column_by_default(frame):
     assert len(splits.train) + len(splits.evaluation) == 6
 
 
+def test_a_mapping_of_columns_is_a_table():
+    columns = {"x": [0.0, 1.0, 2.0], "y": (3, 4, 5), "vector": np.ones((3, 2)), "label": [0, 1, 0]}
+    example = from_frame(columns, columns={"inputs": ["x", "y"], "targets": "label", "vector": "vector"}).train[2]
+    assert (example["inputs"].tolist(), int(example["targets"]), example["vector"].tolist()) == ([2, 5], 0, [1, 1])
+
+
+def test_a_table_of_arrow_names_its_columns():
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"x": [0.0, 1.0], "label": [0, 1]})
+    assert float(from_frame(table, columns={"inputs": "x", "targets": "label"}).train[1]["inputs"]) == 1
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

@@ -68,12 +68,20 @@ def test_examples_of_tuples_and_mappings():
     [
         ({"inputs": (4, 3), "targets": (4,)}, 1, (4,)),
         ({"inputs": (4, 3), "targets": (4, 3)}, 1, (4, 3)),
+        ({"inputs": (4, 3), "targets": (4, 1)}, 1, (4,)),
+        ({"inputs": (4, 8, 8, 3), "targets": (4, 8, 8, 3)}, 1, (4,)),
         ({"image": (4, 3), "targets/box": (4, 5)}, 1, (4,)),
+        ({"targets": (4, 3)}, 1, (4,)),
+        ({"inputs": (3,), "targets": (3,)}, 0, (3,)),
         ({"inputs": (3,), "targets": ()}, 0, ()),
         ({"image": (3, 3)}, 0, ()),
     ],
 )
 def test_weights_of_one(shapes, dims, expected):
-    found = with_weights({name: np.zeros(shape) for name, shape in shapes.items()}, dims)["weights"]
+    found = with_weights({name: np.zeros(shape, np.int32) for name, shape in shapes.items()}, dims)["weights"]
     assert (found.shape, found.dtype, found.all()) == (expected, np.float32, True)
+    for name in shapes:  # only integers beside integers are tokens
+        floats = {other: np.zeros(shape, float if other == name else np.int32) for other, shape in shapes.items()}
+        rows = next(iter(shapes.values()))[:dims]
+        assert with_weights(floats, dims)["weights"].shape == (rows if name in ("inputs", "targets") else expected)
     assert with_weights({"weights": np.zeros(2)}, 1)["weights"].tolist() == [0, 0]

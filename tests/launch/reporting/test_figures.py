@@ -30,6 +30,12 @@ def test_final_figures(leave):
     }
 
 
+def test_rows_take_the_place_of_tokens(leave):
+    found = final_figures(read_run(leave(metrics=[record | {"rows_per_second": 70.0} for record in METRICS])))
+    assert found["rows_per_second"] == 70.0
+    assert "tokens_per_second" not in found
+
+
 def test_what_is_not_known_is_left_out(leave):
     folder = leave(facts=False, metrics=[{"step": 3, "loss": None}])
     (folder / "goodput.jsonl").unlink()

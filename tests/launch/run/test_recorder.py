@@ -7,18 +7,18 @@ import pytest
 from runs import metrics, write_config
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
-from spmdkit.launch.run.recorder import Recorder, learning_rates
+from spmdkit.launch.run.recorder import Recorder, counts_tokens, learning_rates
 from spmdkit.training.callbacks.run import Run
 from spmdkit.training.metrics import MetricsLog, read_metrics
 from spmdkit.training.steps.late_log import Progress
 
 
-def recorder(tmp_path, flops_per_row=None):
+def recorder(tmp_path, flops_per_row=None, vocabulary=256):
     """One of a run at half its rate, and what the display and the callbacks were given."""
     built = SimpleNamespace(
         config=load_config(write_config(tmp_path)),
         model=SimpleNamespace(flops_per_row=flops_per_row, flops_of_length=None),
-        splits=SimpleNamespace(train=()),
+        splits=SimpleNamespace(train=({"weights": np.ones(())},), vocabulary=vocabulary),
     )
     shown, called = [], []
     run = Run(folder=tmp_path, start=0, num_steps=12, learning_rate_factor=0.5)
@@ -47,6 +47,14 @@ def test_a_step_is_a_line_and_all_are_told(tmp_path):
     cosine = 0.5 * (1 + np.cos(np.pi * 2 / 12))  # step 3 is updated with the rate of index 2
     assert rate == pytest.approx(0.5 * config.optimizer.learning_rate * cosine, rel=1e-6)
     assert shown == called == [{**line, "learning_rate": rate}]
+
+
+def test_records_rows_per_second_of_a_model_without_tokens(tmp_path):
+    recording, config, shown, _ = recorder(tmp_path, vocabulary=None)
+    recording(progress(1))
+    assert shown[0]["rows_per_second"] == config.train.global_batch / 0.25
+    assert shown[0]["tokens_per_second"] == 64.0, "it stays for readers of the log"
+    assert counts_tokens(SimpleNamespace(train=({"weights": np.ones(8)},), vocabulary=None))
 
 
 def test_operations_of_a_model_that_says_how_many_it_has(tmp_path):

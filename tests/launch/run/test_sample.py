@@ -5,7 +5,7 @@ from runs import write_config, write_language_config
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
 from spmdkit.launch.run.build import build
-from spmdkit.launch.run.sample import why_no_sample
+from spmdkit.launch.run.sample import predicts_bytes, sample_text, why_no_sample, writes_text
 
 OWN = """
 import jax.numpy as jnp
@@ -54,10 +54,34 @@ def test_a_model_without_predict(tmp_path):
     assert reason(config, "model.predicts=true") == ""
 
 
+def write_tokenizer(folder):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["mesh", "axis", "layout", "step", "of", "the", "</s>"]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="the"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_samples_text_with_the_tokenizer_of_the_data(tmp_path, capsys):
+    write_tokenizer(tmp_path)
+    config = language_config(tmp_path, "sample_words", predicts=True)
+    overrides = [f"data.tokenizer={tmp_path}", "data.length=8"]
+    built = build(load_config(config, overrides))
+    assert why_no_sample(built) == ""
+    assert writes_text(built)
+    assert not predicts_bytes(built)
+    params = built.step.init(0).params  # the likeliest token of a table of zeros is the first
+    assert sample_text(built, params, "axis of", 2, 0.0) == "axis of mesh mesh"
+    assert sample_text(built, params, "", 1, 0.0) == "</s> mesh"
+
+
 def test_a_model_of_anything_but_text_is_asked_for_none_by_default(tmp_path):
     config = write_config(tmp_path)
     assert reason(config, "sample={}") == ""
-    assert "the targets of mlp are no bytes of text" in reason(config, "sample.length=20")
+    assert "the targets of mlp are neither bytes of text nor ids of a data.tokenizer" in reason(
+        config, "sample.length=20"
+    )
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ def test_what_a_run_leaves(tmp_path, capsys):
         "loss",
         "grad_norm",
         "tokens_per_second",
+        "rows_per_second",
         "seconds",
         "learning_rate",
         "flops_per_second",

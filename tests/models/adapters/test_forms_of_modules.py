@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
+from spmdkit.mesh.errors import UserError
 from spmdkit.models.adapters.of_library import adapt
 from spmdkit.parallel import verify
 
@@ -129,6 +130,36 @@ def test_keras_with_two_inputs_and_probabilities():
         return log_loss(jnp.log(probabilities), rows)
 
     proved(net, loss=crossed, inputs=lambda rows: [rows["inputs"][:, :2], rows["inputs"][:, 2:]])
+    example = batch() | {"left": batch()["inputs"][:, :2], "right": batch()["inputs"][:, 2:]}
+    outputs = [
+        adapt(net, loss=crossed, example=example, inputs=inputs)
+        for inputs in (
+            ("left", "right"),
+            lambda rows: (rows["left"], rows["right"]),
+            lambda rows: [rows["left"], rows["right"]],
+        )
+    ]
+    found = [model.predict(model.init(jax.random.key(0)), example) for model in outputs]
+    assert jnp.array_equal(found[0], found[2])
+    assert jnp.array_equal(found[1], found[2])
+
+
+def test_several_names_are_several_arguments():
+    """Of a module that is called with both, in their order."""
+    import equinox as eqx
+
+    class Net(eqx.Module):
+        scale: jax.Array
+
+        def __call__(self, left, right):
+            return self.scale * (left - 2 * right)
+
+    example = batch() | {"left": np.arange(ROWS, dtype=float), "right": np.ones(ROWS)}
+    model = adapt(Net(jnp.ones(())), loss="squared_error", example=example, inputs=["left", "right"])
+    outputs = model.predict(model.init(jax.random.key(0)), example)
+    np.testing.assert_array_equal(outputs, np.arange(ROWS) - 2)
+    with pytest.raises(UserError, match="inputs='write' is no array of the batch"):
+        adapt(Net(jnp.ones(())), loss="squared_error", example=example, inputs=["left", "write"])
 
 
 @pytest.mark.slow

@@ -30,8 +30,6 @@ def test_fsdp_splits_the_first_dim_it_divides_and_never_the_blocks():
 
 
 def test_the_floor_counts_one_block_and_shows():
-    with pytest.raises(LayoutError, match="fsdp"):
-        rows({"fsdp": FSDPConfig(size=8, floor_bytes=1 << 20)})  # an axis that splits nothing is a mistake
     table = rows({"fsdp": FSDPConfig(size=8, floor_bytes=64 * 16 * 4)})
     assert table["blocks/scale"].rule == "fsdp: whole, under the floor of 4,096 B"
     assert table["blocks/up"].layout.used_axes == ("fsdp",)
@@ -52,14 +50,49 @@ def test_which_dim(shape, axes):
     assert table["w"].layout.axes == axes
 
 
-def test_indivisible_parameters_stop_or_stay_whole_as_told():
-    model = model_of(odd=(7, 9), even=(8, 8))
-    strategy = {"fsdp": FSDPConfig(size=8, floor_bytes=0)}
-    with pytest.raises(LayoutError, match=r"odd.*7"):
-        lay_out(model, strategy)
-    table = rows(strategy, model=model, indivisible="replicate")
-    assert table["odd"].layout.used_axes == ()
-    assert table["odd"].rule == "fsdp: whole, 8 divides no dim"
+def test_drops_a_floor_that_no_parameter_reaches():
+    layouts = lay_out(toy.BLOCK_MODEL, {"fsdp": FSDPConfig(size=8, floor_bytes=1 << 20)})
+    assert layouts.table.row("blocks/up").layout.axes == (None, "fsdp", None)
+    (note,) = layouts.table.notes
+    assert note == "No parameter that fsdp 8 can split reaches strategy.fsdp.floor_bytes=1,048,576: no floor is used."
+    assert str(layouts).endswith(note)
+    assert note in layouts._repr_html_()
+
+
+def test_keeps_the_floor_if_a_rule_uses_the_axis():
+    strategy = {"fsdp": FSDPConfig(size=8, floor_bytes=1 << 20)}
+    layouts = lay_out(toy.BLOCK_MODEL, strategy, rules={"blocks/up": [None, None, "fsdp"]})
+    assert [row.path for row in layouts.table.rows if row.layout.used_axes] == ["blocks/up"]
+    assert layouts.table.notes == ()
+
+
+def test_leaves_parameters_whole_that_fsdp_cannot_split():
+    model, strategy = model_of(odd=(7, 9), even=(128, 128)), {"fsdp": FSDPConfig(size=8, floor_bytes=0)}
+    table = lay_out(model, strategy).table  # 252 of 65,788 bytes: no warning
+    assert table.row("even").layout.axes == ("fsdp", None)
+    assert table.row("odd").layout.used_axes == ()
+    assert table.row("odd").rule == "fsdp: whole, 8 divides no dim"
+    assert table.notes == ("1 array of 252 B whole on every device, as fsdp 8 divides no dim: odd",)
+    assert table.bytes_per_device == 252 + 128 * 128 * 4 // 8
+
+
+@pytest.mark.parametrize("shapes", [{"odd": (65, 65), "even": (64, 64)}, {"odd": (7, 9)}, {"odd": (), "even": (8,)}])
+def test_warns_if_fsdp_cannot_split_over_a_hundredth(shapes):
+    model, strategy = model_of(**shapes), {"fsdp": FSDPConfig(size=8)}
+    with pytest.warns(UserWarning, match=r"fsdp 8 divides no dim: odd\. They are .*% of the state\. .*=replicate"):
+        layouts = lay_out(model, strategy)
+    assert layouts.table.row("odd").layout.used_axes == ()
+    assert lay_out(model, strategy, indivisible="replicate").table == layouts.table
+
+
+def test_rejects_a_rule_that_does_not_divide_beside_parameters_that_stay_whole():
+    with pytest.raises(LayoutError, match=r"'odd' .* from rule 'odd'.*7 % 8"):
+        lay_out(model_of(odd=(7, 9), other=(9, 7)), {"fsdp": 8}, rules={"odd": ["fsdp", None]})
+
+
+def test_rejects_rules_that_leave_fsdp_nothing():
+    with pytest.raises(LayoutError, match=r"'fsdp' of size 8 splits no parameter.*or set strategy.fsdp to 1"):
+        lay_out(model_of(w=(8, 8)), {"fsdp": 8}, rules={"w": [None, None]})
 
 
 @pytest.mark.parametrize("strategy", [{"tensor": {"size": 4, "explicit": False}}, {"fsdp": 4}])

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -16,7 +16,7 @@ from spmdkit.models import MLPConfig, mlp
 from spmdkit.parallel import Model, check_model, lay_out
 from spmdkit.parallel.precision import FLOAT32
 from spmdkit.parallel.sharding.lay_out import abstract_parameters
-from spmdkit.parallel.sharding.model_errors import ModelError, check_loss
+from spmdkit.parallel.sharding.model_errors import ModelError, abstract_state, check_loss
 
 HERE = __file__
 
@@ -149,6 +149,8 @@ def test_a_loss_that_needs_a_key_in_evaluation():
     check_loss(Model(init=init, loss=draws), BATCH)
     message = of_loss(draws, evaluates=True)
     assert "loss without a key, as in evaluation, fails in" in message
+    assert message.endswith("in evaluation key is None, so draw random numbers only `if key is not None`.")
+    assert "if key is not None" not in of_loss(images, evaluates=True), "it fails with a key too"
     assert f"line {line_of(draws, 'uniform')}" in message
 
 
@@ -253,6 +255,20 @@ def test_what_is_no_parameter(extra, told):
     line = wrong.__code__.co_firstlineno
     assert message.startswith(f"model 'mine': init, in {HERE}, line {line}, returns what is no parameter: {told}. ")
     assert "Keep constants, counters and keys out of init's result: make them where the loss uses them" in message
+
+
+@dataclass
+class Layer:
+    kernel: jax.Array
+
+
+def test_a_dataclass_is_told_how_to_register():
+    message = of_init(lambda key: {"layer": Layer(jnp.zeros(2)), "other": Layer(jnp.ones(3))})
+    assert message.endswith("call jax.tree_util.register_dataclass(Layer).")
+    assert "register_dataclass" not in of_init(lambda key: {"a": 0.5})
+    model = Model(init=init, loss=loss, init_state=lambda key: Layer(jnp.zeros(2)))
+    with pytest.raises(ModelError, match=r"call jax\.tree_util\.register_dataclass\(Layer\)\.$"):
+        abstract_state(model)
 
 
 def test_all_that_is_no_parameter_is_told_at_once():

@@ -33,6 +33,12 @@ def test_every_number_once(table):
     assert text == ""
 
 
+def test_a_model_without_tokens_has_rows_per_second(table):
+    text = shown(table, [record | {"rows_per_second": 500.0} for record in METRICS]).text("card tile")
+    assert "rows per second500median" in text
+    assert "tokens per second" not in text
+
+
 def test_an_evaluation_above_the_reference_says_so(table):
     page = shown(table, summary=SUMMARY | {"eval_loss": 2.5})
     assert page.text("bad") == "0.0188 above bigram (2.4812)"

@@ -5,16 +5,18 @@ import json
 import numpy as np
 import pytest
 from spmdkit.data import DataConfig, open_splits
+from spmdkit.data.splits import is_text, open_codec
 from spmdkit.mesh.errors import UserError
 
 TEXTS = [f"mesh {number} axis layout step of the mesh axis number {number}" for number in range(40)]
 
 
 def trained(folder, *special):
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     options = {"vocab_size": 300, "special_tokens": list(special), "initial_alphabet": alphabet, "show_progress": False}
     tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(**options))
@@ -31,6 +33,28 @@ def rows(folder):
 def ids_of(splits, length):
     inputs = [np.concatenate([example["inputs"], example["targets"][-1:]]) for example in splits.train]
     return np.concatenate([inputs[0], *[each[1:] for each in inputs[1:]]])[: len(splits.train) * length + 1]
+
+
+def test_the_codec_gives_text_back_as_it_was_encoded_in_training(tmp_path):
+    tokenizer = trained(tmp_path, "<|endoftext|>")
+    config = DataConfig(source="jsonl", files=(str(rows(tmp_path)),), tokenizer="tokenizer.json", length=7)
+    assert is_text(config, 300)
+    assert not is_text(config, None)
+    codec = open_codec(config, [tmp_path])
+    for text in ("mesh axis", "def Ü", b"mesh axis"):
+        tokens = codec.encode(text)
+        assert tokens == tokenizer.encode(text if isinstance(text, str) else text.decode()).ids
+        assert codec.decode(tokens) == (text if isinstance(text, str) else text.decode())
+    assert len(codec.encode("mesh axis")) < len("mesh axis")
+    assert codec.decode(codec.encode("")) == "<|endoftext|>"
+
+
+def test_without_a_tokenizer_tokens_of_256_ids_are_bytes():
+    config = DataConfig(source="text", files=("a.txt",))
+    assert (is_text(config, 256), is_text(config, 300)) == (True, False)
+    codec = open_codec(config)
+    assert (codec.encode("Ü"), codec.encode(b"ab")) == ([195, 156], [97, 98])
+    assert codec.decode([97, 255]) == "a\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize("named", ["tokenizer.json", "."])

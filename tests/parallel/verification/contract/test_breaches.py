@@ -1,6 +1,7 @@
 """A model that breaks the contract is told which part and how to mend it; a right one is never accused."""
 
 from dataclasses import replace
+from functools import wraps
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,36 @@ def batch_norm(params, batch, key):
     x = hidden(params, batch)
     x = (x - x.mean(0, keepdims=True)) * lax.rsqrt(x.var(0, keepdims=True) + 1e-5)
     return weighted(losses(x, params, batch), batch)
+
+
+def as_users(loss):
+    """A loss as outside of tests, where shapes of different ranks broadcast."""
+
+    @wraps(loss)
+    def promoted(*given):
+        with jax.numpy_rank_promotion("allow"):
+            return loss(*given)
+
+    return promoted
+
+
+@as_users
+def broadcast_outputs(params, batch, key):
+    """The outputs are (rows, 1), the targets (rows,)."""
+    error = hidden(params, batch) @ params["second"][:, :1] - batch["targets"]
+    return (error**2).sum(), batch["weights"].sum()
+
+
+@as_users
+def broadcast_weights(params, batch, key):
+    each = losses(hidden(params, batch), params, batch)
+    return (each * batch["weights"][:, None]).sum(), batch["weights"].sum()
+
+
+@as_users
+def broadcast_mean(params, batch, key):
+    error = hidden(params, batch) @ params["second"][:, :1] - batch["targets"]
+    return weighted((jnp.where(jnp.abs(error) < 1, error**2, jnp.abs(error))).mean(-1), batch)
 
 
 def contrastive(params, batch, key):
@@ -155,6 +186,9 @@ def stopped(params, batch, key):
 MODEL = Model(init=init, loss=right)
 BROKEN = {
     batch_norm: ("rows", "its rows depend on each other. 4 rows give (", "in another order", "Batch norm does this"),
+    broadcast_outputs: ("rows", "4 rows give (", "shape (rows, 1) with one of shape (rows,)", "outputs.squeeze(-1)"),
+    broadcast_weights: ("rows", "which broadcast to (rows, rows): every row meets every other"),
+    broadcast_mean: ("rows", "which broadcast to (rows, rows)"),
     contrastive: ("rows", "losses between the rows of a batch"),
     by_place: ("rows", "a row's place in the batch"),
     neighbours: ("rows", "its rows depend on each other"),

@@ -18,8 +18,9 @@ from ...mesh.errors import UserError
 from .. import pipeline
 from ..model import BlockModel, Model, Params
 from ..pipeline import PipelineConfig, make_pipeline
-from ..plan import MeshPlan, Parameter, Pipeline, ShardingPlan, StepOptions
+from ..plan import MeshPlan, Parameter, ShardingPlan, StepOptions
 from ..precision import FLOAT32, Precision, cast_floats
+from ..schedule.timetable import Pipeline
 from .cannot_combine import layout_problems, problems
 from .default_layout import default_layout
 from .model_errors import abstract_init, check_groups
@@ -67,8 +68,7 @@ def lay_out(
         indivisible: What happens where an axis does not divide a dim: `error`, `replicate` or `next_dim`.
         precision: The dtypes; `params` decides the bytes.
         devices: Devices of the mesh by name; all of them by default. They need not exist until a step runs.
-        frozen: Paths of parameters that the model's loss takes without a gradient: nothing is predicted to be sent for
-            theirs.
+        frozen: Paths of parameters that do not train: a step creates no gradients of them, and sends none.
 
     Returns:
         The resolved plan.

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...layouts.paths import join
+from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
 from ...mesh.keys import key_of
 from ..fsdp import AXIS, gather, scatter
@@ -223,7 +224,7 @@ class Stack:
     def backward(self, saved: Any, gradient: Activations) -> Any:
         """All blocks backward: gradients of the shards and of the differentiable leaves."""
         shards, residuals, last, key_data = saved
-        shards, last = lax.optimization_barrier((shards, last))
+        shards, last = _held_back(shards, last) if self.parts else lax.optimization_barrier((shards, last))
         final = self.num_blocks - 1
 
         def turn(carry: Any, residuals: Any, index: Array | int) -> Any:
@@ -245,6 +246,19 @@ class Stack:
         (dx, _, own), second = turn(carry, jax.tree.map(lambda leaf: leaf[0], residuals), 0)
         gradients = [_stacked(self.shard(own, done=dx)), _stacked(second), middle]
         return jax.tree.map(lambda *parts: jnp.concatenate(parts), *gradients), None, dx, None, None
+
+
+def _held_back(shards: Shards, residuals: Any) -> tuple[Shards, Any]:
+    """A barrier before backward, but for residuals that vary over fewer mesh axes than the rest, such as positions.
+
+    A barrier types all that passes it alike, and the parts of a block take residuals of the types they were split for.
+    """
+    leaves, treedef = jax.tree.flatten(residuals)
+    axes = frozenset().union(*map(varying_axes, jax.tree.leaves((shards, residuals))))
+    alike = [varying_axes(leaf) == axes for leaf in leaves]
+    shards, held = lax.optimization_barrier((shards, [leaf for leaf, each in zip(leaves, alike, strict=True) if each]))
+    held = iter(held)
+    return shards, treedef.unflatten([next(held) if each else leaf for leaf, each in zip(leaves, alike, strict=True)])
 
 
 def _stacked(tree: Params) -> Params:

@@ -128,7 +128,7 @@ def check(plan: ShardingPlan) -> list[str]:
         return []
     return [
         f"strategy.fsdp.prefetch=1: model {plan.model_name!r} is one function and has no blocks to gather one by one. "
-        "Write it as a BlockModel (embed, block, head), or set strategy.fsdp.prefetch to 0."
+        "Set strategy.fsdp.prefetch to 0, or write it as a BlockModel (embed, block, head), which keeps no state."
     ]
 
 

@@ -16,7 +16,7 @@ from ...layouts.table import LayoutRow, LayoutTable, make_row
 from ...mesh.device_mesh import DeviceMesh
 from ...mesh.errors import UserError
 from .. import pipeline
-from ..model import BlockModel, Model, Params
+from ..model import BlockModel, Model, Params, has_state
 from ..pipeline import PipelineConfig, make_pipeline
 from ..plan import MeshPlan, Parameter, ShardingPlan, StepOptions
 from ..precision import FLOAT32, Precision, cast_floats
@@ -220,6 +220,11 @@ def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline |
     config = configs.get(pipeline.AXIS, PipelineConfig())
     if config.size == 1:
         return None
+    if has_state(model):
+        raise UserError(
+            f"strategy.pipe={config.size}: model {model.name!r} keeps a state (init_state), and a pipeline needs a "
+            "BlockModel, which cannot keep one. Give the devices to strategy.data or fsdp."
+        )
     if not isinstance(model, BlockModel):
         raise UserError(
             f"strategy.pipe={config.size}: model {model.name!r} is one function, and a pipeline needs layers to deal "

@@ -64,9 +64,9 @@ def make_step(
         return _stacked(found), metrics.loss[None], _shared_metrics(metrics, reduce_dtype)
 
     def end_round(params: Params, extra: diloco.Copies, step: Array) -> tuple[Params, diloco.Copies]:
-        own = _own(extra.copies)
-        frozen, trained = zip(*map(plan.split_frozen, (params, own, extra.momentum)), strict=True)
-        found = diloco.outer_step(*trained, step, plan.configs[AXIS], reduce_dtype)
+        of_all = params, _own(extra.copies), extra.momentum
+        frozen, (params, own, momentum) = zip(*map(plan.split_frozen, of_all), strict=True)
+        found = diloco.outer_step(params, own, momentum, step, plan.configs[AXIS], reduce_dtype)
         moved, copies, momentum = map(join, found, frozen)
         return moved, diloco.Copies(_stacked(copies), momentum)
 

@@ -38,19 +38,18 @@ def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda keys, *leaves: function(_join(keys), *leaves), tree, *rest)
 
 
-def split_at_paths(tree: Any, paths: Collection[str], prefix: str = "") -> tuple[Any, Any]:
+def split_at_paths(tree: Any, paths: Collection[str]) -> tuple[Any, Any]:
     """Splits a pytree in two: the leaves at some paths, and the others.
 
     Args:
         tree: Any pytree.
         paths: Paths of leaves.
-        prefix: What the paths of the tree begin with, such as "blocks/".
 
     Returns:
         Two trees like the given one, with None in place of the leaves that are in the other; `join` is the reverse.
     """
-    chosen = map_with_path(lambda path, leaf: leaf if prefix + path in paths else None, tree)
-    others = map_with_path(lambda path, leaf: None if prefix + path in paths else leaf, tree)
+    chosen = map_with_path(lambda path, leaf: leaf if path in paths else None, tree)
+    others = map_with_path(lambda path, leaf: None if path in paths else leaf, tree)
     return chosen, others
 
 

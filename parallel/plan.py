@@ -182,9 +182,9 @@ class ShardingPlan(MeshPlan):
 
         return self._with_tables(of_trained, frozen=frozenset()) if self.frozen else self
 
-    def split_frozen(self, params: Any, prefix: str = "") -> tuple[Any, Any]:
+    def split_frozen(self, params: Any) -> tuple[Any, Any]:
         """Parameters in two trees, those that are frozen and those that train; see `split_at_paths`."""
-        return split_at_paths(params, self.frozen, prefix)
+        return split_at_paths(params, self.frozen)
 
     @property
     def gathers_blocks(self) -> bool:

@@ -88,7 +88,7 @@ def keep_for_step(plan: ShardingPlan, precision: Precision) -> Callable[[Params]
         if plan.keeps_blocks:
             return gather(params, stored, axes, precision)
         outside = gather(without_blocks(params), without_blocks(stored), axes, precision)
-        return {**outside, "blocks": plan.split_frozen(params["blocks"], "blocks/")[0]}
+        return {**outside, "blocks": plan.split_frozen(params)[0]["blocks"]}
 
     return keep
 

@@ -61,7 +61,7 @@ def read_again(
 
     def look(params: Params, x: Activations) -> Reads:
         shards, key = jax.tree.map(lambda leaf: leaf[0], params["blocks"]), make_key(0)
-        split = partial(plan.split_frozen, prefix="blocks/")
+        split = partial(_split_blocks, plan)
         if plan.pipeline:
             block = make_parts(model, plan, remat=remat, precision=precision).block
             inner = _of_split(block, split, shards, x, key, plan.gather_axes)
@@ -84,6 +84,11 @@ def _is_frozen(groups: Collection[str], plan: ShardingPlan) -> bool:
 
 _Split: TypeAlias = Callable[[Params], tuple[Params, Params]]
 """Takes parameters of blocks apart: those that are frozen, and those that train."""
+
+
+def _split_blocks(plan: ShardingPlan, blocks: Params) -> tuple[Params, Params]:
+    frozen, trained = plan.split_frozen({"blocks": blocks})
+    return frozen["blocks"], trained["blocks"]
 
 
 def _of_loop(
@@ -145,7 +150,7 @@ def _of_prefetched(
     stored, reduced = block_layouts(plan)
     options: Any = {"axes": plan.gather_axes, "precision": precision}
     key = make_key(0)
-    frozen, trained = plan.split_frozen(blocks, "blocks/")
+    frozen, trained = _split_blocks(plan, blocks)
     stack = make_stack(
         model.block,
         (trained, frozen),

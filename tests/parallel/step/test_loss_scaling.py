@@ -207,7 +207,7 @@ def test_what_cannot_be(given, told):
 
 
 def test_sums_in_float16_come_down_to_what_it_holds():
-    """Gradients are sums over the rows of all devices until they are divided: 400,000 here, and float16 ends at 65,504."""
+    """Until gradients are divided, they are sums over all rows: 400,000 here, and float16 ends at 65,504."""
 
     def loss(params, batch, key):
         return (batch["weights"] * params["scale"]).sum(), batch["weights"].sum()

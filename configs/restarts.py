@@ -45,7 +45,7 @@ RULES = (
     Rule("fits", ("train.not_finite", "optimizer.skip_not_finite"), "skip counts in the state of the optimizer"),
     Rule(
         "fits",
-        ("optimizer.ema.decay", "precision.loss_scale", "precision.compute"),
+        ("optimizer.ema.decay", "precision.loss_scale", "precision.compute", "precision.reduce"),
         "the state holds the averages, and the scale, which `auto` keeps in float16 alone",
     ),
     Rule("fits", ("strategy.data.compress", "strategy.data.local_steps"), "devices keep arrays of their own"),
@@ -62,7 +62,6 @@ RULES = (
         ),
         "every step reads them anew",
     ),
-    Rule("forward", ("precision.reduce",), "steps round otherwise; the state stays what it is"),
     Rule(
         "any", ("precision.loss_scale_initial",), "step 0 alone reads it; a restart takes the scale of the checkpoint"
     ),

@@ -1,7 +1,7 @@
 """Paths of the leaves of a pytree: names joined by `/`, as rules and checkpoints write them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,26 @@ def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
         A tree of the results, structured like `tree`.
     """
     return jax.tree_util.tree_map_with_path(lambda keys, *leaves: function(_join(keys), *leaves), tree, *rest)
+
+
+def split_at_paths(tree: Any, paths: Collection[str]) -> tuple[Any, Any]:
+    """Splits a pytree in two: the leaves at some paths, and the others.
+
+    Args:
+        tree: Any pytree.
+        paths: Paths of leaves.
+
+    Returns:
+        Two trees like the given one, with None in place of the leaves that are in the other; `join` is the reverse.
+    """
+    chosen = map_with_path(lambda path, leaf: leaf if path in paths else None, tree)
+    others = map_with_path(lambda path, leaf: None if path in paths else leaf, tree)
+    return chosen, others
+
+
+def join(tree: Any, other: Any) -> Any:
+    """Joins two trees that `split_at_paths` made."""
+    return jax.tree.map(lambda one, two: two if one is None else one, tree, other, is_leaf=lambda leaf: leaf is None)
 
 
 def numberless(path: str) -> str:

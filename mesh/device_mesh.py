@@ -44,14 +44,14 @@ class DeviceMesh:
             devices: Names such as "cpu:0" (or JAX devices); None for all devices of all processes in JAX's order.
 
         Raises:
-            UserError: If shape or names are empty, differ in length or repeat, a size is invalid, a device is named
-                twice, or the product of the sizes is not the number of devices.
+            UserError: If shape or names are empty, differ in length or repeat, a name or a size is invalid, a device
+                is named twice, or the product of the sizes is not the number of devices.
         """
         if isinstance(shape, int) or isinstance(axis_names, str):
             raise UserError(
                 f"DeviceMesh(shape={shape!r}, axis_names={axis_names!r}): both have one entry for each axis. Write "
                 f"DeviceMesh({(shape,) if isinstance(shape, int) else shape}, "
-                f"{[axis_names] if isinstance(axis_names, str) else axis_names})."
+                f"{[axis_names or 'data'] if isinstance(axis_names, str) else axis_names})."
             )
         shape = shape.tolist() if isinstance(shape, np.ndarray) else shape
         check_shape(shape, axis_names)

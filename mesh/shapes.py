@@ -15,7 +15,8 @@ def check_shape(shape: Sequence[int], axis_names: Sequence[str]) -> None:
         axis_names: One name per axis.
 
     Raises:
-        UserError: If either is empty, they differ in length, a name repeats, or a size is not >= 1 (one -1 allowed).
+        UserError: If either is empty, they differ in length, a name repeats or is not a string of at least one
+            character, or a size is not >= 1 (one -1 allowed).
     """
     if not shape or not axis_names:
         raise UserError(
@@ -26,6 +27,11 @@ def check_shape(shape: Sequence[int], axis_names: Sequence[str]) -> None:
         raise UserError(
             f"Shape and axis_names should have same size. Received: shape={shape} ({len(shape)} sizes), "
             f"axis_names={axis_names} ({len(axis_names)} names). Give one name per size."
+        )
+    if invalid := [name for name in axis_names if not isinstance(name, str) or not name]:
+        raise UserError(
+            f"Mesh axis names must be strings of at least one character. Received: axis_names={axis_names}, with "
+            f"{', '.join(map(repr, invalid))}. Give each axis a name, such as 'data'."
         )
     repeated = sorted({name for name in axis_names if list(axis_names).count(name) > 1})
     if repeated:

@@ -209,7 +209,7 @@ def _as_leaves(rows_RB: Array, like: Sequence[Array]) -> list[Array]:
 
 def errors_table(plan: ShardingPlan) -> LayoutTable:
     """The layouts of `Errors`: every device that holds values of its own holds errors of its own."""
-    mesh, rows = plan.mesh, plan.update_table.rows
+    mesh, rows = plan.mesh, plan.trained.update_table.rows
     sizes = [prod(row.layout.shard_shape(row.shape)) for row in rows]
     buckets = _buckets([row.layout for row in rows], sizes, plan.summed_axes)
     sent, returned = [], []
@@ -231,7 +231,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     """The collectives of one step: the scalars' all-reduce, and for each bucket what the docstring says."""
     if not plan.compressed:
         return []
-    table, axes, reduce_dtype = plan.update_table, plan.summed_axes, plan.options.precision.reduce
+    table, axes, reduce_dtype = plan.trained.update_table, plan.summed_axes, plan.options.precision.reduce
     layouts = [row.layout for row in table.rows]
     sizes = [prod(row.layout.shard_shape(row.shape)) for row in table.rows]
     missing = [axes_to_sum(layout, axes) for layout in layouts]

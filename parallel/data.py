@@ -172,11 +172,10 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     """The all-reduces of one step: one a bucket, with the bytes of its gradients (and of the loss and its weight)."""
     if plan.compressed:
         return []
-    table, axes, reduce_dtype = plan.update_table, plan.summed_axes, plan.options.precision.reduce
+    rows, axes, reduce_dtype = plan.trained.update_table.rows, plan.summed_axes, plan.options.precision.reduce
     width = wire_bytes(reduce_dtype, platform)
-    rows = [row for row in table.rows if row.path not in plan.unsent]
     missing = [axes_to_sum(row.layout, axes) for row in rows]
-    complete = any(not axes_to_sum(row.layout, axes) for row in table.rows)  # their share of the norm is a scalar more
+    complete = any(not lacking for lacking in missing)  # their share of the norm is a scalar more
     lines = []
     for bucket in _buckets(missing, axes):
         members = [row for row, lacking in zip(rows, missing, strict=True) if lacking == bucket]

@@ -129,8 +129,8 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     """What crosses `data` in a step that ends a round: the metrics, as in every step, and the copies."""
     if not plan.local_steps:
         return []
-    table, reduce_dtype = plan.table, plan.options.precision.reduce
-    elements = sum(prod(row.layout.shard_shape(row.shape)) for row in table.rows)
+    rows, reduce_dtype = plan.trained.table.rows, plan.options.precision.reduce
+    elements = sum(prod(row.layout.shard_shape(row.shape)) for row in rows)
     return [
         Collective("all-reduce", (AXIS,), 1, (METRICS + counts.metrics) * scalar_width(reduce_dtype)),
         Collective("all-reduce", (AXIS,), 1, elements * wire_bytes(reduce_dtype, platform)),

@@ -128,7 +128,7 @@ def check(plan: ShardingPlan) -> list[str]:
         return []
     return [
         f"strategy.fsdp.prefetch=1: model {plan.model_name!r} is one function and has no blocks to gather one by one. "
-        "Write it as a BlockModel (embed, block, head), or set strategy.fsdp.prefetch to 0."
+        "Set strategy.fsdp.prefetch to 0, or write it as a BlockModel (embed, block, head), which keeps no state."
     ]
 
 
@@ -158,8 +158,8 @@ def attach(params: Any, whole: Any, layouts: Any, axes: tuple[str, ...], precisi
     """Gives gathered parameters their gradient: what is computed with `whole` flows back to the shards of `params`.
 
     Args:
-        params: Per-device parameters, as given to `gather`.
-        whole: What `gather` made of them.
+        params: Per-device parameters, as given to `gather`; None in place of those that do not train.
+        whole: What `gather` made of all of them.
         layouts: The parameters' `TensorLayout`s.
         axes: The mesh axes that are gathered over.
         precision: The dtype of the reduce-scatter, and the parameters' own.
@@ -169,25 +169,29 @@ def attach(params: Any, whole: Any, layouts: Any, axes: tuple[str, ...], precisi
         whole on every device is only cast, and differentiated as usual.
     """
 
-    def connect(shard: Array, value: Array, layout: TensorLayout) -> Array:
+    def connect(value: Array, shard: Array | None, layout: TensorLayout) -> Array:
+        if shard is None:
+            return value
         dims = _gathered_dims(layout, axes)
         return _attach(shard, value, dims, precision) if dims else cast_float(shard, precision.compute)
 
-    return jax.tree.map(connect, params, whole, layouts)
+    return jax.tree.map(connect, whole, params, layouts)
 
 
 def scatter(gradients: Any, layouts: Any, axes: tuple[str, ...], precision: Precision) -> Any:
     """What `attach` does to gradients, for a backward pass that is written out: reduce-scatters them to their shards.
 
     Args:
-        gradients: Per-device gradients of whole parameters.
+        gradients: Per-device gradients of whole parameters; None in place of those that do not train.
         layouts: The `TensorLayout`s of their shards.
         axes: The mesh axes that were gathered over.
         precision: The dtype of the reduce-scatter, and the parameters' own.
     """
-    return jax.tree.map(
-        lambda leaf, layout: _scatter(leaf, _gathered_dims(layout, axes), precision), gradients, layouts
-    )
+
+    def one(layout: TensorLayout, leaf: Array | None) -> Array | None:
+        return None if leaf is None else _scatter(leaf, _gathered_dims(layout, axes), precision)
+
+    return jax.tree.map(one, layouts, gradients)
 
 
 _GatheredDims: TypeAlias = tuple[tuple[int, tuple[str, ...]], ...]

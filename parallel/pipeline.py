@@ -58,12 +58,12 @@ from ..mesh.errors import UserError
 from ..mesh.options import check_options
 from .collectives import Collective, StepCounts, wire_bytes
 from .model import Params
-from .plan import MeshPlan, Parameter, Pipeline, ShardingPlan, no_problems, splits_nothing, summed_elsewhere
+from .plan import MeshPlan, Parameter, ShardingPlan, no_problems, splits_nothing, summed_elsewhere
 from .schedule import table
 from .schedule.builders import make_schedule
 from .schedule.stages import assign
 from .schedule.table import Kind, Schedule
-from .schedule.timetable import make_timetable
+from .schedule.timetable import Pipeline, make_timetable
 
 AXIS = "pipe"
 
@@ -164,7 +164,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
         if not in_blocks(row.path) and _dim(row.layout) is not None:
             elements = prod(used.layout.shard_shape(row.shape))
             lines.append(Collective("all-gather", (AXIS,), 1, elements * wire_bytes(row.dtype, platform)))
-            if row.path not in plan.unsent:
+            if row.path not in plan.frozen:
                 lines.append(Collective("reduce-scatter", (AXIS,), 1, elements * wire_bytes(summed, platform)))
     if plan.pipeline is None:
         return lines

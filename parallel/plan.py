@@ -3,8 +3,9 @@
 `MeshPlan` is known before any parameter has a layout; `lay_out` gives a `ShardingPlan`. Strategies read it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -13,30 +14,14 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..layouts.layout_map import LayoutMap
-from ..layouts.paths import in_blocks
+from ..layouts.paths import in_blocks, split_at_paths
 from ..layouts.row_split import RowSplit
 from ..layouts.split_dim import add_axis
 from ..layouts.table import LayoutRow, LayoutTable
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.device_mesh import DeviceMesh
 from .precision import FLOAT32, Precision
-from .schedule.stages import Stages
-from .schedule.table import Schedule
-from .schedule.timetable import Timetable
-
-
-class Pipeline(NamedTuple):
-    """A pipeline, worked out.
-
-    Attributes:
-        schedule: Who does what when.
-        stages: Which layers live where.
-        timetable: The schedule as the executor reads it.
-    """
-
-    schedule: Schedule
-    stages: Stages
-    timetable: Timetable
+from .schedule.timetable import Pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +145,7 @@ class ShardingPlan(MeshPlan):
         output_rules: Rules for activations, see `sharding/named_outputs.py`; None where there are none.
         options: The options of the step that was built from it.
         notes: Where the program that runs on this mesh is not the one that other devices would run; one line each.
-        frozen: Paths of parameters without a gradient.
+        frozen: Paths of parameters without a gradient: a step never creates one.
     """
 
     table: LayoutTable
@@ -185,11 +170,19 @@ class ShardingPlan(MeshPlan):
         blocks = [row for row in self.table.rows if filling and in_blocks(row.path)]
         return self.table.num_elements - filling * sum(prod(row.shape[1:]) for row in blocks)
 
-    @property
-    def unsent(self) -> frozenset[str]:
-        """Frozen parameters that no sum over `data` is made of: all, but blocks where a stage loops over several."""
-        loops = self.pipeline is not None and self.pipeline.timetable.blocks_per_slot > 1
-        return frozenset(path for path in self.frozen if not (loops and in_blocks(path)))
+    @cached_property
+    def trained(self) -> "ShardingPlan":
+        """The same for the parameters that train alone: its tables are like gradients, None in place of the others."""
+
+        def of_trained(table: LayoutTable) -> LayoutTable:
+            rows = tuple(row for row in table.rows if row.path not in self.frozen)
+            return replace(table, rows=rows, treedef=jax.tree.structure(self.split_frozen(table.layouts)[1]))
+
+        return self._with_tables(of_trained, frozen=frozenset()) if self.frozen else self
+
+    def split_frozen(self, params: Any) -> tuple[Any, Any]:
+        """Parameters in two trees, those that are frozen and those that train; see `split_at_paths`."""
+        return split_at_paths(params, self.frozen)
 
     @property
     def gathers_blocks(self) -> bool:
@@ -211,9 +204,11 @@ class ShardingPlan(MeshPlan):
         def emptied(row: LayoutRow) -> LayoutRow:
             return replace(row, shape=(0,) * len(row.shape)) if row.path in paths else row
 
-        tables = {name: getattr(self, name) for name in ("table", "used_table", "gradient_table", "update_table")}
-        less = {name: replace(table, rows=tuple(map(emptied, table.rows))) for name, table in tables.items()}
-        return replace(self, **less)
+        return self._with_tables(lambda table: replace(table, rows=tuple(map(emptied, table.rows))))
+
+    def _with_tables(self, change: Callable[[LayoutTable], LayoutTable], **changes: Any) -> "ShardingPlan":
+        tables = ("table", "used_table", "gradient_table", "update_table")
+        return replace(self, **{name: change(getattr(self, name)) for name in tables}, **changes)
 
     def manual_specs(self, table: LayoutTable) -> Any:
         """The specs of a table's arrays with only the manual axes in them."""

@@ -28,11 +28,12 @@ class Precision:
     them the floating-point arrays of a batch but for "weights" and "targets". float16 holds no number under 6e-8, so
     that the loss is scaled (loss_scale); bfloat16 has the range of float32, and needs none."""
     reduce: str = "float32"
-    """Dtype in which gradients are summed over devices."""
+    """Dtype in which gradients are summed over devices. They are sums over the rows until then, divided only after:
+    float16 holds none over 65504, so that the loss is scaled (loss_scale)."""
     loss_scale: Literal["auto", "dynamic", "none"] | float = "auto"
     """What the loss is multiplied by before backward, and its gradients are divided by after it: a number; dynamic, one
     that halves where a gradient is not finite, whose update is left out, and that doubles after loss_scale_interval
-    updates; none; auto = dynamic where compute is float16 and params are not, else none."""
+    updates; none; auto = dynamic if compute or reduce is float16 and params are not, else none."""
     loss_scale_initial: float = 32768.0
     """The first scale, under dynamic."""
     loss_scale_interval: int = 2000
@@ -53,7 +54,7 @@ class Precision:
         """What `loss_scale` comes down to."""
         if self.loss_scale != "auto":
             return self.loss_scale
-        return "dynamic" if self.compute == "float16" and self.params != "float16" else "none"
+        return "dynamic" if "float16" in (self.compute, self.reduce) and self.params != "float16" else "none"
 
     @property
     def needs_x64(self) -> bool:

@@ -137,7 +137,7 @@ def _scattered_dim(layout: TensorLayout, update: TensorLayout) -> int | None:
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
     """The gathers of updated parameters and, for stage 1, the reduce-scatters of gradients; stage 2's are FSDP's."""
     width = wire_bytes(plan.options.precision.reduce, platform)
-    scattered = _scattered(plan, without=plan.unsent) if plan.zero == 1 else []
+    scattered = _scattered(plan, without=plan.frozen) if plan.zero == 1 else []
     scatters = [Collective("reduce-scatter", (AXIS,), 1, elements * width) for _, elements in scattered]
     return gathers(plan, platform) + scatters
 

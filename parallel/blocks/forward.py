@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -19,7 +20,8 @@ from .prefetch import check_prefetch, prefetches_blocks, run_prefetched
 from .remat import remat_block
 
 Kept: TypeAlias = Any
-"""Whole parameters in the compute dtype that are kept for a whole step."""
+"""Parameters that the loss reads beside what it is differentiated with respect to: whole ones in the compute dtype that
+are kept for a whole step, and for blocks that are not among them, the shards of those that do not train."""
 
 
 class LocalLoss(NamedTuple):
@@ -27,7 +29,8 @@ class LocalLoss(NamedTuple):
 
     Attributes:
         keep: `keep(params) -> kept`: gathers what stays whole for the whole step; once, before any microbatch.
-        carriers: `carriers(params) -> shards`: what to differentiate with respect to, in the layout of the gradients.
+        carriers: `carriers(params) -> shards`: what to differentiate with respect to, in the layout of the gradients;
+            None in place of what does not train.
         loss: `loss(shards, kept, batch, key, state) -> LossSums`, this device's share of all sums; `state` is the
             model's, () where it has none.
         differentiate: `differentiate(shards, kept, batch, key, state, scale) -> (LossSums, gradients)`, where it is not
@@ -67,15 +70,31 @@ def local_loss(model: Model | BlockModel, plan: ShardingPlan, *, remat: str, pre
 
 
 def carriers_of(plan: ShardingPlan) -> Callable[[Params], Params]:
-    """What makes of parameters what the loss is differentiated with respect to."""
-    if plan.zero != 2:
-        return lambda params: params
-    return lambda params: gradient_carriers(params, plan.used_table.layouts, plan.gradient_table.layouts)
+    """Returns the function that makes of parameters what the loss is differentiated with respect to."""
+    layouts = plan.trained.used_table.layouts, plan.trained.gradient_table.layouts
+
+    def carriers(params: Params) -> Params:
+        _, trained = plan.split_frozen(params)
+        return gradient_carriers(trained, *layouts) if plan.zero == 2 else trained
+
+    return carriers
+
+
+def keep_for_step(plan: ShardingPlan, precision: Precision) -> Callable[[Params], Kept]:
+    """Returns the function that makes of the parameters of a model in blocks what is kept for a whole step."""
+    stored, axes = plan.used_table.layouts, plan.gather_axes
+
+    def keep(params: Params) -> Kept:
+        if plan.keeps_blocks:
+            return gather(params, stored, axes, precision)
+        outside = gather(without_blocks(params), without_blocks(stored), axes, precision)
+        return {**outside, "blocks": plan.split_frozen(params)[0]["blocks"]}
+
+    return keep
 
 
 def _block_loss(model: BlockModel, plan: ShardingPlan, remat: str, precision: Precision) -> LocalLoss:
-    stored, reduced, axes = plan.used_table.layouts, plan.gradient_table.layouts, plan.gather_axes
-    keeps_blocks, gathers = plan.keeps_blocks, plan.gathers_blocks
+    reduced, axes, gathers = plan.gradient_table.layouts, plan.gather_axes, plan.gathers_blocks
     block, unroll = block_of_loop(model, plan, remat, precision)
     copies_outside_loops = _makes_copies(plan, precision) and unroll == model.num_blocks
 
@@ -94,9 +113,6 @@ def _block_loss(model: BlockModel, plan: ShardingPlan, remat: str, precision: Pr
         remat=remat,
     )
 
-    def keep(params: Params) -> Kept:
-        return gather(params if keeps_blocks else without_blocks(params), _like(stored, keeps_blocks), axes, precision)
-
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
         kept_outside = without_blocks(kept)
 
@@ -104,21 +120,23 @@ def _block_loss(model: BlockModel, plan: ShardingPlan, remat: str, precision: Pr
             whole, into = (part_of(own, tree) for tree in (kept_outside, reduced))
             return attach(own, whole, into, axes, precision)
 
-        def body(x: Activations, layer: tuple[Params, Params | None, Array]) -> tuple[Activations, None]:
+        def body(x: Activations, layer: tuple[Params, Params, Array]) -> tuple[Activations, None]:
             block_shards, block_kept, index = layer
             return block(x, block_shards, block_kept, fold_block(key, index)), None
 
+        blocks, kept_blocks, batch = shards["blocks"], kept["blocks"], dict(batch)
         if copies_outside_loops:  # else they are made once, before a loop over microbatches, and kept
-            blocks, batch = lax.optimization_barrier((shards["blocks"], dict(batch)))
-            shards = {**shards, "blocks": blocks}
+            if jax.tree.leaves(kept_blocks):  # apart from what trains, with which it would get a gradient
+                kept_blocks, batch = lax.optimization_barrier((kept_blocks, batch))
+            blocks, batch = lax.optimization_barrier((blocks, batch))
         embed_params = attached(part_of(model.embed_reads, shards))
         x = model.embed(embed_params, batch, key)
         if gathers:
             x = after(kept_outside, x)
         if prefetches:
-            x = prefetched(shards["blocks"], x, key)
+            x = prefetched(blocks, kept_blocks, x, key)
         else:
-            layers = (shards["blocks"], kept.get("blocks"), jnp.arange(model.num_blocks))
+            layers = (blocks, kept_blocks, jnp.arange(model.num_blocks))
             x, _ = lax.scan(body, x, layers, unroll=unroll)
         head_shards = part_of(head_alone, shards)
         if gathers:
@@ -126,7 +144,7 @@ def _block_loss(model: BlockModel, plan: ShardingPlan, remat: str, precision: Pr
         head_params = part_of(model.head_reads, {**embed_params, **attached(head_shards)})
         return as_sums(model.head(head_params, x, batch, key))
 
-    return LocalLoss(keep, carriers_of(plan), loss)
+    return LocalLoss(keep_for_step(plan, precision), carriers_of(plan), loss)
 
 
 def block_of_loop(
@@ -157,10 +175,6 @@ def blocks_in_turn(model: BlockModel, *, makes_copies: bool) -> int:
     """
     most = min(model.scan_unroll, model.num_blocks)
     return max(size for size in range(1, most + 1) if not makes_copies or model.num_blocks % size == 0)
-
-
-def _like(tree: dict[str, Any], with_blocks: bool) -> dict[str, Any]:
-    return tree if with_blocks else without_blocks(tree)
 
 
 def without_blocks(tree: dict[str, Any]) -> dict[str, Any]:

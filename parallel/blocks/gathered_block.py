@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax import Array
 
+from ...layouts.paths import join
 from ...layouts.tensor_layout import TensorLayout
 from ..fsdp import attach, gather
 from ..model import Activations, BlockModel, Params
@@ -19,8 +20,11 @@ def gathered_block(
 ) -> Callable[[Activations, Params, Params | None, Array | None], Activations]:
     """Returns `block(x, shards, kept, key) -> x`, for the inside of `shard_map`.
 
-    It gathers `shards`, one block's per-device parameters, unless `kept` has them whole already. Their gradient is
-    reduce-scattered to where the plan wants it.
+    It gathers one block's per-device parameters, unless the plan keeps them whole for the step. The gradient of
+    `shards` is reduce-scattered to where the plan wants it.
+
+        shards: The parameters that train; None in place of the others.
+        kept: All parameters, whole, if the plan keeps them; if not, the shards of those that do not train, or None.
 
     Args:
         model: The model, split over the axes inside it.
@@ -29,9 +33,11 @@ def gathered_block(
     """
     stored, reduced = block_layouts(plan)
     axes, gathers_beside_loops = plan.gather_axes, plan.gathers_blocks and plan.loops_in_blocks
+    keeps_blocks = plan.keeps_blocks
 
     def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
-        whole = gather(shards, stored, axes, precision) if kept is None else kept
+        shards_of_all = shards if kept is None else join(shards, kept)
+        whole = kept if keeps_blocks else gather(shards_of_all, stored, axes, precision)
         params = attach(shards, whole, reduced, axes, precision)
         if gathers_beside_loops:
             params, x = apart(params, x)

@@ -25,7 +25,7 @@ class ModelParts(NamedTuple):
         head: `head(groups, whole, x, batch, key) -> LossSums`, this device's share; `groups` as in `head_reads`.
         embed_reads: groups that `embed` reads.
         head_reads: groups that `head` reads.
-        gathers: whether blocks gather their parameters.
+        gathers: whether blocks gather their parameters where they run.
         recomputes_output: whether a block that is recomputed makes its output, too; see `recomputes_output`.
     """
 
@@ -60,7 +60,7 @@ def make_parts(model: BlockModel, plan: ShardingPlan, *, remat: str, precision: 
         head=head,
         embed_reads=model.embed_reads,
         head_reads=model.head_reads,
-        gathers=plan.gathers_blocks,
+        gathers=plan.gathers_blocks and not plan.keeps_blocks,
         recomputes_output=recomputes_output(plan, remat),
     )
 

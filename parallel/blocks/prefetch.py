@@ -24,12 +24,14 @@ Source: Zhao et al. 2023, "PyTorch FSDP", section 3.3.2 (prefetching).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ...layouts.paths import join
+from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
 from ...mesh.keys import key_of
 from ..fsdp import AXIS, gather, scatter
@@ -45,6 +47,8 @@ FEWEST_BLOCKS = 4
 """With fewer, the loops are so short that XLA unrolls them and keeps whole parameters from forward to backward."""
 
 Block = Callable[[Params, Activations, Array | None], Activations]
+Shards: TypeAlias = tuple[Params, Params]
+"""Parameters that train, and the others, each with None in place of the other's; shards, or whole ones of one block."""
 
 
 def prefetches_blocks(plan: ShardingPlan) -> bool:
@@ -76,6 +80,7 @@ def check_prefetch(num_blocks: int, remat: str) -> None:
 def run_prefetched(
     block: Block,
     shards: Params,
+    fixed: Params,
     x: Activations,
     key: Array | None,
     *,
@@ -89,7 +94,8 @@ def run_prefetched(
 
     Args:
         block: The function of one block, on whole parameters.
-        shards: Per-device parameters of all blocks, stacked on dim 0.
+        shards: Per-device parameters of all blocks, stacked on dim 0; None in place of those that do not train.
+        fixed: Those that do not train; None in place of the others.
         x: Activations that enter the first block.
         key: The key of the step, or None.
         stored: Layouts of one block's parameters.
@@ -103,24 +109,27 @@ def run_prefetched(
     """
     key_data = None if key is None else jax.random.key_data(key)
     stack = make_stack(
-        block, shards, x, key_data, stored=stored, reduced=reduced, axes=axes, precision=precision, remat=remat
+        block, (shards, fixed), x, key_data, stored=stored, reduced=reduced, axes=axes, precision=precision, remat=remat
     )
 
     @jax.custom_vjp
-    def run(shards: Params, differentiable: list[Array], others: list[Array], key_data: Array | None) -> Activations:
-        return stack.forward(shards, differentiable, others, key_data)[0]
+    def run(
+        shards: Params, fixed: Params, differentiable: list[Array], others: list[Array], key_data: Array | None
+    ) -> Activations:
+        return stack.forward(shards, fixed, differentiable, others, key_data)[0]
 
     run.defvjp(stack.forward, stack.backward)
-    return run(shards, *split_differentiable(x), key_data)
+    return run(shards, fixed, *split_differentiable(x), key_data)
 
 
 def make_stack(
-    block: Block, shards: Params, x: Activations, key_data: Array | None, *, remat: str, **options: Any
+    block: Block, shards: Shards, x: Activations, key_data: Array | None, *, remat: str, **options: Any
 ) -> "Stack":
     """The stack that `run_prefetched` runs; arguments as there, the key as raw data."""
     stack = Stack(block, x, len(jax.tree.leaves(shards)[0]), **options)
     if remat != "full":
-        stack.parts = split_block(block, stack.whole(shards, 0), x, stack.key_of(key_data, 0))
+        trained, fixed = stack.whole(shards, 0)
+        stack.parts = split_block(stack.run_block, trained, x, (fixed, stack.key_of(key_data, 0)))
     return stack
 
 
@@ -137,10 +146,20 @@ class Stack:
     precision: Precision
     parts: SplitBlock | None = None
 
-    def whole(self, shards: Params, index: Array | int, done: Any = ()) -> Params:
+    def whole(self, shards: Shards, index: Array | int, done: Any = ()) -> Shards:
         """The gathered parameters of one block, on simulated devices not before `done` is there."""
-        shards = after(done, jax.tree.map(lambda leaf: leaf[index], shards))
-        return gather(shards, self.stored, self.axes, self.precision)
+        trained, fixed = shards
+        one = after(done, jax.tree.map(lambda leaf: leaf[index], join(trained, fixed)))
+        return self.split(gather(one, self.stored, self.axes, self.precision), like=shards)
+
+    @staticmethod
+    def split(params: Params, like: Shards) -> Shards:
+        """Parameters of one block in two, as `like` is."""
+
+        def part(tree: Params) -> Params:
+            return jax.tree.map(lambda leaf, there: None if there is None else leaf, params, tree)
+
+        return part(like[0]), part(like[1])
 
     def shard(self, gradients: Params, done: Any) -> Params:
         """The reduce-scattered gradients of one block, likewise."""
@@ -150,27 +169,43 @@ class Stack:
         """The key of one block."""
         return fold_block(None if key_data is None else key_of(key_data), jnp.asarray(index))
 
-    def run(self, params: Params, x: Activations, key: Array | None) -> tuple[Activations, Any]:
+    def run_block(self, trained: Params, x: Activations, rest: tuple[Params, Array | None]) -> Activations:
+        """One block, as `split_block` takes it: `rest` has no gradient."""
+        fixed, key = rest
+        return self.block(join(trained, fixed), x, key)
+
+    def run(self, params: Shards, x: Activations, key: Array | None) -> tuple[Activations, Any]:
         """One block forward, and what backward keeps of it."""
-        return self.parts.forward(params, x, key) if self.parts else (self.block(params, x, key), x)
+        trained, fixed = params
+        rest = (fixed, key)
+        return self.parts.forward(trained, x, rest) if self.parts else (self.run_block(trained, x, rest), x)
 
     def differentiate(
-        self, params: Params, residuals: Any, key: Array | None, dy: list[Array]
+        self, params: Shards, residuals: Any, key: Array | None, dy: list[Array]
     ) -> tuple[list[Array], Params]:
-        """One block backward: gradients of its input and of its whole parameters."""
+        """One block backward: gradients of its input and of those of its whole parameters that train."""
+        trained, fixed = params
+        rest = (fixed, key)
         if self.parts:
-            dx, deferred = self.parts.backward_input(params, key, residuals, dy)
-            return dx, self.parts.backward_weight(params, key, residuals, deferred)
+            dx, deferred = self.parts.backward_input(trained, rest, residuals, dy)
+            return dx, self.parts.backward_weight(trained, rest, residuals, deferred)
         differentiable, others = split_differentiable(residuals)
 
-        def recompute(params: Params, differentiable: list[Array]) -> list[Array]:
-            y = self.block(params, join_differentiable(residuals, differentiable, others), key)
+        def recompute(trained: Params, differentiable: list[Array]) -> list[Array]:
+            y = self.run_block(trained, join_differentiable(residuals, differentiable, others), rest)
             return split_differentiable(y)[0]
 
-        gradients, dx = jax.vjp(recompute, params, differentiable)[1](dy)
+        gradients, dx = jax.vjp(recompute, trained, differentiable)[1](dy)
         return dx, gradients
 
-    def forward(self, shards: Params, differentiable: list[Array], others: list[Array], key_data: Array | None) -> Any:
+    def forward(
+        self,
+        trained: Params,
+        fixed: Params,
+        differentiable: list[Array],
+        others: list[Array],
+        key_data: Array | None,
+    ) -> Any:
         """All blocks forward: the activations that leave, and what `backward` is given."""
         final = self.num_blocks - 1
 
@@ -180,7 +215,7 @@ class Stack:
             return (x, self.whole(shards, index + 1, done=split_differentiable(x)[0])), residuals
 
         # Else the gathers leave a loop over microbatches.
-        shards, differentiable = lax.optimization_barrier((shards, differentiable))
+        shards, differentiable = lax.optimization_barrier(((trained, fixed), differentiable))
         entering = (join_differentiable(self.x, differentiable, others), self.whole(shards, 0))
         (leaving, params), residuals = lax.scan(turn, entering, jnp.arange(final))
         leaving, last = self.run(params, leaving, self.key_of(key_data, final))
@@ -189,7 +224,7 @@ class Stack:
     def backward(self, saved: Any, gradient: Activations) -> Any:
         """All blocks backward: gradients of the shards and of the differentiable leaves."""
         shards, residuals, last, key_data = saved
-        shards, last = lax.optimization_barrier((shards, last))
+        shards, last = _held_back(shards, last) if self.parts else lax.optimization_barrier((shards, last))
         final = self.num_blocks - 1
 
         def turn(carry: Any, residuals: Any, index: Array | int) -> Any:
@@ -210,7 +245,20 @@ class Stack:
         )
         (dx, _, own), second = turn(carry, jax.tree.map(lambda leaf: leaf[0], residuals), 0)
         gradients = [_stacked(self.shard(own, done=dx)), _stacked(second), middle]
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *gradients), dx, None, None
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *gradients), None, dx, None, None
+
+
+def _held_back(shards: Shards, residuals: Any) -> tuple[Shards, Any]:
+    """A barrier before backward, but for residuals that vary over fewer mesh axes than the rest, such as positions.
+
+    A barrier types all that passes it alike, and the parts of a block take residuals of the types they were split for.
+    """
+    leaves, treedef = jax.tree.flatten(residuals)
+    axes = frozenset().union(*map(varying_axes, jax.tree.leaves((shards, residuals))))
+    alike = [varying_axes(leaf) == axes for leaf in leaves]
+    shards, held = lax.optimization_barrier((shards, [leaf for leaf, each in zip(leaves, alike, strict=True) if each]))
+    held = iter(held)
+    return shards, treedef.unflatten([next(held) if each else leaf for leaf, each in zip(leaves, alike, strict=True)])
 
 
 def _stacked(tree: Params) -> Params:

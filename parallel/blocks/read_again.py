@@ -8,7 +8,7 @@ made of, XLA leaves out, and so does the count here.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax import Array
@@ -61,15 +61,16 @@ def read_again(
 
     def look(params: Params, x: Activations) -> Reads:
         shards, key = jax.tree.map(lambda leaf: leaf[0], params["blocks"]), make_key(0)
+        split = partial(_split_blocks, plan)
         if plan.pipeline:
             block = make_parts(model, plan, remat=remat, precision=precision).block
-            inner = _of_split(lambda shards, x, key: block(shards, None, x, key), shards, x, key, plan.gather_axes)
+            inner = _of_split(block, split, shards, x, key, plan.gather_axes)
             return Reads(inner, inner)
         if prefetches_blocks(plan):
             inner = _of_prefetched(model, plan, params["blocks"], x, remat, precision)
             return Reads(inner, inner)
         block, unroll = block_of_loop(model, plan, remat, precision)
-        run = partial(_of_loop, lambda shards, x: block(x, shards, None, key), shards, x, plan.gather_axes)
+        run = partial(_of_loop, lambda shards, kept, x: block(x, shards, kept, key), split, shards, x, plan.gather_axes)
         inner = run(to_input=True)
         ends_here = unroll == model.num_blocks and _is_frozen(model.embed_reads, plan)
         return Reads(inner, run(to_input=False) if ends_here else inner)
@@ -81,8 +82,18 @@ def _is_frozen(groups: Collection[str], plan: ShardingPlan) -> bool:
     return plan.frozen.issuperset(row.path for row in plan.table.rows if row.path.split("/")[0] in groups)
 
 
+_Split: TypeAlias = Callable[[Params], tuple[Params, Params]]
+"""Takes parameters of blocks apart: those that are frozen, and those that train."""
+
+
+def _split_blocks(plan: ShardingPlan, blocks: Params) -> tuple[Params, Params]:
+    frozen, trained = plan.split_frozen({"blocks": blocks})
+    return frozen["blocks"], trained["blocks"]
+
+
 def _of_loop(
-    block: Callable[[Params, Activations], Activations],
+    block: Callable[[Params, Params, Activations], Activations],
+    split: _Split,
     shards: Params,
     x: Activations,
     axes: tuple[str, ...],
@@ -92,14 +103,19 @@ def _of_loop(
     """What forward and backward together gather more often than forward alone."""
     differentiable, others = split_differentiable(x)
 
-    def forward(shards: Params, differentiable: list[Array]) -> list[Array]:
-        return split_differentiable(block(shards, join_differentiable(x, differentiable, others)))[0]
+    def pulled(shards: Params, differentiable: list[Array]) -> Any:
+        frozen, trained = split(shards)
+
+        def forward(trained: Params, differentiable: list[Array]) -> list[Array]:
+            return split_differentiable(block(trained, frozen, join_differentiable(x, differentiable, others)))[0]
+
+        return jax.vjp(forward, trained, differentiable)
 
     def alone(shards: Params, differentiable: list[Array]) -> list[Array]:
-        return jax.vjp(forward, shards, differentiable)[0]  # gradients of its own are calls that hide what is inside
+        return pulled(shards, differentiable)[0]  # gradients of its own are calls that hide what is inside
 
     def both(shards: Params, differentiable: list[Array], dy: list[Array]) -> Any:
-        y, pull = jax.vjp(forward, shards, differentiable)
+        y, pull = pulled(shards, differentiable)
         gradients, dx = pull(dy)
         return y, gradients, dx if to_input else ()
 
@@ -109,19 +125,22 @@ def _of_loop(
 
 
 def _of_split(
-    block: Callable[[Params, Activations, Array], Activations],
+    block: Callable[[Params, Params, Activations, Array], Activations],
+    split: _Split,
     shards: Params,
     x: Activations,
     key: Array,
     axes: tuple[str, ...],
 ) -> frozenset[str]:
     """What backward to the input gathers, where a stage runs it in a tick of its own."""
-    split = split_block(block, shards, x, key)
+    frozen, trained = split(shards)
+    parts = split_block(lambda shards, x, rest: block(shards, rest[0], x, rest[1]), trained, x, (frozen, key))
 
     def backward(shards: Params, residuals: Any, dy: list[Array]) -> Any:
-        return split.backward_input(shards, key, residuals, dy)
+        frozen, trained = split(shards)
+        return parts.backward_input(trained, (frozen, key), residuals, dy)
 
-    return frozenset(_gathers(backward, shards, split.residuals, split_differentiable(x)[0], axes=axes))
+    return frozenset(_gathers(backward, shards, parts.residuals, split_differentiable(x)[0], axes=axes))
 
 
 def _of_prefetched(
@@ -131,12 +150,21 @@ def _of_prefetched(
     stored, reduced = block_layouts(plan)
     options: Any = {"axes": plan.gather_axes, "precision": precision}
     key = make_key(0)
+    frozen, trained = _split_blocks(plan, blocks)
     stack = make_stack(
-        model.block, blocks, x, jax.random.key_data(key), remat=remat, stored=stored, reduced=reduced, **options
+        model.block,
+        (trained, frozen),
+        x,
+        jax.random.key_data(key),
+        remat=remat,
+        stored=stored,
+        reduced=reduced,
+        **options,
     )
 
     def backward(shards: Params, kept: Any, dy: list[Array]) -> Any:
-        return stack.differentiate(gather(shards, stored, **options), kept, key, dy)
+        whole = stack.split(gather(shards, stored, **options), like=(trained, frozen))
+        return stack.differentiate(whole, kept, key, dy)
 
     one, kept = jax.tree.map(lambda leaf: leaf[0], blocks), stack.parts.residuals if stack.parts else x
     return frozenset(_gathers(backward, one, kept, split_differentiable(x)[0], axes=plan.gather_axes))

@@ -9,15 +9,14 @@ from jax import Array
 
 from ..blocks.activations import on_activations
 from ..blocks.differentiable import split_differentiable
-from ..blocks.forward import Kept, LocalLoss, carriers_of, without_blocks
+from ..blocks.forward import Kept, LocalLoss, carriers_of, keep_for_step
 from ..blocks.model_parts import make_parts
-from ..fsdp import gather
 from ..model import Activations, Batch, BlockModel, Params
 from ..model.loss_sums import LossSums
-from ..plan import Pipeline, ShardingPlan
+from ..plan import ShardingPlan
 from ..precision import Precision
 from ..schedule.forwards import forwards_only
-from ..schedule.timetable import make_timetable
+from ..schedule.timetable import Pipeline, make_timetable
 from .run import run_forward, run_gradients
 from .stage import Inputs
 
@@ -33,13 +32,7 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan, *, remat: str, precisio
     """
     pipeline = plan.pipeline
     assert pipeline is not None
-    stored, axes = plan.used_table.layouts, plan.gather_axes
     parts = make_parts(model, plan, remat=remat, precision=precision)
-
-    def keep(params: Params) -> Kept:
-        if plan.keeps_blocks:
-            return gather(params, stored, axes, precision)
-        return gather(without_blocks(params), without_blocks(stored), axes, precision)
 
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
         timetable = _of_forwards(pipeline, batch)
@@ -52,7 +45,7 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan, *, remat: str, precisio
         gradients, sums = run_gradients(parts, pipeline.timetable, inputs, axes=plan.manual_axes)
         return sums, gradients
 
-    return LocalLoss(keep, carriers_of(plan), loss, differentiate)
+    return LocalLoss(keep_for_step(plan, precision), carriers_of(plan), loss, differentiate)
 
 
 def _of_forwards(pipeline: Pipeline, batch: Batch) -> Any:

@@ -26,8 +26,10 @@ class Inputs(NamedTuple):
     """What one device works on.
 
     Attributes:
-        params: Parameters, varying over all manual axes; "blocks" hold this stage's rows, see `schedule/stages.py`.
-        whole: What was gathered of them for the whole step; "blocks", if there, with as many rows.
+        params: Parameters that train, varying over all manual axes, None in place of the others; "blocks" hold this
+            stage's rows, see `schedule/stages.py`.
+        whole: What was gathered of all of them for the whole step; "blocks", if there, with as many rows: whole, or
+            where they are gathered block by block, the shards of those that do not train.
         batch: Its rows, the same on all stages.
         key: Randomness of this step, or None.
         scale: What the loss is multiplied by before it is differentiated; None for nothing.
@@ -133,10 +135,10 @@ class Stage:
         return {name: lax.dynamic_slice_in_dim(rows, start, self.rows) for name, rows in self.batch.items()}
 
     def layer(self, row: Array, block: Array, tick: Tick | None = None) -> tuple[Params, tuple[Params, Array | None]]:
-        """Parameters of one block, and what else it is run with: gathered copies and its key."""
+        """Trained parameters of one block, and what else it is run with: what is kept of it, and its key."""
         read = tick.take if tick and self.parts.gathers else take  # gathers are to stay in the loop
-        params, whole = read(self.params["blocks"], row), take(self.whole.get("blocks"), row)
-        return params, (whole, fold_block(self.key, block))
+        params, kept = read((self.params["blocks"], self.whole.get("blocks")), row)
+        return params, (kept, fold_block(self.key, block))
 
     # The parts of a tick.
 

@@ -91,6 +91,20 @@ class Timetable(NamedTuple):
     recomputes: bool
 
 
+class Pipeline(NamedTuple):
+    """A pipeline, worked out.
+
+    Attributes:
+        schedule: Who does what when.
+        stages: Which layers live where.
+        timetable: The schedule as the executor reads it.
+    """
+
+    schedule: Schedule
+    stages: Stages
+    timetable: Timetable
+
+
 class _Message(NamedTuple):
     """An activation or a gradient on its way from one action to another, one virtual stage up or down the model."""
 

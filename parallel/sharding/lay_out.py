@@ -17,10 +17,11 @@ from ...layouts.table import LayoutRow, LayoutTable, make_row
 from ...mesh.device_mesh import DeviceMesh
 from ...mesh.errors import UserError
 from .. import fsdp, pipeline
-from ..model import BlockModel, Model, Params
+from ..model import BlockModel, Model, Params, has_state
 from ..pipeline import PipelineConfig, make_pipeline
-from ..plan import MeshPlan, Parameter, Pipeline, ShardingPlan, StepOptions
+from ..plan import MeshPlan, Parameter, ShardingPlan, StepOptions
 from ..precision import FLOAT32, Precision, cast_floats
+from ..schedule.timetable import Pipeline
 from .cannot_combine import layout_problems, problems
 from .default_layout import default_layout, settle_fsdp
 from .model_errors import abstract_init, check_groups
@@ -71,8 +72,7 @@ def lay_out(
             `next_dim`. A parameter without a rule that fsdp cannot split stays whole; `replicate` omits the warning.
         precision: The dtypes; `params` decides the bytes.
         devices: Devices of the mesh by name; all of them by default. They need not exist until a step runs.
-        frozen: Paths of parameters that the model's loss takes without a gradient: nothing is predicted to be sent for
-            theirs.
+        frozen: Paths of parameters that do not train: a step creates no gradients of them, and sends none.
 
     Returns:
         The resolved plan.
@@ -227,6 +227,11 @@ def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline |
     config = configs.get(pipeline.AXIS, PipelineConfig())
     if config.size == 1:
         return None
+    if has_state(model):
+        raise UserError(
+            f"strategy.pipe={config.size}: model {model.name!r} keeps a state (init_state), and a pipeline needs a "
+            "BlockModel, which cannot keep one. Give the devices to strategy.data or fsdp."
+        )
     if not isinstance(model, BlockModel):
         raise UserError(
             f"strategy.pipe={config.size}: model {model.name!r} is one function, and a pipeline needs layers to deal "

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from ...layouts.paths import join
 from ...layouts.table import LayoutTable
 from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
@@ -48,6 +49,11 @@ def as_split(model: Model | BlockModel, plan: ShardingPlan) -> Model | BlockMode
     context = parallel_context(plan)
     split = model.parallelize if isinstance(model, BlockModel) else None
     return split(context) if split and context.splits_anything else model
+
+
+def with_frozen(gradients: Params, params: Params, plan: ShardingPlan) -> Params:
+    """Gradients of all parameters, from those that a device step makes of the parameters given: zeros of the frozen."""
+    return join(gradients, jax.tree.map(jnp.zeros_like, plan.split_frozen(params)[0]))
 
 
 class DeviceStep:
@@ -83,6 +89,8 @@ class DeviceStep:
     ) -> tuple[Params, StepMetrics, Any, Any]:
         """The reduced, averaged and clipped gradients, laid out as the update, the metrics, and what follows them.
 
+        Frozen parameters have none: None stands in their place.
+
         Args:
             params: This device's shards.
             batch: Its rows.
@@ -96,7 +104,7 @@ class DeviceStep:
             Gradients, metrics (the model's own as pairs of sums), and the next `errors` and `model_state`.
         """
         plan, options, axes = self.plan, self.plan.options, self.plan.summed_axes
-        update = plan.update_table.layouts
+        trained, update = plan.trained, plan.trained.update_table.layouts
         key = jax.random.fold_in(key_of(key_data), step)
         batch = cast_inputs(batch, options.precision.compute)
         params = self._begun(make_varying(params, plan.table.layouts, axes))
@@ -104,12 +112,12 @@ class DeviceStep:
         gradients, sums = self._gradients(params, batch, key, model_state, loss_factor)
         metrics, metrics_tree = jax.tree.flatten(sums.metrics)
         for strategy in STRATEGIES.values():
-            gradients = strategy.finish(gradients, plan)
+            gradients = strategy.finish(gradients, trained)
         together = [jnp.stack(metrics)] if metrics else []  # XLA sums a weight once that several of them share
         scalars = [sums.total, sums.weight, *together, *complete_squares(gradients, update, axes)]
         found = Reduced(gradients, scalars, errors, loss_factor)
         for strategy in STRATEGIES.values():
-            found = strategy.reduce(found, plan)
+            found = strategy.reduce(found, trained)
         total, weight, *further = found.scalars
         metrics, squares = list(further[0]) if metrics else [], further[len(together) :]
         divisor = jnp.where(weight == 0, 1, weight)
@@ -168,12 +176,21 @@ class DeviceStep:
         return jax.tree.unflatten(structure, reduce_gradients((), leaves, (), plan.manual_axes, precision.reduce)[1])
 
     def mapped_gradients(self, extra_table: LayoutTable, *, abstract: bool) -> Callable[..., Any]:
-        """`gradients` on global arrays: `extra_table` lays out `errors`; `abstract` needs no devices."""
+        """`gradients` on global arrays, zeros for frozen parameters; `extra_table` lays out `errors`.
+
+        With `abstract`, it needs no devices.
+        """
         plan, whole = self.plan, PartitionSpec()
         errors = plan.manual_specs(extra_table) if plan.compressed else ()
         in_specs = (plan.manual_specs(plan.table), plan.batch_spec, whole, whole, errors, whole, whole)
-        out_specs = (plan.manual_specs(plan.update_table), whole, errors, whole)
-        return over_manual_axes(self.gradients, plan, in_specs, out_specs, abstract=abstract)
+        out_specs = (plan.manual_specs(plan.trained.update_table), whole, errors, whole)
+        mapped = over_manual_axes(self.gradients, plan, in_specs, out_specs, abstract=abstract)
+
+        def gradients(params: Params, *others: Any) -> Any:
+            found, *more = mapped(params, *others)
+            return (with_frozen(found, params, plan), *more)
+
+        return gradients
 
     def mapped_sums(self) -> Callable[..., Any]:
         """`sums` on global arrays."""

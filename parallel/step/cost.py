@@ -72,7 +72,7 @@ def step_cost(
     counts = counts._replace(metrics=loss.metrics)
     moved = plan.without(without) if without else plan
     lines = [line for strategy in STRATEGIES.values() for line in strategy.cost(moved, counts, platform)]
-    layouts = [row.layout for row in plan.update_table.rows]
+    layouts = [row.layout for row in plan.trained.update_table.rows]
     lines += norm_cost(layouts, plan.summed_axes, plan.options.precision.reduce)
     if batch is not None and loss.couples_rows:
         lines += sums_over_rows(model, plan, batch, platform)

@@ -15,10 +15,11 @@ import optax
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
+from ...layouts.paths import join
 from .. import diloco
 from ..diloco import AXIS
 from ..model import Batch, Params
-from .composition import DeviceStep
+from .composition import DeviceStep, with_frozen
 from .loss_scaling import accept
 from .manual_axes import over_manual_axes
 from .state import StepMetrics, TrainState, with_means
@@ -50,7 +51,10 @@ def make_step(
         abstract: Map over a mesh without devices, for lowering only.
     """
     plan, reduce_dtype = device_step.plan, device_step.plan.options.precision.reduce
-    shared, copied = plan.manual_specs(plan.table), plan.manual_specs(diloco.copies_table(plan.table))
+    shared, copied, of_trained = (
+        plan.manual_specs(table)
+        for table in (plan.table, diloco.copies_table(plan.table), diloco.copies_table(plan.trained.table))
+    )
     whole = PartitionSpec()
 
     def own_gradients(
@@ -60,11 +64,13 @@ def make_step(
         return _stacked(found), metrics.loss[None], _shared_metrics(metrics, reduce_dtype)
 
     def end_round(params: Params, extra: diloco.Copies, step: Array) -> tuple[Params, diloco.Copies]:
-        own = _own(extra.copies)
-        moved, copies, momentum = diloco.outer_step(params, own, extra.momentum, step, plan.configs[AXIS], reduce_dtype)
+        of_all = params, _own(extra.copies), extra.momentum
+        frozen, (params, own, momentum) = zip(*map(plan.split_frozen, of_all), strict=True)
+        found = diloco.outer_step(params, own, momentum, step, plan.configs[AXIS], reduce_dtype)
+        moved, copies, momentum = map(join, found, frozen)
         return moved, diloco.Copies(_stacked(copies), momentum)
 
-    in_specs, out_specs = (copied, plan.batch_spec, whole, whole, whole), (copied, PartitionSpec(AXIS), whole)
+    in_specs, out_specs = (copied, plan.batch_spec, whole, whole, whole), (of_trained, PartitionSpec(AXIS), whole)
     differentiate = over_manual_axes(own_gradients, plan, in_specs, out_specs, abstract=abstract)
     extra_specs = diloco.Copies(copied, shared)
     meet = over_manual_axes(end_round, plan, (shared, extra_specs, whole), (shared, extra_specs), abstract=abstract)
@@ -72,6 +78,7 @@ def make_step(
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         copies = state.extra.copies
         found, losses, metrics = differentiate(copies, batch, state.key, state.step, state.loss_scale)
+        found = with_frozen(found, copies, plan)
         update = jax.vmap(partial(apply_optimizer, optimizer))  # each group's loss is that of its own rows
         before, precision = (copies, state.opt_state), plan.options.precision
         after = update(found, state.opt_state, copies, losses)

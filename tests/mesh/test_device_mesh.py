@@ -35,6 +35,10 @@ def test_takes_all_devices_by_default():
         ((2.0, 4), ("data", "model"), "whole numbers.*data=2.0"),
         ((True, 8), ("data", "model"), "whole numbers.*data=True"),
         ((2, 4), ("data", "data"), r"repeats \['data'\]"),
+        ((8,), "data", r"both have one entry for each axis. Write DeviceMesh\(\(8,\), \['data'\]\)"),
+        ((4,), "", r"both have one entry for each axis. Write DeviceMesh\(\(4,\), \['data'\]\)"),
+        ((2, 4), ("data", ""), "names must be strings of at least one character. .*, with ''. Give each axis a name"),
+        ((8,), (None,), "names must be strings of at least one character. .*, with None."),
     ],
 )
 def test_rejects_shapes_and_names(shape, names, message):

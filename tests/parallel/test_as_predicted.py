@@ -1,15 +1,22 @@
 """Models as users write them, under every strategy and option that changes what moves: what moves is as predicted."""
 
+from collections import Counter
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import toy
 from jax import lax
+from spmdkit.layouts.paths import leaves_with_paths
+from spmdkit.models.frozen import freeze, frozen_paths
 from spmdkit.models.lora import LoRA, LoRAConfig
+from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import BlockModel, LossSums, Model, Precision, batch_axes, build_step, lay_out
+from spmdkit.parallel.sharding.stored_order import unstore_blocks
 from spmdkit.parallel.verification.collective_check import check_collectives
+from spmdkit.parallel.xla.equations import inner_programs
 from spmdkit.training.optimizing.averaging import averaged
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 
@@ -102,6 +109,11 @@ def adapted():
     return LoRA(blocks(), LoRAConfig(rank=2, match=("blocks/(up|down)",)))
 
 
+FREEZE, FREEZE_SPLIT = ("embed/.*", "blocks/up"), ("embed/.*", "blocks/mlp/.*")
+SPLIT = transformer(TransformerConfig(vocabulary=toy.VOCABULARY, length=8, layers=2, width=16, heads=4))
+"""A model that splits its own work over `tensor`."""
+
+
 FSDP = {"fsdp": {"size": 4, "floor_bytes": 256}}
 HSDP = {"data": 2, "fsdp": {"size": 2, "floor_bytes": 256}}
 PREFETCH = {"fsdp": {"size": 4, "floor_bytes": 256, "prefetch": 1}}
@@ -123,6 +135,7 @@ STRATEGIES = {
     "pipe-data-fsdp": {"pipe": {"size": 2}, "data": 2, "fsdp": {"size": 2, "floor_bytes": 256}},  # 8 devices
     "pipe-split": {"pipe": {"size": 2, "embed_and_head": "split"}, "data": 2},
     "tensor": {"data": 2, "tensor": 2},
+    "explicit-tensor": {"data": 2, "tensor": 2},
     "fsdp-tensor": {"fsdp": {"size": 2, "floor_bytes": 0}, "tensor": 2},
 }
 RULES = {
@@ -143,6 +156,9 @@ MODELS = {
     "odd-blocks": lambda: blocks(width=ODD),
     "summing": summing_blocks,
     "lora": adapted,
+    "frozen": lambda: freeze(blocks(), FREEZE),
+    "split lora": lambda: LoRA(SPLIT, LoRAConfig(rank=2, match=("blocks/attention/.*",))),
+    "split frozen": lambda: freeze(SPLIT, FREEZE_SPLIT),
 }
 PLAIN = ("data", "zero1", "zero2", "int8", "local", "fsdp", "all", "hsdp", "tensor", "fsdp-tensor")
 OF_BLOCKS = (*PLAIN, "keep", "prefetch", "prefetch-all", "pipe", "pipe-fsdp", "pipe-data-fsdp", "pipe-split")
@@ -158,7 +174,8 @@ CASES = [
     *(("normed", strategy, ONCE) for strategy in ("data", "zero1", "zero2", "fsdp", "all", "hsdp", "int8")),
     *(("normed-alone", strategy, ONCE) for strategy in ("data", "fsdp", "all", "zero2")),
     *(("summing", strategy, ONCE) for strategy in ("data", "hsdp", "all")),
-    *(("lora", strategy, ONCE) for strategy in ("data", "all", "hsdp", "pipe-fsdp", "pipe")),
+    *((model, strategy, ONCE) for model in ("lora", "frozen") for strategy in OF_BLOCKS if "tensor" not in strategy),
+    *((model, "explicit-tensor", ONCE) for model in ("split lora", "split frozen")),
     *((model, "hsdp", {"accumulate": 2}) for model in ("biased", "blocks", "tied", "normed", "normed-alone", "lora")),
     *((model, "zero2", {"accumulate": 2}) for model in ("biased", "blocks", "normed")),
     ("summing", "hsdp", {"accumulate": 2}),
@@ -192,10 +209,13 @@ CASES = [
 
 def built(name, strategy, *, optimizer="adamw", ema=0.0, precision=FLOAT32, **options):
     """A step on the devices that the strategy takes."""
-    given, frozen, rules = MODELS[name](), frozenset(), None
+    given, frozen, rules, freezing = MODELS[name](), frozenset(), None, ()
     if isinstance(given, LoRA):
         given, frozen = given.model, given.frozen
-    if "tensor" in STRATEGIES[strategy]:
+    elif "frozen" in name:
+        freezing = FREEZE if name == "frozen" else FREEZE_SPLIT
+        frozen = frozen_paths(freezing, jax.eval_shape(given.init, jax.random.key(0)))
+    if "tensor" in STRATEGIES[strategy] and given.parallelize is None:
         rules = RULES["blocks" if isinstance(given, BlockModel) else "biased"]
     layouts = lay_out(
         given,
@@ -207,7 +227,7 @@ def built(name, strategy, *, optimizer="adamw", ema=0.0, precision=FLOAT32, **op
         indivisible="replicate",
     )
     shapes = jax.eval_shape(given.init, jax.random.key(0))
-    config = OptimizerConfig(name=optimizer, learning_rate=1e-3)
+    config = OptimizerConfig(name=optimizer, learning_rate=1e-3, freeze=freezing)
     chosen = make_optimizer(config, 10, shapes, frozen=frozen, stacked=isinstance(given, BlockModel))
     chosen = averaged(chosen, ema) if ema else chosen
     return build_step(given, chosen, layouts, precision=precision, **options)
@@ -247,5 +267,57 @@ def test_what_moves_is_as_predicted(name):
         step = built(model, strategy, **options)
         moved = check_collectives(step, rows_of(step))
         assert moved.unexpected == moved.of_the_model == ()
-        if "tensor" not in strategy and "optimizer" not in options:
+        if strategy not in ("tensor", "fsdp-tensor") and "optimizer" not in options:
             assert moved.found == moved.predicted != ()
+
+
+REDUCTIONS = {"reduce_scatter": "reduce-scatter", **dict.fromkeys(("psum", "psum_invariant", "pmax"), "all-reduce")}
+
+
+def reduced_by(jaxpr, times=1):
+    """Bytes that a traced program reduces, before any compiler has seen it, by kind; the turns of loops counted."""
+    found = Counter()
+    for eqn in jaxpr.eqns:
+        if kind := REDUCTIONS.get(eqn.primitive.name):
+            found[kind] += times * sum(leaf.aval.size * leaf.aval.dtype.itemsize for leaf in eqn.invars)
+        for inner in inner_programs(eqn):
+            found += reduced_by(inner, times * eqn.params.get("length", 1))
+    return found
+
+
+WITHOUT_COMPILING = ("data", "zero1", "zero2", "local", "fsdp", "hsdp", "keep", "prefetch", "pipe")
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy"),
+    [
+        *((model, strategy) for model in ("lora", "frozen") for strategy in WITHOUT_COMPILING),
+        *((model, "explicit-tensor") for model in ("split lora", "split frozen")),
+    ],
+)
+def test_a_program_never_holds_gradients_of_frozen_parameters(model, strategy):
+    """Not even before XLA takes out what nobody reads, and sums of zeros."""
+    step = built(model, strategy)
+    predicted = Counter()
+    for line in step.cost(rows_of(step)):
+        if line.kind in REDUCTIONS.values():
+            predicted[line.kind] += line.bytes
+    state = step.abstract_state(abstract=True)
+    assert reduced_by(step._jit_step(abstract=True).trace(state, rows_of(step)).jaxpr.jaxpr) == predicted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["prefetch", "hsdp", "keep", "zero2", "pipe-fsdp"])
+@pytest.mark.parametrize("model", ["lora", "frozen"])
+def test_what_trains_has_the_gradients_of_one_device(model, strategy):
+    """And what does not has zeros, whatever the optimizer makes of them."""
+    step, batch = built(model, strategy, accumulate=2), toy.batch(0)
+    params = jax.tree.map(lambda leaf: leaf + 0.01, step.given_model.init(jax.random.key(0)))
+    own = jax.jit(jax.grad(lambda params: step.given_model.loss(params, batch, None)[0]))(params)
+    expected = dict(leaves_with_paths(jax.tree.map(lambda leaf: leaf / batch["weights"].sum(), own)))
+    found, _ = step.gradients(step.init(0, jax.tree.map(np.asarray, params)), batch)
+    pipeline = step.plan.pipeline
+    found = found if pipeline is None else {**found, "blocks": unstore_blocks(found["blocks"], pipeline.stages)}
+    for path, leaf in leaves_with_paths(found):
+        assert bool(expected[path].any()) is (path not in step.plan.frozen)
+        np.testing.assert_allclose(leaf, expected[path], rtol=1e-4, atol=1e-6)

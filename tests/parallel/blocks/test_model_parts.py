@@ -15,6 +15,7 @@ from spmdkit.parallel.data import make_varying
 from spmdkit.parallel.fsdp import gather
 
 LAYOUTS = lay_out(BLOCK_MODEL, {"fsdp": FSDPConfig(size=2, floor_bytes=256)}, devices=toy.devices(2))
+KEEPING = lay_out(BLOCK_MODEL, {"fsdp": FSDPConfig(size=2, floor_bytes=256, keep="step")}, devices=toy.devices(2))
 PARAMS = jax.tree.map(np.asarray, BLOCK_MODEL.init(jax.random.key(0)))
 
 
@@ -66,7 +67,7 @@ def test_sums_and_gradients_are_those_of_the_model(remat):
 def block_alone(*, gathered):
     """The operations of one block, given its shards or what was gathered of them for the whole step."""
     precision = Precision(compute="bfloat16")
-    parts = make_parts(BLOCK_MODEL, LAYOUTS, remat="full", precision=precision)
+    parts = make_parts(BLOCK_MODEL, KEEPING if gathered else LAYOUTS, remat="full", precision=precision)
     layouts = jax.tree.map(without_block_dim, LAYOUTS.table.layouts["blocks"])
     found = []
 

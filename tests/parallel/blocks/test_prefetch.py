@@ -9,8 +9,10 @@ import numpy as np
 import optax
 import pytest
 import toy
+from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, build_step, census, lay_out
 from spmdkit.parallel.blocks.prefetch import check_prefetch
+from spmdkit.parallel.context import ContextConfig
 
 BLOCKS, FLOOR = 5, 512
 
@@ -101,3 +103,21 @@ def test_options(options, problem):
     with pytest.raises(ValueError) as raised:
         FSDPConfig(size=2, **options)
     assert problem in str(raised.value)
+
+
+PACKED = {
+    name: jax.ShapeDtypeStruct((8, 16), "float32" if name == "weights" else "int32")
+    for name in ("inputs", "targets", "weights", "segments", "positions")
+}
+
+
+@pytest.mark.parametrize("attention", ["all_to_all", pytest.param("ring", marks=pytest.mark.slow)])
+def test_packed_rows_beside_context_pass_the_checks_of_jax(attention):
+    """What varies over fewer axes than activations, segments, keeps its type: no UncheckedStep, which is an error."""
+    model = transformer(TransformerConfig(vocabulary=16, length=16, layers=4, width=8, heads=2))
+    strategy = {
+        "fsdp": FSDPConfig(size=2, floor_bytes=256, prefetch=1),
+        "context": ContextConfig(size=2, attention=attention),
+    }
+    step = build_step(model, optax.sgd(0.1), lay_out(model, strategy, devices=toy.devices(4)))
+    assert "optimization_barrier" in step.lower(PACKED, "cpu").as_text()

@@ -1,7 +1,9 @@
 """Everything that cannot combine, and some of what does."""
 
 import math
+from dataclasses import replace
 
+import jax.numpy as jnp
 import pytest
 import toy
 from spmdkit.models.transformer import TransformerConfig, transformer
@@ -10,6 +12,7 @@ from spmdkit.parallel import FSDPConfig, lay_out
 from spmdkit import DeviceMesh, LayoutError
 
 MODEL = transformer(TransformerConfig(vocabulary=32, length=16, layers=4, width=16, heads=4, kv_heads=2, mlp_width=32))
+STATEFUL = replace(toy.PLAIN_MODEL, init_state=lambda key: {"mean": jnp.zeros(4)})
 FSDP = FSDPConfig(size=2, floor_bytes=64)
 AHEAD = FSDPConfig(size=2, floor_bytes=64, prefetch=1)
 
@@ -25,6 +28,9 @@ AHEAD = FSDPConfig(size=2, floor_bytes=64, prefetch=1)
         (toy.PLAIN_MODEL, {"pipe": 2},
          "strategy.pipe=2: model 'model' is one function, and a pipeline needs layers to deal out. Write it as a "
          "BlockModel (embed, block, head), or give the devices to strategy.data or fsdp."),
+        (STATEFUL, {"pipe": 2},
+         "strategy.pipe=2: model 'model' keeps a state (init_state), and a pipeline needs a BlockModel, which cannot "
+         "keep one. Give the devices to strategy.data or fsdp."),
         (MODEL, {"pipe": 8}, "model.layers=4 cannot be dealt out to 8 stages (1f1b)"),
         (MODEL, {"pipe": {"size": 2, "microbatches": 1}}, "Set strategy.pipe.microbatches to 2 or more"),
         (MODEL, {"pipe": {"size": 2, "virtual": 2}}, "Leave strategy.pipe.virtual out, or take interleaved_1f1b."),

@@ -204,3 +204,22 @@ def test_what_is_not_scaled_has_no_such_state():
 def test_what_cannot_be(given, told):
     with pytest.raises(UserError, match=told):
         Precision(**{**HALF, **given})
+
+
+def test_sums_in_float16_come_down_to_what_it_holds():
+    """Until gradients are divided, they are sums over all rows: 400,000 here, and float16 ends at 65,504."""
+
+    def loss(params, batch, key):
+        return (batch["weights"] * params["scale"]).sum(), batch["weights"].sum()
+
+    own = Model(init=lambda key: {"scale": jnp.ones(())}, loss=loss)
+    precision, batch = Precision(reduce="float16"), {"weights": np.full(8, 50_000.0, np.float32)}
+    layouts = lay_out(own, {"data": 2}, precision=precision, devices=toy.devices(2))
+    step = build_step(own, optax.sgd(0.5), layouts, precision=precision)
+    state = step.init(0)
+    for _ in range(22):
+        state, metrics = step(state, batch)
+        assert np.isfinite(float(state.params["scale"]))
+    assert float(metrics.loss_scale) < 65_504 / batch["weights"].sum()
+    assert float(metrics.grad_norm) == pytest.approx(1.0, rel=1e-3)
+    assert float(state.params["scale"]) < 1

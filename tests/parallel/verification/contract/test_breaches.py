@@ -46,6 +46,18 @@ def batch_norm(params, batch, key):
     return weighted(losses(x, params, batch), batch)
 
 
+def batch_norm_in_training(params, batch, key):
+    """Statistics of the batch with a key, and beside them a dropout that draws for each row as it has to."""
+    if key is None:
+        return right(params, batch, key)
+    return batch_norm(params, {**batch, "inputs": batch["inputs"] * row_masks(batch, key) / 0.8}, key)
+
+
+def row_masks(batch, key):
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(batch["example"])
+    return jax.vmap(lambda own: jax.random.bernoulli(own, 0.8, (WIDTH,)))(keys)
+
+
 def contrastive(params, batch, key):
     x = hidden(params, batch)
     alike = jax.nn.log_softmax(x @ (x @ params["first"]).T)
@@ -155,6 +167,7 @@ def stopped(params, batch, key):
 MODEL = Model(init=init, loss=right)
 BROKEN = {
     batch_norm: ("rows", "its rows depend on each other. 4 rows give (", "in another order", "Batch norm does this"),
+    batch_norm_in_training: ("rows", "its rows depend on each other. 4 rows give (", "Batch norm does this"),
     contrastive: ("rows", "losses between the rows of a batch"),
     by_place: ("rows", "a row's place in the batch"),
     neighbours: ("rows", "its rows depend on each other"),

@@ -1,11 +1,12 @@
 """Everything that depends on the version of JAX, or on a name JAX does not export."""
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import jax
 import jaxlib.version
-from jax._src import compilation_cache, distributed, xla_bridge
+from jax._src import compilation_cache, distributed, source_info_util, xla_bridge
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType
 
@@ -69,6 +70,14 @@ Equation: TypeAlias = Any
 def is_literal(variable: Variable) -> bool:
     """Whether a variable is no variable, but a scalar written into its equation."""
     return isinstance(variable, Literal)
+
+
+def line_of(equation: Equation) -> str:
+    """The line of the user's code that an operation comes from, such as "models/mlp.py:12 (loss)"; "" if unknown."""
+    frame = source_info_util.user_frame(equation.source_info.traceback)
+    if frame is None:
+        return ""
+    return f"{'/'.join(Path(frame.file_name).parts[-2:])}:{frame.start_line} ({frame.function_name})"
 
 
 def coordination_client() -> Any:

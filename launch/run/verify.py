@@ -3,8 +3,11 @@
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
+import optax
 
 from ...configs.checks import REST, axis_sizes
 from ...configs.schema import Config
@@ -13,15 +16,18 @@ from ...data.source import Source, take
 from ...data.splits import open_splits
 from ...mesh.errors import UserError
 from ...mesh.simulate import simulate
+from ...parallel.model import Params
 from ...parallel.precision import Precision
 from ...parallel.step.state import TrainState
+from ...parallel.verification.beyond_steps import Averages
 from ...parallel.verification.compare import verify_step, x64
 from ...parallel.verification.contract.probe import quick_compilation
 from ...parallel.verification.prepared import prepared
 from ...parallel.verification.reference import HostBatch
 from ...parallel.verification.result import Verification
 from ...training.checkpointing.checkpoints import Checkpoints
-from .build import build, configured_model, search_path
+from ...training.optimizing.averaging import Averaged, average_reader
+from .build import Built, build, configured_model, search_path
 from .reduce import Reduced, reduce_config
 
 DEFAULT_DEVICES = 8
@@ -47,7 +53,8 @@ def verify_config(
     devices = simulated_devices(config)
     config = replace(config, model={**config.model, "check": "off"})  # what it breaks shows in the comparison
     dtype = "float32" if float32 else "float64"
-    precision = Precision(params=dtype, compute=dtype, reduce=dtype, loss_scale=config.precision.scaling)
+    dtypes = {"params": dtype, "compute": dtype, "reduce": dtype}
+    precision = replace(config.precision, **dtypes, loss_scale=config.precision.scaling)
     with x64(precision), quick_compilation():
         reduced = _unreduced(config, precision) if full else reduce_config(config, precision, devices)
         small = reduced.config
@@ -61,7 +68,20 @@ def verify_config(
             seed=small.run.seed,
             reduced=reduced.changes,
             save_and_restore=through_files,
+            averages=averages_of(built) if small.optimizer.ema.decay else None,
         )
+
+
+def averages_of(built: Built) -> Averages:
+    """The averages of the parameters as evaluations of a run read them, and as the optimizer's state holds them."""
+
+    def of_optimizer(params: Params, opt_state: Averaged) -> Params:
+        def chosen(mean: Any, leaf: Any) -> Any:
+            return leaf if isinstance(mean, optax.MaskedNode) else mean
+
+        return jax.tree.map(chosen, opt_state.average, params, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
+
+    return Averages(average_reader(built.layouts), of_optimizer)
 
 
 def through_files(state: TrainState, like: TrainState) -> TrainState:

@@ -6,7 +6,7 @@ made of, XLA leaves out, and so does the count here.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,11 +15,12 @@ from jax import Array
 
 from ...layouts.paths import leaves_with_paths
 from ...mesh.keys import make_key
+from ..collectives import Collective, Traffic, wire_bytes
 from ..fsdp import gather
 from ..model import Activations, BlockModel, Params
-from ..plan import ShardingPlan
+from ..plan import ShardingPlan, StepOptions
 from ..precision import Precision
-from ..xla.graph import made_of, trace
+from ..xla.graph import Graph, made_of, trace
 from ..xla.primitives import GATHERS, gathered_over
 from .activations import on_activations
 from .differentiable import join_differentiable, split_differentiable
@@ -28,6 +29,8 @@ from .gathered_block import block_layouts
 from .model_parts import make_parts
 from .prefetch import make_stack, prefetches_blocks
 from .split_backward import split_block
+
+ALL_TO_ALL = "all-to-all"
 
 
 class Reads(NamedTuple):
@@ -78,6 +81,56 @@ def read_again(
     return on_activations(look, model, plan, microbatch, precision)
 
 
+def all_to_alls_again(
+    model: BlockModel,
+    plan: ShardingPlan,
+    microbatch: Mapping[str, jax.ShapeDtypeStruct],
+    options: StepOptions,
+    moved: Traffic,
+    platform: str,
+) -> tuple[Collective, ...]:
+    """Returns the lines of `moved.again` without the all-to-alls whose result no gradient needs.
+
+    Where products of matrices are kept, the way back of attention's heads is made again for the gradient of the matrix
+    behind it alone, which a frozen matrix does not have.
+
+    Args:
+        model: The model, split over the axes inside it.
+        plan: Where its parameters live; without a pipeline.
+        microbatch: Per-device shapes of one microbatch.
+        options: The remat policy and the dtypes.
+        moved: What one block moves.
+        platform: Where the step runs.
+    """
+
+    def look(params: Params, x: Activations) -> list[Counter[int]]:
+        shards = jax.tree.map(lambda leaf: leaf[0], params["blocks"])
+        block, _ = block_of_loop(model, plan, options.remat, options.precision)
+        alone, both, differentiable = _passes(lambda shards, x: block(x, shards, None, make_key(0)), x)
+        once, twice = trace(alone, shards, differentiable), trace(both, shards, differentiable, differentiable)
+        return [_all_to_alls(graph, platform) for graph, _ in (once, twice)]
+
+    once, twice = on_activations(look, model, plan, microbatch, options.precision)
+    if once != _lines(moved.forward):  # the model moves other arrays than it tells
+        return moved.again
+    needed, kept = twice - once - _lines(moved.backward), []
+    for line in moved.again:
+        if line.kind != ALL_TO_ALL or needed[line.bytes]:
+            needed[line.bytes] -= 1
+            kept.append(line)
+    return tuple(kept)
+
+
+def _lines(lines: Iterable[Collective]) -> Counter[int]:
+    return Counter(line.bytes for line in lines if line.kind == ALL_TO_ALL)
+
+
+def _all_to_alls(graph: Graph, platform: str) -> Counter[int]:
+    """The bytes of the all-to-alls that the results of a graph are made of."""
+    arrays = (eqn.invars[0].aval for eqn in made_of(graph, graph.outputs)[0] if eqn.primitive.name == "all_to_all")
+    return Counter(array.size * wire_bytes(array.dtype, platform) for array in arrays)
+
+
 def _is_frozen(groups: Collection[str], plan: ShardingPlan) -> bool:
     return plan.frozen.issuperset(row.path for row in plan.table.rows if row.path.split("/")[0] in groups)
 
@@ -101,6 +154,16 @@ def _of_loop(
     to_input: bool,
 ) -> frozenset[str]:
     """What forward and backward together gather more often than forward alone."""
+    alone, both, differentiable = _passes(block, x, to_input=to_input)
+    once = _gathers(alone, shards, differentiable, axes=axes)
+    twice = _gathers(both, shards, differentiable, differentiable, axes=axes)
+    return frozenset(path for path in twice if twice[path] > once[path])
+
+
+def _passes(
+    block: Callable[[Params, Activations], Activations], x: Activations, *, to_input: bool = True
+) -> tuple[Callable[..., Any], Callable[..., Any], list[Array]]:
+    """Forward alone, forward and backward together, and the arrays of `x` that they are functions of."""
     differentiable, others = split_differentiable(x)
 
     def pulled(shards: Params, differentiable: list[Array]) -> Any:
@@ -119,9 +182,7 @@ def _of_loop(
         gradients, dx = pull(dy)
         return y, gradients, dx if to_input else ()
 
-    once = _gathers(alone, shards, differentiable, axes=axes)
-    twice = _gathers(both, shards, differentiable, differentiable, axes=axes)
-    return frozenset(path for path in twice if twice[path] > once[path])
+    return alone, both, differentiable
 
 
 def _of_split(

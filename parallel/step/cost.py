@@ -18,7 +18,7 @@ from ...mesh.errors import UserError
 from ...mesh.keys import make_key
 from ..blocks.model_parts import recomputes_output
 from ..blocks.prefetch import prefetches_blocks
-from ..blocks.read_again import read_again
+from ..blocks.read_again import all_to_alls_again, read_again
 from ..collectives import CallCounts, Collective, StepCounts, Traffic
 from ..executor.loss import sent_at_a_tick
 from ..model import Batch, BlockModel, Model, Params, fold_block, has_state
@@ -209,14 +209,23 @@ def _own(
         own += [line.times(forward) for line in moved.forward]
         own += [line.times(backward) for line in moved.backward]
         if part == "block":
-            own += _recomputed(plan, moved, calls)
+            own += _recomputed(model, plan, moved, calls, shapes, platform)
     return [as_sent(line, plan.mesh_size(line.axes[-1]), platform) for line in own] if plan.pipeline else own
 
 
-def _recomputed(plan: ShardingPlan, moved: Traffic, calls: CallCounts) -> list[Collective]:
+def _recomputed(
+    model: BlockModel,
+    plan: ShardingPlan,
+    moved: Traffic,
+    calls: CallCounts,
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    platform: str,
+) -> list[Collective]:
     """What blocks move once more: inside backward under `remat`, and in a pipeline's actions that recompute."""
     remat, pipeline = plan.options.remat, plan.pipeline
     inside = moved.again if remat != "none" else ()
+    if inside and plan.frozen and remat == "dots" and not (pipeline or prefetches_blocks(plan)):
+        inside = all_to_alls_again(model, plan, shapes, plan.options, moved, platform)
     before = moved.again if remat != "full" else ()
     if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan, remat)):
         before = moved.forward

@@ -47,6 +47,10 @@ def proved(measured: Verification, *, files: bool, random: bool) -> Iterator[str
     yield "collectives"
     if measured.evaluation_rel is not None:
         yield "evaluation"
+    if measured.averages_rel is not None:
+        yield "evaluation of the averages"
+    if measured.loss_scale is not None:
+        yield "a step that is not finite, and the loss scale"
     if measured.round_trip:
         onto = " x ".join(f"{axis} {size}" for axis, size in measured.round_trip.mesh.items()) or "1 device"
         yield f"{'a checkpoint in files' if files else 'the state in memory'} restored onto {onto} and back"

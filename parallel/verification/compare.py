@@ -22,7 +22,7 @@ from ..step.build import build_step
 from ..step.state import StepMetrics, TrainState
 from ..step.train_step import Step
 from . import claims, diagnosis
-from .beyond_steps import beyond_steps
+from .beyond_steps import Averages, beyond_steps
 from .claims import frozen_parameters
 from .collective_check import CollectiveCheck, check_collectives
 from .differences import LeafError, array_errors, leaf_errors, relative
@@ -34,12 +34,10 @@ from .round_trip import SaveAndRestore
 from .rounding import moved
 from .row_counts import Case
 from .update_cause import Training
+from .widened import INIT_TOLERANCE, widened
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 """Everything in float64, where rounding cannot be taken for a mistake."""
-
-INIT_TOLERANCE = 1e-5
-"""Most models draw their initial parameters in float32."""
 
 OTHER_STEP = 7919
 """The step whose random numbers are compared with those of step 0."""
@@ -106,6 +104,7 @@ def verify_step(
     seed: int = 0,
     reduced: Mapping[str, tuple[Any, Any]] | None = None,
     save_and_restore: SaveAndRestore | None = None,
+    averages: Averages | None = None,
 ) -> Verification:
     """Compares a step with one device; `verify` for a step that is built already.
 
@@ -116,6 +115,7 @@ def verify_step(
         seed: As in `verify`.
         reduced: Config key -> (before, after), to be stated.
         save_and_restore: Writes a state to files and reads it; without it, states are passed on in memory.
+        averages: Reads the averages of the parameters that the optimizer keeps; None if there are none.
 
     Returns:
         What was measured.
@@ -127,7 +127,7 @@ def verify_step(
     device = step.layouts.mesh.backend_mesh.devices.flat[0]
     with x64(step.precision), jax.default_device(device):
         given: list[HostBatch] = [dict(batch) for batch in batches]
-        return _compare(_Asked(step, given, clip_norm, seed, reduced or {}, save_and_restore))
+        return _compare(_Asked(step, given, clip_norm, seed, reduced or {}, save_and_restore, averages))
 
 
 class _Asked(NamedTuple):
@@ -139,6 +139,7 @@ class _Asked(NamedTuple):
     seed: int
     reduced: Mapping[str, tuple[Any, Any]]
     save_and_restore: SaveAndRestore | None
+    averages: Averages | None
 
 
 def _check_exact(step: Step) -> None:
@@ -165,8 +166,8 @@ def _compare(asked: _Asked) -> Verification:
         stages=stages,
     )
     start = one_device.init(step.precision.params)
-    tolerances = one_device.tolerances(start, batches[0])
-    of_loss, of_update = tolerances
+    narrowings = one_device.narrowings(start, batches[0])
+    of_loss, of_update = tolerances = narrowings[0].tolerance, max(each.tolerance for each in narrowings)
     state = step.init(asked.seed)
     init = leaf_errors(state.params, start, tolerance=of_loss)
     params = jax.tree.map(np.asarray, state.params)
@@ -185,10 +186,10 @@ def _compare(asked: _Asked) -> Verification:
         reported.append(jax.device_get(metrics))
     saved = stored_order(step.plan).to_model(state)
     losses = tuple(float(metrics.loss) for metrics in reported)
-    errors = array_errors(found, state, saved, reference, *tolerances)
+    errors = array_errors(found, state, saved, reference, *tolerances, one_device.to_model)
     if errors.over(*tolerances):  # by rounding alone, perhaps
         reference = reference._replace(moved=one_device.train(moved(params, of_loss), batches))
-        errors = array_errors(found, state, saved, reference, *tolerances)
+        errors = array_errors(found, state, saved, reference, *tolerances, one_device.to_model)
     measured = Verification(
         **_facts(asked, len(batches), tolerances),
         init_rel=init[0].relative,
@@ -201,18 +202,18 @@ def _compare(asked: _Asked) -> Verification:
         reference_losses=reference.losses,
         collectives=collectives,
         first_difference=None,
+        widened=tuple(widened(init[0], errors, narrowings, step.precision)),
     )
     training = Training(step, one_device, batches, asked.seed, of_loss, of_update)
-    results = Found(measured, init[0], found, norm, reference, lambda: _case(asked, one_device), training)
-    first = first_difference(results)
-    if first is None:  # what is beyond the steps is looked at where these are right
-        measured = beyond_steps(measured, training, state, reference, asked.save_and_restore, results.case)
-    else:
-        measured = replace(measured, first_difference=first)
+    results = Found(measured, init[0], found, norm, reference, lambda: _case(asked, one_device, of_loss), training)
+    measured = replace(measured, first_difference=first_difference(results))
+    if measured.ok:  # what is beyond the steps is looked at if these are right
+        hooks = asked.save_and_restore, results.case, asked.averages
+        measured = beyond_steps(measured, training, state, reference, *hooks)
     return replace(measured, **_claims(asked, measured, one_device, reference, params))
 
 
-def _case(asked: _Asked, one_device: OneDevice) -> Case:
+def _case(asked: _Asked, one_device: OneDevice, tolerance: float) -> Case:
     """What a cause is looked for with, once something differs."""
     step, pipeline = asked.step, asked.step.layouts.pipeline
     microbatches = step.accumulate * (pipeline.schedule.microbatches if pipeline else 1)
@@ -221,7 +222,7 @@ def _case(asked: _Asked, one_device: OneDevice) -> Case:
     def run(params: Any, batch: HostBatch) -> Sums:
         return summed(step, fresh._replace(params=params), batch, asked.clip_norm)[0]
 
-    return Case(step.layouts, microbatches, run, fresh.params, one_device, asked.batches[0])
+    return Case(step.layouts, microbatches, run, fresh.params, one_device, asked.batches[0], tolerance)
 
 
 def _claims(

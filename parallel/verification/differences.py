@@ -1,5 +1,6 @@
 """Measuring how far arrays on a mesh are from those of one device, every copy on every device included."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...layouts.paths import leaves_with_paths
-from .rounding import measured_by
+from .rounding import MAX_WIDER, measured_by, undecided
 from .sums import Reference, Sums
 
 SMALL = 1e-6
@@ -22,10 +23,14 @@ class LeafError(NamedTuple):
     Attributes:
         relative: the largest difference on any device, as a part of the largest element of the reference.
         path: of the leaf.
+        wider: how many times wider than usual its tolerance is, since rounding alone moves it as far.
+        left_out: how many of its elements are not compared, since rounding alone decides their update.
     """
 
     relative: float
     path: str
+    wider: float = 1.0
+    left_out: int = 0
 
 
 def relative(found: float, reference: float) -> float:
@@ -55,7 +60,13 @@ class ArrayErrors(NamedTuple):
 
 
 def array_errors(
-    found: Sums, state: Any, saved: Any, reference: Reference, of_loss: float, of_update: float
+    found: Sums,
+    state: Any,
+    saved: Any,
+    reference: Reference,
+    of_loss: float,
+    of_update: float,
+    to_model: Callable[[Any], Any] = lambda tree: tree,
 ) -> ArrayErrors:
     """Compares every array of a training with that of one device.
 
@@ -66,6 +77,7 @@ def array_errors(
         reference: The training on one device.
         of_loss: The tolerance of gradients.
         of_update: The tolerance of what steps leave.
+        to_model: Puts stored blocks into the model's order.
     """
 
     def moved(name: str) -> Any:
@@ -74,16 +86,50 @@ def array_errors(
     gradients = leaf_errors(
         found.gradients, reference.gradients, scale=found.weight or 1.0, tolerance=of_loss, moved=moved("gradients")
     )
-    params = leaf_errors(state.params, reference.params, tolerance=of_update, moved=moved("params"))
+    params = leaf_errors(
+        state.params,
+        reference.params,
+        tolerance=of_update,
+        moved=moved("params"),
+        left_out=undecided_elements(reference, of_update),
+    )
     optimizer = state_errors(
-        saved.opt_state, reference.opt_state, saved.params, tolerance=of_update, moved=moved("opt_state")
+        saved.opt_state,
+        reference.opt_state,
+        saved.params,
+        tolerance=of_update,
+        moved=moved("opt_state"),
+        left_out=to_model(undecided_elements(reference, of_update)),
     )
     model_state = leaf_errors(state.model_state, reference.state, tolerance=of_update, moved=moved("state"))
     return ArrayErrors(tuple(gradients), tuple(params), tuple(optimizer), tuple(model_state))
 
 
+def undecided_elements(reference: Reference, tolerance: float) -> Any:
+    """The elements of the parameters whose update rounding alone decides, as masks; none before rounding is measured.
+
+    Args:
+        reference: A training on one device.
+        tolerance: That of what steps leave.
+    """
+    if reference.moved is None or tolerance not in MAX_WIDER:
+        return jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), reference.params)
+    limits = [MAX_WIDER[tolerance] * tolerance * size for size in _sizes(jax.tree.leaves(reference.params), tolerance)]
+    pairs = (zip(*map(jax.tree.leaves, each), strict=True) for each in (
+        (reference.gradients, reference.moved.gradients), (reference.params, reference.moved.params),
+    ))  # fmt: skip
+    masks = [undecided(*each) for each in zip(*pairs, limits, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(reference.params), masks)
+
+
 def leaf_errors(
-    found: Any, reference: Any, *, scale: float = 1.0, tolerance: float = 0.0, moved: Any = None
+    found: Any,
+    reference: Any,
+    *,
+    scale: float = 1.0,
+    tolerance: float = 0.0,
+    moved: Any = None,
+    left_out: Any = None,
 ) -> list[LeafError]:
     """Compares two pytrees leaf by leaf, the worst first.
 
@@ -93,22 +139,43 @@ def leaf_errors(
         scale: A factor on the reference.
         tolerance: That of the comparison: the wider it is, the larger is the noise of small leaves.
         moved: The reference of parameters that rounding has moved, see `rounding.py`; None: not measured.
+        left_out: Masks of the elements that are not compared; None compares all.
     """
     references, others = (
         [np.asarray(leaf, np.float64) * scale for leaf in jax.tree.leaves(tree)] for tree in (reference, moved)
     )
-    largest = max((_largest(leaf) for leaf in references), default=0.0)
-    noise = largest * (SMALL if tolerance < 1e-8 else SMALL_IN_FLOAT32)
+    masks = jax.tree.leaves(left_out) or [np.zeros(leaf.shape, bool) for leaf in references]
+    sizes = _sizes(references, tolerance)
     errors = []
-    for (path, leaf), expected, other in zip(leaves_with_paths(found), references, others or references, strict=True):
-        size = measured_by(max(_largest(expected), noise), expected, other, tolerance)
-        parts = [(np.asarray(shard.data), expected[shard.index]) for shard in leaf.addressable_shards]
-        errors.append(LeafError(max(_error(part, wanted, size) for part, wanted in parts), path))
+    for (path, leaf), expected, other, mask, own in zip(
+        leaves_with_paths(found), references, others or references, masks, sizes, strict=True
+    ):
+        error = _leaf_error(path, leaf, expected, other, np.zeros_like(mask), own, tolerance)
+        if mask.any() and error.relative > tolerance:
+            error = _leaf_error(path, leaf, expected, other, mask, own, tolerance)
+        errors.append(error)
     return sorted(errors, reverse=True)
 
 
+def _leaf_error(
+    path: str, leaf: Any, expected: np.ndarray, other: np.ndarray, mask: np.ndarray, own: float, tolerance: float
+) -> LeafError:
+    """Compares one array except for the elements of a mask; `own` is the size that its error is a part of."""
+    size = measured_by(own, expected[~mask], other[~mask], tolerance)
+    parts = [(np.asarray(shard.data), expected[shard.index], ~mask[shard.index]) for shard in leaf.addressable_shards]
+    error = max(_error(part[kept], wanted[kept], size) for part, wanted, kept in parts)
+    return LeafError(error, path, size / own if own else 1.0, int(mask.sum()))
+
+
+def _sizes(references: list[np.ndarray], tolerance: float) -> list[float]:
+    """What each array is measured by: its largest element, or a part of the largest of all."""
+    largest = max(map(_largest, references), default=0.0)
+    noise = largest * (SMALL if tolerance < 1e-8 else SMALL_IN_FLOAT32)
+    return [max(_largest(leaf), noise) for leaf in references]
+
+
 def state_errors(
-    found: Any, reference: Any, params: Any, *, tolerance: float = 0.0, moved: Any = None
+    found: Any, reference: Any, params: Any, *, tolerance: float = 0.0, moved: Any = None, left_out: Any = None
 ) -> list[LeafError]:
     """Compares an optimizer's state leaf by leaf, the worst first.
 
@@ -120,9 +187,11 @@ def state_errors(
         params: The parameters, whose paths tell the kinds.
         tolerance: As in `leaf_errors`.
         moved: As in `leaf_errors`.
+        left_out: Of the parameters; they hold for the arrays of the same shape that belong to a parameter.
     """
+    masks = dict(leaves_with_paths(left_out)) if left_out is not None else {}
     ends = sorted((path for path, _ in leaves_with_paths(params)), key=len, reverse=True)
-    kinds: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {}
+    kinds: dict[str, tuple[dict[str, Any], ...]] = {}
     errors = []
     others = jax.tree.leaves(reference if moved is None else moved)
     for (path, leaf), expected, other in zip(leaves_with_paths(found), jax.tree.leaves(reference), others, strict=True):
@@ -131,10 +200,14 @@ def state_errors(
             errors.append(LeafError(0.0, path))  # such as the best loss so far, which begins as infinite
             continue
         end = next((each for each in ends if path == each or path.endswith(f"/{each}")), None)
-        members = kinds.setdefault(path if end is None else path[: -len(end)], ({}, {}, {}))
-        members[0][path], members[1][path], members[2][path] = leaf, expected, other
-    for arrays, expected, others in kinds.values():
-        errors += leaf_errors(arrays, expected, tolerance=tolerance, moved=others)
+        mask = masks.get(end or "")
+        if mask is None or mask.shape != expected.shape:
+            mask = np.zeros(expected.shape, bool)
+        members = kinds.setdefault(path if end is None else path[: -len(end)], ({}, {}, {}, {}))
+        for member, value in zip(members, (leaf, expected, other, mask), strict=True):
+            member[path] = value
+    for arrays, expected, others, mask in kinds.values():
+        errors += leaf_errors(arrays, expected, tolerance=tolerance, moved=others, left_out=mask)
     return sorted(errors, reverse=True)
 
 

@@ -81,13 +81,13 @@ def _of_first_batch(found: Found) -> Iterator[Difference]:
         what = "loss" if isfinite(reference.losses[0]) else NOT_FINITE
         yield Difference(what=what, where="", relative=measured.loss_rel, hint=hint)
     if measured.weight_rel > tolerance:
-        hint = diagnosis.of_weight(found.case(), found.sums.weight, reference.weight)
+        hint = diagnosis.of_weight(found.sums.weight, reference.weight)
         yield Difference(what="weight", where="", relative=measured.weight_rel, hint=hint)
     if worst.relative > tolerance:
         hint = diagnosis.of_gradient(found.case(), worst.path, found.sums, expected, (found.norm, reference.norm))
         yield Difference(what="gradients", where=worst.path, relative=worst.relative, hint=hint)
     if measured.grad_norm_rel > tolerance:
-        hint = diagnosis.of_norm(found.case(), found.norm, reference.norm, reference.gradients)
+        hint = diagnosis.of_norm(found.norm, reference.norm)
         yield Difference(what="gradient norm", where="", relative=measured.grad_norm_rel, hint=hint)
 
 
@@ -99,14 +99,14 @@ def _of_training(found: Found) -> Iterator[Difference]:
     if changed.relative > bound:
         hint = update_cause.of_parameters(changed.path, found.training, measured.losses, measured.reference_losses)
         yield Difference(what="parameters", where=changed.path, relative=changed.relative, hint=hint)
-    for error, path in measured.optimizer[:1]:
+    for error, path, *_ in measured.optimizer[:1]:
         if error > bound:
             hint = (
                 f"All parameters are right after {steps}. This array of the optimizer's state is not: it is what later "
                 "updates begin with."
             )
             yield Difference(what="optimizer's state", where=path, relative=error, hint=hint)
-    for error, path in measured.model_state[:1]:
+    for error, path, *_ in measured.model_state[:1]:
         if error > bound:
             hint = (
                 f"All parameters are right after {steps}. This array of the model's own state is not: "

@@ -20,7 +20,7 @@ from jax import Array
 from ..model import BlockModel, Model, Params
 from ..model.row_axes import asks_for_batch_axes
 from ..schedule.stages import Stages
-from .rounding import tolerance, width
+from .rounding import Narrowing, narrowing, width
 from .sums import HostBatch as HostBatch
 from .sums import Reference as Reference
 from .sums import Sums as Sums
@@ -65,7 +65,7 @@ class OneDevice:
     def init(self, dtype: str) -> Params:
         """The initial parameters, stored in `dtype`, on the host."""
         params = jax.jit(lambda key: _cast(self.model.init(key), dtype))(_key_of(self.seed))
-        return self._to_stored(params)
+        return self.to_stored(params)
 
     def first_model_state(self, dtype: str) -> Any:
         """The model's first state, stored in `dtype`, on the host; () where it has none."""
@@ -84,7 +84,7 @@ class OneDevice:
             state: The model's; its first one by default.
         """
         sums = self.sums_in_order(self.to_model(params), batch, step, state)
-        return sums._replace(gradients=self._to_stored(sums.gradients))
+        return sums._replace(gradients=self.to_stored(sums.gradients))
 
     def sums_in_order(self, params: Params, batch: HostBatch, step: int, state: Any = None) -> Sums:
         """The same with parameters and gradients in the model's order."""
@@ -129,7 +129,7 @@ class OneDevice:
             losses.append(sums.total / weight)
             weights.append(sums.weight)
             norms.append(_norm(mean))
-        gradients, params = self._to_stored(first), self._to_stored(params)
+        gradients, params = self.to_stored(first), self.to_stored(params)
         steps = tuple(losses), tuple(weights), tuple(norms)
         return Reference(*steps, gradients, params, opt_state, tuple(metrics), state)
 
@@ -148,7 +148,12 @@ class OneDevice:
         return jax.random.fold_in(_key_of(self.seed), step)
 
     def evaluate(self, params: Params, batch: HostBatch, state: Any = None) -> tuple[float, float]:
-        """The sums (loss, weight) of a batch without randomness.
+        """The sums (loss, weight) of a batch without randomness; the arguments are those of `measure`."""
+        sums = self.measure(params, batch, state)
+        return sums.total, sums.weight
+
+    def measure(self, params: Params, batch: HostBatch, state: Any = None) -> Sums:
+        """The sums of a batch and of the model's metrics, without randomness and gradients.
 
         Args:
             params: Host arrays.
@@ -156,22 +161,18 @@ class OneDevice:
             state: The model's; its first one by default.
         """
         state = self.first_model_state(_widest(params)) if state is None else state
-        total, weight, *_ = self._evaluate(self.to_model(params), dict(batch), state)
-        return float(total), float(weight)
+        total, weight, metrics, _ = self._evaluate(self.to_model(params), dict(batch), state)
+        return Sums(float(total), float(weight), None, on_host(metrics))
 
-    def tolerances(self, params: Params, batch: HostBatch) -> tuple[float, float]:
-        """The errors that rounding explains: of loss and gradients, and of the update.
-
-        The programs tell them, since a model may cast to float32 by itself.
-        """
+    def narrowings(self, params: Params, batch: HostBatch) -> tuple[Narrowing, Narrowing]:
+        """The narrowest numbers of the loss with its gradients, and of the update; a model may cast by itself."""
         params = self.to_model(params)
         state = self.first_model_state(_widest(params))
         loss = jax.make_jaxpr(self._sums)(params, dict(batch), np.int32(0), state)
         opt_state = jax.eval_shape(self.optimizer.init, params)
         update = jax.make_jaxpr(self._apply)(params, opt_state, params, 0.0)
         stored = _widest(params)
-        of_loss, of_update = tolerance(loss.jaxpr, stored), tolerance(update.jaxpr, stored, scalars=False)
-        return of_loss, max(of_loss, of_update)
+        return narrowing(loss.jaxpr, stored), narrowing(update.jaxpr, stored, scalars=False)
 
     def to_model(self, params: Params) -> Params:
         """Puts the blocks of parameters that are stored stage by stage into the model's order."""
@@ -182,7 +183,8 @@ class OneDevice:
         blocks = jax.tree.map(lambda leaf: np.asarray(leaf)[slots], params["blocks"])
         return {**params, "blocks": blocks}
 
-    def _to_stored(self, params: Params) -> Params:
+    def to_stored(self, params: Params) -> Params:
+        """Undoes `to_model`: blocks as the stages store them, zeros in slots that hold no block."""
         params = jax.tree.map(np.asarray, params)
         if self.stages is None:
             return params

@@ -12,6 +12,7 @@ from .causality import Future
 from .collective_check import CollectiveCheck
 from .differences import LeafError
 from .round_trip import RoundTrip
+from .widened import Widened
 
 MOST_SHOWN = 5
 """Leaves listed where something differs."""
@@ -28,9 +29,10 @@ class Difference:
 
     what: str
     """initial parameters, loss, weight, gradients, gradient norm, parameters, optimizer's state, the model's state,
-    what a step reports, evaluation, checkpoint or collectives; or one of `OF_THE_MODEL`."""
+    what a step reports, evaluation, evaluation of the averages, loss scale, checkpoint or collectives; or one of
+    `OF_THE_MODEL`."""
     where: str
-    """The path of the worst leaf, or ""."""
+    """The path of the worst leaf, a metric, or ""."""
     relative: float
     """How far it is off; for collectives and a checkpoint, how many lines."""
     hint: str
@@ -83,6 +85,10 @@ class Verification:
     evaluation_rel: float | None = None
     """The sums (loss, weight) of an evaluation, the worse one; None where it was not looked at. What is beyond the
     steps is looked at where these are right."""
+    averages_rel: float | None = None
+    """The same of an evaluation of the averages of the parameters, if the optimizer keeps them."""
+    loss_scale: str | None = None
+    """What is wrong with dynamic loss scaling, "" if nothing is; None if it was not looked at."""
     round_trip: RoundTrip | None = None
     """What came of saving and restoring, likewise."""
     future: Future | None = None
@@ -91,6 +97,8 @@ class Verification:
     """What this run proves: nothing where something differs."""
     not_looked_at: tuple[str, ...] = ()
     """What it did not look at."""
+    widened: tuple[Widened, ...] = ()
+    """Tolerances that are wider than those of `dtype`, and elements that are not compared."""
     reduced: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Config key -> (what the config says, what was verified)."""
 
@@ -120,17 +128,20 @@ class Verification:
             "grad_norm_rel": self.grad_norm_rel,
             "params_rel": self.params[0].relative,
             "worst_parameter": self.params[0].path,
-            "gradients": {path: error for error, path in sorted(self.gradients, key=lambda each: each.path)},
+            "gradients": {each.path: each.relative for each in sorted(self.gradients, key=lambda each: each.path)},
             "losses": list(self.losses),
             "reference_losses": list(self.reference_losses),
-            "optimizer_rel": max((error for error, _ in self.optimizer), default=0.0),
-            "model_state_rel": max((error for error, _ in self.model_state), default=0.0),
+            "optimizer_rel": max((each.relative for each in self.optimizer), default=0.0),
+            "model_state_rel": max((each.relative for each in self.model_state), default=0.0),
             "reported_rel": self.reported[0],
             "evaluation_rel": self.evaluation_rel,
+            "averages_rel": self.averages_rel,
+            "loss_scale": self.loss_scale,
             "checkpoint": _checkpoint(self.round_trip),
             "future": self.future._asdict() if self.future else None,
             "proved": list(self.proved),
             "not_looked_at": list(self.not_looked_at),
+            "widened": [each._asdict() for each in self.widened],
             "collectives": {
                 "predicted": _lines(moved.predicted),
                 "found": _lines(moved.found),
@@ -170,11 +181,13 @@ def _error_lines(result: Verification) -> Iterator[str]:
         ("gradient norm", result.grad_norm_rel, result.tolerance, ""),
         (f"parameters after {counted(result.steps, 'step')}", changed.relative, result.params_tolerance, changed.path),
         ("optimizer's state", optimizer.relative, result.params_tolerance, optimizer.path),
-        *(("the model's state", error, result.params_tolerance, path) for error, path in result.model_state[:1]),
+        *(("the model's state", each.relative, result.params_tolerance, each.path) for each in result.model_state[:1]),
         ("reported by each step", result.reported[0], result.params_tolerance, result.reported[1]),
     ]
     if result.evaluation_rel is not None:
         rows.append(("evaluation", result.evaluation_rel, result.tolerance, ""))
+    if result.averages_rel is not None:
+        rows.append(("evaluation of the averages", result.averages_rel, result.params_tolerance, ""))
     if result.future and result.future.positions:
         position, change = result.future.seen or (None, 0.0)
         rows.append(("loss with other later tokens", change, result.tolerance, _after(position)))
@@ -188,8 +201,7 @@ def _error_lines(result: Verification) -> Iterator[str]:
         differing, arrays = len(result.round_trip.differing), result.round_trip.arrays
         yield f"{'restored, bit for bit':<28} {f'{arrays} arrays' if not differing else f'{differing} differ':>14}"
     off = [each for each in result.gradients if each.relative > result.tolerance][:MOST_SHOWN]
-    for error, path in off[1:]:
-        yield f"  and the gradient of {path}: {error:.1e}"
+    yield from (f"  and the gradient of {each.path}: {each.relative:.1e}" for each in off[1:])
 
 
 def _after(position: int | None) -> str:
@@ -232,7 +244,8 @@ def _verdict(result: Verification) -> str:
 def _claims(result: Verification) -> str:
     """The last line."""
     proved = ", ".join(result.proved) or "nothing"
-    return f"proved: {proved}; not looked at: {', '.join(result.not_looked_at)}"
+    line = f"proved: {proved}; not looked at: {', '.join(result.not_looked_at)}"
+    return f"{line}; wider tolerances: {'; '.join(map(str, result.widened))}" if result.widened else line
 
 
 def _checkpoint(trip: RoundTrip | None) -> dict[str, Any] | None:

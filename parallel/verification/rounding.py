@@ -2,35 +2,65 @@
 
 Of some arrays rounding moves more. The gradient of a bias before a batch norm is zero, a sum of terms that are not:
 what is left of them is rounding alone, and two right programs have other digits of it. So it is measured: one device
-trains twice, from the parameters and from the same, each moved by the last place of its digits (`moved`).
+trains twice, from the parameters and from the same, each moved by the last place of its digits (`moved`). An optimizer
+that takes a gradient's sign makes a whole update of such noise: no two programs agree on it (`undecided`).
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..xla.equations import equations
+from ...mesh.compat import is_literal, line_of
+from ..xla.equations import inner_programs
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 """The relative error that rounding alone explains, where the narrowest numbers of a program have this dtype."""
 MEASURED_TIMES = 16
 """Times what one rounding of the parameters moves, rounding on two meshes explains."""
-MOST_WIDER = {1e-9: 1e3, 1e-5: 1e2}
+MAX_WIDER = {1e-9: 1e3, 1e-5: 1e2}
 """Tolerance -> how many times it what is measured can explain at most; in 16 bits it is wide enough."""
 
 
-def tolerance(jaxpr: Any, stored: str, *, scalars: bool = True) -> float:
-    """The relative error that rounding explains in what a program computes.
+class Narrowing(NamedTuple):
+    """The narrowest floating-point numbers of a program.
+
+    Attributes:
+        dtype: Their dtype.
+        array: The array that a cast narrows, such as "float64[8,16]"; "" if none is cast to fewer bits.
+        place: The line that casts it.
+    """
+
+    dtype: str
+    array: str = ""
+    place: str = ""
+
+    @property
+    def tolerance(self) -> float:
+        """The relative error that rounding explains."""
+        return TOLERANCES.get(self.dtype, 0.0)
+
+
+def narrowing(jaxpr: Any, stored: str, *, scalars: bool = True) -> Narrowing:
+    """Finds the narrowest numbers that a program computes with.
+
+    A constant that is cast, such as the rate of a dropout, is the same number on every mesh and does not count.
 
     Args:
         jaxpr: The program.
         stored: The dtype of its parameters.
-        scalars: Whether numbers count as well that are no array: a learning rate in float32 is the same everywhere.
+        scalars: Whether scalars that depend on the program's inputs count: a learning rate in float32 is the same
+            everywhere.
     """
-    return TOLERANCES.get(min((stored, *_narrowed(jaxpr, scalars)), key=width), 0.0)
+    casts = _narrowed(jaxpr, scalars, set(jaxpr.invars))
+    return min([Narrowing(stored), *casts], key=lambda each: width(each.dtype))
+
+
+def tolerance(jaxpr: Any, stored: str, *, scalars: bool = True) -> float:
+    """The relative error that rounding explains in a program; the arguments are those of `narrowing`."""
+    return narrowing(jaxpr, stored, scalars=scalars).tolerance
 
 
 def width(dtype: str) -> int:
@@ -38,15 +68,24 @@ def width(dtype: str) -> int:
     return jnp.finfo(dtype).bits if dtype else 0
 
 
-def _narrowed(jaxpr: Any, scalars: bool) -> Iterator[str]:
-    """The dtypes that floating-point numbers are cast down to, anywhere in a program; `scalars` too, if asked for."""
-    for equation in equations(jaxpr):
-        if equation.primitive.name != "convert_element_type":
+def _narrowed(jaxpr: Any, scalars: bool, inputs: set[Any]) -> Iterator[Narrowing]:
+    """The casts to fewer bits of what depends on some inputs of a program; `inputs` grows by what follows from them."""
+    for equation in jaxpr.eqns:
+        reads = [not is_literal(each) and each in inputs for each in equation.invars]
+        inputs.update(equation.outvars if any(reads) else ())
+        for inner in inner_programs(equation):
+            is_call = len(inner.invars) == len(reads) and equation.primitive.name not in ("scan", "while")
+            read = reads if is_call else [any(reads)] * len(inner.invars)
+            yield from _narrowed(
+                inner, scalars, {each for each, is_read in zip(inner.invars, read, strict=True) if is_read}
+            )
+        if equation.primitive.name != "convert_element_type" or not any(reads):
             continue
-        given, made = (variables[0].aval.dtype for variables in (equation.invars, equation.outvars))
-        floating = all(jnp.issubdtype(each, jnp.floating) for each in (given, made))
-        if floating and made.itemsize < given.itemsize and (scalars or equation.outvars[0].aval.shape):
-            yield str(made)
+        given, made = equation.invars[0].aval, equation.outvars[0].aval
+        floating = all(jnp.issubdtype(each.dtype, jnp.floating) for each in (given, made))
+        if floating and made.dtype.itemsize < given.dtype.itemsize and (scalars or made.shape):
+            array = f"{given.dtype}[{','.join(map(str, given.shape))}]"
+            yield Narrowing(str(made.dtype), array, line_of(equation))
 
 
 def moved(params: Any, bound: float) -> Any:
@@ -76,9 +115,29 @@ def measured_by(size: float, found: np.ndarray, other: np.ndarray, bound: float)
         other: The same after training from `moved` parameters.
         bound: The tolerance of the comparison.
     """
-    if bound not in MOST_WIDER:
+    if bound not in MAX_WIDER:
         return size
     apart = float(np.abs(np.asarray(other, np.float64) - np.asarray(found, np.float64)).max(initial=0.0))
     if not np.isfinite(apart):
         return size
-    return min(max(size, MEASURED_TIMES * apart / bound), MOST_WIDER[bound] * size)
+    return min(max(size, MEASURED_TIMES * apart / bound), MAX_WIDER[bound] * size)
+
+
+def undecided(
+    gradients: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.ndarray], limit: float
+) -> np.ndarray:
+    """The elements of a parameter whose update rounding alone decides.
+
+    Args:
+        gradients: Those of the first batch, from the parameters and from `moved` ones.
+        after: The parameter after all steps of both trainings.
+        limit: The largest difference that `measured_by` can explain.
+
+    Returns:
+        A mask: the elements whose gradient is no larger than what rounding moves in this array, if the parameter moves
+        by more than the limit in one of them; else nothing.
+    """
+    gradient, other = (np.asarray(each, np.float64) for each in gradients)
+    noise = np.abs(gradient) <= MEASURED_TIMES * np.abs(gradient - other).max(initial=0.0)
+    first, second = (np.asarray(each, np.float64) for each in after)
+    return noise & bool((noise & (np.abs(first - second) > limit)).any())

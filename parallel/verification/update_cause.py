@@ -13,7 +13,7 @@ import numpy as np
 
 from ..sharding.stored_order import stored_order
 from ..step.train_step import Step
-from .diagnosis import of_order
+from .diagnosis import factor, how_it_differs
 from .differences import leaf_errors, relative, state_errors
 from .reference import HostBatch, OneDevice, Sums
 from .row_counts import is_same, leaf_of
@@ -91,13 +91,10 @@ def _of_update(path: str, before: np.ndarray, found: np.ndarray, expected: np.nd
         return f"{path} does not move."
     if is_same(found, expected):
         return f"{path} is right after the first update that is wrong."
-    ratio = float((moved * wanted).sum() / max((wanted * wanted).sum(), 1e-300))
-    if is_same(moved, ratio * wanted):
-        return f"{path} moves {ratio:.6g} times as far as on one device."
     own = float((extra * before).sum() / max((before * before).sum(), 1e-300))
-    if is_same(extra, own * before):
-        return f"{path} has {own:+.4g} times itself added, beyond the update of one device, as weight decay does."
-    return of_order(moved, wanted) or f"{path} moves another way than on one device."
+    if is_same(own * before, extra) and not factor(moved, wanted):
+        return f"{path} has {own:+.4g} times itself added, beyond the update of one device."
+    return f"its change is {how_it_differs(moved, wanted)}"
 
 
 def _leaf(tree: Any, path: str) -> np.ndarray:

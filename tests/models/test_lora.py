@@ -266,3 +266,21 @@ def test_the_compiled_step_gathers_what_is_predicted(remat):
     gathers = next(line.count for line in found if line.kind == "all-gather")
     outside, of_block = 1 + 1 + 2, ("down", "scale", "a", "b", *(("up",) if remat == "full" else ()))
     assert gathers == outside + toy.BLOCKS * (5 + len(of_block))
+
+
+@pytest.mark.parametrize(("match", "count"), [("query|value", 10), ("query|out", 12)])
+def test_all_to_alls_that_no_adapter_needs_are_not_made_again(match, count):
+    """Products are kept: the way back of the heads is made again for the gradient of `out` alone, if it has one."""
+    sizes = {"vocabulary": 16, "layers": 2, "width": 8, "heads": 2, "length": 4}
+    lora = LoRA(transformer(TransformerConfig(**sizes)), LoRAConfig(rank=2, match=(f"blocks/attention/({match})",)))
+    strategy = {"context": {"size": 2, "attention": "all_to_all"}}
+    layouts = lay_out(lora.model, strategy, devices=toy.devices(2), frozen=lora.frozen)
+    shapes = jax.eval_shape(lora.model.init, jax.random.key(0))
+    optimizer = make_optimizer(OptimizerConfig(), 10, shapes, frozen=lora.frozen)
+    step = build_step(lora.model, optimizer, layouts, remat="dots")
+    rows = {"inputs": "int32", "targets": "int32", "weights": "float32"}
+    batch = {name: jax.ShapeDtypeStruct((2, 4), dtype) for name, dtype in rows.items()}
+    batch["example"] = jax.ShapeDtypeStruct((2,), "int32")
+    found = census(step.compile(batch).as_text(), layouts.mesh)
+    assert found == step.cost(batch)
+    assert next(line.count for line in found if line.kind == "all-to-all") == count

@@ -25,7 +25,7 @@ from ...xla.equations import equations
 from . import words as words
 from .probe import ROWS, HostBatch, Pair, Pairs, Probe, first_rows, moved, nudged, part
 from .probe import NotChecked as NotChecked
-from .random_key import check_key
+from .random_key import check_key, shared_key
 
 SCREEN = 1e-5
 """The smallest difference that is looked into, as a part of the sums: four rows in another order round to 1e-6."""
@@ -148,10 +148,14 @@ def _kinds(case: _Case) -> Iterator[Breach]:
         return
     if not case.agree(found) and not _adds_a_constant(case, found) and not _only_weight_differs(case, found):
         alone = None if case.key is None else _without_key(case)
-        if case.key is not None and _draws(case) and (alone is None or case.agree(alone)):
+        shared = shared_key(case.key) if case.key is not None and _draws(case) else None
+        if alone and not case.agree(alone):
+            plain, key = alone, None
+        else:  # with the same random numbers for all rows, what is left is not theirs
+            plain, key = (found, case.key) if shared is None else (case.sums(shared), shared)
+        if shared is not None and case.agree(plain):
             yield Breach("random", words.random(found, alone))
         else:
-            plain, key = (alone, None) if alone else (found, case.key)
             twice, once = case.pair([0, 1, 0, 1], key), case.pair([0, 1], key)
             is_mean = case.same(twice.total, once.total, plain) and not case.same(once.total, 0.0, plain)
             if is_mean:

@@ -82,7 +82,7 @@ class Probe:
         self.loss = with_first_state(model)
         self.dtype = dtype
         self._couples_rows = False
-        self._compiled: dict[tuple[str, int, bool], Any] = {}
+        self._compiled: dict[tuple[str, int, str], Any] = {}
 
     def sums(self, params: Params, rows: HostBatch, key: Array | None) -> Pairs:
         """The pairs of four rows in all arrangements."""
@@ -164,7 +164,7 @@ class Probe:
             if self.dtype == "float64":
                 stack.enter_context(jax.enable_x64(True))
             arguments = params, {name: self._prepared(array) for name, array in rows.items()}, key
-            signature = name, count(rows), key is None
+            signature = name, count(rows), "" if key is None else str(key.dtype)
             if signature not in self._compiled:
                 with noticing() as asked:
                     self._compiled[signature] = _compiled(function, arguments, count(rows))

@@ -5,6 +5,7 @@ numbers of training. To compile 27 draws of threefry takes 2.6 s of processor on
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -54,4 +55,35 @@ def _fold_in(key: Array, data: Any) -> Array:
 
 _IMPLEMENTATION = define_prng_impl(
     key_shape=(2,), seed=_seed, split=_split, random_bits=_random_bits, fold_in=_fold_in, name="contract", tag="chk"
+)
+
+
+def shared_key(key: Array) -> Array:
+    """A key whose draws are one number for every row and element, whatever is folded in; else as `check_key`.
+
+    A uniform number is under 1 / 16, so that a dropout keeps everything.
+    A model that still depends on which rows are together does so for another reason than its random numbers.
+    """
+    words = jax.random.key_data(key).reshape(-1)[-2:]
+    return jax.random.wrap_key_data(words, impl=_SHARED)
+
+
+def _first(draw: Callable[[Array, tuple[int, ...]], Array]) -> Callable[[Array, tuple[int, ...]], Array]:
+    """The first number, or key, of a draw, repeated for all of them."""
+
+    def repeat(key: Array, shape: tuple[int, ...]) -> Array:
+        one = draw(key, (1,))[0]
+        return jnp.broadcast_to(one, (*shape, *one.shape))
+
+    return repeat
+
+
+_SHARED = define_prng_impl(
+    key_shape=(2,),
+    seed=_seed,
+    split=_first(_split),
+    random_bits=lambda key, bits, shape: _first(lambda key, shape: _random_bits(key, bits, shape) >> 4)(key, shape),
+    fold_in=lambda key, data: _fold_in(key, jnp.zeros_like(data)),
+    name="shared",
+    tag="shr",
 )

@@ -34,9 +34,11 @@ def right():
 def test_everything_agrees():
     result = right()
     assert result.ok, str(result)
-    assert {path for _, path in result.gradients} == {"first", "scale", "second"}
+    assert {each.path for each in result.gradients} == {"first", "scale", "second"}
     assert result.losses == pytest.approx(result.reference_losses, rel=1e-12)
     assert result.tolerance == result.params_tolerance == 1e-9
+    assert result.widened == ()
+    assert "wider tolerances" not in str(result)
     assert max(result.loss_rel, result.gradients[0].relative, result.grad_norm_rel, result.params[0].relative) < 1e-13
     assert result.collectives.found == result.collectives.predicted != ()
     assert "The same as on one device." in str(result)
@@ -69,6 +71,11 @@ def test_a_model_that_casts_to_float32_is_measured_as_such():
     result = verified(replace(MODEL, loss=narrow))
     assert result.ok, str(result)
     assert (result.dtype, result.tolerance) == ("float64", 1e-5)
+    (widened,) = result.widened
+    assert (widened.what, widened.array, widened.tolerance) == ("loss and gradients", "float64[16,16]", 1e-5)
+    assert "is cast to float32 at verification/test_compare.py:" in widened.reason
+    assert str(result).splitlines()[-1].endswith(f"; wider tolerances: {widened}")
+    assert result.to_json()["widened"] == [widened._asdict()]
 
 
 @pytest.mark.slow

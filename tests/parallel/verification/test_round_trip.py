@@ -31,6 +31,18 @@ MODEL = replace(toy.BLOCK_MODEL, init=five, num_blocks=FIVE)
 OPTIMIZER = optax.adamw(1e-2)
 
 
+def counting(params):
+    """Counts the updates of each block, as adafactor does."""
+    return {"blocks": jnp.zeros(len(params["blocks"]["up"]), jnp.int32)}
+
+
+def counted(updates, state, params=None):
+    return updates, jax.tree.map(lambda count: count + 1, state)
+
+
+OPTIMIZER = optax.chain(OPTIMIZER, optax.GradientTransformation(counting, counted))
+
+
 @cache
 def training():
     """A pipeline whose stages store blocks in another order, and one device; compiled once."""
@@ -55,7 +67,7 @@ def test_it_comes_back():
     result = sent()
     assert (dict(result.mesh), result.differing) == ({"fsdp": 2}, ())
     assert result.params[0].relative < 1e-5
-    assert result.next_step == 0
+    assert result.next_step == 0, "slots without a block restart their count, and that is no difference"
     assert result.arrays == len(jax.tree.leaves(training()[0].abstract_state()))
 
 
@@ -81,7 +93,7 @@ def test_blocks_that_are_not_put_back(monkeypatch):
     result = sent(plant=lambda: monkeypatch.setattr(stored_order, "store_blocks", padded))
     assert result.params[0].relative < 1e-5
     assert any(line.startswith("params/blocks/up, restored from there, ") for line in result.differing)
-    assert any(line.startswith("opt_state/0/mu/blocks/up") for line in result.differing)
+    assert any(line.startswith("opt_state/0/0/mu/blocks/up") for line in result.differing)
 
 
 def swapped(state, like):

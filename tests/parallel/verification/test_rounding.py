@@ -9,13 +9,16 @@ import toy
 from jax import lax
 from spmdkit.parallel import Model, batch_axes, verify
 from spmdkit.parallel import data as data_strategy
+from spmdkit.parallel.step import train_step as step_file
 from spmdkit.parallel.verification.rounding import (
+    MAX_WIDER,
     MEASURED_TIMES,
-    MOST_WIDER,
     TOLERANCES,
     measured_by,
     moved,
+    narrowing,
     tolerance,
+    undecided,
     width,
 )
 
@@ -65,6 +68,25 @@ def test_scalars_count_only_where_asked_for():
     assert tolerance(program, "float32", scalars=False) == TOLERANCES["float32"]
 
 
+def test_a_constant_scalar_narrows_no_array(float64):
+    """The rate of a dropout, cast to float32: the same number on every mesh."""
+
+    def scaled(x):
+        return x * jnp.asarray(0.9, "float64").astype("float32")
+
+    for function in (scaled, jax.jit(scaled), lambda x: lax.scan(lambda x, _: (scaled(x), None), x, length=2)[0]):
+        assert tolerance(traced(function, "float64"), "float64") == TOLERANCES["float64"]
+    passed = jax.jit(lambda x, rate: x * rate.astype("float32"))
+    assert tolerance(traced(lambda x: passed(x, 0.9), "float64"), "float64") == TOLERANCES["float64"]
+    assert tolerance(traced(lambda x: passed(x, x.sum()), "float64"), "float64") == TOLERANCES["float32"]
+
+
+def test_a_narrowing_names_its_array_and_its_line(float64):
+    found = narrowing(traced(lambda x: x.astype("float32"), "float64"), "float64")
+    assert (found.dtype, found.array) == ("float32", "float64[3]")
+    assert found.place.startswith("verification/test_rounding.py:")
+
+
 def test_width_in_bits():
     assert [width(dtype) for dtype in ("float64", "bfloat16", "")] == [64, 16, 0]
 
@@ -87,10 +109,20 @@ def test_an_array_is_measured_by_what_rounding_moves_up_to_a_limit():
     assert measured_by(2.0, found, found, bound) == 2.0
     assert measured_by(2.0, found, found + 1e-12, bound) == 2.0, "less than its size explains"
     assert measured_by(2.0, found, found + 1e-8, bound) == pytest.approx(MEASURED_TIMES * 10, rel=1e-6)
-    assert measured_by(2.0, found, found + 1.0, bound) == 2.0 * MOST_WIDER[bound]
+    assert measured_by(2.0, found, found + 1.0, bound) == 2.0 * MAX_WIDER[bound]
     assert measured_by(2.0, found, found + np.nan, bound) == 2.0
     assert measured_by(2.0, found, found + 1.0, TOLERANCES["bfloat16"]) == 2.0
     assert measured_by(0.0, np.zeros((0, 3)), np.zeros((0, 3)), bound) == 0.0
+
+
+def test_elements_of_which_rounding_decides_the_update():
+    gradient = np.array([1e-17, -2e-17, 0.5])
+    other = gradient + np.array([3e-17, 1e-17, 1e-17])
+    after, flipped = np.array([1.0, 2.0, 3.0]), np.array([1.5, 2.0, 3.0])
+    assert undecided((gradient, other), (after, flipped), 1e-6).tolist() == [True, True, False]
+    assert not undecided((gradient, other), (after, after), 1e-6).any(), "no element moves"
+    flipped = np.array([1.0, 2.0, 3.5])
+    assert not undecided((gradient, other), (after, flipped), 1e-6).any(), "its gradient is no rounding"
 
 
 WIDTH, ROWS, PLACES, SMALL = 8, 16, 32, 1e-4
@@ -132,22 +164,48 @@ def batches():
     ]
 
 
-def verified(**options):
-    return verify(NORMED, {"data": 4}, batches(), optimizer=optax.adamw(1e-3), devices=toy.devices(4), **options)
+ADAMW = optax.adamw(1e-3)
+
+
+def verified(optimizer=ADAMW, **options):
+    return verify(NORMED, {"data": 4}, batches(), optimizer=optimizer, devices=toy.devices(4), **options)
 
 
 def errors(result, kind="gradients"):
-    return {path: error for error, path in getattr(result, kind)}
+    return {each.path: each.relative for each in getattr(result, kind)}
 
 
 def test_a_gradient_that_is_rounding_alone_is_no_difference(monkeypatch):
     result = verified()
     assert result.ok, str(result)
     assert max(errors(result).values()) < 1e-9
-    monkeypatch.setattr("spmdkit.parallel.verification.rounding.MOST_WIDER", {})
+    (wider,) = [each for each in result.widened if each.what == "gradients"]
+    assert (wider.array, wider.tolerance > 1e-9) == ("before", True)
+    assert f"gradients to {wider.tolerance:.1e}: before is moved" in str(result).splitlines()[-1]
+    monkeypatch.setattr("spmdkit.parallel.verification.rounding.MAX_WIDER", {})
     strict = verified()
     assert errors(strict)["before"] > 1e-9, "the case is one"
     assert max(error for path, error in errors(strict).items() if path != "before") < 1e-12
+
+
+@pytest.mark.slow
+def test_the_sign_of_rounding_is_no_difference(monkeypatch):
+    """lion moves a bias whose true gradient is zero by its whole rate, up or down: the other arrays are compared."""
+    result = verified(optax.lion(1e-2))
+    assert result.ok, str(result)
+    (out,) = [each for each in result.widened if each.what == "parameters"]
+    assert (out.array, out.tolerance) == ("before", None)
+    assert "before is not compared in 8 elements" in str(result).splitlines()[-1]
+    assert out._asdict() in result.to_json()["widened"]
+    right = step_file.apply_optimizer
+
+    def wrong(*given):
+        params, state = right(*given)
+        return {**params, "after": params["after"] * (1 + 1e-7)}, state
+
+    monkeypatch.setattr(step_file, "apply_optimizer", wrong)
+    result = verified(optax.lion(1e-2))
+    assert (result.first_difference.what, result.first_difference.where) == ("parameters", "after")
 
 
 @pytest.mark.parametrize("name", ["after", "little", "kernel"])

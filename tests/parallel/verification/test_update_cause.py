@@ -73,10 +73,13 @@ def test_each_update_alone_is_right():
     ("move", "text"),
     [
         (lambda before, moved: 0 * moved, "w does not move."),
-        (lambda before, moved: 3 * moved, "w moves 3 times as far as on one device."),
-        (lambda before, moved: moved - 0.01 * before, "w has -0.01 times itself added, beyond the update"),
-        (lambda before, moved: moved[::-1], "the same numbers in other places"),
-        (lambda before, moved: moved + np.array([0.0, 0.5, 0.1]), "w moves another way than on one device."),
+        (lambda before, moved: 3 * moved, "its change is 3 times the reference in every element."),
+        (
+            lambda before, moved: moved - 0.01 * before,
+            "w has -0.01 times itself added, beyond the update of one device.",
+        ),
+        (lambda before, moved: moved[::-1], "its change is the same numbers in other places."),
+        (lambda before, moved: moved + np.array([0.0, 0.5, 0.1]), "its change is no multiple of the reference;"),
     ],
     ids=["still", "far", "decayed", "ordered", "other"],
 )

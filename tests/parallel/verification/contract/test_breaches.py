@@ -77,6 +77,18 @@ def broadcast_mean(params, batch, key):
     return weighted((jnp.where(jnp.abs(error) < 1, error**2, jnp.abs(error))).mean(-1), batch)
 
 
+def batch_norm_in_training(params, batch, key):
+    """Statistics of the batch with a key, and beside them a dropout that draws for each row as it has to."""
+    if key is None:
+        return right(params, batch, key)
+    return batch_norm(params, {**batch, "inputs": batch["inputs"] * row_masks(batch, key) / 0.8}, key)
+
+
+def row_masks(batch, key):
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(batch["example"])
+    return jax.vmap(lambda own: jax.random.bernoulli(own, 0.8, (WIDTH,)))(keys)
+
+
 def contrastive(params, batch, key):
     x = hidden(params, batch)
     alike = jax.nn.log_softmax(x @ (x @ params["first"]).T)
@@ -189,6 +201,7 @@ BROKEN = {
     broadcast_outputs: ("rows", "4 rows give (", "shape (rows, 1) with one of shape (rows,)", "outputs.squeeze(-1)"),
     broadcast_weights: ("rows", "which broadcast to (rows, rows): every row meets every other"),
     broadcast_mean: ("rows", "which broadcast to (rows, rows)"),
+    batch_norm_in_training: ("rows", "its rows depend on each other. 4 rows give (", "Batch norm does this"),
     contrastive: ("rows", "losses between the rows of a batch"),
     by_place: ("rows", "a row's place in the batch"),
     neighbours: ("rows", "its rows depend on each other"),

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from spmdkit.parallel.verification.contract.random_key import check_key
+from spmdkit.parallel.verification.contract.random_key import check_key, shared_key
 
 
 @pytest.fixture
@@ -46,3 +46,12 @@ def test_words_of_every_width_fill_it(key, bits):
 
 def test_an_older_key_is_taken_too():
     assert check_key(jax.random.PRNGKey(3)) == check_key(jax.random.key(3))
+
+
+def test_a_shared_key_draws_one_small_number_for_all_rows(key):
+    shared = shared_key(key)
+    rows = jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(shared, row), (3,)))(jnp.arange(4))
+    assert len(np.unique(rows)) == 1
+    assert 0 <= float(rows[0, 0]) < 1 / 16
+    first, second = jax.random.split(shared)
+    assert first == second != shared

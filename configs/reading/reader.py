@@ -1,7 +1,7 @@
 """YAML text to plain Python values, with the line of every key.
 
-PyYAML reads YAML 1.1, where `3e-4` is text, `on` is true, `010` is eight, `1_000` is a thousand and the second of two equal keys wins without
-a word. Here numbers and booleans follow YAML 1.2 and a key given twice is an error.
+PyYAML reads YAML 1.1, where `3e-4` is text, `on` is true, `010` is eight, `1_000` is a thousand and the second of two
+equal keys wins without a word. Here numbers and booleans follow YAML 1.2 and a key given twice is an error.
 """
 
 import re

@@ -103,7 +103,7 @@ def _default(each: Field[Any]) -> Any:
 def _range_problems(config: OptimizerConfig) -> list[str]:
     problems = []
     if not TINY <= config.learning_rate < math.inf:
-        problems.append(f"optimizer.learning_rate={config.learning_rate} has to be over 0 in float32, and finite.")
+        problems.append(f"optimizer.learning_rate={config.learning_rate} has to be over 0, and finite, in float32.")
     if not 0 <= config.weight_decay < math.inf:
         problems.append(f"optimizer.weight_decay={config.weight_decay} has to be at least 0, and finite.")
     if config.epsilon is not None and not 0 < config.epsilon < math.inf:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..mesh.errors import UserError
 from .names import SEPARATOR
 from .source import BadDataError, Source, Splits, take
 
@@ -85,10 +86,17 @@ def check_splits(splits: Splits, limits: Limits) -> None:
     Raises:
         BadDataError: A value or a type is not allowed.
     """
+    check_vocabulary(splits.vocabulary)
     for name, source in (("training", splits.train), ("evaluation", splits.evaluation)):
         if source is not None:
             _check_dtypes(source[0], limits)
             check_source(source, limits, name)
+
+
+def check_vocabulary(number: int | None) -> None:
+    """Raises a UserError if a number of token ids is less than 1."""
+    if number is not None and number < 1:
+        raise UserError(f"vocabulary={number} must be at least 1, the number of token ids, or None.")
 
 
 def check_source(source: Source, limits: Limits, split: str) -> None:

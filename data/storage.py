@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..mesh.compat import Device
 from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean
+from ..mesh.text import counted
 from .placement import place_part, rows_of_devices
 
 Axes = str | Sequence[str] | None
@@ -77,9 +78,14 @@ class Storage:
         for name, shape in shapes.items():
             self.sharding(name, shape)
         for pattern in self._rules:
-            if not any(pattern.fullmatch(name) for name in shapes):
+            met = {name: len(shape) for name, shape in shapes.items() if pattern.fullmatch(name)}
+            if not met:
                 hint = did_you_mean(pattern.pattern, [*shapes])
                 raise UserError(f"{KEY}: {pattern.pattern!r} meets no array of a batch ({', '.join(shapes)}).{hint}")
+            if len(self._rules[pattern]) > max(met.values()):
+                given = f"{KEY}[{pattern.pattern!r}] has {len(self._rules[pattern])} entries"
+                most = max(met, key=lambda name: met[name])
+                raise UserError(f"{given}, but {most} has {counted(met[most], 'dim')}. Give at most one entry per dim.")
 
     def rows_of_devices(self, shapes: Mapping[str, Sequence[int]], devices: Sequence[Device]) -> np.ndarray:
         """The rows of the global batch that some devices hold of any of its arrays: int64, sorted, each once."""

@@ -239,6 +239,14 @@ def _groups(base: Model | BlockModel, params: Params, config: LoRAConfig) -> dic
         if not any(is_matrix[path] for path in found)
     ]
     adapted = {path for found in met.values() for path in found if is_matrix[path]}
+    sizes = {path: min(leaves[path].shape[-2:]) for path in sorted(adapted)}
+    small = [path for path in sizes if sizes[path] < config.rank]
+    if small:
+        problems.append(
+            f"{KEY}.rank={config.rank} is more than {some(small)} of shape {list(leaves[small[0]].shape)} can have: a "
+            f"product of this rank needs both of its last dims to be at least as large. Set {KEY}.rank to at most "
+            f"{min(sizes.values())}, or narrow {KEY}.match."
+        )
     both = [path for path in adapted if any(meets(pattern, path) for pattern in config.train)]
     if both:
         problems.append(f"{KEY}: {some(sorted(both))} is in match and in train: it is adapted, or it trains. Keep one.")

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..mesh.errors import UserError
 from ..mesh.keys import make_key
 from ..parallel.model import LOGITS, Batch, BlockModel, Model, Params, without_predict
+from ..parallel.step.state import seed_problem
 
 
 class Window(NamedTuple):
@@ -63,9 +64,14 @@ def generate(
     predict = model.predict
     if predict is None:
         raise UserError(without_predict(model.name, "it cannot continue a prompt", LOGITS))
-    tokens = list(prompt.encode() if isinstance(prompt, str) else prompt)
+    try:
+        tokens = list(prompt.encode() if isinstance(prompt, str) else prompt)
+    except UnicodeEncodeError as error:
+        raise UserError(f"The prompt {prompt!r:.80} is not text in UTF-8: {error.reason}. Write it in UTF-8.") from None
     start = (tokens or [0])[-window:]
-    _check_numbers(length=(length, 1), window=(window, 1), temperature=(temperature, 0), seed=(seed, 0))
+    _check_numbers(length=(length, 1), window=(window, 1), temperature=(temperature, 0))
+    if problem := seed_problem(seed, "seed"):
+        raise UserError(problem)
     _check_tokens(predict, params, start, window)
     buffer = np.zeros((window,), np.int32)
     buffer[: len(start)] = start
@@ -130,7 +136,7 @@ def _replicated(params: Params) -> NamedSharding | None:
 
 def _check_numbers(**numbers: tuple[float, float]) -> None:
     problems = [
-        f"{name}={given} has to be at least {least}." for name, (given, least) in numbers.items() if given < least
+        f"{name}={given} has to be at least {least}." for name, (given, least) in numbers.items() if not given >= least
     ]
     if problems:
         raise UserError("\n".join(problems))

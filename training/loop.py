@@ -4,7 +4,7 @@ The host never waits for the step it has just started. Metrics are read a few st
 also bounds how far the host may run ahead; batches arrive from a background thread, and checkpoints are written by one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -121,6 +121,17 @@ def _check_updates(number: int, updates: int) -> None:
 def evaluate(step: Step, params: Any, batches: Iterable[Batch], model_state: Any = ()) -> float:
     """The weighted mean of the loss over whole batches; the arguments and errors are those of `measure`."""
     return measure(step, params, batches, model_state)["loss"]
+
+
+def metric_names(step: Step, batch: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:
+    """Returns the names of the metrics of `measure`, from shapes alone.
+
+    Args:
+        step: From `build_step`.
+        batch: Global shapes and dtypes of a batch.
+    """
+    state = step.abstract_state()
+    return ["loss", *jax.eval_shape(step.measure, state.params, dict(batch), state.model_state).metrics]
 
 
 def measure(step: Step, params: Any, batches: Iterable[Batch], model_state: Any = ()) -> dict[str, float]:

@@ -12,7 +12,7 @@ from ...mesh.near_miss import did_you_mean
 from ...mesh.text import is_printable
 from ..errors import Problem
 from ..secret_variables import redact
-from .limits import LARGEST_NUMBER, largest
+from .limits import LARGEST_NUMBER, SMALLEST_NUMBER, largest
 from .synonyms import meant_by, remark
 from .words import describe, shown
 
@@ -151,6 +151,8 @@ def _to_float(value: float) -> float:
         raise OutOfRange("a number, and finite")
     if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
         raise OutOfRange(f"a number of float32, at most {LARGEST_NUMBER:g}")
+    if value and abs(value) < SMALLEST_NUMBER:
+        raise OutOfRange(f"0 or a number of float32, at least {SMALLEST_NUMBER:g}")
     return float(value) + 0.0
 
 

@@ -54,6 +54,8 @@ LARGEST = {
 """Dotted key -> largest value, where that is not `INDEX`."""
 LARGEST_NUMBER = 3.4e38
 """The largest number of float32, in which parameters and rates are computed."""
+SMALLEST_NUMBER = 1.18e-38
+"""The smallest number over 0 of float32 that devices do not round to 0."""
 
 
 def largest(path: str) -> float:

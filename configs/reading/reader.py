@@ -1,7 +1,7 @@
 """YAML text to plain Python values, with the line of every key.
 
-PyYAML reads YAML 1.1, where `3e-4` is text, `on` is true, `010` is eight and the second of two equal keys wins without
-a word. Here numbers and booleans follow YAML 1.2 and a key given twice is an error.
+PyYAML reads YAML 1.1, where `3e-4` is text, `on` is true, `010` is eight, `1_000` is a thousand and the second of two
+equal keys wins without a word. Here numbers and booleans follow YAML 1.2 and a key given twice is an error.
 """
 
 import re
@@ -42,11 +42,13 @@ class Document(NamedTuple):
         value: Dicts, lists and scalars.
         lines: Line (from 1) of each key, by its path: `("train", "steps")`.
         problems: Syntax errors, keys given twice, keys that are not text.
+        is_empty: Whether the text holds nothing, or comments only.
     """
 
     value: Any
     lines: dict[tuple[str, ...], int]
     problems: list[Problem]
+    is_empty: bool = False
 
 
 SCALARS = [
@@ -54,8 +56,8 @@ SCALARS = [
     for tag, pattern in (
         ("null", r"~|null|Null|NULL|"),
         ("bool", r"true|True|TRUE|false|False|FALSE"),
-        ("int", r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+"),
-        ("float", r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*\.[0-9_]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"),
+        ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+        ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"),
         ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"),
     )
 ]
@@ -65,6 +67,15 @@ class Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars of YAML 1.2."""
 
     yaml_implicit_resolvers = {None: SCALARS}  # noqa: RUF012  (an attribute of PyYAML; None: whatever the first letter)
+
+
+def _integer(loader: Loader, node: yaml.Node) -> int:
+    """Reads an integer of YAML 1.2, whose base only the prefixes 0o and 0x change."""
+    text = str(loader.construct_scalar(node))  # pyright: ignore[reportArgumentType]
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def read_text(path: Path) -> tuple[str, list[Problem]]:
@@ -104,7 +115,7 @@ def read_yaml(text: str) -> Document:
         The values, the line of each key, and what is wrong with the text; the value leaves out what is wrong.
     """
     reading = _Reading({}, [])
-    value = None
+    value = node = None
     try:
         reading.loader = Loader(text)
         node = reading.loader.get_single_node()
@@ -115,7 +126,7 @@ def read_yaml(text: str) -> Document:
     except (Unusable, RecursionError) as error:
         reason = str(error) if isinstance(error, Unusable) else TOO_DEEP
         reading.problems.append(Problem("", f"not usable YAML: {reason}"))
-    return Document(value, reading.lines, reading.problems)
+    return Document(value, reading.lines, reading.problems, is_empty=node is None)
 
 
 class _Reading:

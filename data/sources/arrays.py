@@ -9,7 +9,7 @@ import numpy as np
 from ...mesh.errors import UserError
 from ..config import DataConfig
 from ..names import flat
-from ..ranges import Limit, Limits, check_source
+from ..ranges import Limit, Limits, check_source, check_vocabulary
 from ..source import Splits, fingerprint
 from .files import find_files
 from .texts.documents import hash_fraction
@@ -136,6 +136,7 @@ def make_splits(
     splits = [ArraySource(arrays, origin) for arrays, origin in given]
     if evaluation is not None:
         _check_alike(train, evaluation)
+    check_vocabulary(vocabulary)
     limits = Limits(inputs=Limit("vocabulary", vocabulary) if vocabulary else None)
     for name, split in zip(("training", "evaluation"), splits, strict=False):
         check_source(split, limits, name)

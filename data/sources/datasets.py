@@ -12,6 +12,7 @@ import numpy as np
 from ...mesh.errors import UserError
 from ...mesh.user_errors import told_as_users
 from ..names import PAIR
+from ..ranges import check_vocabulary
 from ..source import Splits, fingerprint
 from .arrays import from_arrays, held_out_rows
 from .texts.documents import hash_fraction
@@ -100,6 +101,7 @@ def from_dataset(
         UserError: it has no length or no examples, examples are of no such form, or the first one is another when it is
             read again and `varies` is not set.
     """
+    check_vocabulary(vocabulary)
     for given in (train, evaluation):
         _check_random_access(given)
     if evaluation is None and eval_fraction:

@@ -7,6 +7,7 @@ import numpy as np
 
 from ...layouts.sizes import format_bytes
 from ...mesh.errors import UserError
+from ..ranges import check_vocabulary
 from ..source import Splits, fingerprint
 from .arrays import ArraySource
 from .datasets import NAMES
@@ -64,6 +65,7 @@ def from_examples(
 
 def _from_stream(train: Any, evaluation: Any, names: Sequence[str], vocabulary: int | None, *, batched: bool) -> Splits:
     """As `from_batches` and `from_examples`."""
+    check_vocabulary(vocabulary)
     source = _stream(train, names, batched)
     first = source[0]
     held_out = None if evaluation is None else _held_out(_stream(evaluation, names, batched))

@@ -29,6 +29,12 @@ def generate(arguments: argparse.Namespace) -> int:
     from ..finished.load import loaded
 
     prompt, overrides = prompt_and_overrides(arguments.word, arguments.overrides, arguments.prompt)
+    options = {
+        "sample.length": arguments.length,
+        "sample.temperature": arguments.temperature,
+        "run.seed": arguments.seed,
+    }
+    overrides += [f"{key}={value}" for key, value in options.items() if value is not None]  # checked as these keys are
     with loaded(arguments.place, arguments.step, overrides, ema=arguments.ema) as run:
         tokens = run.generate(
             run.tokens(prompt),

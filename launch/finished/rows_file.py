@@ -4,6 +4,7 @@ Each array goes into a file of its own first, beside the target; a .npz is a zip
 written one after the other.
 """
 
+import os
 import shutil
 import tempfile
 import zipfile
@@ -13,8 +14,10 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from ...configs.run_folders import is_run_folder
 from ...layouts.sizes import counted, format_bytes
 from ...mesh.errors import UserError
+from ...training.run_files import own_file
 from ..inspection.finding import shown
 from ..inspection.npy import npy_dtype, npy_header
 from ..inspection.replacing import check_target, replacing
@@ -59,6 +62,9 @@ def check_rows_file(target: Path, *, force: bool) -> Path:
         raise UserError(f"{target}: what is predicted is written as .npz. Give a name such as {target.stem}.npz.")
     if target.is_dir():
         raise UserError(f"{target} is a folder. Give the name of a file.")
+    for folder in Path(os.path.realpath(target)).parents:
+        if is_run_folder(folder) and (own := own_file(folder, target)):
+            raise UserError(f"{target} is below {own}, which belongs to the run in {folder}. Choose another path.")
     check_target(target, force=force)
     return target
 

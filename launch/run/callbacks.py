@@ -1,6 +1,6 @@
 """The callbacks of a config, and what they see of its run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ def seen_by_callbacks(
     start: int,
     examples: int,
     evaluates: bool,
+    metrics: Callable[[], Sequence[str] | None] = lambda: None,
     say: Callable[[str], None],
     left_out: tuple[int, ...] = (),
     generate: Callable[[Any, str, int, float], str] | None = None,
@@ -63,6 +64,7 @@ def seen_by_callbacks(
         start: Steps done.
         examples: Of the training split.
         evaluates: Whether there is an evaluation split.
+        metrics: Gives the names of an evaluation's metrics; None if only an evaluation itself can tell.
         say: Prints a line.
         left_out: Numbers of batches that no step gets.
         generate: Continues a prompt: (params, prompt, length, temperature) -> text; None of a model that cannot.
@@ -76,6 +78,7 @@ def seen_by_callbacks(
         left_out=left_out,
         config=as_plain(config),
         evaluates=evaluates,
+        metrics=metrics,
         say=say,
         can_scale=changes_learning_rate(config),
     )

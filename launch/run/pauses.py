@@ -17,7 +17,7 @@ from ...training.callbacks.conductor import Conductor
 from ...training.checkpointing.checkpoints import Checkpoints
 from ...training.display import Display
 from ...training.ending.stopping import Gate
-from ...training.loop import measure
+from ...training.loop import measure, metric_names
 from ...training.optimizing.averaging import average_reader
 from ...training.steps.late_log import Progress
 from .build import Built
@@ -81,6 +81,7 @@ class Pauses:
             start=start,
             examples=len(self._built.splits.train),
             evaluates=self._built.splits.evaluation is not None,
+            metrics=lambda: [f"eval_{name}" for name in metric_names(self._built.step, self._built.batch)],
             say=around.display.message,
             left_out=around.rollbacks.left_out,
             generate=partial(sample_text, self._built) if writes_text(self._built) else None,

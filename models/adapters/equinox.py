@@ -42,7 +42,12 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
     def parts(key: Array) -> tuple[Any, Any, Any, Any]:
         """Parameters, the rest of the module, leaves of the state, its structure."""
         made = _with_state(equinox, module if is_there else module(key=key))
-        model, state = made if isinstance(made, tuple) else (made, None)
+        model, state = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not isinstance(model, equinox.Module):
+            raise UserError(
+                f"The function of key returned a {type(model).__name__}. Return an equinox.Module, or a pair (module, "
+                "state)."
+            )
         params, rest = equinox.partition(model, equinox.is_inexact_array)
         return params, rest, *jax.tree.flatten(state)
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ...mesh.errors import UserError
 from ...mesh.user_options import takes_option
 from .adapted import Adapted, Rows
 from .mode import as_arguments, check_arguments, mode_arguments
@@ -37,7 +38,10 @@ def adapt_nnx(module: Any, inputs: Any) -> Adapted:
         return list(nnx.split(model, nnx.Param, (nnx.RngKey, nnx.RngCount), ...))
 
     def made(key: Array) -> Any:
-        return module if is_there else module(rngs=nnx.Rngs(params=key, default=jax.random.fold_in(key, 1)))
+        model = module if is_there else module(rngs=nnx.Rngs(params=key, default=jax.random.fold_in(key, 1)))
+        if not isinstance(model, nnx.Module):
+            raise UserError(f"The function of rngs returned a {type(model).__name__}. Return a flax.nnx.Module.")
+        return model
 
     abstract = module if is_there else nnx.eval_shape(lambda: made(jax.random.key(0)))
     check_arguments(abstract, inputs, more=("rngs",))

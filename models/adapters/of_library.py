@@ -61,6 +61,9 @@ def adapt(
         ModuleError: It raises something while it is made or called.
         UserError: It is a module of no known library, or there is no such loss.
     """
+    for key, value, entry in (("example", example, "inputs: array"), ("metrics", metrics or {}, "name: function")):
+        if not isinstance(value, Mapping):
+            raise UserError(f"adapt: {key} must be a mapping {{{entry}}}, got a {type(value).__name__}.")
     of_batch = _inputs(inputs)
     first_row = {"example": np.zeros(1, np.int32), **{key: array[:1] for key, array in example.items()}}
     what = f"model {name or _name_of(module)!r}"

@@ -14,6 +14,7 @@ from jax import Array
 
 from ...mesh.errors import UserError
 from ...mesh.near_miss import did_you_mean
+from ...mesh.user_errors import accepts, place_of_function
 
 RowFunction = Callable[[Any, Mapping[str, Array]], Any]
 """(outputs, batch) -> numbers of rows."""
@@ -71,6 +72,8 @@ def row_function(given: Any, key: str) -> RowFunction:
         UserError: There is none of that name.
     """
     if callable(given):
+        if not accepts(given, 2):
+            raise UserError(f"{key} must take (outputs, batch); the function {place_of_function(given)} does not.")
         return given
     if given not in NAMED:
         near = did_you_mean(str(given), list(NAMED), otherwise="Choose from")
@@ -102,6 +105,10 @@ def sums(function: RowFunction, outputs: Any, batch: Mapping[str, Array], key: s
             "of each row), without summing or averaging over rows: the runtime weighs them and divides once, by the "
             "weight of the whole global batch."
         )
+    if jnp.issubdtype(values.dtype, jnp.complexfloating):
+        raise UserError(f"{key} returned {values.dtype}. Return real numbers, such as jnp.abs(...).")
+    if key == "loss" and not jnp.issubdtype(values.dtype, jnp.floating):
+        raise UserError(f"{key} returned {values.dtype}, which has no gradient. Return floating-point numbers.")
     weights = batch.get("weights")
     of_both = [
         array.dtype for array in (values, weights) if array is not None and jnp.issubdtype(array.dtype, jnp.floating)

@@ -4,7 +4,7 @@ In: a folder. Out: the transformer of its sizes, and its parameters, arrays that
 is asked for. Back: parameters of such a transformer as a folder that `transformers` loads. Read first: `families`,
 which names are which arrays. `read` and `write` go there and back, `config_json` is about sizes, `stacked` makes one
 array of the blocks' own, `safetensors` is the format of the files, and `from_config` is the model that a config names.
-Neither torch nor `transformers` is needed.
+Reading needs the extra `huggingface`, not torch or `transformers`.
 
 `config_json` shares the tests of `read`; `families` shares the tests of `read`.
 """

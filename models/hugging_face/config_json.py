@@ -5,7 +5,7 @@ name rather than left out of the numbers.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +13,64 @@ from ...mesh.errors import UserError
 from ..transformer_config import TransformerConfig
 
 NAME = "config.json"
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
+    *("num_key_value_heads", "max_position_embeddings", "original_max_position_embeddings"),
+    *("n_embd", "n_layer", "n_head", "n_inner", "n_positions"),
+)
+NUMBERS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "factor", "low_freq_factor", "high_freq_factor")
+KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(SIZES, ("an integer from 1 to 2**31 - 1", lambda value: type(value) is int and 0 < value < 2**31)),
+    **dict.fromkeys(NUMBERS, ("a number over 0", lambda value: type(value) in (int, float) and 0 < value < 3e38)),
+    **dict.fromkeys(
+        ("attention_bias", "mlp_bias", "tie_word_embeddings"), ("true or false", lambda value: type(value) is bool)
+    ),
+    **dict.fromkeys(("model_type", "rope_type", "type"), ("a string", lambda value: isinstance(value, str))),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), ("an object", lambda value: isinstance(value, dict))),
+    "layer_types": ("a list", lambda value: isinstance(value, list)),
+}
+"""Field that is read -> its kind in words, and the check of a value; null stands for a field that is left out."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The content of a folder's config.json.
+    """The content of a folder's config.json, in which every field that is read here has its type.
 
     Raises:
-        UserError: There is no such file, or it is no JSON object.
+        UserError: There is no such file, it is not a JSON object, or a field has another type: all fields at once.
     """
     path = folder / NAME
+    if not path.exists():
+        what = "no folder" if not folder.is_dir() else f"no {NAME} in it"
+        raise UserError(f"{folder}: there is {what}. Give a folder as `save_pretrained` or a download leaves it.")
+    content = read_object(path)
+    problems = [*_type_problems(content)]
+    if problems:
+        raise UserError("\n  ".join([f"{path} has fields of other types:", *problems]))
+    return content
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file.
+
+    Raises:
+        UserError: The file cannot be read, or holds something else.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        what = "no folder" if not folder.is_dir() else f"no {NAME} in it"
-        raise UserError(
-            f"{folder}: there is {what}. Give a folder as `save_pretrained` or a download leaves it."
-        ) from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {str(error)[:200]}.") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}; it has to be a JSON object.")
     return content
+
+
+def _type_problems(content: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for name, value in content.items():
+        kind, is_valid = KINDS.get(name, ("", lambda value: True))
+        if value is not None and not is_valid(value):
+            yield f"{above}{name} must be {kind}, got {value!r:.80}."
+        elif isinstance(value, dict) and name in KINDS:
+            yield from _type_problems(value, f"{name}.")
 
 
 def llama_options(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +120,7 @@ def gpt2_options(content: Mapping[str, Any]) -> dict[str, Any]:
         "heads": heads,
         "max_length": rows,
         "mlp_width": content.get("n_inner") or 4 * width,
-        "norm_epsilon": content.get("layer_norm_epsilon", 1e-5),
+        "norm_epsilon": content.get("layer_norm_epsilon") or 1e-5,
         "tied": bool(content.get("tie_word_embeddings", True)),
         "norm": "layer",
         "positions": "learned",
@@ -112,7 +149,7 @@ def _as_llama(content: Mapping[str, Any], only: Mapping[str, Any]) -> dict[str, 
         "kv_heads": content.get("num_key_value_heads") or heads,
         "head_width": content.get("head_dim") or width // heads,
         "mlp_width": inner,
-        "norm_epsilon": content.get("rms_norm_eps", 1e-6),
+        "norm_epsilon": content.get("rms_norm_eps") or 1e-6,
         "tied": bool(content.get("tie_word_embeddings", False)),
         **_rotary_options(content),
     }
@@ -121,19 +158,19 @@ def _as_llama(content: Mapping[str, Any], only: Mapping[str, Any]) -> dict[str, 
 def _rotary_options(content: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary frequencies: `rope_parameters` of newer files; `rope_theta` and `rope_scaling` of older ones."""
     rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    options = {"rope_base": float(rope.get("rope_theta", content.get("rope_theta", 10000.0)))}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    options = {"rope_base": float(rope.get("rope_theta") or content.get("rope_theta") or 10000.0)}
     if kind == "default":
         return options
     if kind == "linear":
-        return {**options, "rope_factor": float(rope["factor"])}
+        return {**options, "rope_factor": _required(rope, "factor", kind)}
     if kind == "llama3":
         return {
             **options,
-            "rope_factor": float(rope["factor"]),
-            "rope_trained_length": int(rope["original_max_position_embeddings"]),
-            "rope_slow_turns": float(rope["low_freq_factor"]),
-            "rope_fast_turns": float(rope["high_freq_factor"]),
+            "rope_factor": _required(rope, "factor", kind),
+            "rope_trained_length": int(_required(rope, "original_max_position_embeddings", kind)),
+            "rope_slow_turns": _required(rope, "low_freq_factor", kind),
+            "rope_fast_turns": _required(rope, "high_freq_factor", kind),
         }
     raise UserError(
         f"{NAME}: rotary positions of type {kind!r}; the transformer has default, linear and llama3. Models that were "
@@ -141,10 +178,16 @@ def _rotary_options(content: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
+def _required(rope: Mapping[str, Any], name: str, kind: str) -> float:
+    if rope.get(name) is None:
+        raise UserError(f"{NAME}: rotary positions of type {kind!r} need {name}, which is missing.")
+    return float(rope[name])
+
+
 def _sizes(content: Mapping[str, Any], *names: str) -> list[int]:
-    wrong = [name for name in names if not isinstance(content.get(name), int) or content[name] < 1]
-    if wrong:
-        given = ", ".join(f"{name}={content.get(name)!r}" for name in wrong)
+    missing = [name for name in names if content.get(name) is None]
+    if missing:
+        given = ", ".join(f"{name}=None" for name in missing)
         raise UserError(f"{NAME} has to give whole numbers of at least 1; it has {given}.")
     return [content[name] for name in names]
 

@@ -1,7 +1,6 @@
 """From a folder of Hugging Face to a transformer and its parameters, which stay in the files until asked for."""
 
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from ...mesh.near_miss import did_you_mean
 from ...parallel.model import BlockModel, Params
 from ..transformer import transformer
 from ..transformer_config import TransformerConfig
-from .config_json import NAME, read_config
+from .config_json import NAME, read_config, read_object
 from .families import FAMILIES, NO_WEIGHTS, Family, Stored, without_prefix
 from .safetensors import open_arrays
 from .stacked import Stacked
@@ -152,7 +151,9 @@ def _arrays_in(folder: Path) -> dict[str, np.ndarray]:
     if not (folder / INDEX).is_file():
         other = " (pytorch_model.bin is: save it again with save_pretrained)" if _has_pickles(folder) else ""
         raise UserError(f"{folder}: neither {ONE_FILE} nor {INDEX} is there{other}.")
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8")).get("weight_map", {})
+    index = read_object(folder / INDEX).get("weight_map", {})
+    if not isinstance(index, dict) or not all(map(_is_file_name, index.values())):
+        raise UserError(f"{folder / INDEX}: weight_map must be an object that maps names of arrays to names of files.")
     missing = sorted({file for file in index.values() if not (folder / file).is_file()})
     if missing:
         raise UserError(f"{folder}: {INDEX} names files that are not there: {', '.join(missing)}.")
@@ -161,6 +162,10 @@ def _arrays_in(folder: Path) -> dict[str, np.ndarray]:
     if wrong:
         raise UserError(f"{folder}: {INDEX} says that {wrong[0]} is in {index[wrong[0]]}; it is not.")
     return {name: opened(file)[name] for name, file in index.items()}
+
+
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).name == value
 
 
 def _has_pickles(folder: Path) -> bool:

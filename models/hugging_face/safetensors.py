@@ -1,9 +1,9 @@
 """The safetensors format: 8 bytes of length, a header in JSON, then the arrays one after the other, little-endian.
 
 The format is simple enough to be written here, part by part, into a file that has its whole size from the beginning:
-no array is ever held whole, and a full disk is told before anything is written. Reading maps the file: a process reads
-the pages that it needs. Its specification is public:
-https://github.com/huggingface/safetensors.
+no array is ever held whole, and a full disk is told before anything is written. The safetensors library, whose writer
+holds all arrays in memory, checks the files that are read; they are then mapped: a process reads the pages that it
+needs. Its specification is public: https://github.com/huggingface/safetensors.
 """
 
 import errno
@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -150,7 +150,7 @@ def allocate(path: Path, begin: bytes, more: int) -> None:
 
 
 def open_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Maps the arrays of a file into memory, to be read when they are asked for.
+    """Maps the arrays of a file into memory, to be read when they are indexed; the safetensors library checks the file.
 
     Args:
         path: The file.
@@ -159,32 +159,26 @@ def open_arrays(path: Path) -> dict[str, np.ndarray]:
         Read-only arrays by name, all views of one mapping.
 
     Raises:
-        UserError: It is no file of this format, is cut off, or has an array of a dtype that there is not here.
+        UserError: The file is not in this format, is cut off, or has an array of an unknown dtype.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError as error:
+        raise UserError("safetensors is not installed. Install it with: pip install 'spmdkit[huggingface]'.") from error
+    try:
+        with safe_open(path, framework="np"), path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            text = file.read(length) if 8 + length <= size else b""
-        described = json.loads(text)
+            described = json.loads(file.read(length))
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} is no file of safetensors, or is cut off: its header does not read.") from error
-    data = np.memmap(path, np.uint8, "r", offset=0)[8 + length :] if size > 8 + length else np.empty(0, np.uint8)
-    return {name: _array(path, name, each, data) for name, each in described.items() if name != "__metadata__"}
-
-
-def _array(path: Path, name: str, described: Mapping[str, Any], data: np.ndarray) -> np.ndarray:
-    dtype = DTYPES.get(described["dtype"])
-    if dtype is None:
-        raise UserError(f"{path}: {name} has the dtype {described['dtype']}; read are {', '.join(DTYPES)}.")
-    begin, end = described["data_offsets"]
-    shape = tuple(described["shape"])
-    wanted = array_bytes(shape, dtype)
-    if not 0 <= begin <= end <= len(data) or end - begin != wanted:
-        raise UserError(
-            f"{path}: {name} is {wanted} bytes by its shape {list(shape)}, and has bytes {begin} to {end} of "
-            f"{len(data)}. The file is cut off or damaged; fetch it again."
-        )
-    return data[begin:end].view(dtype).reshape(shape)
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        raise UserError(f"{path} is not a safetensors file, or is cut off: {error}. Fetch it again.") from error
+    described.pop("__metadata__", None)
+    data = np.memmap(path, np.uint8, "r") if path.stat().st_size > 8 + length else np.empty(0, np.uint8)
+    arrays = {}
+    for name, each in described.items():
+        if each["dtype"] not in DTYPES:
+            raise UserError(f"{path}: {name} has the dtype {each['dtype']}; supported are {', '.join(DTYPES)}.")
+        begin, end = (8 + length + offset for offset in each["data_offsets"])
+        arrays[name] = data[begin:end].view(DTYPES[each["dtype"]]).reshape(each["shape"])
+    return arrays

@@ -106,7 +106,8 @@ def all_to_alls_again(
     def look(params: Params, x: Activations) -> list[Counter[int]]:
         shards = jax.tree.map(lambda leaf: leaf[0], params["blocks"])
         block, _ = block_of_loop(model, plan, options.remat, options.precision)
-        alone, both, differentiable = _passes(lambda shards, x: block(x, shards, None, make_key(0)), x)
+        split = partial(_split_blocks, plan)
+        alone, both, differentiable = _passes(lambda shards, kept, x: block(x, shards, kept, make_key(0)), split, x)
         once, twice = trace(alone, shards, differentiable), trace(both, shards, differentiable, differentiable)
         return [_all_to_alls(graph, platform) for graph, _ in (once, twice)]
 
@@ -154,14 +155,14 @@ def _of_loop(
     to_input: bool,
 ) -> frozenset[str]:
     """What forward and backward together gather more often than forward alone."""
-    alone, both, differentiable = _passes(block, x, to_input=to_input)
+    alone, both, differentiable = _passes(block, split, x, to_input=to_input)
     once = _gathers(alone, shards, differentiable, axes=axes)
     twice = _gathers(both, shards, differentiable, differentiable, axes=axes)
     return frozenset(path for path in twice if twice[path] > once[path])
 
 
 def _passes(
-    block: Callable[[Params, Activations], Activations], x: Activations, *, to_input: bool = True
+    block: Callable[[Params, Params, Activations], Activations], split: _Split, x: Activations, *, to_input: bool = True
 ) -> tuple[Callable[..., Any], Callable[..., Any], list[Array]]:
     """Forward alone, forward and backward together, and the arrays of `x` that they are functions of."""
     differentiable, others = split_differentiable(x)

@@ -122,7 +122,9 @@ def _flat(metrics: Any, prefix: str) -> Iterator[tuple[str, Pair]]:
 def _is_scalar(value: Any) -> bool:
     if isinstance(value, bool | int | float):
         return True
-    return getattr(value, "shape", None) == () and jnp.issubdtype(value.dtype, jnp.number)
+    return getattr(value, "shape", None) == () and (
+        jnp.issubdtype(value.dtype, jnp.number) and not jnp.issubdtype(value.dtype, jnp.complexfloating)
+    )
 
 
 def _wide(scalar: Any) -> Array:

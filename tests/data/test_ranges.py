@@ -6,10 +6,21 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from spmdkit.data import BadDataError, DataConfig, Splits, eval_batches, from_arrays, open_splits, train_batches
+from spmdkit.data import (
+    BadDataError,
+    DataConfig,
+    Splits,
+    eval_batches,
+    from_arrays,
+    from_batches,
+    from_dataset,
+    open_splits,
+    train_batches,
+)
 from spmdkit.data.ranges import Limit, Limits, check_rows, check_splits
 from spmdkit.data.sources.texts.documents import Stream
 from spmdkit.data.windows import WindowSource
+from spmdkit.mesh.errors import UserError
 
 CLASSES = Limits(targets=Limit("model.classes", 10))
 TOKENS = Limits(Limit("model.vocabulary", 100), Limit("model.vocabulary", 100))
@@ -253,3 +264,11 @@ def _seconds(function) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("make", [from_arrays, from_dataset, from_batches])
+def test_rejects_a_vocabulary_below_1(make):
+    rows = {"inputs": np.zeros((4, 3), np.float32), "targets": np.zeros(4, np.int32)}
+    data = {from_arrays: rows, from_dataset: [(np.zeros(3), 0)] * 4, from_batches: lambda: iter([rows])}[make]
+    with pytest.raises(UserError, match=r"vocabulary=-1 must be at least 1"):
+        make(data, vocabulary=-1)

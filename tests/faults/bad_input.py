@@ -95,6 +95,8 @@ NUMBERS = {
     "a rate below all numbers": number("optimizer.learning_rate", "-.inf", FINITE),
     "a rate beyond float64": number("optimizer.learning_rate", "1e400", FINITE),
     "a rate beyond float32": number("optimizer.learning_rate", "1e39", UP_TO_FLOAT32),
+    "a rate that float32 rounds to 0": number("optimizer.learning_rate", "1e-320", "must be 0 or a number of float32"),
+    "steps of YAML 1.1": number("train.steps", "1_000", "must be a whole number, not '1_000' (text)"),
     "a rate of 400 digits": number("optimizer.learning_rate", "9" * 300, UP_TO_FLOAT32),
     "a rate of minus nothing": Bad(
         ("optimizer.learning_rate=-0.0",), ("optimizer.learning_rate=0.0 has to be over 0",)
@@ -149,6 +151,7 @@ TEXTS = {
     "a truth value that is none": config(
         "data: {shuffle: !!bool perhaps}\n", "data.shuffle: 'perhaps' cannot be read as bool"
     ),
+    "a document that is null": config("null\n", "the file must be a mapping of sections, not null"),
     "an empty file": config("", "the file is empty"),
     "a file of blank lines": config("\n  \n\n", "the file is empty"),
     "half a file": config("run: {simulate: 8, di", "not valid YAML: line 1"),

@@ -230,6 +230,7 @@ def test_in_the_section_of_a_model():
     ("config", "message"),
     [
         ({"rank": 0}, "model.lora.rank=0 has to be at least 1"),
+        ({"rank": 99}, r"model.lora.rank=99 is more than blocks/up of shape .* can have: .* at most \d+, or narrow"),
         ({"alpha": float("nan")}, "model.lora.alpha=nan has to be over 0, and finite"),
         ({"match": ()}, r"model.lora.match is empty: name the matrices"),
         ({"match": ("(",)}, r"model.lora.match: '\(' is not a regular expression"),

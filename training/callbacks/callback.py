@@ -20,6 +20,7 @@ its speeds) are equal in all processes.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from ..run_files import Kind
 from .run import Run
 
 
@@ -28,8 +29,10 @@ class Callback:
 
     changes_learning_rate: ClassVar[bool] = False
     """Whether it calls `run.scale_learning_rate`: the optimizer's state then holds a factor."""
+    writes: ClassVar[Kind | None] = None
+    """The kind of what its option `path` names: the path is checked before training. None if it has no such option."""
     monitors: str | None = None
-    """The metric of evaluations without which it has nothing to do."""
+    """The metric that every evaluation must have; "" if any evaluation will do, None if it needs no evaluation."""
 
     def prepare(self, run: Run) -> None:
         """Looks whether it can do its work, before anything is compiled or written.

@@ -1,12 +1,14 @@
 """The callbacks that a config can name, and the way to the user's own."""
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from ...mesh.errors import UserError
 from ...mesh.near_miss import did_you_mean
 from ...mesh.user_code import import_function
+from ...mesh.user_errors import accepts
 from ...mesh.user_options import call_with_options
 from .best_checkpoint import BestCheckpoint
 from .callback import EVENTS, METHODS, Callback, hears
@@ -66,17 +68,24 @@ def _make(key: str, given: Mapping[str, Any], offered: Mapping[str, Any], search
 
 
 def check_callback(callback: Any, given: str) -> None:
-    """Refuses what hears of nothing, and methods whose names are nearly those of events.
+    """Rejects objects without methods of a callback, unknown events, and methods with other parameters.
 
     Args:
         callback: An object.
         given: What it was given as, for messages.
 
     Raises:
-        UserError: It is no callback.
+        UserError: It is not a callback.
     """
     if isinstance(callback, type):
         raise UserError(f"{given} returned the class {callback.__name__}. Return an object of it.")
+    for name in METHODS:
+        expected = [*signature(getattr(Callback, name)).parameters]
+        if hears(callback, name) and not accepts(getattr(callback, name), len(expected) - 1):
+            raise UserError(
+                f"{given}: {type(callback).__name__}.{name}{signature(getattr(callback, name))} cannot be called with "
+                f"({', '.join(expected[1:])}). Define it as {name}({', '.join(expected)})."
+            )
     unknown = [name for name in dir(callback) if name.startswith("on_") and name not in EVENTS]
     if unknown:
         near = did_you_mean(unknown[0], EVENTS, otherwise="They are")

@@ -9,6 +9,7 @@ What is asked for between two pauses goes through `Gate.ask`, and becomes a paus
 has started. So whatever a callback decides by, a clock or a file, all processes do the same after the same step.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
@@ -16,11 +17,13 @@ from typing import Any, NamedTuple
 from ...data.ordering.order import batch_number
 from ...mesh.coordination import told_by_first
 from ...mesh.errors import UserError
+from ...mesh.near_miss import did_you_mean
 from ...mesh.user_errors import told_as_users
 from ...parallel.step.state import TrainState
 from ..ending.stopping import Gate
+from ..run_files import check_output
 from .asks import Asks
-from .callback import EVENTS, hears
+from .callback import EVENTS, Callback, hears
 from .rate_factor import factor_of, part_factors_of, with_factor, with_part_factors
 from .run import Run
 
@@ -204,7 +207,7 @@ class Conductor:
         self._enter(number, state)
         self._call("on_save_begin")
         having = [named for named in self._callbacks if hears(named.callback, "state")]
-        notes = {"callbacks": [[_kind(name), dict(callback.state())] for name, callback in having]}
+        notes = {"callbacks": [[_kind(name), _state_of(name, callback)] for name, callback in having]}
         self._save(number, state, notes if having else {})
         self._call("on_save_end")
 
@@ -229,15 +232,31 @@ class Conductor:
 
     def _prepare(self) -> None:
         for name, callback in self._callbacks:
-            monitored = getattr(callback, "monitors", None)
-            if monitored and not self._run.evaluates:
-                raise UserError(
-                    f"{name} looks at {monitored}, but there is nothing to evaluate on. Raise data.eval_fraction, or "
-                    "leave it out."
-                )
+            self._check_monitored(name, getattr(callback, "monitors", None))
+            if isinstance(callback, Callback) and callback.writes:
+                key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
+                path = vars(callback)["path"]
+                check_output(self._run.folder, path, callback.writes, key, own, probe=self._run.is_main)
             if hears(callback, "prepare"):
                 with told_as_users(f"{name}, prepare", callback.prepare):
                     callback.prepare(self._run)
+
+    def _check_monitored(self, name: str, monitored: str | None) -> None:
+        """Checks that evaluations will have the metric that a callback monitors."""
+        if monitored is None:
+            return
+        if not self._run.evaluates:
+            raise UserError(
+                f"{name} looks at {monitored or 'evaluations'}, but there is nothing to evaluate on. Raise "
+                "data.eval_fraction, or leave it out."
+            )
+        known = self._run.metrics() if monitored else None
+        if known is not None and monitored not in known:
+            near = did_you_mean(monitored, known)
+            raise UserError(
+                f"{name}: monitor={monitored!r} is not a metric of an evaluation.{near} The metrics are "
+                f"{', '.join(known)}."
+            )
 
     def _methods(self, event: str) -> list[tuple[str, Callable[..., Any]]]:
         having = [named for named in self._callbacks if hears(named.callback, event)]
@@ -286,6 +305,24 @@ class Conductor:
 
     def _ends_epoch(self, number: int) -> bool:
         return self._epoch(number) > self._epoch(number - 1)
+
+
+def _state_of(name: str, callback: Any) -> dict[str, Any]:
+    """Returns the state of a callback, which a checkpoint keeps as JSON.
+
+    Raises:
+        UserError: It cannot be written as JSON.
+    """
+    with told_as_users(f"{name}, state", callback.state):
+        state = dict(callback.state())
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{name}: state() must return values that JSON can hold, got {str(state)[:200]}: {error}. Convert arrays "
+            "with .tolist() and NumPy numbers with float() or int()."
+        ) from error
+    return state
 
 
 def _kind(name: str) -> str:

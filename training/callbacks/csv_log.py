@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from ...mesh.errors import UserError
+from ..run_files import Kind
 from .callback import Callback
 from .run import Run
 
@@ -17,6 +18,8 @@ from .run import Run
 class CSVLog(Callback):
     """Writes each line of metrics.jsonl to a table as well; lines of steps that are trained again are dropped."""
 
+    writes: ClassVar[Kind | None] = "file"
+
     path: str = "metrics.csv"
     """The file; a relative path starts from run.dir."""
 
@@ -24,11 +27,16 @@ class CSVLog(Callback):
         self._file: TextIO | None = None
         self._columns: list[str] = []
 
+    def prepare(self, run: Run) -> None:
+        """Checks that a file of that name is a table of metrics."""
+        self._path = run.folder / Path(self.path).expanduser()
+        if run.is_main:
+            self._read()
+
     def on_train_begin(self, run: Run) -> None:
         """Opens the table, without what came after the step that the run goes on from."""
         if not run.is_main:
             return
-        self._path = run.folder / Path(self.path).expanduser()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         rows = [row for row in self._read() if int(row["step"]) <= run.start]
         self._columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -58,12 +66,16 @@ class CSVLog(Callback):
         """The lines so far, but for a last one that is not whole."""
         if not self._path.exists():
             return []
-        with self._path.open(newline="", encoding="utf-8") as file:
-            text = file.read()
-        whole = text[: text.rfind("\n") + 1].splitlines()
-        rows = list(csv.DictReader(whole))
-        if rows and not all((row.get("step") or "").isdecimal() for row in rows):
-            raise UserError(f"{self._path} is no table of metrics: not every line has a step. Move it away.")
+        try:
+            with self._path.open(newline="", encoding="utf-8") as file:
+                text = file.read()
+            table = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+            rows = list(table)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{self._path} is not a table of metrics: {error}. Move it away.") from error
+        has_steps = "step" in (table.fieldnames or ()) and all((row["step"] or "").isdecimal() for row in rows)
+        if text and not has_steps:
+            raise UserError(f"{self._path} is not a table of metrics: not every line has a step. Move it away.")
         return rows
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:

@@ -1,10 +1,12 @@
 """A trace of a few steps, of the host and of its devices, by `jax.profiler`."""
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import jax
 
+from ..run_files import Kind
 from ..steps.late_log import RUN_AHEAD
 from .callback import Callback
 from .monitor import number_problems, refuse
@@ -17,6 +19,8 @@ class Profile(Callback):
 
     Process 0 traces itself and its own devices.
     """
+
+    writes: ClassVar[Kind | None] = "folder"
 
     start: int = 10
     """The first step that is traced; the first after a start compiles and says little."""
@@ -37,15 +41,15 @@ class Profile(Callback):
         if run.step == max(self.start, run.start + 1) and run.start < self.start + self.steps and run.is_main:
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # every call of Python's would fill the trace
-            folder = run.folder / self.path
-            jax.profiler.start_trace(str(folder), create_perfetto_trace=self.perfetto, profiler_options=options)
+            folder = str(self._folder(run))
+            jax.profiler.start_trace(folder, create_perfetto_trace=self.perfetto, profiler_options=options)
             self._is_tracing = True
         if not self._is_tracing:
             return
         self._mark(None)
         if run.step > self.start + self.steps + RUN_AHEAD:
             self.close()
-            run.say(f"Wrote a trace of steps {self.start} to {self.start + self.steps - 1}: {run.folder / self.path}")
+            run.say(f"Wrote a trace of steps {self.start} to {self.start + self.steps - 1}: {self._folder(run)}")
         elif run.step < self.start + self.steps:
             self._mark(jax.profiler.StepTraceAnnotation("train", step_num=run.step))
 
@@ -59,6 +63,9 @@ class Profile(Callback):
         if self._is_tracing:
             self._is_tracing = False
             jax.profiler.stop_trace()
+
+    def _folder(self, run: Run) -> Path:
+        return run.folder / Path(self.path).expanduser()
 
     def _mark(self, annotation: Any) -> None:
         """Ends the mark of a step, and begins that of the next."""

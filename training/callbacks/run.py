@@ -1,7 +1,7 @@
 """What a callback sees of a run under way, and how it asks for something."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ class Run:
         left_out: numbers of the batches that no step gets, see `train.not_finite`.
         config: every key of the config, as plain values; empty for a run from Python.
         evaluates: whether there is something to evaluate on.
+        metrics: gives the names of an evaluation's metrics; None if only an evaluation itself can tell.
         say: prints a line, in process 0.
         generate: continues a prompt with the parameters at hand: (prompt, length, temperature) -> text. None where the
             model writes no text. All processes call it together, in a pause.
@@ -44,6 +45,7 @@ class Run:
     left_out: tuple[int, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
     evaluates: bool = True
+    metrics: Callable[[], Sequence[str] | None] = lambda: None
     say: Callable[[str], None] = print
     generate: Callable[[str, int, float], str] | None = None
     step: int = 0

@@ -3,7 +3,9 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+from ..run_files import Kind
 from .callback import Callback
 from .monitor import number_problems, refuse
 from .run import Run
@@ -12,6 +14,8 @@ from .run import Run
 @dataclass(kw_only=True)
 class StopFile(Callback):
     """Saves and ends where there is a file, which it then removes; the same command goes on. Exit code 0."""
+
+    writes: ClassVar[Kind | None] = "file"
 
     path: str = "stop"
     """The file; a relative path starts from run.dir."""

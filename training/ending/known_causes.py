@@ -141,9 +141,21 @@ def _of_a_file(error: OSError) -> Cause | None:
         place = f"{where}: {reason}" if where else reason
         remedy = OF_THE_MACHINE[error.errno]
         return Cause(TRY_AGAIN, f"{place}. {remedy}, then start the same command again: a run goes on where it was.")
+    if error.errno == errno.ENOENT and not where and _lost_working_directory():
+        return Cause(UserError.exit_code, "The working directory was removed. Change to another (cd), then try again.")
+    if error.errno == errno.EFBIG and not where:
+        return Cause(UserError.exit_code, f"{reason}. {OF_THE_PATH[errno.EFBIG]}.")
     if error.errno in OF_THE_PATH and where:
         return Cause(UserError.exit_code, f"{where}: {reason}. {OF_THE_PATH[error.errno]}.")
     return None
+
+
+def _lost_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _missing_module(error: ModuleNotFoundError) -> Cause | None:

@@ -27,6 +27,8 @@ from ...mesh.near_miss import did_you_mean, unknown_options
 from .plateau import DEFAULTS
 
 KEY = "optimizer.schedule"
+TINY = float(np.finfo(np.float32).tiny)
+"""The smallest number over 0 of float32 that devices do not round to 0."""
 WINDOW = 2**16
 """Steps whose rates are worked out together."""
 LOOKED_AT = 2**20
@@ -67,8 +69,8 @@ def learning_rate_problems(schedule: Mapping[str, Any]) -> list[str]:
             problems.append(f"{KEY}.{option}={value!r} has to be a number of steps, at least 0.")
         elif option == "final_ratio" and not (_is_number(value, int | float) and 0 <= value <= 1):
             problems.append(f"{KEY}.{option}={value!r} has to be a part of the learning rate, 0 to 1.")
-        elif option in ("factor", "tolerance") and not (_is_number(value, int | float) and 0 < value < 1):
-            problems.append(f"{KEY}.{option}={value!r} has to be between 0 and 1.")
+        elif option in ("factor", "tolerance") and not (_is_number(value, int | float) and TINY <= value < 1):
+            problems.append(f"{KEY}.{option}={value!r} has to be between 0 and 1, in float32.")
         elif option in ("patience", "cooldown") and not (_is_number(value, int) and value >= (option == "patience")):
             least = int(option == "patience")
             problems.append(f"{KEY}.{option}={value!r} has to be a number of windows, at least {least}.")

@@ -11,7 +11,7 @@ from ...mesh.errors import UserError
 from ...mesh.near_miss import did_you_mean
 from .averaging import EMAConfig
 from .groups import KEY, GroupConfig
-from .learning_rates import learning_rate_problems
+from .learning_rates import TINY, learning_rate_problems
 
 DECAY = ("weight_decay", "decay_skip")
 READS: dict[str, tuple[str, ...]] = {
@@ -102,8 +102,8 @@ def _default(each: Field[Any]) -> Any:
 
 def _range_problems(config: OptimizerConfig) -> list[str]:
     problems = []
-    if not 0 < config.learning_rate < math.inf:
-        problems.append(f"optimizer.learning_rate={config.learning_rate} has to be over 0, and finite.")
+    if not TINY <= config.learning_rate < math.inf:
+        problems.append(f"optimizer.learning_rate={config.learning_rate} has to be over 0, and finite, in float32.")
     if not 0 <= config.weight_decay < math.inf:
         problems.append(f"optimizer.weight_decay={config.weight_decay} has to be at least 0, and finite.")
     if config.epsilon is not None and not 0 < config.epsilon < math.inf:

@@ -33,6 +33,10 @@ DEFAULTS: dict[str, Any] = {
 """Option -> its default."""
 
 
+INT32 = 2**31 - 1
+"""The largest count of the optimizer's state; a larger option means the same, as no run has as many steps."""
+
+
 def is_plateau(schedule: Mapping[str, Any]) -> bool:
     """Whether a schedule follows the loss."""
     return schedule.get("name") == NAME
@@ -48,6 +52,8 @@ def scale_on_plateau(schedule: Mapping[str, Any]) -> optax.GradientTransformatio
         A transformation whose update needs `value`, the loss, as a scalar.
     """
     options = {**DEFAULTS, **schedule}
+    for name in ("patience", "cooldown", "window_steps"):
+        options[name] = min(options[name], INT32)
     return optax.contrib.reduce_on_plateau(
         factor=options["factor"],
         patience=options["patience"],

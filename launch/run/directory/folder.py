@@ -6,45 +6,11 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from ....mesh.errors import UserError
 from ....training.ending.exits import TRY_AGAIN
+from ....training.run_files import BESIDE, PIECES, Kind, reason
 
-Kind = Literal["file", "folder"]
-PIECES: dict[str, Kind] = {
-    "checkpoints": "folder",
-    "metrics.jsonl": "file",
-    "report.html": "file",
-    "report.json": "file",
-    "goodput.jsonl": "file",
-    "guards.json": "file",
-    "rollbacks.json": "file",
-    "best.json": "file",
-    "metrics.csv": "file",
-    "samples.jsonl": "file",
-    "tensorboard": "folder",
-    "wandb": "folder",
-    "mlruns": "folder",
-    "profile": "folder",
-    "compilation.json": "file",
-    "provenance.json": "file",
-    "config.yaml": "file",
-}
-"""What a run keeps in its folder, in the order in which it is moved aside: config.yaml goes last."""
-BESIDE: dict[str, Kind] = {
-    "logs": "folder",
-    "owner.json": "file",
-    "config.yaml.partial": "file",
-    "provenance.json.partial": "file",
-    "metrics.jsonl.new": "file",
-    "report.html.new": "file",
-    "report.json.partial": "file",
-    "guards.json.partial": "file",
-    "compilation.json.partial": "file",
-    "rollbacks.json.partial": "file",
-}
-"""What else is written there: the output of processes, whose it is, and files that are renamed when they are whole."""
 LONGEST = "0" * 120
 """About as long as the path of a file in a checkpoint is, below the folder."""
 PROBE_BYTES = 1 << 16
@@ -141,7 +107,7 @@ def move(paths: Sequence[Path], folder: Path) -> None:
         if error.errno in MACHINE:
             raise _unusable(folder, error) from error
         raise UserError(
-            f"{paths[moved]} cannot be moved to {folder}: {_reason(error)}. Move it away yourself, or set run.dir to "
+            f"{paths[moved]} cannot be moved to {folder}: {reason(error)}. Move it away yourself, or set run.dir to "
             "another folder."
         ) from error
 
@@ -168,7 +134,7 @@ def _problem(path: Path, kind: Kind) -> str | None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        return f"{path} cannot be used: {_reason(error)}. Remove it, or set run.dir to another folder."
+        return f"{path} cannot be used: {reason(error)}. Remove it, or set run.dir to another folder."
     if stat.S_ISDIR(mode) if kind == "folder" else stat.S_ISREG(mode):
         needed = os.R_OK | os.W_OK | (os.X_OK if kind == "folder" else 0)
         if os.access(path, needed):
@@ -182,7 +148,7 @@ def _unusable(folder: Path, error: OSError | ValueError, existing: Path | None =
     """The error of a folder that cannot be made or written to, by whose fault it is."""
     if isinstance(error, OSError) and error.errno in MACHINE:
         return FolderUnavailable(
-            f"The folder {folder} of run.dir cannot be written to: {_reason(error)}. Make room or mend the file "
+            f"The folder {folder} of run.dir cannot be written to: {reason(error)}. Make room or mend the file "
             "system, then start the same command again; or set run.dir to a folder elsewhere."
         )
     if isinstance(error, NotADirectoryError | FileExistsError):
@@ -191,8 +157,4 @@ def _unusable(folder: Path, error: OSError | ValueError, existing: Path | None =
             f"The folder {folder} of run.dir cannot be made: {file} is a file. Set run.dir to another, or move it away."
         )
     what = f"written to: {existing}" if existing == folder else f"made: {existing}" if existing else "made"
-    return UserError(f"The folder {folder} of run.dir cannot be {what}: {_reason(error)}. Set run.dir to another.")
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
+    return UserError(f"The folder {folder} of run.dir cannot be {what}: {reason(error)}. Set run.dir to another.")

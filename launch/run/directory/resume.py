@@ -19,7 +19,8 @@ from ....mesh.coordination import wait_for_all
 from ....mesh.errors import UserError
 from ....mesh.processes import is_main_process, tell
 from ....training.metrics import read_metrics
-from .folder import PIECES, check_folder, is_run, make_folder, move
+from ....training.run_files import PIECES
+from .folder import check_folder, is_run, make_folder, move
 from .ownership import Ownership, refuse_if_in_use
 from .provenance import NAME, Provenance, as_json, check_data, read_provenance
 from .shared import check_shared

@@ -13,9 +13,11 @@ from spmdkit.configs.reading.reader import read_yaml
         (".5", 0.5),
         ("1.", 1.0),
         ("-3", -3),
-        ("1_000", 1000),
+        ("1_000", "1_000"),  # YAML 1.1: a thousand
+        ("1_0.5", "1_0.5"),
+        ("0o17", 15),  # YAML 1.1: text
         ("0x1F", 31),
-        ("010", "010"),  # YAML 1.1: eight
+        ("010", 10),  # YAML 1.1: eight
         ("1:30", "1:30"),  # YAML 1.1: ninety
         ("on", "on"),  # YAML 1.1: true
         ("no", "no"),

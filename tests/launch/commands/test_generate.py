@@ -78,3 +78,20 @@ def test_what_is_no_language_model(untrained, capsys):
         code, printed = call(capsys, untrained, prompt)
         assert code == 2
         assert "The inputs of mlp are 64 numbers, not tokens, so it cannot continue a prompt." in printed.err
+
+
+@slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--length", "1000000000"], "sample.length must be at most"),
+        (["--seed", "4294967296"], "run.seed=4294967296 has to be from 0 to 2**32 - 1"),
+        (["--temperature", "nan"], "sample.temperature must be a number"),
+        (["\udcff"], "The prompt '\\udcff' is not text in UTF-8"),
+    ],
+)
+def test_rejects_invalid_options(language, words, said, capsys):
+    code, printed = call(capsys, language.parent / "run", *words)
+    assert code == 2
+    assert said in printed.err
+    assert "Traceback" not in printed.err

@@ -24,9 +24,9 @@ def read(path):
     if path.suffix == ".npz":
         return dict(np.load(path))
     if path.suffix == ".safetensors":
-        from safetensors_reader import read as read_safetensors
+        from safetensors.numpy import load_file
 
-        return read_safetensors(path)[0]
+        return load_file(path)
     return {str(file.relative_to(path).with_suffix("")): np.load(file, mmap_mode="r") for file in path.rglob("*.npy")}
 
 

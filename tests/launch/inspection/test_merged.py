@@ -71,10 +71,10 @@ def test_blocks(tmp_path, unstack, monkeypatch):
 
 
 def test_the_same_in_safetensors(tmp_path):
-    from safetensors_reader import read as read_safetensors
+    from safetensors.numpy import load_file
 
     export(saved(tmp_path, BLOCKS, lora_scale=SCALE), tmp_path / "out.safetensors")
-    found = read_safetensors(tmp_path / "out.safetensors")[0]
+    found = load_file(tmp_path / "out.safetensors")
     expected = BLOCKS["blocks"]["up"] + product(BLOCKS["blocks"]["lora"]["up"])
     np.testing.assert_allclose(found["blocks/up"], expected, rtol=1e-5, atol=1e-6)
     assert found["blocks/inner/down"].dtype == jnp.bfloat16

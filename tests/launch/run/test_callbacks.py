@@ -161,6 +161,14 @@ def test_a_callback_of_the_users_own(tmp_path, capsys):
             {"callbacks": ["early_stopping"], "data": {"source": "synthetic", "eval_fraction": 0.0}},
             "callbacks.0 (early_stopping) looks at eval_loss, but there is nothing to evaluate on.",
         ),
+        (
+            {"callbacks": ["csv", {"name": "best_checkpoint", "monitor": "nosuch"}]},
+            "callbacks.1 (best_checkpoint): monitor='nosuch' is not a metric of an evaluation. The metrics are",
+        ),
+        (
+            {"callbacks": [{"name": "stop_file", "path": "config.yaml"}]},
+            "callbacks.0.path='config.yaml' leads to config.yaml, which the run itself keeps in run.dir.",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_written(sections, text, tmp_path, capsys):

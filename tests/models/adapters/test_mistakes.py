@@ -312,3 +312,32 @@ def test_a_class_of_equinox_with_a_state_is_parted_from_it():
     shapes = [jax.eval_shape(each.init_state, jax.random.key(0)) for each in (model, pair)]
     assert jax.tree.leaves(shapes[0])
     assert shapes[0] == shapes[1]
+
+
+OF_ARGUMENTS = {
+    "metrics of a list": ({"metrics": ["accuracy"]}, "adapt: metrics must be a mapping {name: function}, got a list."),
+    "an example of a list": ({"example": [1, 2]}, "adapt: example must be a mapping {inputs: array}, got a list."),
+    "a loss of one argument": ({"loss": lambda outputs: outputs}, "loss must take (outputs, batch); the function in "),
+    "a metric of one argument": ({"metrics": {"a": len}}, "metrics.a must take (outputs, batch); the function in len"),
+    "rngs to nothing": ({"module": lambda rngs: None}, "The function of rngs returned a NoneType. Return a flax.nnx"),
+    "key to nothing": ({"module": lambda key: None}, "The function of key returned a NoneType. Return an equinox"),
+    "integer losses": ({"loss": lambda o, b: b["targets"]}, "loss returned int32, which has no gradient."),
+    "complex losses": ({"loss": lambda o, b: o[:, 0] * 1j}, "loss returned complex64. Return real numbers"),
+    "complex metrics": ({"metrics": {"a": lambda o, b: o[:, 0] * 1j}}, "metrics.a returned complex64. Return real"),
+}
+
+
+@pytest.mark.parametrize("name", OF_ARGUMENTS)
+def test_rejects_arguments_of_adapt(name):
+    from flax import linen as nn
+    from spmdkit.models.adapters.of_library import adapt
+
+    options, said = OF_ARGUMENTS[name]
+    given = {"module": nn.Dense(3), "loss": "softmax_cross_entropy", "example": example(), **options}
+
+    def call():
+        model = adapt(given.pop("module"), **given)
+        batch = {**example(), "example": np.zeros(1, np.int32)}
+        jax.eval_shape(model.loss, jax.eval_shape(model.init, jax.random.key(0)), batch, None)
+
+    assert said in message(call)

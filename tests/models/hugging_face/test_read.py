@@ -119,6 +119,55 @@ def test_configs_that_are_refused(folder, changed, message):
         load(folder)
 
 
+TYPES = {
+    "a list for a size": ({"hidden_size": [16]}, "hidden_size must be an integer from 1 to 2**31 - 1, got [16]"),
+    "text for a size": ({"vocab_size": "37"}, "vocab_size must be an integer from 1"),
+    "true for a size": ({"num_hidden_layers": True}, "num_hidden_layers must be an integer from 1"),
+    "a size beyond 32 bits": ({"intermediate_size": 2**40}, "intermediate_size must be an integer from 1"),
+    "half a head": ({"head_dim": 1.5}, "head_dim must be an integer from 1"),
+    "text for a length": ({"max_position_embeddings": "long"}, "max_position_embeddings must be an integer"),
+    "text for a number": ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number over 0, got 'small'"),
+    "NaN": ({"rope_theta": float("nan")}, "rope_theta must be a number over 0, got nan"),
+    "a number for a flag": ({"tie_word_embeddings": 2}, "tie_word_embeddings must be true or false, got 2"),
+    "a list for a family": ({"model_type": ["llama"]}, "model_type must be a string, got ['llama']"),
+    "text for layers": ({"layer_types": 3}, "layer_types must be a list, got 3"),
+    "a list for scaling": ({"rope_scaling": [1]}, "rope_scaling must be an object, got [1]"),
+    "no factor": ({"rope_scaling": {"type": "linear"}}, "rotary positions of type 'linear' need factor"),
+    "no length": (
+        {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "'llama3' need original_max_position_embeddings"
+    ),
+    "a factor of text": ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor must be a number"),
+    "a kind of a list": ({"rope_parameters": {"rope_type": []}}, "rope_parameters.rope_type must be a string, got []"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_rejects_fields_of_other_types(name, folder):
+    changed, message = TYPES[name]
+    plain.write(folder, {**plain.LLAMA, **changed}, {})
+    with pytest.raises(UserError) as error:
+        load(folder)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' * 100_000, "3", "null", '"llama"', "\x00"])
+def test_rejects_other_json(content, folder):
+    folder.mkdir()
+    (folder / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config.json (cannot be read|holds a)"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "index", ["[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "../b"}}']
+)
+def test_rejects_an_index_of_other_types(index, folder):
+    plain.write(folder, plain.LLAMA, plain.draw(plain.LLAMA), files=2)
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(UserError, match=r"index.json(: weight_map must be an object| cannot be read| holds a list)"):
+        load(folder)
+
+
 def test_folders_that_are_none(folder, tmp_path):
     with pytest.raises(UserError, match=r"there is no folder. Give a folder"):
         load(folder)

@@ -41,6 +41,7 @@ def test_a_state_comes_through_as_it_is():
         ((ONE, TWO, ONE), r"returns metrics that are 1 value, float32 \(\), no dict of pairs"),
         ((ONE, TWO, {"accuracy": ONE}), "returns the metric 'accuracy' as 1 value.* for a mean over n rows, "),
         ((ONE, TWO, {"a": {"b": (ONE, jnp.ones(3))}}), "returns the metric 'a/b' as 2 values"),
+        ((ONE, TWO, {"a": (jnp.complex64(1), TWO)}), "returns the metric 'a' as 2 values, complex64"),
         ((ONE, TWO, {"loss": (ONE, TWO)}), "returns a metric named 'loss', and a run logs one of that name"),
         ((ONE, TWO, {}, {}, {}), "returns 2 values"),
     ],

@@ -34,6 +34,14 @@ class Wrong:
 
 def make(num_steps, factor=2): return Mine(num_steps * factor)
 def wrong(): return Wrong()
+class Few:
+    def on_step_end(self, run): ...
+
+class Many:
+    def state(self, run): return {}
+
+def few(): return Few()
+def many(): return Many()
 def nothing(): return 3
 def forgot(): return Mine
 """
@@ -60,6 +68,8 @@ def test_the_users_own(own):
         ({"name": "own_callbacks:make", "facto": 3}, "facto is not an option. Did you mean callbacks.0.factor?"),
         ({"name": "own_callbacks:mak"}, "callbacks.0.name='own_callbacks:mak': .* holds no mak. Did you mean make?"),
         ({"name": "own_callbacks:wrong"}, "Wrong.on_epoch_ends is not an event. Did you mean on_epoch_end?"),
+        ({"name": "own_callbacks:few"}, r"Few.on_step_end\(run\) cannot be called with \(run, record\). Define it as"),
+        ({"name": "own_callbacks:many"}, r"Many.state\(run\) cannot be called with \(\). Define it as state\(self\)"),
         ({"name": "own_callbacks:nothing"}, "returned a int that hears of nothing. Give it one of on_train_begin, "),
         ({"name": "own_callbacks:forgot"}, "returned the class Mine. Return an object of it."),
     ],

@@ -1,5 +1,6 @@
 """When callbacks are called, and what is done with what they ask for."""
 
+import numpy as np
 import pytest
 from play import play
 from spmdkit.mesh.errors import UserError
@@ -183,6 +184,12 @@ def test_notes_go_to_the_callback_that_made_them():
     new = [Counting(), Counting(), Counting(), Other()]
     play(*new, start=3, steps=5, notes=first.saved[3])
     assert [each.count for each in new] == [5, 5, 2, 5]
+
+
+def test_rejects_a_state_that_is_not_json():
+    callback = type("Mine", (), {"state": lambda self: {"best": np.float32(2)}})()
+    with pytest.raises(UserError, match=r"0 \(Mine\): state\(\) must return values that JSON can hold, got .*float32"):
+        play(callback, saves=[2])
 
 
 def test_an_error_is_told_with_its_place_and_all_are_closed():

@@ -28,8 +28,12 @@ def test_lines_of_steps_that_are_trained_again_are_dropped(tmp_path):
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_what_is_no_table_of_metrics_is_left_alone(tmp_path):
-    (tmp_path / "metrics.csv").write_text("name,age\nada,36\n")
-    with pytest.raises(UserError, match=r"metrics.csv is no table of metrics"):
-        play(CSVLog(), folder=tmp_path)
-    assert (tmp_path / "metrics.csv").read_text() == "name,age\nada,36\n"
+@pytest.mark.parametrize("content", [b"name,age\nada,36\n", b"one line of notes", b"notes,\n", b"\xff\n"])
+def test_keeps_a_file_that_is_not_a_table_of_metrics(content, tmp_path):
+    """The check comes first, before any callback is called."""
+    (tmp_path / "metrics.csv").write_bytes(content)
+    called = []
+    with pytest.raises(UserError, match=r"metrics.csv is not a table of metrics"):
+        play(type("First", (), {"on_train_begin": lambda self, run: called.append(run)})(), CSVLog(), folder=tmp_path)
+    assert (tmp_path / "metrics.csv").read_bytes() == content
+    assert not called

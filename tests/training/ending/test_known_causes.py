@@ -30,6 +30,30 @@ def under(folder: Path, *names: str) -> Path:
     return folder.joinpath("file", *names)
 
 
+def work_in_a_removed_folder(folder: Path) -> None:
+    """Raises as anything does that asks for the working directory."""
+    before = os.getcwd()
+    (folder / "gone").mkdir()
+    os.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+    try:
+        report_error(caught(Path.cwd))
+    finally:
+        os.chdir(before)
+
+
+def test_a_working_directory_that_was_removed(tmp_path, capsys):
+    work_in_a_removed_folder(tmp_path)
+    assert capsys.readouterr().err == (
+        "error: The working directory was removed. Change to another (cd), then try again.\n"
+    )
+
+
+def test_a_file_limit_without_a_path():
+    cause = known_cause(OSError(errno.EFBIG, os.strerror(errno.EFBIG)))
+    assert cause == (USER_MISTAKE, "File too large. The file would be larger than allowed (ulimit -f).")
+
+
 FAILURES = {
     "no such file": (lambda folder: (folder / "none").read_text(), USER_MISTAKE, "none: No such file or directory"),
     "a folder for a file": (lambda folder: folder.read_text(), USER_MISTAKE, "Is a directory. A folder stands where"),

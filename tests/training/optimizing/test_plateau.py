@@ -9,7 +9,7 @@ from spmdkit.parallel import build_step, lay_out
 from spmdkit.training.optimizing.groups import GroupConfig
 from spmdkit.training.optimizing.learning_rates import make_learning_rate
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
-from spmdkit.training.optimizing.plateau import main_plateau_scale, plateau_scales
+from spmdkit.training.optimizing.plateau import main_plateau_scale, plateau_scales, scale_on_plateau
 
 PARAMS = {"w": jnp.ones(2), "b": jnp.ones(2)}
 
@@ -71,6 +71,14 @@ def test_in_a_step_on_a_mesh():
         assert scale.sharding.is_fully_replicated
 
 
+@pytest.mark.parametrize("name", ["patience", "window_steps", "cooldown"])
+def test_counts_beyond_32_bits_never_end(name):
+    optimizer = scale_on_plateau({"name": "plateau", name: 10**25})
+    params = {"w": jnp.ones(2)}
+    update = jax.jit(lambda state: optimizer.update(params, state, params, value=jnp.float32(1)))
+    assert float(plateau_scales(update(optimizer.init(params))[1])[0]) == 1.0
+
+
 def test_the_rate_on_the_host_is_the_highest():
     """What it is scaled by is not known there."""
     np.testing.assert_array_equal(make_learning_rate(0.5, {"name": "plateau"}, 10)(np.arange(10)), 0.5)
@@ -80,6 +88,7 @@ def test_the_rate_on_the_host_is_the_highest():
     ("options", "message"),
     [
         ({"factor": 1.0}, "optimizer.schedule.factor=1.0 has to be between 0 and 1"),
+        ({"factor": 1e-320}, "optimizer.schedule.factor=1e-320 has to be between 0 and 1, in float32"),
         ({"factor": float("nan")}, "optimizer.schedule.factor=nan has to be between 0 and 1"),
         ({"tolerance": 0}, "optimizer.schedule.tolerance=0 has to be between 0 and 1"),
         ({"patience": 0}, "optimizer.schedule.patience=0 has to be a number of windows, at least 1"),

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from ...run_files import Kind
 from ..callback import Callback
 from ..run import Run
 from .optional import needs
@@ -13,6 +14,8 @@ from .optional import needs
 @dataclass(kw_only=True)
 class TensorBoard(Callback):
     """Writes the metrics of logged steps for TensorBoard (extra `tensorboard`); look with `tensorboard --logdir`."""
+
+    writes: ClassVar[Kind | None] = "folder"
 
     path: str = "tensorboard"
     """The folder; a relative path starts from run.dir."""

@@ -1,0 +1,57 @@
+"""Paths that users choose never lead to a file that the run itself keeps."""
+
+import os
+
+import pytest
+from play import play
+from spmdkit.mesh.errors import UserError
+from spmdkit.training.callbacks.csv_log import CSVLog
+from spmdkit.training.callbacks.profile import Profile
+from spmdkit.training.callbacks.stop_file import StopFile
+from spmdkit.training.callbacks.trackers.tensorboard import TensorBoard
+from spmdkit.training.run_files import BESIDE, PIECES, own_file
+
+OWN = r"\.path=.* leads to .*, which the run itself keeps in run.dir"
+BAD = {
+    "the config": (StopFile(path="config.yaml"), OWN),
+    "the log": (CSVLog(path="metrics.jsonl"), OWN),
+    "the table of another callback": (StopFile(path="metrics.csv"), OWN),
+    "below the checkpoints": (CSVLog(path="checkpoints/4/a.csv"), OWN),
+    "the checkpoints": (TensorBoard(path="checkpoints"), OWN),
+    "the owner": (CSVLog(path="owner.json"), OWN),
+    "a claim on the directory": (CSVLog(path="owner.json.after-1"), OWN),
+    "a trace in the config": (Profile(path="config.yaml"), OWN),
+    "a detour": (CSVLog(path="a/../config.yaml"), OWN),
+    "a link": (StopFile(path="link"), OWN),
+    "the directory itself": (CSVLog(path=""), "is a directory, but a file is written there"),
+    "a directory": (StopFile(path="a"), "is a directory, but a file is written there"),
+    "below a file": (CSVLog(path="notes/a.csv"), "is not a usable path: Not a directory"),
+    "too long": (CSVLog(path="n" * 300), "is not a usable path: File name too long"),
+    "a file for a directory": (Profile(path="notes"), "is a file, but a directory is written there"),
+    "a file system that takes no files": (CSVLog(path="/proc/1/a.csv"), "cannot be written"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_rejects_a_path_before_training(name, tmp_path):
+    callback, message = BAD[name]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / "link").symlink_to("config.yaml")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=message):
+        play(callback, folder=tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("callback", [CSVLog(), CSVLog(path="a/b.csv"), StopFile(), StopFile(path="a/../stop")])
+def test_accepts_other_paths(callback, tmp_path):
+    play(callback, folder=tmp_path)
+
+
+@pytest.mark.parametrize("name", [*PIECES, *BESIDE])
+def test_every_name_of_a_run_is_its_own(name, tmp_path):
+    assert own_file(tmp_path, tmp_path / name) == name
+    assert own_file(tmp_path, tmp_path / "a" / name) is None
+    assert own_file(tmp_path, tmp_path.parent / name) is None
+    assert own_file(tmp_path, os.path.relpath(tmp_path / name)) == name  # pyright: ignore[reportArgumentType]

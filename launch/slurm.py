@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..configs import load_config
 from ..configs.schema import Config
 from ..mesh.errors import UserError
+from ..mesh.files import absolute_path
 from ..mesh.joining.sources import without_job
 from ..training.ending.exits import FINISHED, TRY_AGAIN
 from .places import Run, not_a_target
@@ -106,7 +107,7 @@ def launch(run: Run, target: SlurmTarget) -> int:
             "There is no sbatch on PATH: --on slurm submits from a machine that has Slurm's commands. Log in to the "
             "cluster, or print the script with --dry-run and submit it there."
         )
-    folder = Path(config.run.dir).absolute()
+    folder = absolute_path(config.run.dir)
     check_folder(folder)
     refuse_if_in_use(folder)
     make_folder(folder / "logs")

@@ -17,6 +17,7 @@ import numpy as np
 import tensorstore
 
 from ...layouts.sizes import array_bytes
+from ...mesh.files import absolute_path
 from ...training.checkpointing.checksums import part_checksum
 from ...training.checkpointing.errors import DamagedCheckpoint, other_bits, unreadable
 from ...training.checkpointing.folder import CHECKSUMS
@@ -68,7 +69,7 @@ class StoredCheckpoint:
             DamagedCheckpoint: Its description is missing or cannot be understood.
             CheckpointUnavailable: The machine or the file system does not let it be read.
         """
-        self.folder = folder
+        self.folder = absolute_path(folder)
         self._context = tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}})
         self._names = self._reading(self._described)
         self._stores: dict[str, Any] = {}

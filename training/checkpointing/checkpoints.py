@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 
 from ...layouts.sizes import array_bytes
 from ...mesh.errors import UserError
+from ...mesh.files import absolute_path
 from ...mesh.processes import is_main_process
 from .checksums import checksums
 from .errors import CheckpointError as CheckpointError
@@ -63,7 +64,7 @@ class Checkpoints:
         """
         if keep < 1:
             raise UserError(f"checkpoint.keep={keep} must be at least 1.")
-        self._directory = Path(directory).absolute()
+        self._directory = absolute_path(directory)
         self._abstract_state = abstract_state
         self._also_keep: frozenset[int] = frozenset()
         self._saving: int | None = None

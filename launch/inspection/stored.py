@@ -19,6 +19,7 @@ import tensorstore
 from ...layouts.sizes import array_bytes
 from ...mesh.files import absolute_path
 from ...training.checkpointing.checksums import part_checksum
+from ...training.checkpointing.description import check_description
 from ...training.checkpointing.errors import DamagedCheckpoint, other_bits, unreadable
 from ...training.checkpointing.folder import CHECKSUMS
 
@@ -220,6 +221,7 @@ class StoredCheckpoint:
 
     def _described(self) -> list[str]:
         """The paths of all arrays, as the checkpoint's description lists them."""
+        self.is_described = check_description(self.folder)
         text = (self.folder / "state" / "_METADATA").read_bytes()
         entries = json.loads(text)["tree_metadata"].values()
         return ["/".join(each["key"] for each in entry["key_metadata"]) for entry in entries]

@@ -20,6 +20,7 @@ from ...mesh.errors import UserError
 from ...mesh.files import absolute_path
 from ...mesh.processes import is_main_process
 from .checksums import checksums
+from .description import with_description
 from .errors import CheckpointError as CheckpointError
 from .errors import CheckpointUnavailable as CheckpointUnavailable
 from .errors import DamagedCheckpoint as DamagedCheckpoint
@@ -28,7 +29,7 @@ from .errors import save_failed
 from .folder import CHECKSUMS, DAMAGED, contents, set_aside
 from .newest import Restored, restore_newest
 from .quiet import leave_errors_to_one_message
-from .reading import ABOUT, NOTES, Reader, compare_checksums, stored
+from .reading import ABOUT, NOTES, Reader, stored
 from .retention import Retention, keep_foreign, remove_leftovers, remove_unfinished
 
 NOTICED_SECONDS = 1.0
@@ -81,7 +82,7 @@ class Checkpoints:
             composite_options=ocp.CompositeOptions(async_options=at_once),
             state=ocp.PyTreeCheckpointHandler(use_compression=False),
         )
-        self._orbax = ocp.AsyncCheckpointer(handler, async_options=at_once)
+        self._orbax = ocp.AsyncCheckpointer(with_description(handler), async_options=at_once)
         self._reader = Reader(self._orbax, abstract_state)
         self._retention = Retention(self._directory, keep)
 
@@ -204,9 +205,7 @@ class Checkpoints:
             CheckpointUnavailable: If the machine or the file system does not let it be read.
         """
         folder = self._directory / str(self._existing(step))
-        arrays = self._reader.arrays(folder)
-        compare_checksums(folder, arrays)
-        return self._reader.as_state(arrays)
+        return self._reader.checked_state(folder, self._reader.arrays(folder))
 
     def restore_newest(self, seconds: float, say: Callable[[str], None] = lambda line: None) -> Restored:
         """Restores the newest checkpoint that all processes can read; what is damaged is passed over, never removed.

@@ -79,7 +79,7 @@ def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: b
             removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs, before)
             for line in summary(outcome, None if removed else logs):
                 say(line)
-        fresh = fresh and not (logs.parent / "checkpoints").exists()
+        fresh = fresh and _written(logs.parent) == before  # once the new run has the directory, it goes on
         decided = tries.after(outcome)
         if decided.reason:
             say(decided.reason)

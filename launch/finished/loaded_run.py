@@ -274,10 +274,10 @@ class LoadedRun:
         """Writes the parameters for other programs, from the checkpoint: as `spmdkit export`.
 
         Args:
-            target: Ends in .safetensors or .npz, or is a folder to be made, of .npy.
+            target: Ends in .safetensors, or is a folder to be made, of .npy.
             unstack: Each block by itself.
             lora: Low-rank adapters "merged" into what they adapt, or "separate".
-            force: Replace what is there.
+            force: Replace an earlier export.
 
         Raises:
             UserError: The target is there already, or cannot be.

@@ -10,6 +10,7 @@ Orbax adds the time of the commit to _CHECKPOINT_METADATA later: of that entry, 
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ def with_description(handler: ocp.CompositeCheckpointHandler) -> ocp.CompositeCh
 
     def finalize_with_checksums(directory: Any) -> None:
         finalize(directory)
-        sums = {"files": _of_files(Path(directory, STATE)), "notes": _of_notes(Path(directory))}
-        Path(directory, STATE, DESCRIPTION).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+        state = Path(directory, STATE)
+        sums = {"files": _of_files(state, _described(state)), "notes": _of_notes(Path(directory))}
+        (state / DESCRIPTION).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
 
     handler.finalize = finalize_with_checksums
     return handler
@@ -53,8 +55,8 @@ def check_description(folder: Path) -> bool:
         False if the checkpoint has none, as those of earlier versions.
 
     Raises:
-        DamagedCheckpoint: A file was changed, added, or is missing.
-        OSError: A file cannot be read.
+        DamagedCheckpoint: A file was changed.
+        OSError: A file is missing or cannot be read.
     """
     state = folder / STATE
     if not (state / DESCRIPTION).exists():
@@ -62,10 +64,10 @@ def check_description(folder: Path) -> bool:
     try:
         saved = json.loads((state / DESCRIPTION).read_bytes())
         files, notes = dict(saved["files"]), dict(saved["notes"])
-    except (ValueError, TypeError, KeyError) as error:
+        found = _of_files(state, files)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(folder, f"{STATE}/{DESCRIPTION}") from error
-    changed = _changed(files, _of_files(state, only=files))
-    if changed:
+    if changed := _changed(files, found):
         raise _damaged(folder, f"{STATE}/{changed}")
     try:
         found = _of_notes(folder)
@@ -76,11 +78,14 @@ def check_description(folder: Path) -> bool:
     return True
 
 
-def _of_files(state: Path, only: Any = None) -> dict[str, str]:
-    """The checksums of the files of a description, by path; of those in `only` if it is given."""
-    names = only if only is not None else [each.relative_to(state).as_posix() for each in state.rglob("*")]
-    wanted = [name for name in names if not name.startswith(DATA) and name not in (DESCRIPTION, "commit_success.txt")]
-    return {name: _sum((state / name).read_bytes()) for name in sorted(wanted) if (state / name).is_file()}
+def _of_files(state: Path, names: Iterable[str]) -> dict[str, str]:
+    return {name: _sum((state / name).read_bytes()) for name in names}
+
+
+def _described(state: Path) -> list[str]:
+    """The paths of the files that are covered, from `state`."""
+    files = sorted(each.relative_to(state).as_posix() for each in state.rglob("*") if each.is_file())
+    return [name for name in files if not name.startswith(DATA) and name != "commit_success.txt"]
 
 
 def _of_notes(folder: Path) -> dict[str, str]:
@@ -101,6 +106,5 @@ def _sum(content: bytes) -> str:
 
 def _damaged(folder: Path, name: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(
-        f"The checkpoint {folder} is damaged: {name} is missing or contains other bytes than were saved (its checksum "
-        "differs)."
+        f"The checkpoint {folder} is damaged: {name} contains other bytes than were saved (its checksum differs)."
     )

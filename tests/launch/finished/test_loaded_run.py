@@ -2,14 +2,18 @@
 
 import math
 import shutil
+import warnings
 
+import jax
 import numpy as np
 import pytest
 from runs import write_config
 from small_runs import leave_run, whole
 from spmdkit.data.sources.arrays import ArraySource
 from spmdkit.launch.run.directory.provenance import Definition, Provenance, as_json
+from spmdkit.layouts.paths import map_with_path
 from spmdkit.mesh.errors import UserError
+from spmdkit.models.catalog import load_model
 from spmdkit.models.sample import generate
 
 import spmdkit
@@ -214,3 +218,47 @@ def test_parameters_are_exported(folder, tmp_path):
     assert exported.arrays == 4
     for path, array in whole(run.params).items():
         np.testing.assert_array_equal(np.load(tmp_path / "model" / f"{path}.npy"), array)
+
+
+def test_generates_from_the_window_that_the_model_was_trained_on(staged):
+    """Each token follows from the last 16, with a prompt that is longer."""
+    run = spmdkit.load_run(staged, mesh={})
+    prompt = [*b"the mesh of the layout of the step"]
+    tokens = run.generate(prompt, length=3, temperature=0)
+    assert tokens[: len(prompt)] == prompt
+    for end in range(len(prompt), len(tokens)):
+        seen = np.array([tokens[end - 16 : end]], np.int32)
+        assert tokens[end] == run.predict({"inputs": seen})[0, -1].argmax()
+
+
+def test_exports_adapters_merged_at_the_scale_of_the_model(tmp_path):
+    """With the exported parameters, the model without adapters predicts what the model with them does."""
+    adapters = {"rank": 2, "alpha": 6.0, "match": ["layers/0/.*"]}
+    config = write_config(tmp_path, model={"name": "mlp", "classes": 10, "widths": [32], "lora": adapters})
+    leave_run(config, steps=(4,), change=lambda path, leaf: leaf + 0.5 if path.endswith("/b") else leaf)
+    run = spmdkit.load_run(tmp_path / "run", mesh={})
+    run.export(tmp_path / "merged")
+    base = load_model({"name": "mlp", "classes": 10, "widths": [32]}, **run.facts)
+    shapes = jax.eval_shape(base.init, jax.random.key(0))
+    merged = map_with_path(lambda path, leaf: np.load(tmp_path / "merged" / f"{path}.npy"), shapes)
+    batch = {"inputs": rows(8)["inputs"]}
+    np.testing.assert_allclose(base.predict(merged, batch), run.predict(batch), rtol=1e-4, atol=1e-4)
+    run.export(tmp_path / "separate", lora="separate")
+    kernel = np.load(tmp_path / "separate" / "layers/0/kernel.npy")
+    assert np.abs(kernel - merged["layers"][0]["kernel"]).max() > 0.1, "the adapters do something"
+
+
+def test_warns_if_the_log_has_another_evaluation(folder, tmp_path):
+    copied = shutil.copytree(folder, tmp_path / "run")
+    run = spmdkit.load_run(copied, mesh={})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss = run.evaluate(max_batches=2)["loss"]
+        (copied / "metrics.jsonl").write_text(f'{{"step": 4, "eval_loss": 9}}\n{{"step": 8, "eval_loss": {loss}}}\n')
+        assert run.evaluate(max_batches=2)["loss"] == loss
+    (copied / "metrics.jsonl").write_text(f'{{"step": 8, "eval_loss": {loss * 1.005}}}\n')
+    with pytest.warns(UserWarning, match=rf"loss {loss:.6g} here, {loss * 1.005:.6g} in the log"):
+        run.evaluate(max_batches=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.evaluate(max_batches=1)  # other rows than in the log

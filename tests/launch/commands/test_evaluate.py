@@ -74,6 +74,7 @@ def test_nothing_is_said_of_a_log_of_other_rows_or_of_an_unknown_one(old, new, u
     assert "log" not in printed.out.replace(str(tmp_path), "")
 
 
+@pytest.mark.slow
 def test_reports_both_values_if_the_log_has_another(untrained, tmp_path, capsys):
     folder = shutil.copytree(untrained.parent / "run", tmp_path / "run")
     loss = json.loads(call(capsys, folder, "--batches", "2", "--json")[1].out)["loss"]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...configs.not_finite import policy_of
-from ...data.batches import EXAMPLE_MODULUS, Batch, train_batches
+from ...data.batches import EXAMPLE_MODULUS, train_batches
 from ...data.ordering.order import batch_number
 from ...mesh.errors import UserError
 from .build import Built
@@ -81,7 +81,7 @@ def check_position(notes: Mapping[str, Any], step: int, left_out: Collection[int
         )
 
 
-def check_first_batch(batch: Batch, step: int, left_out: Collection[int]) -> None:
+def check_first_batch(batch: Mapping[str, Any], step: int, left_out: Collection[int]) -> None:
     """Checks that the first batch of a start contains the samples that follow those of the steps before.
 
     Args:

@@ -18,6 +18,7 @@ from ..configs import load_config
 from ..configs.schema import Config
 from ..configs.secret_variables import is_secret, resolve
 from ..mesh.errors import UserError
+from ..mesh.files import absolute_path
 from ..mesh.joining.sources import without_job
 from ..training.ending.exits import FINISHED, TRY_AGAIN
 from .places import Run, not_a_target
@@ -110,7 +111,7 @@ def launch(run: Run, target: SlurmTarget) -> int:
         )
     by_name = {name: value for name, value in config.launch.environment.items() if value is None or is_secret(name)}
     given = resolve(by_name)
-    folder = Path(config.run.dir).absolute()
+    folder = absolute_path(config.run.dir)
     check_folder(folder)
     refuse_if_in_use(folder)
     make_folder(folder / "logs")

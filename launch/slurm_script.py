@@ -14,6 +14,7 @@ from ..configs.launching import LaunchConfig
 from ..configs.schema import Config
 from ..configs.secret_variables import redact
 from ..mesh.errors import UserError
+from ..mesh.files import absolute_path
 from ..mesh.text import is_printable
 from ..training.ending.exits import TRY_AGAIN
 from .places import Run
@@ -102,7 +103,7 @@ def batch_script(run: Run, config: Config, partition: str) -> str:
     Raises:
         UserError: A path cannot be written in it.
     """
-    folder = Path(config.run.dir).absolute()
+    folder = absolute_path(config.run.dir)
     logs = folder / "logs"
     lines = [f"#SBATCH {directive(option)}" for option in job_options(config, partition, folder)]
     head = ["#!/bin/bash", f"# A run of spmdkit; {shlex.quote(str(logs))} has to exist before it is submitted.", *lines]

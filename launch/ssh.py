@@ -17,6 +17,7 @@ from ..configs import Config, load_config
 from ..configs.secret_variables import resolve
 from ..mesh.coordination import ranks
 from ..mesh.errors import UserError
+from ..mesh.files import absolute_path
 from ..mesh.joining.sources import SET_BY_HAND
 from ..training.ending.exits import RELAYED
 from ..training.worker import Job, job_environment
@@ -91,7 +92,7 @@ def launch(run: Run, target: Hosts) -> int:
     hosts = complete(target, config)
     forwarded(hosts)
     resolve(config.launch.environment)
-    check_folder(Path(config.run.dir).absolute())
+    check_folder(absolute_path(config.run.dir))
     wanted = Wanted(
         run.source if os.path.isfile(run.source) else None,
         config.run.dir,

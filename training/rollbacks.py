@@ -6,7 +6,6 @@ it.
 """
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,20 +61,6 @@ def from_json(text: str, path: Path) -> list[Rollback]:
             f"{path} is damaged ({error}): it says which batches the run leaves out. Put it back from a copy, or start "
             "anew: with another run.dir, or with --fresh, which moves this run aside."
         ) from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replaces the file as a whole, and returns when it is on the disk.
-
-    Raises:
-        OSError: It cannot be written; the file is as it was.
-    """
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def _as_rollback(values: Any) -> Rollback:

@@ -37,7 +37,7 @@ BESIDE: dict[str, Kind] = {
     "config.yaml.partial": "file",
     "provenance.json.partial": "file",
     "metrics.jsonl.new": "file",
-    "report.html.new": "file",
+    "report.html.partial": "file",
     "report.json.partial": "file",
     "guards.json.partial": "file",
     "compilation.json.partial": "file",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from .command import OR_CONFIG, TRAINED_HELP, Command, add_ema, add_overrides, add_run, add_step
 
-KINDS = ("npz", "safetensors", "npy")
+KINDS = ("safetensors", "npy")
 """As in launch/inspection/export.py, which a help text cannot wait for."""
 LORA = ("merged", "separate")
 """As ADAPTERS there."""
@@ -15,7 +15,7 @@ HUGGING_FACE = "hugging_face"
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `export`."""
     add_run(parser, also=OR_CONFIG)
-    parser.add_argument("target", metavar="FILE", help="FILE.safetensors, FILE.npz, or a folder to be made, of .npy")
+    parser.add_argument("target", metavar="FILE", help="FILE.safetensors, or a folder to be made, of .npy")
     add_overrides(parser)
     kinds = (*KINDS, HUGGING_FACE)
     parser.add_argument("--to", choices=kinds, help="what is written; by default what the name of FILE says")
@@ -26,7 +26,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lora", choices=LORA, default=LORA[0], help="low-rank adapters: merged (the default), or separate beside them"
     )
-    parser.add_argument("--force", action="store_true", help="replace what is there")
+    parser.add_argument("--force", action="store_true", help="replace an earlier export")
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -84,15 +84,15 @@ COMMAND = Command(
     "write the parameters of a run for other programs",
     "spmdkit export runs/quickstart model.safetensors",
     """
-Writes the parameters of a run as one .safetensors or .npz file, or as a folder of .npy files. Needs no device, and not
-the model's code. Names are the paths of the parameters; blocks come in the model's order, stacked along dim 0 or, with
+Writes the parameters of a run as one .safetensors file, or as a folder of .npy files. Needs no device, and not the
+model's code. Names are the paths of the parameters; blocks come in the model's order, stacked along dim 0 or, with
 --unstack, by themselves. A module of Flax, Equinox or Keras has the names of that library, and its state (the
 statistics of batch norm) comes along. Low-rank adapters are merged into what they adapt. Every array is compared with
-its checksum on the way, and no more than a part of one is held in memory where its chunks allow. What is there already
-is not replaced without --force.
+its checksum on the way, and no more than a part of one is held in memory where its chunks allow. --force replaces what
+an earlier export wrote, and nothing else.
 
   spmdkit export runs/quickstart model.safetensors
-  spmdkit export runs/quickstart model --to npz --step 200
+  spmdkit export runs/quickstart model --to npy --step 200
   spmdkit export runs/tuned tuned --to hugging_face
 
 --to hugging_face writes a folder that transformers loads, of a model of the Llama, Qwen or GPT-2 families: names and

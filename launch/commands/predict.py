@@ -14,7 +14,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", metavar="NAMES", default="", help="arrays of the data to write beside, such as targets,weights"
     )
-    parser.add_argument("--force", action="store_true", help="replace FILE.npz where it is there")
+    parser.add_argument("--force", action="store_true", help="replace earlier predictions")
     add_json(parser)
 
 

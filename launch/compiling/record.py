@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ...mesh.files import write_text
 from ...mesh.processes import is_main_process
 from .cache import Place
 from .options import XlaOptions
@@ -80,9 +81,7 @@ class Compilation:
             "kept_in": str(self.place),
             **{**self.found._asdict(), "seconds": round(self.found.seconds, 3)},
         }
-        partial = folder / f"{NAME}.partial"
-        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / NAME)
+        write_text(folder / NAME, json.dumps(record, indent=2) + "\n")
 
 
 def compiled() -> Compiled:

@@ -4,11 +4,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from ...configs import load_config
 from ...configs.schema import Config, RunConfig
 from ...mesh.errors import UserError
+from ...mesh.files import absolute_path
 from ...mesh.joining.accelerators import has_accelerators
 from ...mesh.joining.detection import Job, find_job
 from ...mesh.processes import tell
@@ -74,7 +74,7 @@ def _examine(job: Job | None, config: Config | None, found: list[Finding], secon
     nodes = {*(job.hosts or job.nodes)} if job else set()
     alone = job is None or not job.is_shared
     to_be_shared = alone and bool(config and config.launch.nodes > 1)  # processes that meet look themselves
-    run_dir = Path(config.run.dir if config else ".").absolute()
+    run_dir = absolute_path(config.run.dir if config else ".")
     local = (job.local_processes if job else None) or 1
     found = [
         *found,

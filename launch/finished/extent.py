@@ -1,9 +1,17 @@
-"""How many rows an evaluation takes, and how many those in the log of the run took: why their figures may differ."""
+"""How many rows an evaluation takes, how many those in the log of the run took, and if both found the same values."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from ...configs.load import load_config
 from ...configs.schema import Config
+from ...mesh.errors import UserError
 from ...mesh.text import counted
+from ...training.metrics import read_metrics
+
+ROUNDING = {"float64": 1e-8, "float32": 1e-4, "bfloat16": 5e-3, "float16": 5e-3}
+"""Relative difference that another mesh explains, by the dtype of the computation."""
 
 
 class Extent(NamedTuple):
@@ -37,8 +45,12 @@ class Extent(NamedTuple):
         return min(self.of, self.logged * self.logged_batch) if self.logged else self.of
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, same_values: bool = True) -> str:
+        """Describes the rows; `same_values` is False if the log of the same rows has other values."""
         rows = f"all {self.of:,} rows" if self.rows == self.of else f"{self.rows:,} of {self.of:,} rows"
-        logged = ", as in the log of the run" if self.logged_rows == self.rows else ""
+        logged = ", as in the log of the run" if self.logged_rows == self.rows and same_values else ""
         return f"{rows}, {counted(-(-self.rows // self.batch), 'batch', 'batches')} of {self.batch:,}{logged}"
 
     @property
@@ -79,3 +91,63 @@ def other_parameters(ema: bool, log: Config | None) -> str:
     if ema:
         return "The log of the run has figures of the parameters themselves: leave out --ema for the same."
     return "The log of the run has figures of the averages (optimizer.ema.evaluate): --ema takes these."
+
+
+def log_of_same_rows(folder: Path, config: Config) -> Config | None:
+    """Reads the config that a run trains with, if the evaluations in its log are of the data of another config.
+
+    That is the config.yaml in the folder, by whatever config the run was found: it alone holds the key=value of the
+    training.
+
+    Args:
+        folder: The run.
+        config: The config whose data is evaluated.
+
+    Returns:
+        None if the data is another, or if config.yaml is missing or cannot be read.
+    """
+    try:
+        log = load_config(folder / "config.yaml", sizes=False)
+    except (UserError, OSError):
+        return None
+    return log if (log.data, log.run.root) == (config.data, config.run.root) else None
+
+
+def logged_metrics(folder: Path, step: int) -> dict[str, float]:
+    """Reads the evaluation that a run logged after a step: name without "eval_" -> value; empty if there is none."""
+    try:
+        records = read_metrics(folder / "metrics.jsonl")
+    except (UserError, OSError):
+        return {}
+    record: Mapping[str, Any] = next((each for each in reversed(records) if each.get("step") == step), {})
+    return {
+        name.removeprefix("eval_"): float(value)
+        for name, value in record.items()
+        if name.startswith("eval_") and isinstance(value, int | float)
+    }
+
+
+def difference_from_log(metrics: Mapping[str, float], logged: Mapping[str, float], compute: str) -> str:
+    """Compares an evaluation with that in the log of the same rows and parameters.
+
+    Args:
+        metrics: The metrics found now.
+        logged: From `logged_metrics`.
+        compute: The dtype of the computation, `precision.compute`.
+
+    Returns:
+        A warning with both values; "" if they agree up to rounding.
+    """
+    bound = ROUNDING.get(compute, ROUNDING["float32"])
+    differing = [
+        f"{name} {metrics[name]:.6g} here, {value:.6g} in the log"
+        for name, value in logged.items()
+        if name in metrics and not abs(metrics[name] - value) <= bound * max(abs(metrics[name]), abs(value), 1e-3)
+    ]
+    if not differing:
+        return ""
+    return (
+        f"warning: the log of the run has other values for the same rows and step: {'; '.join(differing)}. The model's "
+        "code, its data, a library, or metrics.jsonl has changed since, or the parameters are not those of the run "
+        "(spmdkit checkpoint verify)."
+    )

@@ -24,7 +24,6 @@ from ...configs.schema import Config
 from ...data.config import FILE_SOURCES
 from ...data.splits import open_splits
 from ...mesh.compat import backend_started
-from ...mesh.errors import UserError
 from ...training.checkpointing.errors import CheckpointError, DamagedCheckpoint
 from ...training.worker import multi_process
 from ..inspection.stored import StoredCheckpoint
@@ -105,19 +104,6 @@ def read_config(place: Place, changes: Sequence[str] = (), said: str = ON_COMMAN
     if _names("data.files", changes) and data.source in FILE_SOURCES and not split_again:
         data = replace(data, eval_files=data.files)
     return replace(config, data=data, run=replace(config.run, dir=str(place.found.run)))
-
-
-def log_of_same_rows(run: LoadedRun) -> Config | None:
-    """The config that a run trains with, where the evaluations in its log are of the rows that `run` evaluates.
-
-    That is the config.yaml in the folder, by whatever config the run was found: it alone holds the key=value of the
-    training. None where its data is another, and where it is missing or cannot be read.
-    """
-    try:
-        log = load_config(run.folder / "config.yaml", sizes=False)
-    except (UserError, OSError):
-        return None
-    return log if (log.data, log.run.root) == (run.config.data, run.config.run.root) else None
 
 
 def open_devices(config: Config, mesh: Mapping[str, Any] | None) -> None:

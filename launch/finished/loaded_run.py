@@ -38,6 +38,7 @@ from ..run.build import evenly_chosen, first_row, plan_layouts, search_path
 from ..run.directory.provenance import changed_data
 from ..run.guarding.limits import model_limits
 from ..run.guarding.model_check import check_functions
+from .extent import Extent, difference_from_log, extent_of, log_of_same_rows, logged_metrics, other_parameters
 from .fitting import Fitted, fitting_rows, rows_alone
 from .parameters import read_averages, read_tree
 from .place import Place
@@ -176,7 +177,22 @@ class LoadedRun:
             limits=self._limits,
         )
         with closing(batches):
-            return measure(self._program, self._order.to_stored(self.params, like), batches, self.model_state)
+            found = measure(self._program, self._order.to_stored(self.params, like), batches, self.model_state)
+        if rows is None:
+            self._compare_with_log(found, extent_of(len(source), self.batch_rows, max_batches, self._log))
+        return found
+
+    def _compare_with_log(self, found: Mapping[str, float], extent: Extent) -> None:
+        """Warns if the log of the run has other values for the same step, rows, and parameters."""
+        if extent.logged_rows == extent.rows and not other_parameters(self.ema, self._log):
+            logged = logged_metrics(self.folder, self.step)
+            differs = difference_from_log(found, logged, self.config.precision.compute)
+            if differs:
+                warnings.warn(differs.removeprefix("warning: "), stacklevel=3)
+
+    @cached_property
+    def _log(self) -> Config | None:
+        return log_of_same_rows(self.folder, self.config)
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
         """Predicts for rows: what the model's `predict` returns for them.
@@ -276,10 +292,10 @@ class LoadedRun:
         """Writes the parameters for other programs, from the checkpoint: as `spmdkit export`.
 
         Args:
-            target: Ends in .safetensors or .npz, or is a folder to be made, of .npy.
+            target: Ends in .safetensors, or is a folder to be made, of .npy.
             unstack: Each block by itself.
             lora: Low-rank adapters "merged" into what they adapt, or "separate".
-            force: Replace what is there.
+            force: Replace an earlier export.
 
         Raises:
             UserError: The target is there already, or cannot be.

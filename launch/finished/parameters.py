@@ -72,8 +72,9 @@ def _read_leaves(stored: StoredCheckpoint, what: str, leaves: Mapping[str, Any],
     wanted = {path: leaf for path, leaf in leaves.items() if leaf.size}
     _check_fits(stored, what, wanted, {path: stored.array(path) for path in held})
     arrays = {path: _read(stored, path, leaf) for path, leaf in wanted.items()}
-    _compare(stored, arrays)
-    return [arrays[path] if path in arrays else _empty(leaf) for path, leaf in leaves.items()]
+    found = [arrays[path] if path in arrays else _empty(leaf) for path, leaf in leaves.items()]
+    _compare(stored, {path: leaf for path, leaf in zip(leaves, found, strict=True) if leaf.size})
+    return found
 
 
 def _check_fits(stored: StoredCheckpoint, group: str, wanted: Mapping[str, Any], held: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ...configs.load import ON_COMMAND_LINE, find_config, load_config
 from ...configs.presets import preset_names
 from ...mesh.errors import UserError
+from ...mesh.files import absolute_path
 from ..inspection.finding import Found, find, refuse_empty, shown
 
 
@@ -59,7 +60,7 @@ def find_checkpoints(
     source = _config_file(given)
     if source is None:
         return find(str(given), step)
-    folder = Path(load_config(source, changes, sizes=False, said=said).run.dir)
+    folder = absolute_path(load_config(source, changes, sizes=False, said=said).run.dir)
     if not folder.is_dir():
         raise UserError(
             f"{given} says run.dir={folder}, and there is no such folder: it has not been trained yet. Train it "
@@ -81,11 +82,11 @@ def find_folder(given: str | Path) -> Path:
         UserError: There is no such run.
     """
     refuse_empty(given)
-    source, path = _config_file(given), Path(given)
+    source, path = _config_file(given), absolute_path(given)
     if source is None and any((path / name).is_file() for name in ("metrics.jsonl", "config.yaml")):
         return path.resolve()
     if source is not None:
-        folder = Path(load_config(source, sizes=False).run.dir)
+        folder = absolute_path(load_config(source, sizes=False).run.dir)
         if folder.is_dir():
             return folder.resolve()
     return find_checkpoints(given).run.resolve()

@@ -17,10 +17,11 @@ import numpy as np
 from ...configs.run_folders import is_run_folder
 from ...layouts.sizes import counted, format_bytes
 from ...mesh.errors import UserError
+from ...mesh.files import absolute_path, atomic_write
 from ...training.run_files import own_file
+from ..inspection.export import SAVED_BY, check_target
 from ..inspection.finding import shown
 from ..inspection.npy import npy_dtype, npy_header
-from ..inspection.replacing import check_target, replacing
 
 COPIED_BYTES = 1 << 20
 
@@ -49,7 +50,7 @@ def check_rows_file(target: Path, *, force: bool) -> Path:
 
     Args:
         target: The file; its name ends in .npz.
-        force: Whether what is there may be replaced.
+        force: Whether an earlier file of predictions may be replaced.
 
     Returns:
         Its absolute path.
@@ -57,7 +58,7 @@ def check_rows_file(target: Path, *, force: bool) -> Path:
     Raises:
         UserError: They cannot.
     """
-    target = target.absolute()
+    target = absolute_path(target)
     if target.suffix != ".npz":
         raise UserError(f"{target}: what is predicted is written as .npz. Give a name such as {target.stem}.npz.")
     if target.is_dir():
@@ -98,7 +99,8 @@ def write_rows(target: Path, num_rows: int, batches: Iterable[Mapping[str, np.nd
         finally:
             for file in files.values():
                 file.close()
-        with replacing(target) as partial, zipfile.ZipFile(partial, "x", zipfile.ZIP_STORED) as archive:
+        with atomic_write(target) as partial, zipfile.ZipFile(partial, "x", zipfile.ZIP_STORED) as archive:
+            archive.comment = SAVED_BY.encode()
             for number, array_name in enumerate(files):
                 spooled = folder / str(number)
                 with archive.open(f"{array_name}.npy", "w", force_zip64=True) as member, spooled.open("rb") as source:

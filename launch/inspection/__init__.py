@@ -2,11 +2,9 @@
 
 finding                       which folder an argument means, and what it holds
 stored                        one checkpoint on disk: its description, and its arrays part by part
-inspect verify diff           what it holds; whether that is what was saved; how two differ
+inspect verify                what it holds; whether that is what was saved
 export safetensors npy        its arrays as files that other programs read
-replacing                     such a file has its name when all of it is written
 averages                      where the averages of parameters are
-prune fits                    removing those that are not needed; whether one fits a config
 progress                      a line now and then while something takes long
 
 Arrays are read with TensorStore and never on a device. No more than a part of one is held where its chunks allow.

@@ -1,17 +1,18 @@
 """`spmdkit checkpoint export`: the arrays of a checkpoint as files that other programs read.
 
     out.safetensors     one file; bfloat16 stays bfloat16; the header says step and model
-    out.npz             one file for `numpy.load`
     out                 a folder of .npy files, one for each array, to be mapped into memory
 
 Names are the paths of the parameters; those of a module of another library, and of its state, are that library's (see
 models/adapters/own_names.py). Low-rank adapters are merged into what they adapt, or stay beside it. Blocks come in the
 model's order, which is how checkpoints keep them, whatever stages they were trained on; stacked along dim 0, or each
-block by itself. What NumPy has no dtype for (bfloat16, 8-bit floats) becomes float32 in .npz and .npy, which holds the
-same values. Every array is compared with its checksum on the way, and nothing has the name that was asked for before
-all of it is written.
+block by itself. What NumPy has no dtype for (bfloat16, 8-bit floats) becomes float32 in .npy, which holds the same
+values. Every array is compared with its checksum on the way, and nothing has the name that was asked for before all of
+it is written. A folder lists its files in spmdkit-export.json: only what an export wrote is ever replaced.
 """
 
+import json
+import os
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,9 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...configs.run_folders import run_of_checkpoint
 from ...layouts.paths import in_blocks
 from ...layouts.sizes import array_bytes, counted, format_bytes
 from ...mesh.errors import UserError
+from ...mesh.files import absolute_path, atomic_write, check_replaceable
 from ...models.adapters.own_names import groups_of, own_name
 from ...models.hugging_face.safetensors import Entry, allocate, mapped
 from .averages import AveragedCheckpoint
@@ -30,11 +33,14 @@ from .finding import shown
 from .merged import BESIDE, PARAMETERS, MergedCheckpoint
 from .npy import npy_dtype, npy_header
 from .progress import Progress
-from .replacing import check_target, replacing
 from .stored import StoredArray, StoredCheckpoint
 
-KINDS = {"safetensors": ".safetensors", "npz": ".npz", "npy": ""}
+KINDS = {"safetensors": ".safetensors", "npy": ""}
 """What can be written -> how the name of the file, or of the folder, ends."""
+MARK = "spmdkit-export.json"
+"""File in an exported folder that lists what was written; --force replaces a folder only if it has nothing else."""
+SAVED_BY = "spmdkit"
+"""Mark of an exported file: in the header of .safetensors, in the comment of .npz."""
 ADAPTERS = MERGED, SEPARATE = ("merged", "separate")
 """What becomes of low-rank adapters."""
 
@@ -91,11 +97,11 @@ def export(
 
     Args:
         stored: The checkpoint.
-        target: Ends in .safetensors or .npz, or is a folder to be made.
+        target: Ends in .safetensors, or is a folder to be made.
         whole_state: The optimizer's state, the step and the key as well; names then begin with params/, opt_state/.
         unstack: Each block by itself: "blocks/3/query" in place of row 3 of "blocks/query".
         lora: Low-rank adapters "merged" into what they adapt, or "separate"; in a whole state they are separate.
-        force: Replace what is there.
+        force: Replace what an earlier export wrote there, and nothing else.
         ema: The averages of the parameters (`optimizer.ema`) in place of the parameters, under their names; what was
             frozen has none, and is written as it is.
 
@@ -105,11 +111,11 @@ def export(
         CheckpointUnavailable: The machine or the file system does not let it be read.
         OSError: The target cannot be written; nothing is left behind.
     """
-    target = target.absolute()
+    target = absolute_path(target)
     if target.suffix not in KINDS.values():
         raise UserError(
-            f"{target} ends in {target.suffix!r}: export writes .safetensors, .npz, or a folder of .npy files, whose "
-            "name has no ending."
+            f"{target} ends in {target.suffix!r}: export writes .safetensors, or a folder of .npy files, whose name "
+            "has no ending."
         )
     check_target(target, force=force)
     if ema and whole_state:
@@ -117,9 +123,9 @@ def export(
     stored = _with_adapters(AveragedCheckpoint(stored) if ema else stored, SEPARATE if whole_state else lora)
     pieces = list(_pieces(stored, whole_state, unstack))
     _check(stored, pieces)
-    write = {".npz": _npz, ".safetensors": _safetensors}.get(target.suffix, _folder)
+    write = _safetensors if target.suffix == ".safetensors" else _folder
     progress = Progress(f"{target.name}", sum(piece.source.nbytes for piece in pieces if not piece.block))
-    with replacing(target) as partial:
+    with atomic_write(target) as partial:
         write(stored, pieces, partial, progress)
     widened = 0 if target.suffix == ".safetensors" else sum(npy_dtype(p.source.dtype) != p.source.dtype for p in pieces)
     return Exported(target, len(pieces), sum(Entry(p.name, p.shape, p.source.dtype).nbytes for p in pieces), widened)
@@ -141,6 +147,52 @@ def named_for(kind: str | None, target: Path) -> Path:
         asked = KINDS[kind] or "no ending: it is a folder"
         raise UserError(f"--to {kind} and {target}: a name of that kind has {asked}. Leave --to out, or rename it.")
     return target.with_name(f"{target.name}{KINDS[kind]}")
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Checks that a file or folder can be written, and that nothing but an earlier export would be replaced.
+
+    Args:
+        target: Absolute.
+        force: Whether an earlier export may be replaced.
+
+    Raises:
+        UserError: It exists and may not be replaced, its folder is missing, or it is among the checkpoints of a run.
+    """
+    if not target.parent.is_dir():
+        raise UserError(f"There is no folder {target.parent} to write {target.name} into. Make it first.")
+    run = run_of_checkpoint(target.parent)
+    if run is not None:
+        raise UserError(f"{target} is among the checkpoints of the run {run}. Choose a name outside of {run}.")
+    if not os.path.lexists(target):
+        return
+    if not force:
+        raise UserError(
+            f"{target} is there already. Choose another name, or give --force to replace it if an export wrote it."
+        )
+    check_replaceable(target)
+    if not (_is_exported_folder(target) if target.is_dir() else _is_exported_file(target)):
+        what = "folder, or contains other files as well" if target.is_dir() else "file"
+        raise UserError(
+            f"{target} is not an exported {what}: --force replaces only what an earlier export wrote. Choose another "
+            "name, or move it away."
+        )
+
+
+def _is_exported_folder(folder: Path) -> bool:
+    try:
+        listed = set(json.loads((folder / MARK).read_bytes())["files"]) | {MARK}
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    return {each.relative_to(folder).as_posix() for each in folder.rglob("*") if not each.is_dir()} <= listed
+
+
+def _is_exported_file(file: Path) -> bool:
+    with file.open("rb") as opened:
+        begin = opened.read(100)
+    if begin[8:].startswith(f'{{"__metadata__":{{"saved_by":"{SAVED_BY}"'.encode()):
+        return True
+    return zipfile.is_zipfile(file) and zipfile.ZipFile(file).comment == SAVED_BY.encode()
 
 
 def _check(stored: StoredCheckpoint, pieces: list[_Piece]) -> None:
@@ -208,7 +260,7 @@ def _fill(
 
 
 def _safetensors(stored: StoredCheckpoint, pieces: list[_Piece], path: Path, progress: Progress) -> None:
-    about = {"saved_by": "spmdkit", "step": str(stored.step), "model": str(stored.about.get("model", ""))}
+    about = {"saved_by": SAVED_BY, "step": str(stored.step), "model": str(stored.about.get("model", ""))}
     entries = [Entry(piece.name, piece.shape, piece.source.dtype) for piece in pieces]
     with mapped(path, entries, about) as arrays:
         _fill(stored, pieces, lambda piece: arrays[piece.name], progress)
@@ -226,16 +278,5 @@ def _folder(stored: StoredCheckpoint, pieces: list[_Piece], path: Path, progress
         return np.memmap(file, dtype, "r+", len(begin), piece.shape)
 
     _fill(stored, pieces, target, progress)
-
-
-def _npz(stored: StoredCheckpoint, pieces: list[_Piece], path: Path, progress: Progress) -> None:
-    """A zip archive is written from its beginning to its end: one array is held at a time."""
-    whole: dict[str, np.ndarray] = {}
-    with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for piece in pieces:
-            if piece.source.path not in whole:
-                whole = {piece.source.path: stored.read(piece.source.path)}
-                progress.add(piece.source.nbytes)
-            array = whole[piece.source.path] if piece.block is None else whole[piece.source.path][piece.block]
-            with archive.open(f"{piece.name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asarray(array, npy_dtype(array.dtype), order="C"))
+    files = sorted(f"{piece.name}.npy" for piece in pieces)
+    (path / MARK).write_text(json.dumps({"saved_by": SAVED_BY, "files": files}, indent=1) + "\n", encoding="utf-8")

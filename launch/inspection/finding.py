@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...mesh.errors import UserError
+from ...mesh.files import absolute_path
 from ...training.checkpointing.errors import CheckpointError
 from ...training.checkpointing.folder import DAMAGED, REMOVED, UNFINISHED, Contents, contents
 
@@ -59,7 +60,7 @@ def find(given: str, step: int | None = None) -> Found:
         OSError: It cannot be looked at.
     """
     refuse_empty(given)
-    path = Path(given).absolute()
+    path = absolute_path(given)
     _check_text(path)
     if not path.exists():
         inside = path.parent / "checkpoints" / path.name

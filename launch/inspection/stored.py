@@ -17,7 +17,9 @@ import numpy as np
 import tensorstore
 
 from ...layouts.sizes import array_bytes
+from ...mesh.files import absolute_path
 from ...training.checkpointing.checksums import part_checksum
+from ...training.checkpointing.description import check_description
 from ...training.checkpointing.errors import DamagedCheckpoint, other_bits, unreadable
 from ...training.checkpointing.folder import CHECKSUMS
 
@@ -68,7 +70,7 @@ class StoredCheckpoint:
             DamagedCheckpoint: Its description is missing or cannot be understood.
             CheckpointUnavailable: The machine or the file system does not let it be read.
         """
-        self.folder = folder
+        self.folder = absolute_path(folder)
         self._context = tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}})
         self._names = self._reading(self._described)
         self._stores: dict[str, Any] = {}
@@ -219,6 +221,7 @@ class StoredCheckpoint:
 
     def _described(self) -> list[str]:
         """The paths of all arrays, as the checkpoint's description lists them."""
+        self.is_described = check_description(self.folder)
         text = (self.folder / "state" / "_METADATA").read_bytes()
         entries = json.loads(text)["tree_metadata"].values()
         return ["/".join(each["key"] for each in entry["key_metadata"]) for entry in entries]

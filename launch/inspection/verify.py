@@ -88,7 +88,7 @@ def verify_one(folder: Path) -> Verdict:
     problems: dict[str, str] = {}
     try:
         stored = StoredCheckpoint(folder)
-        checked = stored.checksums is not None
+        checked = stored.checksums is not None and stored.is_described
     except DamagedCheckpoint as error:
         return Verdict(folder, 0, 0, False, {"": _short(folder, error)})
     sizes = {}

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from ...layouts.table import LayoutTable, make_row
 from ...layouts.tensor_layout import TensorLayout
 from ...mesh.device_mesh import DeviceMesh
+from ...mesh.files import write_text
 from ...parallel.collectives import Collective
 from ...parallel.schedule.csv_file import csv_text, parse_schedule
 from ...parallel.schedule.table import Schedule
@@ -128,9 +129,7 @@ def write_facts(folder: Path, facts: Facts) -> None:
         OSError: It cannot be written; what was there is as it was.
     """
     plain = {**vars(facts), "figures": dict(facts.figures), "measured": dict(facts.measured)}
-    beside = folder / f"{NAME}.partial"
-    beside.write_text(json.dumps(plain) + "\n", encoding="utf-8", errors="replace")
-    beside.replace(folder / NAME)
+    write_text(folder / NAME, json.dumps(plain) + "\n")
 
 
 def read_facts(folder: Path) -> Facts | None:

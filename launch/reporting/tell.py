@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ...layouts.sizes import counted
 from ...mesh.errors import UserError
+from ...mesh.files import check_replaceable
 from ...training.quantities import loss_text
 from ...training.report.comparison import MISSING, ROWS, write_comparison
 from ..inspection.finding import shown
@@ -43,6 +44,7 @@ def written(records: Sequence[RunRecord], out: Path | None, several: Path) -> Pa
         UserError: It cannot be written there.
     """
     path = out or (records[0].folder / REPORT if len(records) == 1 else several)
+    _check_page(path)
     if path.is_dir():
         name = REPORT if len(records) == 1 else several.name
         raise UserError(f"--out {path} is a folder. Give the name of a file in it: {path / name}.")
@@ -53,6 +55,17 @@ def written(records: Sequence[RunRecord], out: Path | None, several: Path) -> Pa
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
         raise UserError(f"{path} cannot be written: {error.strerror}. Give another file with --out.") from error
     return path
+
+
+def _check_page(path: Path) -> None:
+    """Checks that only an HTML page would be replaced: not a config, a log, or a script.
+
+    Raises:
+        UserError: Another file has that name, or something that is not a regular file.
+    """
+    check_replaceable(path)
+    if path.is_file() and path.stat().st_size and not path.read_bytes()[:100].lstrip().lower().startswith(b"<!doctype"):
+        raise UserError(f"--out {path} is a file, but not an HTML page, and would be lost. Give another name.")
 
 
 def told(records: Sequence[RunRecord], page: Path) -> Told:

@@ -20,6 +20,7 @@ from ...training.ending.stopping import Gate
 from ...training.loop import measure, metric_names
 from ...training.optimizing.averaging import average_reader
 from ...training.steps.late_log import Progress
+from .batches import data_position
 from .build import Built
 from .callbacks import callbacks_of, seen_by_callbacks
 from .directory.ownership import Ownership
@@ -147,6 +148,7 @@ class Pauses:
         with around.guards.watchdog.phase(number, "save"):
             around.ownership.check()
             stored = stored_order(self._built.layouts).to_model(state)
+            notes = {**notes, "data": data_position(number, around.rollbacks.left_out)}
             around.checkpoints.save(number, stored, around.display.message, notes=notes, also_keep=self.seen.kept)
 
 

@@ -12,8 +12,9 @@ from ...configs.not_finite import policy_of
 from ...configs.schema import Config
 from ...data.ordering.order import batch_number
 from ...mesh.coordination import told_by_first
+from ...mesh.files import write_text
 from ...mesh.processes import is_main_process
-from ...training.rollbacks import NAME, Rollback, as_json, from_json, write_whole
+from ...training.rollbacks import NAME, Rollback, as_json, from_json
 from ...training.steps.not_finite import Diverged
 
 
@@ -97,7 +98,7 @@ class Rollbacks:
         """
         last = self._done[-1] = self._done[-1]._replace(to=to)
         if is_main_process():
-            write_whole(self._path, as_json(self._done))
+            write_text(self._path, as_json(self._done))
         return (
             f"Step {last.step}: {last.found}. Went back to step {to}; batch {last.batch} (samples {last.samples[0]} to "
             f"{last.samples[1]}) is left out from now on. Rollback {len(self._done)} of at most {self._policy.most} "

@@ -8,10 +8,13 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing, suppress
 from itertools import chain, islice
 
+import numpy as np
+
 from ...configs.not_finite import policy_of
 from ...configs.schema import Config
 from ...data.batches import further_batches
-from ...mesh.processes import is_main_process
+from ...mesh.errors import UserError
+from ...mesh.processes import is_main_process, local_copy
 from ...models.catalog import initial_params
 from ...parallel.model import Batch, Params
 from ...parallel.sharding.stored_order import stored_order
@@ -23,7 +26,7 @@ from ...training.loop import StepLeftOut, run_steps
 from ...training.steps.not_finite import Diverged
 from ...training.watching.replicas import ReplicasDiffer
 from ..compiling.record import Compilation
-from .batches import batches_after
+from .batches import batches_after, check_first_batch, check_position
 from .build import search_path
 from .directory.provenance import Provenance
 from .directory.shared import check_same_step
@@ -88,6 +91,8 @@ class UnderWay:
         with ExitStack() as reading:
             batches = reading.enter_context(self.batches())
             first = list(islice(batches, 1))
+            for batch in first:
+                check_first_batch(batch, self.start, self.rollbacks.left_out)
             for line in take_folder(damaged):
                 self.display.message(line)
             self.compilation.write(self.folder, self.built.xla)
@@ -194,7 +199,15 @@ class UnderWay:
         restored = self.checkpoints.restore_newest(self.config.timeouts.rendezvous, self.display.message)
         self.start = self.pauses.seen.start = restored.step
         self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")
-        ended = self.pauses.conductor.restore(self.checkpoints.notes(self.start))
+        notes = self.checkpoints.notes(self.start)
+        check_position(notes, self.start, self.rollbacks.left_out)
+        done = int(np.asarray(local_copy(restored.state.step)).flat[0])
+        if done != self.start:
+            raise UserError(
+                f"The checkpoint {self.folder / 'checkpoints' / str(self.start)} contains the state after step {done}, "
+                f"not {self.start}. Give its directory the name {done} again, or remove the copy."
+            )
+        ended = self.pauses.conductor.restore(notes)
         like = self.built.step.abstract_state()
         return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged, ended
 

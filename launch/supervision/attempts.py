@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...configs.schema import Config
+from ...mesh.files import absolute_path
 from ...mesh.text import printable
 from ...training.ending.exits import TRY_AGAIN, USER_MISTAKE
 from ..run.directory.folder import check_folder, make_folder
@@ -59,9 +60,10 @@ def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: b
         FolderUnavailable: The file system of run.dir cannot be written to.
     """
     logs = Path(config.run.dir) / "logs"
-    check_folder(logs.parent.absolute())
-    refuse_if_in_use(logs.parent.absolute())
-    missing = [each for each in (logs, *logs.absolute().parents) if not each.exists()]
+    folder = absolute_path(config.run.dir)
+    check_folder(folder)
+    refuse_if_in_use(folder)
+    missing = [each for each in (logs, folder, *folder.parents) if not each.exists()]
     before = _written(logs.parent)
     make_folder(logs)
     tries = Restarts(logs.parent / "checkpoints", restarts)
@@ -77,7 +79,7 @@ def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: b
             removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs, before)
             for line in summary(outcome, None if removed else logs):
                 say(line)
-        fresh = fresh and not (logs.parent / "checkpoints").exists()
+        fresh = fresh and _written(logs.parent) == before  # once the new run has the directory, it goes on
         decided = tries.after(outcome)
         if decided.reason:
             say(decided.reason)

@@ -84,7 +84,7 @@ def header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> tuple[bytes
     for entry in sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name)):
         if entry.dtype not in NAMES:
             raise UserError(
-                f"safetensors has no dtype {entry.dtype}, which {entry.name} has. Export to .npz or to a folder."
+                f"safetensors has no dtype {entry.dtype}, which {entry.name} has. Export to a folder of .npy files."
             )
         offsets[entry.name], end = end, end + entry.nbytes
         described[entry.name] = {

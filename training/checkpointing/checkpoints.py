@@ -17,8 +17,10 @@ import orbax.checkpoint as ocp
 
 from ...layouts.sizes import array_bytes
 from ...mesh.errors import UserError
+from ...mesh.files import absolute_path
 from ...mesh.processes import is_main_process
 from .checksums import checksums
+from .description import with_description
 from .errors import CheckpointError as CheckpointError
 from .errors import CheckpointUnavailable as CheckpointUnavailable
 from .errors import DamagedCheckpoint as DamagedCheckpoint
@@ -27,7 +29,7 @@ from .errors import save_failed
 from .folder import CHECKSUMS, DAMAGED, contents, set_aside
 from .newest import Restored, restore_newest
 from .quiet import leave_errors_to_one_message
-from .reading import ABOUT, NOTES, Reader, compare_checksums, stored
+from .reading import ABOUT, NOTES, Reader, stored
 from .retention import Retention, keep_foreign, remove_leftovers, remove_unfinished
 
 NOTICED_SECONDS = 1.0
@@ -63,7 +65,7 @@ class Checkpoints:
         """
         if keep < 1:
             raise UserError(f"checkpoint.keep={keep} must be at least 1.")
-        self._directory = Path(directory).absolute()
+        self._directory = absolute_path(directory)
         self._abstract_state = abstract_state
         self._also_keep: frozenset[int] = frozenset()
         self._saving: int | None = None
@@ -80,7 +82,7 @@ class Checkpoints:
             composite_options=ocp.CompositeOptions(async_options=at_once),
             state=ocp.PyTreeCheckpointHandler(use_compression=False),
         )
-        self._orbax = ocp.AsyncCheckpointer(handler, async_options=at_once)
+        self._orbax = ocp.AsyncCheckpointer(with_description(handler), async_options=at_once)
         self._reader = Reader(self._orbax, abstract_state)
         self._retention = Retention(self._directory, keep)
 
@@ -203,9 +205,7 @@ class Checkpoints:
             CheckpointUnavailable: If the machine or the file system does not let it be read.
         """
         folder = self._directory / str(self._existing(step))
-        arrays = self._reader.arrays(folder)
-        compare_checksums(folder, arrays)
-        return self._reader.as_state(arrays)
+        return self._reader.checked_state(folder, self._reader.arrays(folder))
 
     def restore_newest(self, seconds: float, say: Callable[[str], None] = lambda line: None) -> Restored:
         """Restores the newest checkpoint that all processes can read; what is damaged is passed over, never removed.

@@ -1,7 +1,8 @@
-"""What can be wrong with a checkpoint, and whose fault it is: the files', the machine's, or that of a run it is not of.
+"""Errors of checkpoints: damaged files, a machine that cannot read them, or a checkpoint of another run.
 
-A checkpoint that cannot be read is damaged only where that is certain. No permission, no memory and a file system that
-fails say nothing about the files: nobody is advised to remove a checkpoint that may well be whole.
+A checkpoint is reported as damaged only if its bytes were read and are wrong, or if one of its files is missing. A
+missing permission, no memory, a failing file system, or a path or format that a reader rejects say nothing about the
+files: such a checkpoint may be intact, and no message suggests to remove it.
 """
 
 import errno
@@ -19,12 +20,16 @@ from ...layouts.sizes import counted, format_bytes
 from ...mesh.errors import UserError
 from ..ending.exits import TRY_AGAIN
 from ..ending.known_causes import is_out_of_memory
-from .folder import contents
+from .folder import DESCRIPTION, STATE, contents
 
 NOT_DAMAGE = frozenset(
     (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 )
-"""Errors of the system that say nothing about the files."""
+"""Errors of the system after which the same command may work later."""
+MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR))
+"""Errors of the system for a file that is not there."""
+WRONG_BYTES = re.compile(r"DATA_LOSS|OUT_OF_RANGE|NOT_FOUND|CRC|Error decoding|Invalid JSON")
+"""Texts of TensorStore's errors about the contents of files; an error about a path or an option has none of them."""
 MAX_LISTED = 20
 """Problems listed in one message."""
 
@@ -57,17 +62,33 @@ def unreadable(folder: Path, error: Exception) -> Exception:
         error: Of Python, Orbax or TensorStore.
 
     Returns:
-        DamagedCheckpoint, CheckpointUnavailable, or the error itself where there was no memory, which `known_causes`
-        explains.
+        DamagedCheckpoint, CheckpointUnavailable, CheckpointError if it cannot be opened for another reason, or the
+        error itself if there was no memory, which `known_causes` explains.
     """
     if is_out_of_memory(error) or isinstance(error, CheckpointError | CheckpointUnavailable):
         return error
-    if error_number(error) in NOT_DAMAGE:
+    number = error_number(error)
+    if number in NOT_DAMAGE:
         return CheckpointUnavailable(
             f"The checkpoint {folder} cannot be read now: {reason(error)}. It may well be whole: leave it "
             "there, mend its permissions or the file system, and start the same command again."
         )
-    return DamagedCheckpoint(f"The checkpoint {folder} is damaged: {reason(error)}.")
+    if number in MISSING or (number is None and _shows_damage(folder, error)):
+        return DamagedCheckpoint(f"The checkpoint {folder} is damaged: {reason(error)}.")
+    return CheckpointError(
+        f"The checkpoint {folder} cannot be opened: {reason(error)}. Nothing shows that it is damaged: keep it. Check "
+        "its path and the file system, and open it with the versions of orbax-checkpoint and tensorstore that saved it."
+    )
+
+
+def _shows_damage(folder: Path, error: Exception) -> bool:
+    """Checks if an error that is not the system's comes from wrong bytes in the files."""
+    if WRONG_BYTES.search(str(error)):
+        return True
+    unparsable = isinstance(error, KeyError | TypeError | AttributeError | IndexError | NotImplementedError)
+    unparsable = unparsable or (isinstance(error, ValueError) and "tensorstore_spec" not in str(error))
+    is_described = (folder / STATE / DESCRIPTION).exists()  # then every byte of the description was found to be right
+    return unparsable and not is_described and "Error parsing" not in str(error)
 
 
 def other_bits(folder: Path, paths: list[str], among: int) -> str:

@@ -19,7 +19,11 @@ REMOVED = "removed-"
 DAMAGED = "damaged-"
 """Prefix of a checkpoint that could not be restored: kept for whoever wants to look, never restored or counted."""
 CHECKSUMS = "checksums"
-"""Where a checkpoint keeps those of its arrays, see checksums.py."""
+"""Path of the array of checksums within the arrays of a checkpoint, see checksums.py."""
+STATE = "state"
+"""Directory of a checkpoint that contains its arrays."""
+DESCRIPTION = "checksums.json"
+"""File in STATE with the checksums of the files that describe a checkpoint, see description.py."""
 
 
 class Contents(NamedTuple):

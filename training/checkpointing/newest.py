@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ...mesh.coordination import exchange
 from .errors import CheckpointError, DamagedCheckpoint
-from .reading import Reader, compare_checksums
+from .reading import Reader
 
 
 class Restored(NamedTuple):
@@ -43,19 +43,19 @@ def restore_newest(
     """
     damaged: dict[int, str] = {}
     for step in steps:
-        folder, arrays = directory / str(step), {}
+        folder, arrays, states = directory / str(step), {}, []
 
         def read(folder: Path = folder, arrays: dict[str, Any] = arrays) -> None:
             arrays.update(reader.arrays(folder))
 
-        def compare(folder: Path = folder, arrays: dict[str, Any] = arrays) -> None:
-            compare_checksums(folder, arrays)
+        def compare(folder: Path = folder, arrays: dict[str, Any] = arrays, states: list[Any] = states) -> None:
+            states.append(reader.checked_state(folder, arrays))
 
         # Checksums are computed by all processes together: only where each of them has read its part.
         of = f"{step} of {name}"
         damage = _damage(read, f"read {of}", seconds, say) or _damage(compare, f"compare {of}", seconds, say)
         if not damage:
-            return Restored(step, reader.as_state(arrays), damaged)
+            return Restored(step, states[0], damaged)
         damaged[step] = damage
         say(f"{damage} Going back to the checkpoint before it.")
     raise CheckpointError(

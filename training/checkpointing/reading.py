@@ -14,8 +14,9 @@ from etils import epath
 from ...layouts.paths import leaves_with_paths
 from ...mesh.processes import local_copy
 from .checksums import checksums
+from .description import check_description
 from .errors import DamagedCheckpoint, differences, mismatch, other_bits, unreadable
-from .folder import CHECKSUMS
+from .folder import CHECKSUMS, STATE
 
 ABOUT, NOTES = "spmdkit", "notes"
 """Where the description of a checkpoint keeps what its run says of itself, and the notes of a save."""
@@ -64,8 +65,20 @@ class Reader:
         handler, path = self._orbax.handler, epath.Path(folder)
         return dict(_reading(folder, lambda: handler.restore(path, args=ocp.args.Composite(state=asked)))["state"])
 
-    def as_state(self, arrays: Mapping[str, Any]) -> Any:
-        """The arrays by path, put into the structure of the state."""
+    def checked_state(self, folder: Path, arrays: Mapping[str, Any]) -> Any:
+        """Puts the arrays into the structure of the state, and compares that with the checksums by path.
+
+        All processes call this together.
+
+        Raises:
+            DamagedCheckpoint: Some arrays have other bits than were saved; they are named.
+        """
+        state = self._as_state(arrays)
+        if CHECKSUMS in arrays:
+            compare_checksums(folder, arrays[CHECKSUMS], stored(state))
+        return state
+
+    def _as_state(self, arrays: Mapping[str, Any]) -> Any:
         wanted = leaves_with_paths(self._abstract_state)
         leaves = [arrays[path] if path in arrays else _empty(leaf) for path, leaf in wanted]
         return jax.tree.unflatten(jax.tree.structure(self._abstract_state), leaves)
@@ -77,8 +90,12 @@ class Reader:
             DamagedCheckpoint: Its description is missing or cannot be understood.
             CheckpointUnavailable: The machine or the file system does not let it be read.
         """
-        found = _reading(folder, lambda: self._orbax.metadata(folder).custom_metadata) or {}
-        return dict(found.get(NOTES) or {})
+
+        def read() -> Any:
+            check_description(folder)
+            return self._orbax.metadata(folder).custom_metadata
+
+        return dict((_reading(folder, read) or {}).get(NOTES) or {})
 
 
 def stored(state: Any) -> dict[str, Any]:
@@ -86,15 +103,17 @@ def stored(state: Any) -> dict[str, Any]:
     return {path: leaf for path, leaf in leaves_with_paths(state) if leaf.size}
 
 
-def compare_checksums(folder: Path, arrays: dict[str, Any]) -> None:
-    """Compares restored arrays with their checksums, which are taken out; all processes do it together.
+def compare_checksums(folder: Path, saved: Any, arrays: Mapping[str, Any]) -> None:
+    """Compares restored arrays with their checksums; all processes do it together.
+
+    Args:
+        folder: The checkpoint.
+        saved: The checksums in the order of the sorted paths.
+        arrays: The arrays by path.
 
     Raises:
         DamagedCheckpoint: Some have other bits; they are named.
     """
-    saved = arrays.pop(CHECKSUMS, None)
-    if saved is None:
-        return
     expected, found = (np.asarray(jax.device_get(local_copy(each))) for each in (saved, checksums(arrays)))
     wrong = [path for path, same in zip(sorted(arrays), expected == found, strict=True) if not same]
     if wrong:
@@ -113,7 +132,8 @@ def _reading(folder: Path, read: Callable[[], Any]) -> Any:
 
 def _arrays_in(orbax: ocp.AsyncCheckpointer, folder: Path) -> dict[str, Any]:
     """What a checkpoint holds, without reading it: path -> something with a shape and a dtype."""
-    (folder / "state" / "_METADATA").read_bytes()  # Orbax takes what it may not read for something that is not there
+    check_description(folder)
+    (folder / STATE / "_METADATA").read_bytes()  # Orbax takes what it may not read for something that is not there
     os.listdir(folder)  # Orbax takes what may not be read for what is not there
     items = orbax.metadata(folder).item_metadata
     if items is None or items["state"] is None:

@@ -5,6 +5,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from ...mesh.files import write_text
 from ...mesh.text import printable
 
 
@@ -17,9 +18,7 @@ def write_page(path: Path, title: str, sections: Iterable[str]) -> None:
         sections: HTML, one under the other.
     """
     footer = "<footer>Written by spmdkit. This page is one file and loads nothing.</footer>"
-    beside = path.with_name(path.name + ".new")
-    beside.write_bytes(page(title, "\n".join([*sections, footer])).encode("utf-8", "replace"))
-    beside.replace(path)
+    write_text(path, page(title, "\n".join([*sections, footer])))
 
 
 def page(title: str, body: str) -> str:

@@ -135,6 +135,8 @@ def _problem(path: Path, kind: Kind) -> str | None:
         mode = path.stat().st_mode
     except OSError as error:
         return f"{path} cannot be used: {reason(error)}. Remove it, or set run.dir to another folder."
+    if kind == "file" and path.is_symlink() and path.name != "config.yaml":  # that one is renamed if it is the user's
+        return f"{path} is a symbolic link, and a run replaces this file as a whole. Remove it, or set another run.dir."
     if stat.S_ISDIR(mode) if kind == "folder" else stat.S_ISREG(mode):
         needed = os.R_OK | os.W_OK | (os.X_OK if kind == "folder" else 0)
         if os.access(path, needed):

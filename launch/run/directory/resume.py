@@ -17,6 +17,7 @@ from ....configs.secret_variables import is_secret, redact_config
 from ....configs.write import as_plain, resolved_yaml
 from ....mesh.coordination import wait_for_all
 from ....mesh.errors import UserError
+from ....mesh.files import absolute_path, write_text
 from ....mesh.processes import is_main_process, tell
 from ....training.metrics import read_metrics
 from ....training.run_files import PIECES
@@ -52,7 +53,7 @@ def adopt_folder(config: Config, made_of: Provenance | None = None, *, fresh: bo
         FolderUnavailable: Its file system is full, read-only or broken.
         ProcessesMissing: Others did not come here within `timeouts.rendezvous`.
     """
-    folder = Path(config.run.dir).absolute()
+    folder = absolute_path(config.run.dir)
     check_folder(folder)
     refuse_if_in_use(folder)
     if fresh:
@@ -116,19 +117,11 @@ def write_config(
         lines = taken()
         lines += _set_aside(folder) if fresh else _keep_foreign_config(folder)
         if made_of is not None:
-            _write_whole(folder / NAME, as_json(made_of))
+            write_text(folder / NAME, as_json(made_of))
         secret = any(map(is_secret, config.launch.environment))
-        _write_whole(folder / "config.yaml", resolved_yaml(config), 0o600 if secret else None)
+        write_text(folder / "config.yaml", resolved_yaml(config), mode=0o600 if secret else None)
     _wait_for_all("the folder of the run was written", config)
     return lines
-
-
-def _write_whole(path: Path, text: str, mode: int | None = None) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    if mode is not None:
-        partial.chmod(mode)
-    partial.replace(path)
 
 
 def _set_aside(folder: Path) -> list[str]:

@@ -61,48 +61,17 @@ def test_verify_says_by_its_code_what_is_damaged(run, capsys):
     assert (code, [each["whole"] for each in json.loads(printed.out)]) == (2, [True, False, True])
 
 
-def test_diff(run, config, capsys):
-    assert call(capsys, "diff", run, config.parent / "run")[0] == 0
-    code, printed = call(capsys, "diff", run / "4", run, "--params")
-    assert code == 1
-    assert "different: 4 arrays; 0 of 4 compared are equal" in printed.out
-    code, printed = call(capsys, "diff", run / "4", run, "--params", "--json")
-    assert (code, json.loads(printed.out)["compared"]) == (1, 4)
-
-
 def test_export(run, tmp_path, capsys):
-    code, printed = call(capsys, "export", run, tmp_path / "x.npz")
-    assert (code, printed.out.startswith(f"Wrote {tmp_path / 'x.npz'}: 4 arrays, ")) == (0, True)
-    assert np.load(tmp_path / "x.npz")["layers/0/kernel"].shape == (64, 32)
-    code, printed = call(capsys, "export", run, tmp_path / "x.npz")
+    code, printed = call(capsys, "export", run, tmp_path / "x")
+    assert (code, printed.out.startswith(f"Wrote {tmp_path / 'x'}: 4 arrays, ")) == (0, True)
+    assert np.load(tmp_path / "x" / "layers/0/kernel.npy").shape == (64, 32)
+    code, printed = call(capsys, "export", run, tmp_path / "x")
     assert (code, "is there already" in printed.err) == (2, True)
 
 
-def test_prune_lists_first(run, capsys):
-    code, printed = call(capsys, "prune", run, "--keep", "1")
-    assert (code, "nothing is removed yet; the same command with --yes does it" in printed.out) == (0, True)
-    assert len(list((run / "checkpoints").iterdir())) == 3
-    code, printed = call(capsys, "prune", run, "--keep", "1", "--yes")
-    assert (code, "\nremoved " in printed.out) == (0, True)
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["12"]
-
-
-def test_fits(run, config, capsys):
-    code, printed = call(capsys, "fits", run, config, "strategy={data: 2}", "run.simulate=2")
-    assert code == 0
-    assert "saved on the mesh data 2 x fsdp 4; this config restores it on data 2" in printed.out
-    code, printed = call(capsys, "fits", run, config, "model.widths=[8]")
-    assert (code, "does not fit the state of this run, in " in printed.err) == (2, True)
-    assert json.loads(call(capsys, "fits", run, config, "--json")[1].out)["restored_on"] == {"data": 2, "fsdp": 4}
-    code, printed = call(capsys, "fits", run, config, "model.widths=[8]", "--json")
-    told = json.loads(printed.out)
-    assert (code, printed.err, told["fits"]) == (2, "", False)
-    assert any("params/layers/0/kernel: float32[" in line for line in told["why"])
-
-
-@pytest.mark.parametrize("part", ["inspect", "verify", "export", "prune"])
+@pytest.mark.parametrize("part", ["inspect", "verify", "export"])
 def test_where_there_is_nothing_one_line_says_so(part, tmp_path, capsys):
-    more = {"export": [tmp_path / "x.npz"], "prune": ["--keep", "1"]}.get(part, [])
+    more = {"export": [tmp_path / "x.safetensors"]}.get(part, [])
     code, printed = call(capsys, part, tmp_path / "none", *more)
     assert code == 2
     assert printed.err.startswith(f"error: There is no {tmp_path / 'none'}. ")
@@ -113,9 +82,8 @@ def test_where_there_is_nothing_one_line_says_so(part, tmp_path, capsys):
     ("words", "message"),
     [
         (["verfy", "x"], "'verfy' is no part of spmdkit checkpoint; did you mean verify?"),
-        (["x"], "its parts are inspect, verify, diff, export, prune, fits"),
+        (["x"], "its parts are inspect, verify, export"),
         (["verify"], "the following arguments are required: RUN"),
-        (["diff", "x"], "the following arguments are required: SECOND"),
         (["inspect", "x", "--step", "one"], "argument --step: invalid int value"),
     ],
 )
@@ -132,11 +100,11 @@ def test_help_lists_the_parts(words, capsys):
         cli.main(["checkpoint", *words])
     assert raised.value.code == 0
     printed = capsys.readouterr().out
-    for part in ("inspect", "verify", "diff", "export", "prune", "fits"):
+    for part in ("inspect", "verify", "export"):
         assert f"\n  spmdkit checkpoint {part} " in printed
 
 
-@pytest.mark.parametrize("part", ["inspect", "verify", "diff", "export", "prune", "fits"])
+@pytest.mark.parametrize("part", ["inspect", "verify", "export"])
 def test_every_part_has_its_help(part, capsys):
     with pytest.raises(SystemExit) as raised:
         cli.main(["checkpoint", part, "--help"])

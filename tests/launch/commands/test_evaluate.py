@@ -74,6 +74,24 @@ def test_nothing_is_said_of_a_log_of_other_rows_or_of_an_unknown_one(old, new, u
     assert "log" not in printed.out.replace(str(tmp_path), "")
 
 
+@pytest.mark.slow
+def test_reports_both_values_if_the_log_has_another(untrained, tmp_path, capsys):
+    folder = shutil.copytree(untrained.parent / "run", tmp_path / "run")
+    loss = json.loads(call(capsys, folder, "--batches", "2", "--json")[1].out)["loss"]
+    (folder / "metrics.jsonl").write_text(f'{{"step": 8, "loss": 1.0, "eval_loss": {loss}}}\n')
+    code, printed = call(capsys, folder, "--batches", "2")
+    assert (code, "warning" in printed.out, "as in the log of the run" in printed.out) == (0, False, True)
+    (folder / "metrics.jsonl").write_text(f'{{"step": 8, "loss": 1.0, "eval_loss": {loss + 0.02}}}\n')
+    code, printed = call(capsys, folder, "--batches", "2")
+    assert (code, "as in the log of the run" in printed.out) == (0, False)
+    warning = printed.out.splitlines()[-1]
+    assert warning.startswith("warning: the log of the run has other values for the same rows and step: loss ")
+    assert f"{loss:.6g} here, {loss + 0.02:.6g} in the log" in warning
+    assert "warning" not in call(capsys, folder, "--batches", "2", "--step", "4")[1].out, "the log has no step 4"
+    found = json.loads(call(capsys, folder, "--batches", "2", "--json")[1].out)
+    assert (found["log"], found["differs_from_log"]) == ({"loss": loss + 0.02}, True)
+
+
 def test_a_program_reads_which_rows_the_log_has(untrained, capsys):
     found = [json.loads(call(capsys, untrained, "--json", *words)[1].out) for words in ([], ["data.eval_fraction=0.1"])]
     assert [(each["rows_of_split"], each["rows_in_log"]) for each in found] == [(420, 32), (found[1]["rows"], None)]

@@ -34,6 +34,12 @@ def test_nothing_is_replaced_unless_told(untrained, tmp_path, capsys):
     words = ["predict", str(untrained), "--out", str(tmp_path / "out.npz")]
     assert main(words) == 2
     assert "out.npz is there already. Choose another name, or give --force to replace it" in capsys.readouterr().err
+    assert main([*words, "--force"]) == 2, "no export wrote it"
+    assert "--force replaces only what an earlier export wrote" in capsys.readouterr().err
+    assert (tmp_path / "out.npz").read_bytes() == b"before"
+    (tmp_path / "out.npz").unlink()
+    assert main([*words]) == 0
+    capsys.readouterr()
     assert main([*words, "--force", "--step", "4", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["step"], told["arrays"]) == (4, {"predictions": [420, 10]})

@@ -1,6 +1,7 @@
 """`spmdkit report` as it is typed."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -64,6 +65,29 @@ def test_a_folder_that_is_named_like_key_value(tmp_path, capsys, monkeypatch):
         str(tmp_path / "strategy=fsdp"),
     ]
     assert call(capsys, "strategy=data", "strategy=tensor")[0] == 2
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "script", "log"])
+def test_rejects_a_target_that_is_not_a_page(kind, tmp_path, capsys):
+    run, mine = tmp_path / "run", tmp_path / "mine.html"
+    run.mkdir()
+    (run / "config.yaml").write_text("train: {steps: 4}\n")
+    (run / "metrics.jsonl").write_text('{"step": 4, "loss": 2.0}\n')
+    mine.write_text("mine")
+    target = {"script": tmp_path / "train.py", "log": run / "metrics.jsonl"}.get(kind, tmp_path / "out.html")
+    if kind == "link":
+        target.symlink_to(mine)
+    elif kind == "pipe":
+        os.mkfifo(target)
+    elif kind == "script":
+        target.write_text("import jax")
+    before = os.lstat(target).st_ino
+    code, printed = call(capsys, run, "--out", target)
+    assert (code, printed.err.startswith(("error: ", "--out"))) == (2, True)
+    assert "only a regular file can be replaced" in printed.err or "is a file, but not an HTML page" in printed.err
+    assert (os.lstat(target).st_ino, mine.read_text()) == (before, "mine")
+    for _ in range(2):  # a page is replaced
+        assert call(capsys, run, "--out", tmp_path / "new.html")[0] == 0
 
 
 @pytest.mark.parametrize(

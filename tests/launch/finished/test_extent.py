@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from spmdkit.configs.schema import Config, EvalConfig, TrainConfig
-from spmdkit.launch.finished.extent import extent_of, other_parameters
+from spmdkit.launch.finished.extent import difference_from_log, extent_of, logged_metrics, other_parameters
 
 
 def log(batches, global_batch=16, averages=False):
@@ -66,3 +66,17 @@ def test_which_rows(batch, batches, logged, said, difference):
 def test_which_parameters(ema, logged, said):
     assert other_parameters(ema, logged).endswith(said)
     assert bool(other_parameters(ema, logged)) == bool(said)
+
+
+def test_compares_an_evaluation_with_the_log(tmp_path):
+    lines = ['{"step": 8, "loss": 1.0, "eval_loss": 3.62692, "eval_accuracy": null}', '{"step": 9, "loss": 1.0}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert logged_metrics(tmp_path, 8) == {"loss": 3.62692}
+    assert logged_metrics(tmp_path, 9) == logged_metrics(tmp_path, 7) == logged_metrics(tmp_path / "none", 8) == {}
+    logged = {"loss": 3.62692, "accuracy": 0.5}
+    assert difference_from_log({"loss": 3.62692 * (1 + 1e-6), "accuracy": 0.5}, logged, "float32") == ""
+    assert difference_from_log({"loss": 3.627, "accuracy": 0.5}, logged, "bfloat16") == ""
+    found = difference_from_log({"loss": 3.60616, "accuracy": 0.5}, logged, "bfloat16")
+    assert found.startswith("warning: the log of the run has other values")
+    assert "loss 3.60616 here, 3.62692 in the log." in found
+    assert difference_from_log({"loss": float("nan")}, logged, "float32")

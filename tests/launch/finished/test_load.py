@@ -218,3 +218,10 @@ def test_simulated_devices_as_the_run_had(monkeypatch, folder):
     with pytest.raises(UserError, match=r"The mesh fsdp 16 needs 16 devices, and there are 8"):
         spmdkit.load_run(folder, mesh={"fsdp": 16})
     assert simulated == [8, 0, 16]
+
+
+def test_loads_a_run_that_is_reached_through_its_parent(folder, monkeypatch):
+    monkeypatch.chdir(folder / "checkpoints")
+    run = spmdkit.load_run("..")
+    assert run.folder == folder
+    np.testing.assert_equal(whole(run.params), whole(spmdkit.load_run(folder).params))

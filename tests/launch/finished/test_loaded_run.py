@@ -2,15 +2,26 @@
 
 import math
 import shutil
+import warnings
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from runs import write_config
 from small_runs import leave_run, whole
+from spmdkit.configs.schema import Config
+from spmdkit.data.config import DataConfig
 from spmdkit.data.sources.arrays import ArraySource
+from spmdkit.launch.finished.loaded_run import LoadedRun
+from spmdkit.launch.run import sample
 from spmdkit.launch.run.directory.provenance import Definition, Provenance, as_json
+from spmdkit.layouts.paths import map_with_path
 from spmdkit.mesh.errors import UserError
+from spmdkit.models.catalog import load_model
 from spmdkit.models.sample import generate
+from spmdkit.parallel.model import Model
 
 import spmdkit
 
@@ -210,9 +221,57 @@ def test_data_that_is_not_what_the_run_was_made_of_is_told(folder, tmp_path):
 
 def test_parameters_are_exported(folder, tmp_path):
     run = spmdkit.load_run(folder, step=4)
-    exported = run.export(tmp_path / "model.npz")
+    exported = run.export(tmp_path / "model")
     assert exported.arrays == 4
-    with np.load(tmp_path / "model.npz") as archive:
-        found = dict(archive)
     for path, array in whole(run.params).items():
-        np.testing.assert_array_equal(found[path], array)
+        np.testing.assert_array_equal(np.load(tmp_path / "model" / f"{path}.npy"), array)
+
+
+def test_generates_from_the_window_that_the_model_was_trained_on(monkeypatch):
+    """The model predicts the first token of its window: with 4 of them, the token 4 places back."""
+
+    def oldest(params, batch):
+        return 50.0 * jax.nn.one_hot(jnp.broadcast_to(batch["inputs"][:, :1], batch["inputs"].shape), 10)
+
+    model = Model(init=lambda key: {}, loss=lambda *_: (0, 0), predict=oldest, name="oldest")
+    given = {"params": {"w": jnp.ones(())}, "model": model, "model_state": (), "writes_text": False}
+    run = SimpleNamespace(config=Config(), _facts={"length": 4}, _check_continues=lambda window: None, **given)
+    assert LoadedRun.generate(run, [1, 2, 3, 4, 5, 6], length=5, temperature=0)[6:] == [3, 4, 5, 6, 3]
+    built = SimpleNamespace(model=model, layouts=None, config=Config(data=DataConfig(length=4)))
+    monkeypatch.setattr(sample, "stored_order", lambda layouts: SimpleNamespace(to_model=lambda params: params))
+    text = sample.sample_text(built, given["params"], "\x01\x02\x03\x04\x05\x06", 5, 0.0)
+    assert text[6:] == "\x03\x04\x05\x06\x03"
+
+
+@pytest.mark.slow
+def test_exports_adapters_merged_at_the_scale_of_the_model(tmp_path):
+    """With the exported parameters, the model without adapters predicts what the model with them does."""
+    adapters = {"rank": 2, "alpha": 6.0, "match": ["layers/0/.*"]}
+    config = write_config(tmp_path, model={"name": "mlp", "classes": 10, "widths": [32], "lora": adapters})
+    leave_run(config, steps=(4,), change=lambda path, leaf: leaf + 0.5 if path.endswith("/b") else leaf)
+    run = spmdkit.load_run(tmp_path / "run", mesh={})
+    run.export(tmp_path / "merged")
+    base = load_model({"name": "mlp", "classes": 10, "widths": [32]}, **run.facts)
+    shapes = jax.eval_shape(base.init, jax.random.key(0))
+    merged = map_with_path(lambda path, leaf: np.load(tmp_path / "merged" / f"{path}.npy"), shapes)
+    batch = {"inputs": rows(8)["inputs"]}
+    np.testing.assert_allclose(base.predict(merged, batch), run.predict(batch), rtol=1e-4, atol=1e-4)
+    run.export(tmp_path / "separate", lora="separate")
+    kernel = np.load(tmp_path / "separate" / "layers/0/kernel.npy")
+    assert np.abs(kernel - merged["layers"][0]["kernel"]).max() > 0.1, "the adapters do something"
+
+
+def test_warns_if_the_log_has_another_evaluation(folder, tmp_path):
+    copied = shutil.copytree(folder, tmp_path / "run")
+    run = spmdkit.load_run(copied, mesh={})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss = run.evaluate(max_batches=2)["loss"]
+        (copied / "metrics.jsonl").write_text(f'{{"step": 4, "eval_loss": 9}}\n{{"step": 8, "eval_loss": {loss}}}\n')
+        assert run.evaluate(max_batches=2)["loss"] == loss
+    (copied / "metrics.jsonl").write_text(f'{{"step": 8, "eval_loss": {loss * 1.005}}}\n')
+    with pytest.warns(UserWarning, match=rf"loss {loss:.6g} here, {loss * 1.005:.6g} in the log"):
+        run.evaluate(max_batches=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.evaluate(max_batches=1)  # other rows than in the log

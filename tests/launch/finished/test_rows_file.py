@@ -63,6 +63,10 @@ def test_what_cannot_be_written_is_told_first(tmp_path):
     (tmp_path / "out.npz").write_bytes(b"")
     with pytest.raises(UserError, match=r"is there already\. Choose another name, or give --force"):
         check_rows_file(tmp_path / "out.npz", force=False)
+    with pytest.raises(UserError, match="is not an exported file"):
+        check_rows_file(tmp_path / "out.npz", force=True)
+    (tmp_path / "out.npz").unlink()
+    write_rows(tmp_path / "out.npz", 10, batches())
     assert check_rows_file(tmp_path / "out.npz", force=True) == tmp_path / "out.npz"
 
 

@@ -11,7 +11,7 @@ from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.mesh.errors import UserError
 from spmdkit.training.checkpointing.errors import DamagedCheckpoint
 
-KINDS = ["out.safetensors", "out.npz", "out"]
+KINDS = ["out.safetensors", "out"]
 
 
 @pytest.fixture
@@ -21,8 +21,6 @@ def stored(original):
 
 def read(path):
     """The arrays of what was exported, by name."""
-    if path.suffix == ".npz":
-        return dict(np.load(path))
     if path.suffix == ".safetensors":
         from safetensors.numpy import load_file
 
@@ -110,10 +108,41 @@ def test_without_room_it_ends_with_a_message_and_leaves_nothing(original, tmp_pa
 
 
 def test_a_target_that_cannot_be_is_told(stored, tmp_path):
-    with pytest.raises(UserError, match=r"ends in '\.pt': export writes \.safetensors, \.npz, or a folder"):
+    with pytest.raises(UserError, match=r"ends in '\.pt': export writes \.safetensors, or a folder"):
         export(stored, tmp_path / "model.pt")
-    with pytest.raises(UserError, match=r"There is no folder .*/no to write model\.npz into"):
-        export(stored, tmp_path / "no" / "model.npz")
+    with pytest.raises(UserError, match=r"There is no folder .*/no to write model into"):
+        export(stored, tmp_path / "no" / "model")
     stored.arrays = {"step": stored.arrays["step"]}
     with pytest.raises(UserError, match=r"holds no parameters\. Give --whole-state"):
         export(stored, tmp_path / "out")
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/20", "checkpoints/20/out", "checkpoints/out"])
+def test_force_never_replaces_a_run_or_its_checkpoints(name, stored, run):
+    (run / "config.yaml").write_text("")
+    (run / "metrics.jsonl").write_text("")
+    before = files(run)
+    with pytest.raises(UserError, match=r"is not an exported folder|is among the checkpoints of the run"):
+        export(stored, run / name, force=True)
+    assert files(run) == before
+
+
+def test_force_never_replaces_files_that_no_export_wrote(stored, tmp_path):
+    folder, file, link = tmp_path / "folder", tmp_path / "weights.safetensors", tmp_path / "link.safetensors"
+    folder.mkdir()
+    for target in (folder, file, link):
+        if target is not folder:
+            target.write_text("mine") if target is file else target.symlink_to(file)
+        with pytest.raises(UserError, match=r"is not an exported|is a symbolic link"):
+            export(stored, target, force=True)
+    assert file.read_text() == "mine"
+    folder.rmdir()
+    export(stored, folder)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="contains other files as well: --force replaces only what an earlier export"):
+        export(stored, folder, force=True)
+    assert (folder / "notes.txt").read_text() == "mine"

@@ -47,7 +47,7 @@ def test_a_name_that_is_no_text_is_no_damage(original, tmp_path):
 
 
 def test_an_empty_name_is_not_the_working_directory(original, monkeypatch):
-    """`spmdkit checkpoint prune "$RUN" --keep 1 --yes` where that variable is not set."""
+    """`spmdkit checkpoint verify "$RUN"` if that variable is not set."""
     monkeypatch.chdir(original)
     with pytest.raises(UserError, match=r"The name of a run is empty\. Give its folder"):
         find("")

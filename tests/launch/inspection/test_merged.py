@@ -45,17 +45,16 @@ def product(pair):
     return SCALE * np.matmul(pair["a"].astype(np.float64), pair["b"].astype(np.float64))
 
 
-def read(file):
-    with np.load(file) as archive:
-        return dict(archive)
+def read(folder):
+    return {path.relative_to(folder).with_suffix("").as_posix(): np.load(path) for path in folder.rglob("*.npy")}
 
 
 @pytest.mark.parametrize("unstack", [False, True])
 def test_blocks(tmp_path, unstack, monkeypatch):
     monkeypatch.setattr(stored_file, "PART_BYTES", 1)  # as many parts as there are chunks
     stored = saved(tmp_path, BLOCKS, lora_scale=SCALE)
-    export(stored, tmp_path / "out.npz", unstack=unstack)
-    found, blocks = read(tmp_path / "out.npz"), BLOCKS["blocks"]
+    export(stored, tmp_path / "out", unstack=unstack)
+    found, blocks = read(tmp_path / "out"), BLOCKS["blocks"]
     adapters = blocks["lora"]
     expected = {
         "blocks/up": blocks["up"] + product(adapters["up"]),
@@ -81,24 +80,24 @@ def test_the_same_in_safetensors(tmp_path):
 
 
 def test_a_model_without_groups(tmp_path):
-    export(saved(tmp_path, PLAIN, lora_scale=SCALE, library="flax.linen"), tmp_path / "out.npz")
-    found = read(tmp_path / "out.npz")
+    export(saved(tmp_path, PLAIN, lora_scale=SCALE, library="flax.linen"), tmp_path / "out")
+    found = read(tmp_path / "out")
     assert found.keys() == {"params/first/kernel", "params/first/bias"}
     expected = PLAIN["first"]["kernel"] + product(PLAIN["lora"]["first"]["kernel"])
     np.testing.assert_allclose(found["params/first/kernel"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_parameters_that_are_no_dict(tmp_path):
-    export(saved(tmp_path, WRAPPED, lora_scale=SCALE), tmp_path / "out.npz")
-    found = read(tmp_path / "out.npz")
+    export(saved(tmp_path, WRAPPED, lora_scale=SCALE), tmp_path / "out")
+    found = read(tmp_path / "out")
     assert found.keys() == {"0", "1"}
     np.testing.assert_allclose(found["0"], WRAPPED["base"][0] + product(WRAPPED["lora"]["0"]), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{"lora": "separate"}, {"whole_state": True}])
 def test_separate(tmp_path, options):
-    export(saved(tmp_path, PLAIN, lora_scale=SCALE), tmp_path / "out.npz", **options)
-    found, front = read(tmp_path / "out.npz"), "params/" if "whole_state" in options else ""
+    export(saved(tmp_path, PLAIN, lora_scale=SCALE), tmp_path / "out", **options)
+    found, front = read(tmp_path / "out"), "params/" if "whole_state" in options else ""
     for path, leaf in leaves_with_paths(PLAIN):
         np.testing.assert_array_equal(found[f"{front}{path}"], leaf)
 
@@ -106,12 +105,12 @@ def test_separate(tmp_path, options):
 def test_a_checkpoint_that_does_not_say_the_scale(tmp_path):
     stored = saved(tmp_path, PLAIN)
     with pytest.raises(UserError, match=r"not what their product is multiplied by.*Give --lora separate"):
-        export(stored, tmp_path / "out.npz")
-    export(stored, tmp_path / "out.npz", lora="separate")
+        export(stored, tmp_path / "out")
+    export(stored, tmp_path / "out", lora="separate")
     with pytest.raises(UserError, match="lora='apart': low-rank adapters are merged or separate"):
-        export(stored, tmp_path / "other.npz", lora="apart")
+        export(stored, tmp_path / "other", lora="apart")
 
 
 def test_a_models_own_parameters_of_that_name_stay(tmp_path):
-    export(saved(tmp_path, PLAIN, lora_scale=None), tmp_path / "out.npz")
-    assert "lora/first/kernel/a" in read(tmp_path / "out.npz")
+    export(saved(tmp_path, PLAIN, lora_scale=None), tmp_path / "out")
+    assert "lora/first/kernel/a" in read(tmp_path / "out")

@@ -75,3 +75,12 @@ def test_one_of_a_run_that_has_none(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         list(verify(find(str(tmp_path))))
+
+
+def test_verifies_a_run_that_is_reached_through_its_parent(original, monkeypatch):
+    """TensorStore rejects a path that contains `..`."""
+    (original / "logs").mkdir(exist_ok=True)
+    monkeypatch.chdir(original / "logs")
+    for given in ("..", f"../../{original.name}", str(original / "logs" / ".." / "checkpoints" / "10")):
+        assert all(each.is_whole for each in verify(find(given)))
+    assert StoredCheckpoint(original / "logs" / ".." / "checkpoints" / "10").read("key").shape == (2,)

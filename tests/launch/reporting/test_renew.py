@@ -18,7 +18,7 @@ def test_it_shows_what_the_folder_says(leave):
         "goodput 75.0 % of 4.0 s",
     ):
         assert part in html, part
-    assert not list(folder.glob("*.new"))
+    assert not list(folder.glob("*.partial"))
 
 
 def test_without_report_json_the_rest_is_shown(leave, tmp_path):

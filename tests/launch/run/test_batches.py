@@ -7,8 +7,9 @@ import pytest
 from runs import write_config
 from spmdkit.configs import load_config
 from spmdkit.data.source import BadDataError
-from spmdkit.launch.run.batches import batches_after
+from spmdkit.launch.run.batches import batches_after, check_first_batch, check_position, data_position
 from spmdkit.launch.run.build import build
+from spmdkit.mesh.errors import UserError
 
 STREAM = """
 import numpy as np
@@ -50,3 +51,26 @@ def test_spoilt_values_reach_the_step_where_the_run_goes_on_after_them(policy, t
         else:
             with pytest.raises(BadDataError, match="inputs"):
                 next(batches)
+
+
+def test_notes_how_far_the_data_was_read():
+    assert data_position(0, ()) == {"batches": 0, "left_out": []}
+    assert data_position(10, ()) == {"batches": 10, "left_out": []}
+    assert data_position(10, {14}) == {"batches": 10, "left_out": []}, "a rollback after the checkpoint"
+    assert data_position(10, {7, 3}) == {"batches": 12, "left_out": [3, 7]}
+    check_position({}, 10, {3})  # of an earlier version
+    check_position({"data": {"batches": 10, "left_out": []}}, 10, {14})
+    with pytest.raises(
+        UserError, match=r"after 11 batches of the data, of which \[3\] were left out.*now gives 11 and \[4\]"
+    ):
+        check_position({"data": {"batches": 11, "left_out": [3]}}, 10, {4})
+
+
+def test_rejects_a_first_batch_that_was_read_before(tmp_path):
+    run = build(load_config(write_config(tmp_path, train={"steps": 5, "global_batch": 16})))
+    with closing(batches_after(2, run, {0})) as batches:
+        batch = next(batches)
+    check_first_batch(batch, 2, {0})
+    for step, left_out in ((3, {0}), (1, {0}), (2, ())):
+        with pytest.raises(RuntimeError, match="begins with sample 48 instead of"):
+            check_first_batch(batch, step, left_out)

@@ -31,10 +31,9 @@ def train(config, *overrides):
 
 def params(folder, tmp_path, name):
     """The parameters of a run's newest checkpoint by path, in the model's order of blocks."""
-    path = tmp_path / f"{name}.npz"
+    path = tmp_path / name
     assert main(["checkpoint", "export", str(folder), str(path), "--lora", "separate"]) == 0
-    with np.load(path) as file:
-        return dict(file)
+    return {each.relative_to(path).with_suffix("").as_posix(): np.load(each) for each in path.rglob("*.npy")}
 
 
 def assert_equal(found, expected):

@@ -65,8 +65,8 @@ def test_examples_train(name, tmp_path):
         unnamed_layers_count_from_one()
     run, inputs = load_run(tmp_path), np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
     expected = run.predict({"inputs": inputs})
-    run.export(tmp_path / "model.npz")
-    found = np.asarray(in_its_own_library(name, tmp_path / "model.npz", inputs))
+    run.export(tmp_path / "model.safetensors")
+    found = np.asarray(in_its_own_library(name, tmp_path / "model.safetensors", inputs))
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from spmdkit.training.checkpointing.errors import (
     NOT_DAMAGE,
+    CheckpointError,
     CheckpointUnavailable,
     DamagedCheckpoint,
     differences,
@@ -75,3 +76,20 @@ def test_differences_name_every_array():
 
 def test_arrays_with_other_bits_are_named():
     assert "a, b, c and 1 more of 9 arrays read as other bits" in other_bits(FOLDER, ["a", "b", "c", "d"], 9)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError('Error parsing object member "base": Invalid file path: "/a/../b/" [tensorstore_spec=\'{}\']'),
+        OSError(errno.ELOOP, os.strerror(errno.ELOOP)),
+        OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)),
+        RuntimeError("unsupported version"),
+    ],
+)
+def test_does_not_report_damage_if_a_checkpoint_cannot_be_opened(error):
+    meant = unreadable(FOLDER, error)
+    assert isinstance(meant, CheckpointError)
+    assert not isinstance(meant, DamagedCheckpoint)
+    assert str(meant).startswith(f"The checkpoint {FOLDER} cannot be opened: {type(error).__name__}: ")
+    assert "Nothing shows that it is damaged: keep it." in str(meant)

@@ -137,3 +137,23 @@ def test_whether_it_fits_is_known_without_reading_an_array(written, monkeypatch)
         checkpoints.check_fits()
     with Checkpoints(written / "none", keep=3, abstract_state=abstract(other)) as checkpoints:
         checkpoints.check_fits()
+
+
+def test_detects_arrays_that_are_swapped_after_they_were_read(written, monkeypatch):
+    """The checksums are compared by path in the state that training gets, not in what was read."""
+    state = placed(host_state(0), 1, "data", split=False)
+    right = reading.Reader._as_state
+
+    def swapped(self, arrays):
+        other = {
+            "params/blocks/kernel": "opt_state/0/blocks/kernel",
+            "opt_state/0/blocks/kernel": "params/blocks/kernel",
+        }
+        return right(self, {path: arrays[other.get(path, path)] for path in arrays})
+
+    monkeypatch.setattr(reading.Reader, "_as_state", swapped)
+    with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
+        with pytest.raises(DamagedCheckpoint, match="opt_state/0/blocks/kernel, params/blocks/kernel of 6 arrays"):
+            checkpoints.restore(20)
+        with pytest.raises(CheckpointError, match="No checkpoint in"):
+            checkpoints.restore_newest(5)

@@ -164,6 +164,25 @@ def test_one_of_many_gets_a_directory_that_was_left(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_claim_does_not_replace_a_file_that_changed_meanwhile(tmp_path, monkeypatch):
+    """Between the first look at the file that was left and the rename of the claim, another job takes the directory."""
+    given(tmp_path, **of_this_machine(started="0"))
+    create = ownership._create
+
+    def create_late(path, owner):
+        if path.name.startswith(ownership.CLAIM):
+            given(tmp_path, **of_this_machine(token="faster"))
+        return create(path, owner)
+
+    monkeypatch.setattr(ownership, "_create", create_late)
+    with pytest.raises(DirectoryInUse, match="in use by another job"), Ownership(tmp_path) as own:
+        own.take()
+    owner = read_owner(tmp_path)
+    assert owner is not None
+    assert owner.token == "faster"
+    assert [path.name for path in tmp_path.iterdir()] == [NAME], "the claim is removed"
+
+
 @pytest.mark.slow
 def test_the_second_of_two_jobs_is_refused_and_the_first_ends_well(tmp_path):
     """Both want one directory; the metrics and checkpoints of the first are its own."""

@@ -242,6 +242,23 @@ def test_fresh_moves_a_run_aside_and_keeps_its_logs(config):
     assert write_resolved(loaded, folder, fresh=True)[0].startswith(f"Moved the run in {folder} to {folder}.old-2: ")
 
 
+def test_fresh_moves_the_config_last(config, monkeypatch):
+    """A kill on the way leaves config.yaml in the directory, so that what is still there is known as a run."""
+    folder, moved, rename = config.parent / "run", [], Path.rename
+
+    def record(self, target):
+        moved.append(self.name)
+        return rename(self, target)
+
+    (folder / "checkpoints" / "4").mkdir(parents=True)
+    (folder / "report.json").write_text("{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", record)
+        write_resolved(load_config(config), folder, fresh=True)
+    assert moved[-1] == "config.yaml"
+    assert {*moved[:-1]} == {"checkpoints", "metrics.jsonl", "report.json"}
+
+
 def test_a_move_that_cannot_be_is_told_first(config):
     """On a file system of its own the folder's contents cannot be renamed to beside it; here its name is too long."""
     folder = config.parent / ("r" * 250)

@@ -1,0 +1,120 @@
+"""Absolute paths, and files that are replaced as a whole."""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from .errors import UserError
+
+PARTIAL = ".partial"
+"""Suffix of a file or directory that is being written; it is renamed when it is complete."""
+
+
+def absolute_path(path: str | Path) -> Path:
+    """Returns a path as an absolute path without `..`.
+
+    Everything up to the last `..` is resolved as the file system resolves it, symbolic links included; links after it
+    keep their names. Readers such as TensorStore's reject a path that contains `..`.
+
+    Args:
+        path: Relative to the working directory, or absolute.
+
+    Raises:
+        OSError: The working directory no longer exists.
+    """
+    parts = Path(path).absolute().parts
+    if ".." not in parts:
+        return Path(*parts)
+    after = len(parts) - parts[::-1].index("..")
+    return Path(os.path.realpath(Path(*parts[:after])), *parts[after:])
+
+
+@contextmanager
+def atomic_write(target: Path) -> Iterator[Path]:
+    """Provides a temporary path in the directory of `target`, and renames it to `target` if the block succeeds.
+
+    The block creates a file or a directory at the temporary path. Its contents are flushed to the disk before the
+    rename, so that `target` is complete whenever it exists. A regular file is replaced by a file, and a directory by a
+    directory; the caller decides beforehand if what exists may be replaced.
+
+    Args:
+        target: The path to write.
+
+    Raises:
+        UserError: The target is a symbolic link, a device, or otherwise not a regular file or directory.
+        OSError: It cannot be written. The target is unchanged, and no temporary file remains.
+    """
+    check_replaceable(target)
+    partial = target.with_name(f"{target.name}{PARTIAL}")
+    _remove(partial)  # left by a process that was killed
+    try:
+        yield partial
+        for file in [*partial.rglob("*")] if partial.is_dir() else [partial]:
+            if file.is_file():
+                _flush(file)
+        check_replaceable(target)
+        if target.is_dir():
+            old = target.with_name(f"{target.name}.old{PARTIAL}")
+            _remove(old)
+            target.rename(old)
+            partial.rename(target)
+            _remove(old)
+        else:
+            partial.replace(target)
+    except BaseException as error:
+        with suppress(OSError):
+            _remove(partial)
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(target)) from error
+        raise
+
+
+def write_text(target: Path, text: str, *, mode: int | None = None) -> None:
+    """Replaces a file as a whole with a text in UTF-8; see `atomic_write`.
+
+    Args:
+        target: The file.
+        text: What it then contains; characters that UTF-8 cannot encode become "?".
+        mode: The permissions of the file, such as 0o600; None for the default of this process.
+    """
+    with atomic_write(target) as partial:
+        if mode is not None:
+            partial.touch(mode)
+        partial.write_bytes(text.encode("utf-8", "replace"))
+
+
+def check_replaceable(target: Path) -> None:
+    """Checks that a path is free, a regular file, or a directory.
+
+    Raises:
+        UserError: It is a symbolic link, which a rename would replace, a device, a pipe, or a socket.
+    """
+    try:
+        mode = os.lstat(target).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = "a symbolic link" if stat.S_ISLNK(mode) else "a device, a pipe, or a socket"
+        remedy = f" Give the path that it refers to ({os.path.realpath(target)}), or" if stat.S_ISLNK(mode) else ""
+        raise UserError(
+            f"{target} is {kind}, and only a regular file can be replaced by a complete new one."
+            f"{remedy or ' Give'} another name."
+        )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -8,7 +8,7 @@ from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean
 from .ordering.shares import whole_weights
 
-EMBEDDED_SOURCES = ("stdlib", "synthetic")
+EMBEDDED_SOURCES = ("stdlib", "synthetic", "synthetic_tokens")
 FILE_SOURCES = ("text", "tokens", "jsonl", "parquet", "arrayrecord", "huggingface", "arrays")
 RECORDS = ("documents", "arrays")
 TOKEN_DTYPES = ("uint8", "uint16", "uint32")
@@ -38,7 +38,7 @@ class DataConfig:
     """Where examples come from: stdlib (the Python sources on this machine, as bytes), text (files as bytes), tokens
     (.npy or raw arrays of token ids), jsonl or parquet (one column of texts or token ids), huggingface (the same of a
     dataset saved on disk), arrayrecord (see `records`), arrays (.npz with inputs and targets), synthetic (noisy images
-    of digits, 64 features), mixture (several of these, see `mixture`), or your own "module:function" (DataConfig ->
+    of digits, 64 features), synthetic_tokens (random tokens, of which the next one can be predicted in part), mixture (several of these, see `mixture`), or your own "module:function" (DataConfig ->
     Splits)."""
 
     mixture: tuple[Mapping[str, Any], ...] = ()
@@ -67,7 +67,7 @@ class DataConfig:
     """Type of token ids: uint8, uint16 or uint32. Raw token files need it; .npy files are checked against it."""
 
     vocabulary: int = 0
-    """Number of token ids. 0: 256 for text, the largest id + 1 for tokens (found by reading every token once)."""
+    """Number of token ids. 0: 256 for text and synthetic_tokens, the largest id + 1 for tokens (found by reading every token once)."""
 
     packed: bool = False
     """Whether documents that share an example are kept apart: attention stays within a document, positions count from
@@ -155,7 +155,7 @@ def _own_problems(config: DataConfig) -> Iterator[str]:
         yield f"data.dtype={config.dtype!r}: token ids are {', '.join(TOKEN_DTYPES)}."
     if not 0 <= config.vocabulary <= 2**31 - 1:
         yield f"data.vocabulary={config.vocabulary}: it is from 1 to 2**31 - 1 (ids are int32), or 0 for automatic."
-    if config.tokenizer and config.source in ("synthetic", "arrays", "tokens"):
+    if config.tokenizer and config.source in ("synthetic", "synthetic_tokens", "arrays", "tokens"):
         yield f"data.tokenizer={config.tokenizer!r}: data.source={config.source} holds no texts; leave it out."
     yield from _packing_problems(config)
     if not 0 <= config.eval_fraction < 1:
@@ -225,7 +225,7 @@ def _packing_problems(config: DataConfig) -> Iterator[str]:
         yield f"{given}: data.vocabulary={config.vocabulary} has the ids 0 to {config.vocabulary - 1} alone."
     if config.separator >= 0 and config.source in ("stdlib", "text") and not config.tokenizer:
         yield f"{given}: data.source={config.source} ends each text with byte 0; leave data.separator out."
-    if config.packed and (config.source in ("synthetic", "arrays") or config.records == "arrays"):
+    if config.packed and (config.source in ("synthetic", "synthetic_tokens", "arrays") or config.records == "arrays"):
         yield f"data.packed=True: data.source={config.source} holds no documents; leave data.packed out."
     if config.packed and config.source == "tokens" and config.separator < 0:
         yield "data.packed=True: set data.separator to the token id that ends a document in data.source=tokens."

@@ -17,7 +17,7 @@ ABOUT = {
     "What was measured": "benchmarks/RESULTS.md",
 }
 """Title -> Markdown file outside docs/ that is a page of the site."""
-FIGURE = re.compile(r"^<!-- figure.*-->\n", re.MULTILINE)
+NOTE = re.compile(r"^<!-- (?:figure|not run).*-->\n", re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -40,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns the links of a page to where the site has what they lead to."""
     path = next((path for path in ABOUT.values() if place_of(path) == page.file.src_uri), f"docs/{page.file.src_uri}")
-    return FIGURE.sub("", for_the_site(markdown, path))
+    return NOTE.sub("", for_the_site(markdown, path))
 
 
 def _content(path: str, shown: set[str]) -> str:

@@ -38,8 +38,8 @@ class DataConfig:
     """Where examples come from: stdlib (the Python sources on this machine, as bytes), text (files as bytes), tokens
     (.npy or raw arrays of token ids), jsonl or parquet (one column of texts or token ids), huggingface (the same of a
     dataset saved on disk), arrayrecord (see `records`), arrays (.npz with inputs and targets), synthetic (noisy images
-    of digits, 64 features), synthetic_tokens (random tokens, of which the next one can be predicted in part), mixture (several of these, see `mixture`), or your own "module:function" (DataConfig ->
-    Splits)."""
+    of digits, 64 features), synthetic_tokens (random tokens), mixture (several of these, see `mixture`), or your own
+    "module:function" (DataConfig -> Splits)."""
 
     mixture: tuple[Mapping[str, Any], ...] = ()
     """The parts of source: mixture, such as {source: text, files: ["a/*.txt"], weight: 7}: of all samples each part has
@@ -67,7 +67,8 @@ class DataConfig:
     """Type of token ids: uint8, uint16 or uint32. Raw token files need it; .npy files are checked against it."""
 
     vocabulary: int = 0
-    """Number of token ids. 0: 256 for text and synthetic_tokens, the largest id + 1 for tokens (found by reading every token once)."""
+    """Number of token ids. 0: 256 for text and synthetic_tokens, the largest id + 1 for tokens (found by reading every
+    token once)."""
 
     packed: bool = False
     """Whether documents that share an example are kept apart: attention stays within a document, positions count from

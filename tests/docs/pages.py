@@ -11,7 +11,8 @@ import figures
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(
-    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?(?:^<!-- figure[^\n]*-->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?(?:^<!-- figure[^\n]*-->\n)?"
+    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 

@@ -14,10 +14,8 @@ from runs import CACHE
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import COMMANDS, find_part, make_command_parser
 from spmdkit.launch.places import find_place
-from spmdkit.launch.remote.hosts import read_hosts
 from spmdkit.launch.sweeping.planning import Asked, plan
 from spmdkit.mesh.axes import AXES
-
 
 RUNNER = Path(__file__).with_name("run_page.py")
 LONG = ()

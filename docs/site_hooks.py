@@ -17,7 +17,7 @@ ABOUT = {
     "What was measured": "benchmarks/RESULTS.md",
 }
 """Title -> Markdown file outside docs/ that is a page of the site."""
-NOTE = re.compile(r"^<!-- (?:figure|not run).*-->\n", re.MULTILINE)
+NOTE = re.compile(r"^<!-- (?:figure|not run|exit code).*-->\n", re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -11,7 +11,8 @@ import figures
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(
-    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?(?:^<!-- figure[^\n]*-->\n)?"
+    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?"
+    r"(?:^<!-- exit code (?P<code>\d+) -->\n)?(?:^<!-- figure[^\n]*-->\n)?"
     r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -25,12 +26,14 @@ class Block(NamedTuple):
         text: The text between the fences.
         line: The line of the page on which the text begins.
         reason: Why the block cannot run on a laptop, from the comment `<!-- not run: REASON -->` above it; else empty.
+        code: The exit code of its commands, from the comment `<!-- exit code N -->` above it; else 0.
     """
 
     language: str
     text: str
     line: int
     reason: str
+    code: int
 
     @property
     def file(self) -> str:
@@ -48,7 +51,9 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     """The fenced blocks of a page in one of these languages."""
     text = page.read_text(encoding="utf-8")
     found = [
-        Block(m["language"], m["text"], text.count("\n", 0, m.start("text")) + 1, m["reason"] or "")
+        Block(
+            m["language"], m["text"], text.count("\n", 0, m.start("text")) + 1, m["reason"] or "", int(m["code"] or 0)
+        )
         for m in _FENCE.finditer(text)
     ]
     return [block for block in found if block.language in languages]
@@ -73,7 +78,13 @@ def runnable(page: Path) -> list[dict]:
     """The blocks of a page that run on a laptop, in their order, as tests/docs/run_page.py reads them."""
     parts = []
     for block in blocks(page, "python", "yaml", "sh", "console"):
-        part = {"language": block.language, "text": block.text, "line": block.line, "file": block.file, "fails": False}
+        part = {
+            "language": block.language,
+            "text": block.text,
+            "line": block.line,
+            "file": block.file,
+            "code": block.code,
+        }
         if block.reason:
             continue
         if block.language != "console":
@@ -84,6 +95,5 @@ def runnable(page: Path) -> list[dict]:
                 file = {"language": "text", "file": command.split()[1], "text": "\n".join([*shown, ""])}
                 parts.append(part | file)
             else:
-                fails = any(line.startswith("error: ") for line in shown)
-                parts.append(part | {"text": command, "fails": fails})
+                parts.append(part | {"text": command})
     return parts

@@ -22,8 +22,8 @@ for block in json.load(sys.stdin):
         configs.append((text, line, file))
     elif language in ("sh", "console"):
         code = subprocess.run(["bash", "-euo", "pipefail", "-c", text], stdin=subprocess.DEVNULL).returncode
-        if (code == 0) == block["fails"]:
-            sys.exit(f"{page}:{line}: exit code {code} of:\n{text}")
+        if code != block["code"]:
+            sys.exit(f"{page}:{line}: exit code {code} instead of {block['code']} of:\n{text}")
 if configs:
     from spmdkit.configs import load_config
     from spmdkit.launch.remote.hosts import read_hosts

@@ -120,7 +120,7 @@ def test_it_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     shown = (tmp_path / "source" / "training" / "loop.py.html").read_text(encoding="utf-8")
     assert "run_steps" in shown
     home = (tmp_path / "index.html").read_text(encoding="utf-8").partition("<article")[2]
-    assert 0 < home.index("pictures/mesh.svg") < home.index("make train") < home.index("Your model on 8 devices")
+    assert 0 < home.index("pictures/mesh.svg") < home.index("Your model on 8 devices")
     reference = (tmp_path / "api.html").read_text(encoding="utf-8")
     assert [name for name in spmdkit.__all__ if f'id="spmdkit.{name}"' not in reference] == []
     assert "A grid of devices with one name per axis" in reference

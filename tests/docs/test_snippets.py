@@ -18,8 +18,12 @@ from spmdkit.launch.sweeping.planning import Asked, plan
 from spmdkit.mesh.axes import AXES
 
 RUNNER = Path(__file__).with_name("run_page.py")
-LONG = ()
-"""Pages whose commands train for a minute or more."""
+TRAINS = re.compile(r"^spmdkit (?:train|launch|sweep|verify)\b(?!.*--dry-run)", re.MULTILINE)
+"""Commands that take many seconds."""
+
+
+def is_long(page):
+    return any(TRAINS.search(block["text"]) for block in runnable(page) if block["language"] in ("sh", "console"))
 
 
 @pytest.mark.slow
@@ -27,7 +31,7 @@ LONG = ()
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.long if name(page) in LONG else (), id=name(page))
+        pytest.param(page, marks=pytest.mark.long if is_long(page) else (), id=name(page))
         for page in PAGES
         if runnable(page)
     ],

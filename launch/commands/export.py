@@ -25,7 +25,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         choices=kinds,
-        help="what is written; by default what the name of FILE says, and of a run of the model hugging_face its files",
+        help="what is written; by default what the name of FILE says, or hugging_face for a run of that model",
     )
     add_step(parser, "the newest")
     add_ema(parser)

@@ -6,9 +6,13 @@ reading them does not import anything before the page does.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+SHELL = {name: value for name, value in os.environ.items() if name != "JAX_NUMPY_RANK_PROMOTION"}
+"""What the shell commands see: the test lets JAX refuse to broadcast ranks in the page's own Python alone."""
 
 page, namespace, configs = sys.argv[1], {"__name__": "__main__"}, []
 for block in json.load(sys.stdin):
@@ -21,7 +25,7 @@ for block in json.load(sys.stdin):
     elif language == "yaml":
         configs.append((text, line, file))
     elif language in ("sh", "console"):
-        code = subprocess.run(["bash", "-euo", "pipefail", "-c", text], stdin=subprocess.DEVNULL).returncode
+        code = subprocess.run(["bash", "-euo", "pipefail", "-c", text], stdin=subprocess.DEVNULL, env=SHELL).returncode
         if code != block["code"]:
             sys.exit(f"{page}:{line}: exit code {code} instead of {block['code']} of:\n{text}")
 if configs:

@@ -41,13 +41,19 @@ def test_a_page_runs_as_written(page, tmp_path):
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_", "SPMDKIT_", "KERAS_"))
     }
+    promotion = "allow" if page.parent.name == "coming-from" else "raise"  # Keras adds vectors to matrices
     commands_first = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     (tmp_path / "examples").symlink_to(ROOT / "examples")  # a clone has them
     ended = subprocess.run(
         [sys.executable, "-c", RUNNER.read_text(encoding="utf-8"), page],
         input=json.dumps(runnable(page)),
         cwd=tmp_path,
-        env=kept | {"PATH": commands_first, "JAX_COMPILATION_CACHE_DIR": str(CACHE)},
+        env=kept
+        | {
+            "PATH": commands_first,
+            "JAX_COMPILATION_CACHE_DIR": str(CACHE),
+            "JAX_NUMPY_RANK_PROMOTION": promotion,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -8,10 +8,10 @@ from ..mesh.errors import UserError
 from ..mesh.near_miss import did_you_mean
 from .ordering.shares import whole_weights
 
-EMBEDDED_SOURCES = ("stdlib", "synthetic")
+EMBEDDED_SOURCES = ("stdlib", "synthetic", "synthetic_tokens")
 FILE_SOURCES = ("text", "tokens", "jsonl", "csv", "parquet", "images", "arrayrecord", "huggingface", "arrays")
 TABLES = ("csv", "parquet")
-WITHOUT_DOCUMENTS = ("synthetic", "arrays", "csv", "images")
+WITHOUT_DOCUMENTS = ("synthetic", "synthetic_tokens", "arrays", "csv", "images")
 WITHOUT_TEXTS = (*WITHOUT_DOCUMENTS, "tokens")
 RECORDS = ("documents", "arrays")
 TOKEN_DTYPES = ("uint8", "uint16", "uint32")
@@ -44,8 +44,8 @@ class DataConfig:
     (.npy or raw arrays of token ids), jsonl or parquet (one column of texts or token ids), huggingface (the same of a
     dataset saved on disk), arrayrecord (see `records`), arrays (.npz with inputs and targets), csv (a table of numbers,
     see `target`; parquet too), images (a directory with one subdirectory for each class), synthetic (noisy images
-    of digits, 64 features), mixture (several of these, see `mixture`), or your own "module:function" (DataConfig ->
-    Splits)."""
+    of digits, 64 features), synthetic_tokens (random tokens), mixture (several of these, see `mixture`), or your own
+    "module:function" (DataConfig -> Splits)."""
 
     mixture: tuple[Mapping[str, Any], ...] = ()
     """The parts of source: mixture, such as {source: text, files: ["a/*.txt"], weight: 7}: of all samples each part has
@@ -83,7 +83,8 @@ class DataConfig:
     """Type of token ids: uint8, uint16 or uint32. Raw token files need it; .npy files are checked against it."""
 
     vocabulary: int = 0
-    """Number of token ids. 0: 256 for text, the largest id + 1 for tokens (found by reading every token once)."""
+    """Number of token ids. 0: 256 for text and synthetic_tokens, the largest id + 1 for tokens (found by reading every
+    token once)."""
 
     packed: bool = False
     """Whether documents that share an example are kept apart: attention stays within a document, positions count from

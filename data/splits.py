@@ -18,7 +18,7 @@ from .sources.arrays import read_arrays
 from .sources.images import read_images
 from .sources.records import read_record_arrays, read_records
 from .sources.saved_datasets import read_saved, read_saved_arrays
-from .sources.synthetic import synthetic_digits
+from .sources.synthetic import synthetic_digits, synthetic_tokens
 from .sources.tables import read_table
 from .sources.texts.columns import read_jsonl, read_parquet
 from .sources.texts.documents import Corpus, Stream, join, split_documents
@@ -66,6 +66,8 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
         return open_mixture(config, lambda part: open_splits(part, search_path))
     if config.source == "synthetic":
         return synthetic_digits(config.eval_fraction)
+    if config.source == "synthetic_tokens":
+        return synthetic_tokens(config.eval_fraction, length=config.length, vocabulary=config.vocabulary)
     if config.source == "arrays":
         return read_arrays(config)
     if config.source == "images":

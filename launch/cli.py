@@ -1,5 +1,5 @@
 """The command line: `spmdkit init`, `train`, `launch`, `sweep`, `explain`, `verify`; of a trained run `evaluate`,
-`predict`, `generate`, `export`, `report`; and `schedule`, `checkpoint`, `doctor`.
+`predict`, `generate`, `export`, `report`; and `schedule`, `checkpoint`, `doctor`, `completion`.
 
 Each command is a file of commands/ and one line of COMMANDS.
 """
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from ..training.ending.interrupts import ends_on_signals
 from .commands import (
     checkpoint,
+    completion,
     doctor,
     evaluate,
     explain,
@@ -84,6 +85,7 @@ COMMANDS = (
     schedule.COMMAND,
     checkpoint.COMMAND,
     doctor.COMMAND,
+    completion.COMMAND,
 )
 
 
@@ -172,7 +174,7 @@ def parse_arguments(command: Command, words: Sequence[str]) -> argparse.Namespac
 
         options = re.findall(r"--[a-z-]+", parser.format_usage())
         parser.error(explain_unknown(unknown, words, options=options, reads_config="overrides" in arguments))
-    arguments.part = part
+    arguments.part, arguments.commands = part, COMMANDS
     return arguments
 
 

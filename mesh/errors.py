@@ -1,4 +1,17 @@
-"""The one class of errors that their reader can mend; every package raises it or a class made of it."""
+"""The class of errors that users can correct; every package raises it or a subclass. Links to the documentation."""
+
+SITE = "https://spmdkit.github.io/spmdkit/"
+"""The site of the documentation, also in pyproject.toml and mkdocs.yml."""
+
+
+def docs_url(page: str, heading: str = "") -> str:
+    """Returns the URL of a page of the documentation, for messages.
+
+    Args:
+        page: Its file in docs/ without the ending: "models", "coming-from/keras".
+        heading: The id of a heading: lowercase, dashes for spaces.
+    """
+    return f"{SITE}{page}.html{'#' * bool(heading)}{heading}"
 
 
 class UserError(ValueError):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import isqrt, prod
 
+from .axes import AXES
 from .errors import UserError
 from .text import counted
 
@@ -114,7 +115,16 @@ def _remedy(shape: Sequence[int], axis_names: Sequence[str], num_devices: int) -
         proposals.append(_closest(shape, num_devices))
     texts = list(dict.fromkeys(sizes_text(proposal, axis_names) for proposal in proposals))
     fitting = f"Sizes that fit {counted(num_devices, 'device')}: {'; or '.join(texts)}"
-    return f"{fitting}. Or name the devices to use: devices=[...]."
+    return f"{fitting}. {_simulated(shape, axis_names, num_devices)}Or name the devices to use: devices=[...]."
+
+
+def _simulated(shape: Sequence[int], axis_names: Sequence[str], num_devices: int) -> str:
+    """Returns how to simulate the missing devices of a mesh with at least one; empty if none is missing."""
+    wanted = prod(size for size in shape if size != -1)
+    if wanted <= num_devices:
+        return ""
+    sizes = f", {sizes_text(shape, axis_names)}" * (set(axis_names) <= set(AXES))  # it has the canonical axes alone
+    return f"To simulate {wanted} CPU devices, begin the program with spmdkit.DeviceMesh.simulated({wanted}{sizes}). "
 
 
 def _closest(shape: Sequence[int], num_devices: int) -> list[int]:

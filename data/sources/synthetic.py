@@ -1,8 +1,8 @@
-"""A small classification task made on the spot: noisy images of the ten digits, 8 x 8 pixels, at random places."""
+"""Data made on the spot: noisy images of the ten digits, 8 x 8 pixels, at random places; rows of random tokens."""
 
 import numpy as np
 
-from ..source import Splits
+from ..source import Splits, fingerprint
 from .arrays import held_out_rows
 
 HEIGHT, WIDTH = 8, 8
@@ -53,3 +53,63 @@ def _placements() -> np.ndarray:
         for left in range(WIDTH - 5 + 1):
             places[:, top, left, top : top + 7, left : left + 5] = glyphs
     return places
+
+
+TOKEN_ROWS = 8192
+TOKEN_STEPS = 3
+
+
+class SyntheticTokens:
+    """Rows of tokens in which each token exceeds the one before it by 1, 2 or 3, modulo the vocabulary.
+
+    The increments are uniform and independent, so no model predicts them to less than ln 3 = 1.10 nats. Nothing is
+    stored: example i is a function of the seed and of `first` + i, and takes {"inputs": int32 (L,), "targets": int32
+    (L,), "weights": float32 (L,)}, as text does.
+
+    Args:
+        first: The row that is example 0.
+        rows: The number of examples.
+        length: Tokens per example, L.
+        vocabulary: The number of token ids.
+        seed: Selects the tokens.
+    """
+
+    def __init__(self, first: int, rows: int, length: int, vocabulary: int, seed: int = 0) -> None:
+        self._first, self._rows, self._length, self._vocabulary, self._seed = first, rows, length, vocabulary, seed
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        return self._rows
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """Returns example `index`, in [0, len)."""
+        if not 0 <= index < self._rows:
+            raise IndexError(f"example {index} of {self._rows}")
+        random = np.random.default_rng((self._seed, self._first + index))
+        steps = random.integers(1, TOKEN_STEPS + 1, size=self._length + 1)
+        steps[0] = random.integers(self._vocabulary)
+        ids = (steps.cumsum() % self._vocabulary).astype(np.int32)
+        return {"inputs": ids[:-1], "targets": ids[1:], "weights": np.ones(self._length, np.float32)}
+
+
+def synthetic_tokens(eval_fraction: float, *, length: int, vocabulary: int = 0) -> Splits:
+    """Returns rows of random tokens, see `SyntheticTokens`.
+
+    Args:
+        eval_fraction: The share of examples held out, in [0, 1).
+        length: Tokens per example.
+        vocabulary: The number of token ids; 0: 256.
+
+    Returns:
+        The splits, the same for the same arguments.
+    """
+    vocabulary = vocabulary or 256
+    held_out = round(TOKEN_ROWS * eval_fraction)
+    count = TOKEN_ROWS - held_out
+    return Splits(
+        train=SyntheticTokens(0, count, length, vocabulary),
+        evaluation=SyntheticTokens(count, held_out, length, vocabulary) if held_out else None,
+        vocabulary=vocabulary,
+        description=f"synthetic_tokens: {TOKEN_ROWS:,} rows of {length:,} random tokens, vocabulary {vocabulary:,}",
+        fingerprint=fingerprint([], "synthetic_tokens", count, length, vocabulary),
+    )

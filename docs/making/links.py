@@ -12,6 +12,8 @@ from posixpath import dirname, normpath, relpath
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()(?P<target>[^)#\s:]+)(?P<part>#[^)\s]*)?(?=\))")
 CODE = re.compile(r"^```.*?^```$|(?<!`)`[^`\n]+`(?!`)", re.MULTILINE | re.DOTALL)
+MOVED = {"README.md": "index.md", "docs/README.md": "pages.md"}
+"""Pages that the site shows elsewhere: its home is the project's README, and the list of pages stands beside it."""
 PROJECT, SOURCE = "project", "source"
 """Folders of the site: Markdown files from outside docs/, and sources."""
 
@@ -25,10 +27,12 @@ def place_of(path: str) -> str:
     Returns:
         From the root of the site's pages: `data.md`, `project/CHANGELOG.md`, `source/training/loop.py.html`.
     """
+    if path in MOVED:
+        return MOVED[path]
     if in_docs(path):
         return path.removeprefix("docs/")
-    if path.endswith(".md"):  # a README.md is the index of its folder
-        return f"{PROJECT}/{'about.md' if path == 'README.md' else path}"
+    if path.endswith(".md"):
+        return f"{PROJECT}/{path}"
     return f"{SOURCE}/{path}/index.html" if (ROOT / path).is_dir() else f"{SOURCE}/{path}.html"
 
 

@@ -2,8 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .command import OR_CONFIG, TRAINED_HELP, Command, add_ema, add_overrides, add_run, add_step
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KINDS = ("safetensors", "npy")
 """As in launch/inspection/export.py, which a help text cannot wait for."""
@@ -18,7 +22,11 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="FILE", help="FILE.safetensors, or a folder to be made, of .npy")
     add_overrides(parser)
     kinds = (*KINDS, HUGGING_FACE)
-    parser.add_argument("--to", choices=kinds, help="what is written; by default what the name of FILE says")
+    parser.add_argument(
+        "--to",
+        choices=kinds,
+        help="what is written; by default what the name of FILE says, or hugging_face for a run of that model",
+    )
     add_step(parser, "the newest")
     add_ema(parser)
     parser.add_argument("--whole-state", action="store_true", help="the optimizer's state, step and key as well")
@@ -40,13 +48,30 @@ def export(arguments: argparse.Namespace) -> int:
     from ..inspection.export import named_for
     from ..inspection.stored import StoredCheckpoint
 
+    found = find_checkpoints(arguments.place, arguments.step, arguments.overrides)
     target = named_for(arguments.to, Path(arguments.target))
+    is_hugging_face = _is_hugging_face(found.run / "config.yaml")
+    if is_hugging_face and arguments.to is None and not target.suffix:
+        return _for_transformers(arguments)
     if names_folder(arguments.place):
         _refuse_more(arguments.overrides)
-    stored = StoredCheckpoint(find_checkpoints(arguments.place, arguments.step, arguments.overrides).one)
     names = ("whole_state", "unstack", "lora", "ema", "force")
-    print(run(stored, target, **{name: getattr(arguments, name) for name in names}))
+    print(run(StoredCheckpoint(found.one), target, **{name: getattr(arguments, name) for name in names}))
+    if is_hugging_face:
+        print(f"Names are those of spmdkit. For transformers: spmdkit export {arguments.place} FOLDER")
     return 0
+
+
+def _is_hugging_face(config: "Path") -> bool:
+    """Reads from the config in the directory of a run whether its model is one of Hugging Face."""
+    import yaml
+
+    try:
+        tree = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):  # it can be missing: the arrays are exported without it
+        return False
+    model = tree.get("model") if isinstance(tree, dict) else None
+    return isinstance(model, dict) and model.get("name") == HUGGING_FACE
 
 
 def _refuse_more(words: Sequence[str]) -> None:
@@ -73,7 +98,9 @@ def _for_transformers(arguments: argparse.Namespace) -> int:
     given = [name for name in ("whole_state", "unstack", "force") if getattr(arguments, name)]
     given += ["lora separate"] if arguments.lora != LORA[0] else []
     if given:
-        raise UserError(f"--{given[0].replace('_', '-')} is not for --to {HUGGING_FACE}. Leave it out.")
+        default = "" if arguments.to else ", the default for a run of this model. Give --to npy, or leave it out"
+        option = given[0].replace("_", "-")
+        raise UserError(f"--{option} is not for --to {HUGGING_FACE}{default or '. Leave it out'}.")
     with loaded(arguments.place, arguments.step, arguments.overrides, ema=arguments.ema) as run:
         print(write_folder(run, Path(arguments.target)))
     return 0
@@ -93,10 +120,11 @@ an earlier export wrote, and nothing else.
 
   spmdkit export runs/quickstart model.safetensors
   spmdkit export runs/quickstart model --to npy --step 200
-  spmdkit export runs/tuned tuned --to hugging_face
+  spmdkit export runs/tuned tuned
 
---to hugging_face writes a folder that transformers loads, of a model of the Llama, Qwen or GPT-2 families: names and
-config.json are those of the family, and low-rank adapters are merged. It loads the run, so it opens devices, and takes
+A run of the model hugging_face becomes a folder of Hugging Face, unless FILE or --to names another kind; --to
+hugging_face writes one of any model of the Llama, Qwen or GPT-2 families. transformers loads it: names and config.json
+are those of the family, and low-rank adapters are merged. Writing it loads the run, so it opens devices, and takes
 key=value; the other kinds read no config but that of a CONFIG given as RUN.
 
 `spmdkit checkpoint export` is the same.

@@ -9,6 +9,7 @@ import jax
 from ...configs.schema import Config
 from ...layouts.sizes import format_bytes
 from ...layouts.table import LayoutTable
+from ...mesh.errors import docs_url
 from ...mesh.text import printable
 from ...parallel.collectives import Collective
 from ...parallel.schedule.table import Schedule
@@ -18,7 +19,7 @@ from ..drawing import schedule as schedule_command
 from .build import Built, build, keep_compiled, prepare_devices
 
 REMEDY = (
-    'What the rows tell, and what to do: docs/troubleshooting.md, "Collectives that are not as predicted". '
+    f"How to read the rows, and what to do: {docs_url('troubleshooting', 'collectives-that-are-not-as-predicted')}. "
     "`spmdkit verify` says whether the numbers are those of one device all the same."
 )
 

@@ -1,5 +1,6 @@
 """Flax's logical axes: every dim of a parameter has a name, and rules say which mesh axis splits dims of that name."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def from_flax_rules(
 
     Rules stand in order of priority. A rule gives its mesh axes to the dim of its name, unless that dim has some
     already or another dim of the array has taken one of them; None keeps the dim whole, whatever rules follow. A dim
-    that no rule reaches is whole.
+    that no rule reaches is whole. Mesh axes that the mesh does not have are ignored, and a warning names them.
 
     Args:
         rules: Pairs (logical axis, mesh axis); a mesh axis is a name, a tuple of names, or None.
@@ -41,8 +42,9 @@ def from_flax_rules(
         One rule for each parameter that has names.
 
     Raises:
-        UserError: A rule is no such pair; the tree holds something else; an array has a name twice; a mesh axis is
-            none of the mesh; a rule and a name without one differ by little.
+        UserError: A rule is no such pair; the tree holds something else; an array has a name twice; a mesh axis nearly
+            has the name of one of the mesh, or is renamed to one that is missing; a rule and a name without one differ
+            by little.
     """
     return by_logical_axes(rules, names_by_path(names, "from_flax_rules"), mesh, axes, "from_flax_rules")
 
@@ -58,7 +60,42 @@ def by_logical_axes(
     problems = [*_repeated(named), *_misspelt(pairs, named)]
     if problems:
         raise UserError("\n".join(f"{what}: {problem}" for problem in problems))
+    pairs = _without_surplus(pairs, named, mesh, axes or {}, what)
     return exact_map({path: _assigned(own, pairs) for path, own in named.items()}, mesh, axes, what)
+
+
+def _without_surplus(
+    rules: Sequence[tuple[str, AxisEntry]],
+    named: Mapping[str, Sequence[str | None]],
+    mesh: DeviceMesh,
+    axes: Renaming,
+    what: str,
+) -> list[tuple[str, AxisEntry]]:
+    """Returns the rules without mesh axes that the mesh lacks, and without rules of these alone; names them."""
+    used = {name for names in named.values() for name in names}
+    surplus: dict[str, None] = {}
+    kept = []
+    for logical, entry in rules:
+        given = names_in(entry)
+        missing = [name for name in given if name not in axes and _is_surplus(name, mesh)]
+        if logical in used:
+            surplus |= dict.fromkeys(missing)
+        left = tuple(name for name in given if name not in missing)
+        if left or not given:
+            kept.append((logical, left if len(left) > 1 else left[0] if left else None))
+    if surplus:
+        warnings.warn(
+            f"{what} ignored mesh axes of the rules that the mesh does not have: {', '.join(surplus)}. The mesh has "
+            f"{', '.join(mesh.axis_names)}. To use one of these for it: axes={{{next(iter(surplus))!r}: "
+            f"{mesh.axis_names[-1]!r}}}.",
+            stacklevel=4,
+        )
+    return kept
+
+
+def _is_surplus(name: str, mesh: DeviceMesh) -> bool:
+    """Checks that an axis is not one of the mesh, nor one of these misspelled."""
+    return name not in mesh.axis_names and not nearest(name, mesh.axis_names, cutoff=ALIKE)
 
 
 def _assigned(names: Sequence[str | None], rules: Sequence[tuple[str, AxisEntry]]) -> Entries:

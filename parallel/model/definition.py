@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ...mesh.errors import docs_url
 from ..collectives import Traffic
 from ..context import ContextConfig
 from ..expert import ExpertConfig
@@ -187,5 +188,5 @@ def without_predict(name: str, consequence: str, form: str) -> str:
     """
     return (
         f"The model {name} has no `predict`, so {consequence}. Give it one, `{form}`, as Model(..., predict=predict); "
-        "parameters that were trained stay as they are. See docs/models.md."
+        f"parameters that were trained stay as they are. See {docs_url('models')}."
     )

@@ -14,7 +14,7 @@ def test_the_defaults_are_valid():
     ("values", "message"),
     [
         ({"source": "parket", "files": ("a",)}, r"data\.source='parket'.*Did you mean parquet\?"),
-        ({"source": "nothing like it"}, r"the sources are stdlib, synthetic, text"),
+        ({"source": "nothing like it"}, r"the sources are stdlib, synthetic, synthetic_tokens, text"),
         ({"source": "text"}, r"data\.source=text: it reads files, and data\.files is empty"),
         ({"files": ("a.txt",)}, r"data\.source=stdlib: it reads no files.*set data\.source: text"),
         ({"source": "text", "files": "a.txt"}, r"data\.files='a\.txt': it is a list"),

@@ -6,17 +6,40 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import figures
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?"
+    r"(?:^<!-- exit code (?P<code>\d+) -->\n)?(?:^<!-- figure[^\n]*-->\n)?"
+    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its text, and the line of the page on which the text begins."""
+    """A fenced block of a page.
+
+    Attributes:
+        language: The word after the fence.
+        text: The text between the fences.
+        line: The line of the page on which the text begins.
+        reason: Why the block cannot run on a laptop, from the comment `<!-- not run: REASON -->` above it; else empty.
+        code: The exit code of its commands, from the comment `<!-- exit code N -->` above it; else 0.
+    """
 
     language: str
     text: str
     line: int
+    reason: str
+    code: int
+
+    @property
+    def file(self) -> str:
+        """The file that a reader saves the block as, named in its first line (`# my.yaml`); else empty."""
+        named = figures.FILE.fullmatch(f"```{self.language}\n{self.text}```")
+        return named["name"] if named else ""
 
 
 def name(page: Path) -> str:
@@ -27,7 +50,12 @@ def name(page: Path) -> str:
 def blocks(page: Path, *languages: str) -> list[Block]:
     """The fenced blocks of a page in one of these languages."""
     text = page.read_text(encoding="utf-8")
-    found = [Block(m[1], m[2], text.count("\n", 0, m.start()) + 2) for m in _FENCE.finditer(text)]
+    found = [
+        Block(
+            m["language"], m["text"], text.count("\n", 0, m.start("text")) + 1, m["reason"] or "", int(m["code"] or 0)
+        )
+        for m in _FENCE.finditer(text)
+    ]
     return [block for block in found if block.language in languages]
 
 
@@ -44,3 +72,28 @@ def commands(page: Path) -> Iterator[list[str]]:
         for words in (shlex.split(line, comments=True) for line in typed):
             if words and Path(words[0]).name == "spmdkit":
                 yield words[1:]
+
+
+def runnable(page: Path) -> list[dict]:
+    """The blocks of a page that run on a laptop, in their order, as tests/docs/run_page.py reads them."""
+    parts = []
+    for block in blocks(page, "python", "yaml", "sh", "console"):
+        part = {
+            "language": block.language,
+            "text": block.text,
+            "line": block.line,
+            "file": block.file,
+            "code": block.code,
+        }
+        if block.reason:
+            continue
+        if block.language != "console":
+            parts.append(part)
+            continue
+        for command, shown in figures.console(block.text):
+            if command.startswith("cat "):
+                file = {"language": "text", "file": command.split()[1], "text": "\n".join([*shown, ""])}
+                parts.append(part | file)
+            else:
+                parts.append(part | {"text": command})
+    return parts

@@ -63,6 +63,12 @@ def test_the_first_screen_fits():
     assert len(first.split("```")[0].split()) <= 120
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_powers_are_code(page):
+    """Outside code, Markdown renders the text between two `**` in bold."""
+    assert re.findall(r".*\w\*\*\w.*", CODE.sub("", prose(page))) == []
+
+
 def test_nothing_names_this_machine():
     texts = {name(page): page.read_text(encoding="utf-8") for page in PAGES}
     assert [page for page, text in texts.items() if re.search(r"/(home|work|root|tmp)/", text)] == []

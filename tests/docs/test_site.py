@@ -7,9 +7,12 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from making.api import public_names
 from making.links import for_the_site, linked, place_of
 from making.navigation import INDEX, navigation, pages_of, unlisted
 from pages import PAGES, ROOT
+
+import spmdkit
 
 DOCS = ROOT / "docs"
 INDEX_TEXT = (DOCS / INDEX).read_text(encoding="utf-8")
@@ -66,16 +69,20 @@ def test_an_index_that_is_no_navigation_is_an_error(index, message):
 def test_links_out_of_docs_lead_to_what_the_site_shows():
     text = "[a](../training/loop.py) [b](../README.md#limits) [c](data.md) `[d](../x.py)` [e](https://x.org/) [f](#g)"
     assert for_the_site(text, "docs/metrics.md") == (
-        "[a](source/training/loop.py.html) [b](project/about.md#limits) [c](data.md) `[d](../x.py)` "
-        "[e](https://x.org/) [f](#g)"
+        "[a](source/training/loop.py.html) [b](index.md#limits) [c](data.md) `[d](../x.py)` [e](https://x.org/) [f](#g)"
     )
     assert for_the_site("[a](../../mesh/) [b](../data.md)", "docs/strategies/fsdp.md") == (
         "[a](../source/mesh/index.html) [b](../data.md)"
     )
-    assert for_the_site("[a](docs/data.md) [b](LICENSE)", "README.md") == "[a](../data.md) [b](../source/LICENSE.html)"
+    assert for_the_site("[a](docs/data.md) [b](LICENSE)", "README.md") == "[a](data.md) [b](source/LICENSE.html)"
+    assert for_the_site("[a](README.md) [b](../README.md)", "docs/data.md") == "[a](pages.md) [b](index.md)"
     assert place_of("docs/figures.py") == "source/docs/figures.py.html"
     assert place_of("docs/making") == "source/docs/making/index.html"
     assert list(linked("```\n[a](b.md)\n```\n[c](../d/e.py#f)", "docs/x.md")) == ["d/e.py"]
+
+
+def test_the_reference_has_every_public_name():
+    assert {name for name, _ in public_names(ROOT)} == set(spmdkit.__all__) - {"__version__"}
 
 
 class Loaded(HTMLParser):
@@ -112,6 +119,11 @@ def test_it_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
         assert [target for target in parser.found if "//" in target] == [], page
     shown = (tmp_path / "source" / "training" / "loop.py.html").read_text(encoding="utf-8")
     assert "run_steps" in shown
+    home = (tmp_path / "index.html").read_text(encoding="utf-8").partition("<article")[2]
+    assert 0 < home.index("pictures/mesh.svg") < home.index("Your model on 8 devices")
+    reference = (tmp_path / "api.html").read_text(encoding="utf-8")
+    assert [name for name in spmdkit.__all__ if f'id="spmdkit.{name}"' not in reference] == []
+    assert "A grid of devices with one name per axis" in reference
 
 
 @pytest.mark.slow
@@ -121,6 +133,8 @@ def test_a_broken_link_and_an_unlisted_page_fail_the_build(tmp_path):
     for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("# A page\n", encoding="utf-8")
+    (tmp_path / "spmdkit").mkdir()
+    (tmp_path / "spmdkit" / "__init__.py").write_text('"""No public names."""\n', encoding="utf-8")
     (tmp_path / "docs" / "README.md").write_text("# Index\n\n## One\n\n| [A](a.md) | x |\n", encoding="utf-8")
     (tmp_path / "docs" / "a.md").write_text("# A\n\n[gone](gone.md) [b](b.md#no-heading)\n", encoding="utf-8")
     (tmp_path / "docs" / "b.md").write_text("# B\n", encoding="utf-8")

@@ -1,36 +1,64 @@
-"""Every Python snippet runs, every config loads, and every command names things that exist."""
+"""Every block of every page runs as written, and every command names things that exist."""
 
+import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
-import jax
 import pytest
 from figures import write_files
-from pages import PAGES, ROOT, blocks, commands, name
+from pages import PAGES, ROOT, blocks, commands, name, runnable
+from runs import CACHE
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import COMMANDS, find_part, make_command_parser
 from spmdkit.launch.places import find_place
-from spmdkit.launch.remote.hosts import read_hosts
 from spmdkit.launch.sweeping.planning import Asked, plan
 from spmdkit.mesh.axes import AXES
 
+RUNNER = Path(__file__).with_name("run_page.py")
+TRAINS = re.compile(r"^spmdkit (?:train|launch|sweep|verify)\b(?!.*--dry-run)", re.MULTILINE)
+"""Commands that take many seconds."""
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
-def test_python_runs(page, tmp_path, monkeypatch):
-    """The snippets of a page run one after the other, as one program."""
-    monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "snippets"}
+
+def is_long(page):
+    return any(TRAINS.search(block["text"]) for block in runnable(page) if block["language"] in ("sh", "console"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.long if is_long(page) else (), id=name(page))
+        for page in PAGES
+        if runnable(page)
+    ],
+)
+def test_a_page_runs_as_written(page, tmp_path):
+    """All Python, YAML and shell blocks in their order, in a fresh process, with no setup."""
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_", "SPMDKIT_", "KERAS_"))
+    }
     promotion = "allow" if page.parent.name == "coming-from" else "raise"  # Keras adds vectors to matrices
-    with jax.numpy_rank_promotion(promotion):
-        for block in blocks(page, "python"):
-            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), namespace)
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=name)
-def test_configs_load(page, tmp_path):
-    for block in blocks(page, "yaml"):
-        file = tmp_path / "snippet.yaml"
-        file.write_text(block.text, encoding="utf-8")
-        read_hosts(file) if block.text.startswith("# hosts.yaml\n") else load_config(file)
+    commands_first = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    (tmp_path / "examples").symlink_to(ROOT / "examples")  # a clone has them
+    ended = subprocess.run(
+        [sys.executable, "-c", RUNNER.read_text(encoding="utf-8"), page],
+        input=json.dumps(runnable(page)),
+        cwd=tmp_path,
+        env=kept
+        | {
+            "PATH": commands_first,
+            "JAX_COMPILATION_CACHE_DIR": str(CACHE),
+            "JAX_NUMPY_RANK_PROMOTION": promotion,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:]
 
 
 @pytest.mark.parametrize("words", [words for page in PAGES for words in commands(page)], ids=" ".join)

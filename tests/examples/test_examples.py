@@ -33,7 +33,10 @@ def test_every_source_of_data():
     from spmdkit.data.config import EMBEDDED_SOURCES, FILE_SOURCES
 
     found = example("data_sources").main()
-    assert {*found} == {*FILE_SOURCES, *EMBEDDED_SOURCES, "mixture", "dataset", "loader"} - {"synthetic"}
+    assert {*found} == {*FILE_SOURCES, *EMBEDDED_SOURCES, "mixture", "dataset", "loader"} - {
+        "synthetic",
+        "synthetic_tokens",
+    }
     assert all(4 < loss < 6 for loss in found.values())
     assert found["parquet"] == found["huggingface"]
 

@@ -65,6 +65,26 @@ def test_proposes_sizes_that_fit(sizes, count, proposals):
     assert proposals in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("shape", "names", "remedy"),
+    [
+        ((2, 4), ("data", "fsdp"), "begin the program with spmdkit.DeviceMesh.simulated(8, data=2, fsdp=4)."),
+        ((2, -1), ("data", "fsdp"), "begin the program with spmdkit.DeviceMesh.simulated(2, data=2, fsdp=-1)."),
+        ((2, 4), ("batch", "model"), "begin the program with spmdkit.DeviceMesh.simulated(8)."),
+    ],
+)
+def test_missing_devices_can_be_simulated(shape, names, remedy):
+    with pytest.raises(ValueError, match=r"does not match the number of devices\. .*simulate") as error:
+        DeviceMesh(shape, names, ["cpu:0"])
+    assert remedy in str(error.value)
+
+
+def test_a_mesh_with_too_many_devices_is_not_simulated():
+    with pytest.raises(ValueError, match="2 x 2 = 4, not 8") as error:
+        DeviceMesh((2, 2), ("data", "fsdp"), TARGETS[:8])
+    assert "simulate" not in str(error.value)
+
+
 def test_rejects_a_device_twice():
     with pytest.raises(ValueError, match=r"\['cpu:0'\] more than once"):
         DeviceMesh((2,), ("data",), ["cpu:0", "cpu:0"])

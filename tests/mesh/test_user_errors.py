@@ -1,12 +1,16 @@
 """Errors of the user's own functions are told with the file and the line that they come from."""
 
 import inspect
+import re
 import signal
+import tomllib
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from spmdkit.mesh import DeviceMesh, UserError
+from spmdkit.mesh.errors import SITE, docs_url
 from spmdkit.mesh.user_errors import (
     MAX_CHARACTERS,
     accepts,
@@ -142,3 +146,25 @@ def test_what_a_loaders_signal_handler_raises_is_no_error_of_the_users(tmp_path,
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert type(caught.value) is (RuntimeError if passes else UserError)
+
+
+def test_messages_lead_to_pages_that_exist():
+    """The pages that `docs_url` is called with, and the one place that has the URL of the site."""
+    root = Path(__file__).resolve().parents[2]
+    packages = ("mesh", "layouts", "parallel", "models", "data", "training", "configs", "launch", "spmdkit")
+    sources = {path: path.read_text(encoding="utf-8") for folder in packages for path in (root / folder).rglob("*.py")}
+    asked = [match for text in sources.values() for match in re.findall(r"docs_url\(['\"](.+?)['\"]", text)]
+    assert len(asked) >= 3
+    assert [page for page in asked if not (root / "docs" / f"{page}.md").is_file()] == []
+    assert [path.name for path, text in sources.items() if "github.io" in text] == ["errors.py"]
+    named_by_path = r"[\"'][^\"'\n]*\bdocs/[\w-]+\.md[^\"'\n]*[\"']"
+    assert [path.name for path, text in sources.items() if re.search(named_by_path, text)] == []
+
+
+def test_the_url_of_a_page():
+    assert docs_url("models", "randomness") == "https://spmdkit.github.io/spmdkit/models.html#randomness"
+    root = Path(__file__).resolve().parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["urls"]["Documentation"] == SITE
+    assert f"site_url: {SITE}\n" in (root / "mkdocs.yml").read_text(encoding="utf-8")
+    assert {"Repository", "Issues", "Changelog"} <= set(project["urls"])

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from .page import visible
@@ -16,6 +17,8 @@ SIDE = 1000
 """The drawing's own units, across and down."""
 MOST_LOGARITHMIC = 7
 """Labels of a logarithmic axis, beyond which only powers of ten have one."""
+STRIPE, DOT = 9, 7
+"""Pixels: of a stripe of one of several lines that coincide; across a dot, as in report.css."""
 RUN_COLORS = 8
 """Colors of runs that are compared."""
 MAX_MARKS = 200
@@ -101,12 +104,12 @@ def chart(
     frame = _frame(series, references)
     marks = _told_apart(frame, marks)
     return (
-        f'<figure class="chart"><figcaption><b>{visible(title)}</b> {_legend(series, marks, write)}</figcaption>'
+        f'<figure class="chart"><figcaption><b>{visible(title)}</b> {_legend(frame, series, marks, write)}</figcaption>'
         f'<div class="plot" tabindex="0" style="height:{height}px;--label:{_widest(frame)}ch">'
         f"{_labels(frame, series, references, write)}"
         f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img"><title>{visible(title)}</title>'
         f"<desc>{visible(_in_words(series, write))}</desc>{_grid(frame)}{_marks(frame, marks)}"
-        f"{''.join(_line(frame, line) for line in series)}{_dashes(frame, references)}</svg>"
+        f"{''.join(map(_line, repeat(frame), series, _stripes(frame, series)))}{_dashes(frame, references)}</svg>"
         f'<script type="application/json">{_data(frame, series, marks, write)}</script></div></figure>'
     )
 
@@ -168,17 +171,52 @@ def _value_ticks(frame: _Frame) -> list[float]:
     return every if len(every) <= MOST_LOGARITHMIC else [10.0**power for power in powers if low <= 10.0**power <= high]
 
 
-def _line(frame: _Frame, line: Series) -> str:
+def _coinciding(frame: _Frame, series: Sequence[Series]) -> list[list[int]]:
+    """Groups lines that a reader cannot tell apart, as numbers of the lines; a group has at least two."""
+    groups: list[list[int]] = []
+    for number, line in enumerate(series):
+        group = next((group for group in groups if _coincide(frame, series[group[0]], line)), None)
+        if group is None:
+            groups.append([number])
+        else:
+            group.append(number)
+    return [group for group in groups if len(group) > 1]
+
+
+def _coincide(frame: _Frame, one: Series, other: Series) -> bool:
+    """Compares the drawn heights of two lines at the steps that both have."""
+    heights = {step: frame.y(value) for step, value in one.points}
+    shared = [(heights[step], frame.y(value)) for step, value in other.points if step in heights]
+    return bool(shared) and all(abs(height - own) < 1 for height, own in shared)
+
+
+def _stripes(frame: _Frame, series: Sequence[Series]) -> list[tuple[int, int]]:
+    """Returns the place of each line among those that coincide with it, and their number; (0, 1) of a line alone."""
+    places = [(0, 1)] * len(series)
+    for group in _coinciding(frame, series):
+        for place, number in enumerate(group):
+            places[number] = place, len(group)
+    return places
+
+
+def _line(frame: _Frame, line: Series, stripe: tuple[int, int]) -> str:
+    """Draws a line; lines that coincide take turns in stripes, and their dots are rings around each other."""
+    place, count = stripe
+    dashes = dots_width = ""
+    if count > 1:
+        dashes = f' style="stroke-dasharray:{STRIPE} {STRIPE * (count - 1)};stroke-dashoffset:{-STRIPE * place}"'
+        dots_width = f' style="stroke-width:{DOT + 4 * (count - 1 - place)}px"'
     if len(line.points) < SMOOTH_FROM:
         dots = "".join(f"M{frame.x(step):.1f} {frame.y(value):.1f}h0" for step, value in line.points)
-        few = f'<path class="dots {line.kind}" d="{dots}"/>' if len(line.points) <= SMOOTH_FROM // 2 else ""
-        return _polyline(frame, line.points, line.kind) + few
-    return _polyline(frame, line.points, f"{line.kind} raw") + _polyline(frame, smoothed(line.points), line.kind)
+        few = f'<path class="dots {line.kind}"{dots_width} d="{dots}"/>' if len(line.points) <= SMOOTH_FROM // 2 else ""
+        return _polyline(frame, line.points, line.kind, dashes) + few
+    raw = _polyline(frame, line.points, f"{line.kind} raw", dashes)
+    return raw + _polyline(frame, smoothed(line.points), line.kind, dashes)
 
 
-def _polyline(frame: _Frame, points: list[Point], css: str) -> str:
+def _polyline(frame: _Frame, points: list[Point], css: str, style: str) -> str:
     corners = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in points)
-    return f'<polyline class="{css}" points="{corners}"/>'
+    return f'<polyline class="{css}"{style} points="{corners}"/>'
 
 
 def _grid(frame: _Frame) -> str:
@@ -252,13 +290,16 @@ def _widest(frame: _Frame) -> int:
     return max((len(_short(value)) for value in _value_ticks(frame)), default=0)
 
 
-def _legend(series: Sequence[Series], marks: Sequence[Mark], write: Callable[[float], str]) -> str:
+def _legend(frame: _Frame, series: Sequence[Series], marks: Sequence[Mark], write: Callable[[float], str]) -> str:
     last = [(line.kind, line.name or "last", write(line.points[-1][1])) for line in series]
     keys = [f'<span class="key {kind}">{visible(name)} {value}</span>' for kind, name, value in last]
     there = {mark.kind for mark in marks}
     keys += [f'<span class="key mark {kind}">{name}</span>' for kind, name in MARK_NAMES.items() if kind in there]
     if len(series) > 1 and any(len(line.points) >= SMOOTH_FROM for line in series):
         keys.append('<span class="note">bold: moving average</span>')
+    for group in _coinciding(frame, series):
+        names = ", ".join(series[number].name for number in group)
+        keys.append(f'<span class="note same">in stripes, the same curve: {visible(names)}</span>')
     return " ".join(keys)
 
 

@@ -88,7 +88,7 @@ def write_comparison(path: Path, runs: Sequence[ComparedRun], differences: Mappi
         f'<h1>{title}</h1><p class="lead runs">{"".join(map(_key, range(len(runs)), runs))}</p>',
         _remark(runs),
         _charts(runs),
-        f"<h2>Final figures <small>the best of each in bold</small></h2>{_figures(runs)}",
+        f"<h2>Final figures <small>the best of each in bold, also of several that tie</small></h2>{_figures(runs)}",
         _times(runs),
         _differences(runs, differences),
     ]
@@ -145,11 +145,11 @@ def _figure_line(row: Row, values: Sequence[Any]) -> str:
     numbers = [value for value in values if is_number(value)]
     if not numbers:
         return ""
-    best = row.best(numbers) if row.best and len(set(numbers)) > 1 else None
+    texts = [row.write(value) if is_number(value) else NONE for value in values]
+    best = row.write(row.best(numbers)) if row.best and len(numbers) > 1 else None  # as shown: what looks alike ties
+    tie = " <small>tie</small>" * (texts.count(best or "") > 1)
     cells = "".join(
-        f"<td{' class=best' if value == best and best is not None else ''}>"
-        f"{visible(row.write(value)) if is_number(value) else NONE}</td>"
-        for value in values
+        f"<td class=best>{visible(text)}{tie}</td>" if text == best else f"<td>{visible(text)}</td>" for text in texts
     )
     return f'<tr><th scope="row">{visible(row.name)}</th>{cells}</tr>'
 

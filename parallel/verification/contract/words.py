@@ -1,5 +1,6 @@
 """What is said of a model that breaks the contract: what was measured, why it matters, how to mend it."""
 
+from ....mesh.errors import docs_url
 from .probe import ROWS, Pair, Pairs
 
 HALF = ROWS // 2
@@ -13,7 +14,7 @@ def random(found: Pairs, alone: Pairs | None) -> str:
         f"its random numbers depend on which rows are together. With a key, {ROWS} rows give a sum of "
         f"{found.whole.total:.6g}, their halves {_sum(found)}, in another order {found.shuffled.total:.6g}{without}. "
         "Every mesh would draw other numbers. Draw those of each row from its own key, "
-        'jax.random.fold_in(key, batch["example"][row]), as docs/models.md shows under Randomness.'
+        f'jax.random.fold_in(key, batch["example"][row]): {docs_url("models", "randomness")}'
     )
 
 

@@ -1,6 +1,8 @@
 """Noisy digits: the same for the same seed, every class at every place, and what a picture shows is its class."""
 
 import numpy as np
+import pytest
+from spmdkit.data import DataConfig, open_splits
 from spmdkit.data.source import take
 from spmdkit.data.sources.synthetic import CLASSES, FEATURES, GLYPHS, HEIGHT, WIDTH, synthetic_digits
 
@@ -43,3 +45,37 @@ def test_a_picture_shows_its_class():
 def test_noise_has_the_deviation_asked_for():
     still, noisy = digits(noise=0.0)[1]["inputs"], digits(noise=0.4)[1]["inputs"]
     assert abs((noisy - still).std() - 0.4) < 0.01
+
+
+def test_tokens_are_a_function_of_the_row():
+    config = DataConfig(source="synthetic_tokens", length=16, vocabulary=50, eval_fraction=0.25)
+    splits, again = open_splits(config), open_splits(config)
+    assert (len(splits.train), len(splits.evaluation), splits.vocabulary) == (6144, 2048, 50)
+    rows = [*(splits.train[index] for index in (6143, 0, 1)), splits.evaluation[0]]
+    assert len({row["inputs"].tobytes() for row in rows}) == 4
+    np.testing.assert_equal(rows, [*(again.train[index] for index in (6143, 0, 1)), again.evaluation[0]])
+    for row in rows:
+        assert {name: (array.shape, array.dtype.name) for name, array in row.items()} == {
+            "inputs": ((16,), "int32"),
+            "targets": ((16,), "int32"),
+            "weights": ((16,), "float32"),
+        }
+        assert set(((row["targets"] - row["inputs"]) % 50).tolist()) <= {1, 2, 3}
+        np.testing.assert_array_equal(row["inputs"][1:], row["targets"][:-1])
+        assert 0 <= row["inputs"].min() <= row["targets"].max() < 50
+    with pytest.raises(IndexError, match="example 6144 of 6144"):
+        splits.train[6144]
+
+
+def test_tokens_have_a_default_vocabulary_and_may_go_without_evaluation():
+    splits = open_splits(DataConfig(source="synthetic_tokens", eval_fraction=0))
+    assert (splits.vocabulary, splits.evaluation) == (256, None)
+    other = open_splits(DataConfig(source="synthetic_tokens", eval_fraction=0, vocabulary=8))
+    assert splits.fingerprint != other.fingerprint
+    assert "8,192 rows of 256 random tokens, vocabulary 8" in other.description
+
+
+@pytest.mark.parametrize("key", [{"tokenizer": "tokenizer.json"}, {"packed": True}, {"files": ("a.txt",)}])
+def test_tokens_take_no_options_of_texts(key):
+    with pytest.raises(ValueError, match=f"data.{next(iter(key))}"):
+        DataConfig(source="synthetic_tokens", **key)

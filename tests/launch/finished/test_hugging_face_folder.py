@@ -34,6 +34,32 @@ def test_it_is_the_model_of_the_run(lora, tmp_path, capsys):
         assert np.abs(np.asarray(params["blocks"]["attention"]["query"]) - query).max() > 0
 
 
+def test_a_run_of_hugging_face_is_exported_as_one(tmp_path, monkeypatch, capsys):
+    """By default, a folder; other kinds are exported if they are named."""
+    from spmdkit.launch.commands import export
+
+    folder = leave_run(write_config(tmp_path), steps=(4,))
+    config = folder / "config.yaml"
+    config.write_text(config.read_text(encoding="utf-8").replace("name: mlp", "name: hugging_face"), encoding="utf-8")
+    asked = []
+    monkeypatch.setattr(export, "_for_transformers", lambda arguments: asked.append(arguments.target) or 0)
+    assert main(["export", str(folder), str(tmp_path / "out")]) == 0
+    assert asked == [str(tmp_path / "out")]
+    capsys.readouterr()
+    for words in (["a.npz"], ["arrays", "--to", "npy"]):
+        assert main(["export", str(folder), str(tmp_path / words[0]), *words[1:]]) == 0
+        assert f"For transformers: spmdkit export {folder} FOLDER" in capsys.readouterr().out
+    assert len(asked) == 1
+
+
+def test_options_of_arrays_are_not_for_a_run_of_hugging_face(tmp_path, capsys):
+    folder = leave_run(write_config(tmp_path), steps=(4,))
+    config = folder / "config.yaml"
+    config.write_text(config.read_text(encoding="utf-8").replace("name: mlp", "name: hugging_face"), encoding="utf-8")
+    assert main(["export", str(folder), str(tmp_path / "out"), "--unstack"]) == 2
+    assert "the default for a run of this model. Give --to npy, or leave it out." in capsys.readouterr().err
+
+
 def test_what_cannot_be(tmp_path, capsys):
     folder = leave_run(write_config(tmp_path), steps=(4,))
     assert main(["export", str(folder), str(tmp_path / "out"), "--to", "hugging_face"]) == 2

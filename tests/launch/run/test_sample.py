@@ -48,7 +48,7 @@ def test_a_model_without_predict(tmp_path):
         "The model table has no `predict`, so no sample is written at the end. Give it one, `predict("
     )
     assert "logits (1, L, vocabulary)" in told
-    assert told.endswith("See docs/models.md. Set sample.length=0 where none is wanted.")
+    assert told.endswith("See https://spmdkit.github.io/spmdkit/models.html. Set sample.length=0 where none is wanted.")
     assert "no `predict`" in reason(config, "sample={}"), "200 tokens, by default"
     assert reason(config, "sample.length=0") == ""
     assert reason(config, "model.predicts=true") == ""
@@ -95,4 +95,4 @@ def test_training_says_it_first_and_generate_says_the_same(tmp_path, capsys):
         assert main(words) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: The model table has no `predict`, so it can")
-        assert "See docs/models.md." in error
+        assert "See https://spmdkit.github.io/spmdkit/models.html." in error

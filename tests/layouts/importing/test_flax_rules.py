@@ -100,6 +100,28 @@ def test_mistakes(mesh, rules, names, message):
         from_flax_rules(rules, names, mesh)
 
 
+def test_surplus_axes_are_ignored_and_named():
+    """The rules of MaxText name mesh axes that a mesh here does not have."""
+    mesh = DeviceMesh.of(fsdp=2, tensor=4)
+    rules = [
+        ["mlp", ["fsdp_transpose", "tensor", "tensor_sequence"]],
+        ["embed", ["tensor_transpose"]],  # nothing is left of it: the next rule decides
+        ["embed", ["fsdp", "sequence"]],
+        ["q_lora", ["autoregressive"]],  # no array has this name: not reported
+    ]
+    with pytest.warns(UserWarning, match="ignored mesh axes") as warned:
+        found = from_flax_rules(rules, {"kernel": ("embed", "mlp")}, mesh)
+    assert axes_of(found, "kernel") == ("fsdp", "tensor")
+    (message,) = (str(warning.message) for warning in warned)
+    assert "does not have: fsdp_transpose, tensor_sequence, tensor_transpose, sequence. The mesh has pipe" in message
+    assert "axes={'fsdp_transpose': 'tensor'}" in message
+
+
+def test_an_axis_renamed_to_a_missing_one_is_an_error(mesh):
+    with pytest.raises(spmdkit.UserError, match="over the mesh axis 'nowhere'; the mesh has data, model"):
+        from_flax_rules(RULES, {"x": ("mlp",)}, mesh, axes={"model": "nowhere"})
+
+
 def test_an_axis_renamed_for_nothing(mesh):
     with pytest.raises(spmdkit.UserError, match="axes renames 'modell'"):
         from_flax_rules(RULES, {"x": ("mlp",)}, mesh, axes={"modell": "model"})

@@ -51,6 +51,34 @@ def test_curves_lie_over_each_other(page):
     assert {"Learning rate", "Tokens per second", "Gradient norm", "accuracy, evaluation"} <= set(names)
 
 
+def test_curves_that_coincide_are_drawn_in_stripes(page):
+    """Two runs with the same losses and a third with others: without stripes the second line hides the first."""
+    nearly = [record | {"loss": record["loss"] * (1 + 1e-7)} for record in METRICS]
+    other = [record | {"loss": record["loss"] + 0.5} for record in METRICS]
+    names = {"a": METRICS, "b": nearly, "c": other}
+    html = page([ComparedRun(name, metrics, {"step": 30}) for name, metrics in names.items()])
+    chart = html.split("<b>Training loss</b>")[1].split("</figure>")[0]
+    assert "in stripes, the same curve: a, b<" in chart
+    drawn = dict(re.findall(r'<polyline class="(run\d)"( style="[^"]*")? points', chart))
+    assert drawn == {
+        "run0": ' style="stroke-dasharray:9 9;stroke-dashoffset:0"',
+        "run1": ' style="stroke-dasharray:9 9;stroke-dashoffset:-9"',
+        "run2": "",
+    }
+    assert re.findall(r'class="dots (run\d)" style="stroke-width:(\d+)px"', chart) == [("run0", "11"), ("run1", "7")]
+
+
+def test_figures_that_look_alike_tie(page):
+    figures = [
+        {"loss": 1.50001, "eval_loss": 2.0},
+        {"loss": 1.50002, "eval_loss": 3.0},
+        {"loss": 1.6, "eval_loss": 4.0},
+    ]
+    html = page([ComparedRun(str(number), METRICS, each) for number, each in enumerate(figures)])
+    assert rows(html)["training loss"] == ["1.5000 <small>tie</small>", "1.5000 <small>tie</small>", "1.6000"]
+    assert re.findall(r"<td class=best>(.*?)</td>", html) == ["1.5000 <small>tie</small>"] * 2 + ["2.0000"]
+
+
 def test_runs_that_are_not_equally_far_are_told_of(page):
     assert "They are not equally far: a 30, &lt;b&gt; 40 steps." in page()
     assert "not equally far" not in page([RUNS[0], RUNS[0]._replace(name="c")])

@@ -1,0 +1,56 @@
+"""`spmdkit completion`: the script that completes commands, options and files in a shell."""
+
+import argparse
+
+from .command import Command
+
+SHELLS = ("bash", "zsh")
+FILES = ("CONFIG", "RUN", "FILE")
+"""Arguments of which the names of files are completed."""
+
+
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `completion`."""
+    parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+
+
+def completion(arguments: argparse.Namespace) -> int:
+    """Prints the script of a shell."""
+    import shtab
+
+    parser = argparse.ArgumentParser(prog="spmdkit")
+    _add_commands(parser, arguments.commands)
+    print(shtab.complete(parser, shell=arguments.shell))
+    return 0
+
+
+def _add_commands(parser: argparse.ArgumentParser, commands: tuple[Command, ...]) -> None:
+    """Adds a subparser for each command, and for its parts."""
+    import shtab
+
+    choices = parser.add_subparsers()
+    for command in commands:
+        added = choices.add_parser(command.name.split()[-1], help=command.summary)
+        if command.parts:
+            _add_commands(added, command.parts)
+            continue
+        command.add_arguments(added)
+        for action in added._actions:
+            if action.metavar in FILES and not action.choices:
+                action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]
+
+
+COMMAND = Command(
+    "completion",
+    "print a script that completes commands in bash or zsh",
+    "spmdkit completion bash",
+    """
+Prints a script that completes commands, options and files. Let the shell read it when it starts:
+
+  echo 'eval "$(spmdkit completion bash)"' >> ~/.bashrc
+  spmdkit completion zsh > ~/.zfunc/_spmdkit                a folder of $fpath, before compinit
+""",
+    add_completion,
+    completion,
+    "",
+)

@@ -1,5 +1,6 @@
 """Absolute paths, and files that are replaced as a whole."""
 
+import errno
 import os
 import shutil
 import stat
@@ -57,6 +58,8 @@ def atomic_write(target: Path) -> Iterator[Path]:
                 _flush(file)
         check_replaceable(target)
         if target.is_dir():
+            if not partial.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
             old = target.with_name(f"{target.name}.old{PARTIAL}")
             _remove(old)
             target.rename(old)

@@ -97,8 +97,8 @@ def port(address: Address) -> Finding:
     except (OSError, UserError) as error:
         return Finding("coordinator", f"cannot listen at {address}: {error}", "wrong", "choose another address")
     listening.socket.close()
-    if listening.everywhere:
-        text = f"{address} is no address of this host, {socket.gethostname()}: it would listen on all interfaces"
+    if not listening.announced:
+        text = f"{address} is not an address of this host, {socket.gethostname()}: it would listen on {listening.bind}"
         fix = "run process 0 on that host, or give this host's own address"
         return Finding("coordinator", text, "note", fix)
     return Finding("coordinator", f"port {address.port} is free; listens on {listening.bind.host} alone")

@@ -98,7 +98,7 @@ def test_each_value_is_sent_to_one_device_and_each_row_read_by_one_process(step,
         ),
         (
             {"input": ["data"]},
-            "'input' meets no array of a batch (example, weights, inputs, targets). Did you mean inputs",
+            "'input' meets no array of a batch (example, inputs, targets, weights). Did you mean inputs",
         ),
         ({".*": ["data", None, None]}, r"['.*'] has 3 entries, but \w+ has 2 dims. Give at most one entry per dim"),
         ({"(": ["data"]}, "'(' is no regular expression"),

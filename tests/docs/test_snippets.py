@@ -79,9 +79,9 @@ def test_commands_parse(words, tmp_path, monkeypatch):
     if source == "my.yaml":  # what the reader is told to write
         source = tmp_path / "my.yaml"
         source.write_text("run: {simulate: 8}\n", encoding="utf-8")
-    if source == "tiny.yaml":  # what the page shows
-        write_files((ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8"), tmp_path)
-        source = tmp_path / "tiny.yaml"
+    elif shown := next((text for text in map(Path.read_text, PAGES) if f"```yaml\n# {source}\n" in text), None):
+        write_files(shown, tmp_path)
+        source = tmp_path / source
     given = words[0] != "launch" or arguments.on == "ssh:hosts.yaml"  # another file that the reader is told to write
     target = None if given else find_place(arguments.on)[1]
     sizes = [getattr(target, name, None) or None for name in ("num_processes", "devices")]  # None: as the config says

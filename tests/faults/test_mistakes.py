@@ -26,7 +26,6 @@ FROM_THE_LAYOUTS = {
         "layers/0/kernel",
     ),
     "a rule for nothing": (["layouts={rules: {layers/7/kernel: [fsdp, null]}}"], "layers/7/kernel"),
-    "parameters that are all under the floor": (["strategy={fsdp: 8}"], "lower strategy.fsdp.floor_bytes, or set"),
     "devices that there are not": (
         ["run.simulate=0", "strategy={fsdp: 3}", "train.global_batch=24"],
         "strategy: fsdp 3, but there are 8 devices: 3 != 8. Set strategy.fsdp=8",

@@ -69,3 +69,11 @@ def test_rejects_anything_but_a_regular_file(kind, tmp_path):
     assert other.read_text() == "mine"
     assert os.path.lexists(target)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
+
+
+def test_never_replaces_a_directory_by_a_file(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    (tmp_path / "report.html" / "kept").touch()
+    with pytest.raises(IsADirectoryError):
+        write_text(tmp_path / "report.html", "page")
+    assert [path.name for path in tmp_path.rglob("*")] == ["report.html", "kept"]

@@ -46,7 +46,7 @@ def test_a_run_of_hugging_face_is_exported_as_one(tmp_path, monkeypatch, capsys)
     assert main(["export", str(folder), str(tmp_path / "out")]) == 0
     assert asked == [str(tmp_path / "out")]
     capsys.readouterr()
-    for words in (["a.npz"], ["arrays", "--to", "npy"]):
+    for words in (["a.safetensors"], ["arrays", "--to", "npy"]):
         assert main(["export", str(folder), str(tmp_path / words[0]), *words[1:]]) == 0
         assert f"For transformers: spmdkit export {folder} FOLDER" in capsys.readouterr().out
     assert len(asked) == 1

@@ -177,7 +177,10 @@ def test_what_cpu_devices_do_another_way_is_said(tmp_path, capsys):
     assert "what GPUs run in place of what the note says" in result["not_looked_at"]
 
 
-@pytest.mark.parametrize("given", [["train.global_batch=9"], ["--steps", "0"], ["model.widths=[31]"]])
+UNEVEN = ["model.widths=[31]", "layouts.rules={layers/0/kernel: [null, fsdp]}"]
+
+
+@pytest.mark.parametrize("given", [["train.global_batch=9"], ["--steps", "0"], UNEVEN])
 def test_what_cannot_work_is_exit_code_2(given, tmp_path, capsys):
     assert main(["verify", str(write_config(tmp_path)), *given]) == 2
     assert capsys.readouterr().err.startswith("error: ")

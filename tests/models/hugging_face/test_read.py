@@ -10,6 +10,7 @@ import plain_families as plain
 import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.models.hugging_face import load
+from spmdkit.models.hugging_face.config_json import llama_options, qwen2_options, qwen3_options
 from spmdkit.parallel import build_step, lay_out
 
 TOKENS = np.random.default_rng(5).integers(0, 37, (2, 21)).astype(np.int32)
@@ -37,6 +38,13 @@ def test_sizes(folder):
     assert (config.head_size, config.num_kv_heads, config.length, config.vocabulary) == (12, 2, 64, 37)
     assert load(folder, length=16, dropout=0.1).config.dropout == 0.1
     assert load(folder, length=16).model.flops_per_row < load(folder).model.flops_per_row
+
+
+@pytest.mark.parametrize(("options", "head_width"), [(qwen3_options, 128), (llama_options, 4), (qwen2_options, 4)])
+def test_a_missing_head_dim_has_the_default_of_its_family(options, head_width):
+    """Qwen3 has heads of 128 whatever its width; the others divide the width among their heads."""
+    config = {key: value for key, value in plain.QWEN3.items() if key != "head_dim"}
+    assert options({**config, "hidden_size": 16, "num_attention_heads": 4})["head_width"] == head_width
 
 
 def test_nothing_is_read_before_it_is_asked_for(folder):

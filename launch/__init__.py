@@ -4,7 +4,6 @@ cli places                            the commands; the places
 local                                 one file for each place
 commands/                             one file for each command: its words and arguments
 run/                                  one run of a config, from its folder to its report
-sweeping/                             one run for each combination of values
 supervision/                          processes under way: watched, stopped together, started again
 remote/                               hosts over SSH, and their processes
 diagnosis/                            `spmdkit doctor`: what a process finds here, and what is wrong

@@ -1,4 +1,4 @@
-"""The command line: `spmdkit init`, `train`, `launch`, `sweep`, `explain`, `verify`; of a trained run `evaluate`,
+"""The command line: `spmdkit init`, `train`, `launch`, `explain`, `verify`; of a trained run `evaluate`,
 `predict`, `generate`, `export`, `report`; and `schedule`, `checkpoint`, `doctor`, `completion`.
 
 Each command is a file of commands/ and one line of COMMANDS.
@@ -25,7 +25,6 @@ from .commands import (
     predict,
     report,
     schedule,
-    sweep,
     train,
     verify,
 )
@@ -74,7 +73,6 @@ COMMANDS = (
     init.COMMAND,
     train.COMMAND,
     launch.COMMAND,
-    sweep.COMMAND,
     explain.COMMAND,
     verify.COMMAND,
     evaluate.COMMAND,

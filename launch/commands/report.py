@@ -37,7 +37,7 @@ def report(arguments: argparse.Namespace) -> int:
     from ..reporting.record import read_run
     from ..reporting.tell import told, written
 
-    missing = [given for given in arguments.runs if not os.path.exists(given)]  # folders of a sweep have names with =
+    missing = [given for given in arguments.runs if not os.path.exists(given)]  # the name of a folder may contain =
     refuse_overrides(missing, "spmdkit report", "Give folders of runs, or configs, and --out FILE.html.")
     folders = [find_folder(given) for given in arguments.runs]
     if len(set(folders)) < len(folders):

@@ -38,7 +38,7 @@ def log_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.log"
 
 
-def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Terminal | Voice, name: str = "") -> None:
+def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Terminal | Voice) -> None:
     """Copies what a process prints to its log, and its lines to the terminal, until the pipe closes.
 
     It waits for neither of them: the process would wait for it.
@@ -50,9 +50,8 @@ def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Termi
         tail: Gets each line, for the summary of a failure.
         terminal: Gets each line after its rank, without Gloo's greetings and what would move the cursor; and without
             last words, which the summary shows.
-        name: Put there in place of the rank.
     """
-    prefix = _prefix(rank, terminal, name or str(rank))
+    prefix = _prefix(rank, terminal)
     with pipe:
         for block in _blocks(pipe, log):
             lines, shown = _with_last_words(block) if MARK in block else (shown_lines(block),) * 2
@@ -136,7 +135,7 @@ def last_words(lines: list[str], limit: int = 20, most: int = 200) -> list[str]:
     return words if len(words) <= most else [words[0], "  ...", *words[2 - most :]]
 
 
-def _prefix(rank: int, terminal: Terminal | Voice, name: str) -> str:
+def _prefix(rank: int, terminal: Terminal | Voice) -> str:
     if not terminal.isatty() or os.environ.get("NO_COLOR"):
-        return f"[{name}]"
-    return f"\033[{COLOURS[rank % len(COLOURS)]}m[{name}]\033[0m"
+        return f"[{rank}]"
+    return f"\033[{COLOURS[rank % len(COLOURS)]}m[{rank}]\033[0m"

@@ -52,7 +52,7 @@ def page_of(folder):
 
 
 def test_a_folder_that_is_named_like_key_value(tmp_path, capsys, monkeypatch):
-    """As those of a sweep are; nothing else is taken for a folder."""
+    """A word that contains = is a folder only if that folder exists."""
     for name in ("strategy=data", "strategy=fsdp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text("train: {steps: 4}\n")

@@ -21,12 +21,10 @@ class Looked(io.StringIO):
 def relayed(tmp_path):
     """Relays bytes; gives what was shown, logged and kept for the summary."""
 
-    def relayed(
-        data: bytes, rank: int = 3, out: io.StringIO | None = None, name: str = ""
-    ) -> tuple[str, bytes, list[str]]:
+    def relayed(data: bytes, rank: int = 3, out: io.StringIO | None = None) -> tuple[str, bytes, list[str]]:
         out, log, tail = out or io.StringIO(), Log(tmp_path / "log", print), deque(maxlen=TAIL_LINES)
         terminal = Terminal(out)
-        relay(io.BufferedReader(io.BytesIO(data)), rank, log, tail, terminal, name)  # pyright: ignore
+        relay(io.BufferedReader(io.BytesIO(data)), rank, log, tail, terminal)  # pyright: ignore
         terminal.close(5)
         log.close()
         return out.getvalue(), (tmp_path / "log").read_bytes(), list(tail)
@@ -39,12 +37,6 @@ def test_lines_come_after_their_rank_and_are_kept(relayed):
     assert out == "[3] one\n[3] two\n[3] \n[3] no end\n"
     assert log == b"one\ntwo\n\nno end"
     assert tail == ["one", "two", "", "no end"]
-
-
-def test_a_name_stands_in_the_place_of_the_rank(relayed, monkeypatch):
-    assert relayed(b"one\n", name="2/3")[0] == "[2/3] one\n"
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert relayed(b"x\n", 1, Looked(), name="2/3")[0] == "\033[33m[2/3]\033[0m x\n"
 
 
 def test_last_words_are_kept_and_not_shown(relayed):

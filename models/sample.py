@@ -64,10 +64,9 @@ def generate(
     predict = model.predict
     if predict is None:
         raise UserError(without_predict(model.name, "it cannot continue a prompt", LOGITS))
-    try:
-        tokens = list(prompt.encode() if isinstance(prompt, str) else prompt)
-    except UnicodeEncodeError as error:
-        raise UserError(f"The prompt {prompt!r:.80} is not text in UTF-8: {error.reason}. Write it in UTF-8.") from None
+    if isinstance(prompt, str):
+        check_text(prompt)
+    tokens = list(prompt.encode() if isinstance(prompt, str) else prompt)
     start = (tokens or [0])[-window:]
     _check_numbers(length=(length, 1), window=(window, 1), temperature=(temperature, 0))
     if problem := seed_problem(seed, "seed"):
@@ -132,6 +131,18 @@ def _replicated(params: Params) -> NamedSharding | None:
         if isinstance(sharding, NamedSharding):
             return NamedSharding(sharding.mesh, PartitionSpec())
     return None
+
+
+def check_text(prompt: str) -> None:
+    """Checks that a prompt can be encoded; the shell passes bytes that are not UTF-8 as lone surrogates.
+
+    Raises:
+        UserError: It cannot.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"The prompt {prompt!r:.80} is not text in UTF-8: {error.reason}. Write it in UTF-8.") from None
 
 
 def _check_numbers(**numbers: tuple[float, float]) -> None:

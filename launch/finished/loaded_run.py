@@ -23,7 +23,7 @@ from ...data.splits import is_text, open_codec, open_splits
 from ...mesh.errors import UserError
 from ...mesh.user_errors import told_as_users
 from ...models.catalog import load_model
-from ...models.sample import generate
+from ...models.sample import check_text, generate
 from ...parallel.model import BlockModel, Model, Params, with_state
 from ...parallel.plan import ShardingPlan
 from ...parallel.sharding.stored_order import stored_order
@@ -254,6 +254,8 @@ class LoadedRun:
         prompt = (wanted.prompt if self.writes_text else []) if prompt is None else prompt
         if isinstance(prompt, str | bytes) and not self.writes_text:
             raise UserError(f"The prompt {prompt!r:.40} {self._not_text} Give a list of token ids.")
+        if isinstance(prompt, str):
+            check_text(prompt)
         if isinstance(prompt, str | bytes):
             prompt = self._codec.encode(prompt)
         window = self._facts.get("length", self.config.data.length)

@@ -34,6 +34,8 @@ def test_every_source_of_data():
 
     found = example("data_sources").main()
     assert {*found} == {*FILE_SOURCES, *EMBEDDED_SOURCES, "mixture", "dataset", "loader"} - {
+        "csv",
+        "images",
         "synthetic",
         "synthetic_tokens",
     }

@@ -91,7 +91,7 @@ def test_averages_of_stages_load_too(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "found"), [(1, {}), (2, {"fsdp": 2}), (3, {"data": 3}), (4, {"fsdp": 2, "data": 2})]
+    ("devices", "found"), [(1, {}), (2, {"fsdp": 2}), (3, {"fsdp": 3}), (4, {"fsdp": 2, "data": 2})]
 )
 def test_the_own_strategy_is_fitted_to_the_devices(devices, found, staged, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: devices)
@@ -101,10 +101,12 @@ def test_the_own_strategy_is_fitted_to_the_devices(devices, found, staged, monke
 
 
 @pytest.mark.slow
-def test_where_shards_split_nothing_rows_are_split_alone(staged, monkeypatch):
+def test_a_floor_that_no_parameter_reaches_is_dropped(staged, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 4)
     changes = ["strategy={pipe: 4, fsdp: {size: 2, floor_bytes: 1MiB}}"]
-    assert sizes(spmdkit.load_run(staged.parent / "run", changes=changes)) == {"data": 4}
+    run = spmdkit.load_run(staged.parent / "run", changes=changes)
+    assert sizes(run) == {"fsdp": 4}
+    assert "no floor is used" in str(run.layouts.table)
 
 
 @pytest.mark.slow

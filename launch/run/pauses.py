@@ -137,7 +137,8 @@ class Pauses:
         )
         with watchdog.phase(number, "evaluation"), closing(batches):
             params = self._around.evaluated(state)
-            found = measure(self._built.step, params, watchdog.goes_on(batches), state.model_state)
+            step = watchdog.follow(self._built.step)
+            found = measure(step, params, watchdog.goes_on(batches), state.model_state)
         return {f"eval_{name}": value for name, value in found.items()}
 
     def save(self, number: int, state: TrainState, notes: Mapping[str, Any]) -> None:

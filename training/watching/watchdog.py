@@ -17,6 +17,9 @@ dumped by a timer of the interpreter that needs no lock.
 
 Where all are at the same step and phase, the batches of an evaluation and the function that each is in tell them apart.
 
+A program that fails on one device of a process, while its other devices wait for that one, ends the run with its own
+error (see failures.py).
+
 With its note each process publishes how its steps went, from which process 0 finds the slow ones (see stragglers.py).
 """
 
@@ -34,9 +37,10 @@ import jax
 
 from ...mesh.compat import coordination_client
 from ...mesh.coordination import PREFIX
-from ..ending.exits import TRY_AGAIN
+from ..ending.exits import TRY_AGAIN, report_error
 from ..times import Times
 from .answering import Answering
+from .failures import Followed, Results
 from .notes import Note, verdict, without_service
 from .stragglers import Stragglers, Work
 from .where import where
@@ -83,6 +87,17 @@ class Watchdog:
         self._doing: tuple[int, str, float, int] | None = None
         self._training = threading.get_ident()
         self._dumped = False
+        self._results = Results()
+
+    def follow(self, step: Any) -> Any:
+        """The same step; if it fails on one device of this process, its error ends the run."""
+
+        def add(result: jax.Array) -> None:
+            if self._doing is not None:
+                number, phase = self._doing[:2]
+                self._results.add(f"step {number}" if phase == "step" else f"step {number}, {phase}", result)
+
+        return Followed(step, add)
 
     def note(self, step: int, phase: str) -> None:
         """Notes progress: what this process does from now on."""
@@ -145,6 +160,11 @@ class Watchdog:
             if client is not None:
                 with suppress(Exception):  # the service ends with process 0
                     self._talk(client, now)
+            failure = self._results.failure() if now else None
+            if failure is not None and not end.is_set():
+                code = report_error(failure)
+                sys.stderr.flush()
+                os._exit(code)
             if now is not None and self._deadlines.passed(now) and not end.is_set():
                 self._end_run(client, now)
 

@@ -93,7 +93,8 @@ class Guards:
                 self._ledger.close()
 
     def step(self, step: Any) -> Any:
-        """The step of the run, with its calls measured where somebody looks for slow processes."""
+        """The step of the run: followed if anything watches, and measured if somebody looks for slow processes."""
+        step = self.watchdog.follow(step) if self._watches else step
         return self._work.calls(step) if self._work else step
 
     def batches(self, batches: Iterable[Item], start: int) -> Iterator[Item]:

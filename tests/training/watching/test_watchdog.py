@@ -1,12 +1,22 @@
 """What counts as progress, how long what may take, and a process alone that makes none."""
 
+import socket
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from spmdkit.parallel.model.loss_sums import LossSums
+from spmdkit.parallel.step.state import StepMetrics
 from spmdkit.training.times import Times
+from spmdkit.training.watching import failures
+from spmdkit.training.watching import watchdog as module
 from spmdkit.training.watching.notes import Note
 from spmdkit.training.watching.watchdog import Watchdog, _Deadlines
 
@@ -125,3 +135,59 @@ def test_a_process_alone_ends_with_its_stacks(ends):
     assert "--- stacks of rank 0" in ended.stderr
     assert 'File "<string>", line 7 in <module>' in ended.stderr
     assert "error: No progress for more than 1 s (timeouts.step): step 3, step, for" in ended.stderr
+
+
+@pytest.fixture
+def half_failed():
+    """A scalar on two devices: the first has no memory for it, and the second waits until the test is over."""
+    over, mesh, whole = threading.Event(), Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec()
+
+    def wait():
+        return jax.pure_callback(lambda: over.wait(60) and np.float32(1), jax.ShapeDtypeStruct((), np.float32))
+
+    waiting = jax.jit(jax.shard_map(wait, mesh=mesh, in_specs=(), out_specs=whole, check_vma=False))()
+    more_than_any_address = 2**46
+    failing = jax.jit(lambda factor: jax.lax.sort(jnp.arange(more_than_any_address, dtype=np.float32) * factor)[0])
+    parts = [failing(jax.device_put(np.float32(1), jax.devices()[0])), waiting.addressable_shards[1].data]
+    yield jax.make_array_from_single_device_arrays((), NamedSharding(mesh, whole), parts)
+    over.set()
+    waiting.block_until_ready()
+
+
+@pytest.mark.parametrize("phase", ["step", "evaluation"])
+def test_a_device_that_fails_while_another_waits_for_it_ends_the_run(phase, half_failed, monkeypatch, capfd):
+    """Whoever waits for the whole array waits for ever: the deadline of the step would call that a hang."""
+    codes, left = [], threading.Event()
+    monkeypatch.setattr(module.os, "_exit", lambda code: (codes.append(code), left.set()))
+    monkeypatch.setattr(module, "PUBLISH_SECONDS", 0.02)
+    monkeypatch.setattr(failures, "SECONDS_TO_RAISE", 0.1)
+    step = SimpleNamespace(measure=lambda: LossSums(half_failed, half_failed))
+    watchdog = Watchdog(60)
+    with watchdog.watching():
+        watchdog.note(7, phase)
+        if phase == "step":
+            watchdog.follow(lambda: ("state", StepMetrics(half_failed, half_failed, half_failed)))()
+        else:
+            watchdog.follow(step).measure()
+        assert left.wait(30), "the error of the device was not seen"
+    assert codes[0] == 75
+    said = capfd.readouterr().err
+    assert "error: There is not enough memory: " in said
+    place = "step 7" if phase == "step" else "step 7, evaluation"
+    assert f"{place}, {jax.devices()[0]} of rank 0 on {socket.gethostname()}: " in said
+    assert "Lower train.global_batch" in said
+
+
+def test_the_thread_that_trains_has_time_to_raise_an_error_itself(half_failed, monkeypatch):
+    clock, results = [100.0], failures.Results()
+    monkeypatch.setattr(failures.time, "monotonic", lambda: clock[0])
+    results.add("step 1", jnp.float32(1))
+    assert results.failure() is None
+    results.add("step 2", half_failed)
+    while half_failed.addressable_shards[0].data.is_ready() is False:
+        time.sleep(0.01)
+    assert results.failure() is None, "seen for the first time"
+    clock[0] += failures.SECONDS_TO_RAISE - 0.1
+    assert results.failure() is None
+    clock[0] += 0.2
+    assert "step 2, " in str(results.failure())

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -54,6 +55,15 @@ def test_one_deadline_is_enough_to_watch(name, tmp_path):
         assert {thread.name for thread in threading.enumerate()} - before == {"watchdog"}
         next(iter(guards.batches([1], 0)))
         assert guards.watchdog._doing is not None
+
+
+def test_the_results_of_a_watched_step_are_looked_at(tmp_path):
+    guards = Guards(load_config(write_config(tmp_path), ON), lambda line: None, lambda number: False)
+    loss = jax.numpy.float32(2)
+    step = guards.step(lambda state, batch: (state, SimpleNamespace(loss=loss)))
+    guards.watchdog.note(3, "step")
+    step("state", "batch")
+    assert list(guards.watchdog._results._newest) == [("step 3", loss)]
 
 
 @pytest.mark.slow

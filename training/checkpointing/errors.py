@@ -28,7 +28,7 @@ NOT_DAMAGE = frozenset(
 """Errors of the system after which the same command may work later."""
 MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR))
 """Errors of the system for a file that is not there."""
-WRONG_BYTES = re.compile(r"DATA_LOSS|OUT_OF_RANGE|NOT_FOUND|CRC|Error decoding|Invalid JSON")
+WRONG_BYTES = re.compile(r"DATA_LOSS|OUT_OF_RANGE|NOT_FOUND|FAILED_PRECONDITION|CRC|Error decoding|Invalid JSON")
 """Texts of TensorStore's errors about the contents of files; an error about a path or an option has none of them."""
 MAX_LISTED = 20
 """Problems listed in one message."""
@@ -67,6 +67,8 @@ def unreadable(folder: Path, error: Exception) -> Exception:
     """
     if is_out_of_memory(error) or isinstance(error, CheckpointError | CheckpointUnavailable):
         return error
+    while isinstance(error.__cause__, Exception):  # Orbax wraps what TensorStore raises
+        error = error.__cause__
     number = error_number(error)
     if number in NOT_DAMAGE:
         return CheckpointUnavailable(

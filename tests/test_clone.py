@@ -28,7 +28,7 @@ def clone(tmp_path_factory) -> Path:
 def python(tmp_path_factory) -> Path:
     """A fresh environment without spmdkit that finds the packages that this environment has."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True, symlinks=True)
+    venv.create(folder, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
     (packages / "borrowed.pth").write_text("\n".join(borrowed))
@@ -50,6 +50,7 @@ def test_works_in_a_clone_that_is_not_installed(use, clone, python):
 @pytest.mark.long
 @pytest.mark.slow
 def test_works_in_a_clone_with_an_installed_copy(clone, python):
+    run(python, "-m", "ensurepip", cwd=clone)
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", ".", cwd=clone)
     for use in USES.values():
         assert run(python, *use, cwd=clone)

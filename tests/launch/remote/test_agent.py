@@ -40,7 +40,7 @@ def test_a_command_that_is_not_there(start_agent):
 
 
 def test_signals_go_to_the_process(tmp_path, start_agent):
-    catches = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(75)); "
+    catches = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(75)); "
     agent = start_agent(job(catches + TELLS_ITS_NUMBER.format(path=str(tmp_path / "pid"))))
     wait_for(tmp_path / "pid")
     agent.stdin.write(b"signal %d\n" % signal.SIGUSR1)

@@ -90,7 +90,7 @@ def two_dropouts(library):
     return Model(x, layers.Dropout(0.5)(ones) * layers.Dropout(0.5)(ones))
 
 
-@pytest.mark.parametrize("library", ["linen", "nnx", "keras"])
+@pytest.mark.parametrize("library", ["linen", "nnx", pytest.param("keras", marks=pytest.mark.slow)])
 def test_two_dropout_layers_draw_different_masks(library):
     """Two independent masks keep a quarter of 1024 values (deviation 0.014); one shared mask would keep half."""
     batch = {

@@ -101,8 +101,9 @@ def test_npz_files_that_do_not_fit(tmp_path):
 
 
 def test_from_arrays_holds_out_a_fraction():
-    splits = from_arrays(arrays(400), eval_fraction=0.25)
+    splits = from_arrays(arrays(400), eval_fraction=0.25, vocabulary=400)
     assert splits.evaluation is not None
+    assert splits.vocabulary == 400
     assert len(splits.evaluation) == pytest.approx(100, abs=30)
     rows = [int(split[i]["targets"]) for split in (splits.train, splits.evaluation) for i in range(len(split))]
     assert sorted(rows) == list(range(400))

@@ -54,6 +54,17 @@ def test_classes_of_both_files_have_the_same_numbers(tmp_path):
     assert [int(each["targets"]) for each in all_examples(splits)] == [1, 2, 2, 0]
 
 
+def test_targets_of_both_files_have_one_dtype(tmp_path):
+    train, held_out = tmp_path / "train.csv", tmp_path / "held-out.csv"
+    train.write_text("x,y\n1,2\n")
+    held_out.write_text("x,y\n3,2.5\n")
+    splits = open_splits(config(train, eval_files=(str(held_out),), target="y", columns=()))
+    assert [(each["targets"].dtype.name, float(each["targets"])) for each in all_examples(splits)] == [
+        ("float32", 2.0),
+        ("float32", 2.5),
+    ]
+
+
 def test_reads_the_same_from_parquet_and_tsv(tmp_path):
     from pyarrow import csv, parquet
 

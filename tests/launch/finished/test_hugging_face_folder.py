@@ -34,22 +34,27 @@ def test_it_is_the_model_of_the_run(lora, tmp_path, capsys):
         assert np.abs(np.asarray(params["blocks"]["attention"]["query"]) - query).max() > 0
 
 
-def test_a_run_of_hugging_face_is_exported_as_one(tmp_path, monkeypatch, capsys):
-    """By default, a folder; other kinds are exported if they are named."""
-    from spmdkit.launch.commands import export
-
-    folder = leave_run(write_config(tmp_path), steps=(4,))
-    config = folder / "config.yaml"
-    config.write_text(config.read_text(encoding="utf-8").replace("name: mlp", "name: hugging_face"), encoding="utf-8")
-    asked = []
-    monkeypatch.setattr(export, "_for_transformers", lambda arguments: asked.append(arguments.target) or 0)
+@pytest.mark.slow
+def test_a_run_of_hugging_face_is_exported_as_one(tmp_path, capsys):
+    """By default, a folder of Hugging Face; other kinds are exported if they are named."""
+    first = write_language_config(tmp_path, model=TRANSFORMER, strategy={"data": 8})
+    assert main(["train", str(first), "train.steps=1", "sample.length=0"]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "base"), "--to", "hugging_face"]) == 0
+    (tmp_path / "tuned").mkdir()
+    model = {"name": "hugging_face", "folder": str(tmp_path / "base")}
+    config = write_language_config(tmp_path / "tuned", model=model, strategy={"data": 8})
+    assert main(["train", str(config), "train.steps=1", "sample.length=0"]) == 0
+    folder = tmp_path / "tuned" / "run"
     assert main(["export", str(folder), str(tmp_path / "out")]) == 0
-    assert asked == [str(tmp_path / "out")]
     capsys.readouterr()
+    run = spmdkit.load_run(folder)
+    embedding = np.asarray(hugging_face.load(tmp_path / "out", length=run.config.data.length).params["embed"]["tokens"])
+    np.testing.assert_array_equal(embedding, run.params["embed"]["tokens"])
+    assert np.any(embedding != hugging_face.load(tmp_path / "base").params["embed"]["tokens"]), "it was trained"
     for words in (["a.safetensors"], ["arrays", "--to", "npy"]):
         assert main(["export", str(folder), str(tmp_path / words[0]), *words[1:]]) == 0
         assert f"For transformers: spmdkit export {folder} FOLDER" in capsys.readouterr().out
-    assert len(asked) == 1
+        assert not (tmp_path / words[0] / "config.json").exists()
 
 
 def test_options_of_arrays_are_not_for_a_run_of_hugging_face(tmp_path, capsys):

@@ -10,7 +10,7 @@ yardstick is the first line: one device in bfloat16 against one device in float3
 
 from typing import Any, NamedTuple
 
-from spmdkit.mesh.simulate import simulate
+from spmdkit.mesh.devices import simulate
 
 simulate(8)
 

@@ -23,7 +23,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from spmdkit.mesh.simulate import simulate
+from spmdkit.mesh.devices import simulate
 
 simulate(8)
 

@@ -39,14 +39,14 @@ def main() -> None:
     if arguments.folder:
         measure(arguments)
         return
-    from spmdkit.launch.supervision.ports import free_port
-    from spmdkit.training.worker import Job, job_environment
+    from spmdkit.launch.startup.worker import job_environment
+    from spmdkit.launch.supervision.workers import free_port
 
     address = f"127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, *sys.argv[1:], "--folder", folder]
         workers = [
-            subprocess.Popen(command, env=os.environ | job_environment(Job(address, arguments.processes, rank, 1)))
+            subprocess.Popen(command, env=os.environ | job_environment(address, arguments.processes, rank, 1))
             for rank in range(arguments.processes)
         ]
         codes = [worker.wait() for worker in workers]
@@ -56,10 +56,10 @@ def main() -> None:
 def measure(arguments: argparse.Namespace) -> None:
     """Runs the turns in one process; process 0 prints the figures."""
     from spmdkit.configs import load_config
-    from spmdkit.launch.run.build import build, prepare_devices
-    from spmdkit.launch.run.guarding.guards import Guards
+    from spmdkit.launch.startup.worker import joins_processes
     from spmdkit.mesh.processes import is_main_process
-    from spmdkit.training.worker import multi_process
+    from spmdkit.runtime.build_run import build, prepare_devices
+    from spmdkit.runtime.guards.guards import Guards
 
     given = [
         f"run.dir={arguments.folder}/run",
@@ -71,12 +71,12 @@ def measure(arguments: argparse.Namespace) -> None:
         f"guards.replicas_every={REPLICAS_EVERY}",
     ]
     config = load_config("quickstart", given, num_processes=arguments.processes, simulate=1)
-    prepare_devices(config)
-    with multi_process(config.timeouts):
+    prepare_devices(config.run, config.precision)
+    with joins_processes(config.timeouts):
         built = build(config)
         built.step.compile(built.batch)
         folder = Path(arguments.folder)
-        guards = Guards(config, lambda line: None, lambda number: False)
+        guards = Guards(config.guards, config.timeouts, lambda line: None, lambda number: False)
         guards.open(built, folder, 0)
         turns = Turns(built, guards, arguments.steps)
         turns.run(on=True), turns.run(on=False)  # connections and caches
@@ -136,7 +136,7 @@ class Turns:
 
     def comparison(self, number: int = 30) -> float:
         """Seconds of one comparison of copies that is waited for; the median of some."""
-        from spmdkit.training.watching.replicas import ReplicaCheck
+        from spmdkit.checkpoints.replicas import ReplicaCheck
 
         check, times = ReplicaCheck(self.built.step.abstract_state()), []
         for _ in range(number + 1):
@@ -184,7 +184,7 @@ def nothing(*ignored: Any) -> None:
 @contextmanager
 def guarded(guards: Any) -> Iterator[Any]:
     """All threads of the guards, for one turn."""
-    from spmdkit.training.ending.stopping import stops_on_signals
+    from spmdkit.training.stopping.gate import stops_on_signals
 
     with stops_on_signals() as gate, guards.watchdog.watching():
         yield gate

@@ -17,10 +17,8 @@ import jax.numpy as jnp
 from handwritten import HandWritten, P, drop_gathered, first_state, gather, jit_of, make_mesh, shard_map_of
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
-from spmdkit.models.layers.attention import causal_attention, rotate
-from spmdkit.models.layers.cross_entropy import cross_entropy
-from spmdkit.models.layers.norms import rms_norm
-from spmdkit.models.recompute import recompute
+from spmdkit.models.attention import causal_attention, rotate
+from spmdkit.models.layers import cross_entropy, recompute, rms_norm
 from spmdkit.models.transformer import TransformerConfig, transformer
 
 ROWS = ("data", "fsdp")

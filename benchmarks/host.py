@@ -63,7 +63,7 @@ def _quietest(microseconds, of=np.median):
 
 def of_loop(step, config, steps):
     """The runtime's loop: batches from the data pipeline, metrics read and logged."""
-    source, sharding = _TimedSource(config), step.layouts.batch_sharding()
+    source, sharding = _TimedSource(config), step.plan.batch_sharding()
     timed = step._compiled = _Timed(step.compile(abstract_batch(source, ROWS, sharding)))
     batches = train_batches(source, sharding, global_batch=ROWS, seed=0, start_step=0, num_steps=steps)
     run_steps(step, step.init(0), batches, log_every=10)

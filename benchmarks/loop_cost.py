@@ -36,16 +36,15 @@ import jax
 import numpy as np
 from rich.console import Console
 from spmdkit.configs import load_config
-from spmdkit.launch.run.build import build
-from spmdkit.launch.run.callbacks import callbacks_of, seen_by_callbacks
-from spmdkit.launch.run.guarding.guards import Guards
-from spmdkit.launch.run.recorder import Recorder
-from spmdkit.mesh.simulate import simulate
+from spmdkit.mesh.devices import simulate
+from spmdkit.runtime.build_run import build, configured_callbacks
+from spmdkit.runtime.guards.guards import Guards
+from spmdkit.runtime.run_context import Recorder, run_for_callbacks
 from spmdkit.training.callbacks.conductor import Conductor
 from spmdkit.training.display import make_display
-from spmdkit.training.ending.stopping import stops_on_signals
 from spmdkit.training.loop import run_steps
 from spmdkit.training.steps.late_log import RUN_AHEAD
+from spmdkit.training.stopping.gate import stops_on_signals
 
 USUAL = ["csv", "early_stopping", "best_checkpoint", "stop_file", {"name": "time_limit", "after": "1d"}]
 ALL = [*USUAL, {"name": "profile", "start": 1, "steps": 1}, "tensorboard", "reduce_on_plateau"]
@@ -86,10 +85,10 @@ class Contestant:
         console = Console(file=stack.enter_context((self.folder / "printed").open("w")), width=120)
         self.display = stack.enter_context(make_display(built.config.train.steps, 0, "", console))
         self.gate = stack.enter_context(stops_on_signals())
-        self.guards = Guards(built.config, self.display.message, lambda number: False)
+        self.guards = Guards(built.config.guards, built.config.timeouts, self.display.message, lambda number: False)
         say = self.display.message
-        run = seen_by_callbacks(built.config, self.folder, start=0, examples=7772, evaluates=True, say=say)
-        self.conductor = Conductor(callbacks_of(built.config), run, self.gate)
+        run = run_for_callbacks(built, self.folder, start=0, can_scale=False, say=say)
+        self.conductor = Conductor(configured_callbacks(built.config), run, self.gate)
         self.recorder = Recorder(built, self.display, run, self.conductor)
         stack.enter_context(self.recorder.open(self.folder, 0))
         stack.callback(self.conductor.close)

@@ -9,7 +9,7 @@ its part of the state and the batch, which has more rows with every microbatch. 
 import argparse
 from dataclasses import replace
 
-from spmdkit.mesh.simulate import simulate
+from spmdkit.mesh.devices import simulate
 
 simulate(8)
 

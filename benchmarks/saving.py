@@ -24,18 +24,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from spmdkit.mesh.simulate import simulate
+from spmdkit.mesh.devices import simulate
 
 simulate(8)
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
+from spmdkit.checkpoints.checksums import checksums  # noqa: E402
+from spmdkit.checkpoints.directory import size_on_disk  # noqa: E402
+from spmdkit.checkpoints.manager import Checkpoints  # noqa: E402
 from spmdkit.models.transformer import TransformerConfig, transformer  # noqa: E402
 from spmdkit.parallel import FSDPConfig, build_step, lay_out  # noqa: E402
-from spmdkit.training.checkpointing.checkpoints import Checkpoints  # noqa: E402
-from spmdkit.training.checkpointing.checksums import checksums  # noqa: E402
-from spmdkit.training.checkpointing.folder import size_on_disk  # noqa: E402
 from spmdkit.training.loop import run_steps  # noqa: E402
 
 SIZES = {"vocabulary": 256, "layers": 2, "width": 512, "heads": 8, "mlp_width": 2048}

@@ -1,88 +1,99 @@
-"""Do the sizes multiply out? Arithmetic across the sections of a config."""
+"""Checks of keys against each other: sizes, batch, pipeline, layout rules, elastic axes, non-finite values."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
+from typing import Any
 
-from ..layouts.row_split import RowSplit
-from ..mesh.near_miss import did_you_mean
-from ..mesh.shapes import divisors
+from ..layouts.sizes import RowSplit
+from ..mesh.axes import SYNONYMS, divisors
+from ..mesh.errors import did_you_mean
+from ..parallel.options import Precision
 from ..parallel.schedule.builders import too_few_microbatches
 from ..parallel.sharding.strategies import axes_that_split, axis_names
-from ..training.worker import one_of_several
-from .errors import ConfigError, Problem
-from .reading.limits import largest
-from .reading.words import listed
-from .schema import Config
+from .config_errors import ConfigError, Problem
+from .schema import CheckpointConfig, Config, TrainConfig
 
 REST = -1
+ELASTIC_KEY = "launch.elastic"
 
 
-def check_devices(config: Config, num_devices: int) -> dict[str, int]:
-    """Checks a config against the number of devices that the run has, once that is known.
+def check_devices(config: Config, num_devices: int, num_processes: int = 1) -> dict[str, int]:
+    """Checks a config against the number of devices of the run.
 
     Args:
         config: A loaded config.
-        num_devices: Devices of all processes together.
+        num_devices: The devices of all processes.
+        num_processes: The number of processes.
 
     Returns:
-        Mesh axis -> size, with the -1 worked out.
+        Mesh axis -> size, with -1 resolved.
 
     Raises:
-        ConfigError: If the sizes of the strategy do not make `num_devices`, or the batch cannot be split over them.
+        ConfigError: The product of the sizes is not `num_devices`, or the batch cannot be split over them.
     """
     there_are = "there is 1 device" if num_devices == 1 else f"there are {num_devices} devices"
-    problems = size_problems(config, num_devices, there_are)
+    problems = size_problems(config, num_devices, there_are, can_simulate=num_processes == 1)
     if problems:
         raise ConfigError([problem.message for problem in problems])
-    return resolved_sizes(axis_sizes(config), num_devices)
+    return resolved_sizes(axis_sizes(config.strategy), num_devices)
 
 
-def size_problems(config: Config, num_devices: int | None, known_from: str = "") -> list[Problem]:
-    """Returns what is wrong with the sizes of the strategy and the batch.
+def size_problems(
+    config: Config, num_devices: int | None, known_from: str = "", *, can_simulate: bool = False
+) -> list[Problem]:
+    """Returns the problems of the sizes of the strategy and the batch.
 
     Args:
-        config: A config whose values have the right types.
-        num_devices: Devices of all processes together; None = not known yet.
-        known_from: Where that number comes from, for messages: "run.simulate=4 gives 4 devices".
+        config: A config with values of the right types.
+        num_devices: The devices of all processes; None = not known yet.
+        known_from: The origin of that number for messages: "run.simulate=4 gives 4 devices".
+        can_simulate: Proposes run.simulate if there are too few devices.
     """
-    sizes = axis_sizes(config)
-    problems = _bad_sizes(sizes)
-    if problems:
-        return problems
+    strategy, train, sizes = config.strategy, config.train, axis_sizes(config.strategy)
+    rests = [f"{axis}=-1" for axis, size in sizes.items() if size == REST]
+    if len(rests) > 1:
+        message = f"strategy: {' and '.join(rests)}: only one axis can be -1. Set the sizes of the others."
+        return [Problem("strategy", message)]
     if num_devices is not None:
-        problem = _product_problem(sizes, num_devices, known_from)
+        problem = _product_problem(sizes, num_devices, known_from, can_simulate)
         if problem:
             return [problem]
         sizes = resolved_sizes(sizes, num_devices)
-    found = (_microbatches_problem(config, sizes), _batch_problem(config, sizes), _rounds_problem(config))
+    ruled = {axis for entries in config.layouts.rules.values() for axis in _named_axes(entries)}
+    split = _row_split(strategy, sizes, ruled, train.accumulate)
+    found = (
+        _microbatches_problem(strategy, sizes),
+        _batch_problem(split, train.global_batch, train.accumulate),
+        _rounds_problem(strategy, train.steps),
+    )
     return [problem for problem in found if problem]
 
 
-def axis_sizes(config: Config) -> dict[str, int]:
-    """Returns mesh axis -> size as the strategy gives it; -1 stays -1."""
-    return {axis: options.size for axis, options in config.strategy.items()}
+def axis_sizes(strategy: Mapping[str, Any]) -> dict[str, int]:
+    """Returns mesh axis -> configured size, which may be -1."""
+    return {axis: options.size for axis, options in strategy.items()}
 
 
 def resolved_sizes(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
-    """Returns the sizes with -1 replaced by what is left of the devices."""
+    """Returns the sizes with -1 replaced by the remaining devices."""
     rest = num_devices // _product(sizes)
     return {axis: rest if size == REST else size for axis, size in sizes.items()}
 
 
 def layout_problems(rules: Mapping[str, Iterable[str | tuple[str, ...] | None]]) -> list[Problem]:
-    """Returns what is wrong with layout rules before there is a model: bad patterns, axes that do not exist."""
+    """Returns the problems of layout rules that need no model: invalid patterns and unknown axes."""
     problems, axes = [], axis_names()
     for pattern, entries in rules.items():
         path = f"layouts.rules.{pattern}"
         try:
             re.compile(pattern)
         except re.error as error:
-            problems.append(Problem(path, f"layouts.rules: {pattern!r} is not a regular expression: {error}."))
+            problems.append(Problem(path, f"layouts.rules: {pattern!r} is not a valid regular expression: {error}."))
         problems += [
             Problem(
                 path,
-                f"layouts.rules: {pattern!r} names {axis!r}, which is not a mesh axis; they are {', '.join(axes)}."
+                f"layouts.rules: {pattern!r} names {axis!r}, which is not a mesh axis. Mesh axes: {', '.join(axes)}."
                 f"{did_you_mean(axis, axes)}",
             )
             for axis in _named_axes(entries)
@@ -92,48 +103,36 @@ def layout_problems(rules: Mapping[str, Iterable[str | tuple[str, ...] | None]])
 
 
 def _named_axes(entries: Iterable[str | tuple[str, ...] | None]) -> list[str]:
-    """The axes that a rule names, over all dims."""
+    """Returns the axes in a rule, over all dims."""
     return [axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry or ())]
-
-
-def _bad_sizes(sizes: Mapping[str, int]) -> list[Problem]:
-    rests = [axis for axis, size in sizes.items() if size == REST]
-    if len(rests) < 2:
-        return []
-    given = " and ".join(f"{axis}=-1" for axis in rests)
-    return [Problem("strategy", f"strategy: {given}: only one axis can be the rest; size the others.")]
 
 
 def _product(sizes: Mapping[str, int]) -> int:
     return prod(size for size in sizes.values() if size != REST)
 
 
-def _product_problem(sizes: Mapping[str, int], num_devices: int, known_from: str) -> Problem | None:
-    """Explains why the sizes do not make the number of devices, and what would."""
+def _product_problem(sizes: Mapping[str, int], num_devices: int, known_from: str, can_simulate: bool) -> Problem | None:
+    """Returns the problem of sizes with the wrong product, with the sizes that fit."""
     product = _product(sizes)
     has_rest = REST in sizes.values()
     if num_devices == product or (has_rest and num_devices % product == 0):
         return None
     given = " x ".join(f"{axis} {size}" for axis, size in sizes.items()) or "no axes"
     arithmetic = f"{num_devices} % {product} = {num_devices % product}" if has_rest else f"{product} != {num_devices}"
-    remedies = [
-        f"strategy.{axis}={_fitting(sizes, axis, num_devices)}" for axis in sizes if _fitting(sizes, axis, num_devices)
-    ]
+    remedies = [f"strategy.{axis}={size}" for axis in sizes if (size := _fitting(sizes, axis, num_devices))]
     if "data" not in sizes and not has_rest and num_devices % product == 0:
         remedies.insert(0, f"strategy.data={num_devices // product}")
     remedies = remedies or [f"sizes whose product is {num_devices}"]
     enough = -(-num_devices // product) * product if has_rest else product
-    if enough <= largest("run.simulate"):
-        if known_from.startswith("run.simulate"):
-            remedies.append(f"run.simulate={enough}")
-        elif known_from.startswith("there ") and product > num_devices and not one_of_several():
-            remedies.append(f"run.simulate={enough} to simulate that many on the CPU")
-    remedy = listed(remedies, "or")
-    return Problem("strategy", f"strategy: {given}, but {known_from}: {arithmetic}. Set {remedy}.")
+    if known_from.startswith("run.simulate"):
+        remedies.append(f"run.simulate={enough}")
+    elif can_simulate and product > num_devices:
+        remedies.append(f"run.simulate={enough} to simulate that many on the CPU")
+    return Problem("strategy", f"strategy: {given}, but {known_from}: {arithmetic}. Set {join_words(remedies)}.")
 
 
 def _fitting(sizes: Mapping[str, int], axis: str, num_devices: int) -> int | None:
-    """Returns the size of one axis, nearest to the given one, that makes the product right; None where none does."""
+    """Returns the size of one axis, nearest to the given one, that makes the product right, or None."""
     others = {other: size for other, size in sizes.items() if other != axis}
     if sizes[axis] == REST or num_devices % _product(others):
         return None
@@ -141,10 +140,8 @@ def _fitting(sizes: Mapping[str, int], axis: str, num_devices: int) -> int | Non
     return _nearest_divisor(quotient, sizes[axis]) if REST in others.values() else quotient
 
 
-def _batch_problem(config: Config, sizes: Mapping[str, int]) -> Problem | None:
-    """Explains why the rows of a batch cannot be split evenly, and which numbers would do."""
-    split = _row_split(config, sizes)
-    global_batch, accumulate = config.train.global_batch, config.train.accumulate
+def _batch_problem(split: RowSplit | None, global_batch: int, accumulate: int) -> Problem | None:
+    """Returns the problem of a batch that cannot be split evenly, with the numbers that fit."""
     if split is None or split.fits(global_batch):
         return None
     parts, left_over = split.total, global_batch % split.total
@@ -155,50 +152,123 @@ def _batch_problem(config: Config, sizes: Mapping[str, int]) -> Problem | None:
     return Problem(
         "train.global_batch",
         f"train.global_batch={global_batch} rows cannot be split evenly: {split} = {parts}, "
-        f"and {global_batch} % {parts} = {left_over}. Set {listed(remedies, 'or')}.",
+        f"and {global_batch} % {parts} = {left_over}. Set {join_words(remedies)}.",
     )
 
 
-def _row_split(config: Config, sizes: Mapping[str, int]) -> RowSplit | None:
-    """What cuts the rows of a batch, by config key; None where that is not known yet, or wrong.
+def _row_split(
+    strategy: Mapping[str, Any], sizes: Mapping[str, int], ruled: set[str], accumulate: int
+) -> RowSplit | None:
+    """Returns what splits the rows of a batch, by config key, or None if it is unknown or invalid.
 
-    Rows are split over an axis that the model splits its work over too (a mixture's `expert`), unless rules leave it to
-    XLA.
+    Rows are also split over an axis that splits the model's work (`expert`), unless layout rules (whose axes are
+    `ruled`) leave it to XLA.
     """
-    ruled = {axis for entries in config.layouts.rules.values() for axis in _named_axes(entries)}
     left_to_xla = ruled & set(axes_that_split("work"))
     axes = [axis for axis in axes_that_split("rows") if axis in sizes and axis not in left_to_xla]
     split = {f"strategy.{axis}": sizes[axis] for axis in axes}
     if sizes.get("pipe", 1) != 1:
-        given = config.strategy["pipe"].microbatches
+        given = strategy["pipe"].microbatches
         split["strategy.pipe.microbatches"] = given or (2 * sizes["pipe"] if sizes["pipe"] != REST else REST)
     known = min(split.values(), default=1) > 0
-    return RowSplit({**split, "train.accumulate": config.train.accumulate}) if known else None
+    return RowSplit({**split, "train.accumulate": accumulate}) if known else None
 
 
-def _microbatches_problem(config: Config, sizes: Mapping[str, int]) -> Problem | None:
-    """Explains why there are too few microbatches for a pipeline's stages."""
-    pipe, stages = config.strategy.get("pipe"), sizes.get("pipe", 1)
+def _microbatches_problem(strategy: Mapping[str, Any], sizes: Mapping[str, int]) -> Problem | None:
+    """Returns the problem of fewer microbatches than pipeline stages."""
+    pipe, stages = strategy.get("pipe"), sizes.get("pipe", 1)
     if pipe is None or not pipe.microbatches or stages in (1, REST):
         return None
     message = too_few_microbatches(stages, pipe.microbatches)
     return Problem("strategy.pipe.microbatches", message) if message else None
 
 
-def _rounds_problem(config: Config) -> Problem | None:
-    """Explains why a run of local steps would end before its groups meet, and what they learned be lost."""
-    data = config.strategy.get("data")
-    steps, every = config.train.steps, data.local_steps if data is not None and data.size != 1 else 0
+def _rounds_problem(strategy: Mapping[str, Any], steps: int) -> Problem | None:
+    """Returns the problem of a run with local steps that ends between two synchronizations."""
+    data = strategy.get("data")
+    every = data.local_steps if data is not None and data.size != 1 else 0
     if not every or steps % every == 0:
         return None
     fewer = steps - steps % every
     remedies = [f"train.steps={number}" for number in (fewer, fewer + every) if number]
     return Problem(
         "train.steps",
-        f"train.steps={steps} ends in the middle of a round of strategy.data.local_steps={every}: {steps} % {every} = "
-        f"{steps % every}, and what groups learn after their last meeting is lost. Set {listed(remedies, 'or')}.",
+        f"train.steps={steps} is not a multiple of strategy.data.local_steps={every}: {steps} % {every} = "
+        f"{steps % every}, and the steps after the last synchronization would be lost. Set {join_words(remedies)}.",
     )
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
     return min(divisors(number), key=lambda divisor: abs(divisor - wanted))
+
+
+def join_words(words: Sequence[str], conjunction: str = "or") -> str:
+    """Returns `a`, `a or b`, `a, b or c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {conjunction} {words[-1]}"
+
+
+def section_problems(train: TrainConfig, checkpoint: CheckpointConfig, precision: Precision) -> list[Problem]:
+    """Returns the problems of keys against each other that do not depend on the devices."""
+    problems = []
+    if checkpoint.start_fresh and not checkpoint.start_from:
+        message = (
+            "checkpoint.start_fresh names parameters that are not read from another run, but checkpoint.start_from is "
+            "empty. Set checkpoint.start_from to the directory of that run, or remove checkpoint.start_fresh."
+        )
+        problems.append(Problem("checkpoint.start_fresh", message))
+    if train.not_finite == "roll_back" and precision.scaling == "dynamic":
+        message = (
+            f"train.not_finite=roll_back with precision.compute={precision.compute} and "
+            f"precision.loss_scale={precision.loss_scale}: dynamic loss scaling skips every update that is not finite, "
+            "so the run would never roll back. Set train.not_finite=stop, precision.loss_scale to a number, or "
+            "precision.compute=bfloat16."
+        )
+        problems.append(Problem("train.not_finite", message))
+    return problems
+
+
+def elastic_axes() -> tuple[str, ...]:
+    """Returns the axes that may be resized: those that split rows, but not the model's work."""
+    return tuple(axis for axis in axes_that_split("rows") if axis not in axes_that_split("work"))
+
+
+def elastic_problems(strategy: Mapping[str, Any], elastic: Sequence[str]) -> list[Problem]:
+    """Returns the problems of `launch.elastic` that do not depend on the devices."""
+    problems, data = [], strategy.get("data")
+    for axis in elastic:
+        if axis not in elastic_axes():
+            problems.append(_explain_fixed_axis(axis, axis_sizes(strategy)))
+        elif axis not in strategy:
+            problems.append(f"{axis} is not an axis of strategy. Set strategy.{axis}=1 to let it grow, or remove it.")
+        elif axis == "data" and data is not None and data.local_steps:
+            problems.append(
+                f"with strategy.data.local_steps={data.local_steps} each group along data trains its own copy, and the "
+                "number of groups affects the result. Remove data."
+            )
+    if elastic and data is not None and data.compress != "none":
+        problems.append(
+            f"with strategy.data.compress={data.compress} each device keeps its own rounding errors between steps, "
+            "which fit only this number of devices. Remove one of the two."
+        )
+    if len(set(elastic)) < len(elastic):
+        problems.append("an axis is given twice. Keep one of them.")
+    return [Problem(ELASTIC_KEY, f"{ELASTIC_KEY}={list(elastic)}: {each}") for each in problems]
+
+
+def _explain_fixed_axis(axis: str, sizes: Mapping[str, int]) -> str:
+    """Explains that an axis cannot be resized, how many devices it requires, and what to write instead."""
+    elastic = elastic_axes()
+    instead = [each for each in elastic if each in sizes] or [elastic[0]]
+    write = (
+        f"Write {ELASTIC_KEY}: [{', '.join(instead)}]{'' if instead[0] in sizes else f' and strategy.{instead[0]}=1'}."
+    )
+    only = f"only {join_words(elastic, 'and')} can"
+    if axis not in axis_names():
+        synonym = SYNONYMS.get(axis.lower(), "")
+        near = f" Did you mean {synonym}?" if synonym in elastic else did_you_mean(axis, elastic)
+        return f"{axis!r} is not a mesh axis that can be resized; {only}.{near or f' {write}'}"
+    fixed = {each: size for each, size in sizes.items() if each not in elastic and size > 1}
+    needed = prod(fixed.values())
+    given = " x ".join(f"{each} {size}" for each, size in fixed.items())
+    needs = f" With {given} a run needs a multiple of {needed} devices: {needed}, {2 * needed}, ..." if fixed else ""
+    return f"{axis!r} cannot be resized because its size must divide the model; {only}.{needs} {write}"

@@ -1,36 +1,30 @@
-"""From a YAML file and overrides to a checked Config; everything that is wrong is told at once."""
+"""Loads a config: from a YAML file and overrides to a checked `Config`, with all problems reported at once."""
 
-import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..mesh.near_miss import did_you_mean
-from ..mesh.text import counted
+from ..mesh.errors import counted, did_you_mean
 from ..models.catalog import MODELS
 from ..models.lora import LoRAConfig
 from ..parallel.sharding.strategies import option_types
-from .callbacks import to_callbacks
-from .checks import layout_problems, size_problems
-from .elastic import elastic_problems, not_fitting
-from .errors import ConfigError as ConfigError
-from .errors import Problem
-from .not_finite import policy_problems
-from .paths import anchor_overrides, find_root
-from .presets import PRESETS as PRESETS
-from .presets import preset_names as preset_names
-from .reading.blame import config_error
-from .reading.convert import below, to_dataclass, unknown_key
-from .reading.named_code import code_problems
-from .reading.overrides import apply_overrides, sizes_to_options
-from .reading.reader import Document, read_text, read_yaml
-from .reading.synonyms import remark
-from .reading.words import shown
-from .run_folders import of_run_folder, run_of_checkpoint
+from ..training.callbacks.callback_catalog import CALLBACKS
+from .checks import ELASTIC_KEY, elastic_problems, layout_problems, section_problems, size_problems
+from .config_errors import ConfigError, Problem, config_error
+from .config_paths import anchor_overrides, find_root
+from .config_sources import PRESETS, find_config, resolve_run_directory
+from .elastic import fit_to_devices
+from .key_names import find_remark, sections, unknown_key
+from .named_code import code_problems
+from .overrides import apply_overrides, expand_sizes
 from .schema import Config, ModelCheck
+from .validation import show_value, to_dataclass
+from .yaml_reader import Document, read_text, read_yaml
 
 ON_COMMAND_LINE = "on the command line"
+CALLBACKS_EXAMPLE = "[csv, {name: early_stopping, patience: 3}]"
 
 
 def load_config(
@@ -40,36 +34,37 @@ def load_config(
     num_processes: int | None = 1,
     simulate: int | None = None,
     sizes: bool = True,
-    said: str = ON_COMMAND_LINE,
+    place: str = ON_COMMAND_LINE,
 ) -> Config:
-    """Reads, completes and checks a config. Opens no device.
+    """Reads, completes and checks a config. Does not initialize devices.
 
     Args:
-        source: A YAML file, the name of a preset ("quickstart"), or the folder of a run (see `run_folders`).
-        overrides: `key=value` each, the key dotted, the value YAML: "train.steps=20", "strategy.fsdp=2".
-        num_processes: Processes of the run; None = as many as the section `launch` says.
-        simulate: CPU devices that each process simulates, in place of `run.simulate`.
-        sizes: Whether strategy, batch and devices have to fit each other; not so of a run whose mesh is chosen later.
-        said: Where the overrides stand, for messages.
+        source: A YAML file, the name of a preset ("quickstart"), or the directory of a run (see `config_sources`).
+        overrides: `key=value` arguments with a dotted key and a YAML value: "train.steps=20", "strategy.fsdp=2".
+        num_processes: The processes of the run; None = the number in the section `launch`.
+        simulate: CPU devices that each process simulates, instead of `run.simulate`.
+        sizes: Check that strategy, batch and devices fit each other; False if the mesh of the run is chosen later.
+        place: The origin of the overrides for messages.
 
     Returns:
-        The config; every key has a value.
+        The config, with a value for every key.
 
     Raises:
-        ConfigError: Unknown keys, wrong types, sizes that do not multiply out, an unknown preset, code elsewhere that
-            run.allow does not list: all of them.
+        ConfigError: All unknown keys, invalid values, sizes that do not fit, and code that run.allow does not list; or
+            an unknown preset.
     """
-    source, overrides = of_run_folder(source, overrides)
+    source, overrides = resolve_run_directory(source, overrides)
     path = find_config(source)
-    document = _read_file(path)
+    text, problems = read_text(path)
+    document = Document(None, {}, problems) if problems else read_yaml(text)
     tree = document.value if isinstance(document.value, dict) else {}
     problems, given_by = apply_overrides(tree, overrides)
-    sizes_to_options(tree)
+    expand_sizes(tree)
     root = find_root(tree, given_by, None if path.parent == PRESETS else path.parent)
     anchor_overrides(tree, given_by, root)
     problems = [*document.problems, *problems]
     if not isinstance(document.value, dict) and not document.is_empty and not document.problems:
-        problems.append(Problem("", f"the file must be a mapping of sections, not {shown(document.value)}."))
+        problems.append(Problem("", f"the file must be a mapping of sections, got {show_value(document.value)}."))
     config = to_config(tree, problems)
     run = replace(config.run, dir=config.run.dir or f"runs/{path.stem}", root=str(root))
     config = replace(config, run=run, source=path)
@@ -77,162 +72,131 @@ def load_config(
     if not any(problem.path.startswith("run") for problem in problems):
         problems += code_problems(config)
     if problems:
-        raise config_error(problems, _shown_path(path), document.lines, given_by, said)
+        name = f"preset {path.stem}" if path.parent == PRESETS else str(path)
+        raise config_error(problems, name, document.lines, given_by, place)
     return config
 
 
-def find_config(source: str | Path) -> Path:
-    """Returns the file meant: `source` itself where there is such a file, otherwise the preset of that name.
-
-    Raises:
-        ConfigError: There is neither; names the nearest presets.
-    """
-    if source == "":  # to Path, the working directory
-        given = f"give the path of a YAML file, a preset or the folder of a run. Presets: {', '.join(preset_names())}."
-        raise ConfigError([given], "an empty name")
-    path = Path(source)
-    if os.path.isfile(path):
-        return path
-    preset = PRESETS / f"{path.name.removesuffix('.yaml')}.yaml"
-    if path.parent == Path() and os.path.isfile(preset):
-        return preset
-    raise ConfigError([_no_config(path)], str(source))
-
-
-def _no_config(path: Path) -> str:
-    """Why a path is no config."""
-    names = preset_names()
-    presets = f"Presets: {', '.join(names)}."
-    try:
-        path.stat()
-    except FileNotFoundError:
-        near = did_you_mean(path.name.removesuffix(".yaml"), names, count=3)
-        return f"there is no such file, nor a preset of that name.{near} {presets}"
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        return f"there is no such file, nor a preset of that name: {reason}. {presets}"
-    if not path.is_dir():
-        return f"this is no regular file. Give the path of a YAML file, or a preset. {presets}"
-    run = run_of_checkpoint(path)
-    if run is not None:
-        return (
-            f"this folder holds checkpoints of the run {run}. To go on with that run, give {run}; to begin another "
-            f"with its parameters, give a config with another run.dir and checkpoint.start_from={path}."
-        )
-    files = sorted(each.name for each in path.glob("*.yaml"))[:5]
-    hint = f"a file in it ({', '.join(files)})" if files else "a YAML file"
-    return f"this is a folder. Give {hint}, or a preset. {presets}"
-
-
-def find_preset(name: str) -> str:
-    """Returns the name of a preset, given with or without `.yaml`.
-
-    Raises:
-        ConfigError: There is none; names the nearest.
-    """
-    names, stem = preset_names(), name.removesuffix(".yaml")
-    if stem in names:
-        return stem
-    near = did_you_mean(stem, names, count=3)
-    raise ConfigError([f"there is no such preset.{near} Presets: {', '.join(names)}."], name or "an empty name")
-
-
 def to_config(tree: Mapping[str, Any], problems: list[Problem]) -> Config:
-    """Builds a Config from plain values, adding what is wrong to `problems`; defaults stand in for it."""
-    names = [field.name for field in fields(Config) if field.name != "source"]
-    problems += [_unknown_section(key, names) for key in tree if key not in names]
+    """Builds a Config from plain values; adds invalid values to `problems` and uses their defaults."""
+    problems += [_unknown_section(key) for key in tree if key not in sections()]
     defaults = Config()
+    special = {"model": _to_model, "strategy": _to_strategy, "callbacks": _to_callbacks}
     given: dict[str, Any] = {}
-    for name in names:
-        default = getattr(defaults, name)
-        if name == "model":
-            given[name] = _to_model(tree.get(name), problems)
-        elif name == "strategy":
-            given[name] = _to_strategy(tree[name], problems) if name in tree else default
-        elif name == "callbacks":
-            given[name] = to_callbacks(tree.get(name), problems)
-        else:
-            given[name] = to_dataclass(type(default), tree.get(name), name, problems)
+    for name in sections():
+        if name not in special:
+            given[name] = to_dataclass(type(getattr(defaults, name)), tree.get(name), name, problems)
+        elif name in tree or name == "model":
+            given[name] = special[name](tree.get(name), problems)
     return Config(**given)
 
 
+def _has_type(value: Any, expected: Any, key: str, rule: str, problems: list[Problem]) -> bool:
+    if not isinstance(value, expected):
+        problems.append(Problem(key, f"{key} must be {rule}, got {show_value(value)}."))
+    return isinstance(value, expected)
+
+
 def _to_model(value: Any, problems: list[Problem]) -> dict[str, Any]:
-    """Returns the model's section with all options of a model of the catalogue, or as given for the user's own."""
-    if not isinstance(value, Mapping | None):
-        problems.append(Problem("model", f"model must be a mapping such as {{name: transformer}}, not {shown(value)}."))
+    """Returns the section with all options of a model of the catalog, or with the given options of the user's model."""
+    if not _has_type(value, Mapping | None, "model", "a mapping such as {name: transformer}", problems):
         value = None
     options = {"name": "transformer", **(value or {})}
     name = options.pop("name")
     given = {"check": options.pop("check")} if "check" in options else {}
-    check = _shallow(to_dataclass(ModelCheck, given, "model", problems))
+    check = _options(to_dataclass(ModelCheck, given, "model", problems))
     lora = options.pop("lora", None)
     if lora is not None:
         adapters = to_dataclass(LoRAConfig, lora, "model.lora", problems)
-        check |= {} if adapters is None else {"lora": _shallow(adapters)}
+        check |= {} if adapters is None else {"lora": _options(adapters)}
     if isinstance(name, str) and ":" in name:
         return {"name": name, **check, **options}
-    if name not in MODELS:
-        near = (did_you_mean(name, MODELS) or _with_colon(name)) if isinstance(name, str) else ""
-        known = ", ".join(sorted(MODELS))
-        message = f"model.name must be {known}, or your own as module:function, not {shown(name)}.{near}"
-        problems.append(Problem("model.name", message))
+    if not isinstance(name, str) or name not in MODELS:
+        problems.append(_unknown_name("model.name", name, sorted(MODELS)))
         return {"name": "transformer"}
     built = to_dataclass(MODELS[name][0], options, "model", problems)
-    return {"name": name, **check, **({} if built is None else _shallow(built))}
+    return {"name": name, **check, **({} if built is None else _options(built))}
 
 
-def _with_colon(name: str) -> str:
-    """What `my_model.make` is likely to mean, as the end of a message; "" of anything else."""
-    module, _, function = name.rpartition(".")
-    if not all(part.isidentifier() for part in (*module.split("."), function)):
-        return ""
-    return f" Did you mean {module}:{'make' if function == 'py' else function}?"
+def _to_callbacks(value: Any, problems: list[Problem]) -> tuple[dict[str, Any], ...]:
+    """Returns the section with all options of callbacks of the catalog, and the user's own as given."""
+    if not _has_type(value, list | tuple | None, "callbacks", f"a list such as {CALLBACKS_EXAMPLE}", problems):
+        return ()
+    found = [_to_callback(each, f"callbacks.{place}", problems) for place, each in enumerate(value or ())]
+    return tuple(each for each in found if each is not None)
+
+
+def _to_callback(value: Any, key: str, problems: list[Problem]) -> dict[str, Any] | None:
+    value = {"name": value} if isinstance(value, str) else value
+    if not isinstance(value, Mapping) or "name" not in value:
+        message = f"{key} must be a name or a mapping with a name, as in {CALLBACKS_EXAMPLE}."
+        problems.append(Problem(key, message))
+        return None
+    options = dict(value)
+    name = options.pop("name")
+    if isinstance(name, str) and ":" in name:
+        return {"name": name, **options}
+    if not isinstance(name, str) or name not in CALLBACKS:
+        problems.append(_unknown_name(f"{key}.name", name, list(CALLBACKS)))
+        return None
+    found: list[Problem] = []
+    built = to_dataclass(CALLBACKS[name], options, key, found)
+    # a callback does not know its place in the list
+    problems += [Problem(path, text if text.startswith(key) else f"{key}.{text}") for path, text in found]
+    return None if built is None else {"name": name, **_options(built)}
+
+
+def _unknown_name(key: str, name: Any, known: Sequence[str]) -> Problem:
+    """Returns the problem of a name that is neither in a catalog nor the user's own."""
+    near = did_you_mean(name, known) if isinstance(name, str) else ""
+    dotted = re.fullmatch(r"([^\W\d][\w.]*)\.([^\W\d]\w*)", str(name))
+    if dotted and not near:
+        near = f" Did you mean {dotted[1]}:{'make' if dotted[2] == 'py' else dotted[2]}?"
+    message = f"{key} must be {', '.join(known)}, or your own as module:function, got {show_value(name)}.{near}"
+    return Problem(key, message)
 
 
 def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:
-    """Returns the options of each strategy that is named."""
-    if not isinstance(value, Mapping):
-        message = (
-            "strategy must be a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, or one axis, such as fsdp, "
-            f"not {shown(value)}."
-        )
-        problems.append(Problem("strategy", message))
+    """Returns the options of each strategy."""
+    rule = "a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, or one axis, such as fsdp"
+    if not _has_type(value, Mapping, "strategy", rule, problems):
         return {}
     types = option_types()
     problems += [_unknown_strategy(name, value, types) for name in value if name not in types]
     return {
-        name: to_dataclass(types[name], options, below("strategy", name), problems)
+        name: to_dataclass(types[name], options, f"strategy.{name}", problems)
         for name, options in value.items()
         if name in types
     }
 
 
 def _unknown_strategy(name: str, given: Mapping[str, Any], types: Mapping[str, type]) -> Problem:
-    """Returns the problem of a strategy that does not exist; it may be an option that stands a level too high."""
-    key = below("strategy", name)
+    """Returns the problem of an unknown strategy, which may be an option one level too high."""
+    key = f"strategy.{name}"
     first, dot, rest = name.partition(".")
     if dot and first in types:
-        example = f"Write {first}: {{size: ..., {rest}: ...}}."
-        return Problem(key, f"{key} is not a key: in a file, dots do not part keys. {example}")
-    homes = [axis for axis, options in types.items() if name in {field.name for field in fields(options)}]
+        fix = f"Write {first}: {{size: ..., {rest}: ...}}."
+        return Problem(key, f"{key} is not a valid key: in a file, dots do not separate keys. {fix}")
+    homes = [axis for axis, options in types.items() if name in options.__dataclass_fields__]
     homes = [axis for axis in homes if axis in given] or homes
     if len(homes) == 1 or (homes and name != "size"):
-        meant = " or ".join(f"strategy.{axis}.{name}" for axis in homes)
-        example = f"Write {homes[0]}: {{size: ..., {name}: ...}}."
-        return Problem(key, f"{key} is not a key. Did you mean {meant}? {example}{remark(name)}")
+        suggested = " or ".join(f"strategy.{axis}.{name}" for axis in homes)
+        fix = f"Write {homes[0]}: {{size: ..., {name}: ...}}."
+        return Problem(key, f"{key} is not a valid key. Did you mean {suggested}? {fix}{find_remark(name)}")
     return unknown_key(key, list(types))
 
 
 def _cross_checks(
     config: Config, problems: Sequence[Problem], num_processes: int | None, simulate: int | None, sizes: bool
 ) -> list[Problem]:
-    """Returns what is wrong between sections, leaving out what rests on values already found wrong."""
+    """Returns the problems between sections, without those that follow from invalid values."""
     wrong = {problem.path.split(".")[0] for problem in problems} | {problem.path for problem in problems}
     found = [] if "layouts" in wrong else layout_problems(config.layouts.rules)
-    found += policy_problems(config)
+    between = section_problems(config.train, config.checkpoint, config.precision)
+    found += [each for each in between if each.path.split(".")[0] not in wrong]
     if not sizes or wrong & {"strategy", "run.simulate", "train.global_batch", "train.accumulate"}:
         return found
-    found += elastic_problems(config)
+    found += elastic_problems(config.strategy, config.launch.elastic)
     per_process, launch = simulate or config.run.simulate, config.launch
     if not per_process and num_processes is None and launch.gpus_per_process:
         total = launch.num_processes * launch.gpus_per_process
@@ -243,38 +207,33 @@ def _cross_checks(
         return found + size_problems(config, None)
     num_processes = num_processes or launch.num_processes
     total = per_process * num_processes
-    if config.launch.elastic:
-        return found or not_fitting(config, total, num_processes)
+    if launch.elastic and not found:
+        try:
+            fit_to_devices(config, total, num_processes)
+        except ConfigError as error:
+            found = [Problem(ELASTIC_KEY, problem) for problem in error.problems]
+    if launch.elastic:
+        return found
     known_from = f"run.simulate={total} gives {counted(total, 'device')}"
     if simulate or num_processes > 1:
-        processes, gives = counted(num_processes, "process", "processes"), "gives" if num_processes == 1 else "give"
-        known_from = f"{processes} with {counted(per_process, 'device')} each {gives} {total}"
+        processes = counted(num_processes, "process", "processes")
+        give = "gives" if num_processes == 1 else "give"
+        known_from = f"{processes} with {counted(per_process, 'device')} each {give} {total}"
     return found + size_problems(config, total, known_from)
 
 
-def _unknown_section(key: str, names: list[str]) -> Problem:
-    """Returns the problem of a section that does not exist, looking for its name among all keys too."""
-    sections = {name: getattr(Config(), name) for name in names}
-    homes = [f"{name}.{key}" for name, section in sections.items() if is_dataclass(section) and hasattr(section, key)]
+def _unknown_section(key: str) -> Problem:
+    """Returns the problem of an unknown section, which may be a key of another section."""
+    defaults = {name: getattr(Config(), name) for name in sections()}
+    homes = [f"{name}.{key}" for name, section in defaults.items() if is_dataclass(section) and hasattr(section, key)]
     if homes:
-        return Problem(key, f"{key} is not a section. Did you mean {' or '.join(homes)}?")
-    first, *below_it = key.split(".")
-    if below_it and first in names:
-        *between, last = below_it
-        opening, closing = "".join(f"{{{name}: " for name in between), "}" * len(between)
-        written = f"{first}: {opening}{{{last}: ...}}{closing}"
-        return Problem(key, f"{key} is not a section: in a file, dots do not part keys. Write {written}.")
-    return unknown_key(key, names, "section")
+        return Problem(key, f"{key} is not a valid section. Did you mean {' or '.join(homes)}?")
+    first, *rest = key.split(".")
+    if rest and first in defaults:
+        nested = f"{first}: {'{'}{': {'.join(rest)}: ...{'}' * len(rest)}"
+        return Problem(key, f"{key} is not a valid section: in a file, dots do not separate keys. Write {nested}.")
+    return unknown_key(key, sections(), "section")
 
 
-def _read_file(path: Path) -> Document:
-    text, problems = read_text(path)
-    return Document(None, {}, problems) if problems else read_yaml(text)
-
-
-def _shallow(instance: Any) -> dict[str, Any]:
-    return {field.name: getattr(instance, field.name) for field in fields(instance)}
-
-
-def _shown_path(path: Path) -> str:
-    return f"preset {path.stem}" if path.parent == PRESETS else str(path)
+def _options(instance: Any) -> dict[str, Any]:
+    return {field.name: getattr(instance, field.name) for field in fields(instance) if field.init}

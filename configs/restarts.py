@@ -1,5 +1,4 @@
-"""Which keys of a config may change when a run goes on from a checkpoint: one table, for the check, its message, the
-help and the docs."""
+"""The keys that may change when a run resumes: one table for the check, its message, the help and the docs."""
 
 from typing import Literal, NamedTuple
 
@@ -7,12 +6,12 @@ Kind = Literal["never", "fits", "rounding", "forward", "any"]
 
 
 class Rule(NamedTuple):
-    """What a restart may do to some keys.
+    """The rule for some keys at a restart.
 
     Attributes:
-        kind: one of `KINDS`.
-        keys: keys, or sections with all that is in them; of several rules that a key falls under, the longest counts.
-        why: in words.
+        kind: One of `KINDS`.
+        keys: Keys or whole sections; if several rules apply to a key, the longest wins.
+        why: The reason.
     """
 
     kind: Kind
@@ -22,37 +21,37 @@ class Rule(NamedTuple):
 
 KINDS: dict[Kind, str] = {
     "never": "no",
-    "fits": "where the checkpoint still fits",
-    "rounding": "yes, the same run up to rounding",
+    "fits": "if the checkpoint still fits",
+    "rounding": "yes, same results up to rounding",
     "forward": "yes, from the next step on",
-    "any": "yes, no number depends on it",
+    "any": "yes, it does not affect the numbers",
 }
-"""Kind -> whether a restart may change such a key."""
+"""Kind -> the answer to whether a restart may change such a key."""
 
 RULES = (
-    Rule("never", ("model",), "its checkpoints hold the parameters of this model"),
-    Rule("never", ("data",), "its position in the data is a number of batches in this order"),
-    Rule("never", ("train.global_batch",), "its position in the data is counted in batches of this size"),
-    Rule("never", ("run.seed",), "it is the order of the data, and dropout"),
-    Rule("never", ("optimizer.name",), "its checkpoints hold the state of this optimizer"),
-    Rule("never", ("precision.params",), "its checkpoints hold parameters of this dtype"),
+    Rule("never", ("model",), "the checkpoints contain the parameters of this model"),
+    Rule("never", ("data",), "the position in the data is a number of batches in this order"),
+    Rule("never", ("train.global_batch",), "the position in the data is counted in batches of this size"),
+    Rule("never", ("run.seed",), "it determines the order of the data and dropout"),
+    Rule("never", ("optimizer.name",), "the checkpoints contain the state of this optimizer"),
+    Rule("never", ("precision.params",), "the checkpoints contain parameters of this dtype"),
     Rule(
         "fits",
         ("optimizer.freeze", "optimizer.groups", "optimizer.momentum", "optimizer.muon_skip"),
-        "they say which arrays the state of the optimizer holds",
+        "they determine the arrays in the optimizer state",
     ),
-    Rule("fits", ("optimizer.schedule", "optimizer.options"), "plateau, or an optimizer of your own, may keep arrays"),
-    Rule("fits", ("train.not_finite", "optimizer.skip_not_finite"), "skip counts in the state of the optimizer"),
+    Rule("fits", ("optimizer.schedule", "optimizer.options"), "plateau and your own optimizer may add arrays"),
+    Rule("fits", ("train.not_finite",), "skip adds counters to the optimizer state"),
     Rule(
         "fits",
         ("optimizer.ema.decay", "precision.loss_scale", "precision.compute", "precision.reduce"),
-        "the state holds the averages, and the scale, which `auto` keeps in float16 alone",
+        "the state contains the averages and the loss scale, which `auto` uses only in float16",
     ),
-    Rule("fits", ("strategy.data.compress", "strategy.data.local_steps"), "devices keep arrays of their own"),
-    Rule("fits", ("callbacks",), "one that changes the learning rate adds a factor to the state"),
-    Rule("rounding", ("strategy", "layouts", "run.simulate"), "arrays are stored whole, whatever mesh wrote them"),
-    Rule("rounding", ("train.accumulate", "train.remat"), "they say how a step is computed, not what"),
-    Rule("forward", ("train.steps",), "a schedule that depends on the number of steps changes with it"),
+    Rule("fits", ("strategy.data.compress", "strategy.data.local_steps"), "each device has its own arrays"),
+    Rule("fits", ("callbacks",), "a callback that changes the learning rate adds a factor to the state"),
+    Rule("rounding", ("strategy", "layouts", "run.simulate"), "arrays are stored independently of the mesh"),
+    Rule("rounding", ("train.accumulate", "train.remat"), "they determine how a step is computed, not its result"),
+    Rule("forward", ("train.steps",), "schedules that depend on the number of steps change with it"),
     Rule(
         "forward",
         (
@@ -60,47 +59,38 @@ RULES = (
             *("optimizer.betas", "optimizer.epsilon", "train.clip_norm", "train.most_not_finite"),
             *("precision.loss_scale_interval", "strategy.data.outer_learning_rate", "strategy.data.outer_momentum"),
         ),
-        "every step reads them anew",
+        "they are read at every step",
     ),
-    Rule(
-        "any", ("precision.loss_scale_initial",), "step 0 alone reads it; a restart takes the scale of the checkpoint"
-    ),
-    Rule("any", ("run.dir", "run.root", "run.allow"), "a run may be moved, with its files"),
+    Rule("any", ("precision.loss_scale_initial",), "only step 0 uses it; a restart uses the scale of the checkpoint"),
+    Rule("any", ("run.dir", "run.root", "run.allow"), "a run directory may be moved with its files"),
     Rule(
         "any",
         ("data.prefetch", "data.threads", "data.layout", "model.check"),
-        "they say how, not what, is read and checked",
+        "they determine how data is read and checked, not its contents",
     ),
-    Rule("any", ("run.cache", "run.xla"), "they say how programs are compiled and kept"),
-    Rule("any", ("optimizer.ema.evaluate",), "it says which parameters are evaluated"),
-    Rule("any", ("run.log_every", "eval", "checkpoint", "sample"), "they say what is looked at and kept"),
-    Rule("any", ("timeouts", "guards", "launch"), "they say how processes are started and watched"),
+    Rule("any", ("run.cache", "run.xla"), "they determine how programs are compiled and cached"),
+    Rule("any", ("optimizer.ema.evaluate",), "it selects the parameters for evaluation"),
+    Rule("any", ("run.log_every", "eval", "checkpoint", "sample"), "they determine what is logged, evaluated and kept"),
+    Rule("any", ("timeouts", "guards", "launch"), "they determine how processes are started and monitored"),
 )
-"""Every key of the schema falls under one."""
+"""Every key of the schema has a rule."""
 
 
 def rule_of(key: str) -> Rule | None:
-    """The rule that a key falls under.
-
-    Args:
-        key: Dotted.
-
-    Returns:
-        None of a key that is not in the schema.
-    """
+    """Returns the rule of a dotted key, or None if the key is not in the schema."""
     parts = key.split(".")
     above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((found for name in above if (found := _BY_KEY.get(name))), None)
 
 
 def is_fixed(key: str) -> bool:
-    """Whether a run cannot change a key halfway."""
+    """Returns whether a key cannot change when a run resumes."""
     rule = rule_of(key)
     return rule is not None and rule.kind == "never"
 
 
 def describe_restarts() -> str:
-    """The table for `spmdkit train --help-restart`."""
+    """Returns the table for `spmdkit train --help-restart`."""
     lines = ["| keys | may change at a restart | why |", "|---|---|---|"]
     for kind, text in KINDS.items():
         lines += [
@@ -108,7 +98,7 @@ def describe_restarts() -> str:
             for rule in RULES
             if rule.kind == kind
         ]
-    return "\n".join(["What may change when a run goes on from a checkpoint.", "", *lines])
+    return "\n".join(["The keys that may change when a run resumes from a checkpoint.", "", *lines])
 
 
 _BY_KEY = {key: rule for rule in RULES for key in rule.keys}

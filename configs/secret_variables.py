@@ -1,7 +1,7 @@
-"""Environment variables that look like secrets: their values are passed on by name, and never written.
+"""Environment variables with names of secrets: their values are passed on by name and never written.
 
-`redact` decides and redacts. In its result None stands for "the value that the shell has", as null does in a config, so
-a redacted config can be launched again.
+In redacted variables, None means "the value of the shell", as null does in a config, so that a redacted config can be
+launched again.
 """
 
 import json
@@ -11,31 +11,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..mesh.errors import UserError
-from .reading.reader import read_yaml
+from .yaml_reader import read_yaml
 
 SECRET = re.compile(
     r"(TOKEN|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|(?<![^_])PASS)\d*(?=_|$)", re.IGNORECASE
 )
-"""A word that ends so, between underscores: HF_TOKEN, WANDB_API_KEY, PGPASSWORD; not TOKENIZERS_PARALLELISM."""
+"""A word with such an ending, between underscores: HF_TOKEN, WANDB_API_KEY, PGPASSWORD; not TOKENIZERS_PARALLELISM."""
 SECTION = ("launch", "environment")
 
 
 def is_secret(name: str) -> bool:
-    """Tells if the name of a variable looks like that of a secret."""
+    """Returns whether a variable has the name of a secret."""
     return SECRET.search(name) is not None
 
 
 def redact(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns environment variables with None as the value of those that look like secrets."""
+    """Returns environment variables with None in place of the values of secrets."""
     return {name: None if is_secret(str(name)) else value for name, value in variables.items()}
 
 
 def redact_config(tree: Any, section: tuple[str, ...] = SECTION) -> Any:
-    """Returns the plain values of a config, or of a section of it, without the values of secrets.
+    """Returns the plain values of a config, or of a section, without the values of secrets.
 
     Args:
-        tree: The plain values; what is not a mapping stays as it is.
-        section: The way from `tree` to the variables.
+        tree: The plain values; anything but a mapping is returned as it is.
+        section: The path from `tree` to the variables.
     """
     if not isinstance(tree, Mapping):
         return tree
@@ -46,7 +46,7 @@ def redact_config(tree: Any, section: tuple[str, ...] = SECTION) -> Any:
 
 
 def redact_override(text: str) -> str:
-    """Returns a `key=value` argument without the values of secrets, as it may be printed or passed to a process."""
+    """Returns a `key=value` argument without the values of secrets, for messages and command lines."""
     key, equals, value = text.partition("=")
     parts = tuple(key.strip().split("."))
     if parts[:2] == SECTION and len(parts) > 2:
@@ -60,15 +60,15 @@ def redact_override(text: str) -> str:
 
 
 def resolve(variables: Mapping[str, str | None]) -> dict[str, str]:
-    """Returns environment variables with the shell's values for those that are null.
+    """Returns environment variables with the values of the shell in place of None.
 
     Raises:
-        UserError: The shell lacks some.
+        UserError: The shell does not set some of them.
     """
     missing = [name for name, value in variables.items() if value is None and name not in os.environ]
     if missing:
         raise UserError(
-            f"launch.environment takes {', '.join(missing)} from the shell, which lacks it. Set it there (export "
+            f"launch.environment takes {', '.join(missing)} from the shell, which does not set it. Set it (export "
             f"{missing[0]}=...), or remove it from the config."
         )
     return {name: os.environ[name] if value is None else value for name, value in variables.items()}

@@ -1,8 +1,8 @@
-"""The loss of a bigram model: what a language model must beat to have learned more than which token follows which.
+"""The loss of a bigram model: the baseline for a language model, which must beat it to use more than one token.
 
 The model is p(b | a) = (count(a, b) + s * p(b)) / (count(a) + s), where p(b) is the share of token b (with one added
-to each count). s, the smoothing, spreads s pseudo-counts over the successors of each token in proportion to how
-frequent they are, which is stronger than adding the same to all.
+to each count). s, the smoothing, spreads s pseudo-counts over the successors of each token in proportion to their
+frequency, which is a stronger baseline than adding the same to all.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ DENSE_VOCABULARY = 2048
 
 
 class PairCounts(NamedTuple):
-    """How often each pair of successive tokens occurs; pairs are a * vocabulary + b, sorted, each once."""
+    """Counts of pairs of successive tokens; pairs are a * vocabulary + b, sorted, each once."""
 
     pairs: np.ndarray
     counts: np.ndarray
@@ -33,21 +33,22 @@ def bigram_loss(
     *,
     max_examples: int | None = None,
 ) -> float:
-    """Loss of a bigram model fitted on one split, on the windows of another.
+    """Returns the loss, on the windows of one split, of a bigram model fitted on another.
 
     Args:
-        train: Examples with "inputs", "targets" and "weights", (L,) each. Of more than 2**28 tokens, evenly
-            spread windows are used.
-        evaluation: The examples the loss is measured on, each target counted with its weight.
+        train: Examples with "inputs", "targets" and "weights", (L,) each. If there are more than 2**28 tokens,
+            evenly spread windows are used.
+        evaluation: The examples to measure the loss on; each target counts with its weight.
         vocabulary: Number of token ids.
         smoothing: Pseudo-counts per token, > 0; None for the best of 0.01, 0.1, 1, ..., 1000, chosen by fitting on nine
-            tenths of the training windows and measuring on the last tenth (1 where there are fewer than ten).
-        max_examples: Measure on the first so many examples only, as an evaluation of few batches does; None: on all.
+            tenths of the training windows and measuring on the last tenth (1 if there are fewer than ten).
+        max_examples: The number of examples to measure on, like an evaluation of few batches; None: all.
 
     Returns:
         Nats per token.
     """
-    windows = np.arange(0, len(train), _stride(train))
+    stride = -(-len(train) * len(train[0]["inputs"]) // MAX_TRAIN_TOKENS)
+    windows = np.arange(0, len(train), stride)
     last_tenth = len(windows) - len(windows) // 10
     fitted = _count_pairs(train, windows[:last_tenth], vocabulary)
     tuning = _count_pairs(train, windows[last_tenth:], vocabulary)
@@ -58,14 +59,8 @@ def bigram_loss(
     return _loss(_merge([fitted, tuning]), measured, vocabulary, smoothing or 1.0)
 
 
-def _stride(train: Source) -> int:
-    """1, or more where the split holds more tokens than are read."""
-    num_tokens = len(train) * len(train[0]["inputs"])
-    return -(-num_tokens // MAX_TRAIN_TOKENS)
-
-
 def _count_pairs(source: Source, windows: np.ndarray, vocabulary: int) -> PairCounts:
-    """Weighted counts of (input, target) in the given windows of a source."""
+    """Returns weighted counts of (input, target) in windows of a source."""
     if vocabulary > DENSE_VOCABULARY:
         return _merge([_unique(pairs, weights) for pairs, weights in _read_pairs(source, windows, vocabulary)])
     counts = np.zeros(vocabulary**2)
@@ -76,7 +71,7 @@ def _count_pairs(source: Source, windows: np.ndarray, vocabulary: int) -> PairCo
 
 
 def _read_pairs(source: Source, windows: np.ndarray, vocabulary: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The pairs and weights of the windows, some windows at a time."""
+    """Yields the pairs and weights of some windows at a time."""
     per_read = max(1, TOKENS_PER_READ // len(source[0]["inputs"]))
     for start in range(0, len(windows), per_read):
         batch = take(source, windows[start : start + per_read])
@@ -91,15 +86,12 @@ def _unique(pairs: np.ndarray, weights: np.ndarray) -> PairCounts:
 
 
 def _merge(parts: list[PairCounts]) -> PairCounts:
-    """Adds up counts, two by two."""
-    while len(parts) > 1:
-        couples = [parts[i : i + 2] for i in range(0, len(parts), 2)]
-        parts = [_unique(*map(np.concatenate, zip(*couple, strict=True))) for couple in couples]
-    return parts[0] if parts else PairCounts(np.zeros(0, np.int64), np.zeros(0))
+    """Adds up counts."""
+    return _unique(*map(np.concatenate, zip((np.zeros(0, np.int64), np.zeros(0)), *parts, strict=True)))
 
 
 def _loss(fitted: PairCounts, measured: PairCounts, vocabulary: int, smoothing: float) -> float:
-    """Mean of -log p(b | a) over the measured pairs, with p from the fitted counts."""
+    """Returns the mean of -log p(b | a) over the measured pairs, with p from the fitted counts."""
     of_first = np.bincount(fitted.pairs // vocabulary, fitted.counts, minlength=vocabulary)
     of_second = np.bincount(fitted.pairs % vocabulary, fitted.counts, minlength=vocabulary) + 1.0
     share = of_second / of_second.sum()

@@ -1,25 +1,47 @@
-"""Which rows of a batch a process holds, and how they become global arrays on the mesh.
+"""Placing batches on the mesh: the rows that a process reads, and how they become global arrays.
 
-Everything follows from the sharding, never from a process's rank: processes that hold the same rows (because another
-mesh axis tells them apart) read the same rows, and a process reads each of its rows once, however many of its devices
-hold it. No process talks to another.
+Everything follows from the sharding, never from a process's rank: processes whose devices hold the same rows read the
+same rows, and a process reads each of its rows once, even if several of its devices hold it. Processes do not
+communicate.
+
+The step splits the rows of a batch over `data`, `fsdp` and the other axes that split rows, and every device of a
+`context` or `tensor` group holds the same rows: each of its hosts would read them, and send them to each of its
+devices. A storage layout splits them further, so that one host reads each value and sends it to one device:
+
+    data.layout: {".*": [[data, fsdp, context, tensor]]}           rows over all devices: fewer to read
+    data.layout: {"inputs|targets": [[data, fsdp], context]}       rows as in the step, positions over `context`
+
+A compiled program then moves a batch from the storage layout to that of the step: an all-gather between devices, whose
+links are many times as fast as those to the host. It runs in the thread of the steps, so that all processes start their
+collectives in the same order.
 """
 
+import functools
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..mesh.compat import Device
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, counted, did_you_mean
+
+Axes = str | Sequence[str] | None
+Rules = Mapping[str, Sequence[Axes]]
+KEY = "data.layout"
+FORM = (
+    "Give a mapping from regular expressions of names to lists with one entry per dim (a mesh axis, None, or a list of "
+    'axes): {".*": [["data", "fsdp"]]}.'
+)
 
 
 def rows_of_devices(sharding: NamedSharding, global_batch: int, devices: Iterable[Device]) -> np.ndarray:
-    """The rows of the global batch that some devices hold.
+    """Returns the rows of the global batch that some devices hold.
 
     Args:
-        sharding: Sharding of the rows, such as P(("data", "fsdp")).
+        sharding: The sharding of the rows, such as P(("data", "fsdp")).
         global_batch: Rows in the batch, over all processes.
         devices: Devices of the sharding's mesh, such as those of one process.
 
@@ -27,7 +49,7 @@ def rows_of_devices(sharding: NamedSharding, global_batch: int, devices: Iterabl
         int64, the row indices, sorted, each once.
 
     Raises:
-        UserError: the mesh does not split `global_batch` rows evenly.
+        UserError: The mesh does not split `global_batch` rows evenly.
     """
     check_divisible(sharding, global_batch)
     index_of = sharding.devices_indices_map((global_batch,))
@@ -40,7 +62,7 @@ def check_divisible(sharding: NamedSharding, global_batch: int) -> None:
     axes = sharding.spec[0] if len(sharding.spec) else None
     axes = (axes,) if isinstance(axes, str) else tuple(axes or ())
     sizes = {axis: sharding.mesh.shape[axis] for axis in axes}
-    parts = int(np.prod([*sizes.values()], dtype=np.int64))
+    parts = math.prod(sizes.values())
     if global_batch < 1 or global_batch % parts:
         below, above = global_batch // parts * parts, (global_batch // parts + 1) * parts
         nearest = " or ".join(str(size) for size in (below, above) if size > 0)
@@ -51,42 +73,143 @@ def check_divisible(sharding: NamedSharding, global_batch: int) -> None:
         )
 
 
-def place_rows(
-    local: Mapping[str, np.ndarray], rows: np.ndarray, sharding: NamedSharding, global_batch: int
-) -> dict[str, jax.Array]:
-    """Makes global arrays of the rows that this process has read.
+class Storage:
+    """The layout of batches before the step takes them.
 
     Args:
-        local: Name -> the rows of this process, (len(rows), ...).
-        rows: Their places in the global batch, from `rows_of_devices` with this process's devices.
-        sharding: Sharding of the rows; further dims are not split.
-        global_batch: Rows in the batch, over all processes.
+        rules: Regular expression of array names -> one entry per dim: a mesh axis, None or several axes. The first rule
+            that matches a whole name applies; an array without a rule has the step's layout at once. An array with
+            fewer dims than entries takes the first ones.
+        step: The sharding of rows in the step; further dims are not split.
 
-    Returns:
-        Name -> global array (global_batch, ...), sharded by `sharding`, of JAX's dtype for the NumPy dtype.
+    Raises:
+        UserError: A rule has another form, names an unknown axis or the same axis twice, or its key is not a valid
+            regular expression.
     """
-    shapes = {name: (global_batch, *array.shape[1:]) for name, array in local.items()}
-    return {
-        name: jax.make_array_from_callback(shapes[name], sharding, place_part(array, rows, shapes[name]))
-        for name, array in local.items()
-    }
+
+    def __init__(self, rules: Rules, step: NamedSharding) -> None:
+        _check_form(rules)
+        self._rules = {_compile(pattern): _entries(pattern, entries, step) for pattern, entries in rules.items()}
+        self.step = step
+
+    def sharding(self, name: str, shape: Sequence[int]) -> NamedSharding:
+        """Returns the storage layout of an array of a batch with this global shape.
+
+        Raises:
+            UserError: The layout does not divide a dim.
+        """
+        entries = next((entries for pattern, entries in self._rules.items() if pattern.fullmatch(name)), None)
+        if entries is None:
+            return self.step
+        for dim, axes in enumerate(entries[: len(shape)]):
+            parts = math.prod(self.step.mesh.shape[axis] for axis in axes)
+            if shape[dim] % parts:
+                raise UserError(
+                    f"{KEY} splits dim {dim} of {name} {tuple(shape)} over {' x '.join(axes)} = {parts} parts: "
+                    f"{shape[dim]} % {parts} = {shape[dim] % parts}. Remove an axis, or change the size of the dim."
+                )
+        return NamedSharding(self.step.mesh, PartitionSpec(*(axes or None for axes in entries[: len(shape)])))
+
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raises a UserError if arrays of these global shapes cannot be stored, or a rule matches none of them."""
+        for name, shape in shapes.items():
+            self.sharding(name, shape)
+        for pattern, entries in self._rules.items():
+            dims = {name: len(shape) for name, shape in shapes.items() if pattern.fullmatch(name)}
+            if not dims:
+                hint = did_you_mean(pattern.pattern, [*shapes])
+                raise UserError(
+                    f"{KEY}: {pattern.pattern!r} does not match any array of a batch ({', '.join(shapes)}).{hint}"
+                )
+            longest = max(dims, key=lambda name: dims[name])
+            if len(entries) > dims[longest]:
+                raise UserError(
+                    f"{KEY}[{pattern.pattern!r}] has {len(entries)} entries, but {longest} has "
+                    f"{counted(dims[longest], 'dim')}. Give at most one entry per dim."
+                )
+
+    def rows_of_devices(self, shapes: Mapping[str, Sequence[int]], devices: Sequence[Device]) -> np.ndarray:
+        """Returns the rows of the global batch that some devices hold of any array: int64, sorted, each once."""
+        shardings = {self.sharding(name, shape) for name, shape in shapes.items()}
+        global_batch = next(iter(shapes.values()))[0]
+        of_rows = [NamedSharding(each.mesh, PartitionSpec(*each.spec[:1])) for each in shardings]
+        return np.unique(np.concatenate([rows_of_devices(each, global_batch, devices) for each in of_rows]))
+
+    def place(self, local: Mapping[str, np.ndarray], rows: np.ndarray, global_batch: int) -> dict[str, jax.Array]:
+        """Places the rows that this process has read on its devices, each value only on those that store it.
+
+        Args:
+            local: Name -> the rows of this process, (len(rows), ...).
+            rows: Their places in the global batch, from `rows_of_devices`.
+            global_batch: Rows in the batch, over all processes.
+
+        Returns:
+            Name -> global array (global_batch, ...) in the storage layout, of JAX's dtype for the NumPy dtype.
+        """
+        placed = {}
+        for name, array in local.items():
+            shape = (global_batch, *array.shape[1:])
+            part = _part_of(array, rows, global_batch)
+            placed[name] = jax.make_array_from_callback(shape, self.sharding(name, shape), part)
+        return placed
+
+    def to_step(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Moves a batch to the layout of the step with one program, compiled once for each kind of batch."""
+        moving = {name: array for name, array in batch.items() if array.sharding != self.step}
+        return {**batch, **self.move(moving)} if moving else dict(batch)
+
+    @functools.cached_property
+    def move(self) -> "jax.stages.Wrapped":
+        """The program from the storage layout to that of the step."""
+        return jax.jit(lambda batch: batch, out_shardings=self.step)
 
 
-def place_part(
-    array: np.ndarray, rows: np.ndarray, shape: Sequence[int]
+def _part_of(
+    array: np.ndarray, rows: np.ndarray, global_batch: int
 ) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
-    """Gives the part of a global array that a device holds, out of the rows that this process has read.
-
-    Args:
-        array: (len(rows), ...).
-        rows: Their places in the global array, sorted.
-        shape: Of the global array.
-    """
+    """Returns the function from the index of a device's part to its values, among the rows of this process."""
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None, "arrays without a row dim have no part"
-        start, stop, _ = index[0].indices(shape[0])
+        assert index is not None, "arrays without a row dim are not placed"
+        start, stop, _ = index[0].indices(global_batch)
         first = int(np.searchsorted(rows, start))
         return array[(slice(first, first + stop - start), *index[1:])]
 
     return part
+
+
+def _check_form(rules: object) -> None:
+    """Raises a UserError if rules given in Python do not have the type of the annotation."""
+    if not isinstance(rules, Mapping):
+        raise UserError(f"{KEY} must be a mapping, got {rules!r}. {FORM}")
+    for pattern, entries in rules.items():
+        if not isinstance(pattern, str):
+            raise UserError(f"{KEY}: a key must be a string, got {pattern!r}. {FORM}")
+        if not isinstance(entries, list | tuple) or not all(map(_is_axes, entries)):
+            raise UserError(f"{KEY}[{pattern!r}] must be a list of axes, got {entries!r}. {FORM}")
+
+
+def _is_axes(entry: object) -> bool:
+    axes = entry if isinstance(entry, list | tuple) else [] if entry is None else [entry]
+    return all(isinstance(axis, str) for axis in axes)
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"{KEY}: {pattern!r} is not a valid regular expression: {error}.") from error
+
+
+def _entries(pattern: str, entries: Sequence[Axes], step: NamedSharding) -> tuple[tuple[str, ...], ...]:
+    """Returns the axes of each dim, without those of size 1."""
+    named = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in entries]
+    axes = [axis for entry in named for axis in entry]
+    sizes = dict(step.mesh.shape)
+    for axis in axes:
+        if axis not in sizes:
+            known = f"the mesh has {', '.join(sizes)}.{did_you_mean(axis, sizes)}"
+            raise UserError(f"{KEY}[{pattern!r}]: unknown axis {axis!r}; {known}")
+        if axes.count(axis) > 1:
+            raise UserError(f"{KEY}[{pattern!r}] names the axis {axis} twice; an axis can split only one dim.")
+    return tuple(tuple(axis for axis in entry if sizes[axis] > 1) for entry in named)

@@ -1,4 +1,4 @@
-"""What the rest of the runtime needs to know about data: random access to examples of one shape, in two splits."""
+"""The interface of data: random access to examples of one shape, in two splits."""
 
 import hashlib
 import mmap
@@ -10,26 +10,26 @@ import numpy as np
 from ..mesh.errors import UserError
 
 WHOLE_BYTES = 1 << 28
-"""Data up to this size goes into a fingerprint whole."""
+"""A fingerprint covers all of data up to this size."""
 SAMPLED_BLOCKS, BLOCK_BYTES, END_BYTES = 512, 1 << 16, 1 << 12
-"""Of more: so many blocks of so many bytes, evenly spread over all of it, and the two ends of every array."""
+"""The sample of larger data: so many blocks of so many bytes, evenly spread, and both ends of every array."""
 
 
 class BadDataError(UserError):
-    """The data itself is wrong, found while reading it: trying again cannot help."""
+    """Invalid data, found while reading it: a retry cannot help."""
 
     exit_code = 3
 
 
 class Source(Protocol):
-    """Random access to examples, as `grain.MapDataset.source` takes it."""
+    """Random access to examples, as for `grain.MapDataset.source`."""
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Returns the number of examples."""
         ...
 
     def __getitem__(self, index: int, /) -> dict[str, np.ndarray]:
-        """One example: arrays whose shapes and dtypes do not depend on the index, "weights" among them."""
+        """Returns one example: arrays whose shapes and dtypes do not depend on the index, with "weights"."""
         ...
 
 
@@ -38,7 +38,7 @@ class BatchedSource(Source, Protocol):
     """A source that reads many examples faster together than one by one."""
 
     def take(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
-        """The examples at `indices` (int64, (N,)) stacked on a new dim 0."""
+        """Returns the examples at `indices` (int64, (N,)) stacked on a new dim 0."""
         ...
 
 
@@ -48,9 +48,9 @@ class Splits(NamedTuple):
     Attributes:
         train: Training examples.
         evaluation: Held-out examples, or None without an evaluation split.
-        vocabulary: Number of token ids, or None where examples are not tokens.
+        vocabulary: Number of token ids, or None if examples are not tokens.
         description: One line for people.
-        fingerprint: Changes when the data or the way it is cut changes; "" where unknown.
+        fingerprint: Changes if the data or the way it is cut changes; "" if unknown.
     """
 
     train: Source
@@ -61,10 +61,10 @@ class Splits(NamedTuple):
 
 
 def take(source: Source, indices: np.ndarray) -> dict[str, np.ndarray]:
-    """The examples of `source` at `indices`, stacked on dim 0.
+    """Returns the examples of `source` at `indices`, stacked on dim 0.
 
     Args:
-        source: Any source; one with a `take` of its own is asked once, others example by example.
+        source: Any source; its own `take` is called if it has one.
         indices: int64, (N,), each in [0, len(source)); N >= 1.
 
     Returns:
@@ -77,17 +77,28 @@ def take(source: Source, indices: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def is_stream(source: Source) -> bool:
-    """Whether a source, or a part of it, is read in one direction: a loader, an iterator."""
+    """Returns True if a source, or a part of it, can only be read forward: a loader, an iterator."""
     return getattr(source, "is_stream", False)
 
 
+def origin_of(source: Source, index: int) -> str:
+    """Returns the origin of an example, such as its file and row, or "" if the source does not know it."""
+    origin = getattr(source, "origin", None)
+    return origin(index) if origin is not None else ""
+
+
+def spread_indices(number: int, count: int) -> list[int]:
+    """Returns `count` indices in [0, number), evenly spread, or all if there are fewer."""
+    return np.unique(np.linspace(0, number - 1, count).astype(int)).tolist()
+
+
 def fingerprint(arrays: Iterable[np.ndarray], *facts: object) -> str:
-    """A short hash of `facts` and of what arrays hold, their types and their sizes.
+    """Returns a short hash of `facts` and of the content, dtypes and shapes of arrays.
 
     Args:
-        arrays: Any arrays of numbers. Up to 256 MiB together, every byte counts. Of more, which may be memory maps on
-            slow storage, 512 blocks of 64 KiB are read, evenly spread, and the first and last 4 KiB of each array: what
-            is appended, cut off, replaced or written anew is noticed, a change of a few bytes in place may not be.
+        arrays: Arrays of numbers. Up to 256 MiB together, every byte counts. Of more, which may be memory maps on slow
+            storage, 512 blocks of 64 KiB are read, evenly spread, and the first and last 4 KiB of each array: this
+            detects data that is appended, cut off, replaced or rewritten, but perhaps not a change of a few bytes.
         *facts: Values with a stable `repr`, such as the length of an example and the names of files.
 
     Returns:
@@ -98,22 +109,21 @@ def fingerprint(arrays: Iterable[np.ndarray], *facts: object) -> str:
     total = sum(array.nbytes for array in arrays)
     for array in arrays:
         digest.update(f"{array.dtype}{array.shape}".encode())
+        array = np.atleast_1d(array)
         for part in _blocks(array) if total <= WHOLE_BYTES else _sampled_blocks(array, total):
             digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """An array in blocks of rows, so that none that is not contiguous is copied whole."""
-    array = array.reshape(1) if array.ndim == 0 else array
+    """Yields blocks of rows, so that an array that is not contiguous is never copied whole."""
     rows = _rows_in(array, 256 * BLOCK_BYTES)
     return (array[start : start + rows] for start in range(0, len(array), rows))
 
 
 def _sampled_blocks(array: np.ndarray, total: int) -> Iterator[np.ndarray]:
-    """The two ends of an array, and its part of the blocks that are spread over all `total` bytes."""
-    array = array.reshape(1) if array.ndim == 0 else array
-    _advise(array, "MADV_RANDOM")  # a page that is read brings megabytes with it otherwise
+    """Yields both ends of an array, and its share of the blocks that are spread over all `total` bytes."""
+    _advise(array, "MADV_RANDOM")  # otherwise, the system reads megabytes around every page
     ends, rows = _rows_in(array, END_BYTES), _rows_in(array, BLOCK_BYTES)
     yield array[:ends]
     yield array[-ends:]
@@ -122,14 +132,20 @@ def _sampled_blocks(array: np.ndarray, total: int) -> Iterator[np.ndarray]:
     _advise(array, "MADV_NORMAL")
 
 
-def _advise(array: Any, advice: str) -> None:
-    """Tells the operating system how a memory map is going to be read, where `array` is one."""
+def memory_map_of(array: Any) -> np.memmap | None:
+    """Returns the memory map that an array is, or is a view of."""
     while array is not None and not isinstance(array, np.memmap):
         array = getattr(array, "base", None)
-    if array is not None and hasattr(mmap, advice):
-        array._mmap.madvise(getattr(mmap, advice))  # pyright: ignore[reportAttributeAccessIssue]
+    return array
+
+
+def _advise(array: Any, advice: str) -> None:
+    """Tells the operating system how a memory map will be read."""
+    mapped = memory_map_of(array)
+    if mapped is not None and hasattr(mmap, advice):
+        mapped._mmap.madvise(getattr(mmap, advice))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _rows_in(array: np.ndarray, size: int) -> int:
-    """How many rows have about so many bytes, at least 1."""
+    """Returns the number of rows that have about `size` bytes, at least 1."""
     return max(1, size * len(array) // max(1, array.nbytes))

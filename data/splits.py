@@ -1,4 +1,4 @@
-"""From a `data:` section to training and evaluation examples."""
+"""Training and evaluation examples from a `data:` section."""
 
 import os
 from collections.abc import Sequence
@@ -7,26 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from ..mesh.errors import UserError
-from ..mesh.user_code import import_function
-from ..mesh.user_errors import told_as_users
+from ..parallel.model.user_code import import_function
+from ..parallel.model.user_errors import as_user_error
 from .config import DataConfig
 from .ordering.mixture import open_mixture
-from .source import Source as Source
-from .source import Splits as Splits
-from .source import fingerprint
+from .source import Splits, fingerprint
 from .sources.arrays import read_arrays
+from .sources.columns import read_jsonl, read_parquet
 from .sources.images import read_images
+from .sources.iterables import WorkerLost, raise_lost_worker
 from .sources.records import read_record_arrays, read_records
 from .sources.saved_datasets import read_saved, read_saved_arrays
 from .sources.synthetic import synthetic_digits, synthetic_tokens
 from .sources.tables import read_table
-from .sources.texts.columns import read_jsonl, read_parquet
-from .sources.texts.documents import Corpus, Stream, join, split_documents
-from .sources.texts.stdlib import read_stdlib
-from .sources.texts.text import BYTES, ByteCodec, read_text
-from .sources.texts.tokenizer import TokenizerCodec, tokenized
-from .sources.texts.tokens import read_tokens
-from .sources.workers import is_lost_worker, told_of_lost_worker
+from .sources.texts import BYTES, ByteCodec, Corpus, Stream, join, read_stdlib, read_text, read_tokens, split_documents
+from .sources.tokenizer import TokenizerCodec, tokenized
 from .windows import WindowSource
 
 READERS = {
@@ -38,25 +33,26 @@ READERS = {
     "huggingface": read_saved,
     "arrayrecord": read_records,
 }
+"""Sources of documents, which are cut into windows."""
 
 ARRAY_READERS = {"huggingface": read_saved_arrays, "arrayrecord": read_record_arrays}
-"""Of sources whose records may be whole examples, see `data.records`."""
+"""Sources whose records can be whole examples, see `data.records`."""
 
 
 def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> Splits:
-    """Opens the data that a config names.
+    """Opens the data of a config.
 
     Args:
         config: The `data:` section.
-        search_path: Folders where the user's own module is looked for before the installed packages. Relative files
-            start from the first of them, or without any from the working directory.
+        search_path: Directories to search for the user's own module before the installed packages. Relative files start
+            from the first of them, or from the working directory if there are none.
 
     Returns:
         Training and evaluation examples; every process that calls this with the same files gets the same ones.
 
     Raises:
-        UserError: files, columns or a package are missing, files are unreadable, a split holds no example, or ids do
-            not fit.
+        UserError: Files, columns or a package are missing, files are unreadable, a split has no examples, or ids are
+            invalid.
     """
     if search_path:
         config = _below(config, Path(search_path[0]))
@@ -80,7 +76,7 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
 
 
 def is_text(config: DataConfig, vocabulary: int | None) -> bool:
-    """Whether token ids are text: those of `data.tokenizer`, or bytes.
+    """True if token ids are text: those of `data.tokenizer`, or bytes.
 
     Args:
         config: The `data:` section.
@@ -90,11 +86,11 @@ def is_text(config: DataConfig, vocabulary: int | None) -> bool:
 
 
 def open_codec(config: DataConfig, search_path: Sequence[str | Path] = ()) -> ByteCodec | TokenizerCodec:
-    """Opens what turns text into the token ids of data that is text, and back.
+    """Opens the codec between text and the token ids of data that is text.
 
     Args:
         config: The `data:` section.
-        search_path: As of `open_splits`.
+        search_path: See `open_splits`.
 
     Raises:
         UserError: The file of the tokenizer is missing or invalid, or the package is not installed.
@@ -105,61 +101,58 @@ def open_codec(config: DataConfig, search_path: Sequence[str | Path] = ()) -> By
 
 
 def _below(config: DataConfig, root: Path) -> DataConfig:
-    """The same with its files named from the root of the file system."""
-    folder = root.absolute()
+    """Returns the config with absolute paths; relative ones start from `root`."""
+    directory = root.absolute()
     changed: dict[str, Any] = {
-        key: tuple(os.path.join(folder, os.path.expanduser(pattern)) for pattern in getattr(config, key))
+        key: tuple(os.path.join(directory, os.path.expanduser(pattern)) for pattern in getattr(config, key))
         for key in ("files", "eval_files")
     }
     if config.tokenizer:
-        changed["tokenizer"] = os.path.join(folder, os.path.expanduser(config.tokenizer))
+        changed["tokenizer"] = os.path.join(directory, os.path.expanduser(config.tokenizer))
     return replace(config, **changed)
 
 
 def _user_splits(config: DataConfig, search_path: Sequence[str | Path]) -> Splits:
-    """The splits that the user's own function returns."""
+    """Returns the splits of the user's own function."""
     make_splits = import_function(config.source, "data.source", search_path)
     what = f"data.source={config.source!r}"
-    with told_as_users(what, make_splits, passes=is_lost_worker), told_of_lost_worker(what):
+    with as_user_error(what, make_splits, passes=lambda error: isinstance(error, WorkerLost)), raise_lost_worker(what):
         splits = make_splits(config)
         _check_splits(splits, config)
     return splits
 
 
 def _check_splits(splits: Any, config: DataConfig) -> None:
-    """Checks what the user's function returned: the first example of each split is read."""
+    """Checks the result of the user's function, with the first example of each split."""
+    given = f"data.source={config.source!r} returned"
     if not isinstance(splits, Splits):
         raise UserError(
-            f"data.source={config.source!r} returned a {type(splits).__name__}; it returns spmdkit.data.Splits, "
-            "for example spmdkit.data.from_arrays(...)."
+            f"{given} a {type(splits).__name__}; it must return spmdkit.data.Splits, for example "
+            "spmdkit.data.from_arrays(...)."
         )
     for name, split in (("training", splits.train), ("evaluation", splits.evaluation)):
-        if split is not None and not len(split):
+        if split is None:
+            continue
+        if not len(split):
+            without = ", or evaluation=None to train without it" if name == "evaluation" else ""
+            raise UserError(f"{given} no examples for {name}. Give some{without}.")
+        if "weights" not in split[0]:
             raise UserError(
-                f"data.source={config.source!r} returned no examples for {name}. Give some"
-                f"{', or evaluation=None to go without' if name == 'evaluation' else ''}."
-            )
-        if split is not None and "weights" not in split[0]:
-            raise UserError(
-                f"data.source={config.source!r} returned {_of(name)}examples with {', '.join(split[0])}; each also "
-                'needs "weights": float32, one number per row (1, or 0 for padding) or, of tokens, per target.'
+                f'{given} {name} examples with {", ".join(split[0])}; "weights" is missing: float32, one number per '
+                "row (1, or 0 for padding) or, for tokens, per target."
             )
     if splits.evaluation is not None and splits.evaluation[0].keys() != splits.train[0].keys():
         raise UserError(
-            f"data.source={config.source!r} returned training examples with {', '.join(splits.train[0])}, but "
-            f"evaluation examples with {', '.join(splits.evaluation[0])}; they have the same names."
+            f"{given} training examples with {', '.join(splits.train[0])}, but evaluation examples with "
+            f"{', '.join(splits.evaluation[0])}; the names must be the same."
         )
 
 
-def _of(split: str) -> str:
-    return "" if split == "training" else f"{split} "
-
-
 def _language_splits(config: DataConfig) -> Splits:
-    """Windows over streams of token ids (bytes, for text)."""
-    corpus = _corpus(config.files, config, "data.files")
+    """Returns windows over streams of token ids (for text: bytes)."""
+    corpus = _read_corpus(config.files, config, "data.files")
     if config.eval_files:
-        held_out = _corpus(config.eval_files, config, "data.eval_files")
+        held_out = _read_corpus(config.eval_files, config, "data.eval_files")
         train_documents, eval_documents = corpus.documents, held_out.documents
     else:
         train_documents, eval_documents = split_documents(corpus.documents, config.eval_fraction)
@@ -186,27 +179,27 @@ def _language_splits(config: DataConfig) -> Splits:
     )
 
 
-def _corpus(files: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
-    """What the files of a source hold, texts as the ids of a tokenizer where the config names one."""
+def _read_corpus(files: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
+    """Reads the documents of a source, as token ids if the config names a tokenizer."""
     corpus = READERS[config.source](files, config, key)
     return tokenized(corpus, config) if config.tokenizer else corpus
 
 
 def _document_end(corpus: Corpus) -> int:
-    """The id that ends each document."""
+    """Returns the id that ends each document."""
     if not len(corpus.separator):
         raise UserError(
-            f"data.packed=True: the {corpus.description} hold token ids, and nothing tells where a document ends; set "
+            f"data.packed=True: the {corpus.description} contain token ids without an end of documents; set "
             "data.separator to an id that is put after each."
         )
     return int(corpus.separator[0])
 
 
 def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> int:
-    """The number of token ids: the config's, the reader's, or the largest id + 1."""
+    """Returns the number of token ids: the config's, the reader's, or the largest id + 1."""
     if corpus.vocabulary is not None and 0 < config.vocabulary < corpus.vocabulary:
         raise UserError(
-            f"data.vocabulary={config.vocabulary}: text is bytes, and they need {corpus.vocabulary} ids. "
+            f"data.vocabulary={config.vocabulary} must be at least {corpus.vocabulary}, the number of ids of the text. "
             "Leave data.vocabulary out, or make it larger."
         )
     vocabulary = config.vocabulary or corpus.vocabulary
@@ -216,8 +209,8 @@ def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> in
     for lowest, highest, name in extremes:
         if lowest < 0 or highest >= 2**31 - 1:
             raise UserError(
-                f"{name} holds values from {lowest} to {highest}; token ids are at least 0 and below 2**31 - 1. "
-                "Check that the file holds token ids and, for a raw file, data.dtype."
+                f"{name} contains values from {lowest} to {highest}; token ids must be at least 0 and below 2**31 - 1. "
+                "Check that the file contains token ids and, for a raw file, data.dtype."
             )
     return max((highest for _, highest, _ in extremes), default=0) + 1
 
@@ -225,19 +218,19 @@ def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> in
 def _check_not_empty(
     sources: list[WindowSource], streams: list[list[Stream]], config: DataConfig, has_evaluation: bool
 ) -> None:
-    """Raises where a split holds no whole example."""
+    """Raises a UserError if a split lacks a whole example."""
     sizes = [sum(len(stream.ids) for stream in split) for split in streams]
     needed = f"one example needs data.length + 1 = {config.length + 1:,} in one piece"
     problems = []
     if not len(sources[0]):
         problems.append(
-            f"data: the training split holds {sizes[0]:,} tokens; {needed}. Give more data or lower data.length."
+            f"data: the training split has {sizes[0]:,} tokens; {needed}. Give more data or lower data.length."
         )
     if has_evaluation and not len(sources[1]):
         origin = "data.eval_files" if config.eval_files else f"data.eval_fraction={config.eval_fraction}"
         problems.append(
-            f"data: the evaluation split ({origin}) holds {sizes[1]:,} tokens; {needed}. Give it more data, lower "
-            "data.length, or set data.eval_fraction: 0 to go without evaluation."
+            f"data: the evaluation split ({origin}) has {sizes[1]:,} tokens; {needed}. Give it more data, lower "
+            "data.length, or set data.eval_fraction: 0 to train without evaluation."
         )
     if problems:
         raise UserError("\n".join(problems))

@@ -4,7 +4,20 @@
     example 0 inputs t0 t1 t2  targets t1 t2 t3
     example 1 inputs t3 t4 t5  targets t4 t5 t6
 
-Each token but a stream's first is a target exactly once; the incomplete window at a stream's end is left out.
+Each token except a stream's first is a target exactly once; the incomplete window at a stream's end is left out.
+
+Packed examples keep the documents in a window apart:
+
+    inputs      a b 0 c d 0 e       0 ends a document
+    targets     b 0 c d 0 e f
+    segments    0 0 0 1 1 1 2       attention stays within a segment
+    positions   0 1 2 0 1 2 0       counted from the document's first token in the example
+    weights     1 1 0 1 1 0 1       the token after the end of a document cannot be predicted from it
+
+A separator belongs to the document that it ends, and is a target like any token. If an example cuts a document, the
+rest of it is a new document in the next example.
+
+Source: Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination".
 """
 
 from collections.abc import Sequence
@@ -12,23 +25,45 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .packing import mark_documents
 from .source import BadDataError
-from .sources.texts.documents import Stream
+from .sources.texts import Stream
+
+
+def mark_documents(inputs: np.ndarray, separator: int) -> dict[str, np.ndarray]:
+    """Returns the further arrays of packed examples.
+
+    Args:
+        inputs: int32, (N, L), token ids.
+        separator: The id that ends a document.
+
+    Returns:
+        "segments": int32, (N, L), 0, 1, 2, ... in each example; "positions": int32, (N, L); "weights": float32, (N, L),
+        0 if the target is the first token of another document.
+    """
+    ends = inputs == separator
+    starts = np.zeros_like(ends)
+    starts[:, 1:] = ends[:, :-1]
+    column = np.arange(inputs.shape[1], dtype=np.int32)
+    first = np.maximum.accumulate(np.where(starts, column, 0), axis=1)
+    return {
+        "segments": np.cumsum(starts, axis=1, dtype=np.int32),
+        "positions": (column - first).astype(np.int32),
+        "weights": (~ends).astype(np.float32),
+    }
 
 
 class WindowSource:
     """Examples {"inputs": int32 (L,), "targets": int32 (L,), "weights": float32 (L,)} from streams of token ids.
 
-    Given a separator, examples also hold {"segments": int32 (L,), "positions": int32 (L,)}, see `packing`.
+    With a separator, examples also contain {"segments": int32 (L,), "positions": int32 (L,)}.
 
-    Windows are views: reading examples copies just their tokens, from memory or from a memory map.
+    Windows are views: reading examples copies only their tokens, from memory or from a memory map.
 
     Args:
-        streams: Where windows are cut from; none spans two streams.
+        streams: The streams that windows are cut from; a window does not span two streams.
         length: Tokens per example, L.
-        vocabulary: Every id read is checked to be below it; None where that is known to hold.
-        separator: The id that ends a document, to keep documents apart; None makes no difference between them.
+        vocabulary: Every id read must be below it; None if all ids are known to be valid.
+        separator: The id that ends a document, to keep documents apart; None: not packed.
     """
 
     def __init__(
@@ -43,20 +78,20 @@ class WindowSource:
         self._separator = separator
 
     def __len__(self) -> int:
-        """Number of whole windows in all streams."""
+        """Returns the number of whole windows in all streams."""
         return int(self._starts[-1])
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Example `index`, in [0, len)."""
+        """Returns example `index`, in [0, len)."""
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
         return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at `indices` (int64, (N,)), stacked: arrays of shape (N, L).
+        """Returns the examples at `indices` (int64, (N,)), stacked: arrays of shape (N, L).
 
         Raises:
-            BadDataError: a token id does not fit the vocabulary.
+            BadDataError: A token id is outside the vocabulary.
         """
         ids = np.empty((len(indices), self._length + 1), np.int32)
         of_stream = np.searchsorted(self._starts, indices, side="right") - 1
@@ -71,20 +106,20 @@ class WindowSource:
         return {"inputs": inputs, "targets": targets, "weights": np.ones(inputs.shape, np.float32)}
 
     def origin(self, index: int) -> str:
-        """Which tokens of which stream example `index` is, for messages."""
+        """Returns the stream and the first token of example `index`, for messages."""
         stream = int(np.searchsorted(self._starts, index, side="right")) - 1
         first = (index - int(self._starts[stream])) * self._length
         return f"{self._names[stream]}, from token {first:,}"
 
     def _check(self, ids: np.ndarray, stream: int, indices: np.ndarray) -> None:
-        """Raises where an id does not fit the vocabulary."""
+        """Raises a BadDataError if an id is outside the vocabulary."""
         if self._vocabulary is None or (ids.max() < self._vocabulary and ids.min() >= 0):
             return
         wrong = ids.argmax() if ids.max() >= self._vocabulary else ids.argmin()
         row, column = np.unravel_index(wrong, ids.shape)
         place = (int(indices[row]) - int(self._starts[stream])) * self._length + int(column)
         raise BadDataError(
-            f"{self._names[stream]} holds token id {ids[row, column]}; data.vocabulary={self._vocabulary} allows 0 .. "
-            f"{self._vocabulary - 1}. It is token {place:,} of this split's part of it, in example "
+            f"{self._names[stream]} contains token id {ids[row, column]}; data.vocabulary={self._vocabulary} allows 0 "
+            f".. {self._vocabulary - 1}. It is token {place:,} of this split's part of the file, in example "
             f"{indices[row]:,}. Raise data.vocabulary (0 finds it), or check data.dtype (a wrong one reads noise)."
         )

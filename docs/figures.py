@@ -30,7 +30,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PICTURES = ROOT / "docs" / "pictures"
-CONFIGS = [*sorted((ROOT / "configs").glob("*.yaml")), ROOT / "examples" / "own_model.yaml"]
+CONFIGS = [*sorted((ROOT / "configs" / "presets").glob("*.yaml")), ROOT / "examples" / "own_model.yaml"]
 BY_HAND = {
     "benchmarks/RESULTS.md": "make bench",
     "docs/slow-links.md, losses": "make train CONFIG=diloco, CONFIG=compressed",
@@ -283,8 +283,8 @@ def pictures() -> dict[str, Callable[[], str]]:
     """Returns name of a picture's file -> what draws its text."""
     from making import concepts_svg
     from picture import draw
-    from spmdkit.launch.drawing.schedule_svg import draw_svg
     from spmdkit.parallel.schedule.builders import make_schedule
+    from spmdkit.report.schedule_drawing import draw_svg
 
     return {
         "mesh.svg": draw,

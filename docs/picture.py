@@ -8,7 +8,7 @@ from math import prod
 
 import jax
 import numpy as np
-from spmdkit.training.report.drawings import part_hue, parts_of_devices
+from spmdkit.report.drawings import part_hue, parts_of_devices
 
 import spmdkit
 

@@ -1,5 +1,6 @@
 """The hooks of mkdocs: the navigation, the pages from outside docs/, the links to them, the reference of the API."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from making.source_pages import file_page, folder_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from spmdkit.configs.config_text import config_schema
 
 ABOUT = {
     "Changes": "CHANGELOG.md",
@@ -17,6 +19,8 @@ ABOUT = {
     "What was measured": "benchmarks/RESULTS.md",
 }
 """Title -> Markdown file outside docs/ that is a page of the site."""
+SCHEMA = "schema.json"
+"""The JSON schema of a config, which the first line of presets refers to."""
 NOTE = re.compile(r"^<!-- (?:figure|not run|exit code).*-->\n", re.MULTILINE)
 
 
@@ -30,7 +34,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the home page, a page for everything outside docs/ that is linked, and the reference of the API."""
+    """Adds the home page, pages for linked files outside docs/, the reference of the API and the JSON schema."""
     index = files.get_file_from_path(INDEX)
     if index is not None:
         files.remove(index)
@@ -40,6 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted(outside):
         files.append(File.generated(config, place_of(path), content=_content(path, outside)))
     files.append(File.generated(config, API, content=api_page(ROOT)))
+    files.append(File.generated(config, SCHEMA, content=json.dumps(config_schema(), indent=2)))
     return files
 
 

@@ -1,12 +1,11 @@
-"""The command line, and the places where a run is launched.
+"""The command line, and the launchers of runs.
 
-cli places                            the commands; the places
-local                                 one file for each place
-commands/                             one file for each command: its words and arguments
-run/                                  one run of a config, from its folder to its report
-supervision/                          processes under way: watched, stopped together, started again
-remote/                               hosts over SSH, and their processes
-diagnosis/                            `spmdkit doctor`: what a process finds here, and what is wrong
-pods/                                 manifests of Kubernetes
-drawing/                              pipeline schedules in characters and as SVG
+cli, commands/                        the command line
+console                               its streams and warnings
+launchers                             the interface of the launchers, and their list
+local, ssh, slurm, mpi, kubernetes    one file for each launcher
+remote/                               hosts over SSH and their processes
+manifest                              the Kubernetes objects
+supervision/                          starts, watches, stops and restarts processes
+doctor/                               `spmdkit doctor`: checks a machine and a job before a run
 """

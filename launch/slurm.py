@@ -1,11 +1,14 @@
-"""`spmdkit launch CONFIG --on slurm`: a run as a batch job of a Slurm cluster.
+"""`spmdkit launch CONFIG --on slurm`: a batch job of a Slurm cluster.
 
-The sizes of the job come from the config's section `launch`; run.dir has to be on a file system that this machine and
-all nodes share. The script is kept there, and handed to sbatch. To place, start and requeue is Slurm's work.
+The config's section `launch` gives the sizes of the job; run.dir must be on a file system that this machine and all
+nodes share. The script is written there and submitted with sbatch. It starts the processes with one srun, and decides
+by their exit code if the job is requeued. Slurm reads the lines `#SBATCH` by its own rules, and bash reads the others;
+both are quoted here.
 """
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,55 +17,125 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ..configs import load_config
-from ..configs.schema import Config
-from ..configs.secret_variables import is_secret, resolve
-from ..mesh.errors import UserError
-from ..mesh.files import absolute_path
-from ..mesh.joining.sources import without_job
-from ..training.ending.exits import FINISHED, TRY_AGAIN
-from .places import Run, not_a_target
-from .run.directory.folder import check_folder, make_folder
-from .run.directory.ownership import refuse_if_in_use
-from .slurm_script import batch_script
+from ..configs.launch_config import LaunchConfig
+from ..configs.secret_variables import is_secret, redact, resolve
+from ..mesh.errors import UserError, counted, is_printable
+from ..mesh.exit_codes import FINISHED, TRY_AGAIN
+from ..mesh.files import absolute_path, write_text
+from ..runtime.machine_check import check_directory
+from ..runtime.ownership import refuse_if_in_use
+from ..runtime.run_directory import make_directory
+from .launchers import LaunchJob, LaunchRequest, invalid_target
+from .startup.variables import without_job_variables
+from .supervision.output import announce
 
 SUBMIT_SECONDS = 120.0
 POLL_SECONDS = 1.0, 15.0
-"""Between two questions how a job is, at first and at last."""
-PATIENCE = 20
-"""How often in a row Slurm may fail to answer while a job is waited for."""
+"""The first and the longest interval between two queries of a job's state."""
+MAX_FAILED_QUERIES = 20
 UNAVAILABLE = re.compile(
     r"unable to contact|timed out|connect failure|connection refused|zero bytes|munge|authentication|try again"
     r"|temporarily|in standby|communication",
     re.IGNORECASE,
 )
-"""What sbatch says where the cluster is at fault."""
+"""Messages of sbatch if the cluster is at fault."""
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL")
 ENDED += ("DEADLINE", "REVOKED")
+PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
+"""Characters without a special meaning for Slurm and bash."""
+NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+
+MISSING = """[ -n "${{{name}+set}}" ] || {{
+    echo 'launch.environment.{name} must be set in the shell that submits'
+    exit 2
+}}"""
+BODY = r"""
+stopped=
+trap 'stopped=1' TERM # scancel: the processes get the signal too, and save
+
+latest() {{ # the latest step that has a checkpoint
+    ls "$run/checkpoints" 2>/dev/null | grep -Ex '[0-9]+' | sort -n | tail -n 1
+}}
+
+logs=$run/logs
+mkdir -p "$logs" || exit {again}
+starts=$logs/slurm-$SLURM_JOB_ID.starts
+step=$(latest)
+echo "--- $(date '+%F %T') job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1))" \
+    "on $SLURM_JOB_NODELIST, from step ${{step:-0}}" | tee -a "$starts"
+{fresh}messages=$logs/slurm-$SLURM_JOB_ID.srun
+srun {options} \
+    --output={output} \
+    {command} 2>"$messages"
+code=$?
+cat "$messages" >&2
+
+# The exit code of srun is mostly that of processes that it killed; its first message about one names the first failure.
+first=$(sed -n 's/^srun: error: .*: tasks\{{0,1\}} \([0-9][^:]*: .*\)/\1/p' "$messages" | head -n 1)
+rank=${{first%%[!0-9]*}}
+case $first in
+*": Exited with exit code "*) code=${{first##* }} ;;
+?*) code={again} ;; # killed by a signal
+esac
+[ "$code" -gt 128 ] && code={again}
+[ "$code" -eq 0 ] && exit 0
+if [ -n "$rank" ]; then
+    echo "rank $rank ended first: ${{first#*: }}. Its last lines, all of them in $logs/rank-$rank.log:"
+    grep -Fv '[Gloo]' "$logs/rank-$rank.log" | tail -n 20
+fi
+"""
+"""The script after the assignment of `run`. Doubled braces are literal."""
+
+REQUEUE = r"""
+[ "$code" -eq {again} ] || exit "$code" # another attempt would fail in the same way
+if [ -n "$stopped" ]; then
+    echo "job $SLURM_JOB_ID was canceled; the same command resumes the run"
+    exit {again}
+fi
+step=$(latest)
+if [ "$(grep -c ", from step ${{step:-0}}\$" "$starts")" -gt {restarts} ]; then
+    echo "not restarted: {restarts} restarts made no newer checkpoint than step ${{step:-0}}"
+    exit 1
+fi
+echo "requeueing the job, to resume from step ${{step:-0}}"
+scontrol requeue "$SLURM_JOB_ID"
+exit {again}
+"""
+
+NO_REQUEUE = """
+exit "$code"
+"""
+
+FRESH = r"""# --fresh applies until the new run has written its config.yaml
+mark=$logs/slurm-$SLURM_JOB_ID.fresh
+[ -e "$mark" ] || : >"$mark"
+fresh=--fresh
+[ "$run/config.yaml" -nt "$mark" ] && fresh=
+"""
 
 
 class SlurmTarget(NamedTuple):
     """A Slurm cluster.
 
     Attributes:
-        partition: Its partition; empty = the default one.
+        partition: The partition; "" = the default one.
     """
 
     partition: str
 
 
 class ClusterUnavailable(RuntimeError):
-    """Slurm does not answer; the same command may work when it does."""
+    """The cluster does not answer; the same command may work later."""
 
     exit_code = TRY_AGAIN
 
 
 class State(NamedTuple):
-    """What Slurm says of a job.
+    """The state of a job.
 
     Attributes:
-        name: Such as RUNNING.
-        code: Exit code of its script.
+        name: Slurm's name, such as RUNNING.
+        code: The exit code of its script.
     """
 
     name: str
@@ -70,77 +143,74 @@ class State(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """What a launch that has waited for the job exits with."""
+        """The exit code of a launch that waited for the job."""
         if self.name == "COMPLETED":
             return FINISHED
         return self.code if self.name == "FAILED" and 0 < self.code < 128 else TRY_AGAIN
 
 
 def parse(given: str) -> SlurmTarget:
-    """Reads the name of a partition, or nothing.
+    """Parses the name of a partition, or nothing.
 
     Raises:
-        UserError: It can be none.
+        UserError: It is not a valid name.
     """
     if given and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.,-]*", given):
-        raise not_a_target("slurm", given)
+        raise invalid_target("slurm", given)
     return SlurmTarget(given)
 
 
-def describe(run: Run, target: SlurmTarget) -> str:
-    """The batch script, exactly as it would be submitted."""
-    return batch_script(run, load_config(run.source, run.overrides, num_processes=None), target.partition).rstrip()
+def describe(request: LaunchRequest, target: SlurmTarget) -> str:
+    """Returns the batch script exactly as it would be submitted."""
+    return batch_script(LaunchJob.load(request), target.partition).rstrip()
 
 
-def launch(run: Run, target: SlurmTarget) -> int:
+def launch(request: LaunchRequest, target: SlurmTarget) -> int:
     """Writes the script into run.dir and submits it.
 
     Returns:
-        0 once Slurm has the job; where `run.wait`, the exit code of the job when it has ended.
+        0 once Slurm has the job; with `request.wait`, the exit code of the job after its end.
 
     Raises:
-        UserError: The config cannot work, there is no Slurm here, or it refuses the job; nothing was submitted.
+        UserError: The config is invalid, Slurm is not installed, or it refuses the job; nothing was submitted.
         ClusterUnavailable: Slurm does not answer.
     """
-    config = load_config(run.source, run.overrides, num_processes=None)
-    script = batch_script(run, config, target.partition)
+    job = LaunchJob.load(request)
+    script = batch_script(job, target.partition)
     if shutil.which("sbatch") is None:
         raise UserError(
-            "There is no sbatch on PATH: --on slurm submits from a machine that has Slurm's commands. Log in to the "
-            "cluster, or print the script with --dry-run and submit it there."
+            "sbatch is not on PATH: --on slurm submits from a machine with Slurm's commands. Log in to the cluster, or "
+            "print the script with --dry-run and submit it there."
         )
-    by_name = {name: value for name, value in config.launch.environment.items() if value is None or is_secret(name)}
-    given = resolve(by_name)
-    folder = absolute_path(config.run.dir)
-    check_folder(folder)
-    refuse_if_in_use(folder)
-    make_folder(folder / "logs")
-    path = folder / "slurm.sh"
-    path.write_text(script, encoding="utf-8")
-    if given:
-        path.chmod(0o600)
-    job = submit(path, given)
-    print(job, flush=True)
-    say(told(job, config, folder))
-    return wait_for(job, folder) if run.wait else FINISHED
+    variables = job.launch.environment.items()
+    secrets = resolve({name: value for name, value in variables if value is None or is_secret(name)})
+    directory = absolute_path(job.run_dir)
+    check_directory(directory)
+    refuse_if_in_use(directory)
+    make_directory(directory / "logs")
+    path = directory / "slurm.sh"
+    write_text(path, script, mode=0o600 if secrets else None)
+    number = submit(path, secrets)
+    print(number, flush=True)
+    announce(describe_job(number, job.launch, directory))
+    return wait_for(number, directory) if request.wait else FINISHED
 
 
-def submit(script: Path, given: Mapping[str, str] = {}) -> str:
-    """Hands a script to sbatch; returns the number of the job.
+def submit(script: Path, secrets: Mapping[str, str] = {}) -> str:
+    """Submits a script with sbatch; returns the number of the job.
 
     Args:
         script: The script.
-        given: Environment variables beside those of the shell; Slurm passes all of them on to the job.
+        secrets: Environment variables in addition to those of the shell; Slurm passes all of them on to the job.
 
     Raises:
-        UserError: Slurm refuses it, and says why.
+        UserError: Slurm refuses it; the message contains Slurm's reason.
         ClusterUnavailable: Slurm does not answer.
     """
-    environment = without_job(os.environ) | dict(given)
     try:
         ended = subprocess.run(
             ["sbatch", "--parsable", str(script)],
-            env=environment,
+            env=without_job_variables(os.environ) | dict(secrets),
             capture_output=True,
             text=True,
             errors="replace",
@@ -148,37 +218,38 @@ def submit(script: Path, given: Mapping[str, str] = {}) -> str:
         )
     except subprocess.TimeoutExpired:
         raise ClusterUnavailable(
-            f"sbatch did not end within {SUBMIT_SECONDS:.0f} s. Look with squeue whether it has submitted the job; if "
-            "not, start the same command again."
+            f"sbatch did not end within {SUBMIT_SECONDS:.0f} s. Check with squeue if it has submitted the job; if not, "
+            "run the same command again."
         ) from None
-    said = "; ".join(line.removeprefix("sbatch: error: ") for line in ended.stderr.splitlines() if line.strip())
+    message = "; ".join(line.removeprefix("sbatch: error: ") for line in ended.stderr.splitlines() if line.strip())
     if ended.returncode == 0:
-        if said:
-            say(f"sbatch says: {said}")
+        if message:
+            announce(f"sbatch: {message}")
         return ended.stdout.strip().split("\n")[-1].partition(";")[0]
-    if UNAVAILABLE.search(said):
-        raise ClusterUnavailable(f"Slurm does not take the job now: {said}. Start the same command again later.")
+    if UNAVAILABLE.search(message):
+        raise ClusterUnavailable(f"Slurm cannot take the job now: {message}. Run the same command again later.")
     raise UserError(
-        f"Slurm refuses the job: {said or f'sbatch ended with code {ended.returncode}'}. What it was asked for is in "
-        f"{script}, from --on slurm:PARTITION and the config's section launch; correct it there. Nothing was submitted."
+        f"Slurm refuses the job: {message or f'sbatch ended with code {ended.returncode}'}. The request is in "
+        f"{script}; it comes from --on slurm:PARTITION and the config's section launch. Correct it there. "
+        "Nothing was submitted."
     )
 
 
-def told(job: str, config: Config, folder: Path) -> str:
-    """What is said of a job that was submitted."""
-    sizes, logs = config.launch, folder / "logs"
-    per_node = f"{sizes.nodes} node{'s'[: sizes.nodes > 1]} x {sizes.processes_per_node}"
-    again = "; goes back into the queue" if sizes.slurm.requeue else ""
-    return f"""job {job}: {per_node} = {sizes.num_processes} process{"es"[: 2 * (sizes.num_processes > 1)]}
-  script  {folder / "slurm.sh"}
-  logs    {logs}/slurm-{job}.log, and rank-0.log for each rank
-  watch   squeue --jobs={job}; tail -F {logs}/rank-0.log
-  stop    scancel {job}                  saves, if that takes less than the cluster's KillWait
-          scancel --signal=TERM {job}    saves{again}"""
+def describe_job(number: str, sizes: LaunchConfig, directory: Path) -> str:
+    """Returns the description of a submitted job, with the commands to watch and stop it."""
+    logs = directory / "logs"
+    again = "; then the job is requeued" if sizes.slurm.requeue else ""
+    processes = counted(sizes.num_processes, "process", "processes")
+    return f"""job {number}: {counted(sizes.nodes, "node")} x {sizes.processes_per_node} = {processes}
+  script  {directory / "slurm.sh"}
+  logs    {logs}/slurm-{number}.log, and rank-0.log for each rank
+  watch   squeue --jobs={number}; tail -F {logs}/rank-0.log
+  stop    scancel {number}                  saves, if that takes less than the cluster's KillWait
+          scancel --signal=TERM {number}    saves{again}"""
 
 
-def wait_for(job: str, folder: Path) -> int:
-    """Waits for the end of a job, over its restarts; returns the exit code of its last.
+def wait_for(number: str, directory: Path) -> int:
+    """Waits for the end of a job, including its restarts; returns the exit code of the last one.
 
     Raises:
         ClusterUnavailable: Slurm has not answered for minutes.
@@ -186,28 +257,31 @@ def wait_for(job: str, folder: Path) -> int:
     failures, pause = 0, POLL_SECONDS[0]
     try:
         while True:
-            state = ask(job)
+            state = query_state(number)
             failures = 0 if state else failures + 1
-            if failures > PATIENCE:
-                raise ClusterUnavailable(f"Slurm no longer says how job {job} is. Look with: squeue --jobs={job}")
+            if failures > MAX_FAILED_QUERIES:
+                raise ClusterUnavailable(
+                    f"Slurm no longer returns the state of job {number}. Check with: squeue --jobs={number}"
+                )
             if state and state.name in ENDED:
                 break
             time.sleep(pause)
             pause = min(1.1 * pause, POLL_SECONDS[1])
     except KeyboardInterrupt:
-        say(f"no longer waiting; job {job} goes on. To stop it: scancel {job}")
+        announce(f"no longer waiting; job {number} continues. To stop it: scancel {number}")
         return TRY_AGAIN
-    say(f"job {job} ended: {state.name}. Its log, {folder}/logs/slurm-{job}.log, ends:")
-    for line in last_start(folder / "logs" / f"slurm-{job}.log"):
-        print(f"  {line}", file=sys.stderr, flush=True)
+    log = directory / "logs" / f"slurm-{number}.log"
+    announce(f"job {number} ended: {state.name}. The end of its log, {log}:")
+    for line in read_last_start(log):
+        announce(f"  {line}")
     return state.exit_code
 
 
-def ask(job: str) -> State | None:
-    """Asks Slurm how a job is; None where it does not say."""
+def query_state(number: str) -> State | None:
+    """Returns the state of a job; None if Slurm does not answer."""
+    command = ["scontrol", "show", "job", "--oneliner", number]
     try:
-        asked = ["scontrol", "show", "job", "--oneliner", job]
-        ended = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=SUBMIT_SECONDS)
+        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SUBMIT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
     name = re.search(r"\bJobState=(\w+)", ended.stdout)
@@ -215,16 +289,115 @@ def ask(job: str) -> State | None:
     return State(name[1], int(code[1])) if name and code else None
 
 
-def last_start(log: Path, most: int = 40) -> list[str]:
-    """Returns the lines of a job's log since it started last."""
+def read_last_start(log: Path, max_lines: int = 40) -> list[str]:
+    """Returns the lines of a job's log since its last start."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return ["(there is none)"]
+        return ["(missing)"]
     begins = [number for number, line in enumerate(lines) if line.startswith("--- ")]
-    return lines[max(begins, default=0) :][-most:]
+    return lines[max(begins, default=0) :][-max_lines:]
 
 
-def say(line: str) -> None:
-    """Prints a line of the launcher to stderr."""
-    print(f"spmdkit launch: {line}", file=sys.stderr, flush=True)
+def batch_script(job: LaunchJob, partition: str) -> str:
+    """Returns the batch script.
+
+    Args:
+        job: The run to launch.
+        partition: The partition; "" = the default one.
+
+    Raises:
+        UserError: A path cannot be written in it.
+    """
+    launch, directory = job.launch, absolute_path(job.run_dir)
+    logs = directory / "logs"
+    variables = redact({"PYTHONUNBUFFERED": "1", **launch.environment}).items()
+    options = [
+        "--kill-on-bad-exit=1",
+        # srun waits for every task, but is not told the end of one if its step daemon was killed.
+        f"--wait={job.timeouts.shutdown}",
+        "--mpi=none",
+        "--open-mode=append",
+        *_option("--cpus-per-task", launch.cpus_per_process),  # srun does not inherit it from sbatch
+        *launch.slurm.srun_options,
+    ]
+    command = [*launch.prefix, *job.command(launch.python or sys.executable, fresh=False)]
+    body = BODY.format(
+        again=TRY_AGAIN,
+        fresh=FRESH if job.request.fresh else "",
+        options=shlex.join(options),
+        output=shlex.quote(f"{escape_pattern(logs)}/rank-%t.log"),
+        command=shlex.join(command) + (" $fresh" if job.request.fresh else ""),
+    )
+    restarts = job.request.restarts or launch.slurm.restarts
+    lines = [
+        "#!/bin/bash",
+        f"# A run of spmdkit. The directory {shlex.quote(str(logs))} must exist before you submit this.",
+        *(f"#SBATCH {quote_directive(option)}" for option in _job_options(launch, partition, directory)),
+        "",
+        *(
+            MISSING.format(name=name) if value is None else f"export {name}={shlex.quote(value)}"
+            for name, value in variables
+        ),
+        *launch.setup,
+        "",
+        f"run={shlex.quote(str(directory))}",
+    ]
+    end = REQUEUE.format(again=TRY_AGAIN, restarts=restarts) if launch.slurm.requeue else NO_REQUEUE
+    return "\n".join(lines) + body + end
+
+
+def _job_options(launch: LaunchConfig, partition: str, directory: Path) -> list[str]:
+    """Returns the options of sbatch; those of `launch.slurm.options` are last and take precedence."""
+    slurm = launch.slurm
+    return [
+        f"--job-name={NOT_IN_A_NAME.sub('-', directory.name).strip('-') or 'spmdkit'}",
+        f"--nodes={launch.nodes}",
+        f"--ntasks={launch.num_processes}",
+        f"--ntasks-per-node={launch.processes_per_node}",
+        *_option("--cpus-per-task", launch.cpus_per_process),
+        *_option("--gpus-per-task", launch.gpus_per_process),
+        *_option("--time", launch.time),
+        *_option("--partition", partition),
+        *_option("--account", slurm.account),
+        *_option("--qos", slurm.qos),
+        *([f"--signal=USR1@{slurm.warn_seconds}"] if slurm.warn_seconds else []),
+        "--requeue" if slurm.requeue else "--no-requeue",
+        "--open-mode=append",
+        f"--chdir={Path.cwd()}",
+        f"--output={escape_pattern(directory)}/logs/slurm-%j.log",
+        *slurm.options,
+    ]
+
+
+def _option(name: str, value: str | int) -> list[str]:
+    return [f"{name}={value}"] if value else []
+
+
+def quote_directive(option: str) -> str:
+    """Returns an option quoted for a line `#SBATCH`.
+
+    Raises:
+        UserError: It contains a newline or another control character.
+    """
+    if not is_printable(option):
+        raise UserError(
+            f"{option!r} contains a control character, which a Slurm script cannot represent. Rename the directory."
+        )
+    if PLAIN.fullmatch(option):
+        return option
+    escaped = re.sub(r'(["\\#])', r"\\\1", option)
+    return f'"{escaped}"'
+
+
+def escape_pattern(path: Path) -> str:
+    """Returns a path for Slurm's options of file names, in which % begins a field.
+
+    Raises:
+        UserError: It contains a backslash, which makes Slurm take the whole path literally.
+    """
+    if "\\" in str(path):
+        raise UserError(
+            f"run.dir={str(path)!r} contains a backslash, which file names of Slurm must not contain. Rename it."
+        )
+    return str(path).replace("%", "%%")

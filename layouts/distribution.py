@@ -1,21 +1,163 @@
-"""The two distributions: DataParallel replicates every variable, ModelParallel splits them by a LayoutMap."""
+"""The distributions of Keras, and `distribute_tensor`, which puts one array into a layout.
+
+DataParallel replicates every variable, ModelParallel splits them by a LayoutMap.
+"""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from ..mesh.compat import Device
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.experimental.layout import Format
+from jax.sharding import Sharding
+
+from ..mesh.axes import AXES
+from ..mesh.compat import Device, backend_started
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.devices import list_devices
-from ..mesh.errors import UserError
-from .distribution_base import Distribution as Distribution
-from .distribution_base import distribution as distribution
-from .distribution_base import first_axis, own_layout
-from .distribution_base import set_distribution as set_distribution
+from ..mesh.errors import UserError, unknown_name
 from .layout_map import LayoutMap
 from .resolve import resolve
 from .table import LayoutTable
 from .tensor_layout import TensorLayout
+
+_current: "Distribution | None" = None
+
+
+def distribution() -> "Distribution | None":
+    """Returns the distribution of the process, from `set_distribution` or an open `scope`, if any."""
+    return _current
+
+
+def set_distribution(value: "Distribution | None") -> None:
+    """Sets the distribution of the process; None clears it."""
+    global _current
+    if value is not None and not isinstance(value, Distribution):
+        raise UserError(
+            f"set_distribution takes a DataParallel, a ModelParallel or None, got {value!r} ({type(value).__name__})."
+        )
+    _current = value
+
+
+class Distribution:
+    """The base class of `DataParallel` and `ModelParallel`.
+
+    A variable is anything with a `shape`: an array, a ShapeDtypeStruct, or an object of your own. Its path is its own
+    `path` or an argument. A TensorLayout in its `_layout` takes precedence over all rules.
+    """
+
+    def __init__(
+        self, device_mesh: DeviceMesh, batch_dim_name: str | None = None, auto_shard_dataset: bool = True
+    ) -> None:
+        """Creates a distribution.
+
+        Args:
+            device_mesh: The mesh.
+            batch_dim_name: The mesh axis that splits the rows of a batch.
+            auto_shard_dataset: Accepted for compatibility with Keras; unused.
+
+        Raises:
+            UserError: `device_mesh` is not a DeviceMesh, or does not have the axis `batch_dim_name`.
+        """
+        if not isinstance(device_mesh, DeviceMesh):
+            raise UserError(f"Expect `device_mesh` to be an instance of DeviceMesh, got {type(device_mesh).__name__}.")
+        if batch_dim_name is not None and batch_dim_name not in device_mesh.axis_names:
+            raise UserError("batch_dim_name: " + unknown_name("mesh axis", batch_dim_name, device_mesh.axis_names))
+        self._device_mesh = device_mesh
+        self._batch_dim_name = batch_dim_name
+        self.auto_shard_dataset = auto_shard_dataset
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Makes this the distribution of the process in a `with` block."""
+        former = distribution()
+        set_distribution(self)
+        try:
+            yield
+        finally:
+            set_distribution(former)
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh."""
+        return self._device_mesh
+
+    @property
+    def batch_dim_name(self) -> str | None:
+        """The mesh axis that splits the rows of a batch."""
+        return self._batch_dim_name
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes; 1 if JAX's devices are not open and processes are not connected."""
+        return jax.process_count() if backend_started() or jax.distributed.is_initialized() else 1
+
+    @property
+    def num_model_replicas(self) -> int:
+        """Copies of the model on the mesh."""
+        raise NotImplementedError(f"{type(self).__name__} must define num_model_replicas.")
+
+    @property
+    def num_data_shards(self) -> int:
+        """Parts of a dataset that processes read: one per process, at most one per model replica."""
+        return min(self.num_model_replicas, self.num_processes)
+
+    @property
+    def data_shard_id(self) -> int:
+        """The part this process reads, from 0; processes that share a replica read the same part."""
+        if self.num_processes == 1:
+            return 0
+        if self.num_model_replicas >= self.num_processes:
+            return jax.process_index()
+        return jax.process_index() // (self.num_processes // self.num_model_replicas)
+
+    def get_data_layout(self, data_shape: Sequence[int | None]) -> TensorLayout:
+        """Returns the layout of a batch: rows (dim 0) split over the batch axis, all other dims whole.
+
+        Raises:
+            UserError: The shape is (): a scalar without rows.
+        """
+        if not data_shape:
+            raise UserError(
+                f"Data of shape () has no dim 0 to split over mesh axis {self._batch_dim_name!r}. Give it a dim of "
+                "rows, or leave it out of the batch."
+            )
+        return TensorLayout((self._batch_dim_name, *(None for _ in data_shape[1:])), self._device_mesh)
+
+    def get_variable_layout(self, variable: Any, path: str | None = None) -> TensorLayout:
+        """Returns the layout of a variable on the mesh.
+
+        Args:
+            variable: An object with a `shape`, and a `path` unless it is an argument.
+            path: Names joined by "/".
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define get_variable_layout.")
+
+    def get_tensor_layout(self, path: str) -> TensorLayout | None:
+        """Returns the layout of an intermediate value such as "block/dense/output"; None leaves it to the compiler."""
+        raise NotImplementedError(f"{type(self).__name__} must define get_tensor_layout.")
+
+    def layout_table(self, params: Any, **policies: Any) -> LayoutTable:
+        """Returns the layout table of a pytree of parameters.
+
+        Args:
+            params: Arrays or ShapeDtypeStructs; a leaf's path is its keys joined by "/".
+            **policies: As for `resolve`: unmatched, unmatched_floor_bytes, indivisible, required_axes.
+
+        Raises:
+            LayoutError: The layouts have problems; the message lists all of them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define layout_table.")
+
+    def whole_layout(self, variable: Any) -> TensorLayout:
+        """Returns the layout of a variable that every device holds whole."""
+        return TensorLayout((None,) * len(variable.shape), self._device_mesh)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._device_mesh!r}, batch_dim_name={self._batch_dim_name!r})"
 
 
 class DataParallel(Distribution):
@@ -32,19 +174,19 @@ class DataParallel(Distribution):
         devices: Sequence[str | Device] | None = None,
         auto_shard_dataset: bool = True,
     ) -> None:
-        """Puts data parallelism on a mesh, or on a new mesh of one axis "batch".
+        """Creates data parallelism on a mesh, or on a new mesh with the axis "batch".
 
         Args:
-            device_mesh: The mesh; `devices` is not looked at then. Rows are split over its first axis (over "data" if
-                it has the canonical axes).
+            device_mesh: The mesh; `devices` is ignored then. Rows are split over its first axis ("data" if it has the
+                canonical axes).
             devices: Devices of a new mesh; None for all of them.
-            auto_shard_dataset: As in Keras; it is kept, and read by nothing here.
+            auto_shard_dataset: Accepted for compatibility with Keras; unused.
 
         Raises:
-            UserError: If `device_mesh` is no DeviceMesh.
+            UserError: `device_mesh` is not a DeviceMesh.
 
         Warns:
-            UserWarning: If other axes have sizes over 1, as devices along those do the same work.
+            UserWarning: Other axes have sizes over 1; devices along them do the same work.
         """
         if device_mesh is None:
             names = list_devices() if devices is None else list(devices)
@@ -68,38 +210,15 @@ class DataParallel(Distribution):
         return self._device_mesh.size
 
     def get_variable_layout(self, variable: Any, path: str | None = None) -> TensorLayout:
-        """Gives the layout of a variable.
-
-        Args:
-            variable: Anything with a `shape`.
-            path: Not needed here.
-
-        Returns:
-            All dims whole, unless the variable has its own layout.
-        """
+        """Returns the variable's own layout, else all dims whole; the path is unused."""
         return own_layout(variable) or self.whole_layout(variable)
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Gives the layout of an intermediate value.
-
-        Args:
-            path: Its name.
-
-        Returns:
-            None: it follows from the batch.
-        """
+        """Returns None: the layout follows from the batch."""
         return None
 
     def layout_table(self, params: Any, **policies: Any) -> LayoutTable:
-        """Gives the layouts of a pytree of parameters.
-
-        Args:
-            params: Arrays or ShapeDtypeStructs.
-            **policies: As for `resolve`.
-
-        Returns:
-            The table: every parameter whole on every device.
-        """
+        """Returns the table of a pytree of parameters, all of them whole on every device; policies as for `resolve`."""
         return resolve(
             params, self._device_mesh, default=lambda _, leaf: (self.whole_layout(leaf), "data parallel"), **policies
         )
@@ -123,18 +242,18 @@ class ModelParallel(Distribution):
         auto_shard_dataset: bool = True,
         device_mesh: DeviceMesh | None = None,
     ) -> None:
-        """Puts model parallelism on the mesh of a LayoutMap.
+        """Creates model parallelism on the mesh of a LayoutMap.
 
         Args:
             layout_map: The rules.
             batch_dim_name: The mesh axis that splits the rows of a batch; None for the first (for "data" on a mesh with
                 the canonical axes).
-            auto_shard_dataset: As in Keras; it is kept, and read by nothing here.
-            device_mesh: Not needed; the mesh of `layout_map` if given.
+            auto_shard_dataset: Accepted for compatibility with Keras; unused.
+            device_mesh: Optional; must be the mesh of `layout_map`.
 
         Raises:
-            UserError: If `layout_map` is missing or no LayoutMap, `device_mesh` is another mesh than its own, the mesh
-                has no axis `batch_dim_name`, or processes and model replicas do not divide.
+            UserError: `layout_map` is missing or not a LayoutMap, `device_mesh` is another mesh, the mesh does not have
+                the axis `batch_dim_name`, or processes and model replicas do not divide.
         """
         if layout_map is None:
             raise UserError("You must specify a layout_map argument.")
@@ -170,48 +289,114 @@ class ModelParallel(Distribution):
         return self._device_mesh.axis_size(str(self._batch_dim_name))
 
     def get_variable_layout(self, variable: Any, path: str | None = None) -> TensorLayout:
-        """Gives the layout of a variable.
+        """Returns the variable's own layout, else that of the rule for its path, else all dims whole.
 
         Args:
-            variable: Anything with a `shape`, and a `path` unless given here.
+            variable: An object with a `shape`, and a `path` unless it is an argument.
             path: Names joined by "/".
 
-        Returns:
-            Its own layout, else that of the rule for its path, else all dims whole.
-
         Raises:
-            UserError: If it has no path, or several rules match it.
+            UserError: The path is missing, or several rules match it.
         """
         own = own_layout(variable)
         if own is not None:
             return own
         path = getattr(variable, "path", None) if path is None else path
         if path is None:
-            raise UserError("The variable has no path, by which its rule is found. Give get_variable_layout(x, path).")
+            raise UserError("The variable must have a path to find its rule. Pass one: get_variable_layout(x, path).")
         return self._layout_map[path] or self.whole_layout(variable)
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Gives the layout of an intermediate value.
-
-        Args:
-            path: Its name, for example "block/dense/output".
-
-        Returns:
-            The layout of the rule for that name, or None.
-        """
+        """Returns the layout of the rule for an intermediate value such as "block/dense/output", if any."""
         return self._layout_map[path]
 
     def layout_table(self, params: Any, **policies: Any) -> LayoutTable:
-        """Gives the layouts of a pytree of parameters.
+        """Returns the layout table of a pytree of parameters.
 
         Args:
             params: Arrays or ShapeDtypeStructs; a leaf's path is its keys joined by "/".
             **policies: As for `resolve`.
 
-        Returns:
-            The table.
-
         Raises:
-            LayoutError: Listing everything that is wrong.
+            LayoutError: The layouts have problems; the message lists all of them.
         """
         return resolve(params, self._device_mesh, rules=self._layout_map, **policies)
+
+
+def first_axis(mesh: DeviceMesh) -> str:
+    """Returns the default batch axis: "data" on a mesh with the canonical axes, else the first axis."""
+    return "data" if set(AXES) <= set(mesh.axis_names) else mesh.axis_names[0]
+
+
+def own_layout(variable: Any) -> TensorLayout | None:
+    """Returns the layout in a variable's `_layout`, if any."""
+    layout = getattr(variable, "_layout", None)
+    return layout if isinstance(layout, TensorLayout) else None
+
+
+def distribute_tensor(tensor: Any, layout: TensorLayout | Sharding | Format) -> Any:
+    """Puts an array into a layout.
+
+    Args:
+        tensor: A JAX or NumPy array (global), a number or a nested list of numbers, or an array being traced inside
+            `jit`, whose sizes may be symbolic. A ShapeDtypeStruct holds no data and is returned unchanged.
+        layout: A TensorLayout with a mesh, a JAX sharding, or a JAX Format (sharding and order in memory).
+
+    Returns:
+        The same values in that layout: under `jit` a constraint, outside a copy, or `tensor` itself if it already has
+        that layout.
+
+    Raises:
+        UserError: A TensorLayout is without a mesh, has too many entries, or does not divide the array; `layout` or
+            `tensor` has another type; or the call is inside a step, which is a `shard_map`.
+    """
+    if isinstance(tensor, jax.ShapeDtypeStruct):
+        return tensor
+    if not isinstance(layout, TensorLayout | Sharding | Format):
+        raise UserError(
+            f"distribute_tensor takes a TensorLayout with a mesh, a JAX Sharding or a Format, got {layout!r} "
+            f"({type(layout).__name__}). Write TensorLayout(axes, device_mesh)."
+        )
+    tensor = _as_array(tensor)
+    if isinstance(layout, TensorLayout):
+        layout.shard_shape(tensor.shape)
+        layout = layout.backend_layout
+    if isinstance(tensor, Tracer):
+        _check_place()
+        return jax.lax.with_sharding_constraint(tensor, layout)
+    if isinstance(tensor, jax.Array) and _has_layout(tensor, layout):
+        return tensor
+    return jax.device_put(tensor, layout)
+
+
+def _as_array(tensor: Any) -> Any:
+    """Returns an array unchanged, and numbers and nested lists of them as an array."""
+    problem = f"distribute_tensor got a {type(tensor).__name__}"
+    if hasattr(tensor, "shape") and hasattr(tensor, "dtype"):
+        if getattr(tensor.dtype, "kind", "f") not in "OSU":
+            return tensor
+        problem += f" of {tensor.dtype}, which is not a JAX dtype"
+    if isinstance(tensor, bool | int | float | complex | list | tuple):
+        try:
+            return jnp.asarray(tensor)
+        except (TypeError, ValueError) as error:
+            problem += f" that is not an array of numbers ({str(error).splitlines()[0]})"
+    raise UserError(f"{problem}; it takes one array. For a tree, use jax.tree.map(distribute_tensor, tree, layouts).")
+
+
+def _check_place() -> None:
+    """Raises UserError inside a `shard_map`, where a device only has its own shard of an array."""
+    context = jax.sharding.get_abstract_mesh()
+    manual = [str(axis) for axis in context.manual_axes if context.shape[axis] > 1]
+    if manual:
+        raise UserError(
+            f"distribute_tensor inside a shard_map over {', '.join(manual)}: there a device only has its own "
+            "rows, without a layout on the whole mesh. In a model that a step trains, name the activation, "
+            'y = spmdkit.name_output(y, "layer/output"), and lay it out by a rule of that name.'
+        )
+
+
+def _has_layout(tensor: Any, layout: Sharding | Format) -> bool:
+    if isinstance(layout, Sharding):
+        return tensor.sharding.is_equivalent_to(layout, tensor.ndim)
+    return tensor.format == layout

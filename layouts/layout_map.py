@@ -1,4 +1,4 @@
-"""LayoutMap: from regular expressions over parameter paths to layouts."""
+"""LayoutMap: regular expressions for parameter paths, and their layouts."""
 
 import re
 from collections.abc import Iterator, MutableMapping
@@ -7,8 +7,7 @@ from typing import Any, Literal
 from jax.sharding import PartitionSpec
 
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.errors import UserError
-from ..mesh.near_miss import unknown_name
+from ..mesh.errors import UserError, unknown_name
 from .tensor_layout import TensorLayout
 
 MatchMode = Literal["fullmatch", "search", "first"]
@@ -16,11 +15,11 @@ MATCH_MODES: tuple[MatchMode, ...] = ("fullmatch", "search", "first")
 
 
 class LayoutMap(MutableMapping[str, Any]):
-    """Rules, in the order they were added: a regular expression over paths, and the layout of the paths it matches.
+    """Layout rules in order: a regular expression for paths, and the layout of the paths that it matches.
 
-    Looking a path up takes the rule whose key is the path itself, and otherwise the one rule whose expression matches;
-    two matches are an error, and none gives None. Everything else (`in`, `len`, iteration, `del`, `pop`, `setdefault`)
-    speaks of the keys as they were written; `get` is a look-up with a default.
+    Lookup of a path takes the rule with the path as its key, or else the one rule whose expression matches. Two matches
+    are an error; without a match, the result is None. All other methods (`in`, `len`, iteration, `del`, `pop`,
+    `setdefault`) use the keys as written; `get` is a lookup with a default.
 
     Example:
         rules = LayoutMap(mesh)
@@ -30,18 +29,18 @@ class LayoutMap(MutableMapping[str, Any]):
     """
 
     def __init__(self, device_mesh: DeviceMesh, match: MatchMode = "fullmatch") -> None:
-        r"""Makes an empty map.
+        r"""Creates an empty map.
 
         Args:
             device_mesh: The mesh of every layout in the map.
-            match: "fullmatch": an expression must match the whole path. "search": it may match any part of it.
-                "first": as "fullmatch", but of several matches the rule added first wins.
+            match: "fullmatch": an expression must match the whole path. "search": it can match any part of it.
+                "first": as "fullmatch", but of several matches the first rule is used.
 
         Raises:
-            UserError: If `device_mesh` is not a DeviceMesh or `match` is not one of these.
+            UserError: `device_mesh` is not a DeviceMesh, or `match` is unknown.
         """
         if not isinstance(device_mesh, DeviceMesh):
-            raise UserError(f"LayoutMap needs a DeviceMesh, not {device_mesh!r} ({type(device_mesh).__name__}).")
+            raise UserError(f"LayoutMap needs a DeviceMesh, got {device_mesh!r} ({type(device_mesh).__name__}).")
         if match not in MATCH_MODES:
             raise UserError(unknown_name("layouts.match", match, MATCH_MODES))
         self._device_mesh = device_mesh
@@ -56,11 +55,11 @@ class LayoutMap(MutableMapping[str, Any]):
 
     @property
     def match(self) -> MatchMode:
-        """How expressions are matched."""
+        """The mode of matching."""
         return self._match
 
     def __setitem__(self, key: str, layout: TensorLayout | tuple) -> None:
-        """Adds a rule; a tuple of axis names stands for a TensorLayout, and the map's mesh is put into it."""
+        """Adds a rule; converts a tuple of axis names to a TensorLayout, and sets its mesh."""
         if key in self._layouts:
             raise UserError(
                 f"{key} already exist in the LayoutMap with value {self._layouts[key]}. Delete it first, or change "
@@ -78,7 +77,7 @@ class LayoutMap(MutableMapping[str, Any]):
         self._layouts[key] = self._on_this_mesh(key, layout)
 
     def __getitem__(self, path: str) -> TensorLayout | None:
-        """Looks a path up: the layout of its rule, or None; UserError if several rules match."""
+        """Returns the layout of a path's rule, or None; UserError if several rules match."""
         keys = self.deciding_keys(path)
         if len(keys) > 1:
             raise UserError(
@@ -88,41 +87,19 @@ class LayoutMap(MutableMapping[str, Any]):
         return self._layouts[keys[0]] if keys else None
 
     def get(self, path: str, default: Any = None) -> Any:
-        """Looks a path up.
-
-        Args:
-            path: A parameter's path.
-            default: What to return if no rule matches.
-
-        Returns:
-            The layout, or `default`.
-        """
+        """Returns the layout of a path's rule, or the default."""
         layout = self[path]
         return default if layout is None else layout
 
     def deciding_keys(self, path: str) -> tuple[str, ...]:
-        """Finds the rule that decides a path, or all that contend for it.
-
-        Args:
-            path: A parameter's path.
-
-        Returns:
-            One key; none if no rule matches; several if the rules are ambiguous for this path.
-        """
+        """Returns the key of a path's rule; several keys if the rules are ambiguous for this path."""
         if path in self._layouts:
             return (path,)
         keys = self.keys_matching(path)
         return keys[:1] if self._match == "first" else keys
 
     def keys_matching(self, path: str) -> tuple[str, ...]:
-        """Finds every rule that matches a path, whether or not it decides.
-
-        Args:
-            path: A parameter's path.
-
-        Returns:
-            The keys, in the order they were added.
-        """
+        """Returns the keys of all rules that match a path, in order."""
         test = re.Pattern.search if self._match == "search" else re.Pattern.fullmatch
         return tuple(key for key, pattern in self._patterns.items() if key == path or test(pattern, path))
 
@@ -132,31 +109,12 @@ class LayoutMap(MutableMapping[str, Any]):
         del self._layouts[key], self._patterns[key]
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Removes a rule.
-
-        Args:
-            key: The key as it was written; not a path.
-            *default: What to return if there is no such key.
-
-        Returns:
-            The rule's layout, or the default.
-
-        Raises:
-            KeyError: If there is no such key and no default.
-        """
+        """Removes the rule with this key (not a path); returns its layout or the default."""
         self._patterns.pop(key, None)
         return self._layouts.pop(key, *default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Adds a rule unless its key exists.
-
-        Args:
-            key: The key as it is written; not a path.
-            default: The layout to add.
-
-        Returns:
-            The layout of the rule with that key.
-        """
+        """Adds a rule unless its key exists; returns the layout of that key."""
         if key not in self._layouts:
             self[key] = default
         return self._layouts[key]
@@ -171,19 +129,11 @@ class LayoutMap(MutableMapping[str, Any]):
         return len(self._layouts)
 
     def items(self) -> Any:
-        """Gives the rules as they were written.
-
-        Returns:
-            A view of (key, layout) pairs, in the order they were added.
-        """
+        """Returns the (key, layout) pairs in order."""
         return self._layouts.items()
 
     def values(self) -> Any:
-        """Gives the layouts of the rules.
-
-        Returns:
-            A view of them, in the order the rules were added.
-        """
+        """Returns the layouts in order."""
         return self._layouts.values()
 
     def __repr__(self) -> str:
@@ -195,20 +145,22 @@ class LayoutMap(MutableMapping[str, Any]):
             layout.device_mesh = self._device_mesh
         if layout.device_mesh != self._device_mesh:
             raise UserError(
-                f"The layout {layout} of rule {key!r} belongs to another mesh, {layout.device_mesh!r}; this LayoutMap "
-                f"is for {self._device_mesh!r}. Leave the layout's mesh out, or give the map's."
+                f"The layout {layout} of rule {key!r} has another mesh, {layout.device_mesh!r}, than this LayoutMap, "
+                f"{self._device_mesh!r}. Remove the layout's mesh, or use the map's."
             )
         return layout
 
 
 def _compiled(key: str) -> re.Pattern[str]:
     if not isinstance(key, str):
-        raise UserError(f"Rule {key!r} is a {type(key).__name__}; the key of a rule is a regular expression, a str.")
+        raise UserError(
+            f"The key of a rule must be a string (a regular expression), got {key!r} ({type(key).__name__})."
+        )
     try:
         return re.compile(key)
     except re.error as error:
         place = "" if error.pos is None else f" at position {error.pos}"
         raise UserError(
             f"Rule {key!r} is not a valid regular expression: {error.msg}{place}. Escape special characters with a "
-            "backslash, and write '.*' where any text may stand."
+            "backslash, and write '.*' for any text."
         ) from error

@@ -1,4 +1,4 @@
-"""Rules for activations: those whose key ends in "/output", as Keras lays out the outputs of layers."""
+"""Rules for activations: keys that end in "/output", as in Keras."""
 
 from collections.abc import Sequence
 
@@ -7,18 +7,11 @@ from .layout_map import LayoutMap
 from .tensor_layout import TensorLayout
 
 OUTPUT = "/output"
-"""How the name of an activation ends, and the key of a rule for activations."""
+"""The end of the name of an activation and of the key of its rule."""
 
 
 def output_rules(rules: LayoutMap | None) -> LayoutMap | None:
-    """Takes the rules for activations out of a map.
-
-    Args:
-        rules: All rules of a run.
-
-    Returns:
-        A map of the same mesh that matches in the same way; None where there is no such rule.
-    """
+    """Returns a map of only the rules for activations, or None if there are none."""
     if rules is None or not any(key.endswith(OUTPUT) for key in rules):
         return None
     chosen = LayoutMap(rules.device_mesh, match=rules.match)
@@ -29,12 +22,12 @@ def output_rules(rules: LayoutMap | None) -> LayoutMap | None:
 
 
 def output_rule_problems(rules: LayoutMap, row_axes: Sequence[str], manual_axes: Sequence[str]) -> list[str]:
-    """Finds what is wrong with rules for activations before a model names any.
+    """Returns the problems of rules for activations, before a model names any.
 
     Args:
-        rules: From `output_rules`.
-        row_axes: Mesh axes that split the rows of a batch, so dim 0 of an activation.
-        manual_axes: Those and the other axes that the step splits its work over by itself.
+        rules: The result of `output_rules`.
+        row_axes: The mesh axes that split the rows of a batch, which are dim 0 of an activation.
+        manual_axes: These and the other axes over which the step itself splits its work.
 
     Returns:
         One message for each axis named twice, each axis of the rows outside dim 0, rows split over only some of their
@@ -48,31 +41,50 @@ def output_rule_problems(rules: LayoutMap, row_axes: Sequence[str], manual_axes:
 
 
 def _problems(layout: TensorLayout, row_axes: tuple[str, ...], manual_axes: tuple[str, ...]) -> list[str]:
+    gives = f"gives activations the layout {layout}"
     if layout.repeated_axes:
-        return [problems.repeated_axis_of_output(layout)]
+        axes = ", ".join(map(repr, layout.repeated_axes))
+        return [f"{gives}, which uses {axes} twice. An axis can split one dim only."]
     found = []
-    rows = tuple(axis for axis in layout.axes_of_dim(0) if axis in row_axes)
-    if rows and layout.axes_of_dim(0)[: len(row_axes)] != row_axes:
-        found.append(problems.rows_of_output(layout, row_axes))
+    if set(layout.axes_of_dim(0)) & set(row_axes) and layout.axes_of_dim(0)[: len(row_axes)] != row_axes:
+        rows = row_axes[0] if len(row_axes) == 1 else f"[{', '.join(row_axes)}]"
+        found.append(
+            f"{gives}, but their dim 0 are the rows of the batch, which are split over {rows}. Begin dim 0 with "
+            f"{rows}, or write null there, which keeps the layout of the rows."
+        )
     for dim in range(len(layout.axes)):
         for axis in layout.axes_of_dim(dim):
             if axis in row_axes and dim:
-                found.append(problems.row_axis_of_output(layout, axis, dim))
+                found.append(
+                    f"{gives}, but {axis!r} splits the rows of the batch, which are dim 0, and cannot split dim {dim} "
+                    f"too. Leave it out of dim {dim} in this rule of layouts.rules."
+                )
             elif axis in manual_axes and axis not in row_axes:
-                found.append(problems.manual_axis_of_output(layout, axis))
+                leave = " (strategy.tensor.explicit=false leaves it to XLA)" if axis == "tensor" else ""
+                found.append(
+                    f"{gives}, but the step itself splits its work over {axis!r}, so its activations have the "
+                    f"strategy's layout. Leave {axis} out of this rule in layouts.rules{leave}."
+                )
     return found
 
 
 def unused_output_rules(rules: LayoutMap, named: Sequence[str], paths: Sequence[str]) -> list[str]:
-    """Finds the rules for activations that nothing meets.
+    """Returns one message for each rule for activations that matches nothing, with the nearest name.
 
     Args:
-        rules: From `output_rules`.
+        rules: The result of `output_rules`.
         named: The names of the model's activations.
         paths: The paths of its parameters; a rule that matches one of them is in use.
-
-    Returns:
-        One message for each, with the nearest name.
     """
     matching = {key for path in (*named, *paths) for key in rules.keys_matching(path)}
-    return [problems.unused_output_rule(key, named) for key in rules if key not in matching]
+    found = []
+    for key in (key for key in rules if key not in matching):
+        near = problems.nearest_path(key, named)
+        found.append(
+            f"Rule {key!r} is for an activation, as its key ends in /output, but the model names none. Name it in the "
+            f'model: y = spmdkit.name_output(y, "{problems.literal_text(key)}"), or remove the rule from layouts.rules.'
+            if near is None
+            else f"Rule {key!r} matches no activation that the model names. The nearest name is {near!r}. Correct the "
+            "rule or remove it from layouts.rules."
+        )
+    return found

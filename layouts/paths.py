@@ -1,12 +1,16 @@
-"""Paths of the leaves of a pytree: names joined by `/`, as rules and checkpoints write them."""
+"""Paths of the leaves of a pytree, names joined by `/`, and regular expressions that select them."""
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.tree_util import KeyPath, keystr
 
+from ..mesh.errors import UserError, did_you_mean
+
+MAX_NAMED = 3
+"""Paths in one message."""
 NUMBER = re.compile(r"(?<![^/])\d+(?![^/])")
 
 
@@ -15,7 +19,7 @@ def leaves_with_paths(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -
 
     Args:
         tree: Any pytree: dicts, lists, tuples, NamedTuples, registered dataclasses.
-        is_leaf: Tells nodes that are to be taken as leaves.
+        is_leaf: Returns True for nodes to treat as leaves.
 
     Returns:
         (path, leaf) pairs in the order of `jax.tree.leaves`; dict keys, list indices and field names joined by "/",
@@ -38,6 +42,20 @@ def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda keys, *leaves: function(_join(keys), *leaves), tree, *rest)
 
 
+def flatten_mapping(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns dotted key -> value of nested mappings, such as a config; an empty mapping is a value.
+
+    Args:
+        values: Mappings, lists and scalars; only mappings are flattened.
+        prefix: The beginning of every key, such as "model.".
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flatten_mapping(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return found
+
+
 def split_at_paths(tree: Any, paths: Collection[str]) -> tuple[Any, Any]:
     """Splits a pytree in two: the leaves at some paths, and the others.
 
@@ -54,38 +72,75 @@ def split_at_paths(tree: Any, paths: Collection[str]) -> tuple[Any, Any]:
 
 
 def join(tree: Any, other: Any) -> Any:
-    """Joins two trees that `split_at_paths` made."""
+    """Joins the two trees of `split_at_paths`."""
     return jax.tree.map(lambda one, two: two if one is None else one, tree, other, is_leaf=lambda leaf: leaf is None)
 
 
 def numberless(path: str) -> str:
-    """Replaces the numbers of a path, so that the same array of every layer has one name.
-
-    Args:
-        path: For example "blocks/3/query".
-
-    Returns:
-        For example "blocks/*/query".
-    """
+    """Replaces the numbers of a path, so that an array of every layer has one name: "blocks/*/query"."""
     return NUMBER.sub("*", path)
 
 
 def joined_path(paths: Sequence[str]) -> str:
-    """Writes paths that differ only in their numbers as one.
-
-    Args:
-        paths: At least one; all with the same `numberless` form.
-
-    Returns:
-        For example "blocks/{0..11}/query".
-    """
+    """Joins paths that differ only in their numbers: "blocks/{0..11}/query"."""
     parts = zip(*(path.split("/") for path in paths), strict=True)
     return "/".join(part[0] if len(set(part)) == 1 else _numbers(part) for part in parts)
 
 
 def in_blocks(path: str) -> bool:
-    """Whether a parameter belongs to the stacked blocks of a model."""
+    """Returns True for a parameter of the stacked blocks of a model."""
     return path.split("/")[0] == "blocks"
+
+
+def pattern_problem(pattern: object) -> str | None:
+    """Returns the problem of a regular expression for paths, or None."""
+    if not isinstance(pattern, str):
+        return f"a pattern of parameter paths must be a string, got {pattern!r} ({type(pattern).__name__})."
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return f"{pattern!r} is not a valid regular expression: {error}."
+    return None
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Returns True if a pattern equals a path or matches all of it."""
+    return pattern == path or re.fullmatch(pattern, path) is not None
+
+
+def match_paths(patterns: Sequence[str], paths: Sequence[str], key: str) -> dict[str, list[str]]:
+    """Finds the paths that each pattern matches.
+
+    Args:
+        patterns: Regular expressions.
+        paths: The paths of all parameters.
+        key: The config key of the expressions, for messages.
+
+    Returns:
+        Pattern -> the paths that it matches, at least one, in order.
+
+    Raises:
+        UserError: Patterns match no path; the message has the nearest path of each.
+    """
+    matched = {pattern: [path for path in paths if matches(pattern, path)] for pattern in patterns}
+    unmatched = [pattern for pattern, found in matched.items() if not found]
+    if unmatched:
+        raise UserError(
+            "\n".join(f"{key}: {pattern!r} matches no parameter.{_near(pattern, paths)}" for pattern in unmatched)
+        )
+    return matched
+
+
+def _near(pattern: str, paths: Sequence[str]) -> str:
+    """Returns the nearest path as a hint, or the first paths."""
+    return did_you_mean(pattern, paths, cutoff=0.4) or f" The parameters are {some(paths) or 'none'}."
+
+
+def some(paths: Iterable[str]) -> str:
+    """Returns the first few paths and the number of the others."""
+    named = list(paths)
+    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+    return ", ".join(named[:MAX_NAMED]) + more
 
 
 def _numbers(names: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
-"""Resolving rules against an abstract tree of parameters, once, into the table that everything else uses."""
+"""Resolves rules for an abstract tree of parameters, and for optimizer state, into layout tables."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -9,15 +10,14 @@ import jax
 from jax.tree_util import tree_structure
 
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.errors import UserError
-from ..mesh.near_miss import unknown_name
+from ..mesh.errors import UserError, unknown_name
 from . import problems
 from .layout_map import LayoutMap
 from .output_rules import OUTPUT
 from .paths import joined_path, leaves_with_paths, numberless
 from .problems import LayoutError as LayoutError
 from .sizes import array_bytes, counted, format_bytes
-from .table import LayoutTable, make_row
+from .table import LayoutRow, LayoutTable, make_row
 from .tensor_layout import TensorLayout
 
 Default = Callable[[str, jax.ShapeDtypeStruct], tuple[TensorLayout, str]]
@@ -40,29 +40,29 @@ def resolve(
     required_axes: Sequence[str] = (),
     fixed_dims: Callable[[str], int] = lambda path: 0,
 ) -> LayoutTable:
-    """Gives every parameter its layout: by its rule, else by the default, else by the policy for unmatched ones.
+    """Resolves the layout of every parameter: by its rule, else by the default, else by the policy `unmatched`.
 
     Args:
         abstract_params: Pytree of ShapeDtypeStructs (or arrays) with global shapes.
         mesh: The mesh of all layouts.
         rules: Rules on that mesh. Keys that end in "/output" are for activations and need not match.
-        default: Called as `default(path, leaf)` for parameters no rule matches; returns the layout and, for the
-            table, the reason.
-        unmatched: Without a default, what to do with unmatched parameters of at least `unmatched_floor_bytes`:
-            "error", "warn" (and replicate) or "replicate". Smaller ones are replicated.
-        unmatched_floor_bytes: Bytes of the whole array.
-        indivisible: What to do with a dim that its axes do not divide: "error", "replicate" (keep that dim whole) or
-            "next_dim" (move its axes to the largest whole dim that they divide; an error where there is none).
+        default: Called as `default(path, leaf)` for parameters without a rule; returns the layout and the reason for
+            the table.
+        unmatched: The policy for unmatched parameters of at least `unmatched_floor_bytes`, without a default: "error",
+            "warn" (and replicate) or "replicate". Smaller ones are replicated.
+        unmatched_floor_bytes: The minimum number of bytes of the whole array for `unmatched`.
+        indivisible: The policy for a dim that its axes do not divide: "error", "replicate" (keep that dim whole) or
+            "next_dim" (move its axes to the largest whole dim that they divide; an error if there is none).
         required_axes: Axes that must split some parameter if their size is over 1.
-        fixed_dims: Path -> how many leading dims of this parameter "next_dim" leaves alone: they count copies of one
-            array (the blocks of a stack), and are no dims of it.
+        fixed_dims: Path -> the number of leading dims that "next_dim" does not use, because they count copies of one
+            array (the blocks of a stack).
 
     Returns:
         The table.
 
     Raises:
-        UserError: If a policy is unknown or the rules are for another mesh.
-        LayoutError: Listing every problem: unmatched parameters, rules that match nothing, two rules for one path,
+        UserError: A policy is unknown or the rules are for another mesh.
+        LayoutError: Lists every problem: unmatched parameters, rules that match nothing, two rules for one path,
             a wrong number of entries, indivisible dims, an axis twice in one layout, required axes left unused.
     """
     _check_arguments(mesh, rules, unmatched, indivisible)
@@ -86,9 +86,47 @@ def resolve(
     return LayoutTable(rows=tuple(rows), treedef=tree_structure(abstract_params), mesh=mesh)
 
 
+def resolve_optimizer_state(abstract_opt_state: Any, params_table: LayoutTable) -> LayoutTable:
+    """Resolves the layouts of an optimizer's state.
+
+    A leaf whose path ends with a parameter's path and whose shape is the parameter's is a slot of that parameter
+    (momentum, second moment, ...), wherever it is nested in chained, masked or partitioned optimizers. If several
+    parameters fit ("a/w" and "w"), the one with the most slots under its prefix is used.
+
+    Args:
+        abstract_opt_state: `jax.eval_shape(optimizer.init, abstract_params)`.
+        params_table: The parameters' table.
+
+    Returns:
+        The table: slots have the layout of their parameter; everything else (counts, factored moments) is replicated.
+    """
+    leaves = leaves_with_paths(abstract_opt_state)
+    params = {row.path: row for row in params_table.rows}
+    prefixes = Counter(prefix for path, leaf in leaves for prefix, _ in _candidates(path, leaf, params))
+    rows = []
+    for path, leaf in leaves:
+        best = max(_candidates(path, leaf, params), key=lambda found: prefixes[found[0]], default=None)
+        if best is not None:
+            rows.append(make_row(path, leaf, "like its parameter", best[1].layout))
+        else:
+            layout = TensorLayout((None,) * len(leaf.shape), params_table.mesh)
+            reason = "replicated: scalar" if not leaf.shape else "replicated: no parameter of this path and shape"
+            rows.append(make_row(path, leaf, reason, layout))
+    return LayoutTable(rows=tuple(rows), treedef=tree_structure(abstract_opt_state), mesh=params_table.mesh)
+
+
+def _candidates(path: str, leaf: Any, params: dict[str, LayoutRow]) -> Iterator[tuple[str, LayoutRow]]:
+    """Yields (prefix, parameter) for each parameter whose path ends the leaf's and whose shape is the leaf's."""
+    parts = path.split("/")
+    for start in range(len(parts) + 1):
+        row = params.get("/".join(parts[start:]))
+        if row is not None and row.shape == tuple(leaf.shape):
+            yield "/".join(parts[:start]), row
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Policy:
-    """What to do where the rules leave something open."""
+    """The policies for parameters without a rule and for indivisible dims."""
 
     mesh: DeviceMesh
     unmatched: Unmatched
@@ -98,7 +136,7 @@ class _Policy:
 
 
 class _Choice(NamedTuple):
-    """The layout of one parameter and its origin; with what is wrong, if anything is."""
+    """The layout of one parameter, its origin, and its problem, if any."""
 
     layout: TensorLayout
     rule: str
@@ -131,24 +169,37 @@ def _unmatched(leaf: Any, whole: TensorLayout, policy: _Policy) -> _Choice:
     num_bytes = array_bytes(leaf.shape, leaf.dtype)
     if num_bytes < policy.floor_bytes:
         return _Choice(whole, f"replicated: no rule, under {format_bytes(policy.floor_bytes)}")
-    problem = problems.unmatched(num_bytes, policy.floor_bytes) if policy.unmatched == "error" else None
-    return _Choice(whole, NO_RULE, problem)
+    problem = (
+        f"matches no rule, so every device would hold all of its {format_bytes(num_bytes)} (layouts.unmatched_floor = "
+        f"{format_bytes(policy.floor_bytes)}). Add a rule to layouts.rules, or set layouts.unmatched to warn or "
+        "replicate."
+    )
+    return _Choice(whole, NO_RULE, problem if policy.unmatched == "error" else None)
 
 
 def _divided(path: str, leaf: Any, choice: _Choice, policy: _Policy) -> _Choice:
-    """Checks a layout against its array, and settles dims that do not divide."""
+    """Checks a layout against its array, and applies the policy to indivisible dims."""
     layout, rule, shape = choice.layout, choice.rule, tuple(leaf.shape)
     if layout.axes and len(layout.axes) != len(shape):
         return choice._replace(problem=problems.rank_mismatch(len(shape), layout, rule))
     if layout.repeated_axes:
-        return choice._replace(problem=problems.repeated_axis(layout, rule))
+        axes = ", ".join(map(repr, layout.repeated_axes))
+        problem = (
+            f"gets the layout {layout} from rule {rule!r}, which uses {axes} twice. An axis can split one dim only."
+        )
+        return choice._replace(problem=problem)
     for dim, size in enumerate(shape):
         reason = layout.indivisible(dim, size)
         if reason is None:
             continue
         target = _next_dim(layout, shape, dim, policy.fixed_dims(path)) if policy.indivisible == "next_dim" else None
         if target is None and policy.indivisible != "replicate":
-            return choice._replace(problem=problems.indivisible(choice.layout, choice.rule, reason))
+            axes = " or ".join(f"strategy.{name}" for name in choice.layout.used_axes)
+            problem = (
+                f"gets the layout {choice.layout} from rule {choice.rule!r}, but {reason}. Change the dim or {axes}, "
+                "give the parameter its own rule, or set layouts.indivisible to replicate or next_dim."
+            )
+            return choice._replace(problem=problem)
         parts = layout.parts_of_dim(dim)
         layout = _moved(layout, dim, target)
         rule += f"; dim {dim} {'whole' if target is None else f'-> dim {target}'} ({size} % {parts} = {size % parts})"
@@ -156,7 +207,7 @@ def _divided(path: str, leaf: Any, choice: _Choice, policy: _Policy) -> _Choice:
 
 
 def _next_dim(layout: TensorLayout, shape: Sequence[int], dim: int, first: int) -> int | None:
-    """Finds the largest whole dim, from `first` on, that the axes of `dim` divide."""
+    """Returns the largest whole dim, from `first` on, that the axes of `dim` divide."""
     parts = layout.parts_of_dim(dim)
     whole = [other for other in range(first, len(shape)) if not layout.axes_of_dim(other)]
     fits = [other for other in whole if shape[other] and shape[other] % parts == 0]
@@ -172,7 +223,7 @@ def _moved(layout: TensorLayout, dim: int, target: int | None) -> TensorLayout:
 
 
 def _problems_of(leaves: Sequence[tuple[str, Any]], choices: Sequence[_Choice]) -> list[str]:
-    """Lists the problems of parameters; the same problem in many layers once."""
+    """Returns the problems of parameters; a problem of many layers once."""
     stacks: dict[tuple[str, ...], list[str]] = {}
     for (path, leaf), choice in zip(leaves, choices, strict=True):
         if choice.problem is not None:
@@ -183,20 +234,31 @@ def _problems_of(leaves: Sequence[tuple[str, Any]], choices: Sequence[_Choice]) 
 
 def _unused_rules(rules: LayoutMap, paths: Sequence[str]) -> list[str]:
     matching = {key for path in paths for key in rules.keys_matching(path)}
-    unused = [key for key in rules if key not in matching and not key.endswith(OUTPUT)]
-    return [problems.unused_rule(key, paths) for key in unused]
+    found = []
+    for key in rules:
+        if key not in matching and not key.endswith(OUTPUT):
+            near = problems.nearest_path(key, paths)
+            hint = "The model lacks parameters." if near is None else f"The nearest path is {near!r}."
+            hint += " The key of a rule for activations ends in /output." if "output" in key else ""
+            found.append(f"Rule {key!r} matches no parameter. {hint} Correct the rule or remove it from layouts.rules.")
+    return found
 
 
 def _unused_axes(mesh: DeviceMesh, required_axes: Sequence[str], layouts: Sequence[TensorLayout]) -> list[str]:
     used = {name for layout in layouts for name in layout.used_axes}
-    sizes = {name: mesh.axis_size(name) for name in required_axes}
-    return [problems.unused_axis(name, size) for name, size in sizes.items() if size > 1 and name not in used]
+    sizes = {name: mesh.axis_size(name) for name in required_axes if name not in used}
+    return [
+        f"Mesh axis {name!r} of size {size} splits no parameter, so groups of {size} devices would hold the same. Name "
+        f"it in a rule of layouts.rules, or set strategy.{name} to 1."
+        for name, size in sizes.items()
+        if size > 1
+    ]
 
 
 def _warn(
     leaves: Sequence[tuple[str, Any]], choices: Sequence[_Choice], rules: LayoutMap | None, policy: _Policy
 ) -> None:
-    """Warns of large parameters that no rule matches, if asked to, and of rules that other rules keep from deciding."""
+    """Warns of large parameters without a rule, under "warn", and of rules that earlier rules hide."""
     large = [path for (path, _), choice in zip(leaves, choices, strict=True) if choice.rule == NO_RULE]
     if large and policy.unmatched == "warn":
         warnings.warn(
@@ -209,8 +271,7 @@ def _warn(
     if shadowed:
         one = len(shadowed) == 1
         warnings.warn(
-            f"layouts.rules: {', '.join(map(repr, shadowed))} decide{'s' if one else ''} nothing: every path "
-            f"{'it matches' if one else 'they match'} has a rule that comes first. Take out what is not needed, or "
-            "move it up.",
+            f"layouts.rules: {', '.join(map(repr, shadowed))} {'has' if one else 'have'} no effect: every path that "
+            f"{'it matches' if one else 'they match'} has an earlier rule. Remove unneeded rules, or move them up.",
             stacklevel=3,
         )

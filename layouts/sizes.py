@@ -1,38 +1,23 @@
-"""Bytes of arrays and counts of things, and how to write them for people."""
+"""Bytes of arrays, formatted sizes and counts, and the split of a batch's rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..mesh.text import counted as counted
+from ..mesh.errors import counted as counted
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def array_bytes(shape: Sequence[int], dtype: Any) -> int:
-    """Counts the bytes of an array.
-
-    Args:
-        shape: Its shape; a shard's shape gives the shard's bytes.
-        dtype: Its dtype.
-
-    Returns:
-        Number of elements times bytes per element.
-    """
-    return prod(map(int, shape)) * dtype.itemsize  # of NumPy's sizes the product would run over
+    """Returns the bytes of an array, or of a shard for a shard's shape."""
+    return prod(map(int, shape)) * dtype.itemsize  # NumPy integers would overflow
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Writes a number of bytes for people.
-
-    Args:
-        num_bytes: Bytes, at least 0.
-
-    Returns:
-        For example "512 B", "1.5 KiB", "2 GiB".
-    """
+    """Formats a number of bytes: "512 B", "1.5 KiB", "2 GiB"."""
     for unit in UNITS[:-1]:
-        if num_bytes < (1024 if unit == "B" else 1023.95):  # rounding must not give 1024 of a unit
+        if num_bytes < (1024 if unit == "B" else 1023.95):  # so that rounding never gives 1024 of a unit
             return _short(num_bytes, unit)
         num_bytes /= 1024
     return _short(num_bytes, UNITS[-1])
@@ -40,3 +25,25 @@ def format_bytes(num_bytes: float) -> str:
 
 def _short(number: float, unit: str) -> str:
     return f"{number:.1f}".removesuffix(".0") + f" {unit}"
+
+
+class RowSplit(NamedTuple):
+    """The split of a batch's rows: name of an axis or option -> number of parts."""
+
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """The number of parts; the rows of a batch must be a multiple of it."""
+        return prod(self.parts.values())
+
+    def fits(self, rows: int) -> bool:
+        """Returns True if every part has the same positive number of rows."""
+        return rows > 0 and rows % self.total == 0
+
+    def nearest(self, rows: int) -> int:
+        """Returns the nearest number of rows that fits."""
+        return max(self.total, round(rows / self.total) * self.total)
+
+    def __str__(self) -> str:
+        return " x ".join(f"{name} {size}" for name, size in self.parts.items()) or "1 device"

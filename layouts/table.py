@@ -1,4 +1,4 @@
-"""The layout table: for every array of a tree its path, shape, rule, layout and bytes per device."""
+"""The layout table: path, shape, rule, layout and bytes per device of every array of a tree."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,9 +12,7 @@ from jax.sharding import NamedSharding
 
 from ..mesh.compat import PyTreeDef
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.errors import UserError
-from ..mesh.near_miss import unknown_name
-from ..mesh.text import printable
+from ..mesh.errors import UserError, printable, unknown_name
 from .paths import joined_path, numberless
 from .sizes import array_bytes, counted, format_bytes
 from .tensor_layout import TensorLayout
@@ -37,7 +35,7 @@ class LayoutRow:
     dtype: Any
     """The array's dtype."""
     rule: str
-    """Why it has this layout: the rule's key, or the default's or the policy's reason."""
+    """The origin of the layout: the key of the rule, or the reason of the default or policy."""
     layout: TensorLayout
     """Its layout, on the table's mesh."""
     bytes_per_device: int
@@ -50,19 +48,16 @@ class LayoutRow:
 
 
 def make_row(path: str, leaf: Any, rule: str, layout: TensorLayout) -> LayoutRow:
-    """Builds the row of one array.
+    """Returns the row of one array.
 
     Args:
-        path: Its path.
-        leaf: Anything with a global `shape` and a `dtype`.
-        rule: Why it has this layout.
-        layout: A layout that divides it.
-
-    Returns:
-        The row.
+        path: The path of the array.
+        leaf: An object with a global `shape` and a `dtype`.
+        rule: The origin of the layout.
+        layout: The layout.
 
     Raises:
-        UserError: If the layout does not divide the array.
+        UserError: The layout does not divide the array.
     """
     shape = tuple(leaf.shape)
     shard_bytes = array_bytes(layout.shard_shape(shape), leaf.dtype)
@@ -93,16 +88,13 @@ class LayoutTable:
         return self._tree(row.layout.spec for row in self.rows)
 
     def shardings(self, abstract: bool = False) -> Any:
-        """Gives the NamedShardings, as a pytree like the arrays.
+        """Returns the NamedShardings, as a pytree like the arrays.
 
         Args:
-            abstract: True for shardings over the mesh without devices, for lowering only.
-
-        Returns:
-            The pytree of NamedShardings.
+            abstract: Uses the mesh without devices, for lowering only.
 
         Raises:
-            UserError: If not abstract and the mesh has devices that are not on this machine.
+            UserError: `abstract` is False and devices of the mesh are not on this machine.
         """
         mesh = self.mesh.abstract_mesh if abstract else self.mesh.backend_mesh
         return self._tree(NamedSharding(mesh, row.layout.spec) for row in self.rows)
@@ -128,23 +120,13 @@ class LayoutTable:
         return sum(prod(row.shape) for row in self.rows)
 
     def row(self, path: str) -> LayoutRow:
-        """Finds the row of a path.
-
-        Args:
-            path: Names joined by "/".
-
-        Returns:
-            The row.
-
-        Raises:
-            UserError: If there is no such path; names the nearest.
-        """
+        """Returns the row of a path; UserError with the nearest path if it is unknown."""
         if path not in self._by_path:
             raise UserError(unknown_name("path", path, self._by_path))
         return self._by_path[path]
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Gives the rows as plain data.
+        """Returns the rows as plain data.
 
         Returns:
             One dict per row: path, shape, dtype, rule, layout (a list per dim of axis names), bytes_per_device, bytes.
@@ -163,14 +145,11 @@ class LayoutTable:
         ]
 
     def text(self, max_rows: int | None = None, max_width: int | None = None) -> str:
-        """Writes the table for a terminal, one line for the arrays that differ only in the numbers of their paths.
+        """Formats the table for a terminal, one line for arrays that differ only in the numbers of their paths.
 
         Args:
-            max_rows: The most lines; of more, those of the most bytes are kept. None for all of them.
-            max_width: The most characters of a cell, at least 3; a longer one loses its middle. None for whole cells.
-
-        Returns:
-            Lines of text, control characters escaped.
+            max_rows: The maximum number of lines; the ones with the most bytes are kept. None = all.
+            max_width: The maximum length of a cell, at least 3; longer ones are shortened in the middle. None = all.
         """
         stacks = stacks_of(self.rows)
         kept = largest(stacks, max_rows)
@@ -185,7 +164,7 @@ class LayoutTable:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """The table as a notebook shows it."""
+        """Returns the table as HTML for notebooks."""
         stacks = stacks_of(self.rows)
         kept = largest(stacks, MAX_ROWS)
         left = 'style="text-align: left"'
@@ -204,7 +183,7 @@ class LayoutTable:
         parts = (
             counted(len(self.rows), "array"),
             counted(self.num_elements, "element"),
-            f"{format_bytes(self.bytes_global)} in all",
+            f"{format_bytes(self.bytes_global)} in total",
             f"{format_bytes(self.bytes_per_device)} per device ({counted(self.mesh.size, 'device')})",
         )
         return ", ".join(parts)
@@ -218,14 +197,7 @@ class LayoutTable:
 
 
 def stacks_of(rows: Iterable[LayoutRow]) -> list[list[LayoutRow]]:
-    """Puts rows together that differ only in the numbers of their paths (the layers of a list of blocks).
-
-    Args:
-        rows: Rows of a table.
-
-    Returns:
-        At least one row each, in the order of the first of them.
-    """
+    """Groups rows that differ only in the numbers of their paths (the layers of a list of blocks), in order."""
     stacks: dict[Any, list[LayoutRow]] = {}
     for row in rows:
         stacks.setdefault((numberless(row.path), row.shape, row.dtype, row.rule, row.layout), []).append(row)
@@ -233,20 +205,12 @@ def stacks_of(rows: Iterable[LayoutRow]) -> list[list[LayoutRow]]:
 
 
 def stack_bytes(stack: Iterable[LayoutRow]) -> int:
-    """Bytes of some rows together that each device holds."""
+    """Returns the bytes of some rows on each device."""
     return sum(row.bytes_per_device for row in stack)
 
 
 def largest(stacks: list[list[LayoutRow]], most: int | None) -> list[list[LayoutRow]]:
-    """Keeps the stacks of the most bytes.
-
-    Args:
-        stacks: As `stacks_of` gives them.
-        most: How many to keep; None for all.
-
-    Returns:
-        At most so many, in the order given.
-    """
+    """Returns the `most` stacks with the most bytes, in order; None = all."""
     if most is None or len(stacks) <= most:
         return stacks
     by_size = sorted(range(len(stacks)), key=lambda number: -stack_bytes(stacks[number]))
@@ -269,12 +233,12 @@ def _on_a_line(text: str, most: int | None) -> str:
 
 
 def _left_out(stacks: list[list[LayoutRow]], kept: list[list[LayoutRow]]) -> list[str]:
-    """The line that says how many lines are missing; none where none are."""
+    """Returns the line about omitted rows, if any."""
     if len(kept) == len(stacks):
         return []
     smaller = sum(map(stack_bytes, stacks)) - sum(map(stack_bytes, kept))
     return [
-        f"... {len(stacks) - len(kept):,} smaller lines of {len(stacks):,} are left out: {format_bytes(smaller)} per "
+        f"... {len(stacks) - len(kept):,} smaller lines of {len(stacks):,} are omitted: {format_bytes(smaller)} per "
         "device; table.text() has all"
     ]
 

@@ -1,4 +1,4 @@
-"""TensorLayout: for each dim of an array, the mesh axes it is split over."""
+"""TensorLayout: the mesh axes that split each dim of an array."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -7,37 +7,36 @@ from numbers import Integral
 
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..mesh.axes import divisors
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.errors import UserError
-from ..mesh.near_miss import unknown_name
-from ..mesh.shapes import divisors
-from ..mesh.text import counted
+from ..mesh.errors import UserError, counted, unknown_name
 
 AxisEntry = str | tuple[str, ...] | None
 
 
 class TensorLayout:
-    """How one array lies on a mesh.
+    """The layout of one array on a mesh.
 
     `TensorLayout((None, "fsdp"))` keeps dim 0 whole and splits dim 1 over the axis fsdp;
-    `TensorLayout((("data", "fsdp"), None))` splits dim 0 over both, the axis named first being the slower one.
-
-    Dims beyond the last entry are whole, so `TensorLayout(())` is an array of any rank that every device holds whole.
+    `TensorLayout((("data", "fsdp"), None))` splits dim 0 over both, the slower axis first.
+    Dims beyond the last entry are whole, so `TensorLayout(())` replicates an array of any rank.
     """
 
     def __init__(self, axes: Sequence[str | Sequence[str] | None], device_mesh: DeviceMesh | None = None) -> None:
-        """Describes a layout, on a mesh or to be put on one later.
+        """Creates a layout.
 
         Args:
             axes: One entry per dim: None, an axis name, or a tuple of axis names.
-            device_mesh: The mesh; may be set once later.
+            device_mesh: The mesh; it can be set once later.
 
         Raises:
-            UserError: If an entry is none of these, or names an axis that the mesh does not have.
+            UserError: An entry is invalid, or the mesh does not have an axis.
         """
         if isinstance(axes, str) or not isinstance(axes, Iterable):
             wish = f"({axes!r},)" if isinstance(axes, str) else "()"
-            raise UserError(f"TensorLayout({axes!r}): axes has one entry for each dim. Write TensorLayout({wish}).")
+            raise UserError(
+                f"TensorLayout({axes!r}): axes must have one entry for each dim. Write TensorLayout({wish})."
+            )
         self._axes = tuple(_entry(entry, axes) for entry in axes)
         self._device_mesh = None
         if device_mesh is not None:
@@ -71,25 +70,28 @@ class TensorLayout:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The mesh; UserError while there is none."""
+        """The mesh; UserError if it is not set."""
         if self._device_mesh is None:
             raise UserError(
                 "Cannot create sharding when device mesh is not set for TensorLayout. "
-                f"Give it: TensorLayout({self._axes}, device_mesh)."
+                f"Pass it: TensorLayout({self._axes}, device_mesh)."
             )
         return self._device_mesh
 
     @cached_property
     def spec(self) -> PartitionSpec:
-        """The PartitionSpec, without axes of size 1 and without trailing None; UserError if an axis is used twice
-        or there is no mesh."""
+        """The PartitionSpec, without axes of size 1 and trailing None.
+
+        Raises:
+            UserError: An axis is used twice, or the mesh is not set.
+        """
         repeated = self.repeated_axes
         if repeated:
             raise UserError(
                 f"Layout {self} uses mesh axis {repeated[0]!r} more than once; an axis can split one dim only. "
                 "Keep it in one place."
             )
-        self.mesh  # noqa: B018  # says what is missing
+        self.mesh  # noqa: B018  # raises if it is not set
         entries = [self.axes_of_dim(dim) for dim in range(len(self._axes))]
         while entries and not entries[-1]:
             entries.pop()
@@ -112,40 +114,20 @@ class TensorLayout:
         return tuple(name for name in dict.fromkeys(names) if names.count(name) > 1)
 
     def axes_of_dim(self, dim: int) -> tuple[str, ...]:
-        """Gives the axes of size over 1 that split a dim.
-
-        Args:
-            dim: The array's dim, from 0; beyond the last entry it is whole.
-
-        Returns:
-            Axis names, slowest first; () for a whole dim. Without a mesh, all names given.
-        """
+        """Returns the axes of size over 1 that split a dim, slowest first; without a mesh, all axes."""
         names = _names(self._axes[dim]) if dim < len(self._axes) else ()
         mesh = self._device_mesh
         return names if mesh is None else tuple(name for name in names if mesh.axis_size(name) > 1)
 
     def parts_of_dim(self, dim: int) -> int:
-        """Gives the number of parts a dim is split into.
-
-        Args:
-            dim: The array's dim, from 0.
-
-        Returns:
-            The product of the sizes of its axes; 1 for a whole dim.
-        """
+        """Returns the number of parts that a dim is split into."""
         return prod(self.mesh.axis_size(name) for name in self.axes_of_dim(dim))
 
     def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Gives the shape of the part each device holds.
-
-        Args:
-            shape: The global shape.
-
-        Returns:
-            The per-device shape.
+        """Returns the per-device shape of an array of this global shape.
 
         Raises:
-            UserError: If the layout has more entries than the array has dims, or a dim cannot be split evenly.
+            UserError: The layout has too many entries, or a dim cannot be split evenly.
         """
         if len(self._axes) > len(shape):
             raise UserError(
@@ -158,24 +140,16 @@ class TensorLayout:
         return tuple(size // self.parts_of_dim(dim) for dim, size in enumerate(shape))
 
     def indivisible(self, dim: int, size: int) -> str | None:
-        """Explains why a dim cannot be split evenly.
-
-        Args:
-            dim: The array's dim, from 0.
-            size: Its global size.
-
-        Returns:
-            The arithmetic and the nearest sizes that work; None if it can be split.
-        """
+        """Returns why a dim of this global size cannot be split evenly, with the nearest valid sizes, or None."""
         parts = self.parts_of_dim(dim)
-        if not isinstance(size, Integral) or size % parts == 0:  # a symbolic size is checked where it is known
+        if not isinstance(size, Integral) or size % parts == 0:  # symbolic sizes are checked later
             return None
         names = self.axes_of_dim(dim)
         sizes = " x ".join(str(self.mesh.axis_size(name)) for name in names)
         product = f"{sizes} = {parts}" if len(names) > 1 else sizes
         below, above = size // parts * parts, (size // parts + 1) * parts
         nearest = f"{below} or {above}" if below else f"{above}"
-        fits = [number for number in divisors(self.mesh.size) if size % number == 0]  # devices can make up these alone
+        fits = [number for number in divisors(self.mesh.size) if size % number == 0]  # only these are possible
         fewer, more = [n for n in fits if n < parts][-1:], [n for n in fits if n > parts][:1]
         return (
             f"dim {dim} of size {size} does not divide over {_text(names)} (size {product}): "
@@ -189,7 +163,7 @@ class TensorLayout:
         return self._axes == other._axes and self._device_mesh == other._device_mesh
 
     def __hash__(self) -> int:
-        return hash(self._axes)  # not the mesh, which may be set later
+        return hash(self._axes)  # not the mesh, which can be set later
 
     def __repr__(self) -> str:
         return f"TensorLayout({self})"
@@ -197,6 +171,39 @@ class TensorLayout:
     def __str__(self) -> str:
         entries = [_text(_names(entry)) for entry in self._axes]
         return f"({', '.join(entries)}{',' if len(entries) == 1 else ''})"
+
+
+def split_further(
+    layout: TensorLayout, shape: tuple[int, ...], mesh: DeviceMesh, axis: str, *, first: int
+) -> tuple[TensorLayout, int] | None:
+    """Adds an axis to a layout: on the first whole dim that it divides, else on a split dim.
+
+    The first dim, not the largest: shards of a leading dim are contiguous in memory, so gathering needs no transpose.
+
+    Args:
+        layout: The layout.
+        shape: The global shape of the array.
+        mesh: The mesh.
+        axis: The axis to add.
+        first: The first dim that may be split.
+
+    Returns:
+        The new layout and the dim, or None if the axis divides no dim.
+    """
+    size = mesh.axis_size(axis)
+    for dim in sorted(range(first, len(shape)), key=lambda dim: layout.parts_of_dim(dim) > 1):
+        if shape[dim] % (layout.parts_of_dim(dim) * size) == 0:
+            return add_axis(layout, dim, axis, mesh), dim
+    return None
+
+
+def add_axis(layout: TensorLayout, dim: int, axis: str, mesh: DeviceMesh) -> TensorLayout:
+    """Splits one dim by one more axis, inside its existing shards."""
+    names = (*layout.axes_of_dim(dim), axis)
+    entries: Sequence[str | tuple[str, ...] | None] = [
+        (names if len(names) > 1 else axis) if each == dim else entry for each, entry in enumerate(layout.axes)
+    ]
+    return TensorLayout(entries, mesh)
 
 
 def _entry(entry: str | Sequence[str] | None, axes: Sequence) -> AxisEntry:

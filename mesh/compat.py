@@ -1,12 +1,14 @@
-"""Everything that depends on the version of JAX, or on a name JAX does not export."""
+"""Code that depends on the version of JAX, or on names that JAX does not export."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import jax
 import jaxlib.version
 from jax._src import compilation_cache, distributed, source_info_util, xla_bridge
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType
 
@@ -18,11 +20,7 @@ PyTreeDef: TypeAlias = Any
 
 
 def backend_started() -> bool:
-    """Tells whether JAX has opened its devices already, without opening them.
-
-    Returns:
-        True once any backend is initialised; device counts can no longer change then.
-    """
+    """Returns True if JAX has opened its devices, without opening them; their number is fixed then."""
     return bool(xla_bridge.backends_are_initialized())
 
 
@@ -32,7 +30,7 @@ def jax_settings() -> dict[str, Any]:
 
 
 def quick_compiler_options() -> dict[str, Any]:
-    """Options of a program that is compiled for a few runs: on CPU, JAX 0.10 has an older code generator.
+    """Returns compiler options for a program that runs a few times: on CPU, JAX 0.10 has a faster code generator.
 
     It compiles a transformer's loss in 0.54 of the time (0.28 s of 0.52 s of processor; 2 cores, November 2026).
     """
@@ -42,20 +40,12 @@ def quick_compiler_options() -> dict[str, Any]:
 
 
 def make_abstract_mesh(shape: tuple[int, ...], axis_names: tuple[str, ...]) -> AbstractMesh:
-    """Builds a mesh without devices whose axes are all Auto.
-
-    Args:
-        shape: One size per axis.
-        axis_names: One name per axis.
-
-    Returns:
-        The abstract mesh; enough to lower and type a program.
-    """
+    """Returns a mesh without devices, all axes Auto, with which a program can be lowered and typed."""
     return AbstractMesh(shape, axis_names, axis_types=(AxisType.Auto,) * len(axis_names))
 
 
 def varying_axes(value: Any) -> frozenset[str]:
-    """The mesh axes over which a value inside `shard_map` is typed as different on each device."""
+    """Returns the mesh axes over which the type of a value inside `shard_map` is varying."""
     aval = jax.typeof(value)
     return frozenset(aval.vma if hasattr(aval, "vma") else aval.mat.varying)
 
@@ -68,36 +58,60 @@ Equation: TypeAlias = Any
 
 
 def is_literal(variable: Variable) -> bool:
-    """Whether a variable is no variable, but a scalar written into its equation."""
+    """Returns True if a variable is a literal, a scalar inside its equation."""
     return isinstance(variable, Literal)
 
 
 def line_of(equation: Equation) -> str:
-    """The line of the user's code that an operation comes from, such as "models/mlp.py:12 (loss)"; "" if unknown."""
+    """Returns the line of the user's code of an operation, such as "models/mlp.py:12 (loss)", or ""."""
     frame = source_info_util.user_frame(equation.source_info.traceback)
     if frame is None:
         return ""
     return f"{'/'.join(Path(frame.file_name).parts[-2:])}:{frame.start_line} ({frame.function_name})"
 
 
+@contextmanager
+def answer_cudnn_checks(capability: str, cudnn_version: int) -> Iterator[None]:
+    """Lets JAX lower cuDNN's attention for a GPU that is not here: it reads these values from a device otherwise.
+
+    Args:
+        capability: The compute capability of the GPU, such as "9.0".
+        cudnn_version: Such as 91000 for cuDNN 9.10.
+    """
+    card = tuple(map(int, capability.split(".")))
+    answers = {
+        "check_cudnn_version": lambda: cudnn_version,
+        "check_compute_capability": lambda least: card >= tuple(map(int, least.split("."))),
+        "is_cuda_compute_capability_equal": lambda other: card == tuple(map(int, other.split("."))),
+    }
+    before = {name: getattr(fused_attention_stablehlo, name) for name in answers}
+    try:
+        for name, answer in answers.items():
+            setattr(fused_attention_stablehlo, name, answer)
+        yield
+    finally:
+        for name, answer in before.items():
+            setattr(fused_attention_stablehlo, name, answer)
+
+
 def coordination_client() -> Any:
-    """The client of JAX's coordination service in this process; None where it is the only one."""
+    """Returns the client of JAX's coordination service, or None in a run of one process."""
     return distributed.global_state.client
 
 
 def keep_quiet_about_proxies() -> None:
-    """Turns off JAX's warning about proxy variables, once they are seen to."""
+    """Turns off JAX's warning about proxy variables."""
     with suppress(AttributeError, ValueError):
         jax.config.update("jax_check_proxy_envs", False)
 
 
 class Programs(Protocol):
-    """What JAX asks of a place that keeps compiled programs."""
+    """The interface that JAX requires of a compilation cache."""
 
     _path: Any
 
     def get(self, key: str) -> bytes | None:
-        """The program of a key; None where there is none."""
+        """Returns the program of a key, or None."""
         ...
 
     def put(self, key: str, value: bytes) -> None:
@@ -114,3 +128,12 @@ def keep_programs(programs: Programs | None) -> None:
     if programs is not None:
         compilation_cache._cache = programs  # pyright: ignore[reportPrivateUsage]
         compilation_cache._cache_initialized = True  # pyright: ignore[reportPrivateUsage]
+
+
+def is_intact_program(value: bytes) -> bool:
+    """Returns True if JAX can decompress an entry of its compilation cache."""
+    try:
+        compilation_cache.decompress_executable(value)
+    except Exception:  # the error depends on the compression
+        return False
+    return True

@@ -1,28 +1,76 @@
-"""DeviceMesh: devices in a grid whose axes have names."""
+"""DeviceMesh: devices in a grid with named axes."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import product
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from .axes import AXES
+from .axes import AXES, axes_across, check_shape, physical_order, resolve_shape, sizes_text
 from .compat import Device, backend_started, make_abstract_mesh
-from .devices import device_name, find_devices, list_devices
-from .drawing import draw
-from .errors import UserError
-from .near_miss import unknown_name
-from .ordering import axes_across, physical_order
-from .shapes import check_shape, resolve_shape, sizes_text
-from .simulate import simulate
-from .text import counted
+from .devices import device_name, find_devices, list_devices, simulate
+from .errors import UserError, counted, unknown_name
+from .targets import MARK, Target, target_of
+
+MAX_COLUMNS = 8
+MAX_ROWS = 16
+GAP = "..."
+
+
+def draw(devices: np.ndarray, axis_names: Sequence[str], across: Sequence[str] = ()) -> str:
+    """Draws a mesh as a table of at most 8 columns and 16 rows: the last axis across, the others down.
+
+    Args:
+        devices: Names of devices, shaped like the mesh.
+        axis_names: One name per axis.
+        across: The axes that cross processes, if known.
+    """
+    platforms = sorted({name.partition(":")[0] for name in devices.flat})
+    targets = sorted({name.partition(MARK)[2] for name in devices.flat} - {""})
+    devices = np.vectorize(lambda name: name.partition(MARK)[0], otypes=[object])(devices)
+    heading = (
+        f"{sizes_text(devices.shape, axis_names)}: {counted(devices.size, 'device')}, {', '.join(targets or platforms)}"
+    )
+    axes = [axis for axis, size in enumerate(devices.shape) if size > 1] or [devices.ndim - 1]
+    grid: Any = devices.reshape([devices.shape[axis] for axis in axes])
+    names = [axis_names[axis] for axis in axes]
+    columns = _shortened(range(grid.shape[-1]), MAX_COLUMNS)
+    rows = _shortened(list(product(*map(range, grid.shape[:-1]))), MAX_ROWS)
+    table = [["", *(_label(names[-1:], [column]) for column in columns)]]
+    for row in rows:
+        cells = [GAP if None in (row, column) else str(grid[(*row, column)]) for column in columns]
+        table.append([_label(names[:-1], row), *cells])
+    crossing = [f"  crosses processes: {', '.join(across)}"] if across else []
+    return "\n".join([heading, *_aligned(table), *crossing])
+
+
+def _shortened(places: Sequence, limit: int) -> list:
+    """Keeps the first places and the last one, with None for the omitted ones."""
+    return list(places) if len(places) <= limit else [*places[: limit - 2], None, places[-1]]
+
+
+def _label(names: Sequence[str], numbers: Sequence[int | None] | None) -> str:
+    if numbers is None or None in numbers:
+        return GAP
+    return " ".join(f"{name} {number}" for name, number in zip(names, numbers, strict=True))
+
+
+def _aligned(table: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    indent = 2 if widths[0] else 0
+    return [
+        (" " * indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)).rstrip()
+        for row in table
+    ]
 
 
 class DeviceMesh:
     """A grid of devices with one name per axis; immutable, comparable and hashable.
 
-    The devices need not exist: everything but `backend_mesh` works for a mesh of machines that are elsewhere.
+    The devices need not exist: everything except `backend_mesh` works for a mesh of other machines.
 
     Example:
         mesh = DeviceMesh((2, 4), ("data", "model"))            # all devices, row by row
@@ -36,20 +84,20 @@ class DeviceMesh:
         axis_names: Sequence[str],
         devices: Sequence[str | Device] | np.ndarray | None = None,
     ) -> None:
-        """Lays devices out row by row.
+        """Creates a mesh, row by row.
 
         Args:
-            shape: One size per axis, each at least 1; a single -1 stands for what the devices leave.
+            shape: One size per axis, each at least 1; one can be -1, the remaining devices.
             axis_names: One distinct name per axis.
             devices: Names such as "cpu:0" (or JAX devices); None for all devices of all processes in JAX's order.
 
         Raises:
-            UserError: If shape or names are empty, differ in length or repeat, a name or a size is invalid, a device
-                is named twice, or the product of the sizes is not the number of devices.
+            UserError: Sizes, names or devices are invalid, or the product of the sizes is not the number of devices.
         """
         if isinstance(shape, int) or isinstance(axis_names, str):
             raise UserError(
-                f"DeviceMesh(shape={shape!r}, axis_names={axis_names!r}): both have one entry for each axis. Write "
+                f"DeviceMesh(shape={shape!r}, axis_names={axis_names!r}): both must have one entry for each axis. "
+                f"Write "
                 f"DeviceMesh({(shape,) if isinstance(shape, int) else shape}, "
                 f"{[axis_names or 'data'] if isinstance(axis_names, str) else axis_names})."
             )
@@ -58,7 +106,7 @@ class DeviceMesh:
         names = list_devices() if devices is None else [_name(device) for device in np.asarray(devices).flat]
         repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
         if repeated:
-            raise UserError(f"devices names {repeated} more than once; a mesh holds each device in one place.")
+            raise UserError(f"devices contains {repeated} more than once; each device must be in one place.")
         self._axis_names = axis_names
         self._devices = np.array(names).reshape(resolve_shape(shape, axis_names, len(names)))
         self._devices.flags.writeable = False
@@ -67,19 +115,16 @@ class DeviceMesh:
     def of(
         cls, devices: Iterable[str | Device] | None = None, *, axes: Sequence[str] = AXES, **axis_sizes: int
     ) -> "DeviceMesh":
-        """Builds a mesh with all six canonical axes, those not named having size 1.
+        """Creates a mesh with all six canonical axes; the default size is 1.
 
         Args:
-            devices: Names or JAX devices, kept in the order given (they need not exist); None for all devices of all
+            devices: Names or JAX devices, in this order (they need not exist); None for all devices of all
                 processes in physical order: the last axes inside a host, the first ones across hosts.
             axes: Other axes than the canonical ones, slowest network first.
-            **axis_sizes: Sizes of these axes, each at least 1; a single -1 stands for the rest.
-
-        Returns:
-            The mesh, its axes in the order of `axes`.
+            **axis_sizes: Sizes of these axes, each at least 1; one can be -1, the remaining devices.
 
         Raises:
-            UserError: If a name is not in `axes`, or the sizes do not multiply to the number of devices.
+            UserError: A name is not in `axes`, or the product of the sizes is not the number of devices.
         """
         unknown = [name for name in axis_sizes if name not in axes]
         if unknown:
@@ -90,20 +135,20 @@ class DeviceMesh:
 
     @classmethod
     def simulated(cls, num_devices: int, **axis_sizes: int) -> "DeviceMesh":
-        """Builds a mesh of simulated CPU devices, configuring them if JAX has not opened its devices yet.
+        """Creates a mesh of simulated CPU devices, and configures them if JAX has not opened its devices.
 
-        For one process; where several share a mesh, each calls `simulate` for its own devices, and then `of`.
+        For one process; if several share a mesh, each calls `simulate` for its own devices, and then `of`.
 
         Args:
-            num_devices: CPU devices of the mesh, at least 1.
-            **axis_sizes: As in `of`; none for `data=num_devices`.
+            num_devices: The number of CPU devices, at least 1.
+            **axis_sizes: As in `of`; by default `data=num_devices`.
 
         Returns:
             The mesh over cpu:0 .. cpu:num_devices-1, with the six canonical axes. Opens no device.
 
         Raises:
-            UserError: If the sizes do not multiply to `num_devices`.
-            RuntimeError: If JAX has opened fewer CPU devices already.
+            UserError: The product of the sizes is not `num_devices`.
+            RuntimeError: JAX has already opened fewer CPU devices.
         """
         simulate(num_devices)
         names = [f"cpu:{number}" for number in range(num_devices)]
@@ -116,7 +161,7 @@ class DeviceMesh:
 
     @property
     def axis_names(self) -> Sequence[str]:
-        """The name of each axis, in the type it was given."""
+        """The name of each axis, in the type of the argument."""
         return self._axis_names
 
     @property
@@ -134,6 +179,11 @@ class DeviceMesh:
         """The JAX mesh over the real devices, all axes Auto; UserError if a device is not on this machine."""
         devices = np.array(find_devices(self._devices.flat), dtype=object).reshape(self.shape)
         return Mesh(devices, tuple(self._axis_names), axis_types=(AxisType.Auto,) * len(self._axis_names))
+
+    @property
+    def target(self) -> Target | None:
+        """The target of the devices, if they are not on this machine, see `list_devices(target=...)`."""
+        return target_of(str(self._devices.flat[0]))
 
     @cached_property
     def abstract_mesh(self) -> AbstractMesh:
@@ -187,7 +237,7 @@ class DeviceMesh:
         return draw(self._devices, self._axis_names, self._known_crossing())
 
     def _known_crossing(self) -> tuple[str, ...]:
-        """The axes that cross processes; none before JAX's devices are open, or where devices are elsewhere."""
+        """Returns the axes that cross processes; none if JAX's devices are not open or on other machines."""
         try:
             return self.axes_across_processes if backend_started() else ()
         except UserError:

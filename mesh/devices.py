@@ -1,81 +1,126 @@
-"""Devices by name: `"platform:id"` strings for all devices of all processes."""
+"""Devices: their names (`"platform:id"`, for all processes), simulated CPU devices, accelerators of the host."""
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import jax
 
-from .compat import Device
-from .errors import UserError
-from .text import counted
+from .compat import Device, backend_started
+from .errors import TooLateError, UserError, counted
+from .targets import MARK, parse_target, target_devices
 
+SCHEDULER_FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+"""One directory for each GPU that the driver knows."""
+OTHER_ACCELERATORS = ("/dev/kfd", "/dev/accel0", "/dev/vfio/0")
+"""Paths that exist on hosts with AMD GPUs or TPUs."""
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 PLATFORM_ALIASES = {"cuda": "gpu", "rocm": "gpu"}
 
 
-def list_devices(device_type: str | None = None) -> list[str]:
-    """Lists the devices of all processes. Opens JAX's devices.
+def count_gpus(directory: Path = NVIDIA) -> int:
+    """Returns the number of NVIDIA GPUs of this host; 0 without a driver. Does not start JAX."""
+    try:
+        return sum(1 for _ in directory.iterdir())
+    except OSError:
+        return 0
+
+
+def has_accelerators() -> bool:
+    """Returns True if this host has a GPU or TPU. Does not start JAX."""
+    return count_gpus() > 0 or any(os.path.exists(path) for path in OTHER_ACCELERATORS)
+
+
+def list_devices(device_type: str | None = None, *, target: str | None = None) -> list[str]:
+    """Returns the names of the devices of all processes, such as "cpu:0", in JAX's order. Opens JAX's devices.
 
     Args:
         device_type: "cpu", "gpu" or "tpu", in any case; None for the default platform.
-
-    Returns:
-        Names such as "cpu:0", global, in JAX's order.
+        target: Accelerators that are not here, such as "h100:16x8" (16 hosts with 8 GPUs each): opens no device, and a
+            step can be compiled for them, but not run.
 
     Raises:
-        UserError: If this machine has no device of that type.
+        UserError: This machine does not have devices of that type, or the target is invalid.
     """
+    if target is not None:
+        if not has_accelerators():
+            jax.config.update("jax_platforms", "cpu")  # otherwise, JAX's CUDA plugin looks for a driver
+        return parse_target(target).device_names()
     return [device_name(device) for device in _devices(device_type)]
 
 
 def get_device_count(device_type: str | None = None) -> int:
-    """Counts the devices of all processes. Opens JAX's devices.
-
-    Args:
-        device_type: "cpu", "gpu" or "tpu", in any case; None for the default platform.
-
-    Returns:
-        The global number of devices.
-
-    Raises:
-        UserError: If this machine has no device of that type.
-    """
+    """Returns the number of devices of all processes; see `list_devices`."""
     return len(_devices(device_type))
 
 
 def device_name(device: Device) -> str:
-    """Names a device as `list_devices` does.
-
-    Args:
-        device: A JAX device.
-
-    Returns:
-        For example "cpu:0" or "gpu:3".
-    """
+    """Returns the name of a JAX device, such as "gpu:3"."""
     return f"{device.platform}:{device.id}"
 
 
 def find_devices(names: Iterable[str]) -> list[Device]:
-    """Looks devices up by name. Opens JAX's devices.
+    """Returns the JAX devices with these names, in order. Opens JAX's devices.
 
     Args:
-        names: Names as `list_devices` gives them; "cuda:0" and "rocm:0" stand for "gpu:0".
-
-    Returns:
-        The JAX devices, in the order of the names.
+        names: Names as in `list_devices`; "cuda:0" and "rocm:0" mean "gpu:0". All or none are devices of targets.
 
     Raises:
-        UserError: If any name has no device here; lists the missing and the present ones.
+        UserError: Devices are missing on this machine, or the compiler of a target is.
     """
     names = list(names)
+    if names and all(MARK in name for name in names):
+        return [target_devices(name.partition(MARK)[2])[name] for name in names]
     present = {name: device for platform in _platforms(names) for name, device in _by_name(platform).items()}
     missing = [name for name in names if _normal(name) not in present]
     if missing:
         here = list_devices()
         raise UserError(
             f"{len(missing)} of the mesh's {len(names)} devices are not on this machine: {_some(missing)}. "
-            f"JAX sees {counted(len(here), 'device')}: {_some(here)}. Such a mesh can be planned and lowered with "
-            "(abstract_mesh), not run. Use devices that exist, or DeviceMesh.simulated(n) for CPU devices."
+            f"JAX sees {counted(len(here), 'device')}: {_some(here)}. You can plan and lower with such a mesh "
+            "(abstract_mesh), but not run. Use devices that exist, or DeviceMesh.simulated(n) for CPU devices."
         )
     return [present[_normal(name)] for name in names]
+
+
+def simulate(num_devices: int) -> None:
+    """Configures at least `num_devices` CPU devices for this process, and only uses the CPU.
+
+    If JAX has opened its devices, this only checks their number. Also turns off the CPU scheduler that can start
+    independent collectives in different orders on starved devices, which deadlocks, unless XLA_FLAGS set it.
+
+    Args:
+        num_devices: The number of CPU devices of this process, at least 1.
+
+    Raises:
+        UserError: `num_devices` is less than 1.
+        TooLateError: The devices are already open, with fewer CPU devices (also a RuntimeError).
+    """
+    if num_devices < 1:
+        raise UserError(f"simulate({num_devices}): the number of simulated devices must be at least 1.")
+    if backend_started():
+        _check_enough(num_devices)
+        return
+    flags = os.environ.get("XLA_FLAGS", "")
+    if SCHEDULER_FLAG not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {SCHEDULER_FLAG}=false".strip()
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", max(num_devices, getattr(jax.config, "jax_num_cpu_devices", -1)))
+
+
+def _check_enough(num_devices: int) -> None:
+    try:
+        available = len(jax.local_devices(backend="cpu"))
+    except RuntimeError:  # JAX_PLATFORMS excludes the CPU
+        available = 0
+    if available < num_devices:
+        raise TooLateError(
+            f"simulate({num_devices}) is too late: JAX has already opened its devices, and this process has "
+            f"{counted(available, 'CPU device')} ({available} < {num_devices}). The number is fixed once any array or "
+            "device is used. Call simulate or DeviceMesh.simulated at the start of the program, set run.simulate "
+            f"in the config, or start Python with JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={num_devices}."
+        )
 
 
 def _devices(device_type: str | None) -> list[Device]:
@@ -86,7 +131,7 @@ def _devices(device_type: str | None) -> list[Device]:
         if platform is None:
             raise
         raise UserError(
-            f"device_type={device_type!r}: JAX has no such devices here; it sees {_some(list_devices())}. "
+            f"device_type={device_type!r}: unknown device type; JAX sees {_some(list_devices())}. "
             "Use one of the types it sees, or install the jaxlib plug-in for that type."
         ) from error
 

@@ -1,31 +1,126 @@
-"""The class of errors that users can correct; every package raises it or a subclass. Links to the documentation."""
+"""UserError, the class of errors that users can correct; similar names, links, and printable text for messages."""
+
+import unicodedata
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from .exit_codes import INVALID_INPUT
 
 SITE = "https://spmdkit.github.io/spmdkit/"
 """The site of the documentation, also in pyproject.toml and mkdocs.yml."""
 
 
 def docs_url(page: str, heading: str = "") -> str:
-    """Returns the URL of a page of the documentation, for messages.
+    """Returns the URL of a page of the documentation.
 
     Args:
-        page: Its file in docs/ without the ending: "models", "coming-from/keras".
+        page: Its file in docs/ without the extension: "models", "coming-from/keras".
         heading: The id of a heading: lowercase, dashes for spaces.
     """
     return f"{SITE}{page}.html{'#' * bool(heading)}{heading}"
 
 
 class UserError(ValueError):
-    """A mistake in a config, a file, an argument or a model: its message says what was given, the rule and the remedy.
+    """A mistake in a config, a file, an argument or a model: its message has the value, the rule and the fix.
 
-    The command line prints the message alone and exits with `exit_code`. Every other error is one of ours: it is
-    printed with its traceback.
-
-    Attributes:
-        exit_code: What the command line exits with.
+    The command line prints only the message and exits with `exit_code`. Other errors are printed with a traceback.
     """
 
-    exit_code = 2
+    exit_code = INVALID_INPUT
 
 
 class TooLateError(UserError, RuntimeError):
-    """Something that JAX settles once was asked for after it had been settled."""
+    """A setting that JAX fixes once was requested too late."""
+
+
+def nearest(name: object, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Returns the known names that are most similar to a name, ignoring case.
+
+    Args:
+        name: The unknown name.
+        known: The known names.
+        count: The maximum number of results.
+        cutoff: The minimum similarity, from 0 to 1.
+    """
+    by_small_letters = {each.lower(): each for each in known}
+    close = get_close_matches(str(name).lower(), by_small_letters, n=count, cutoff=cutoff)
+    return [by_small_letters[each] for each in close]
+
+
+def did_you_mean(
+    name: object, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6, prefix: str = "", otherwise: str = ""
+) -> str:
+    """Returns the end of a message about an unknown name.
+
+    Args:
+        name: The unknown name.
+        known: The known names.
+        count: The maximum number of proposals.
+        cutoff: See `nearest`.
+        prefix: A prefix of proposed names, such as "train.".
+        otherwise: Without a similar name, the words before the list of all known names; "" = no list.
+
+    Returns:
+        ` Did you mean train.steps?`, ` Choose from a, b.`, or "".
+    """
+    known = list(known)
+    near = nearest(name, known, count=count, cutoff=cutoff)
+    if near:
+        return f" Did you mean {' or '.join(prefix + each for each in near)}?"
+    return f" {otherwise} {', '.join(known) or 'none'}." if otherwise else ""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
+    """Returns a message about an unknown name of a kind such as "mesh axis", with the known and nearest names."""
+    known = list(known)
+    hint = "".join(f" Did you mean {each!r}?" for each in nearest(name, known))
+    return f"Unknown {kind} {name!r}; known: {', '.join(known)}.{hint}"
+
+
+def unknown_options(unknown: Iterable[str], known: Iterable[str], key: str, of: str = "") -> list[str]:
+    """Returns one problem for each unknown option of a config section, with the nearest known one.
+
+    Args:
+        unknown: The unknown options.
+        known: The known options.
+        key: The config section.
+        of: The owner of the options, such as "wsd".
+    """
+    known, what = list(known), f"an option of {of}" if of else "an option"
+    return [f"{key}.{name} is not {what}.{did_you_mean(name, known, otherwise='The options are')}" for name in unknown]
+
+
+ALLOWED = "\n\t"
+"""Control characters that are printed."""
+INVISIBLE = ("Cc", "Cs", "Co", "Zl", "Zp")
+"""Unicode categories that are escaped: controls, lone surrogates, private use, separators of lines and paragraphs."""
+BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that change the direction of text."""
+
+
+def counted(number: int, noun: str, several: str = "") -> str:
+    """Formats a count with its noun: "1 array", "1,024 devices"; the default plural adds an "s"."""
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
+
+
+def printable(text: str) -> str:
+    """Returns a text with control characters and bidirectional overrides as escapes, except newline and tab."""
+    if text.isascii() and all(character.isprintable() or character in ALLOWED for character in text):
+        return text
+    return "".join(_escaped(character) if _is_hidden(character) else character for character in text)
+
+
+def is_printable(text: str) -> bool:
+    """Returns True if a text has no control characters at all."""
+    return not any(character in ALLOWED or _is_hidden(character) for character in text)
+
+
+def _is_hidden(character: str) -> bool:
+    if character in ALLOWED:
+        return False
+    return character in BIDI_CONTROLS or unicodedata.category(character) in INVISIBLE
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

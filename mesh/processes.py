@@ -1,175 +1,139 @@
-"""Joining the processes of one run."""
+"""The processes of one run: their ranks, and short texts that they exchange over JAX's coordination service.
 
-import os
+The service runs in process 0 and answers while devices are busy or stuck, so these exchanges do not depend on
+collectives. An exchange between all processes takes a few milliseconds.
+"""
+
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from .compat import backend_started, keep_quiet_about_proxies
-from .errors import TooLateError, UserError
-from .joining.accelerators import has_accelerators
-from .joining.addresses import is_loopback, own_ip
-from .joining.detection import Job, find_job
-from .joining.facts import from_addresses
-from .joining.meeting import Meeting
-from .joining.proxies import reach_directly
-from .joining.rendezvous import meet, wait_until_listening
+from .compat import coordination_client
+from .exit_codes import TRY_AGAIN
+
+PREFIX = "spmdkit/"
+POLL_SECONDS = 0.05
+PROGRESS_SECONDS = 10.0
 
 
-def tell(line: str) -> None:
+def print_progress(line: str) -> None:
     """Prints a line about the start of a run to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
-def initialize(
-    job_addresses: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
-    *,
-    initialization_timeout: int = 300,
-    heartbeat_timeout_seconds: int = 100,
-    shutdown_timeout_seconds: int = 300,
-    run: str = "",
-    say: Callable[[str], None] = tell,
-) -> None:
-    """Connects this process to the others of the run; call it before anything touches a device.
-
-    Arguments left at None are read from the environment: SPMDKIT_*, KERAS_DISTRIBUTION_*, JAX_*, then what Open MPI,
-    PMI, Slurm or Kubernetes have set (`joining/sources.py`). In a run of one process this does nothing; where nothing
-    says anything about a run, JAX looks whether this is a Cloud TPU. A second call does nothing.
-
-    Args:
-        job_addresses: Comma-separated "host:port" of every process, the coordinator first; or the coordinator alone.
-        num_processes: Number of processes.
-        process_id: This process, 0 <= process_id < num_processes; 0 is the coordinator.
-        initialization_timeout: Seconds to wait for the other processes.
-        heartbeat_timeout_seconds: Seconds after which a silent process counts as dead.
-        shutdown_timeout_seconds: Seconds to wait for the others at exit.
-        run: What is run, such as its folder; a process that gives another belongs to another run, and is refused.
-        say: Gets a line now and then that says which processes are missing.
-
-    Raises:
-        UserError: What is known of the run is not whole, contradicts itself or cannot be: the variables are named.
-        TooLateError: If JAX has opened its devices already (a RuntimeError too).
-        ProcessesMissing: Some did not come within `initialization_timeout`; they are named.
-        PortTaken: Something else listens at the coordinator's address.
-    """
-    if jax.distributed.is_initialized():
-        return
-    job = _find_job(job_addresses, num_processes, process_id)
-    if job is not None and not job.is_shared:
-        return
-    if backend_started():
-        raise TooLateError(
-            "initialize() is too late: JAX has already opened its devices, so this process would train alone. "
-            "Call it before anything that asks for devices or makes an array (also in what you import)."
-        )
-    timeouts = {
-        "initialization_timeout": initialization_timeout,
-        "heartbeat_timeout_seconds": heartbeat_timeout_seconds,
-        "shutdown_timeout_seconds": shutdown_timeout_seconds,
-    }
-    if job is None:
-        _leave_to_jax(timeouts)
-        return
-    note = {"own_ip": own_ip()}
-    meeting = meet(job, seconds=initialization_timeout, run=run, note=note, check=check_own_names, say=say)
-    _join(job, meeting, timeouts)
-
-
-def check_own_names(meeting: Meeting, *, on_cpu: bool | None = None) -> None:
-    """Makes sure that collectives on the CPU can connect.
-
-    Gloo listens on the address that the host's own name resolves to, and tells it to the others: a loopback address
-    means nothing to another host.
-
-    Args:
-        meeting: Of the processes of the run.
-        on_cpu: Whether they compute on the CPU; found out by default.
-
-    Raises:
-        UserError: A host's own name resolves to nothing, or to a loopback address where there are several hosts.
-    """
-    on_cpu = (
-        (getattr(jax.config, "jax_platforms", None) == "cpu" or not has_accelerators()) if on_cpu is None else on_cpu
-    )
-    if not on_cpu:
-        return
-    several = len(set(meeting.hosts)) > 1
-    for rank, (host, note) in enumerate(zip(meeting.hosts, meeting.notes, strict=True)):
-        ip = str(note.get("own_ip", ""))
-        if not ip:
-            raise UserError(
-                f"Host {host} (rank {rank}) does not resolve its own name, and collectives on the CPU listen on the "
-                f"address of that name. Add a line with its address and '{host}' to its /etc/hosts."
-            )
-        if several and is_loopback(ip):
-            raise UserError(
-                f"Host {host} (rank {rank}) resolves its own name to {ip}, which the other hosts cannot reach: "
-                f"collectives on the CPU would go there. In its /etc/hosts, give '{host}' the address that the others "
-                f"know it by, in place of {ip}."
-            )
-
-
-def _join(job: Job, meeting: Meeting, timeouts: dict[str, int]) -> None:
-    """Starts JAX in all processes, which have met."""
-    assert job.address is not None
-    bind = None if os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") else meeting.bind
-    reach_directly(job.address.host)
-    keep_quiet_about_proxies()
-    if job.process_id:
-        wait_until_listening(job.address)
-    jax.distributed.initialize(
-        coordinator_address=str(job.address),
-        num_processes=job.num_processes,
-        process_id=job.process_id,
-        local_device_ids=job.local_devices,
-        cluster_detection_method="deactivate",
-        coordinator_bind_address=str(bind) if bind else None,
-        **timeouts,  # pyright: ignore[reportArgumentType]
-    )
-
-
-def _find_job(job_addresses: str | None, num_processes: int | None, process_id: int | None) -> Job | None:
-    """The job of the arguments, and of the environment where they leave something out."""
-    if num_processes is not None and num_processes < 1:
-        raise UserError(f"num_processes={num_processes} must be at least 1.")
-    if job_addresses is None and num_processes is None and process_id is None:
-        return find_job()
-    return find_job(given=from_addresses("initialize()", job_addresses, num_processes, process_id, "job_addresses", {}))
-
-
-def _leave_to_jax(timeouts: dict[str, int]) -> None:
-    """Lets JAX detect a Cloud TPU; a host that is none has nobody to connect to.
-
-    Raises:
-        UserError: It is none.
-    """
-    try:
-        jax.distributed.initialize(**timeouts)  # pyright: ignore[reportArgumentType]
-    except ValueError as error:
-        raise UserError(
-            "initialize() has nobody to connect to: it was given no addresses, and no variable says that this process "
-            f"is one of several; JAX says: {error} Set SPMDKIT_JOB_ADDRESSES, SPMDKIT_NUM_PROCESSES and "
-            "SPMDKIT_PROCESS_ID, or leave the call out of a run of one process."
-        ) from error
-
-
 def is_main_process() -> bool:
-    """Tells whether this is process 0. Opens JAX's devices, so call `initialize` first.
-
-    Returns:
-        True in the one process that prints and writes for all.
-    """
+    """Returns True in process 0, which prints and writes for all. Opens JAX's devices; call `initialize` first."""
     return jax.process_index() == 0
 
 
 def local_copy(value: Any) -> Any:
-    """This process's copy of an array that every device holds whole; to read it involves no other process.
+    """Returns this process's copy of a replicated array; other values unchanged."""
+    return value.addressable_data(0) if isinstance(value, jax.Array) else value
+
+
+class ProcessesMissing(RuntimeError):
+    """Some processes did not answer in time; the same command can work later."""
+
+    exit_code = TRY_AGAIN
+
+
+def exchange(name: str, text: str, *, seconds: float, say: Callable[[str], None] = lambda line: None) -> list[str]:
+    """Sends a text to all processes of the run, and waits for theirs.
+
+    Args:
+        name: The name of the exchange, used once.
+        text: The text of this process.
+        seconds: The timeout.
+        say: Called now and then with a line about missing processes.
 
     Returns:
-        One device's array; what is no `jax.Array` as it is.
+        The texts by rank.
+
+    Raises:
+        ProcessesMissing: Some ranks did not send theirs in time.
     """
-    return value.addressable_data(0) if isinstance(value, jax.Array) else value
+    client = coordination_client()
+    if client is None:
+        return [text]
+    folder = f"{PREFIX}{name}/"
+    client.key_value_set(f"{folder}{jax.process_index()}", text)
+    begin = time.monotonic()
+    reported = begin
+    while True:
+        found = {int(key.rpartition("/")[2]): value for key, value in client.key_value_dir_get(folder)}
+        missing = [rank for rank in range(jax.process_count()) if rank not in found]
+        if not missing:
+            return [found[rank] for rank in range(jax.process_count())]
+        now = time.monotonic()
+        if now - begin > seconds:
+            raise ProcessesMissing(
+                f"{ranks(missing)} did not come to '{name}' within {seconds:.0f} s (timeouts.rendezvous); "
+                f"{len(found)} of {jax.process_count()} processes did. Look into their logs."
+            )
+        if now - reported > PROGRESS_SECONDS:
+            say(f"waiting for {ranks(missing)} at '{name}' ({now - begin:.0f} s)")
+            reported = now
+        time.sleep(POLL_SECONDS)
+
+
+def wait_for_all(name: str, *, seconds: float, say: Callable[[str], None] = lambda line: None) -> None:
+    """Waits until every process of the run is here; arguments and errors are those of `exchange`.
+
+    Unlike a collective barrier, the wait can be long: Gloo gives up 30 seconds after the first process.
+    """
+    exchange(name, "", seconds=seconds, say=say)
+
+
+def broadcast_text(name: str, text: str, *, seconds: float) -> str:
+    """Sends the text of process 0 to all processes.
+
+    Process 0 does not wait. All processes must make the same calls in the same order.
+
+    Args:
+        name: The name of the exchange, used once.
+        text: The text; only that of process 0 is used.
+        seconds: The timeout of the others.
+
+    Raises:
+        ProcessesMissing: Process 0 did not come in time.
+    """
+    client = coordination_client()
+    if client is None:
+        return text
+    key = f"{PREFIX}{name}"
+    if jax.process_index() == 0:
+        client.key_value_set(key, text)
+        return text
+    end = time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        try:  # short waits, so that Python handles signals
+            return client.blocking_key_value_get(key, max(1, int(1000 * min(left, 1.0))))
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            if left <= 0:
+                raise ProcessesMissing(
+                    f"rank 0 did not come to '{name}' within {seconds:.0f} s (timeouts.rendezvous). Look into its log."
+                ) from None
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """Formats ranks: "rank 1", "ranks 0, 2 and 3", "ranks 0 to 7"."""
+    numbers = sorted(numbers)
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"ranks {numbers[0]} to {numbers[-1]}"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def differences(what: str, values: Sequence[str]) -> str:
+    """Formats the values of the ranks: "optimizer.learning_rate: 0.1 on ranks 0 and 2, 0.2 on rank 1"."""
+    holders: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        holders.setdefault(value, []).append(rank)
+    return f"{what}: " + ", ".join(f"{value} on {ranks(having)}" for value, having in holders.items())

@@ -1,4 +1,4 @@
-"""Models by the name that a config gives them: the reference models, or the user's own."""
+"""Models by their name in a config: the reference models, or the user's own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -6,20 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, did_you_mean, unknown_options
 from ..mesh.keys import make_key
-from ..mesh.near_miss import did_you_mean, unknown_options
-from ..mesh.user_code import import_named
-from ..mesh.user_options import call_with_options, takes_option
 from ..parallel.model import BlockModel, Model, Params
-from .adapters.configured import OF_OUTPUTS, adapt_configured
-from .adapters.makers import library_of, library_of_class, made_with, makes_modules
-from .hugging_face.from_config import HuggingFaceConfig, find_folder, hugging_face, weights_of
-from .hugging_face.read import transformer_config
+from ..parallel.model.user_code import import_named
+from ..parallel.model.user_options import call_with_options, takes_option
+from .adapters.libraries import library_of, library_of_class, made_with, makes_modules
+from .adapters.library_model import OF_OUTPUTS, adapt_configured
+from .hugging_face.weights_reader import HuggingFaceConfig, find_folder, hugging_face, transformer_config, weights_of
 from .lora import LoRA, lora_config
 from .mlp import MLPConfig, mlp
-from .moe import moe
-from .moe_config import MoEConfig
+from .moe import MoEConfig, moe
 from .transformer import TransformerConfig, transformer
 
 MODELS: dict[str, tuple[type, Any]] = {
@@ -41,28 +38,25 @@ def load_model(
     search_path: Sequence[str | Path] = (),
     example: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Model | BlockModel:
-    """Builds the model that a config's `model:` section describes.
+    """Builds the model of a config's `model:` section.
 
     Args:
-        spec: `name`, one of `MODELS` or the user's own `module:function`, and options; `check` and `lora` are not the
-            model's. The user's function gets the options as keyword arguments and returns a `Model`, a `BlockModel`, a
-            pair (init, loss), or any object with `init` and `loss`; an object that is already one of these may be named
-            too. Or it returns a module of Flax, Equinox or Keras: then `loss`, `metrics` and `inputs` are those of
+        spec: `name`, one of `MODELS` or the user's own `module:function`, and options; `check` and `lora` are not
+            options of the model. The user's function gets the options as keyword arguments and returns a `Model`, a
+            `BlockModel`, a pair (init, loss), or an object with `init` and `loss`; the name may also refer to such an
+            object. Or it returns a module of Flax, Equinox or Keras: then `loss`, `metrics` and `inputs` are those of
             `adapt`. `lora`, the options of `LoRAConfig`, adds matrices that train in place of the model's own.
-        vocabulary: Number of token ids in the data; fills an option of that name that is 0 or not given, and so do the
-            following three.
+        vocabulary: Number of token ids in the data; the value of the option of that name if it is 0 or missing; also
+            for the following three.
         length: Positions in a row of the data.
         features: Values in the inputs of an example.
         classes: Number of classes.
-        example: Gives a batch of one row or more, which modules of other libraries are called with.
-        search_path: Folders where the user's module, or a folder that the options name, is looked for first.
-
-    Returns:
-        The model.
+        example: Returns a batch of at least one row, the example inputs of modules of other libraries.
+        search_path: Directories to search first for the user's module, and for a directory in the options.
 
     Raises:
-        UserError: There is no such model, module or function; options that it does not have, or cannot have; sizes
-            that do not hold the data; or the function returned something else.
+        UserError: The model, module or function is unknown; options are unknown or invalid; sizes are too small for the
+            data; or the function returned something else.
     """
     options = {option: value for option, value in spec.items() if option not in ("check", "lora")}
     name = options.pop("name", "transformer")
@@ -91,20 +85,19 @@ def load_model(
 def initial_params(
     spec: Mapping[str, Any], model: Model | BlockModel, search_path: Sequence[str | Path] = (), *, seed: int = 0
 ) -> Params | None:
-    """The parameters that a config's model starts from instead of drawing them.
+    """Returns the initial parameters of a config's model if they come from files.
 
     Args:
         spec: The `model:` section.
-        model: The model of it.
-        search_path: Folders below which the files are.
-        seed: The run's, of what is drawn beside them.
+        model: The model of that section.
+        search_path: Directories to search for the files.
+        seed: The run's seed, for adapters.
 
     Returns:
-        Arrays that lie in files until a part of them is asked for, for `step.init(seed, params)`; None where the model
-        draws its own.
+        Arrays that are read from the files on demand, for `step.init(seed, params)`; None if the model draws its own.
 
     Raises:
-        UserError: The files do not hold the model.
+        UserError: The files do not match the model.
     """
     if spec.get("name") != "hugging_face" or not isinstance(model, BlockModel):
         return None
@@ -121,13 +114,13 @@ def initial_params(
 def without_adapters(
     spec: Mapping[str, Any], params: Params, facts: Mapping[str, int], search_path: Sequence[str | Path] = ()
 ) -> Params:
-    """Parameters of a config's model with its low-rank adapters merged into what they adapt; as given without any.
+    """Returns parameters of a config's model with its low-rank adapters, if any, merged.
 
     Args:
         spec: The `model:` section.
         params: Parameters of its model.
-        facts: What the data said about its sizes, as `load_model` takes it.
-        search_path: As for `load_model`.
+        facts: The sizes from the data, as arguments of `load_model`.
+        search_path: See `load_model`.
     """
     adapters = lora_config(spec)
     if adapters is None:
@@ -140,15 +133,15 @@ def without_adapters(
 def transformer_of(
     spec: Mapping[str, Any], facts: Mapping[str, int], search_path: Sequence[str | Path] = ()
 ) -> tuple[TransformerConfig, str]:
-    """The transformer that a config names, and the folder that its weights come from, "" for none.
+    """Returns the transformer of a config, and the directory of its weights, "" for none.
 
     Args:
         spec: The `model:` section.
-        facts: What the data said about its sizes, as `load_model` takes it.
-        search_path: As for `load_model`.
+        facts: The sizes from the data, as arguments of `load_model`.
+        search_path: See `load_model`.
 
     Raises:
-        UserError: It names another model.
+        UserError: The config has another model.
     """
     options = {option: value for option, value in spec.items() if option not in ("name", "check", "lora")}
     name = spec.get("name", "transformer")
@@ -156,7 +149,7 @@ def transformer_of(
         folder = _with_folder(options, search_path)["folder"]
         return transformer_config(Path(folder), length=facts.get("length", 0)), folder
     if name != "transformer":
-        raise UserError(f"model.name={name!r} is of no family of Hugging Face, as transformers are.")
+        raise UserError(f"model.name={name!r} is not of a Hugging Face family; use a transformer.")
     known: dict[str, Any] = {
         fact: value for fact, value in facts.items() if fact in ("vocabulary", "length") and not options.get(fact)
     }
@@ -164,7 +157,7 @@ def transformer_of(
 
 
 def _with_folder(options: Mapping[str, Any], search_path: Sequence[str | Path]) -> dict[str, Any]:
-    """The options with the place of a folder that they name."""
+    """Returns the options with the full path of a directory in them."""
     found = dict(options)
     return {**found, "folder": find_folder(found["folder"], search_path)} if found.get("folder") else found
 
@@ -175,7 +168,7 @@ def _reference_model(name: str, options: dict[str, Any], facts: dict[str, int]) 
     problems = unknown_options([option for option in options if option not in known], known, "model")
     too_small = [fact for fact in ("vocabulary", "classes") if 0 < options.get(fact, 0) < facts.get(fact, 0)]
     problems += [
-        f"model.{fact}={options[fact]} is less than the data's {facts[fact]}. Leave it out, or make it at least that."
+        f"model.{fact}={options[fact]} is less than the data's {facts[fact]}. Leave it out, or raise it."
         for fact in too_small
     ]
     if problems:
@@ -200,7 +193,7 @@ def _user_model(
         return adapt_configured(result, name, of_outputs, search_path, example)
     if of_outputs:
         raise UserError(
-            f"model.{next(iter(of_outputs))} is for a module of Flax, Equinox or Keras, whose outputs the loss judges, "
+            f"model.{next(iter(of_outputs))} is only for a module of Flax, Equinox or Keras, "
             f"and {given} returned a {type(result).__name__}. Leave it out."
         )
     model = as_model(result, name)
@@ -210,7 +203,7 @@ def _user_model(
 
 
 def _of_outputs(named: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The options about a module's outputs, taken out of those of what makes it, where it is one that has such."""
+    """Takes the options about a module's outputs out of the options, if the name refers to a module."""
     is_module = library_of_class(named) is not None or "loss" in options
     if not is_module or takes_option(named, "loss"):
         return {}
@@ -218,11 +211,13 @@ def _of_outputs(named: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _made(named: Any, options: dict[str, Any], facts: dict[str, int], given: str, *, is_maker: bool) -> Any:
-    """What a config's `model.name` leads to: a model or a module that is there, or what a function or class makes."""
+    """Returns the model or module that `model.name` refers to, or the result of that function or class."""
     is_model = not isinstance(named, type) and as_model(named) is not None
     if is_model or library_of(named, makers=False) is not None:
         if options:
-            raise UserError(f"{given} is a model, not a function: it takes no options such as {next(iter(options))}.")
+            raise UserError(
+                f"{given} is a model, not a function: it does not take options such as {next(iter(options))}."
+            )
         return named
     if not callable(named):
         raise UserError(f"{given} is a {type(named).__name__}: neither a function nor a model. {EXPECTED}")
@@ -231,21 +226,21 @@ def _made(named: Any, options: dict[str, Any], facts: dict[str, int], given: str
 
 
 EXPECTED = (
-    "It has to return a spmdkit.Model or BlockModel, a pair (init, loss), an object with `init(key) -> params` and "
+    "It must return a spmdkit.Model or BlockModel, a pair (init, loss), an object with `init(key) -> params` and "
     "`loss(params, batch, key) -> (sum, weight)`, or a module of Flax, Equinox or Keras."
 )
 
 
 def as_model(value: Any, name: str = "model") -> Model | BlockModel | None:
-    """Makes a `Model` of whatever has an init and a loss.
+    """Makes a `Model` of an object with an init and a loss.
 
     Args:
         value: A `Model`, a `BlockModel`, a pair of functions (init, loss), or an object with `init` and `loss` and,
             optionally, `init_state`, `predict` and `flops_per_row`.
-        name: What reports call it where the value itself does not say.
+        name: The name in reports, if the value has none.
 
     Returns:
-        The model, or None where the value is none of these.
+        The model, or None for any other value.
     """
     if isinstance(value, Model | BlockModel):
         return value

@@ -1,8 +1,8 @@
-"""A model some of whose parameters do not train: its loss sees them without a gradient.
+"""Freezing: a model with some parameters that do not train, because its loss stops their gradients.
 
-Their gradients are exactly zero, wherever they are taken, so the norm of the gradients and its clipping do not count
-them, and backward does not compute them. The optimizer has to leave them alone as well (`optimizer.freeze` does both):
-one that decays weights, or keeps averages, would move them or hold memory for them.
+Their gradients are exactly zero, so the norm of the gradients and its clipping do not count them, and backward does not
+compute them. The optimizer must skip them too (`optimizer.freeze` does both): weight decay would change them, and
+averages would take memory.
 """
 
 from collections.abc import Callable, Collection
@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from jax import lax
 
-from ..layouts.path_patterns import paths_met, some
-from ..layouts.paths import leaves_with_paths, map_with_path
+from ..layouts.paths import leaves_with_paths, map_with_path, match_paths, some
 from ..mesh.errors import UserError
 from ..parallel.collectives import Traffic
 from ..parallel.model import BlockModel, Model, Params
@@ -21,44 +20,41 @@ from ..parallel.sharding.model_errors import abstract_init
 
 AnyModel = TypeVar("AnyModel", bound=Model | BlockModel)
 FREEZE = "optimizer.freeze"
-"""The config key of the expressions."""
+"""The config key of the regular expressions."""
 
 
 def frozen_paths(patterns: Collection[str], params: Params) -> frozenset[str]:
-    """The parameters that regular expressions name.
+    """Returns the paths of the parameters that regular expressions match.
 
     Args:
-        patterns: They match whole paths, or are one.
+        patterns: Regular expressions of whole paths, or paths.
         params: The parameters, or their shapes.
 
-    Returns:
-        Paths.
-
     Raises:
-        UserError: An expression matches no parameter, or all parameters are frozen.
+        UserError: An expression does not match any parameter, or all parameters are frozen.
     """
     paths = [path for path, _ in leaves_with_paths(params)]
-    frozen = frozenset(path for met in paths_met(tuple(patterns), paths, FREEZE).values() for path in met)
+    frozen = frozenset(path for met in match_paths(tuple(patterns), paths, FREEZE).values() for path in met)
     if paths and frozen.issuperset(paths):
         raise UserError(
-            f"{FREEZE}={list(patterns)} names all {len(paths)} parameters ({some(paths)}): nothing is left to train. "
-            "Take one out."
+            f"{FREEZE}={list(patterns)} matches all {len(paths)} parameters ({some(paths)}): none is left to train. "
+            "Remove one."
         )
     return frozen
 
 
 def freeze(model: AnyModel, patterns: Collection[str]) -> AnyModel:
-    """The same model, some of its parameters without a gradient.
+    """Returns a model with some of its parameters frozen.
 
     Args:
-        model: Any model. Its `predict` and `init` stay as they are.
-        patterns: Regular expressions of paths, as in `layouts.rules`: "embed/.*". None: the model itself is returned.
+        model: A model. Its `predict` and `init` do not change.
+        patterns: Regular expressions of paths, as in `layouts.rules`: "embed/.*". Empty: the model itself.
 
     Returns:
-        A model of the same parameters, rules and traffic.
+        A model with the same parameters, rules and traffic.
 
     Raises:
-        UserError: An expression matches no parameter, or all parameters are frozen.
+        UserError: An expression does not match any parameter, or all parameters are frozen.
     """
     if not patterns:
         return model
@@ -67,12 +63,12 @@ def freeze(model: AnyModel, patterns: Collection[str]) -> AnyModel:
 
 
 def without_gradients(model: AnyModel, frozen: Collection[str], params: Params) -> AnyModel:
-    """The same model, the parameters at these paths without a gradient.
+    """Returns a model that stops the gradients of the parameters at these paths.
 
     Args:
-        model: Any model.
+        model: A model.
         frozen: Whole paths.
-        params: Shapes of all parameters.
+        params: The shapes of all parameters.
     """
     if isinstance(model, Model):
         return replace(model, loss=_stopped(model.loss, "", frozen))
@@ -88,7 +84,7 @@ def without_gradients(model: AnyModel, frozen: Collection[str], params: Params) 
 
 
 def _without_training(model: BlockModel, frozen: Collection[str], params: Params) -> tuple[str, ...]:
-    """The parts of a model before the first parameter that trains: gradients do not go back that far."""
+    """Returns the parts of a model before the first parameter that trains, which need no backward pass."""
     groups = {path.split("/")[0] for path, _ in leaves_with_paths(params) if path not in frozen}
     if groups & set(model.embed_reads):
         return ()
@@ -96,7 +92,7 @@ def _without_training(model: BlockModel, frozen: Collection[str], params: Params
 
 
 def _without_backward(traffic: Callable[..., Traffic], parts: Collection[str]) -> Callable[..., Traffic]:
-    """What a model moves, of some parts only that of forward."""
+    """Returns a traffic function without backward for some parts."""
 
     @wraps(traffic)
     def call(part: str, *arguments: Any) -> Traffic:
@@ -107,7 +103,7 @@ def _without_backward(traffic: Callable[..., Traffic], parts: Collection[str]) -
 
 
 def _stopped(function: Callable[..., Any], prefix: str, frozen: Collection[str]) -> Callable[..., Any]:
-    """A function of parameters, whose paths begin with a prefix, that gives the frozen ones no gradient."""
+    """Returns a function of parameters, with paths below a prefix, that stops the gradients of the frozen ones."""
 
     def stop(path: str, leaf: Any) -> Any:
         return lax.stop_gradient(leaf) if f"{prefix}{path}" in frozen else leaf

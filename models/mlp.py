@@ -16,9 +16,8 @@ from jax import Array
 from ..mesh.errors import UserError
 from ..parallel.model import Batch, Model, Params
 from ..parallel.sharding.named_outputs import name_output
-from .layers.cross_entropy import cross_entropy
-from .layers.initializers import truncated_normal
-from .transformer_config import MOST_PARAMETERS
+from .layers import cross_entropy, truncated_normal
+from .transformer_config import MAX_PARAMETERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,22 +27,22 @@ class MLPConfig:
     features: int = 0
     """Values in the inputs of an example; 0 = the data's."""
     classes: int = 0
-    """Number of classes; it has to be given, the data does not tell it."""
+    """Number of classes (required)."""
     widths: tuple[int, ...] = (128, 128)
     """Widths of the hidden layers, first to last; none = a linear classifier."""
 
     def __post_init__(self) -> None:
         problems = [
-            f"model.{name}={getattr(self, name)} has to be at least 0."
+            f"model.{name}={getattr(self, name)} must be at least 0."
             for name in ("features", "classes")
             if getattr(self, name) < 0
         ]
         if any(width < 1 for width in self.widths):
-            problems.append(f"model.widths={list(self.widths)}: each has to be at least 1.")
+            problems.append(f"model.widths={list(self.widths)}: each must be at least 1.")
         total = sum(rows * columns for rows, columns in self.sizes)
-        if not problems and total > MOST_PARAMETERS:
+        if not problems and total > MAX_PARAMETERS:
             problems.append(
-                f"model.widths={list(self.widths)} make {total:.3g} parameters; {MOST_PARAMETERS:.0e} are the most. "
+                f"model.widths={list(self.widths)} make {total:.3g} parameters; the maximum is {MAX_PARAMETERS:.0e}. "
                 "Set model.widths lower."
             )
         if problems:
@@ -51,7 +50,7 @@ class MLPConfig:
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """Features (in, out) of each layer."""
+        """The features (in, out) of each layer."""
         return list(itertools.pairwise((self.features, *self.widths, self.classes)))
 
     @property
@@ -64,7 +63,7 @@ def mlp(config: MLPConfig) -> Model:
     """Builds the model.
 
     Args:
-        config: Its sizes, all known.
+        config: The sizes, all known.
 
     Returns:
         A classifier over batches {"inputs" (B, features), "targets" (B,), "weights" (B,)}; `predict` gives logits.
@@ -74,9 +73,7 @@ def mlp(config: MLPConfig) -> Model:
     """
     unknown = [name for name in ("features", "classes") if not getattr(config, name)]
     if unknown:
-        raise UserError(
-            "\n".join(f"model.{name} is not given, and the data does not tell it either." for name in unknown)
-        )
+        raise UserError("\n".join(f"model.{name} is missing, and the data does not determine it." for name in unknown))
     return Model(
         init=functools.partial(init, config),
         loss=loss,
@@ -87,7 +84,7 @@ def mlp(config: MLPConfig) -> Model:
 
 
 def init(config: MLPConfig, key: Array) -> Params:
-    """Draws kernels that keep the scale of what goes through a ReLU (He et al. 2015); biases are 0."""
+    """Draws kernels that keep the scale of activations through a ReLU (He et al. 2015); biases are 0."""
 
     def layer(index: int, size: tuple[int, int]) -> dict[str, Array]:
         kernel = truncated_normal(key, f"layers/{index}/kernel", size, (2 / size[0]) ** 0.5)
@@ -97,7 +94,7 @@ def init(config: MLPConfig, key: Array) -> Params:
 
 
 def predict(params: Params, batch: Batch) -> Array:
-    """Logits (B, classes), float32 or wider."""
+    """Returns logits (B, classes), float32 or wider."""
     *hidden, last = params["layers"]
     x_BI = batch["inputs"].astype(last["kernel"].dtype)
     for index, layer in enumerate(hidden):
@@ -107,7 +104,7 @@ def predict(params: Params, batch: Batch) -> Array:
 
 
 def loss(params: Params, batch: Batch, key: Array | None) -> tuple[Array, Array]:
-    """The cross-entropy of the classes as (sum, weight)."""
+    """Returns the cross-entropy of the classes as (sum, weight)."""
     return cross_entropy(predict(params, batch), batch["targets"], batch["weights"])
 
 

@@ -1,55 +1,216 @@
 """A decoder-only transformer whose MLPs are mixtures of experts: `transformer.py` with the second half of a block here.
 
-Letters: as in `transformer.py`, and E experts, e of them on one device, k chosen by each position, N = B * L positions
-on one device, M places of a buffer. The parameters of a block's second half:
+Letters: as in `transformer.py`, and E experts, e of them on one device, k selected by each position, N = B * L
+positions on one device, M places of a buffer. The parameters of a block's second half:
 
     blocks/mlp/norm     (N, D)              blocks/mlp/gate   (N, E, D, F)
     blocks/mlp/router   (N, D, E)           blocks/mlp/up     (N, E, D, F)
                                             blocks/mlp/down   (N, E, F, D)
 
-Each position goes through the k experts that the router likes best (`moe_router.py`), wherever they live
-(`parallel/expert.py`). In training, each block adds the router's losses of each row to "router_loss", and the head adds
-them to the loss, weighted like the row's positions; evaluation gives the cross-entropy alone.
+Each position goes through the k experts with the highest router scores, on any device (`parallel/expert.py`). In
+training, each block adds the router's losses of each row to "router_loss", and the head adds them to the loss, weighted
+like the row's positions; evaluation gives the cross-entropy alone.
 
-Sources: Shazeer et al. 2017, "Outrageously Large Neural Networks"; Lepikhin et al. 2020, "GShard"; Jiang et al. 2024,
-"Mixtral of Experts" (this arrangement: SwiGLU experts in every block, weights over the chosen ones).
+Everything is counted along one row, on any devices and next to any other rows: selected experts, dropped positions and
+the losses are the same on every mesh and in every microbatch. Positions without weight count too. A row's places with
+an expert go in the order of positions, at each position the first choice before the second. So no later position
+affects whether a position keeps its place, and a trained model can be read from left to right. In the router, L are
+the positions of a row on this device's `context` group, and W those of the whole row.
+
+Sources: Shazeer et al. 2017, "Outrageously Large Neural Networks"; Jiang et al. 2024, "Mixtral of Experts" (this
+architecture: SwiGLU experts in every block, weights over the selected ones); Lepikhin et al. 2020, "GShard", section
+2.2 (capacity in groups; here a group is a row, and places go position by position instead of all first choices
+first); Fedus et al. 2021, "Switch Transformers", section 2.2 (auxiliary loss); Zoph et al. 2022, "ST-MoE", section
+3.3 (z-loss).
 """
 
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 from ..mesh.errors import UserError
 from ..parallel import context, expert, tensor
 from ..parallel.blocks.grouped_experts import apply_experts
 from ..parallel.collectives import Collective, Traffic, varying_zeros
+from ..parallel.expert import places
 from ..parallel.model import Batch, BlockModel, ParallelContext, Params
-from .moe_config import MoEConfig
-from .moe_router import gathers_choices, route
-from .transformer import WHOLE, Hidden, block, predict, transformer
+from ..parallel.sharding.parallel_context import held_positions
+from .transformer import WHOLE, Hidden, block, draw_matrix, init, predict, transformer
 from .transformer import embed as embed_transformer
 from .transformer import head as transformer_head
-from .transformer_params import draw_matrix, init
+from .transformer_config import TransformerConfig
 from .transformer_split import around_products, attention_traffic, residual_bytes, split_problems, split_rules
 from .transformer_split import traffic as transformer_traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig(TransformerConfig):
+    """A transformer whose MLPs are mixtures of experts; `mlp_width` is the width of one expert."""
+
+    experts: int = 8
+    """Experts in each block, all of `mlp_width`."""
+    top_k: int = 2
+    """Experts that each position selects."""
+    capacity_factor: float = 1.25
+    """Positions of a row that an expert takes, in units of its equal share, top_k * length / experts; further ones
+    are dropped; 0 = dropless: an expert takes all that select it."""
+    auxiliary_loss: float = 0.01
+    """Weight, in training, of the loss of each block that is minimal if experts share the positions equally."""
+    z_loss: float = 0.001
+    """Weight, in training, of the squared log of the router's normalizer in each block; keeps its logits small."""
+
+    def __post_init__(self) -> None:
+        problems = _problems(self)
+        try:
+            super().__post_init__()
+        except UserError as error:
+            problems.insert(0, str(error))
+        if problems:
+            raise UserError("\n".join(problems))
+
+    def capacity(self, length: int) -> int:
+        """Returns the positions of a row of this length that one expert takes."""
+        if not self.capacity_factor:
+            return length
+        return min(length, ceil(self.top_k * length / self.experts * self.capacity_factor))
+
+    @property
+    def drops(self) -> bool:
+        """True if experts have a capacity."""
+        return self.capacity_factor > 0
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters that multiply every token, with the selected experts and the router."""
+        attention = 2 * self.width * self.head_size * (self.heads + self.num_kv_heads)
+        experts = 3 * self.width * self.mlp_size * self.top_k + self.width * self.experts
+        return self.layers * (attention + experts) + self.width * self.vocabulary
+
+    @property
+    def total_parameters(self) -> int:
+        """Parameters in all matrices, with all experts and the embedding."""
+        others = 3 * self.width * self.mlp_size * (self.experts - self.top_k)
+        return self.matmul_parameters + self.layers * others + self.width * self.vocabulary
+
+
+def _problems(config: MoEConfig) -> list[str]:
+    own = {"mlp": "swiglu", "mlp_bias": False, "norm": "rms"}
+    problems = [
+        f"model.{name}={getattr(config, name)} is only for the transformer: experts are swiglu, without biases, after "
+        f"an RMSNorm. Leave it out, or set model.name to transformer."
+        for name, only in own.items()
+        if getattr(config, name) != only
+    ]
+    if config.experts < 1:
+        problems.append(f"model.experts={config.experts} must be at least 1.")
+    elif not 1 <= config.top_k <= config.experts:
+        problems.append(f"model.top_k={config.top_k} must be at least 1 and at most model.experts={config.experts}.")
+    for name in ("capacity_factor", "auxiliary_loss", "z_loss"):
+        if not 0 <= getattr(config, name) < inf:
+            problems.append(f"model.{name}={getattr(config, name)} must be at least 0 and finite.")
+    return problems
+
+
+class Routing(NamedTuple):
+    """The decisions of the router for the positions of a device.
+
+    Attributes:
+        expert_BLk: int32, (B, L, k), the selected experts, highest score first.
+        gate_BLk: (B, L, k), the weight of each in the result, float32 or wider.
+        kept_BLk: bool, (B, L, k), false if the expert is full.
+        loss_B: (B,), this device's share of each row's losses, with the weights of the config.
+    """
+
+    expert_BLk: Array
+    gate_BLk: Array
+    kept_BLk: Array
+    loss_B: Array
+
+
+def route(config: MoEConfig, parallel: ParallelContext, router_DE: Array, x_BLD: Array) -> Routing:
+    """Selects experts; computed in float32 or wider.
+
+    The probabilities of several experts of a position are scaled to add up to 1; a single expert has its probability as
+    weight, because otherwise the router would not get a gradient.
+
+    Args:
+        config: Sizes and options.
+        parallel: The split; devices along `tensor` route the same positions.
+        router_DE: (D, E), whole on every device.
+        x_BLD: (B, L, D), per-device.
+    """
+    wide = jnp.promote_types(x_BLD.dtype, jnp.float32)
+    logits_BLE = x_BLD.astype(wide) @ router_DE.astype(wide)
+    probability_BLE = jax.nn.softmax(logits_BLE, axis=-1)
+    gate_BLk, expert_BLk = lax.top_k(probability_BLE, config.top_k)
+    if config.top_k > 1:
+        gate_BLk = gate_BLk / jnp.sum(gate_BLk, axis=-1, keepdims=True)
+    place_BLk, count_BE = _places(config, parallel, expert_BLk)
+    length = x_BLD.shape[1] * parallel.context.size
+    kept_BLk = place_BLk < config.capacity(length)
+    fraction_BE = count_BE.astype(wide) / (config.top_k * length)
+    loss_B = _losses(config, logits_BLE, probability_BLE, fraction_BE, length) / parallel.tensor.size
+    return Routing(expert_BLk, gate_BLk, kept_BLk, loss_B)
+
+
+def _losses(config: MoEConfig, logits_BLE: Array, probability_BLE: Array, fraction_BE: Array, length: int) -> Array:
+    """Returns this device's share of the losses of each row, (B,).
+
+    The auxiliary loss is E * sum over experts of (fraction of choices) * (mean probability), which is 1 if both are
+    equal for all experts; the z-loss is the mean square of the log of the normalizer.
+    """
+    mean_BE = jnp.sum(probability_BLE, axis=1) / length
+    auxiliary_B = config.experts * jnp.sum(fraction_BE * mean_BE, axis=-1)
+    z_B = jnp.sum(jax.nn.logsumexp(logits_BLE, axis=-1) ** 2, axis=1) / length
+    return config.auxiliary_loss * auxiliary_B + config.z_loss * z_B
+
+
+def gathers_choices(config: MoEConfig, parallel: ParallelContext) -> bool:
+    """True if a device needs the choices of positions on other devices: for places, or for the auxiliary loss."""
+    return parallel.context.size > 1 and (config.drops or config.auxiliary_loss > 0)
+
+
+def _places(config: MoEConfig, parallel: ParallelContext, expert_BLk: Array) -> tuple[Array, Array]:
+    """Returns the number of earlier choices of the same expert in the row, (B, L, k), and the choices "
+    "per expert, (B, E)."""
+    whole_BWk = expert_BLk
+    if gathers_choices(config, parallel):
+        gathered_BWk = lax.all_gather(expert_BLk, context.AXIS, axis=1, tiled=True)
+        whole_BWk = jnp.take(gathered_BWk, _order_of_gathered(parallel, gathered_BWk.shape[1]), axis=1)
+    place_Bn, count_BE = places(whole_BWk.reshape(whole_BWk.shape[0], -1), None, config.experts)
+    place_BWk = place_Bn.reshape(whole_BWk.shape)
+    if whole_BWk is expert_BLk:
+        return place_BWk, count_BE
+    return jnp.take(place_BWk, held_positions(parallel, place_BWk.shape[1]), axis=1), count_BE
+
+
+def _order_of_gathered(parallel: ParallelContext, length: int) -> np.ndarray:
+    """Returns the index of position 0, 1, ... of a row in the array gathered from device 0, 1, ... of `context`."""
+    config = parallel.context
+    chunks = [chunk for rank in range(config.size) for chunk in context.chunks_of(rank, config)]
+    positions = np.arange(length).reshape(config.num_chunks, -1)[chunks]
+    return np.argsort(positions.reshape(-1))
 
 
 def moe(config: MoEConfig, parallel: ParallelContext = WHOLE) -> BlockModel:
     """Builds the model.
 
     Args:
-        config: Its sizes and choices, with vocabulary and length.
-        parallel: The parallel context: how the work is split over the mesh. The default keeps it whole.
+        config: Sizes and options, with vocabulary and length.
+        parallel: The parallel context, the split of the work over the mesh. By default, nothing is split.
 
     Returns:
         A language model over the batches of `transformer`; "router_loss" (B,) flows beside "hidden" in training.
 
     Raises:
-        UserError: The vocabulary or the length is still 0, or the sizes cannot be split so.
+        UserError: The vocabulary or the length is still 0, or the mesh does not divide the sizes.
     """
     base = transformer(config)
     problems = [*split_problems(config, parallel), *expert.size_problems(parallel.expert, config.experts)]
@@ -83,7 +244,7 @@ def _init_experts(config: MoEConfig, key: Array) -> Params:
 
 
 def _rules(config: MoEConfig, parallel: ParallelContext) -> dict[str, tuple[str | None, ...]]:
-    """Experts are laid out over `expert`, their columns over `tensor`."""
+    """Returns the layout rules: experts over `expert`, their columns over `tensor`."""
     experts = expert.AXIS if parallel.expert.size > 1 else None
     columns = tensor.AXIS if parallel.tensor.size > 1 else None
     kept = {path: axes for path, axes in split_rules(config, parallel).items() if not path.startswith("blocks/mlp")}
@@ -97,7 +258,7 @@ def _rules(config: MoEConfig, parallel: ParallelContext) -> dict[str, tuple[str 
 def embed(
     config: MoEConfig, parallel: ParallelContext, groups: dict[str, Params], batch: Batch, key: Array | None
 ) -> Hidden:
-    """As the transformer's; in training, with a sum of the router's losses for each row that begins at 0."""
+    """Looks up the tokens; in training, adds a sum of the router's losses for each row, which begins at 0."""
     x = embed_transformer(config, parallel, groups, batch, key)
     if key is None or not (config.auxiliary_loss or config.z_loss):
         return x
@@ -124,18 +285,18 @@ def _experts(
 
 
 def _swiglu(weights: Params, x_mD: Array) -> Array:
-    """One expert (its columns on this device) for one block of the buffer's places."""
+    """Applies one expert (its columns on this device) to one block of the buffer's places."""
     return (jax.nn.silu(x_mD @ weights["gate"]) * (x_mD @ weights["up"])) @ weights["down"]
 
 
 def _buffer(config: MoEConfig, parallel: ParallelContext, *, rows: int, held: int) -> expert.Buffer:
-    """Sizes of the buffers for `rows` rows, of each of which the device's `context` group holds `held` positions."""
+    """Returns the sizes of the buffers for `rows` rows with `held` positions each on the device's `context` group."""
     return expert.buffer_of(
         parallel.expert,
         experts=config.experts,
         top_k=config.top_k,
         positions=rows * held,
-        most=rows * min(held, config.capacity(held * parallel.context.size)),
+        limit=rows * min(held, config.capacity(held * parallel.context.size)),
     )
 
 
@@ -147,7 +308,8 @@ def head(
     batch: Batch,
     key: Array | None,
 ) -> tuple[Array, Array]:
-    """This device's share of (sum, weight): the cross-entropy, and each row's router losses times the row's weight."""
+    """Returns this device's share of (sum, weight): the cross-entropy, and each row's router losses "
+    "times the row's weight."""
     total, weight = transformer_head(config, parallel, groups, x, batch, key)
     if "router_loss" in x:
         weight_B = jnp.sum(batch["weights"], axis=1).astype(x["router_loss"].dtype)
@@ -163,7 +325,7 @@ def traffic(
     dtype: str,
     platform: str,
 ) -> Traffic:
-    """What one call of "embed", "block" or "head" moves, for the per-device shapes of a batch."""
+    """Returns the traffic of one call of "embed", "block" or "head", for the per-device shapes of a batch."""
     if part != "block":
         return transformer_traffic(config, parallel, part, shapes, dtype, platform)
     rows, length = shapes["inputs"].shape

@@ -13,30 +13,30 @@ vocabulary. Shapes of the parameters (rules address them by these paths):
     head/norm               (D,)
     head/logits             (D, V)          absent with tied embeddings: the head then reads embed/tokens
 
-Where the config asks for them:
+Optional parameters:
 
-    embed/positions                    (P, D)       learned positions; P rows of them
+    embed/positions                    (P, D)       learned positions, P rows
     blocks/attention/(query|key)_norm  (N, K)       norms of heads
     blocks/attention/query_bias        (N, H * K)   and (key|value)_bias (N, G * K), out_bias (N, D)
-    blocks/mlp/(gate|up)_bias          (N, F)       and down_bias (N, D); there is no gate with GELU
-    .../norm_bias                      as norm      beside every norm that is a LayerNorm
+    blocks/mlp/(gate|up)_bias          (N, F)       and down_bias (N, D); no gate with GELU
+    .../norm_bias                      like norm    beside every LayerNorm
 
-Activations that rules may lay out, by name: embed/output, blocks/attention/output and blocks/mlp/output (B, L, D), and
+Activations that layout rules can name: embed/output, blocks/attention/output and blocks/mlp/output (B, L, D), and
 head/output (B, L, V), the logits.
 
-With the defaults this is LLaMA's arrangement; with others Qwen's or GPT-2's (`hugging_face/`). Parameters arrive in
-the compute dtype. Norms, rotations, softmax and the loss are computed in float32 or wider.
+The default options give the LLaMA architecture; others give Qwen or GPT-2 (`hugging_face/`). Parameters arrive in the
+compute dtype. Norms, rotations, softmax and the loss use float32 or wider.
 
-Every function takes the parallel context, `parallel`, as an argument. With the default it is plain JAX on one device.
-Otherwise each device holds the parts of the parameters that `rules` says, keeps its own positions between products, and
-gathers and scatters them around each (`parallel/tensor.py`, `parallel/context.py`).
+Every function takes the parallel context, `parallel`, as an argument. The default is plain JAX on one device. Otherwise
+each device holds the parts of the parameters that `rules` gives, keeps its own positions between products, and gathers
+and scatters them around each product (`parallel/tensor.py`, `parallel/context.py`).
 
-Sources: Vaswani et al. 2017, "Attention Is All You Need"; Touvron et al. 2023, "LLaMA" (this arrangement of it);
+Sources: Vaswani et al. 2017, "Attention Is All You Need"; Touvron et al. 2023, "LLaMA" (this architecture);
 Shazeer 2020, "GLU Variants Improve Transformer" (SwiGLU).
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -45,52 +45,122 @@ from jax import Array, lax
 
 from ..mesh.errors import UserError
 from ..parallel import expert, tensor
-from ..parallel.blocks.attention.ring import ring_attention
-from ..parallel.blocks.attention.ulysses import ulysses_attention
+from ..parallel.blocks.attention.methods import ATTENTION
 from ..parallel.model import Batch, BlockModel, ParallelContext, Params
 from ..parallel.sharding.named_outputs import name_output
 from ..parallel.sharding.parallel_context import held_positions, own_positions
 from ..parallel.xla.product import weight_first
-from .layers.attention import Slowing, causal_attention, rotate
-from .layers.biases import add_biases
-from .layers.cross_entropy import cross_entropy
-from .layers.dropout import dropout
-from .layers.norms import head_norm, norm
-from .recompute import recompute
+from .attention import Slowing, rotate
+from .chunked_loss import chunked_cross_entropy, count_chunks
+from .fused_attention import choose_attention
+from .layers import add_biases, cross_entropy, dropout, head_norm, norm, recompute, truncated_normal
 from .transformer_config import TransformerConfig
-from .transformer_params import init, inward
 from .transformer_split import split_problems, split_rules, traffic
 
+InitMLP: TypeAlias = Callable[[Any, Array], Params]
+"""Draws the parameters of the second half of one block from its key."""
+
+
+def init(config: TransformerConfig, key: Array, *, init_mlp: InitMLP | None = None) -> dict[str, Params]:
+    """Draws the parameters; block n's do not depend on how many blocks there are.
+
+    Embeddings have deviation 1, the scale of the blocks; a table that makes logits has D ** -0.5.
+    """
+    D, V = config.width, config.vocabulary
+    head_std = D**-0.5
+    tokens = truncated_normal(key, "embed/tokens", (V, D), head_std if config.tied else 1.0)
+    params: dict[str, Params] = {"embed": {"tokens": tokens}, "head": _init_norm(config)}
+    if config.position_rows:
+        std = head_std if config.tied else 1.0
+        params["embed"]["positions"] = truncated_normal(key, "embed/positions", (config.position_rows, D), std)
+    if not config.tied:
+        params["head"]["logits"] = truncated_normal(key, "head/logits", (D, V), head_std)
+    block_keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(config.layers))
+    params["blocks"] = jax.vmap(functools.partial(_init_block, config, init_mlp or _init_mlp))(block_keys)
+    return params
+
+
+def _init_block(config: TransformerConfig, init_mlp: InitMLP, key: Array) -> Params:
+    D = config.width
+    query_width, kv_width = config.heads * config.head_size, config.num_kv_heads * config.head_size
+    matrix = functools.partial(draw_matrix, config, key)
+    attention = {
+        **_init_norm(config),
+        "query": matrix("attention/query", (D, query_width)),
+        "key": matrix("attention/key", (D, kv_width)),
+        "value": matrix("attention/value", (D, kv_width)),
+        "out": matrix("attention/out", (query_width, D), on_residual=True),
+    }
+    biased = {"none": (), "inputs": ("query", "key", "value"), "all": ("query", "key", "value", "out")}
+    attention |= _init_biases(attention, biased[config.attention_bias])
+    if config.head_norm:
+        attention |= {f"{name}_norm": jnp.ones((config.head_size,), jnp.float32) for name in ("query", "key")}
+    return {"attention": attention, "mlp": init_mlp(config, key)}
+
+
+def _init_mlp(config: TransformerConfig, key: Array) -> Params:
+    D, F = config.width, config.mlp_size
+    mlp = {
+        **_init_norm(config),
+        **{name: draw_matrix(config, key, f"mlp/{name}", (D, F)) for name in inward(config)},
+        "down": draw_matrix(config, key, "mlp/down", (F, D), on_residual=True),
+    }
+    return mlp | _init_biases(mlp, (*inward(config), "down") if config.mlp_bias else ())
+
+
+def inward(config: TransformerConfig) -> tuple[str, ...]:
+    """Returns the names of the first matrices of the MLP."""
+    return ("gate", "up") if config.mlp == "swiglu" else ("up",)
+
+
+def _init_norm(config: TransformerConfig) -> Params:
+    scale = {"norm": jnp.ones((config.width,), jnp.float32)}
+    return scale if config.norm == "rms" else {**scale, "norm_bias": jnp.zeros((config.width,), jnp.float32)}
+
+
+def _init_biases(matrices: Params, names: Sequence[str]) -> Params:
+    return {f"{name}_bias": jnp.zeros((matrices[name].shape[-1],), jnp.float32) for name in names}
+
+
+def draw_matrix(
+    config: TransformerConfig, key: Array, name: str, shape: tuple[int, ...], *, on_residual: bool = False
+) -> Array:
+    """Draws a matrix (..., in, out) that keeps the scale of its inputs.
+
+    The matrices whose outputs are added to the residual stream, two in each block, share its scale.
+    """
+    scale = (2 * config.layers) ** -0.5 if on_residual else 1.0
+    return truncated_normal(key, name, shape, scale * shape[-2] ** -0.5)
+
+
 Hidden = dict[str, Array]
-"""What flows from block to block: "hidden" (B, l, D); where there is dropout "example" (B,), and for packed documents
-"segments" (B, L) and "positions" (B, L) in their document, of whole rows."""
+"""The input and output of blocks: "hidden" (B, l, D); with dropout "example" (B,), and for packed documents "segments"
+(B, L) and "positions" (B, L) in their document, of whole rows."""
 
 Half: TypeAlias = Callable[[Any, ParallelContext, Params, Array, Hidden], tuple[Array, Hidden]]
 """Half of a block: `half(config, parallel, params, normed (B, l, D), x) -> (change of the residual stream, x)`."""
 
 WHOLE = ParallelContext()
-"""Nothing is split: one device."""
+"""The context of one device, without any split."""
 
 
 def transformer(config: TransformerConfig, parallel: ParallelContext = WHOLE) -> BlockModel:
     """Builds the model.
 
     Args:
-        config: Its sizes and choices, with vocabulary and length.
-        parallel: The parallel context: how the work is split over the mesh. The default keeps it whole.
+        config: Sizes and options, with vocabulary and length.
+        parallel: The parallel context, the split of the work over the mesh. By default, nothing is split.
 
     Returns:
         A language model over batches {"inputs", "targets", "weights", "example"} and, for packed documents, "segments"
         and "positions"; `predict` gives logits (B, L, V).
 
     Raises:
-        UserError: The vocabulary or the length is still 0, or the sizes cannot be split so.
+        UserError: The vocabulary or the length is still 0, or the mesh does not divide the sizes.
     """
     unknown = [name for name in ("vocabulary", "length") if not getattr(config, name)]
     if unknown:
-        raise UserError(
-            "\n".join(f"model.{name} is not given, and the data does not tell it either." for name in unknown)
-        )
+        raise UserError("\n".join(f"model.{name} is missing, and the data does not determine it." for name in unknown))
     problems = [*split_problems(config, parallel), *expert.size_problems(parallel.expert, experts=0)]
     if problems:
         raise UserError("\n".join(problems))
@@ -116,7 +186,7 @@ def transformer(config: TransformerConfig, parallel: ParallelContext = WHOLE) ->
 def embed(
     config: TransformerConfig, parallel: ParallelContext, groups: dict[str, Params], batch: Batch, key: Array | None
 ) -> Hidden:
-    """Looks up the tokens; one outside the vocabulary, or a position outside its table, gives NaN and nothing else."""
+    """Looks up the tokens; a token outside the vocabulary, or a position outside its table, gives NaN."""
     tokens_BL = _held(parallel, batch["inputs"])
     hidden_BlD = tensor.embed_tokens(parallel.tensor, groups["embed"]["tokens"], tokens_BL)
     if config.positions == "learned":
@@ -166,13 +236,13 @@ def _attention(
     if config.positions == "rotary":
         position, slowing = _rotary_positions(config, parallel, x), _slowing(config)
         query_BLhK, key_BLgK = (rotate(each, config.rope_base, position, slowing) for each in (query_BLhK, key_BLgK))
-    mixed_BLhK = attend(parallel, query_BLhK, key_BLgK, value_BLgK, x.get("segments"))
+    mixed_BLhK = attend(config, parallel, query_BLhK, key_BLgK, value_BLgK, x.get("segments"))
     out_BlD = tensor.product_scatter(split, mixed_BLhK.reshape(*mixed_BLhK.shape[:2], -1), params["out"])
     return (add_biases([out_BlD], [params["out_bias"]])[0] if config.attention_bias == "all" else out_BlD), x
 
 
 def _own_biases(config: TransformerConfig, parallel: ParallelContext, params: Params) -> list[Array]:
-    """The biases of the columns of query, key and value that this device computes."""
+    """Returns the biases of the columns of query, key and value that this device computes."""
     key, value = (
         tensor.own_key_value_weight(
             parallel.tensor, params[f"{name}_bias"][None, :], config.heads, config.num_kv_heads
@@ -183,17 +253,19 @@ def _own_biases(config: TransformerConfig, parallel: ParallelContext, params: Pa
 
 
 def attend(
-    parallel: ParallelContext, query_BLhK: Array, key_BLgK: Array, value_BLgK: Array, segment_BL: Array | None
+    config: TransformerConfig,
+    parallel: ParallelContext,
+    query_BLhK: Array,
+    key_BLgK: Array,
+    value_BLgK: Array,
+    segment_BL: Array | None,
 ) -> Array:
-    """Causal attention between the positions of a row, wherever they are."""
-    config = parallel.context
-    if config.size == 1:
-        return causal_attention(query_BLhK, key_BLgK, value_BLgK, *(() if segment_BL is None else (segment_BL,)))
-    if config.attention == "ring":
-        return ring_attention(query_BLhK, key_BLgK, value_BLgK, config=config, segment_BL=segment_BL)
-    return ulysses_attention(
-        query_BLhK, key_BLgK, value_BLgK, attend=causal_attention, config=config, segment_BL=segment_BL
-    )
+    """Applies causal attention between the positions of a row, on any device."""
+    context, attention = parallel.context, choose_attention(config.attention, parallel.platform)
+    if context.size == 1:
+        return attention(query_BLhK, key_BLgK, value_BLgK, segment_BL)
+    method = ATTENTION[context.attention]
+    return method(query_BLhK, key_BLgK, value_BLgK, attend=attention, config=context, segment_BL=segment_BL)
 
 
 def _mlp(
@@ -208,7 +280,7 @@ def _mlp(
 
 
 def _held(parallel: ParallelContext, x_BL: Array) -> Array:
-    """The positions of whole rows that this device's `context` group works on."""
+    """Returns the positions of whole rows that this device's `context` group computes."""
     if parallel.context.size == 1:
         return x_BL
     return jnp.take(x_BL, held_positions(parallel, x_BL.shape[1]), axis=1)
@@ -221,7 +293,8 @@ def _rotary_positions(config: TransformerConfig, parallel: ParallelContext, x: H
 
 
 def _learned_positions(parallel: ParallelContext, table_PD: Array, batch: Batch) -> Array:
-    """The rows of the table for this device's own positions, (B, l, D), or (1, l, D) where all rows are alike."""
+    """Returns the rows of the table for this device's own positions, (B, l, D), or (1, l, D) if all "
+    "rows are the same."""
     own_l = own_positions(parallel, batch["inputs"].shape[1])
     position = jnp.take(batch["positions"], own_l, axis=1) if "positions" in batch else own_l[None]
     return jnp.take(table_PD, position, axis=0)
@@ -244,7 +317,7 @@ def _dropout(
 
 @recompute
 def _swiglu(gate_BLF: Array, up_BLF: Array) -> Array:
-    """Recomputed in backward from its two inputs: cheaper than writing and reading what lies between."""
+    """Applies SwiGLU, recomputed in backward: cheaper than writing and reading the intermediate values."""
     return jax.nn.silu(gate_BLF) * up_BLF
 
 
@@ -253,13 +326,21 @@ def _gelu(up_BLF: Array) -> Array:
     return jax.nn.gelu(up_BLF, approximate=True)
 
 
-def logits(config: TransformerConfig, parallel: ParallelContext, groups: dict[str, Params], x: Hidden) -> Array:
-    """Scores of the next token, (B, L, v) in float32 or wider, at the positions of this device's `context` group."""
+def _head_factors(
+    config: TransformerConfig, parallel: ParallelContext, groups: dict[str, Params], x: Hidden
+) -> tuple[Array, Array]:
+    """Returns the factors of the logits: (B, L, D) and (D, v)."""
     normed_BlD = norm(config, x["hidden"], groups["head"])
     normed_BLD = tensor.gather_positions(parallel.tensor, normed_BlD)
     table_Dv = groups["embed"]["tokens"].T if config.tied else groups["head"]["logits"]
+    return weight_first(normed_BLD, table_Dv)
+
+
+def logits(config: TransformerConfig, parallel: ParallelContext, groups: dict[str, Params], x: Hidden) -> Array:
+    """Returns scores of the next token, (B, L, v) in float32 or wider, at the positions of this "
+    "device's `context` group."""
+    normed_BLD, table_Dv = _head_factors(config, parallel, groups, x)
     wide = jnp.promote_types(normed_BLD.dtype, jnp.float32)
-    normed_BLD, table_Dv = weight_first(normed_BLD, table_Dv)
     logits_BLv = jnp.einsum("BLD,DV->BLV", normed_BLD, table_Dv, preferred_element_type=wide)
     return name_output(logits_BLv, "head/output")
 
@@ -272,11 +353,15 @@ def head(
     batch: Batch,
     key: Array | None,
 ) -> tuple[Array, Array]:
-    """This device's share of the cross-entropy of the next tokens as (sum, weight)."""
-    logits_BLv = logits(config, parallel, groups, x)
+    """Returns this device's share of the cross-entropy of the next tokens as (sum, weight)."""
     targets_BL = _held(parallel, batch["targets"])
     if parallel.tensor.size == 1:
-        return cross_entropy(logits_BLv, targets_BL, _held(parallel, batch["weights"]))
+        weights_BL, hidden = _held(parallel, batch["weights"]), x["hidden"]
+        chunks = count_chunks(*targets_BL.shape, config.vocabulary, hidden.dtype)
+        if chunks > 1:
+            return chunked_cross_entropy(*_head_factors(config, parallel, groups, x), targets_BL, weights_BL, chunks)
+        return cross_entropy(logits(config, parallel, groups, x), targets_BL, weights_BL)
+    logits_BLv = logits(config, parallel, groups, x)
     own_l = own_positions(parallel, batch["weights"].shape[1])
     return tensor.split_cross_entropy(
         parallel.tensor, logits_BLv, targets_BL, jnp.take(batch["weights"], own_l, axis=1)
@@ -284,7 +369,7 @@ def head(
 
 
 def predict(config: TransformerConfig, params: dict[str, Params], batch: Batch, *, mlp: Half | None = None) -> Array:
-    """Logits (B, L, V) at every position of `batch["inputs"]`, without dropout."""
+    """Returns logits (B, L, V) at every position of `batch["inputs"]`, without dropout."""
     x = embed(config, WHOLE, params, batch, None)
 
     def body(x: Hidden, block_params: Params) -> tuple[Hidden, None]:

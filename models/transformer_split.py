@@ -1,11 +1,11 @@
-"""How the transformer's work is split over `tensor` and `context`: which dims, what cannot be, and what moves."""
+"""The split of the transformer's work over `tensor` and `context`: dims, invalid sizes, and traffic."""
 
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
-from ..mesh.shapes import divisors
+from ..mesh.axes import divisors
 from ..parallel import context, tensor
 from ..parallel.collectives import Collective, Traffic, wire_bytes
 from ..parallel.model import ParallelContext
@@ -14,10 +14,10 @@ from .transformer_config import TransformerConfig
 
 
 def split_rules(config: TransformerConfig, parallel: ParallelContext) -> dict[str, tuple[str | None, ...]]:
-    """The dims of the parameters that each device holds a part of; {} where `tensor` splits nothing.
+    """Returns the split dims of the parameters; {} if `tensor` does not split.
 
     Returns:
-        Regex of a parameter's path -> mesh axis or None of each dim.
+        Regular expression of a parameter's path -> mesh axis or None of each dim.
     """
     if parallel.tensor.size == 1:
         return {}
@@ -38,10 +38,10 @@ def split_rules(config: TransformerConfig, parallel: ParallelContext) -> dict[st
 
 
 def split_problems(config: TransformerConfig, parallel: ParallelContext) -> list[str]:
-    """All sizes that the mesh does not divide, each with what would work."""
+    """Returns all sizes that the mesh does not divide, each with valid ones."""
     size, problems = parallel.tensor.size, []
     wholes = {"model.heads": config.heads, "model.mlp_width": config.mlp_size, "model.vocabulary": config.vocabulary}
-    fitting = [n for n in divisors(size) if all(whole % n == 0 for whole in wholes.values())]  # devices can make up
+    fitting = [n for n in divisors(size) if all(whole % n == 0 for whole in wholes.values())]
     for key, whole in wholes.items():
         if whole % size:
             problems.append(
@@ -63,7 +63,7 @@ def split_problems(config: TransformerConfig, parallel: ParallelContext) -> list
 
 
 def _next_multiple(config: TransformerConfig, key: str, whole: int, size: int) -> int:
-    """A multiple of `size` near to a size; of heads, one that also divides the width into even parts."""
+    """Returns a multiple of `size` near a size; for heads, one that also divides the width into even parts."""
     above = whole + size - whole % size
     if key != "model.heads" or config.head_width:
         return above
@@ -85,7 +85,7 @@ def traffic(
     dtype: str,
     platform: str,
 ) -> Traffic:
-    """What one call of "embed", "block" or "head" moves, for the per-device shapes of a batch."""
+    """Returns the traffic of one call of "embed", "block" or "head", for the per-device shapes of a batch."""
     rows, length = shapes["inputs"].shape
     residual = residual_bytes(config, parallel, shapes, dtype, platform)
     if part == "block":
@@ -110,7 +110,7 @@ def residual_bytes(
     dtype: str,
     platform: str,
 ) -> int:
-    """Bytes of the residual stream at all positions of this device's `context` group."""
+    """Returns the bytes of the residual stream at all positions of this device's `context` group."""
     rows, length = shapes["inputs"].shape
     return rows * length // parallel.context.size * config.width * wire_bytes(dtype, platform)
 
@@ -124,7 +124,7 @@ def attention_traffic(
     dtype: str,
     platform: str,
 ) -> Traffic:
-    """What the first half of a block moves: attention's own, and around it a gather and a scatter of the positions."""
+    """Returns the traffic of the first half of a block: attention, with a gather and a scatter of the positions."""
     moved = context.traffic(
         parallel.context,
         rows=rows,
@@ -141,12 +141,12 @@ def attention_traffic(
 
 
 def around_products(parallel: ParallelContext, residual: int, *, ring: bool = True) -> tuple[Collective, ...]:
-    """The gather before a half of a block and the scatter after it: the same two in its gradient.
+    """Returns the gather before a half of a block and the scatter after it; its gradient has the same two.
 
     Args:
         parallel: The split.
         residual: Bytes of all positions of this device's `context` group.
-        ring: Whether the half can walk a ring, where the strategy says so.
+        ring: The half supports a ring, which the strategy can select.
     """
     size = parallel.tensor.size
     if size == 1:

@@ -1,18 +1,18 @@
-"""The strategies, one file each, and the rooms with the machinery that runs them.
+"""The strategies, one file each, and the packages with the machinery that runs them.
 
 Read first: `model` (what a model is), `data` and `fsdp` (two strategies), `blocks/forward` (gather, run, drop),
 `step/composition` (which strategy acts when), `step/train_step` (the one compiled program).
 
     data zero fsdp tensor context expert pipeline diloco compression     the strategies
-    precision collectives plan                                           what every room speaks
-    model/            what a model is: pure functions, and what its loss returns
+    options collectives plan                                             what every package uses
+    model/            the definition of a model: pure functions, and the result of its loss
     sharding/         from the strategy of a config to the resolved plan of a run
-    blocks/           running a stack of blocks, and attention over positions that are split
+    blocks/           running a stack of blocks, and attention over split positions
     schedule/         pipeline schedules as data
     executor/         runs a schedule's timetable
     step/             the compiled step, its parts and their cost
     verification/     compares a step with one device; the contract of a model
-    xla/              what is there because of what a compiler or a backend does
+    xla/              code that exists because of compiler or backend behavior
 """
 
 from .collectives import Collective as Collective
@@ -21,10 +21,9 @@ from .fsdp import FSDPConfig as FSDPConfig
 from .model import BlockModel as BlockModel
 from .model import Model as Model
 from .model.loss_sums import LossSums as LossSums
-from .model.row_axes import batch_axes as batch_axes
-from .plan import Layouts as Layouts
+from .options import Precision as Precision
 from .plan import ShardingPlan as ShardingPlan
-from .precision import Precision as Precision
+from .sharding.batch_rows import batch_axes as batch_axes
 from .sharding.lay_out import lay_out as lay_out
 from .sharding.named_outputs import name_output as name_output
 from .sharding.strategies import STRATEGIES as STRATEGIES

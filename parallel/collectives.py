@@ -1,4 +1,4 @@
-"""One line of traffic: so many collectives of one kind over these mesh axes, moving so many bytes, in one step.
+"""Lines of traffic: the number and bytes of the collectives of one kind over some mesh axes in one step.
 
 A strategy's `cost` predicts such lines from the layouts; `census` reads them from the compiled step. Both use the same
 units, so that the two can be compared for equality.
@@ -21,11 +21,11 @@ class Collective:
     """Collectives of one kind over one set of mesh axes.
 
     Attributes:
-        kind: HLO's name: all-reduce, all-gather, reduce-scatter, collective-permute or all-to-all.
-        axes: the mesh axes that take part, in the order of the mesh.
-        count: how many of them one step runs (a collective in a loop counts once a turn).
-        bytes: bytes of the whole (unscattered) value as each device holds or gets it, summed over `count`: the operand
-            of an all-reduce or reduce-scatter, the result of an all-gather, the operand of the others.
+        kind: The HLO name: all-reduce, all-gather, reduce-scatter, collective-permute or all-to-all.
+        axes: The mesh axes that take part, in the order of the mesh.
+        count: The number per step (a collective in a loop counts once per turn).
+        bytes: The bytes of the whole (unscattered) value on each device, summed over `count`: the operand of an
+            all-reduce or reduce-scatter, the result of an all-gather, the operand of the others.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Collective:
     bytes: int
 
     def times(self, calls: int) -> "Collective":
-        """The same, run so many times."""
+        """Returns the line for the given number of calls."""
         return replace(self, count=self.count * calls, bytes=self.bytes * calls)
 
     def __str__(self) -> str:
@@ -53,31 +53,31 @@ def merge(lines: Iterable[Collective]) -> tuple[Collective, ...]:
 def differing(
     predicted: Iterable[Collective], found: Iterable[Collective], compared: Collection[str] = ("count", "bytes")
 ) -> dict[tuple[str, tuple[str, ...]], str]:
-    """What is not as predicted, in words, by kind and axes.
+    """Describes the differences between prediction and program, by kind and axes.
 
     Args:
         predicted: Merged lines.
         found: Merged lines of the compiled step.
-        compared: Which figures count; whether there is such a line at all always does.
+        compared: The figures to compare; a missing line is always a difference.
     """
     wanted, got = ({(line.kind, line.axes): line for line in lines} for lines in (predicted, found))
-    told = {}
+    differences = {}
     for key in sorted({*wanted, *got}):
         one, other = wanted.get(key), got.get(key)
         if one and other and all(getattr(one, name) == getattr(other, name) for name in compared):
             continue
         texts = [f"{line.count:,} moving {line.bytes:,} bytes" if line else "none" for line in (one, other)]
-        told[key] = f"{key[0]} over {' x '.join(key[1])}: {texts[0]} predicted, {texts[1]} found"
-    return told
+        differences[key] = f"{key[0]} over {' x '.join(key[1])}: {texts[0]} predicted, {texts[1]} found"
+    return differences
 
 
 class Traffic(NamedTuple):
-    """What one call of a part of a model (embed, a block, attention, head) moves on each device.
+    """The collectives of one call of a part of a model (embed, a block, attention, head) on each device.
 
     Attributes:
-        forward: collectives of the part itself.
-        backward: those of its gradient.
-        again: those of `forward` that backward needs once more where it computes the part again.
+        forward: The collectives of the part.
+        backward: The collectives of its gradient.
+        again: The collectives of `forward` that backward repeats if it recomputes the part.
     """
 
     forward: tuple[Collective, ...] = ()
@@ -85,26 +85,26 @@ class Traffic(NamedTuple):
     again: tuple[Collective, ...] = ()
 
     def and_then(self, other: "Traffic") -> "Traffic":
-        """What this part and another one move, one after the other."""
+        """Returns the traffic of this part followed by another one."""
         return Traffic(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 class CallCounts(NamedTuple):
-    """How often one step runs each part of a model on a device, microbatches and recomputation counted.
+    """The calls of each part of a model in one step on a device, including microbatches and recomputation.
 
-    In a pipeline stages differ: each figure is that of the stage where it is largest.
+    In a pipeline, each count is that of the stage with the most calls.
 
     Attributes:
-        embed: of the embedding, forward.
-        embed_backward: of its gradient.
-        block: of a block, forward.
-        block_again: of a block, forward for what backward needs, in an action of its own.
-        block_backward: of a block, backward to its input.
-        block_weight: of a block, backward to its parameters.
-        head: of the head, forward and backward.
-        rows: blocks that a device stores.
-        group_gradients: how often a group of parameters outside the blocks gets a gradient.
-        others: the same for a parameter in no group.
+        embed: The embedding, forward.
+        embed_backward: The embedding, backward.
+        block: A block, forward.
+        block_again: A block, forward in a recompute action.
+        block_backward: A block, backward to its input.
+        block_weight: A block, backward to its parameters.
+        head: The head, forward and backward.
+        rows: The number of blocks that a device stores.
+        group_gradients: The gradient computations of each group of parameters outside the blocks.
+        others: The gradient computations of all other parameters.
     """
 
     embed: int
@@ -120,14 +120,14 @@ class CallCounts(NamedTuple):
 
 
 class StepCounts(NamedTuple):
-    """What a strategy's cost depends on beside the plan: how often the model runs, and what it moves by itself.
+    """The inputs of a strategy's cost other than the plan: the calls of the model, and its own collectives.
 
     Attributes:
-        calls: How often a step runs the parts of the model.
-        own: The collectives of one step that the model holds itself, unmerged.
-        sent: What a stage of a pipeline sends at every tick, up and down: per-device arrays by shape and dtype.
-        metrics: Sums of the model's own metrics, two for each: they travel with those of the loss.
-        unread: Of a parameter of blocks, by path: how many of a block's backward calls do not read it.
+        calls: The calls of the parts of the model in a step.
+        own: The model's own collectives in one step, unmerged.
+        sent: The per-device arrays that a pipeline stage sends at every tick, up and down, by shape and dtype.
+        metrics: The number of sums in the model's own metrics, two for each, which are reduced with the loss.
+        unread: For each parameter of blocks, by path, the number of a block's backward calls that do not read it.
     """
 
     calls: CallCounts
@@ -137,22 +137,23 @@ class StepCounts(NamedTuple):
     unread: Mapping[str, int] = MappingProxyType({})
 
     def own_over(self, axis: str) -> list[Collective]:
-        """The model's own collectives over an axis (of several, the last)."""
+        """Returns the model's own collectives over an axis (the last one, if they have several)."""
         return [line for line in self.own if line.axes[-1] == axis]
 
 
 def wire_bytes(dtype: Any, platform: str) -> int:
-    """Bytes of one element as it travels; XLA's CPU backend moves bfloat16 as float32, and float16 as it is."""
+    """Returns the bytes of one element on the wire; XLA's CPU backend sends bfloat16 as float32, but float16
+    unchanged."""
     return 4 if jnp.dtype(dtype) == jnp.bfloat16 and platform == "cpu" else jnp.dtype(dtype).itemsize
 
 
 def vary(value: Array, axes: Iterable[str]) -> Array:
-    """Types a value inside `shard_map` as different on each device of these axes; the numbers stay as they are."""
+    """Types a value inside `shard_map` as varying over these axes; the numbers do not change."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(value))
     return lax.pcast(value, missing, to="varying") if missing else value
 
 
 def varying_zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Array:
-    """Zeros that vary over the mesh as what is computed from all leaves of `like` does: what a loop may carry."""
+    """Returns zeros that vary over the mesh like a function of all leaves of `like`, to be carried by a loop."""
     axes = frozenset().union(*map(varying_axes, jax.tree.leaves(like)))
     return vary(jnp.zeros(shape, dtype), sorted(axes))

@@ -1,7 +1,7 @@
-"""Compressed gradients: data parallelism's sums in 8 bits, what rounding loses being paid back in the next step.
+"""Compressed gradients: data parallelism's sums in 8 bits, with rounding errors added back in the next step.
 
-Use it where the sum of the gradients over `data` is what the devices wait for, and the same training is wanted:
-losses stay close to the exact ones, and H steps alone (`local_steps`) would be too far from them.
+Use it if the devices wait for the sum of the gradients over `data`, and training should stay nearly the same: losses
+remain close to the exact ones, while those of H local steps (`local_steps`) may not.
 
 Syntax, for the gradients G of one bucket on each of N devices, with errors E and F from the step before:
 
@@ -47,9 +47,9 @@ from ..layouts.table import LayoutRow, LayoutTable, make_row
 from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective, StepCounts
 from .data import SCALARS, axes_to_sum, scalar_width
+from .options import scaled
 from .plan import Reduced, ShardingPlan, as_stored, splits_nothing, unchanged
-from .precision import scaled
-from .xla.in_order import after
+from .xla.ordered_collectives import order_after
 
 AXIS = "data"
 OPTIONS = None
@@ -64,11 +64,11 @@ SCALE_BYTES = 4
 
 
 class Errors(NamedTuple):
-    """What compression owes, in `TrainState.extra`: for each bucket an array, its dim 0 split over devices.
+    """The rounding errors in `TrainState.extra`: one array for each bucket, with dim 0 split over devices.
 
     Attributes:
-        sent: of each device's own gradients, (devices, R, 256) float32.
-        returned: of the rows that it sums for all, (devices, R / N, 256) float32.
+        sent: The errors of each device's own gradients, (devices, R, 256) float32.
+        returned: The errors of the rows that it sums for all devices, (devices, R / N, 256) float32.
     """
 
     sent: tuple[Array, ...]
@@ -79,10 +79,10 @@ class _Bucket(NamedTuple):
     """Gradients that lack a sum over the same axes.
 
     Attributes:
-        axes: these axes.
-        members: the gradients' numbers among the leaves.
-        devices: N, the devices of a group that sums.
-        rows: R, the blocks of all members, each padded to whole blocks, their number padded to a multiple of N.
+        axes: The axes.
+        members: The indices of the gradients among the leaves.
+        devices: N, the number of devices in a group.
+        rows: R, the number of blocks of all members, each padded to whole blocks, padded to a multiple of N.
     """
 
     axes: tuple[str, ...]
@@ -107,7 +107,7 @@ def _rows(elements: int) -> int:
 
 
 def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
-    """Sums scalars exactly and gradients in 8 bits, where compression is in force."""
+    """Sums scalars exactly and gradients in 8 bits, if compression is enabled."""
     if not plan.compressed:
         return found
     layouts, axes = plan.update_table.layouts, plan.summed_axes
@@ -126,18 +126,18 @@ def reduce_gradients(
     """Sums gradients and a few scalars over the mesh, as `data.reduce_gradients`, the gradients in 8 bits.
 
     Args:
-        gradients: Local gradients, laid out as their parameters; sharded ones already summed over their own axes.
-        scalars: Local sums that go with them: of the loss, of the weights, and what else there is.
-        errors: This device's errors of the step before.
+        gradients: Local gradients in the layouts of their parameters; sharded ones are summed over their own axes.
+        scalars: Other local sums: of the loss, of the weights, of metrics.
+        errors: This device's errors of the previous step.
         layouts: The parameters' `TensorLayout`s, a pytree of the gradients' structure.
-        axes: Mesh axes over which devices hold shares of the loss.
-        scale: What the loss was multiplied by; None for nothing. Errors know nothing of it.
+        axes: The mesh axes over which devices have shares of the loss.
+        scale: The factor of the loss; None for no factor. Errors are not scaled.
 
     Returns:
-        Gradients in their own dtype, the scalars, summed over all devices, and the errors of this step.
+        Gradients in their own dtype and the scalars, summed over all devices, and the errors of this step.
     """
     leaves, treedef = jax.tree.flatten(gradients)
-    summed_scalars = list(lax.psum(list(after(leaves, list(scalars))), axes))
+    summed_scalars = list(lax.psum(list(order_after(leaves, list(scalars))), axes))
     weight = scaled(jnp.where(summed_scalars[1] == 0, 1, summed_scalars[1]), scale).astype(jnp.float32)
     reduced, sent, returned = list(leaves), [], []
     buckets = _buckets(treedef.flatten_up_to(layouts), [leaf.size for leaf in leaves], axes)
@@ -153,9 +153,9 @@ def reduce_gradients(
 
 
 def _exchange(mean_RB: Array, owed_RB: Array, owed_sum_SB: Array, axes: tuple[str, ...]) -> tuple[Array, Array, Array]:
-    """One compressed sum: (R, B) float32 of each device to (R, B), the same on all, and the new errors.
+    """Computes one compressed sum of (R, B) float32 arrays, the same on all devices, and the new errors.
 
-    R rows of B = 256 values; S = R / N of them are summed on this device.
+    R rows of B = 256 values; this device sums S = R / N of them.
     """
     wanted_RB = mean_RB + owed_RB
     packed_RP = quantize(wanted_RB)
@@ -174,7 +174,7 @@ def quantize(values: Array) -> Array:
         values: (..., B) float32, one block along the last dim.
 
     Returns:
-        (..., B + 4) int8: B integers, then the bytes of the block's scale, NaN where not all of its values are finite.
+        (..., B + 4) int8: B integers, then the bytes of the block's scale, NaN if not all of its values are finite.
     """
     scale = jnp.max(jnp.abs(values), axis=-1, keepdims=True) / 127
     divisor = jnp.where(scale > jnp.finfo(jnp.float32).tiny, scale, 1)
@@ -185,14 +185,14 @@ def quantize(values: Array) -> Array:
 
 
 def dequantize(packed: Array) -> Array:
-    """The float32 numbers, (..., B), that `quantize` rounded to; all NaN in a block that was not finite."""
+    """Returns the rounded float32 values, (..., B); all NaN in a block that was not finite."""
     integers, scale_bytes = packed[..., :-SCALE_BYTES], packed[..., -SCALE_BYTES:]
     scale = lax.bitcast_convert_type(scale_bytes, jnp.float32)
     return integers.astype(jnp.float32) * scale[..., None]
 
 
 def _as_rows(leaves: Sequence[Array], rows: int) -> Array:
-    """Leaves as (rows, 256), each beginning on a row of its own: no block holds values of two."""
+    """Packs leaves into (rows, 256), each starting on a new row, so that no block has values of two leaves."""
     padded = [jnp.pad(leaf.reshape(-1), (0, -leaf.size % BLOCK)).reshape(-1, BLOCK) for leaf in leaves]
     blocks = jnp.concatenate(padded)
     return jnp.pad(blocks, ((0, rows - blocks.shape[0]), (0, 0)))
@@ -208,7 +208,7 @@ def _as_leaves(rows_RB: Array, like: Sequence[Array]) -> list[Array]:
 
 
 def errors_table(plan: ShardingPlan) -> LayoutTable:
-    """The layouts of `Errors`: every device that holds values of its own holds errors of its own."""
+    """Returns the layouts of `Errors`: each device has its own errors."""
     mesh, rows = plan.mesh, plan.trained.update_table.rows
     sizes = [prod(row.layout.shard_shape(row.shape)) for row in rows]
     buckets = _buckets([row.layout for row in rows], sizes, plan.summed_axes)
@@ -228,7 +228,7 @@ def _errors_row(path: str, plan: ShardingPlan, rows: int) -> LayoutRow:
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """The collectives of one step: the scalars' all-reduce, and for each bucket what the docstring says."""
+    """Returns the collectives of one step: the scalars' all-reduce, and two collectives for each bucket."""
     if not plan.compressed:
         return []
     table, axes, reduce_dtype = plan.trained.update_table, plan.summed_axes, plan.options.precision.reduce
@@ -245,7 +245,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
 
 
 def check(plan: ShardingPlan) -> list[str]:
-    """Says which gradients are split over axes left to XLA, which would have to gather them before they are packed."""
+    """Rejects gradients that are split over axes left to XLA, which would have to gather them first."""
     if not plan.compressed:
         return []
     return [

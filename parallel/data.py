@@ -1,7 +1,7 @@
 """Data parallel: every device holds the whole model and its own rows of the batch; gradients are summed.
 
-Use it while parameters, gradients and optimizer state all fit on one device: nothing moves but one sum of gradients,
-late in the step. Where the state is too large, split it with `zero` or with the strategy `fsdp`.
+Use it if parameters, gradients and optimizer state all fit on one device: only one sum of gradients is moved, late in
+the step. If the state is too large, split it with `zero` or with the strategy `fsdp`.
 
 Syntax, for a product `x W` with the batch B split over the axis `data` of size N:
 
@@ -14,7 +14,7 @@ Syntax, for a product `x W` with the batch B split over the axis `data` of size 
 2. Microbatches, if there are several, are summed locally first: one reduction a step however many there are.
 3. One all-reduce per bucket. A bucket is the set of gradients that lack a sum over the same axes: under data
    parallelism alone, all of them, together with the sum of the loss and its weight. Under FSDP the sharded gradients
-   are summed over `fsdp` inside backward: with `data` beside it they make a second bucket, summed over `data` alone;
+   are summed over `fsdp` inside backward: with `data`, they form a second bucket, summed over `data` alone;
    without it they are complete, and only the sum of their squares, for the norm, joins the first bucket.
 4. The sums are divided once, by the weight of the whole global batch.
 
@@ -36,13 +36,13 @@ from jax import Array, lax
 
 from ..layouts.table import LayoutRow
 from ..layouts.tensor_layout import TensorLayout
-from ..mesh.options import check_options
 from .collectives import Collective, StepCounts, wire_bytes
+from .options import check_options
 from .plan import Reduced, ShardingPlan, as_stored, no_problems, splits_nothing, unchanged
 
 AXIS = "data"
 SCALARS = 2
-"""The sum of the loss and its weight travel with the gradients, beside those of the model's metrics."""
+"""The sum of the loss and its weight, which are reduced with the gradients and the model's metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +50,20 @@ class DataParallelConfig:
     """Options of the strategy `data`."""
 
     size: int = 1
-    """Devices over which the rows of a batch are split, each group of them holding a whole copy of the state; -1 = the
-    rest."""
+    """Devices over which the rows of a batch are split, each with a whole copy of the state; -1 = the rest."""
     zero: int = 0
-    """What is split over the axis all the same: 0 nothing, 1 the optimizer's state, 2 gradients too (see `zero.py`)."""
+    """ZeRO stage: 0 splits nothing over the axis, 1 the optimizer's state, 2 gradients too (see `zero.py`)."""
     floor_bytes: int = 16384
     """With `zero`, parameters of fewer bytes than this (in one block, on a device) are not split."""
     compress: Literal["none", "int8"] = "none"
-    """How gradients cross the axis: `none` in the reduce dtype, `int8` in a quarter of the bytes (see
+    """Compression of gradients over the axis: `none` uses the reduce dtype, `int8` a quarter of the bytes (see
     `compression.py`)."""
     local_steps: int = 0
-    """Steps that each group along the axis trains a copy of its own before the copies are averaged (DiLoCo, see
+    """Steps that each group along the axis trains its own copy before the copies are averaged (DiLoCo, see
     `diloco.py`); 0 = groups train together."""
     outer_learning_rate: float = 0.7
-    """With `local_steps`, how far the shared parameters move towards the mean of the copies; 1 = all the way."""
+    """With `local_steps`, the fraction of the distance that the shared parameters move towards the mean of the
+    copies."""
     outer_momentum: float = 0.9
     """With `local_steps`, the Nesterov momentum of that movement."""
 
@@ -82,7 +82,7 @@ begin = finish = unchanged
 def _option_problems(config: DataParallelConfig) -> Iterator[str]:
     if config.zero not in (0, 1, 2):
         yield (
-            f"strategy.data.zero={config.zero} is not a stage: 0 splits nothing, 1 the optimizer's state, 2 "
+            f"strategy.data.zero={config.zero} is not a valid stage: 0 splits nothing, 1 the optimizer's state, 2 "
             "gradients too. Stage 3, parameters as well, is the strategy fsdp."
         )
     if config.floor_bytes < 0:
@@ -103,12 +103,12 @@ def _option_problems(config: DataParallelConfig) -> Iterator[str]:
 
 
 def make_varying(params: Any, layouts: Any, axes: tuple[str, ...]) -> Any:
-    """Marks parameters as different on each device of the batch axes, so that their gradients stay local.
+    """Types parameters as varying over the batch axes, so that their gradients stay local.
 
     Args:
         params: Per-device parameters inside `shard_map`.
         layouts: Their `TensorLayout`s, a pytree of the same structure.
-        axes: Mesh axes over which devices hold shares of the loss: those of the rows, and those inside the model.
+        axes: The mesh axes over which devices have shares of the loss: those of the rows, and those inside the model.
     """
 
     def vary(leaf: Array, layout: TensorLayout) -> Array:
@@ -119,7 +119,7 @@ def make_varying(params: Any, layouts: Any, axes: tuple[str, ...]) -> Any:
 
 
 def axes_to_sum(layout: TensorLayout, axes: Sequence[str]) -> tuple[str, ...]:
-    """The axes over which a gradient of this layout is still a partial sum after backward."""
+    """Returns the axes over which a gradient of this layout is a partial sum after backward."""
     return tuple(axis for axis in axes if axis not in layout.used_axes)
 
 
@@ -129,10 +129,10 @@ def reduce_gradients(
     """Sums gradients and a few scalars over the mesh: one `psum` per bucket.
 
     Args:
-        gradients: Local gradients, laid out as their parameters; sharded ones already summed over their own axes.
-        scalars: Local sums that go with them: of the loss, of the weights.
+        gradients: Local gradients in the layouts of their parameters; sharded ones are summed over their own axes.
+        scalars: Other local sums: of the loss, of the weights.
         layouts: The parameters' `TensorLayout`s, a pytree of the gradients' structure.
-        axes: Mesh axes over which devices hold shares of the loss: those of the rows, and those inside the model.
+        axes: The mesh axes over which devices have shares of the loss: those of the rows, and those inside the model.
         reduce_dtype: The dtype of the sums of gradients.
 
     Returns:
@@ -154,13 +154,13 @@ def reduce_gradients(
 
 
 def _buckets(missing: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The sets of axes to sum over: all of them always (the loss needs that), then the others as they come."""
+    """Returns the sets of axes to sum over: always all axes (for the loss), then the others in order of appearance."""
     others = dict.fromkeys(lacking for lacking in missing if lacking and lacking != axes)
     return [axes, *others] if axes else []
 
 
 def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
-    """Sums gradients and scalars over all axes that still lack it, unless compression has."""
+    """Sums gradients and scalars over all remaining axes, unless compression has."""
     if plan.compressed:
         return found
     layouts, precision = plan.update_table.layouts, plan.options.precision
@@ -169,13 +169,13 @@ def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """The all-reduces of one step: one a bucket, with the bytes of its gradients (and of the loss and its weight)."""
+    """Returns the all-reduces of one step: one per bucket of gradients; the loss and its weight are in the first."""
     if plan.compressed:
         return []
     rows, axes, reduce_dtype = plan.trained.update_table.rows, plan.summed_axes, plan.options.precision.reduce
     width = wire_bytes(reduce_dtype, platform)
     missing = [axes_to_sum(row.layout, axes) for row in rows]
-    complete = any(not lacking for lacking in missing)  # their share of the norm is a scalar more
+    complete = any(not lacking for lacking in missing)  # their share of the norm is one more scalar
     lines = []
     for bucket in _buckets(missing, axes):
         members = [row for row, lacking in zip(rows, missing, strict=True) if lacking == bucket]
@@ -185,7 +185,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
 
 
 def scalar_width(reduce_dtype: str) -> int:
-    """Bytes of a loss or a weight: float32, or float64 where gradients are."""
+    """Returns the bytes of a loss or a weight: float32, or float64 if gradients are."""
     return max(4, jnp.dtype(reduce_dtype).itemsize)
 
 

@@ -1,6 +1,6 @@
-"""Local steps (DiLoCo): each group along `data` trains a copy of its own, and every H steps the copies are averaged.
+"""Local steps (DiLoCo): each group along `data` trains its own copy, and every H steps the copies are averaged.
 
-Use it where groups of devices are joined by a link that cannot carry gradients in every step, such as two buildings.
+Use it if the link between groups of devices, such as two buildings, is too slow for gradients in every step.
 It changes the training: compare losses over a few hundred steps before you trust it with a long run.
 
 Syntax, for a parameter W, its copy V on each of the N groups of `data`, an outer momentum M, and H = `local_steps`:
@@ -11,8 +11,8 @@ Syntax, for a parameter W, its copy V on each of the N groups of `data`, an oute
 
 1. A group sums gradients over all axes but `data`, divides by the weight of its own rows, clips by its own norm, and
    updates its copy with the config's optimizer. The state of that optimizer, too, is each group's own.
-2. `TrainState.params` are the shared parameters W, which evaluation, samples and reports use. They move at every step
-   whose number is a multiple of H, by SGD with Nesterov momentum on A, the mean distance that the copies went.
+2. `TrainState.params` are the shared parameters W, which evaluation, samples and reports use. They are updated at every
+   multiple of H steps, by SGD with Nesterov momentum on A, the mean change of the copies.
 3. V and M are in `TrainState.extra`; everything is laid out as the parameter, V and its optimizer state with a leading
    dim over `data`. A device holds 2 more copies of its shard of the parameters than under data parallelism: V and M.
 4. The loss, its weight and the norm cross `data` in every step, so that all groups report the same.
@@ -52,15 +52,16 @@ begin = finish = unchanged
 reduce = summed_elsewhere
 
 METRICS = 3
-"""Scalars that cross `data` in every step beside the model's metrics: the sum of the loss, its weight, the norm."""
+"""Scalars reduced over `data` in every step: the sum of the loss, its weight, the norm; the model's metrics are
+extra."""
 
 
 class Copies(NamedTuple):
-    """What local steps keep in `TrainState.extra`.
+    """The state of local steps in `TrainState.extra`.
 
     Attributes:
-        copies: the parameters as each group has them, a leading dim of size N laid out over `data`.
-        momentum: of the outer optimizer, shaped and laid out as the parameters.
+        copies: The parameters of each group, with a leading dim of size N split over `data`.
+        momentum: The momentum of the outer optimizer, in the shapes and layouts of the parameters.
     """
 
     copies: Params
@@ -68,7 +69,7 @@ class Copies(NamedTuple):
 
 
 def copies_table(table: LayoutTable) -> LayoutTable:
-    """The layouts of arrays of which each group along `data` has its own: a leading dim over `data`."""
+    """Returns the layouts of arrays with one copy per group: with a leading dim split over `data`."""
     groups = table.mesh.axis_size(AXIS)
 
     def copied(row: LayoutRow) -> LayoutRow:
@@ -83,7 +84,7 @@ def _copied(layout: TensorLayout) -> TensorLayout:
 
 
 def extra_table(table: LayoutTable) -> LayoutTable:
-    """The layouts of `Copies`."""
+    """Returns the layouts of `Copies`."""
     copies = copies_table(table)
     treedef = jax.tree.structure(Copies(table.abstract_arrays, table.abstract_arrays))
     return LayoutTable(rows=(*copies.rows, *table.rows), treedef=treedef, mesh=table.mesh)
@@ -92,32 +93,32 @@ def extra_table(table: LayoutTable) -> LayoutTable:
 def outer_step(
     params: Params, copies: Params, momentum: Params, step: Array, config: DataParallelConfig, reduce_dtype: str
 ) -> tuple[Params, Params, Params]:
-    """Ends a round where one is due: moves the shared parameters, and every group's copy to them.
+    """Ends a round if one is due: updates the shared parameters, and sets every group's copy to them.
 
     Args:
         params: This device's shards of the shared parameters.
         copies: Its shards of its group's copy, after the inner update.
         momentum: Its shards of the outer momentum.
-        step: Number of steps done, this one included.
+        step: The number of completed steps, including this one.
         config: The options of `data`.
         reduce_dtype: The dtype of the sums over the groups.
 
     Returns:
-        The next shared parameters, copies and momentum, in dtypes and layouts of their own.
+        The next shared parameters, copies and momentum, in their own dtypes and layouts.
     """
     rate, decay = config.outer_learning_rate, config.outer_momentum
 
-    def meet(params: Params, copies: Params, momentum: Params) -> tuple[Params, Params, Params]:
+    def end_round(params: Params, copies: Params, momentum: Params) -> tuple[Params, Params, Params]:
         away = jax.tree.map(lambda shared, own: (shared - own).astype(reduce_dtype), params, copies)
         away = jax.tree.map(lambda leaf, like: (leaf / lax.axis_size(AXIS)).astype(like.dtype), _psum(away), params)
         momentum = jax.tree.map(lambda old, new: decay * old + new, momentum, away)
         params = jax.tree.map(lambda leaf, a, m: leaf - rate * (a + decay * m), params, away, momentum)
         return params, jax.tree.map(lambda leaf: lax.pcast(leaf, AXIS, to="varying"), params), momentum
 
-    def go_on(params: Params, copies: Params, momentum: Params) -> tuple[Params, Params, Params]:
+    def keep(params: Params, copies: Params, momentum: Params) -> tuple[Params, Params, Params]:
         return params, copies, momentum
 
-    return lax.cond(step % config.local_steps == 0, meet, go_on, params, copies, momentum)
+    return lax.cond(step % config.local_steps == 0, end_round, keep, params, copies, momentum)
 
 
 def _psum(tree: Any) -> Any:
@@ -126,7 +127,8 @@ def _psum(tree: Any) -> Any:
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """What crosses `data` in a step that ends a round: the metrics, as in every step, and the copies."""
+    """Returns the collectives over `data` in a step that ends a round: the metrics, as in every step, and the
+    copies."""
     if not plan.local_steps:
         return []
     rows, reduce_dtype = plan.trained.table.rows, plan.options.precision.reduce
@@ -138,12 +140,12 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
 
 
 def check(plan: ShardingPlan) -> list[str]:
-    """Says which parameters are split over `data` itself, so that groups have no copies of their own."""
+    """Rejects parameters that are split over `data`, so that groups would not have their own copies."""
     if not plan.local_steps:
         return []
     return [
         f"{row.path} has the layout {row.layout} by rule {row.rule!r}, but with strategy.data.local_steps="
-        f"{plan.local_steps} every group along data holds a copy of its own. Name fsdp instead of data in this "
+        f"{plan.local_steps} every group along data has its own copy. Use fsdp instead of data in this "
         "rule of layouts.rules."
         for row in plan.table.rows
         if AXIS in row.layout.used_axes

@@ -1,6 +1,6 @@
 """Expert parallel: the experts of a mixture live on different devices, and positions travel to theirs and back.
 
-Use it for a mixture whose experts do not fit on one device, on the fastest links: blocks wait for its all-to-alls.
+Use it if the experts of a mixture do not fit on one device, on the fastest links: blocks wait for its all-to-alls.
 
 Syntax, for rows B split over the axis `expert` of size X (as over data and fsdp), N = B_expert x L positions on one
 device, k experts for each position out of E, and R rows of a buffer for each pair of devices:
@@ -16,11 +16,12 @@ device, k experts for each position out of E, and R rows of a buffer for each pa
 
 1. Each device holds E / X experts and never gathers the others. Their gradients lack no sum over `expert`; those of
    everything else (attention, norms, the router) do, since rows are split over the axis.
-2. A compiled program knows no sizes that depend on data, so a buffer has R rows whatever the router chooses
-   (`buffer_of`). With a capacity C for each expert and row, R is what C allows: E / X experts x B x C. What is over it
-   is dropped, and the residual stream carries it on. Without (dropless), R is the worst case: N x min(k, E / X).
-3. Rows in a buffer are grouped by expert, and groups begin blocks (`blocks/grouped_experts.py`). Only blocks that hold
-   something are computed: a worst case costs memory and bytes, not operations. E integers count each group's rows.
+2. Sizes in a compiled program cannot depend on data, so a buffer has R rows whatever the router chooses
+   (`buffer_of`). With a capacity C for each expert and row, R is E / X experts x B x C. Positions over the capacity are
+   dropped, and only the residual stream carries them. Without it (dropless), R is the worst case: N x min(k, E / X).
+3. Rows in a buffer are grouped by expert, and groups begin blocks (`blocks/grouped_experts.py`). Only blocks that
+   are not empty are computed: the worst case costs memory and bytes, not operations. E integers count each group's
+   rows.
 4. Positions split over `tensor` are gathered before they are dispatched and scattered after they are combined, like
    those of any MLP. The devices along `tensor` hold columns of the same experts: each sends the same buffers.
 5. Positions split over `context` stay: capacity counts along a row, so choices (k integers each) are gathered first.
@@ -46,9 +47,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout
-from ..mesh.options import check_options
-from ..mesh.shapes import divisors
+from ..mesh.axes import divisors
 from .collectives import Collective, StepCounts, Traffic, wire_bytes
+from .options import check_options
 from .plan import (
     MeshPlan,
     Parameter,
@@ -62,7 +63,7 @@ from .plan import (
 )
 
 AXIS = "expert"
-SMALLEST_BLOCK, LARGEST_BLOCK = 8, 512
+MIN_BLOCK, MAX_BLOCK = 8, 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class ExpertConfig:
     """Options of the strategy `expert`."""
 
     size: int = 1
-    """Devices that share out the experts of a mixture; rows of a batch are split over them too; -1 = the rest."""
+    """Devices over which the experts of a mixture are split; rows of a batch are split over them too; -1 = the rest."""
 
     def __post_init__(self) -> None:
         check_options(AXIS, self)
@@ -86,51 +87,51 @@ check = no_problems
 
 
 def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-    """Where one parameter lives: split as the model works on it."""
+    """Returns the layout of one parameter: split like the model splits it."""
     return split_by_model(parameter, placed, AXIS)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """What the model itself moves over the axis in one step."""
+    """Returns the model's own collectives over the axis in one step."""
     return counts.own_over(AXIS)
 
 
 def size_problems(config: ExpertConfig, experts: int) -> list[str]:
-    """Problems of a model's sizes with this strategy.
+    """Checks a model's sizes for this strategy.
 
     Args:
-        config: The strategy's options, with a size above 0.
-        experts: Experts of the model, E; 0 for a model without.
+        config: The strategy's options, with a positive size.
+        experts: E, the number of experts in the model; 0 if it does not have any.
 
     Returns:
-        Messages that name the config keys and what works; empty where all is well.
+        Error messages with the config keys and the nearest valid values.
     """
     size = config.size
     if size == 1:
         return []
     if experts == 0:
         return [
-            f"strategy.expert={size}: this model has no experts to share out. Set model.name=moe, or give these "
+            f"strategy.expert={size}: this model does not have experts to split. Set model.name=moe, or give these "
             "devices to strategy.data or strategy.fsdp."
         ]
     if experts % size == 0:
         return []
-    fitting = [n for n in divisors(size) if experts % n == 0]  # whatever the devices, these can be made of them
+    fitting = [n for n in divisors(size) if experts % n == 0]
     return [
-        f"model.experts={experts} cannot be shared out over strategy.expert={size}: {experts} % {size} = "
+        f"model.experts={experts} cannot be split over strategy.expert={size}: {experts} % {size} = "
         f"{experts % size}. Set model.experts to {experts + size - experts % size}, or strategy.expert to one of "
         f"{fitting}."
     ]
 
 
 class Buffer(NamedTuple):
-    """Sizes of what one device sends to each of the others, and to itself.
+    """The sizes of the buffer that one device sends to each device, including itself.
 
     Attributes:
-        devices: X, devices of the axis.
-        experts: e = E / X, experts on each of them.
-        rows: R, rows for each device; a multiple of `block`.
-        block: m, rows of one block; each expert's rows begin a new one.
+        devices: X, the number of devices along the axis.
+        experts: e = E / X, the number of experts on each.
+        rows: R, the number of rows for each device; a multiple of `block`.
+        block: m, the number of rows in a block; each expert's rows start a new one.
     """
 
     devices: int
@@ -139,42 +140,34 @@ class Buffer(NamedTuple):
     block: int
 
 
-def buffer_of(config: ExpertConfig, *, experts: int, top_k: int, positions: int, most: int) -> Buffer:
-    """The smallest buffer that holds whatever the router may choose.
+def buffer_of(config: ExpertConfig, *, experts: int, top_k: int, positions: int, limit: int) -> Buffer:
+    """Returns the smallest buffer that fits any choice of the router.
 
-    Blocks are a quarter of an expert's share of the positions, within limits: padding then costs an eighth.
+    Blocks are a quarter of an expert's share of the positions, within limits: padding then costs one eighth.
 
     Args:
         config: The strategy's options, X = `size`.
-        experts: E, of the whole model.
-        top_k: k, different experts that each position chooses.
-        positions: N, positions on one device.
-        most: The most positions of a device that one expert takes: N, or what capacity allows if that is less.
+        experts: E, the number of experts in the whole model.
+        top_k: k, the number of different experts for each position.
+        positions: N, the number of positions on one device.
+        limit: The largest number of a device's positions for one expert: N, or the capacity if that is less.
     """
     own = experts // config.size
     share = max(1, positions * top_k // (4 * experts))
-    block = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, 1 << (share.bit_length() - 1)))
-    together = min(positions * min(top_k, own), own * most) + own * (block - 1)
-    apart = own * _round_up(most, block)
-    return Buffer(config.size, own, min(_round_down(together, block), apart), block)
-
-
-def _round_up(rows: int, block: int) -> int:
-    return -(-rows // block) * block
-
-
-def _round_down(rows: int, block: int) -> int:
-    return rows // block * block
+    block = min(MAX_BLOCK, max(MIN_BLOCK, 1 << (share.bit_length() - 1)))
+    together = min(positions * min(top_k, own), own * limit) + own * (block - 1)
+    apart = own * -(-limit // block) * block
+    return Buffer(config.size, own, min(together // block * block, apart), block)
 
 
 class Placement(NamedTuple):
-    """Which row of the buffers every choice of a position gets.
+    """The rows of the buffers that are assigned to the choices of each position.
 
     Attributes:
-        row_Nk: int32, (N, k): of all X * R rows; X * R itself where the choice is dropped.
-        choice_M: int32, (X * R,): the choice n * k + j that a row holds; N * k where it is empty.
-        count_E: int32, (E,): rows for each expert.
-        buffer: The sizes.
+        row_Nk: The row of each choice, out of X * R; X * R for a dropped choice. int32, (N, k).
+        choice_M: The choice n * k + j in each row; N * k for an empty row. int32, (X * R,).
+        count_E: The number of rows for each expert. int32, (E,).
+        buffer: The sizes of the buffer.
     """
 
     row_Nk: Array
@@ -184,12 +177,12 @@ class Placement(NamedTuple):
 
 
 def placement(buffer: Buffer, expert_Nk: Array, kept_Nk: Array) -> Placement:
-    """Places the choices in the buffers: by device, by expert, then in their own order.
+    """Assigns rows of the buffers to choices: by device, by expert, then in their own order.
 
     Args:
-        buffer: The sizes.
-        expert_Nk: int32, (N, k), the experts that each position chooses, all different.
-        kept_Nk: bool, (N, k), false where a choice is dropped.
+        buffer: The sizes of the buffer.
+        expert_Nk: The different experts that each position chooses, int32 (N, k).
+        kept_Nk: False for dropped choices, bool (N, k).
     """
     devices, experts, rows, block = buffer
     chosen = expert_Nk.reshape(-1)
@@ -204,15 +197,15 @@ def placement(buffer: Buffer, expert_Nk: Array, kept_Nk: Array) -> Placement:
 
 
 def places(expert_Bn: Array, counted_Bn: Array | None, experts: int) -> tuple[Array, Array]:
-    """How many earlier choices of a line are for the same expert, and how many there are for each.
+    """Counts, for each choice, the earlier choices of its line for the same expert, and all choices for each expert.
 
     Args:
-        expert_Bn: int32, (B, n), experts chosen; lines are counted one by one.
-        counted_Bn: bool, (B, n), those that take a place; None = all.
-        experts: E.
+        expert_Bn: The chosen experts, int32 (B, n); each line is counted separately.
+        counted_Bn: The choices to count, bool (B, n); None = all.
+        experts: E, the number of experts.
 
     Returns:
-        int32 (B, n) and (B, E).
+        The two counts, int32 (B, n) and (B, E).
     """
     chosen_BnE = expert_Bn[:, :, None] == jnp.arange(experts)[None, None, :]
     if counted_Bn is not None:
@@ -226,12 +219,12 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
     """Sends every position to the devices of its experts.
 
     Args:
-        placed: The places.
-        x_ND: (N, D), per-device.
+        placed: The assigned rows.
+        x_ND: The per-device positions, (N, D).
 
     Returns:
-        (X * R, D), the rows that came from each device, and int32 (X * R / m,), the expert of each block of them among
-        those held here, e where it is empty.
+        The rows from each device, (X * R, D), and the local expert of each block of rows, e for an empty block, int32
+        (X * R / m,).
     """
     devices, experts, rows, block = placed.buffer
     x_MD = _take_rows(x_ND, placed.choice_M // placed.row_Nk.shape[1], placed.row_Nk)
@@ -245,7 +238,7 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
 
 
 def combine(placed: Placement, y_MD: Array) -> Array:
-    """Brings back what experts made: (X * R, D) to (N, k, D), zeros where a choice was dropped."""
+    """Returns the results of experts to their positions: (X * R, D) to (N, k, D), zeros for dropped choices."""
     if placed.buffer.devices > 1:
         y_MD = _exchange(y_MD)
     y_nD = _take_rows(y_MD, placed.row_Nk.reshape(-1), placed.choice_M[:, None])
@@ -253,20 +246,20 @@ def combine(placed: Placement, y_MD: Array) -> Array:
 
 
 def _exchange(x_M: Array) -> Array:
-    """Part i of dim 0 goes to device i; what comes from device i becomes part i. Its own transpose."""
+    """Sends part i of dim 0 to device i, and receives part i from device i. It is its own transpose."""
     return lax.all_to_all(x_M, AXIS, split_axis=0, concat_axis=0, tiled=True)
 
 
 @jax.custom_vjp
 def _take_rows(x_ND: Array, row_M: Array, back_Nk: Array) -> Array:
-    """Rows of an array by index, zeros where the index is past its end.
+    """Takes rows of an array by index, with zeros for indices past its end.
 
-    Where the rows go is known from both sides, so backward takes rows too, where autodiff would add up scattered ones.
+    Since the inverse is given too, backward takes rows as well, instead of the scatter-add of autodiff.
 
     Args:
-        x_ND: (N, D).
-        row_M: int32, (M,): y[m] = x[row[m]].
-        back_Nk: int32, (N, k), the inverse: the rows of y that were taken from row n of x, past its end for none.
+        x_ND: The array, (N, D).
+        row_M: The indices, int32 (M,): y[m] = x[row[m]].
+        back_Nk: The inverse, int32 (N, k): the rows of y taken from row n of x; past its end for none.
     """
     return jnp.take(x_ND, row_M, axis=0, mode="fill", fill_value=0)
 
@@ -283,13 +276,13 @@ _take_rows.defvjp(_take_rows_forward, _take_rows_backward)
 
 
 def traffic(buffer: Buffer, *, width: int, dtype: Any, platform: str) -> Traffic:
-    """What one dispatch and combine of a block move.
+    """Returns the traffic of one dispatch and combine of a block.
 
     Args:
-        buffer: The sizes.
-        width: D, width of a position.
+        buffer: The sizes of the buffer.
+        width: D, the width of a position.
         dtype: The compute dtype.
-        platform: Where the step runs; it decides the bytes of 16-bit numbers, see `wire_bytes`.
+        platform: The platform of the step, which determines the bytes of 16-bit numbers, see `wire_bytes`.
     """
     if buffer.devices == 1:
         return Traffic()

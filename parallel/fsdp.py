@@ -1,14 +1,13 @@
 """Fully sharded data parallel (ZeRO-3): parameters, gradients and optimizer state live in shards.
 
-Use it where the state does not fit on one device. It takes any model. Keep the axis inside a host where the network
-between hosts is slow, with `data` between hosts; give devices to `tensor` or `context` where each would get less than
-a row.
+Use it if the state does not fit on one device. It works with any model. If the network between hosts is slow, keep the
+axis inside a host, with `data` between hosts. If a device would get less than one row, use `tensor` or `context` too.
 
 Syntax, for a product `x W` with rows B and parameters both split over the axis `fsdp` of size N:
 
     forward    W[D, F] = all-gather over fsdp of W[D_fsdp, F]                     in the compute dtype
-               Out[B_fsdp, F] = In[B_fsdp, D] . W[D, F]                           W is dropped again
-    backward   W[D, F] = all-gather over fsdp of W[D_fsdp, F]                     once more, in `jax.checkpoint`
+               Out[B_fsdp, F] = In[B_fsdp, D] . W[D, F]                           W is dropped
+    backward   W[D, F] = all-gather over fsdp of W[D_fsdp, F]                     again, in `jax.checkpoint`
                dIn[B_fsdp, D] = dOut[B_fsdp, F] . W[D, F]
                dW[D_fsdp, F] = reduce-scatter over fsdp of In[B_fsdp, D] . dOut[B_fsdp, F]     in the reduce dtype
     update     on the shards alone                                                no communication
@@ -16,17 +15,18 @@ Syntax, for a product `x W` with rows B and parameters both split over the axis 
 1. A parameter is stored split along one dim. Just before its block runs, each device casts its shard to the compute
    dtype and gathers the others': 2-byte weights cross the network where compute is bfloat16.
 2. The gathered copy is not kept. `jax.checkpoint` gathers again when backward reaches the block: what a gradient is
-   made of (`blocks/read_again.py`). A bias that was only added is not, nor a frozen matrix whose merged copy is kept.
-3. The gradient of a gather is a reduce-scatter. It is written out in `attach`, because autodiff's own would sum in
-   the compute dtype; this one sums in the reduce dtype, and each device receives its shard of the sum.
+   computed from (`blocks/backward_gathers.py`). A bias that is only added is not gathered again, and neither is a
+   frozen matrix if its merged copy is kept.
+3. The gradient of a gather is a reduce-scatter. `attach` defines it explicitly, because autodiff's would sum in the
+   compute dtype; this one sums in the reduce dtype, and each device receives its shard of the sum.
 4. Parameters smaller than a floor stay whole, since a gather costs its latency however little it moves, and so do
    those of which N divides no dim. Their gradients are summed with the loss in the one all-reduce of `data.py`. If no
    parameter reaches the floor, there is none.
 5. The embedding and the head are gathered once a step and kept through all its microbatches; only their gradients are
    scattered once for each. A model without blocks is treated alike: write it as embed / block / head to drop more.
 
-With `data` beside it this is HSDP: each group of `fsdp` devices holds one copy, and the summed shards of gradients are
-summed once more over `data`, 1 / N of the bytes, after all microbatches.
+Together with `data` this is HSDP: each group of `fsdp` devices holds one copy, and the summed shards of gradients are
+summed again over `data`, 1 / N of the bytes, after all microbatches.
 
 Bytes a step, for each sharded parameter of a block with P elements: forward and backward gathers P x compute width
 each, reduce-scatter P x reduce width; a ring moves (N - 1) / N of that in and out of a device. Each microbatch repeats
@@ -49,12 +49,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..layouts.paths import in_blocks
-from ..layouts.split_dim import split_further
-from ..layouts.tensor_layout import TensorLayout
-from ..mesh.options import check_options
+from ..layouts.tensor_layout import TensorLayout, split_further
 from .collectives import Collective, StepCounts, wire_bytes
+from .options import Precision, cast_float, check_options
 from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
-from .precision import Precision, cast_float
 
 AXIS = "fsdp"
 DIVIDES_NO_DIM = "divides no dim"
@@ -66,13 +64,13 @@ class FSDPConfig:
     """Options of the strategy `fsdp`."""
 
     size: int = 1
-    """Devices that hold one copy of the state between them; rows of a batch are split over them too; -1 = the rest."""
+    """Devices over which one copy of the state is split; rows of a batch are split over them too; -1 = the rest."""
     floor_bytes: int = 16384
-    """Parameters of fewer bytes than this (in one block, where blocks are stacked) stay whole; dropped if all would."""
+    """Parameters with fewer bytes (in one block, if blocks are stacked) stay whole; ignored if all would."""
     keep: Literal["block", "step"] = "block"
-    """How long gathered blocks are kept: while one runs (gathered again in backward), or all for the whole step."""
+    """Lifetime of gathered blocks: while one runs (gathered again in backward), or all of them for the entire step."""
     prefetch: int = 0
-    """Blocks gathered ahead of the one that runs, 0 or 1: 1 hides the gather, and holds one more block."""
+    """Blocks gathered in advance, 0 or 1: 1 hides the gather, and needs memory for one more block."""
 
     def __post_init__(self) -> None:
         check_options(AXIS, self, _option_problems(self))
@@ -82,9 +80,9 @@ def _option_problems(config: FSDPConfig) -> Iterator[str]:
     if config.floor_bytes < 0:
         yield f"strategy.fsdp.floor_bytes={config.floor_bytes} must be at least 0 bytes: 0 splits every parameter."
     if config.prefetch not in (0, 1):
-        yield f"strategy.fsdp.prefetch={config.prefetch}: a block gathers 0 or 1 blocks ahead."
+        yield f"strategy.fsdp.prefetch={config.prefetch} must be 0 or 1."
     if config.keep == "step" and config.prefetch:
-        yield "strategy.fsdp.prefetch has no use with keep: step, which gathers before the first block."
+        yield "strategy.fsdp.prefetch has an effect only with keep: block; keep: step gathers all blocks at the start."
 
 
 OPTIONS = FSDPConfig
@@ -96,14 +94,14 @@ reduce = summed_elsewhere
 
 
 def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-    """Where one parameter lives: split along its first dim that N divides, or whole (see `split_further`).
+    """Returns the layout of one parameter: split along its first dim that N divides, or whole (see `split_further`).
 
     Dim 0 of stacked blocks counts the blocks: it is never split, and the floor applies to one block.
 
     Args:
         parameter: The parameter.
-        placed: How other strategies split it already.
-        plan: Which axis does what.
+        placed: The layout given by other strategies.
+        plan: The plan of the mesh.
 
     Returns:
         The layout and the reason, as the layout table shows it.
@@ -123,20 +121,20 @@ def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[
 
 
 def check(plan: ShardingPlan) -> list[str]:
-    """Says where there are no blocks to gather ahead."""
+    """Rejects prefetching for a model without blocks."""
     if not plan.in_force(AXIS, "prefetch", 0) or plan.num_blocks is not None:
         return []
     return [
-        f"strategy.fsdp.prefetch=1: model {plan.model_name!r} is one function and has no blocks to gather one by one. "
-        "Set strategy.fsdp.prefetch to 0, or write it as a BlockModel (embed, block, head), which keeps no state."
+        f"strategy.fsdp.prefetch=1: model {plan.model_name!r} is one function without blocks, which could be gathered "
+        "one by one. Set strategy.fsdp.prefetch to 0, or write it as a BlockModel (embed, block, head) without a state."
     ]
 
 
 def gather(params: Any, layouts: Any, axes: tuple[str, ...], precision: Precision) -> Any:
-    """Casts parameters to the compute dtype and makes the sharded ones whole. No gradient flows: see `attach`.
+    """Casts parameters to the compute dtype and makes the sharded ones whole. It has no gradient, see `attach`.
 
     Args:
-        params: Per-device parameters inside `shard_map`, varying over the mesh.
+        params: The per-device parameters inside `shard_map`, varying over the mesh.
         layouts: Their `TensorLayout`s, a pytree of the same structure.
         axes: The mesh axes that are gathered over.
         precision: The compute dtype.
@@ -155,18 +153,18 @@ def gather(params: Any, layouts: Any, axes: tuple[str, ...], precision: Precisio
 
 
 def attach(params: Any, whole: Any, layouts: Any, axes: tuple[str, ...], precision: Precision) -> Any:
-    """Gives gathered parameters their gradient: what is computed with `whole` flows back to the shards of `params`.
+    """Connects gathered parameters to their shards, so that gradients of `whole` flow back to `params`.
 
     Args:
-        params: Per-device parameters, as given to `gather`; None in place of those that do not train.
-        whole: What `gather` made of all of them.
+        params: Per-device parameters, as given to `gather`; None in place of frozen ones.
+        whole: The result of `gather` for all of them.
         layouts: The parameters' `TensorLayout`s.
         axes: The mesh axes that are gathered over.
         precision: The dtype of the reduce-scatter, and the parameters' own.
 
     Returns:
-        `whole`; its gradient is reduce-scattered in the reduce dtype along every gathered dim. A parameter that is
-        whole on every device is only cast, and differentiated as usual.
+        `whole`, with gradients that are reduce-scattered in the reduce dtype along every gathered dim. A parameter that
+        is whole on every device is only cast, and differentiated by autodiff.
     """
 
     def connect(value: Array, shard: Array | None, layout: TensorLayout) -> Array:
@@ -179,10 +177,10 @@ def attach(params: Any, whole: Any, layouts: Any, axes: tuple[str, ...], precisi
 
 
 def scatter(gradients: Any, layouts: Any, axes: tuple[str, ...], precision: Precision) -> Any:
-    """What `attach` does to gradients, for a backward pass that is written out: reduce-scatters them to their shards.
+    """Reduce-scatters gradients to their shards, as `attach` does, for an explicit backward pass.
 
     Args:
-        gradients: Per-device gradients of whole parameters; None in place of those that do not train.
+        gradients: The per-device gradients of whole parameters; None in place of frozen ones.
         layouts: The `TensorLayout`s of their shards.
         axes: The mesh axes that were gathered over.
         precision: The dtype of the reduce-scatter, and the parameters' own.
@@ -198,7 +196,7 @@ _GatheredDims: TypeAlias = tuple[tuple[int, tuple[str, ...]], ...]
 
 
 def _gathered_dims(layout: TensorLayout, axes: tuple[str, ...]) -> _GatheredDims:
-    """The dims of a parameter that are split over axes to gather over, each with those of them."""
+    """Returns the dims of a parameter that are split over gathered axes, each with these axes."""
     dims = [(dim, tuple(axis for axis in layout.axes_of_dim(dim) if axis in axes)) for dim in range(len(layout.axes))]
     return tuple((dim, names) for dim, names in dims if names)
 
@@ -227,10 +225,10 @@ _attach.defvjp(_attach_forward, _attach_backward)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """The gathers and reduce-scatters of one step, one for each dim that is split over axes to gather over.
+    """Returns the gathers and reduce-scatters of one step, one for each dim that is split over gathered axes.
 
-    Blocks are gathered again for each call that reads them, unless they are kept for the step; every gradient that
-    there is, is scattered.
+    Blocks are gathered again for each call that reads them, unless they are kept for the step. Every gradient is
+    scattered.
     """
     axes, precision, calls = plan.gather_axes, plan.options.precision, counts.calls
     lines = []
@@ -258,7 +256,8 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
 def _gathered_sizes(
     layout: TensorLayout, shape: tuple[int, ...], axes: tuple[str, ...], *, first: int
 ) -> list[tuple[tuple[str, ...], int]]:
-    """The axes of each gathered dim and the elements (of one block) after its gather: before its scatter."""
+    """Returns the axes of each gathered dim, and the elements (of one block) after its gather and before its
+    scatter."""
     dims = _gathered_dims(layout, axes)
     parts = {dim: layout.parts_of_dim(dim) for dim in range(first, len(shape))}
     sizes = []

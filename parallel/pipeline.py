@@ -1,23 +1,23 @@
 """Pipeline parallel: the layers live on different devices, and microbatches pass through them one behind the other.
 
-Use it between hosts, where the network is too slow for what `fsdp` or `tensor` would send: a stage sends one
-microbatch of activations to its neighbour. It needs a model in blocks, and several microbatches for each stage: under
+Use it between hosts, if the network is too slow for the traffic of `fsdp` or `tensor`: a stage sends one microbatch of
+activations to its neighbor. It needs a model in blocks, and several microbatches for each stage: under
 `1f1b` a stage is idle for (S - 1) / (M + S - 1) of a step.
 
-Syntax, for blocks stacked on dim 0, dealt out over the axis `pipe` of size S, and a batch cut into M microbatches:
+Syntax, for blocks stacked on dim 0, split over the axis `pipe` of size S, and a batch split into M microbatches:
 
-    W[L_pipe, D, F]                                              every stage holds its own L / S layers
+    W[L_pipe, D, F]                                              every stage has its own L / S layers
     In[M, B, D] {stage s}  ->  Out[M, B, D] {stage s + 1}        ppermute over pipe, at every tick
 
-A schedule says what each stage does at each tick: forward of one microbatch (F), backward to the input (B), backward to
-the weights (W), or forward once more (R); `schedule/table.py` and `schedule/builders.py` tell which there are and how
-long they take. `blocks/split_backward.py` cuts a block into F, B and W; `executor/run.py` runs the ticks, all stages
-one program.
+A schedule lists the action of each stage at each tick: forward of one microbatch (F), backward to the input (B),
+backward to the weights (W), or forward again (R). `schedule/schedule_table.py` defines the table, and
+`schedule/builders.py` builds the schedules and documents their times. `blocks/split_backward.py` splits a block into F,
+B and W, and `executor/pipeline_loss.py` runs the ticks: all stages run one program.
 
 1. At the end of a tick each stage sends what it made up (activations) and down (gradients): two permutes of one
-   microbatch's activations, whether there is something to send or not. The receiver's timetable says what to keep. In
-   the "v" both kinds travel both ways; nothing else changes.
-2. What backward needs of a forward stays on the stage, in buffers whose size follows the schedule's peak. With
+   microbatch's activations, whether there is something to send or not. The receiver's timetable determines what to
+   keep. In the "v" both kinds travel both ways; nothing else changes.
+2. The residuals of a forward stay on the stage, in buffers with the size of the schedule's peak. With
    `recompute` only the stage's input stays, and R makes the rest just before B.
 3. Embedding and head are the same on all stages. The embedding runs on the stage of the first piece, in its F; the
    head runs on that of the last, forward and backward in its B. Each stage has the gradients of what it ran, and zeros
@@ -30,14 +30,14 @@ one program.
        before    W[V, D] = all-gather over pipe of W[V_pipe, D]             in the parameters' dtype, once a step
        after     dW[V_pipe, D] = reduce-scatter over pipe of dW[V, D]       in the reduce dtype, once a step
 
-   Parameters, gradients after the step and the optimizer's state take 1 / S of the room. The two replace the
+   Parameters, gradients after the step and the optimizer's state take 1 / S of the memory. The two replace the
    all-reduce of these gradients and move as much, if parameters are as wide as their gradients. The axis is the
    innermost of a dim: FSDP gathers what comes out of the gather over pipe, and scatters before the scatter.
    (Rajbhandari et al. 2020, "ZeRO", section 5.1, with stages for data.)
 
 Bytes: ticks x (up + down), each one microbatch of activations B L D / M in its own dtype; both are on the critical
 path, since the next tick starts with what they bring. Compute-bound while a piece's forward 2 B L P / M (P parameters a
-piece) takes longer than that: P / D > C / W, with C the FLOP/s of a device and W its bytes/s to its neighbour.
+piece) takes longer than that: P / D > C / W, with C the FLOP/s of a device and W its bytes/s to its neighbor.
 
 Sources: Huang et al. 2019, "GPipe", section 2.3; Narayanan et al. 2021, "Efficient Large-Scale Language Model Training
 on GPU Clusters", section 2.2; Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.
@@ -52,17 +52,15 @@ import jax
 from jax import Array, lax
 
 from ..layouts.paths import in_blocks
-from ..layouts.split_dim import split_further
-from ..layouts.tensor_layout import TensorLayout
+from ..layouts.tensor_layout import TensorLayout, split_further
 from ..mesh.errors import UserError
-from ..mesh.options import check_options
 from .collectives import Collective, StepCounts, wire_bytes
 from .model import Params
+from .options import check_options
 from .plan import MeshPlan, Parameter, ShardingPlan, no_problems, splits_nothing, summed_elsewhere
-from .schedule import table
 from .schedule.builders import make_schedule
+from .schedule.schedule_table import Kind, Schedule
 from .schedule.stages import assign
-from .schedule.table import Kind, Schedule
 from .schedule.timetable import Pipeline, make_timetable
 
 AXIS = "pipe"
@@ -73,19 +71,20 @@ class PipelineConfig:
     """Options of the strategy `pipe`."""
 
     size: int = 1
-    """Stages S: devices that the layers are dealt out to; -1 = the rest."""
+    """Stages S: devices over which the layers are split; -1 = the rest."""
     schedule: str = "1f1b"
-    """Who does what when: gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv, or the path of a CSV file of your own."""
+    """The schedule: gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv, or the path of your own CSV file."""
     microbatches: int = 0
-    """Pieces M, at least S, that a device's rows are cut into; 0 = 2 S. More of them leave less idle time."""
+    """Microbatches M, at least S, that a device's rows are split into; 0 = 2 S. More microbatches mean less idle
+    time."""
     virtual: int = 0
-    """Pieces V of the model on each stage; 0 = what the schedule is made for."""
+    """Pieces V of the model on each stage; 0 = the default of the schedule."""
     layers: tuple[int, ...] = ()
-    """Layers of each of the S x V pieces, in the order of the model; () = as equally many as can be."""
+    """Layers of each of the S x V pieces, in the order of the model; () = as even as possible."""
     embed_and_head: Literal["whole", "split"] = "whole"
-    """Whether each stage stores embedding and head whole, or a part of them that is gathered in each step."""
+    """Whether each stage stores embedding and head whole, or split over the stages and gathered in each step."""
     recompute: bool = False
-    """Whether a stage keeps only what it was given for backward, and runs forward again to have the rest."""
+    """Whether a stage keeps only its input for backward, and recomputes the rest."""
 
     def __post_init__(self) -> None:
         check_options(AXIS, self)
@@ -99,7 +98,7 @@ reduce = summed_elsewhere
 
 
 def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-    """Where one parameter lives: blocks on their stages; embedding and head whole, or split along a dim."""
+    """Returns the layout of one parameter: blocks on their stages; embedding and head whole, or split along a dim."""
     if plan.pipeline is None:
         return placed, ""
     if parameter.stacked:
@@ -109,12 +108,12 @@ def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[
 
 
 def splits_embed_and_head(plan: MeshPlan) -> bool:
-    """Whether what is outside the blocks is split over the stages between steps."""
+    """Returns whether parameters outside the blocks are split over the stages between steps."""
     return plan.in_force(AXIS, "embed_and_head", "whole") == "split"
 
 
 def used_layout(path: str, layout: TensorLayout) -> TensorLayout:
-    """Where a parameter is within a step: outside the blocks nothing is split over `pipe`."""
+    """Returns the layout of a parameter within a step: outside the blocks, nothing is split over `pipe`."""
     if in_blocks(path) or _dim(layout) is None:
         return layout
     dims = [tuple(axis for axis in layout.axes_of_dim(dim) if axis != AXIS) for dim in range(len(layout.axes))]
@@ -122,7 +121,7 @@ def used_layout(path: str, layout: TensorLayout) -> TensorLayout:
 
 
 def begin(params: Params, plan: ShardingPlan) -> Params:
-    """Makes what is outside the blocks whole along `pipe`."""
+    """Gathers parameters outside the blocks along `pipe`."""
 
     def gather(leaf: Array, dim: int) -> Array:
         return lax.all_gather(leaf, AXIS, axis=dim, tiled=True)
@@ -131,7 +130,7 @@ def begin(params: Params, plan: ShardingPlan) -> Params:
 
 
 def finish(gradients: Params, plan: ShardingPlan) -> Params:
-    """Sums gradients of what is outside the blocks over the stages, each of which keeps its part."""
+    """Sums gradients of parameters outside the blocks over the stages; each stage keeps its part."""
 
     def scatter(leaf: Array, dim: int) -> Array:
         summed = leaf.astype(plan.options.precision.reduce)
@@ -158,7 +157,7 @@ def _dim(layout: TensorLayout) -> int | None:
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """The permutes of one step, at every tick what a stage sends; a gather and a scatter for each parameter split."""
+    """Returns the permutes of every tick, and a gather and a scatter for each split parameter outside the blocks."""
     lines, summed = [], plan.options.precision.reduce
     for row, used in zip(plan.table.rows, plan.used_table.rows, strict=True):
         if not in_blocks(row.path) and _dim(row.layout) is not None:
@@ -174,21 +173,20 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
 
 
 def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
-    """Works out a pipeline.
+    """Builds a pipeline.
 
     Args:
-        config: The strategy's options, its size known.
-        num_blocks: Blocks of the model.
+        config: The strategy's options, with a known size.
+        num_blocks: The number of blocks in the model.
 
     Raises:
-        UserError: The schedule does not fit the sizes, or the blocks cannot be dealt out.
+        UserError: The schedule does not fit the sizes, or the blocks cannot be split over the stages.
     """
     microbatches = config.microbatches or 2 * config.size
     try:
         schedule = make_schedule(
             config.schedule, config.size, microbatches, virtual=config.virtual or None, recompute=config.recompute
         )
-        table.check(schedule)
         _check_recomputed(schedule)
     except UserError as error:
         raise UserError(f"strategy.pipe.schedule={config.schedule}: {error}") from None
@@ -197,7 +195,7 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
 
 
 def _check_recomputed(schedule: Schedule) -> None:
-    """Checks that all forwards are recomputed, or none: what the first time leaves is the same for all."""
+    """Checks that all forwards are recomputed, or none: all forwards leave the same residuals."""
     of_kind = {
         kind: {
             (stage, action.chunk, action.microbatch) for _, stage, action in schedule.actions() if action.kind == kind
@@ -209,6 +207,6 @@ def _check_recomputed(schedule: Schedule) -> None:
         stage, chunk, microbatch = missing[0]
         raise UserError(
             f"{len(of_kind[Kind.RECOMPUTE])} of {len(of_kind[Kind.FORWARD])} forwards are recomputed (R), but not "
-            f"F{microbatch} of chunk {chunk} on stage {stage}. A run recomputes all or none: add the "
-            f"{len(missing)} missing R, or take all out."
+            f"F{microbatch} of chunk {chunk} on stage {stage}. A schedule must recompute all or none: add the "
+            f"{len(missing)} missing R, or remove all."
         )

@@ -1,6 +1,6 @@
 """Tensor parallel: products of matrices split over devices, and the positions between them split too.
 
-Use it inside a host, where layers are wide, or where there are more devices than rows. Its collectives lie on the
+Use it inside a host, if layers are wide, or if there are more devices than rows. Its collectives lie on the
 critical path of every block, so across a slow network it costs more than any other axis.
 
 Syntax, for the two products of an MLP (or of attention) with rows B, positions L and the axis `tensor` of size T:
@@ -15,7 +15,7 @@ Syntax, for the two products of an MLP (or of attention) with rows B, positions 
 1. Between the products every device keeps its own L / T positions: norms, dropout and the residual stream are computed
    once, not T times, and an all-reduce becomes the two halves that it is made of.
 2. Query, key and value (gate and up) share one gather.
-3. Heads are split whole. Key-value heads are split where T divides them; otherwise each device computes those that its
+3. Heads are not divided. Key-value heads are split if T divides them; otherwise each device computes those that its
    query heads read, from weights that every device holds (`key_value_rule`).
 4. The embedding and the head are split over the vocabulary. A device looks up the tokens of its part, zeros elsewhere,
    and the sum is reduce-scattered over positions. In the loss, each device holds L x V / T logits; the largest (not
@@ -45,8 +45,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout
-from ..mesh.options import check_options
 from .collectives import Collective, StepCounts
+from .options import check_options
 from .plan import (
     MeshPlan,
     Parameter,
@@ -69,11 +69,11 @@ class TensorConfig:
     """Options of the strategy `tensor`."""
 
     size: int = 1
-    """Devices that share out every product of matrices; they need the fastest links; -1 = the rest."""
+    """Devices over which every matrix product is split; they need the fastest links; -1 = the rest."""
     explicit: bool = True
-    """Whether a model that knows how to split itself does so; false leaves the axis to XLA and your layout rules."""
+    """Whether a model that supports it splits its own work; false leaves the axis to XLA and your layout rules."""
     collective_matmul: bool = False
-    """Whether gathers and scatters go in steps of a ring, each behind the product of the part at hand."""
+    """Whether gathers and scatters run as steps of a ring, each overlapping a product."""
 
     def __post_init__(self) -> None:
         check_options(AXIS, self)
@@ -89,22 +89,22 @@ check = no_problems
 
 
 def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-    """Where one parameter lives: split as the model works on it."""
+    """Returns the layout of one parameter: split like the model splits it."""
     return split_by_model(parameter, placed, AXIS)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """What the model itself moves over the axis in one step."""
+    """Returns the model's own collectives over the axis in one step."""
     return counts.own_over(AXIS)
 
 
 def gather_products(config: TensorConfig, x_BlD: Array, weights_Df: Sequence[Array]) -> list[Array]:
-    """Column-parallel products that share one gather of the positions.
+    """Computes column-parallel products that share one gather of the positions.
 
     Args:
-        config: The strategy's options; of size 1 these are plain products.
-        x_BlD: (B, L / T, D), per-device positions.
-        weights_Df: Matrices (D, F / T), this device's columns of each.
+        config: The strategy's options; size 1 means plain products.
+        x_BlD: The per-device positions, (B, L / T, D).
+        weights_Df: This device's columns of each matrix, (D, F / T).
 
     Returns:
         One (B, L, F / T) for each matrix: all positions, this device's columns.
@@ -118,12 +118,12 @@ def gather_products(config: TensorConfig, x_BlD: Array, weights_Df: Sequence[Arr
 
 
 def product_scatter(config: TensorConfig, h_BLf: Array, weight_fD: Array) -> Array:
-    """A row-parallel product whose sum over devices is scattered over positions.
+    """Computes a row-parallel product, and scatters its sum over devices along the positions.
 
     Args:
-        config: The strategy's options; of size 1 this is a plain product.
-        h_BLf: (B, L, F / T), all positions, this device's columns.
-        weight_fD: (F / T, D), this device's rows of the matrix.
+        config: The strategy's options; size 1 means a plain product.
+        h_BLf: This device's columns of all positions, (B, L, F / T).
+        weight_fD: This device's rows of the matrix, (F / T, D).
 
     Returns:
         (B, L / T, D), this device's positions of the sum.
@@ -136,12 +136,12 @@ def product_scatter(config: TensorConfig, h_BLf: Array, weight_fD: Array) -> Arr
 
 
 def gather_positions(config: TensorConfig, x_BlD: Array) -> Array:
-    """All positions, from every device's own: (B, L / T, D) to (B, L, D)."""
+    """Gathers all positions from all devices: (B, L / T, D) to (B, L, D)."""
     return x_BlD if config.size == 1 else lax.all_gather(x_BlD, AXIS, axis=1, tiled=True)
 
 
 def scatter_positions(config: TensorConfig, partial_BLD: Array) -> Array:
-    """Sums over devices and keeps one's own positions: (B, L, D) to (B, L / T, D)."""
+    """Sums over devices and keeps this device's positions: (B, L, D) to (B, L / T, D)."""
     return partial_BLD if config.size == 1 else lax.psum_scatter(partial_BLD, AXIS, scatter_dimension=1, tiled=True)
 
 
@@ -150,11 +150,11 @@ def embed_tokens(config: TensorConfig, table_vD: Array, tokens_BL: Array) -> Arr
 
     Args:
         config: The strategy's options.
-        table_vD: (V / T, D), this device's rows of the table.
-        tokens_BL: (B, L) ids, the same on all devices along the axis.
+        table_vD: This device's rows of the table, (V / T, D).
+        tokens_BL: The token ids, (B, L), the same on all devices along the axis.
 
     Returns:
-        (B, L / T, D), this device's positions; NaN where a token is outside the vocabulary.
+        This device's positions, (B, L / T, D); NaN for a token outside the vocabulary.
     """
     if config.size == 1:
         return jnp.take(table_vD, tokens_BL, axis=0)
@@ -170,23 +170,23 @@ def embed_tokens(config: TensorConfig, table_vD: Array, tokens_BL: Array) -> Arr
 def split_cross_entropy(
     config: TensorConfig, logits_BLv: Array, targets_BL: Array, weights_Bl: Array
 ) -> tuple[Array, Array]:
-    """The weighted negative log-likelihood from logits split over the vocabulary; no device sees a whole row of them.
+    """Returns the weighted negative log-likelihood from logits that are split over the vocabulary.
 
     Args:
-        config: The strategy's options, of size over 1.
-        logits_BLv: (B, L, V / T), this device's part of the vocabulary, float32 or wider.
-        targets_BL: (B, L) ids, the same on all devices along the axis.
-        weights_Bl: (B, L / T), of this device's own positions.
+        config: The strategy's options, with size > 1.
+        logits_BLv: This device's part of the vocabulary, (B, L, V / T), float32 or wider.
+        targets_BL: The target ids, (B, L), the same on all devices along the axis.
+        weights_Bl: The weights of this device's own positions, (B, L / T).
 
     Returns:
         This device's share (sum of weight * loss in nats, sum of weights): over its own positions.
     """
     held, own = logits_BLv.shape[2], weights_Bl.shape[1]
     index = lax.axis_index(AXIS)
-    largest_BL = lax.pmax(lax.stop_gradient(jnp.max(logits_BLv, axis=-1)), AXIS)
+    max_BL = lax.pmax(lax.stop_gradient(jnp.max(logits_BLv, axis=-1)), AXIS)
     class_BLv = lax.broadcasted_iota(targets_BL.dtype, logits_BLv.shape, 2) + index * held
     is_target_BLv = class_BLv == targets_BL[..., None]
-    shifted_BLv = logits_BLv - largest_BL[..., None]
+    shifted_BLv = logits_BLv - max_BL[..., None]
     sums_2BL = jnp.stack(
         [jnp.sum(jnp.exp(shifted_BLv), axis=-1), jnp.sum(jnp.where(is_target_BLv, shifted_BLv, 0.0), axis=-1)]
     )
@@ -200,11 +200,11 @@ KeyValueRule = Literal["split", "one", "per query"]
 
 
 def key_value_rule(config: TensorConfig, kv_heads: int) -> KeyValueRule:
-    """How key-value heads G meet T devices.
+    """Returns the rule for splitting G key-value heads over T devices.
 
-    `split`: T divides G: each device holds G / T. `one`: G divides T: the query heads of a device all read one head;
-    every device holds the weights of all and computes that one. `per query`: neither: every device holds the weights
-    of all and computes, for each of its query heads, the head that it reads.
+    `split`: T divides G: each device has G / T. `one`: G divides T: all query heads of a device read one head; every
+    device has the weights of all heads and computes that one. `per query`: neither: every device has the weights of all
+    heads and computes, for each of its query heads, the head that it reads.
     """
     if kv_heads % config.size == 0:
         return "split"
@@ -212,16 +212,16 @@ def key_value_rule(config: TensorConfig, kv_heads: int) -> KeyValueRule:
 
 
 def own_key_value_weight(config: TensorConfig, weight_DX: Array, heads: int, kv_heads: int) -> Array:
-    """The columns of a key or value matrix that this device computes.
+    """Returns the columns of a key or value matrix that this device computes.
 
     Args:
         config: The strategy's options.
-        weight_DX: (D, G / T * K) where heads are split, else (D, G * K): all of them.
-        heads: H, query heads of the whole model; T divides them.
-        kv_heads: G, key-value heads of the whole model.
+        weight_DX: The columns of this device, (D, G / T * K), if heads are split, otherwise all, (D, G * K).
+        heads: H, the number of query heads in the whole model; a multiple of T.
+        kv_heads: G, the number of key-value heads in the whole model.
 
     Returns:
-        (D, g * K) with g = G / T, 1 or H / T, as `key_value_rule` says.
+        (D, g * K) with g = G / T, 1 or H / T, according to `key_value_rule`.
     """
     rule = key_value_rule(config, kv_heads)
     if rule == "split":

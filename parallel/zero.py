@@ -1,8 +1,8 @@
 """ZeRO stages 1 and 2: copies of the parameters on every device of `data`, the rest of the state in shards.
 
-Use it where the parameters fit on one device, and parameters, gradients and optimizer state together do not: Adam's
-moments alone are twice the parameters. Take stage 1 with several microbatches, which then communicate once; stage 2
-where whole gradients do not fit either; `fsdp` where the parameters themselves do not.
+Use it if the parameters fit on one device, but parameters, gradients and optimizer state together do not: Adam's
+moments alone are twice the parameters. Choose stage 1 with several microbatches, which communicate once per step;
+stage 2 if whole gradients do not fit either; `fsdp` if the parameters do not fit.
 
 Syntax, for a parameter W with optimizer moments m and the axis `data` of size N:
 
@@ -17,7 +17,7 @@ Syntax, for a parameter W with optimizer moments m and the axis `data` of size N
 2. Stage 1 keeps a whole local gradient until the step ends and communicates once, however many microbatches there are.
 3. Stage 2 never has a whole gradient but that of the block at hand, and communicates for each microbatch.
 4. After the update, XLA gathers the new parameters where they are stored: the resharding of a `jit` output.
-5. With `fsdp` beside it, all of this happens to FSDP's shards: state over data x fsdp, parameters over fsdp.
+5. Together with `fsdp`, all of this applies to FSDP's shards: state over data x fsdp, parameters over fsdp.
 
 Bytes a step, for P elements: reduce-scatter P x reduce width (stage 2: for each microbatch), all-gather P x stored
 width; a ring moves (N - 1) / N of that: data parallelism's all-reduce, cut in its two halves. Compute-bound as data
@@ -35,8 +35,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..layouts.split_dim import split_further
-from ..layouts.tensor_layout import TensorLayout
+from ..layouts.tensor_layout import TensorLayout, split_further
 from .collectives import Collective, StepCounts, wire_bytes
 from .plan import (
     MeshPlan,
@@ -60,12 +59,12 @@ reduce = summed_elsewhere
 
 
 def update_layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-    """Where a gradient and the optimizer's state live: as the parameter, split over `data` as well.
+    """Returns the layout of a gradient and the optimizer's state: that of the parameter, split over `data` too.
 
     Args:
         parameter: The parameter.
-        placed: Where it is stored.
-        plan: Which axis does what.
+        placed: The layout in which it is stored.
+        plan: The plan of the mesh.
     """
     if plan.zero == 0:
         return placed, ""
@@ -79,7 +78,7 @@ def update_layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) ->
 
 
 def finish(gradients: Any, plan: ShardingPlan) -> Any:
-    """Stage 1: scatters the gradients of a whole step."""
+    """Scatters the gradients of an entire step, in stage 1."""
     if plan.zero != 1:
         return gradients
     reduce_dtype = plan.options.precision.reduce
@@ -87,16 +86,16 @@ def finish(gradients: Any, plan: ShardingPlan) -> Any:
 
 
 def scatter_gradients(gradients: Any, layouts: Any, update_layouts: Any, reduce_dtype: str) -> Any:
-    """Stage 1: sums gradients over `data` and keeps this device's shards of them.
+    """Sums gradients over `data` and keeps this device's shards, in stage 1.
 
     Args:
-        gradients: Per-device gradients, laid out as their parameters, summed over all microbatches.
+        gradients: The per-device gradients in the layouts of their parameters, summed over all microbatches.
         layouts: The parameters' `TensorLayout`s.
-        update_layouts: Those of the update, from `update_layout`.
+        update_layouts: The layouts of the update, from `update_layout`.
         reduce_dtype: The dtype of the sums.
 
     Returns:
-        Gradients in their own dtype, laid out as the update; those that stay whole are unchanged: partial sums.
+        Gradients in their own dtype and the layouts of the update; those that stay whole remain partial sums.
     """
 
     def scatter(gradient: Array, layout: TensorLayout, update: TensorLayout) -> Array:
@@ -110,10 +109,10 @@ def scatter_gradients(gradients: Any, layouts: Any, update_layouts: Any, reduce_
 
 
 def gradient_carriers(params: Any, layouts: Any, update_layouts: Any) -> Any:
-    """Stage 2: what backward differentiates with respect to: a shard of the update's layout for each parameter.
+    """Returns the variables of backward in stage 2: a shard in the update's layout for each parameter.
 
-    Only the carrier's gradient is of use (`fsdp.attach` scatters into it); its value is never read, so it is zero. A
-    parameter that both layouts place alike is its own carrier.
+    Only the gradient of such a carrier is used (`fsdp.attach` scatters into it); its value is never read, so it is
+    zero. A parameter with the same layout in the update is its own carrier.
     """
 
     def carrier(leaf: Array, layout: TensorLayout, update: TensorLayout) -> Array:
@@ -135,7 +134,7 @@ def _scattered_dim(layout: TensorLayout, update: TensorLayout) -> int | None:
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """The gathers of updated parameters and, for stage 1, the reduce-scatters of gradients; stage 2's are FSDP's."""
+    """Returns the gathers of updated parameters and, in stage 1, the reduce-scatters; FSDP counts those of stage 2."""
     width = wire_bytes(plan.options.precision.reduce, platform)
     scattered = _scattered(plan, without=plan.frozen) if plan.zero == 1 else []
     scatters = [Collective("reduce-scatter", (AXIS,), 1, elements * width) for _, elements in scattered]
@@ -143,7 +142,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
 
 
 def gathers(plan: ShardingPlan, platform: str) -> list[Collective]:
-    """The gathers of updated parameters alone, which XLA adds to the update."""
+    """Returns the gathers of updated parameters, which XLA adds to the update."""
     return [
         Collective("all-gather", (AXIS,), 1, elements * wire_bytes(dtype, platform))
         for dtype, elements in _scattered(plan)
@@ -151,7 +150,7 @@ def gathers(plan: ShardingPlan, platform: str) -> list[Collective]:
 
 
 def _scattered(plan: ShardingPlan, without: Collection[str] = ()) -> list[tuple[Any, int]]:
-    """The stored dtype of each parameter whose update is split further, and its elements on a device."""
+    """Returns the stored dtype and the elements on a device of each parameter with an update that is split further."""
     rows = zip(plan.table.rows, plan.update_table.rows, strict=True)
     return [
         (row.dtype, prod(row.layout.shard_shape(row.shape)))

@@ -21,14 +21,14 @@ if not (_here := Path(__file__).parent).joinpath("mesh").is_dir():
     __path__.append(str(_here.parent))  # in a clone, Python finds this folder first, and the packages are beside it
 
 if TYPE_CHECKING:
+    from .checkpoints.manager import Checkpoints as Checkpoints
     from .configs import Config as Config
     from .configs import ConfigError as ConfigError
     from .configs import load_config as load_config
     from .data.batches import eval_batches as eval_batches
     from .data.batches import train_batches as train_batches
     from .data.sources.arrays import from_arrays as from_arrays
-    from .launch.finished.load import LoadedRun as LoadedRun
-    from .launch.finished.load import load_run as load_run
+    from .launch.startup.initialize import initialize as initialize
     from .layouts import DataParallel as DataParallel
     from .layouts import Distribution as Distribution
     from .layouts import LayoutError as LayoutError
@@ -42,12 +42,10 @@ if TYPE_CHECKING:
     from .mesh import DeviceMesh as DeviceMesh
     from .mesh import UserError as UserError
     from .mesh import get_device_count as get_device_count
-    from .mesh import initialize as initialize
     from .mesh import list_devices as list_devices
     from .models.adapters import adapt as adapt
     from .parallel import BlockModel as BlockModel
     from .parallel import FSDPConfig as FSDPConfig
-    from .parallel import Layouts as Layouts
     from .parallel import LossSums as LossSums
     from .parallel import Model as Model
     from .parallel import Precision as Precision
@@ -61,9 +59,10 @@ if TYPE_CHECKING:
     from .parallel import lay_out as lay_out
     from .parallel import name_output as name_output
     from .parallel import verify as verify
+    from .runtime.loading.load_run import LoadedRun as LoadedRun
+    from .runtime.loading.load_run import load_run as load_run
     from .training.callbacks.callback import Callback as Callback
     from .training.callbacks.fit import fit as fit
-    from .training.checkpointing.checkpoints import Checkpoints as Checkpoints
     from .training.loop import evaluate as evaluate
     from .training.loop import run_steps as run_steps
     from .training.trainer import Trainer as Trainer
@@ -75,7 +74,7 @@ _HOMES = {
     "configs": ("Config", "ConfigError", "load_config"),
     "data.batches": ("eval_batches", "train_batches"),
     "data.sources.arrays": ("from_arrays",),
-    "launch.finished.load": ("LoadedRun", "load_run"),
+    "runtime.loading.load_run": ("LoadedRun", "load_run"),
     "layouts": (
         "DataParallel",
         "Distribution",
@@ -88,12 +87,12 @@ _HOMES = {
         "distribution",
         "set_distribution",
     ),
-    "mesh": ("DeviceMesh", "UserError", "get_device_count", "initialize", "list_devices"),
+    "mesh": ("DeviceMesh", "UserError", "get_device_count", "list_devices"),
+    "launch.startup.initialize": ("initialize",),
     "models.adapters": ("adapt",),
     "parallel": (
         "BlockModel",
         "FSDPConfig",
-        "Layouts",
         "LossSums",
         "Model",
         "Precision",
@@ -110,7 +109,7 @@ _HOMES = {
     ),
     "training.callbacks.callback": ("Callback",),
     "training.callbacks.fit": ("fit",),
-    "training.checkpointing.checkpoints": ("Checkpoints",),
+    "checkpoints.manager": ("Checkpoints",),
     "training.loop": ("evaluate", "run_steps"),
     "training.trainer": ("Trainer",),
 }

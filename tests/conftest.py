@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "parallel")]  # reference/, and `toy`
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if version("jaxlib").startswith("0.10.") and "use_fusion_emitters" not in os.environ.get("XLA_FLAGS", ""):
     # 0.10 has an older code generator too, which compiles in half the time. The users' one compiles where
@@ -17,13 +16,9 @@ if version("jaxlib").startswith("0.10.") and "use_fusion_emitters" not in os.env
     faster = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {faster}".strip()
 
-from spmdkit.mesh.simulate import simulate  # noqa: E402  (after the flags of XLA)
+from spmdkit.mesh.devices import simulate
 
 NUM_DEVICES = 8
-SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines())
-"""Cases that take a second or more while others of their kind stay in the quick tier: slow as well."""
-LONG = frozenset((Path(__file__).parent / "long.txt").read_text(encoding="utf-8").splitlines())
-"""Cases that take many seconds, and that others in `make test` or the table of equivalence are near to."""
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "jax"
 
 
@@ -44,12 +39,12 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the cases of slow.txt and long.txt, before any is left out for its marks."""
+    """Marks the cases that `slow_cases` and `long_cases` name, before any is left out for its marks."""
     for item in items:
-        if item.nodeid in SLOW:
-            item.add_marker(pytest.mark.slow)
-        if item.nodeid in LONG:
-            item.add_marker(pytest.mark.long)
+        for kind in ("slow", "long"):
+            cases = [case for mark in item.iter_markers(f"{kind}_cases") for case in mark.args]
+            if cases and item.callspec.id in cases:
+                item.add_marker(kind)
 
 
 def keep_to_one_core() -> None:
@@ -66,6 +61,12 @@ def eight_devices() -> None:
     import jax
 
     assert jax.device_count() == NUM_DEVICES, f"{jax.device_count()} devices instead of {NUM_DEVICES}"
+
+
+@pytest.fixture(autouse=True)
+def import_path(monkeypatch) -> None:
+    """A run adds the directories of a user's code to the path; no later test imports from them."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""What a run shows while it trains: a live panel on a terminal, one line per record anywhere else."""
+"""The progress of a run: a live panel on a terminal, one line per record elsewhere."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from statistics import median
 from typing import Any, Self
 
@@ -13,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..mesh.errors import printable
 from ..mesh.processes import is_main_process
-from ..mesh.text import printable
 from .quantities import OWN_FIGURES, compact, duration, is_number, loss_text, speed_key, with_unit
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -23,17 +22,17 @@ HISTORY = 40
 
 
 class Display:
-    """Shows the progress of one run; a context manager. Unknown and missing metrics are no error."""
+    """Shows the progress of one run; a context manager. Ignores unknown and missing metrics."""
 
     def __init__(self, console: Console | None, *, total_steps: int, start_step: int, title: str, live: bool) -> None:
         """Prepares the display; see `make_display`.
 
         Args:
-            console: Where to print; None to show nothing.
+            console: The console; None to show nothing.
             total_steps: Optimizer steps of the whole run.
             start_step: Steps done before this start.
             title: One line that names the run.
-            live: A panel that is redrawn, not a line per record.
+            live: Redraws a panel instead of printing a line per record.
         """
         self._console = console
         self._total = total_steps
@@ -43,14 +42,13 @@ class Display:
         self._losses: deque[float] = deque(maxlen=HISTORY)
         self._step_seconds: deque[float] = deque(maxlen=HISTORY)
         self._updated = time.monotonic()
-        self._live = (
-            Live(get_renderable=self._panel, console=console, refresh_per_second=2) if console and live else None
-        )
+        live = live and console is not None
+        self._live = Live(get_renderable=self._panel, console=console, refresh_per_second=2) if live else None
 
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
-        elif self._console is not None:
+        else:
             self.message(self._title)
         return self
 
@@ -64,7 +62,7 @@ class Display:
         Args:
             record: Any of step, loss, eval_loss, grad_norm, learning_rate, tokens_per_second or rows_per_second,
                 flops_per_second (of the model, all devices together), seconds (per step), and the model's own metrics.
-                What an evaluation has found stays until the next one.
+                The panel keeps the results of an evaluation until the next one.
         """
         finite = {name: value for name, value in record.items() if is_number(value)}
         self._step = int(finite.get("step", self._step))
@@ -72,15 +70,14 @@ class Display:
         self._step_seconds.extend([finite["seconds"]] if "seconds" in finite else [])
         self._latest |= finite
         self._updated = time.monotonic()
-        if self._live is None and self._console is not None:
-            self.message(self._line(finite))
+        if self._live is None:
+            width, left = len(str(self._total)), self.seconds_left()
+            parts = [f"step {self._step:>{width}}/{self._total}", *_metric_texts(finite)]
+            parts += [f"{duration(left)} left"] if left is not None and self._step < self._total else []
+            self.message("  ".join(parts))
 
     def message(self, text: str) -> None:
-        """Prints a line that stays.
-
-        Args:
-            text: Shown as it is, but for control characters, which are escaped.
-        """
+        """Prints a line that stays, with its control characters escaped."""
         if self._console is not None:
             self._console.print(Text(printable(text)), soft_wrap=True)
 
@@ -91,77 +88,51 @@ class Display:
         since = time.monotonic() - self._updated
         return max(0.0, (self._total - self._step) * median(self._step_seconds) - since)
 
-    def _line(self, record: Mapping[str, float]) -> str:
-        width = len(str(self._total))
-        parts = [f"step {self._step:>{width}}/{self._total}", *_metric_texts(record)]
-        left = self.seconds_left()
-        if left is not None and self._step < self._total:
-            parts.append(f"{duration(left)} left")
-        return "  ".join(parts)
-
     def _panel(self) -> RenderableType:
+        left = self.seconds_left()
+        position = f"{self._step}/{self._total} {100 * self._step // max(1, self._total)} %"
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(ratio=1)
         bar.add_column(justify="right", no_wrap=True)
-        bar.add_row(ProgressBar(self._total, self._step), Text(self._position()))
+        position += f" {duration(left)} left" if left is not None else ""
+        bar.add_row(ProgressBar(self._total, self._step), Text(position))
         numbers = Text("  ".join(_metric_texts(self._latest)) or "compiling the step ...", overflow="fold")
         if len(self._losses) > 1:
             numbers.append(f"  {sparkline(list(self._losses))}", style="cyan")
         return Group(Text(self._title, style="bold", overflow="ellipsis", no_wrap=True), bar, numbers)
 
-    def _position(self) -> str:
-        left = self.seconds_left()
-        done = f"{self._step}/{self._total} {100 * self._step // max(1, self._total)} %"
-        return done if left is None else f"{done} {duration(left)} left"
-
 
 def make_display(total_steps: int, start_step: int, title: str, console: Console | None = None) -> Display:
-    """Makes the display that suits where this process prints.
+    """Creates a display: live on a terminal, plain lines elsewhere, silent in all processes but the main one.
 
     Args:
         total_steps: Optimizer steps of the whole run.
         start_step: Steps done before this start.
         title: One line that names the run.
-        console: Where to print; None for the standard output.
-
-    Returns:
-        Live on a terminal, plain lines elsewhere, silent in all processes but the main one.
+        console: The console; None for the standard output.
     """
-    if not is_main_process():
-        return Display(None, total_steps=total_steps, start_step=start_step, title=title, live=False)
-    console = console or Console(highlight=False, markup=False, emoji=False)
-    live = console.is_terminal and not console.is_dumb_terminal
+    console = (console or Console(highlight=False, markup=False, emoji=False)) if is_main_process() else None
+    live = console is not None and console.is_terminal and not console.is_dumb_terminal
     return Display(console, total_steps=total_steps, start_step=start_step, title=title, live=live)
 
 
 def sparkline(values: list[float]) -> str:
-    """Draws numbers as a row of blocks, lowest to highest.
-
-    Args:
-        values: At least one finite number.
-
-    Returns:
-        One character per number.
-    """
+    """Draws finite numbers as a row of blocks, from lowest to highest; at least one number."""
     low, high = min(values), max(values)
     scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(BLOCKS[round((value - low) * scale)] for value in values)
 
 
-def _own_text(name: str, value: float) -> str:
-    return f"{name} {value:.4g}"
-
-
 def _metric_texts(record: Mapping[str, float]) -> list[str]:
-    """Writes the metrics that are there, in a fixed order; the model's own come after the losses."""
-    own = {name: partial(_own_text, name) for name in record if name not in OWN_FIGURES}
-    writers: dict[str, Callable[[float], str]] = {
+    """Formats the metrics of a record in a fixed order; the model's own come after the losses."""
+    speed = speed_key([record])
+    formats = {
         "loss": lambda value: f"loss {loss_text(value)}",
         "eval_loss": lambda value: f"eval {loss_text(value)}",
-        **own,
+        **{name: lambda value, name=name: f"{name} {value:.4g}" for name in record if name not in OWN_FIGURES},
         "grad_norm": lambda value: f"grad {value:.3g}",
-        speed_key([record]): lambda value: f"{compact(value)} {'rows' if 'rows_per_second' in record else 'tokens'}/s",
+        speed: lambda value: f"{compact(value)} {speed.split('_')[0]}/s",
         "flops_per_second": lambda value: with_unit(value, "FLOP/s"),
         "seconds": lambda value: f"{duration(value)}/step",
     }
-    return [write(record[name]) for name, write in writers.items() if name in record]
+    return [write(record[name]) for name, write in formats.items() if name in record]

@@ -1,27 +1,30 @@
-"""The training loop: steps back to back on the devices, everything else behind them.
+"""The training loop: steps run back to back on the devices, and everything else follows behind them.
 
-The host never waits for the step it has just started. Metrics are read a few steps late, when they are long done, which
-also bounds how far the host may run ahead; batches arrive from a background thread, and checkpoints are written by one.
+The host never waits for the step that it has just started. Metrics are read a few steps late, when they are done, which
+also limits how far the host can run ahead. A background thread provides batches, and another one writes checkpoints.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import jax
 import numpy as np
 
+from ..data.batches import eval_batches
+from ..data.source import Source
 from ..mesh.errors import UserError
+from ..mesh.exit_codes import TRY_AGAIN
 from ..mesh.processes import local_copy
 from ..parallel.model import Batch
 from ..parallel.step.state import TrainState
 from ..parallel.step.train_step import Step
-from .ending.exits import TRY_AGAIN
 from .steps.late_log import RUN_AHEAD, LateLog, Progress
 from .steps.not_finite import Skips, check_finite, most_left_out
 
 
 class StepLeftOut(RuntimeError):
-    """The state has had fewer updates than there were steps: this process has left out collectives of the others."""
+    """The state has had fewer updates than steps: this process skipped collectives of the others."""
 
     exit_code = TRY_AGAIN
 
@@ -51,31 +54,31 @@ def run_steps(
         state: The state before the first batch; it is consumed.
         batches: Global batches, in order.
         start: Steps done before the first batch.
-        log_every: Report each step whose number is a multiple of this, each step paused at, and the last one.
-        on_progress: Called with the metrics of a logged step, a few steps after it was started.
-        pause_at: After which steps to wait until the devices are done and found finite, for `on_pause`.
-        on_pause: Called with the number of the step and the state, which it must not keep (the next step consumes it).
-            What it returns is reported with the step; its time does not count as training.
-        after_pause: Called with the same, after that report: the place to save, so that no checkpoint is ever on disk
-            before the metrics of its step. A state that it returns is the one to go on with.
-        may_start: Asked before every step; the first that may not start ends the training, see `stopping.Gate`.
-        on_stop: Called then with the number of the last step and the state after it, found finite: the place to save.
-        after_step: Called with the number of every step just started and the state after it, which is still being
-            computed: it must wait for nothing, and not keep the state. None calls nothing.
-        waited: Called with the seconds that the host has waited for a step. None calls nothing.
-        most_skipped: Steps in a row whose loss or norm may be not finite, where the optimizer leaves such updates out
-            (`train.not_finite: skip`); their figures are not reported. At least 40 where the step scales its loss
-            dynamically.
-        on_skip: Called with the number of such a step, and what was found.
+        log_every: Reports each step that is a multiple of this number, each step with a pause, and the last one.
+        on_progress: Receives the metrics of a logged step, a few steps after it started.
+        pause_at: Returns True if the loop must pause after a step, until the devices are done and the state is finite.
+        on_pause: Receives the step and the state, which it must not keep (the next step consumes it). The metrics that
+            it returns are reported with the step; its time does not count as training.
+        after_pause: Receives the same after that report, so that no checkpoint is on disk before the metrics of its
+            step. If it returns a state, training continues with that state.
+        may_start: Called before every step; False ends the training, see `stopping.Gate`.
+        on_stop: Receives then the last step and the state after it, which is finite: the place to save.
+        after_step: Receives every step just started and the state after it, which is still being computed; must neither
+            wait nor keep the state.
+        waited: Receives the seconds that the host waited for a step.
+        most_skipped: The number of consecutive steps with a loss or norm that is not finite, if the optimizer skips
+            such updates (`train.not_finite: skip`); their figures are not reported. At least 40 if the step scales its
+            loss dynamically.
+        on_skip: Receives the number of such a step, and a description.
 
     Returns:
         The state after the last step.
 
     Raises:
-        Diverged: A loss, a norm or, at a pause, a parameter or what strategies keep in `state.extra` is not finite; the
-            message names the step. `on_pause` and `after_pause` never see such a state. When it is raised follows from
-            the numbers of the steps alone, so every process of a run has started the same steps by then.
-        StepLeftOut: At a pause, this process is found to have left out a step.
+        Diverged: A loss, a norm or, at a pause, a parameter or `state.extra` is not finite; the message names the step.
+            `on_pause` and `after_pause` never see such a state. The numbers of the steps decide when this is raised,
+            so every process of a run has started the same steps.
+        StepLeftOut: At a pause, this process turns out to have skipped a step.
     """
     begun = _updates(state) - start
     skips = Skips(max(most_skipped, most_left_out(step)), on_skip)
@@ -104,23 +107,59 @@ def run_steps(
 
 
 def _updates(state: TrainState) -> int:
-    """The number of updates that a state has had; waits for its devices."""
+    """Returns the number of updates of a state; waits for its devices."""
     return int(np.asarray(local_copy(state.step)))
 
 
 def _check_updates(number: int, updates: int) -> None:
-    """Compares the updates that the state has had with the steps that were started; involves no other process."""
+    """Compares the updates of the state with the started steps; involves no other process."""
     if updates != number:
         raise StepLeftOut(
             f"Step {number}: the state of rank {jax.process_index()} has had {updates} updates. This process has left "
-            "out a step and its collectives, so that its next ones met other ones of the others. The same command goes "
-            "on from the newest checkpoint, which is from before that."
+            "out a step and its collectives, so its next collectives met others of the other processes. The same "
+            "command continues from the latest checkpoint, which is older."
         )
 
 
 def evaluate(step: Step, params: Any, batches: Iterable[Batch], model_state: Any = ()) -> float:
-    """The weighted mean of the loss over whole batches; the arguments and errors are those of `measure`."""
+    """Returns the weighted mean of the loss over whole batches; see `measure`."""
     return measure(step, params, batches, model_state)["loss"]
+
+
+def evaluate_sources(
+    step: Step,
+    params: Any,
+    model_state: Any,
+    sources: Iterable[Source],
+    *,
+    global_batch: int,
+    follow: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
+    **options: Any,
+) -> dict[str, float]:
+    """Evaluates every row of some sources: each row counts once, by its weight, for every mesh and batch size.
+
+    Args:
+        step: From `build_step`.
+        params: The parameters of a state.
+        model_state: The state's `model_state`.
+        sources: The examples.
+        global_batch: Rows of a batch, over all devices.
+        follow: Wraps the batches, for a watchdog.
+        options: Further arguments of `eval_batches`.
+
+    Raises:
+        UserError: There is nothing to evaluate.
+        BadDataError: A value is not allowed.
+    """
+
+    def batches() -> Generator[Batch, None, None]:
+        for source in sources:
+            sharding = step.plan.batch_sharding()
+            with closing(eval_batches(source, sharding, global_batch=global_batch, **options)) as found:
+                yield from found
+
+    with closing(batches()) as found:
+        return measure(step, params, follow(found), model_state)
 
 
 def metric_names(step: Step, batch: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:
@@ -135,9 +174,9 @@ def metric_names(step: Step, batch: Mapping[str, jax.ShapeDtypeStruct]) -> list[
 
 
 def measure(step: Step, params: Any, batches: Iterable[Batch], model_state: Any = ()) -> dict[str, float]:
-    """The weighted means of the loss and of the model's own metrics over whole batches.
+    """Returns the weighted means of the loss and of the model's own metrics over whole batches.
 
-    Every mean is exact over the rows that have weight, however batches are padded and the mesh divides them.
+    Every mean is exact over the rows with weight, however the batches are padded and the mesh divides them.
 
     Args:
         step: From `build_step`; its `measure` runs without randomness.
@@ -149,7 +188,7 @@ def measure(step: Step, params: Any, batches: Iterable[Batch], model_state: Any 
         "loss", and every metric by its name.
 
     Raises:
-        UserError: There was nothing to evaluate.
+        UserError: There is nothing to evaluate.
     """
     found: list[dict[str, tuple[Any, Any]]] = []
     for batch in batches:
@@ -163,3 +202,8 @@ def measure(step: Step, params: Any, batches: Iterable[Batch], model_state: Any 
     if not pairs or totals["loss"][1] == 0:
         raise UserError("There is nothing to evaluate: every row has weight zero. Raise data.eval_fraction.")
     return {name: float(total / (weight or 1)) for name, (total, weight) in totals.items()}
+
+
+def is_due(number: int, every: int, last: int) -> bool:
+    """Returns True after every `every` steps (0 = never), and after the last one."""
+    return number == last or (every > 0 and number % every == 0)

@@ -1,4 +1,4 @@
-"""What a model predicts, as arrays of the host: a row for each row of the data, in order, whatever the mesh.
+"""Predictions of a model as host arrays: one row per row of the data, in order, on any mesh.
 
 Batches go to the mesh filled up to a number of rows that it divides, and what is predicted for the filling is dropped.
 Parameters and inputs are cast to the compute dtype, as they are for the loss.
@@ -12,15 +12,14 @@ import jax
 import numpy as np
 
 from ..data.batches import eval_batches
-from ..data.ranges import NO_LIMITS, Limits
 from ..data.source import Source
+from ..data.value_ranges import NO_LIMITS, Limits
 from ..layouts.paths import leaves_with_paths
-from ..mesh.errors import UserError
-from ..mesh.near_miss import did_you_mean
-from ..mesh.user_errors import told_as_users
+from ..mesh.errors import UserError, did_you_mean
 from ..parallel.model import ROWS, BlockModel, Model, Params, without_predict
+from ..parallel.model.user_errors import as_user_error
+from ..parallel.options import cast_floats, cast_inputs
 from ..parallel.plan import ShardingPlan
-from ..parallel.precision import cast_floats, cast_inputs
 
 NAME = "predictions"
 
@@ -62,7 +61,7 @@ class Predictor:
             What `predict` returns, its leaves as NumPy arrays with these rows on dim 0.
 
         Raises:
-            UserError: The batch is no mapping of such arrays, or the model cannot take it.
+            UserError: The batch is not a mapping of such arrays, or the model cannot take it.
         """
         arrays = _host_arrays(batch)
         rows = len(next(iter(arrays.values())))
@@ -104,7 +103,7 @@ class Predictor:
         missing = [name for name in keep if name not in known]
         if missing:
             near = did_you_mean(missing[0], known)
-            raise UserError(f"The data has no array {missing[0]!r} to keep: it has {', '.join(known)}.{near}")
+            raise UserError(f"The data lacks the array {missing[0]!r} to keep: it has {', '.join(known)}.{near}")
         batches = eval_batches(
             source, self._plan.batch_sharding(), global_batch=global_batch, threads=threads, limits=limits
         )
@@ -124,7 +123,7 @@ class Predictor:
 
     def _check(self, batch: Mapping[str, jax.Array]) -> None:
         """Traces the model on such a batch, and looks whether what it predicts has its rows."""
-        with told_as_users(f"model {self._model.name!r}: predict", self._predict):
+        with as_user_error(f"model {self._model.name!r}: predict", self._predict):
             shapes = jax.eval_shape(self._traced, self._params, dict(batch))
         rows = next(iter(batch.values())).shape[0]
         wrong = [leaf.shape for leaf in jax.tree.leaves(shapes) if leaf.shape[:1] != (rows,)]

@@ -1,6 +1,6 @@
-"""The files that a run keeps in `run.dir`, and the check of every path that a user chooses for a further file.
+"""The files that a run keeps in `run.dir`, and the check of paths that a user chooses for other files.
 
-A callback or a command that wrote to one of these names would destroy the run: its checkpoints, its log or its config.
+A callback or a command that writes to one of these names would destroy the checkpoints, the log or the config.
 """
 
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..mesh.errors import UserError
+from ..mesh.files import PARTIAL
 
 Kind = Literal["file", "folder"]
 PIECES: dict[str, Kind] = {
@@ -30,27 +31,20 @@ PIECES: dict[str, Kind] = {
     "provenance.json": "file",
     "config.yaml": "file",
 }
-"""Everything that a run keeps in its directory, in the order in which it is moved aside: config.yaml goes last."""
+"""The files and directories of a run, in the order in which they are moved aside: config.yaml is the last."""
 BESIDE: dict[str, Kind] = {
     "logs": "folder",
     "owner.json": "file",
-    "config.yaml.partial": "file",
-    "provenance.json.partial": "file",
-    "metrics.jsonl.new": "file",
-    "report.html.partial": "file",
-    "report.json.partial": "file",
-    "guards.json.partial": "file",
-    "compilation.json.partial": "file",
-    "rollbacks.json.partial": "file",
+    **{f"{name}{PARTIAL}": "file" for name, kind in PIECES.items() if kind == "file"},
 }
-"""Everything else that is written there: logs of processes, the owner, and files that are renamed when complete."""
+"""Other files in the directory: logs of processes, the owner, and files that are renamed when complete."""
 
 
 def own_file(folder: Path, path: Path) -> str | None:
     """Returns the name of the run's own file or directory that a path leads to, or None.
 
     Args:
-        folder: The directory of a run, which need not exist.
+        folder: The run directory, which may be missing.
         path: Any path; links and `..` are followed.
     """
     try:
@@ -59,23 +53,23 @@ def own_file(folder: Path, path: Path) -> str | None:
         return None
     first = inside.parts[0] if inside.parts else ""
     own = {**PIECES, **BESIDE}
-    of_file = (name for name, kind in own.items() if kind == "file" and first.startswith(f"{name}."))
-    return first if first in own else next(of_file, None)
+    derived = (name for name, kind in own.items() if kind == "file" and first.startswith(f"{name}."))
+    return first if first in own else next(derived, None)
 
 
 def check_output(folder: Path, path: str, kind: Kind, key: str, allowed: str, *, probe: bool) -> None:
-    """Checks, before training, that a callback can write to the path that it was given.
+    """Checks, before training, that a callback can write to its path.
 
     Args:
-        folder: The directory of the run, which need not exist.
-        path: The path; a relative one starts from `folder`.
-        kind: The kind of what the callback writes there.
+        folder: The run directory, which may be missing.
+        path: The path; a relative path is relative to `folder`.
+        kind: The kind of the output.
         key: The config key, for messages.
         allowed: The default path, which may be one of the run's own names.
-        probe: Whether to check the file system too; only the process that will write does.
+        probe: Also checks the file system; only the process that writes does so.
 
     Raises:
-        UserError: The path leads to one of the run's own files, or nothing can be written there.
+        UserError: The path leads to one of the run's own files, or cannot be written.
     """
     target, given = folder / Path(path).expanduser(), f"{key}={path!r}"
     own = own_file(folder, target)
@@ -90,21 +84,19 @@ def check_output(folder: Path, path: str, kind: Kind, key: str, allowed: str, *,
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        raise UserError(f"{given} is not a usable path: {reason(error)}. Choose another.") from error
-    is_folder = Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(target)) or os.path.isdir(target)
-    if (is_folder or os.path.exists(target)) and is_folder != (kind == "folder"):
+        raise UserError(f"{given} is not a usable path: {reason(error)}. Choose another path.") from error
+    is_folder = Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(target)) or target.is_dir()
+    if (is_folder or target.exists()) and is_folder != (kind == "folder"):
         found, expected = ("file", "directory") if kind == "folder" else ("directory", "file")
         raise UserError(f"{given}: {target} is a {found}, but a {expected} is written there. Choose another path.")
-    existing = next(each for each in (target, *target.parents) if os.path.exists(each))
+    existing = next(each for each in (target, *target.parents) if each.exists())
     try:
-        if os.path.isfile(existing):
-            existing.open("ab").close()
-        else:
-            tempfile.TemporaryFile(dir=existing).close()
+        with existing.open("ab") if existing.is_file() else tempfile.TemporaryFile(dir=existing):
+            pass
     except OSError as error:
         raise UserError(f"{given} cannot be written: {existing}: {reason(error)}. Choose another path.") from error
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Returns the text of an error of the file system, without its number and path."""
+    """Returns the text of a file system error, without its number and path."""
     return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__

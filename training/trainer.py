@@ -5,48 +5,50 @@
     trainer.evaluate((x_test, y_test))      {"loss": 0.31}
     trainer.predict({"inputs": x_new})      a row for each row
 
-It holds a step and its state, and calls what does the work: `fit` (callbacks), `measure` (loop) and `Predictor`
-(predict). There is no folder of a run; `Checkpoints` save where they are given.
+It holds a step and its state, and calls `fit` (callbacks), `evaluate_sources` (loop) and `Predictor` (predict). It has
+no run directory; `Checkpoints` save if they are given.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
-from ..data.batches import eval_batches, train_batches
+from ..checkpoints.manager import Checkpoints
+from ..data.batches import train_batches
+from ..data.examples import PAIR, as_arrays
+from ..data.source import Source, Splits
+from ..data.sources.arrays import ArraySource
+from ..data.sources.iterables import from_batches
 from ..layouts.layout_map import LayoutMap
 from ..mesh.errors import UserError
 from ..mesh.processes import local_copy
 from ..parallel.model import BlockModel, Model, Params, with_state
+from ..parallel.options import FLOAT32, Precision
 from ..parallel.plan import ShardingPlan
-from ..parallel.precision import FLOAT32, Precision
 from ..parallel.sharding.lay_out import StrategyLike, lay_out
 from ..parallel.sharding.stored_order import stored_order
 from ..parallel.step.build import build_step
 from ..parallel.step.state import TrainState
 from .callbacks.fit import Fitted, fit
-from .checkpointing.checkpoints import Checkpoints
-from .given_data import rows_in_order, rows_to_train_on
-from .loop import measure
+from .loop import evaluate_sources
 from .predict import Predictor, named
 
 DATA = {"data": -1}
-"""The mesh where none is given: each device takes its share of the rows."""
+"""The default mesh: every device takes its share of the rows."""
 
 
 class Trainer:
     """A model that trains on a mesh.
 
     Attributes:
-        step: The compiled step, and its plan.
+        step: The compiled step with its plan.
         state: Parameters, the optimizer's state and the model's own: global arrays, as the mesh stores them.
         global_batch: Rows of a batch, over all devices.
-        seed: Of the first parameters, of randomness in training and of the order of rows.
+        seed: The seed of the first parameters, of randomness in training and of the order of rows.
     """
 
     def __init__(
@@ -63,23 +65,23 @@ class Trainer:
         accumulate: int = 1,
         precision: Precision = FLOAT32,
     ) -> None:
-        """Lays the model out and makes its first state.
+        """Lays out the model and creates its first state.
 
         Args:
-            model: A `Model`, a `BlockModel`, or what `spmdkit.adapt` gives.
-            optimizer: Any optax transformation; `adjustable` (see `fit`) where callbacks change the learning rate.
-            strategy: As `lay_out` takes it: {"fsdp": 4, "data": 2}, a `DeviceMesh` or a distribution; by default data
+            model: A `Model`, a `BlockModel`, or the result of `spmdkit.adapt`.
+            optimizer: Any optax transformation; `adjustable` (see `fit`) if callbacks change the learning rate.
+            strategy: {"fsdp": 4, "data": 2}, a `DeviceMesh` or a distribution, as for `lay_out`; by default data
                 parallelism over all devices.
             rules: Layouts by regex of the parameter's path.
             global_batch: Rows of a batch, over all devices.
-            seed: 0 .. 2**32 - 1.
-            params: Parameters to start from: whole arrays of the host.
-            clip_norm: Largest global norm of the gradients; 0 leaves them as they are.
-            accumulate: Microbatches a step.
+            seed: An integer from 0 to 2**32 - 1.
+            params: Initial parameters, as whole arrays of the host.
+            clip_norm: The maximum global norm of the gradients; 0 disables clipping.
+            accumulate: Microbatches per step.
             precision: The dtypes.
 
         Raises:
-            UserError: The layouts do not work out, or an argument is out of its range.
+            UserError: The layouts are invalid, or an argument is out of range.
         """
         plan = lay_out(model, DATA if strategy is None else strategy, rules=rules, precision=precision)
         options = {"accumulate": accumulate, "clip_norm": clip_norm, "precision": precision}
@@ -87,11 +89,11 @@ class Trainer:
         self.state: TrainState = self.step.init(seed, params)
         self.global_batch, self.seed = global_batch, seed
         self._predictor: tuple[TrainState, Predictor] | None = None
-        """The last one, and the state that it predicts with."""
+        """The latest predictor, with its state."""
 
     @property
     def layouts(self) -> ShardingPlan:
-        """The mesh, and where each parameter lives on it; `print` it for the table."""
+        """The mesh and the layouts of the parameters; `print` shows the table."""
         return self.step.plan
 
     @property
@@ -120,36 +122,36 @@ class Trainer:
         log_every: int = 10,
         say: Callable[[str], None] = print,
     ) -> Fitted:
-        """Trains further, from the state at hand.
+        """Trains from the current state.
 
         Args:
-            data: Arrays by name, a tuple (inputs, targets), a `Source`, `Splits`, or batches of any size one after the
-                other. Every process is given the same.
-            epochs: How often each row is read; the last step is whole, so that it may begin another epoch. Not for
-                batches one after the other.
-            steps: Optimizer steps instead.
-            evaluation: Data of the same kinds, evaluated at the end and every `evaluate_every` steps: callbacks and
-                records see `eval_loss` and `eval_` with the name of each of the model's metrics.
-            evaluate_every: Steps between two evaluations; 0 = only at the end, and where callbacks ask.
+            data: Arrays by name, a tuple (inputs, targets), a `Source`, `Splits`, or an iterable of batches of any
+                size. Every process receives the same data.
+            epochs: Passes over the rows. The last step is whole, so it may begin another epoch. Not for iterables of
+                batches.
+            steps: Optimizer steps, instead of epochs.
+            evaluation: Data of the same kinds, evaluated at the end and every `evaluate_every` steps. Callbacks and
+                records get `eval_loss`, and each of the model's metrics with the prefix `eval_`.
+            evaluate_every: Steps between two evaluations; 0 = only at the end, and if callbacks ask.
             callbacks: See `fit` and docs/callbacks.md.
-            checkpoints: Where to save; None = nowhere.
-            save_every: Steps between two saves; 0 = only at the end, and where callbacks ask.
-            folder: Where callbacks keep their files.
+            checkpoints: Saves the state; None saves nothing.
+            save_every: Steps between two saves; 0 = only at the end, and if callbacks ask.
+            folder: The directory for the callbacks' files.
             shuffle: False for the data's own order in every epoch.
             log_every: Steps between two logged steps.
             say: Prints a line.
 
         Returns:
-            The last state, the steps done since the trainer was made, why training has ended early, and the records.
+            The last state, the steps since the trainer was created, the reason for an early end, and the records.
 
         Raises:
-            UserError: The data or a callback cannot be taken, or `steps` is needed.
-            Diverged: The loss is no longer finite; the state is then lost.
+            UserError: The data or a callback is invalid, or `steps` is missing.
+            Diverged: The loss is not finite; the state is then lost.
         """
         source = rows_to_train_on(data)
         streamed = getattr(source, "is_stream", False)
         if steps is None and streamed:
-            raise UserError("fit: batches one after the other have no known end. Give steps, in place of epochs.")
+            raise UserError("fit: the end of an iterable of batches is unknown. Give steps instead of epochs.")
         start, examples = self.steps, 0 if streamed else len(source)
         number = max(1, -(-epochs * examples // self.global_batch)) if steps is None else steps
         batches = train_batches(
@@ -169,7 +171,7 @@ class Trainer:
                 self.state,
                 batches,
                 callbacks=callbacks,
-                evaluate=None if held_out is None else lambda state: self._evaluated(state, held_out),
+                evaluate=None if held_out is None else lambda state: self._evaluate_during_fit(state, held_out),
                 evaluate_every=evaluate_every,
                 checkpoints=checkpoints,
                 save_every=save_every,
@@ -185,51 +187,116 @@ class Trainer:
         return fitted
 
     def evaluate(self, data: Any) -> dict[str, float]:
-        """Evaluates the model: every row counts once, by its weight, whatever the mesh and the batch.
+        """Evaluates the model: every row counts once, by its weight, for every mesh and batch size.
 
         Args:
-            data: As for `fit`; of `Splits` the evaluation split.
+            data: Data as for `fit`; of `Splits`, the evaluation split.
 
         Returns:
-            "loss", the weighted mean of the loss, and that of each of the model's own metrics by its name.
+            The weighted means of the loss ("loss") and of each of the model's own metrics, by name.
 
         Raises:
-            UserError: There is nothing to evaluate, or the model cannot take the rows.
+            UserError: There is nothing to evaluate, or the rows do not fit the model.
         """
-        return measure(self.step, self.state.params, self._batches(rows_in_order(data)), self.state.model_state)
+        return self._evaluate(self.state, rows_in_order(data))
 
     def predict(self, data: Any) -> Any:
-        """Predicts for all rows, in order, each once.
+        """Predicts all rows once, in order.
 
         Args:
-            data: As for `evaluate`; targets are not needed.
+            data: Data as for `evaluate`; targets are not needed.
 
         Returns:
-            What the model's `predict` returns for all rows: a NumPy array with rows on dim 0; of a tree
-            its leaves by path.
+            The results of the model's `predict` for all rows: a NumPy array with rows on dim 0; for a tree, its leaves
+            by path.
 
         Raises:
-            UserError: The model has no `predict`, or cannot take the rows.
+            UserError: The model has no `predict`, or the rows do not fit it.
         """
         parts = [each for source in rows_in_order(data) for each in self._predictions(source)]
         if not parts:
-            raise UserError("There is nothing to predict: the data gives no rows.")
+            raise UserError("There is nothing to predict: the data is empty.")
         whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         return next(iter(whole.values())) if [*whole] == [*named(0)] else whole
 
-    def _evaluated(self, state: TrainState, sources: Sequence[Any]) -> dict[str, float]:
-        found = measure(self.step, state.params, self._batches(iter(sources)), state.model_state)
-        return {f"eval_{name}": value for name, value in found.items()}
+    def _evaluate(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
+        return evaluate_sources(self.step, state.params, state.model_state, sources, global_batch=self.global_batch)
 
-    def _batches(self, sources: Iterator[Any]) -> Iterator[dict[str, jax.Array]]:
-        for source in sources:
-            with closing(
-                eval_batches(source, self.layouts.batch_sharding(), global_batch=self.global_batch)
-            ) as batches:
-                yield from batches
+    def _evaluate_during_fit(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
+        return {f"eval_{name}": value for name, value in self._evaluate(state, sources).items()}
 
     def _predictions(self, source: Any) -> Iterator[dict[str, np.ndarray]]:
         if self._predictor is None or self._predictor[0] is not self.state:
             model = with_state(self.step.given_model, self.state.model_state)
             self._predictor = self.state, Predictor(model, self.params, self.layouts, self.step.precision.compute)
         return self._predictor[1].rows(source, global_batch=self.global_batch)
+
+
+def rows_to_train_on(data: Any) -> Source:
+    """The rows of some data by their number.
+
+    Args:
+        data: `Splits`, of which the training split is taken; a mapping of arrays or tensors with rows on dim 0, nested
+            or not, or a tuple (inputs, targets) of them; a `Source`; or a list, an iterable or an iterator of batches,
+            or a function of the epoch that gives one.
+
+    Raises:
+        UserError: It is none of these, or its arrays do not fit together.
+    """
+    if isinstance(data, Splits):
+        return data.train
+    if isinstance(data, Mapping | tuple):
+        return ArraySource(as_arrays(data, PAIR))
+    return from_batches(data).train if _gives_batches(data) else data
+
+
+def rows_in_order(data: Any) -> Iterator[Source]:
+    """Sources whose rows, one after the other, are all rows of some data; of batches one source each.
+
+    Args:
+        data: Data in any form that `rows_to_train_on` accepts; for `Splits`, the evaluation split.
+
+    Raises:
+        UserError: It is none of these, or there is no evaluation split.
+    """
+    if isinstance(data, Splits):
+        if data.evaluation is None:
+            raise UserError("These splits lack an evaluation split. Give splits.train, or other data.")
+        yield data.evaluation
+    elif isinstance(data, Mapping | tuple):
+        yield ArraySource(as_arrays(data, PAIR))
+    elif _gives_batches(data):
+        batches: Any = data(0) if callable(data) else data
+        for batch in batches:
+            yield ArraySource(as_arrays(batch, PAIR))
+    else:
+        yield data
+
+
+def _gives_batches(data: Any) -> bool:
+    """True for data that is read batch by batch, from its beginning.
+
+    Raises:
+        UserError: It is not data.
+    """
+    if not isinstance(data, list) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        if _first_is_mapping(data):
+            return False
+        raise UserError(
+            f"A {type(data).__name__} alone is not enough: the meaning of its values is missing. Give arrays by name, "
+            'such as {"inputs": x, "targets": y}, or a tuple (inputs, targets).'
+        )
+    if hasattr(data, "__iter__") or callable(data):
+        return True
+    raise UserError(
+        f"A {type(data).__name__} is not data. Give arrays by name, a tuple (inputs, targets), a source, or batches."
+    )
+
+
+def _first_is_mapping(data: Any) -> bool:
+    """Returns True if the first row is a mapping of arrays; False for empty data and tables, which are indexed by
+    name."""
+    try:
+        return isinstance(data[0], Mapping)
+    except (LookupError, TypeError):
+        return False

@@ -1,5 +1,5 @@
-"""Which example each sample of a run is: a function of (seed, sample index), whatever the number of processes.
+"""The order of examples: a function of (seed, sample index), the same for any number of processes.
 
-Read first: `order`, one source in the order of a seed. `mixture` draws from several, each with its share (`shares`);
+Read first: `order`, one source in the order of a seed. `mixture` draws from several by their shares (`data/shares.py`);
 `buckets` gives batches of one length each.
 """

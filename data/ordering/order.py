@@ -1,8 +1,8 @@
 """The order of training examples: a pure function of (seed, sample index), whatever the number of processes.
 
 Each epoch visits every example once, in an order of its own. No order is stored: a permutation of [0, N) is computed
-where it is needed, for many samples at once, so a seek costs nothing and memory does not grow with the data. (Grain's
-own shuffle computes the same kind of permutation one index at a time, about 10 us each and 200 us where N is a few
+on demand, for many samples at once, so a seek costs nothing and memory does not grow with the data. (Grain's
+own shuffle computes the same kind of permutation one index at a time, about 10 us each and 200 us if N is a few
 hundred, while holding Python's lock; here a batch of 1,024 takes about 0.2 ms.)
 
 Source: the generalised Feistel network of Black and Rogaway, Ciphers with Arbitrary Finite Domains (CT-RSA 2002).
@@ -21,13 +21,13 @@ MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
 
 
 def sample_order(samples: np.ndarray, *, num_examples: int, seed: int, shuffle: bool = True) -> np.ndarray:
-    """Which example each sample of a run is.
+    """Returns the example of each sample of a run.
 
     Args:
         samples: int64, (N,), global sample indices, >= 0: sample g belongs to epoch g // num_examples.
         num_examples: Examples in the training split, >= 1.
         seed: Any integer >= 0; different seeds, like different epochs, give unrelated orders.
-        shuffle: False for the source's own order in every epoch.
+        shuffle: If false, every epoch has the source's own order.
 
     Returns:
         int64, (N,), indices into the training split.
@@ -43,13 +43,13 @@ def sample_order(samples: np.ndarray, *, num_examples: int, seed: int, shuffle: 
 
 
 def source_order(samples: np.ndarray, *, source: Source, seed: int, shuffle: bool = True) -> np.ndarray:
-    """Which example of a source each sample of a run is.
+    """Returns the example of a source for each sample of a run.
 
     Args:
         samples: int64, (N,), global sample indices, >= 0.
-        source: Training examples; one that has an `order` of its own, as a mixture has, is asked.
+        source: Training examples; its own `order` is called if it has one, as a mixture does.
         seed: Any integer >= 0.
-        shuffle: False for the source's own order in every epoch.
+        shuffle: If false, every epoch has the source's own order.
 
     Returns:
         int64, (N,), indices into the source.
@@ -61,14 +61,14 @@ def source_order(samples: np.ndarray, *, source: Source, seed: int, shuffle: boo
 
 
 def batch_number(step: int, left_out: Iterable[int] = ()) -> int:
-    """Which batch of the order a step trains on.
+    """Returns the number of the batch that a step trains on.
 
         step           0  1  2  3  4         left out: 1 and 3
         batch          0  2  4  5  6
 
     Args:
         step: From 0.
-        left_out: Numbers of batches that no step trains on.
+        left_out: Numbers of the skipped batches.
 
     Returns:
         The number of the batch, from 0: batch b holds samples [b * B, (b + 1) * B).
@@ -81,15 +81,15 @@ def batch_number(step: int, left_out: Iterable[int] = ()) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _round_keys(seed: int, epoch: int) -> tuple[np.uint64, ...]:
-    """What makes one epoch's permutation differ from another's."""
+    """Returns the keys of the permutation of one epoch."""
     return tuple(np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS, np.uint64))
 
 
 def _permute(places: np.ndarray, size: int, keys: tuple[np.uint64, ...]) -> np.ndarray:
-    """A permutation of [0, size), applied to `places`.
+    """Applies a permutation of [0, size) to `places`.
 
     A place is written as a pair (left, right) on a grid barely larger than `size`; each round adds a hash of one half
-    to the other, which is invertible whatever the hash. Pairs that land outside [0, size) go round again.
+    to the other, which is invertible whatever the hash. Pairs outside [0, size) are permuted again.
     """
     height = math.isqrt(size - 1) + 1
     width = -(-size // height)
@@ -106,7 +106,13 @@ def _permute(places: np.ndarray, size: int, keys: tuple[np.uint64, ...]) -> np.n
 
 
 def _hash(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """31 well mixed bits of each value and the key (the arithmetic is modulo 2**64)."""
+    """Returns 31 well mixed bits of each value and the key (the arithmetic is modulo 2**64)."""
     mixed = (values ^ key) * MULTIPLIERS[0]
     mixed = (mixed ^ (mixed >> np.uint64(32))) * MULTIPLIERS[1]
     return mixed >> np.uint64(33)
+
+
+@functools.lru_cache(maxsize=64)
+def part_seed(seed: int, part: int) -> int:
+    """Returns the seed of a part of the data, so that parts of the same size have different orders."""
+    return int(np.random.SeedSequence([seed, part]).generate_state(1, np.uint64)[0])

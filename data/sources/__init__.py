@@ -1,6 +1,5 @@
-"""Where examples come from: one file for each format, and for each kind of object that is in memory already.
+"""The sources of examples: one file for each format, and for each kind of object that is already in memory.
 
-A source gives examples by index (`..source.Source`); `texts/` gives documents of token ids, of which `..windows` makes
-examples. `files`, `values` and `bad_records` are what several of them share. `..splits` picks one for a config;
-`streams` are those that can only be read from their beginning (`stream_source`).
+A source gives examples by index (`..source.Source`). `texts`, `columns` and `tokenizer` give documents of token ids,
+and `..windows` makes examples from them. Several sources share `source_files`. `..splits` selects one for a config.
 """

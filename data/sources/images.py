@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ...mesh.errors import UserError
-from ...mesh.text import counted
+from ...mesh.errors import UserError, counted
 from ..config import DataConfig
-from ..source import BadDataError, Splits, fingerprint
-from .bad_records import BadRecords
-from .texts.documents import hash_fraction
+from ..source import BadDataError, Splits, fingerprint, spread_indices
+from .source_files import BadRecords, explain_missing, raise_system_error, reason_of
+from .texts import hash_fraction
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 SAMPLED = 64
@@ -29,7 +28,7 @@ SAMPLED = 64
 class ImageSource:
     """Images in files, decoded when a batch needs them.
 
-    An image that cannot be decoded has weight 0: it counts for nothing and keeps its place in the order.
+    An image that cannot be decoded has weight 0 and keeps its place in the order.
 
     Args:
         paths: The files.
@@ -45,22 +44,21 @@ class ImageSource:
         self._paths, self._targets, self._shape, self._resize, self._bad = paths, targets, shape, resize, bad
 
     def __len__(self) -> int:
-        """Number of images."""
+        """Returns the number of images."""
         return len(self._paths)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """Decodes image `index`.
 
         Raises:
-            BadDataError: It cannot be decoded or has another size, and no more may be left out.
+            BadDataError: It cannot be decoded or has another size, and the limit of bad records is reached.
         """
         path, weight = self._paths[index], 1.0
         try:
             inputs = self._decode(path)
         except (ValueError, SyntaxError, OSError) as error:  # Pillow raises all three for damaged files
-            if getattr(error, "errno", None) is not None:
-                raise
-            self._bad.leave_out(str(path), f"cannot be decoded: {' '.join(str(error).split())[:200].rstrip('.')}.")
+            raise_system_error(error)
+            self._bad.leave_out(str(path), f"cannot be decoded: {reason_of(error)}.")
             inputs, weight = np.zeros(self._shape, np.float32), 0.0
         return {"inputs": inputs, "targets": self._targets[index], "weights": np.float32(weight)}  # pyright: ignore[reportReturnType]
 
@@ -87,11 +85,11 @@ def read_images(config: DataConfig) -> Splits:
 
     Args:
         config: `files` (directories), and `eval_files` (directories with the same classes) or `eval_fraction` (images
-            are held out by the hash of their name); `image_size`; `bad_records`, how many images each process may leave
-            out.
+            are held out by the hash of their name); `image_size`; `bad_records`, the maximum number of images that each
+            process leaves out.
 
     Raises:
-        UserError: A directory is missing or holds no images in subdirectories, the two splits have other classes, a
+        UserError: A directory is missing or lacks images in subdirectories, the two splits have other classes, a
             split is empty, or Pillow is not installed.
         BadDataError: An image cannot be decoded or has another size than the first.
     """
@@ -115,48 +113,41 @@ def read_images(config: DataConfig) -> Splits:
             "evaluation: both need some. Give more images, change data.eval_fraction, or set it to 0."
         )
     shape, bad = _shape(found[0], config.image_size), BadRecords(config.bad_records, BadDataError)
-    sources = [
-        ImageSource(
-            part,
-            np.array([classes.index(path.parent.name) for path in part], np.int32),
-            shape,
-            bool(config.image_size),
-            bad,
-        )
-        for part in parts
-    ]
-    looked_at = []
+    targets = [np.array([classes.index(path.parent.name) for path in part], np.int32) for part in parts]
+    resize = bool(config.image_size)
+    sources = [ImageSource(part, each, shape, resize, bad) for part, each in zip(parts, targets, strict=True)]
+    sampled = []
     for part, source in zip(parts, sources, strict=True):
-        for index in np.unique(np.linspace(0, len(part) - 1, SAMPLED).astype(int)):
-            source[int(index)]
-            looked_at.append(np.frombuffer(part[int(index)].read_bytes(), np.uint8))
+        for index in spread_indices(len(part), SAMPLED):
+            source[index]
+            sampled.append(np.frombuffer(part[index].read_bytes(), np.uint8))
     form = f"{shape[0]} x {shape[1]} x {shape[2]}, {counted(len(classes), 'class', 'classes')}"
     return Splits(
         train=sources[0],
         evaluation=sources[1] if len(sources) > 1 else None,
         vocabulary=None,
         description=f"images: {form}; {sizes} examples",
-        fingerprint=fingerprint(looked_at, shape, [[_name(path) for path in part] for part in parts]),
+        fingerprint=fingerprint(sampled, shape, [[_name(path) for path in part] for part in parts]),
     )
 
 
-def _find(folders: Sequence[str], key: str) -> list[Path]:
+def _find(directories: Sequence[str], key: str) -> list[Path]:
     """Returns the images in the subdirectories of some directories, sorted by class and name."""
-    for folder in folders:
-        if not Path(folder).expanduser().is_dir():
+    for directory in directories:
+        if not Path(directory).expanduser().is_dir():
             raise UserError(
-                f"{key}: {folder} is not a directory. Give a directory with one subdirectory for each class."
+                f"{key}: {directory} is not a directory. Give a directory with one subdirectory for each class."
             )
     found = [
         path
-        for folder in folders
-        for path in Path(folder).expanduser().glob("*/*")
+        for directory in directories
+        for path in Path(directory).expanduser().glob("*/*")
         if path.suffix.lower() in SUFFIXES and path.is_file()
     ]
     if not found:
         raise UserError(
-            f"{key}: {', '.join(folders)} has no images in subdirectories ({', '.join(SUFFIXES)}). Put the images of "
-            "each class into a subdirectory named after the class."
+            f"{key}: {', '.join(directories)} lacks images in subdirectories ({', '.join(SUFFIXES)}). Put the images "
+            "of each class into a subdirectory named after the class."
         )
     return sorted(found, key=lambda path: (_name(path), str(path)))
 
@@ -173,14 +164,10 @@ def _shape(first: Path, size: int) -> tuple[int, int, int]:
             channels = 1 if image.mode in ("1", "L", "LA") else 3
             return (size or image.height), (size or image.width), channels
     except (ValueError, SyntaxError, OSError) as error:
-        raise BadDataError(f"{first}: cannot be decoded: {' '.join(str(error).split())[:200]}.") from None
+        raise BadDataError(f"{first}: cannot be decoded: {reason_of(error)}.") from None
 
 
 def _pillow() -> Any:
-    try:
+    with explain_missing("data.source=images", "Pillow", "images"):
         from PIL import Image
-    except ImportError:
-        raise UserError(
-            "data.source=images needs Pillow, which is not installed: pip install 'spmdkit[images]'"
-        ) from None
     return Image

@@ -2,10 +2,10 @@
 
     data.records: documents                       the bytes of a text (UTF-8); data.vocabulary is 256
     data.records: documents, data.dtype: uint16   token ids of that type, in native byte order, as in a raw token file
-    data.records: arrays                          an example: what np.savez writes of its arrays, with no dim of rows
+    data.records: arrays                          an example: what np.savez writes of its arrays, without a row dim
 
-Documents are read into memory when the data is opened, as those of jsonl and parquet. Examples stay in their files and
-are read where a batch needs them, through Grain's `ArrayRecordDataSource`.
+Documents are read into memory when the data is opened, as for jsonl and parquet. Examples stay in their files and are
+read when a batch needs them, through Grain's `ArrayRecordDataSource`.
 """
 
 import io
@@ -15,22 +15,28 @@ from typing import Any
 
 import numpy as np
 
-from ...mesh.errors import UserError
-from ...mesh.text import counted
+from ...mesh.errors import UserError, counted
 from ..config import DataConfig
-from ..source import BadDataError, Splits, fingerprint
-from .bad_records import BadRecords
-from .files import find_files
-from .texts.columns import read_columns
-from .texts.documents import Corpus, hash_fraction
-from .values import is_no_number, with_weights
+from ..examples import is_numeric, shapes_of, with_weights
+from ..source import BadDataError, Splits, fingerprint, spread_indices
+from .columns import read_columns
+from .source_files import BadRecords, explain_missing, find_files, raise_system_error, reason_of
+from .texts import Corpus, hold_out
 
 SUFFIXES = (".array_record", ".arrayrecord")
 ARCHIVE = b"PK\x03\x04"
-"""What an archive of np.savez begins with."""
-LOOKED_AT = 64
-"""Records, evenly spread, that the fingerprint of examples is made of."""
-WRITE = "Write it with np.savez(buffer, inputs=..., targets=...), one example a record."
+"""The first bytes of an archive of np.savez."""
+SAMPLED = 64
+"""Records, evenly spread, that the fingerprint of examples covers."""
+WRITE = "Write it with np.savez(buffer, inputs=..., targets=...), one example per record."
+
+
+class _InvalidRecordError(ValueError):
+    """A record without an example, with the reason."""
+
+
+_UNREADABLE = (RuntimeError, ValueError, OSError)
+"""Errors for a corrupt record: from Riegeli, from NumPy, from the archive in it."""
 
 
 def read_records(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
@@ -38,14 +44,13 @@ def read_records(patterns: tuple[str, ...], config: DataConfig, key: str) -> Cor
 
     Args:
         patterns: Files or globs, `*.array_record` or `*.arrayrecord`.
-        config: `dtype` of token ids, or "" for texts; `bad_records`, how many may be left out.
+        config: `dtype` of token ids, or "" for texts; `bad_records`, the maximum number to leave out.
         key: Config key of the patterns, for messages.
 
     Raises:
-        UserError: a pattern matches nothing, a file is no ArrayRecord, more records than allowed cannot be read, or the
-            package is not installed.
+        UserError: A pattern does not match any file, a file is not valid ArrayRecord, more records than allowed cannot
+            be read, or the package is not installed.
     """
-    paths = [file.path for file in find_files(patterns, key=key, suffixes=SUFFIXES)]
 
     def values(path: Path, column: str, bad: BadRecords) -> Iterator[tuple[str, Any]]:
         del column
@@ -55,16 +60,16 @@ def read_records(patterns: tuple[str, ...], config: DataConfig, key: str) -> Cor
             try:
                 yield where, _document(records[number], config.dtype)
             except _UNREADABLE as error:
-                _raise_of_system(error)
+                raise_system_error(error)
                 bad.leave_out(where, _reason(error))
 
-    return read_columns(paths, values, config, key, "arrayrecord file")
+    return read_columns(_find(patterns, key), values, config, key, "arrayrecord file")
 
 
 class RecordSource:
     """Examples that are the records of ArrayRecord files.
 
-    A record that cannot be read has weights of 0: it counts for nothing, and moves no other example.
+    A record that cannot be read has weights of 0, and keeps its place in the order.
 
     Args:
         paths: The files; their records follow each other.
@@ -77,181 +82,145 @@ class RecordSource:
         sizes = [len(_open([path])) for path in paths]
         self._paths, self._starts = paths, np.cumsum([0, *sizes])
         self._bad, self._rows = bad, rows
-        self._form = self._first_form() if len(self) else {}
+        self.form = self._first_form() if len(self) else {}
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Returns the number of examples."""
         return len(self._records) if self._rows is None else len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Example `index`.
+        """Returns example `index`.
 
         Raises:
-            BadDataError: the record cannot be read or has another form than the first, and no more may be left out.
+            BadDataError: The record cannot be read or has another form than the first, and the limit of bad records is
+                reached.
         """
         try:
             example = self._read(index)
-            if _form(example) != self._form:
-                raise _NoExampleError(f"it has {_form(example)}, and the first record has {self._form}. {WRITE}")
+            if shapes_of(example) != self.form:
+                raise _InvalidRecordError(f"it has {shapes_of(example)}, but the first record has {self.form}. {WRITE}")
             return example
         except _UNREADABLE as error:
-            _raise_of_system(error)
+            raise_system_error(error)
             self._bad.leave_out(self.origin(index), _reason(error))
-        return {name: np.zeros(shape, dtype) for name, (dtype, shape) in self._form.items()}
+        return {name: np.zeros(shape, dtype) for name, (dtype, shape) in self.form.items()}
 
     def origin(self, index: int) -> str:
-        """File and record of example `index`."""
-        row = int(index if self._rows is None else self._rows[index])
+        """Returns file and record of example `index`."""
+        row = self._row(index)
         file = int(np.searchsorted(self._starts, row, side="right")) - 1
         return f"{self._paths[file]}, record {row - int(self._starts[file])}"
 
     def raw(self, index: int) -> np.ndarray:
-        """The bytes of example `index`, uint8; none where it cannot be read."""
+        """Returns the bytes of example `index`, uint8; empty if it cannot be read."""
         try:
-            return np.frombuffer(self._bytes(index), np.uint8)
+            return np.frombuffer(self._records[self._row(index)], np.uint8)
         except _UNREADABLE as error:
-            _raise_of_system(error)
+            raise_system_error(error)
             return np.zeros(0, np.uint8)
 
-    def _bytes(self, index: int) -> bytes:
-        return self._records[int(index if self._rows is None else self._rows[index])]
+    def _row(self, index: int) -> int:
+        return int(index if self._rows is None else self._rows[index])
 
     def _read(self, index: int) -> dict[str, np.ndarray]:
-        return with_weights(_arrays(self._bytes(index)), 0)
+        return with_weights(_arrays(self._records[self._row(index)]), 0)
 
     def _first_form(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """The form of the first record that can be read."""
+        """Returns the form of the first record that can be read."""
         for index in range(len(self)):
             try:
-                return _form(self._read(index))
+                return shapes_of(self._read(index))
             except _UNREADABLE as error:
-                _raise_of_system(error)
+                raise_system_error(error)
                 self._bad.leave_out(self.origin(index), _reason(error))
         raise UserError(f"none of the {len(self):,} records of {self._paths[0]} and the other files can be read.")
 
 
 def read_record_arrays(config: DataConfig) -> Splits:
-    """Opens files of examples; they are read where batches need them.
+    """Opens files of examples, which are read when batches need them.
 
     Args:
         config: `files`, and `eval_files` or `eval_fraction` (records are held out by the hash of their number);
-            `bad_records`, how many each process may leave out.
+            `bad_records`, the maximum number that each process leaves out.
 
     Raises:
-        UserError: a pattern matches nothing, a file is no ArrayRecord, or a split holds no examples.
-        BadDataError: the first record cannot be read, and none may be left out.
+        UserError: A pattern does not match any file, a file is not valid ArrayRecord, or a split has no examples.
+        BadDataError: The first record cannot be read, and none may be left out.
     """
     bad = BadRecords(config.bad_records, BadDataError)
-    paths = _found(config.files, "data.files")
+    paths = _find(config.files, "data.files")
     if config.eval_files:
-        sources = [RecordSource(paths, bad), RecordSource(_found(config.eval_files, "data.eval_files"), bad)]
+        sources = [RecordSource(paths, bad), RecordSource(_find(config.eval_files, "data.eval_files"), bad)]
     else:
-        number = len(_open(paths))
-        held_out = np.array([hash_fraction(b"%d" % row) < config.eval_fraction for row in range(number)], bool)
+        held_out = hold_out(len(_open(paths)), config.eval_fraction)
         kept = [~held_out, held_out] if config.eval_fraction else [~held_out]
         sources = [RecordSource(paths, bad, np.flatnonzero(rows)) for rows in kept]
     sizes = " and ".join(f"{len(source):,}" for source in sources)
     if not all(map(len, sources)):
         raise UserError(
             f"data.files: {sizes} records for training and evaluation; both need some. Give more records, change "
-            "data.eval_fraction, or set it to 0 to go without evaluation."
+            "data.eval_fraction, or set it to 0 to train without evaluation."
         )
-    if len(sources) > 1 and _form(sources[0][0]) != _form(sources[1][0]):
-        raise UserError(f"training records are {_form(sources[0][0])}, evaluation records {_form(sources[1][0])}.")
+    if len(sources) > 1 and sources[0].form != sources[1].form:
+        raise UserError(f"training records are {sources[0].form}, but evaluation records {sources[1].form}.")
+    sampled = [source.raw(index) for source in sources for index in spread_indices(len(source), SAMPLED)]
     return Splits(
         train=sources[0],
         evaluation=sources[1] if len(sources) > 1 else None,
         vocabulary=config.vocabulary or None,
         description=f"arrayrecord: {', '.join(sources[0][0])}; {sizes} examples in {counted(len(paths), 'file')}",
-        fingerprint=fingerprint(*_looked_at(sources)),
+        fingerprint=fingerprint(sampled, [len(source) for source in sources]),
     )
 
 
-class _NoExampleError(ValueError):
-    """A record is no example; says why."""
-
-
-_UNREADABLE = (RuntimeError, ValueError, OSError)
-"""What reading a damaged record raises: of Riegeli, of NumPy, of the archive in it."""
-
-
-def _found(patterns: tuple[str, ...], key: str) -> list[Path]:
+def _find(patterns: tuple[str, ...], key: str) -> list[Path]:
     return [file.path for file in find_files(patterns, key=key, suffixes=SUFFIXES)]
 
 
 def _open(paths: Sequence[Path]) -> Any:
-    """The records of some files, by number."""
-    try:
-        import array_record.python.array_record_module  # noqa: F401  (what Grain's reader needs)
+    """Returns the records of some files, by number."""
+    with explain_missing("data.source=arrayrecord", "array_record", "arrayrecord"):
+        import array_record.python.array_record_module  # noqa: F401  (Grain's reader needs it)
         import grain
-    except ImportError as error:
-        raise UserError(
-            "data.source=arrayrecord needs array_record, which is not installed: pip install 'spmdkit[arrayrecord]'"
-        ) from error
     try:
         return grain.sources.ArrayRecordDataSource([str(path) for path in paths])
     except RuntimeError as error:
-        wrong = next((path for path in paths if not _opens(grain, path)), paths[0])
-        reason = " ".join(str(error).split())[:200] or "its end is missing or damaged"
+        if len(paths) > 1:
+            for path in paths:  # names the corrupt file
+                _open([path])
+        reason = " ".join(str(error).split())[:200] or "its end is missing or corrupt"
         raise UserError(
-            f"{wrong}: it cannot be read as ArrayRecord: {reason}. Check that it was written to its end."
+            f"{paths[0]}: it cannot be read as ArrayRecord: {reason}. Check that it was written to its end."
         ) from error
 
 
-def _opens(grain: Any, path: Path) -> bool:
-    try:
-        return len(grain.sources.ArrayRecordDataSource([str(path)])) >= 0
-    except RuntimeError:
-        return False
-
-
 def _document(record: bytes, dtype: str) -> bytes | np.ndarray:
-    """The bytes of a text, or the ids of a document."""
+    """Returns the bytes of a text, or the ids of a document."""
     if record.startswith(ARCHIVE):
-        raise _NoExampleError("it is an archive of arrays, not a text; set data.records: arrays.")
+        raise _InvalidRecordError("it is an archive of arrays, not a text; set data.records: arrays.")
     if not dtype:
         return record
     if len(record) % np.dtype(dtype).itemsize:
-        raise _NoExampleError(f"its {len(record):,} bytes are no whole number of {dtype}; check data.dtype.")
+        raise _InvalidRecordError(
+            f"its {len(record):,} bytes must be a multiple of the size of {dtype}; check data.dtype."
+        )
     return np.frombuffer(record, dtype)
 
 
 def _arrays(record: bytes) -> dict[str, np.ndarray]:
-    """The arrays of an example."""
+    """Returns the arrays of an example."""
     if not record.startswith(ARCHIVE):
-        raise _NoExampleError(f"it is no archive of arrays. {WRITE} For texts and ids, leave data.records out.")
+        raise _InvalidRecordError(f"it is not an archive of arrays. {WRITE} For texts and ids, leave data.records out.")
     try:
         with np.load(io.BytesIO(record)) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except Exception as error:  # whatever parsing garbage raises; objects are refused, since they are programs
-        raise _NoExampleError(f"its arrays cannot be read: {' '.join(str(error).split())[:200]}. {WRITE}") from error
-    wrong = [f"{name!r} holds {array.dtype}" for name, array in arrays.items() if is_no_number(array.dtype)]
+    except Exception as error:  # NumPy raises any of several types for invalid content
+        raise _InvalidRecordError(f"its arrays cannot be read: {reason_of(error)}. {WRITE}") from error
+    wrong = [f"{name!r} contains {array.dtype}" for name, array in arrays.items() if not is_numeric(array.dtype)]
     if wrong or not arrays:
-        raise _NoExampleError(f"{', '.join(wrong) or 'it holds no arrays'}. {WRITE}")
+        raise _InvalidRecordError(f"{', '.join(wrong) or 'the record is empty'}. {WRITE}")
     return arrays
 
 
-def _form(example: dict[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {name: (str(array.dtype), array.shape) for name, array in sorted(example.items())}
-
-
-def _raise_of_system(error: BaseException) -> None:
-    """Raises an error of the file system, which is not that of what a file holds."""
-    if getattr(error, "errno", None) is not None or isinstance(error, UserError):
-        raise error
-
-
 def _reason(error: BaseException) -> str:
-    if isinstance(error, _NoExampleError):
-        return str(error)
-    return f"it cannot be read: {' '.join(str(error).split())[:300].rstrip('.')}."
-
-
-def _looked_at(sources: Sequence[RecordSource]) -> tuple[Any, ...]:
-    """What a fingerprint is made of: some records of every split, and the splits' sizes."""
-    records = [
-        source.raw(int(index))
-        for source in sources
-        for index in np.unique(np.linspace(0, len(source) - 1, LOOKED_AT).astype(int))
-    ]
-    return records, [len(source) for source in sources]
+    return str(error) if isinstance(error, _InvalidRecordError) else f"it cannot be read: {reason_of(error)}."

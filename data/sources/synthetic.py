@@ -1,4 +1,4 @@
-"""Data made on the spot: noisy images of the ten digits, 8 x 8 pixels, at random places; rows of random tokens."""
+"""Generated data: noisy images of the ten digits, 8 x 8 pixels, at random places; rows of random tokens."""
 
 import numpy as np
 
@@ -23,13 +23,13 @@ GLYPHS = (  # each digit as 7 rows of 5 pixels, top to bottom, the bits of one n
 
 
 def synthetic_digits(eval_fraction: float, *, rows: int = 8192, noise: float = 0.4, seed: int = 0) -> Splits:
-    """Noisy digits: {"inputs": float32 (64,), "targets": int32 () in [0, 10), "weights": float32 ()}.
+    """Returns noisy digits: {"inputs": float32 (64,), "targets": int32 () in [0, 10), "weights": float32 ()}.
 
     Args:
         eval_fraction: Share of examples held out, in [0, 1).
-        rows: Number of examples in both splits together.
+        rows: Number of examples in both splits.
         noise: Standard deviation of the noise on pixels, which are 0 or 1.
-        seed: Chooses digits, places and noise.
+        seed: Selects digits, places and noise.
 
     Returns:
         The splits, the same for the same arguments.
@@ -46,7 +46,7 @@ def synthetic_digits(eval_fraction: float, *, rows: int = 8192, noise: float = 0
 
 
 def _placements() -> np.ndarray:
-    """Every digit at every place: (digit, top, left, HEIGHT, WIDTH)."""
+    """Returns every digit at every place: (digit, top, left, HEIGHT, WIDTH)."""
     glyphs = np.array([[[row >> (4 - column) & 1 for column in range(5)] for row in glyph] for glyph in GLYPHS])
     places = np.zeros((CLASSES, HEIGHT - 7 + 1, WIDTH - 5 + 1, HEIGHT, WIDTH))
     for top in range(HEIGHT - 7 + 1):
@@ -78,7 +78,7 @@ class SyntheticTokens:
         self._first, self._rows, self._length, self._vocabulary, self._seed = first, rows, length, vocabulary, seed
 
     def __len__(self) -> int:
-        """The number of examples."""
+        """Returns the number of examples."""
         return self._rows
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:

@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ...mesh.errors import UserError
-from ...mesh.near_miss import did_you_mean
-from ...mesh.text import counted
+from ...mesh.errors import UserError, counted, did_you_mean
 from ..config import DataConfig
 from ..source import BadDataError, Splits
 from .arrays import Origin, held_out_rows, make_splits
-from .files import find_files
+from .source_files import explain_missing, find_files, reason_of
 
 SUFFIXES = {"csv": (".csv", ".tsv"), "parquet": (".parquet", ".pq")}
 
@@ -31,8 +29,8 @@ def read_table(config: DataConfig) -> Splits:
             held out by the hash of their number).
 
     Raises:
-        UserError: A pattern matches nothing, a file cannot be parsed, a column is missing or holds texts, a split would
-            hold no rows, or pyarrow is not installed.
+        UserError: A pattern does not match any file, a file cannot be parsed, a column is missing or contains texts, a
+            split would have no rows, or pyarrow is not installed.
         BadDataError: A column has empty cells, or numbers that are not finite.
     """
     table, origin = _read(config.files, config, "data.files")
@@ -66,29 +64,21 @@ def _read(patterns: tuple[str, ...], config: DataConfig, key: str) -> tuple[Any,
     try:
         return pyarrow.concat_tables(tables, promote_options="permissive"), Origin(rows)
     except pyarrow.ArrowException as error:
-        raise UserError(f"{key}: the files do not fit together: {_reason(error)}.") from None
+        raise UserError(f"{key}: the files do not fit together: {reason_of(error)}.") from None
 
 
 def _read_file(path: Path, source: str, key: str) -> Any:
     """Reads one file as a pyarrow table."""
-    try:
+    with explain_missing(f"data.source={source}", "pyarrow", "parquet"):
         import pyarrow
         from pyarrow import csv, parquet
-    except ImportError:
-        raise UserError(
-            f"data.source={source} needs pyarrow, which is not installed: pip install 'spmdkit[parquet]'"
-        ) from None
     try:
         if source == "parquet":
             return parquet.read_table(path)
         options = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
         return csv.read_csv(path, parse_options=options)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise UserError(f"{key}: {path} cannot be read as {source}: {_reason(error)}.") from None
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".")
+        raise UserError(f"{key}: {path} cannot be read as {source}: {reason_of(error)}.") from None
 
 
 def _input_columns(table: Any, config: DataConfig) -> Sequence[str]:
@@ -112,17 +102,15 @@ def _arrays(
     tables: Sequence[Any], columns: Sequence[str], config: DataConfig, origins: Sequence[Origin]
 ) -> tuple[list[dict[str, np.ndarray]], list[str]]:
     """Returns inputs and targets of each table, and the sorted classes if the target is a column of texts."""
-    texts = [_values(table, config.target, origin) for table, origin in zip(tables, origins, strict=True)]
+    pairs = [*zip(tables, origins, strict=True)]
+    texts = [_values(table, config.target, origin) for table, origin in pairs]
     classes: list[str] = []
     if any(text.dtype.kind in "OU" for text in texts):
         classes = sorted({str(value) for text in texts for value in text})
         texts = [np.searchsorted(classes, text.astype(str)) for text in texts]
     floating = any(text.dtype.kind == "f" for text in texts)
     targets = [text.astype(np.float32 if floating else _integer_type(text)) for text in texts]
-    inputs = [
-        np.stack([_numbers(table, name, columns, origin) for name in columns], axis=1)
-        for table, origin in zip(tables, origins, strict=True)
-    ]
+    inputs = [np.stack([_numbers(table, name, columns, origin) for name in columns], axis=1) for table, origin in pairs]
     return [{"inputs": each, "targets": target} for each, target in zip(inputs, targets, strict=True)], classes
 
 
@@ -135,10 +123,10 @@ def _integer_type(values: np.ndarray) -> type[np.integer]:
 def _numbers(table: Any, name: str, columns: Sequence[str], origin: Origin) -> np.ndarray:
     """Returns one input column as float32 (rows,)."""
     values = _values(table, name, origin)
-    if values.dtype.kind not in "bif" and values.dtype.kind != "u":
+    if values.dtype.kind not in "biuf":
         numeric = [each for each in columns if table.schema.field(each).type not in _text_types()]
         raise UserError(
-            f"data.columns: column {name!r} holds {table.schema.field(name).type}, not numbers. Encode it as "
+            f"data.columns: column {name!r} contains {table.schema.field(name).type}, not numbers. Encode it as "
             f"numbers, or choose the inputs: data.columns: [{', '.join(numeric)}]."
         )
     return values.astype(np.float32)

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 from spmdkit.parallel.plan import summed_elsewhere, unchanged
 from spmdkit.parallel.sharding.strategies import STRATEGIES
-from spmdkit.training.report.drawings import axis_hue, part_hue, part_name, parts_of_devices
+from spmdkit.report.drawings import axis_hue, part_hue, part_name, parts_of_devices
 
 from spmdkit import DeviceMesh, TensorLayout
 

@@ -16,7 +16,7 @@ from spmdkit.parallel import Collective, ShardingPlan, Step
 from spmdkit.parallel.context import AXIS as CONTEXT
 from spmdkit.parallel.context import chunks_of
 from spmdkit.parallel.tensor import AXIS as TENSOR
-from spmdkit.training.report.drawings import part_hue, parts_of_devices
+from spmdkit.report.drawings import part_hue, parts_of_devices
 
 from .svg import frame, in_color
 

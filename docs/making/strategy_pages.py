@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spmdkit.configs.help import field_help
+from spmdkit.configs.config_text import field_help
 from spmdkit.layouts.sizes import format_bytes
 from spmdkit.parallel import Collective, ShardingPlan, Step
 from spmdkit.parallel.sharding.strategies import STRATEGIES, option_types

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from html import escape
 
-from spmdkit.training.report.drawings import axis_hue
+from spmdkit.report.drawings import axis_hue
 
 STYLE = """
 svg { --back: #ffffff; --ink: #1b2230; --dim: #667085; --line: #d5dae2; --card: #f6f7f9; --all: #b9c1cd; --l: 42%;

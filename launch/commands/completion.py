@@ -1,4 +1,4 @@
-"""`spmdkit completion`: the script that completes commands, options and files in a shell."""
+"""`spmdkit completion`: a shell script that completes commands, options and files."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from .command import Command
 
 SHELLS = ("bash", "zsh")
 FILES = ("CONFIG", "RUN", "FILE")
-"""Arguments of which the names of files are completed."""
+"""Arguments that are completed with file names."""
 
 
 def add_completion(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
 
 
 def completion(arguments: argparse.Namespace) -> int:
-    """Prints the script of a shell."""
+    """Prints the script for a shell."""
     import shtab
 
     parser = argparse.ArgumentParser(prog="spmdkit")
@@ -25,7 +25,7 @@ def completion(arguments: argparse.Namespace) -> int:
 
 
 def _add_commands(parser: argparse.ArgumentParser, commands: tuple[Command, ...]) -> None:
-    """Adds a subparser for each command, and for its parts."""
+    """Adds a subparser for each command and its parts."""
     import shtab
 
     choices = parser.add_subparsers()
@@ -45,10 +45,10 @@ COMMAND = Command(
     "print a script that completes commands in bash or zsh",
     "spmdkit completion bash",
     """
-Prints a script that completes commands, options and files. Let the shell read it when it starts:
+Prints a script that completes commands, options and files. Load it when the shell starts:
 
   echo 'eval "$(spmdkit completion bash)"' >> ~/.bashrc
-  spmdkit completion zsh > ~/.zfunc/_spmdkit                a folder of $fpath, before compinit
+  spmdkit completion zsh > ~/.zfunc/_spmdkit                a directory of $fpath, before compinit
 """,
     add_completion,
     completion,

@@ -1,11 +1,11 @@
-"""Stands here for one process of a run on another host: `run_processes` starts this script as it starts any other.
+"""Stands for one process on another host: `run_processes` starts this script like any other process.
 
-The script starts ssh, which starts `agent.py` there, which starts the process. What the process prints comes out here,
-on the same stream; a signal that comes here goes there; and the script ends as the process has ended, killed by the
-same signal too. When this script is gone, of whatever, the agent sees its stdin end and kills the process.
+The script starts ssh, which starts `agent.py` on the host, which starts the process. The script prints the output of
+the process on the same stream, passes signals on, and ends as the process ended, even if a signal killed it. If this
+script dies, for any reason, the agent reads the end of its stdin and kills the process.
 
-ssh itself knows none of this: its exit code is 255 for a signal and for a lost connection alike, and when it is killed
-the process there would go on. Its own words are kept for the end, should it be lost.
+ssh alone does none of this: its exit code is 255 both for a signal and for a lost connection, and if it is killed, the
+remote process continues. Its messages are kept, and printed if the connection is lost.
 """
 
 import json
@@ -23,82 +23,83 @@ from typing import BinaryIO, cast
 
 AGENT = Path(__file__).parent / "agent.py"
 VARIABLE = "SPMDKIT_REMOTE"
-"""Environment variable that holds the job: no other user can read it."""
+"""The environment variable with the task: no other user can read it."""
 FRAME = struct.Struct(">cI")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-DEAF = ("/bin/sh", "-c", "trap '' HUP INT TERM USR1; exec \"$@\"", "sh")
-"""Before ssh: it lives on when its process group is told to end; what the signal means is the agent's to do."""
+IGNORE_SIGNALS = ("/bin/sh", "-c", "trap '' HUP INT TERM USR1; exec \"$@\"", "sh")
+"""The prefix of ssh: it must survive a signal to its process group, which the agent handles."""
 LOST = 75
+"""TRY_AGAIN of mesh/exit_codes.py, which this script cannot import."""
 WAITS = (0.0, 0.5, 1.0, 2.0)
-"""Seconds before each try to connect: a server takes only so many at once, and nothing has begun yet."""
+"""Seconds before each attempt to connect: a server accepts only a few connections at a time."""
 HELLO_SECONDS = 60.0
-"""How long a host may take from the connection to the first word of its agent."""
-LAST_LINES = 3
-"""Of what ssh said."""
+"""The time from the connection to the first line of the agent."""
+MAX_LINES = 3
+"""The number of lines of ssh that are kept."""
 
 
 class Client:
     """One process on another host."""
 
-    def __init__(self, name: str, command: list[str], job: dict) -> None:
-        """Prepares to run a job.
+    def __init__(self, name: str, command: list[str], task: dict) -> None:
+        """Prepares to run a process.
 
         Args:
-            name: Of the host, for people.
-            command: Of ssh, up to the command that it runs there.
-            job: What the agent is told, with `token` and `silence`.
+            name: The name of the host, for people.
+            command: The command line of ssh.
+            task: The task of the agent; see `run` in agent.py.
         """
         self._name = name
         self._command = command
-        self._job = job
+        self._task = task
         self._ssh: subprocess.Popen[bytes] | None = None
-        self._begun = False
+        self._has_begun = False
         self._pending: list[int] = []
-        """Signals that the agent is yet to be told of."""
-        self._words = b""
+        """Signals that have not been passed on yet."""
+        self._messages = b""
 
     def run(self) -> int:
-        """Runs the process there; returns its exit status, negative where a signal has killed it, or LOST."""
+        """Runs the process; returns its exit status, negative if a signal killed it, or LOST."""
         for number in SIGNALS:
             signal.signal(number, lambda got, _: self._pass_on(got))
-        time.sleep(self._job["delay"])
+        time.sleep(self._task["delay"])
         for wait in WAITS:
             time.sleep(wait * random.uniform(1.0, 1.5))
             if self._pending:
-                return LOST  # told to stop before it began
+                return LOST  # stopped before it began
             if self._begin():
                 break
         else:
             return self._lost("does not answer")
-        threading.Thread(target=self._live, daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
         code = self._relay()
         return self._lost("was lost") if code is None else code
 
     def _begin(self) -> bool:
-        """Starts ssh and waits for the agent; returns whether it came."""
+        """Starts ssh and waits for the agent; returns whether it answered."""
         self._ssh = subprocess.Popen(
-            [*DEAF, *self._command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*IGNORE_SIGNALS, *self._command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        threading.Thread(target=self._listen, args=(self._ssh.stderr,), daemon=True).start()
+        threading.Thread(target=self._read_messages, args=(self._ssh.stderr,), daemon=True).start()
         timer = threading.Timer(HELLO_SECONDS, self._ssh.kill)
         timer.start()
         try:
-            self._tell(message(self._job))
-            mark = f"spmdkit agent {self._job['token']}\n".encode()
+            self._send(message(self._task))
+            mark = f"spmdkit agent {self._task['token']}\n".encode()
             line = b""
-            while not line.endswith(mark):  # what login scripts print comes first
+            while not line.endswith(mark):  # the output of login scripts comes first
                 line = cast(BinaryIO, self._ssh.stdout).readline()
                 if not line:
                     self._ssh.wait()
                     return False
         finally:
             timer.cancel()
-        self._begun = True
+        self._has_begun = True
         self._pass_on()
         return True
 
     def _relay(self) -> int | None:
-        """Writes what the process prints, until it ends; returns its exit status, or None where nobody knows."""
+        """Prints the output of the process; returns its exit status, or None if the connection is lost."""
         assert self._ssh is not None
         source = cast(BinaryIO, self._ssh.stdout)
         while len(header := source.read(FRAME.size)) == FRAME.size:
@@ -113,13 +114,13 @@ class Client:
             stream.flush()
         return None
 
-    def _live(self) -> None:
-        """Tells the agent now and then that this side is there."""
-        while self._tell(b"here\n"):
-            time.sleep(self._job["silence"] / 6)
+    def _send_heartbeats(self) -> None:
+        """Sends heartbeats to the agent."""
+        while self._send(b"here\n"):
+            time.sleep(self._task["silence"] / 6)
 
-    def _tell(self, text: bytes) -> bool:
-        """Writes to the agent; returns whether it could be. Short texts of several threads do not mix in a pipe."""
+    def _send(self, text: bytes) -> bool:
+        """Writes to the agent; returns whether it worked. Short writes of several threads do not mix in a pipe."""
         assert self._ssh is not None
         pipe = cast(BinaryIO, self._ssh.stdin).fileno()
         try:
@@ -130,40 +131,39 @@ class Client:
         return True
 
     def _pass_on(self, *numbers: int) -> None:
-        """Tells the agent of signals, as soon as there is one."""
+        """Passes signals on as soon as the agent runs."""
         self._pending.extend(numbers)
-        while self._begun and self._pending:
-            self._tell(b"signal %d\n" % self._pending.pop(0))
+        while self._has_begun and self._pending:
+            self._send(b"signal %d\n" % self._pending.pop(0))
 
-    def _listen(self, pipe: BinaryIO) -> None:
-        """Keeps what ssh says."""
+    def _read_messages(self, pipe: BinaryIO) -> None:
+        """Keeps the last messages of ssh."""
         for line in pipe:
-            self._words = b"\n".join([*self._words.splitlines(), line.strip()][-LAST_LINES:])
+            self._messages = b"\n".join([*self._messages.splitlines(), line.strip()][-MAX_LINES:])
 
-    def _lost(self, what: str) -> int:
-        """Says that the host cannot be reached, and what ssh said."""
+    def _lost(self, how: str) -> int:
+        """Prints that the host cannot be reached, with the messages of ssh."""
         if self._ssh is not None:
             self._ssh.kill()
             self._ssh.wait()
-        time.sleep(0.1)  # for its last words
-        words = "; ".join(dict.fromkeys(self._words.decode(errors="replace").splitlines()))
-        said = f" (ssh: {words})" if words else ""
-        subject = f"the connection to host {self._name}" if what == "was lost" else f"host {self._name}"
-        print(f"error: {subject} {what}{said}", file=sys.stderr, flush=True)
+        time.sleep(0.1)  # for its last messages
+        messages = "; ".join(dict.fromkeys(self._messages.decode(errors="replace").splitlines()))
+        subject = f"the connection to host {self._name}" if how == "was lost" else f"host {self._name}"
+        print(f"error: {subject} {how}{f' (ssh: {messages})' if messages else ''}", file=sys.stderr, flush=True)
         return LOST
 
 
-def message(job: dict) -> bytes:
-    """What is written to ssh: the agent with its size in bytes before it, then the job as one line."""
+def message(task: dict) -> bytes:
+    """Returns the input of ssh: the size of the agent in bytes, the agent, and the task as one line."""
     agent = AGENT.read_bytes()
-    return b"%d\n%s%s\n" % (len(agent), agent, json.dumps(job).encode())
+    return b"%d\n%s%s\n" % (len(agent), agent, json.dumps(task).encode())
 
 
 def end_as(code: int) -> None:
-    """Ends this process as another has ended.
+    """Ends this process as another one ended.
 
     Args:
-        code: Exit status; the negative number of a signal that killed it.
+        code: The exit status of the other; the negative number of the signal that killed it.
     """
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -174,9 +174,9 @@ def end_as(code: int) -> None:
 
 
 def main() -> None:
-    """Runs the job of the environment through the ssh of the arguments: name of the host, then the command line."""
-    job = json.loads(os.environ.pop(VARIABLE))
-    code = Client(sys.argv[1], sys.argv[2:], job).run()
+    """Runs the task of the environment; the arguments are the name of the host and the command line of ssh."""
+    task = json.loads(os.environ.pop(VARIABLE))
+    code = Client(sys.argv[1], sys.argv[2:], task).run()
     sys.stdout.flush()
     sys.stderr.flush()
     end_as(code)

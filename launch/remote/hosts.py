@@ -1,143 +1,147 @@
-"""The hosts file of `--on ssh:hosts.yaml`: which hosts, how many processes on each, and what they are given.
+"""The hosts file of `--on ssh:hosts.yaml`: the hosts, the number of processes on each, and their environment.
 
     hosts: [gpu1, gpu2]
     gpus_per_process: 1
     processes: 8
 
-Everything that is wrong with it is told at once, as for a config.
+All problems of a file are reported at once, as for a config.
 """
 
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...configs.errors import ConfigError, Problem
-from ...configs.reading.convert import below, to_dataclass, unknown_key
-from ...configs.reading.limits import AtLeast
-from ...configs.reading.reader import read_text, read_yaml
-from ...configs.reading.words import shown
-from ...mesh.errors import UserError
-from ...mesh.text import is_printable
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from ...configs.config_errors import ConfigError
+from ...configs.yaml_reader import read_text, read_yaml
+from ...mesh.errors import is_printable, nearest
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9_:\[][\w.:%\]-]*")
-"""A host for ssh, with a user or without; never an option."""
+"""A host, with or without a user; never an option of ssh."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*")
-MOST_PROCESSES = 256
-"""On one host."""
-MOST_DEVICES = 4096
-"""That one process simulates."""
-MOST_PORT = 65535
-MOST_NAME = 253
-"""Characters of a name of DNS."""
+MAX_PROCESSES = 256
+MAX_DEVICES = 4096
+MAX_PORT = 65535
+MAX_NAME = 253
+"""The maximum length of a DNS name."""
+EXAMPLE = "{hosts: [gpu1, gpu2]}"
 
 
-@dataclass(frozen=True, kw_only=True)
+def _check_host(text: str) -> str:
+    if text and not NAME.fullmatch(text):
+        raise ValueError("is not a valid host. Use a form such as gpu1, user@gpu1 or 10.0.0.1")
+    if len(text.rpartition("@")[2]) > MAX_NAME:
+        raise ValueError(f"is too long: a DNS name has at most {MAX_NAME} characters")
+    return text
+
+
+def _check_not_empty(text: str) -> str:
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+def _check_printable(text: str) -> str:
+    if not is_printable(text):
+        raise ValueError("must not contain control characters")
+    return text
+
+
+def _check_variable(text: str) -> str:
+    if not VARIABLE.fullmatch(text):
+        raise ValueError("is not a valid name of a variable")
+    return text
+
+
+def _to_mapping(item: Any) -> Any:
+    return {"name": item} if isinstance(item, str) else item
+
+
+def _to_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Text = Annotated[str, AfterValidator(_check_printable)]
+HostName = Annotated[Text, AfterValidator(_check_host)]
+Variable = Annotated[str, AfterValidator(_check_variable)]
+OPTIONS = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
 class Host:
-    """One host of the file: its name alone, or a mapping of these keys."""
+    """One host of the file: a name, or a mapping with these keys."""
 
-    name: str
-    """Of the host, as ssh knows it: gpu1, user@gpu1, an address, or a Host of ~/.ssh/config."""
-    port: Annotated[int, AtLeast(0)] = 0
-    """Of its SSH server; 0 = what ssh takes by itself, mostly 22."""
-    address: str = ""
-    """Under which the other hosts reach it, where that is not its name; that of the first host is the coordinator's."""
-    processes: Annotated[int, AtLeast(0)] = 0
-    """Processes of the run on it; 0 = as for all."""
-    python: str = ""
-    """Python interpreter there; empty = as for all."""
-    directory: str = ""
-    """Folder there in which the processes start; empty = as for all."""
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not NAME.fullmatch(self.name):
-            problems.append(f"name={self.name!r} is not the name of a host. Write gpu1, user@gpu1 or an address.")
-        if self.address and not NAME.fullmatch(self.address):
-            problems.append(f"address={self.address!r} is not the name or the address of a host.")
-        if max(len(self.name.rpartition("@")[2]), len(self.address)) > MOST_NAME:
-            problems.append(f"name={self.name[:40]!r}... is longer than the {MOST_NAME} characters of a name of DNS.")
-        if self.port > MOST_PORT:
-            problems.append(f"port={self.port} is not a port; the largest is {MOST_PORT}.")
-        if self.processes > MOST_PROCESSES:
-            problems.append(f"processes={self.processes} are too many for one host; at most {MOST_PROCESSES}.")
-        if problems:
-            raise UserError("\n".join(problems))
+    name: Annotated[HostName, AfterValidator(_check_not_empty)]
+    """The name that ssh knows: gpu1, user@gpu1, an address, or a Host of ~/.ssh/config."""
+    port: Annotated[StrictInt, Field(ge=0, le=MAX_PORT)] = 0
+    """The port of its SSH server; 0 = the default of ssh."""
+    address: HostName = ""
+    """The address for the other hosts if it is not the name; that of the first host is the coordinator's."""
+    processes: Annotated[StrictInt, Field(ge=0, le=MAX_PROCESSES)] = 0
+    """The number of processes on this host; 0 = the value of the file."""
+    python: Text = ""
+    """The Python interpreter on this host; "" = the value of the file."""
+    directory: Text = ""
+    """The working directory on this host; "" = the value of the file."""
 
     @property
     def key(self) -> tuple[str, int]:
-        """What no other host of the file has."""
+        """Identifies the host in the file."""
         return self.name, self.port
 
     @property
     def reached_at(self) -> str:
-        """Under which the other hosts reach it."""
+        """The address for the other hosts."""
         return self.address or self.name.rpartition("@")[2]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Common:
-    """What the file says of all hosts."""
-
-    processes: Annotated[int, AtLeast(1)] = 1
-    """Processes of the run on each host that does not say otherwise."""
-    gpus_per_process: Annotated[int, AtLeast(0)] = 0
-    """GPUs that each process sees: the first process of a host the first ones, and so on; 0 = those of a host are
-    divided among its processes."""
-    simulate: Annotated[int, AtLeast(0)] = 0
-    """CPU devices that each process simulates; 0 = what the config says."""
-    python: str = ""
-    """Python interpreter on the hosts; empty = launch.python of the config, or the path of the one that runs this."""
-    directory: str = ""
-    """Folder on the hosts in which the processes start, on a file system that all share; empty = the path of this."""
-    forward: tuple[str, ...] = ()
-    """Names of environment variables that the processes get as they are here."""
-    environment: Mapping[str, str | int] = field(default_factory=dict)
-    """Environment variables that the processes get with these values."""
-    ssh: tuple[str, ...] = ()
-    """Further words for ssh, one each, such as "-i", "/home/me/.ssh/cluster"."""
-
-    def __post_init__(self) -> None:
-        problems = []
-        if self.processes > MOST_PROCESSES:
-            problems.append(f"processes={self.processes} are too many for one host; at most {MOST_PROCESSES}.")
-        if self.simulate > MOST_DEVICES:
-            problems.append(f"simulate={self.simulate} devices are too many for one process; at most {MOST_DEVICES}.")
-        if self.simulate and self.gpus_per_process:
-            problems.append(
-                f"simulate={self.simulate} CPU devices and gpus_per_process={self.gpus_per_process} exclude each "
-                "other. Keep one of them."
-            )
-        wrong = [name for name in (*self.forward, *self.environment) if not VARIABLE.fullmatch(name)]
-        problems += [f"forward or environment: {name!r} is not the name of a variable." for name in wrong]
-        problems += [
-            f"environment={name}: its value must be text without control characters."
-            for name, value in self.environment.items()
-            if not is_printable(str(value))
-        ]
-        if problems:
-            raise UserError("\n".join(problems))
+HostItem = Annotated[Host, BeforeValidator(_to_mapping)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hosts(Common):
-    """A hosts file.
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
+class HostsFile:
+    """The keys of a hosts file."""
+
+    hosts: Annotated[tuple[HostItem, ...], Field(min_length=1)]
+    """The hosts of the run, in the order of their ranks."""
+    spares: tuple[HostItem, ...] = ()
+    """Hosts that replace one that does not answer."""
+    processes: Annotated[StrictInt, Field(ge=1, le=MAX_PROCESSES)] = 1
+    """The number of processes on each host."""
+    gpus_per_process: Annotated[StrictInt, Field(ge=0)] = 0
+    """GPUs that each process sees, in the order of the processes; 0 = the GPUs of a host are divided among them."""
+    simulate: Annotated[StrictInt, Field(ge=0, le=MAX_DEVICES)] = 0
+    """CPU devices that each process simulates; 0 = run.simulate of the config."""
+    python: Text = ""
+    """The Python interpreter on the hosts; "" = launch.python of the config, or the path of this interpreter."""
+    directory: Text = ""
+    """The working directory on the hosts, on a shared file system; "" = the path of the current one."""
+    forward: tuple[Variable, ...] = ()
+    """Names of environment variables that the processes get with their values on this machine."""
+    environment: Mapping[Variable, Annotated[Text, BeforeValidator(_to_text)]] = field(default_factory=dict)
+    """Environment variables with their values."""
+    ssh: tuple[Text, ...] = ()
+    """Further arguments of ssh, such as "-i", "/home/me/.ssh/cluster"."""
+
+
+@dataclass(frozen=True, kw_only=True, config=OPTIONS)
+class Hosts(HostsFile):
+    """A hosts file; each host has its own number of processes.
 
     Attributes:
-        hosts: That take part, in the order of their ranks; each with its own number of processes.
-        spares: That take the place of one that does not answer.
-        source: The file.
+        source: The path of the file.
     """
 
-    hosts: tuple[Host, ...]
-    spares: tuple[Host, ...] = ()
     source: Path
 
     @property
     def num_processes(self) -> int:
-        """Of the run."""
+        """The number of processes of the run."""
         return sum(host.processes for host in self.hosts)
 
 
@@ -145,103 +149,86 @@ def read_hosts(path: Path) -> Hosts:
     """Reads a hosts file.
 
     Args:
-        path: Of a YAML file.
+        path: The path of the YAML file.
 
     Raises:
-        ConfigError: Everything that is wrong with it: unknown keys, wrong types, no host, one host twice.
+        ConfigError: The file is invalid; the message lists all problems: unknown keys, wrong types, duplicate hosts.
     """
     if not path.is_file():
-        kind = "a folder" if path.is_dir() else "no such file"
-        raise ConfigError([f"{kind}. Give a YAML file such as: hosts: [gpu1, gpu2]"], str(path) or "an empty name")
+        kind = "it is a directory" if path.is_dir() else "the file is missing"
+        raise ConfigError([f"{kind}. Use a YAML file such as {EXAMPLE}"], str(path) or "an empty name")
     text, problems = read_text(path)
     document = read_yaml(text) if not problems else None
-    problems += document.problems if document else []
-    tree = document.value if document else {}
-    if not isinstance(tree, dict | None):
-        problems.append(Problem("", f"the file must be a mapping such as {{hosts: [gpu1, gpu2]}}, not {shown(tree)}."))
-    hosts = _to_hosts(tree if isinstance(tree, dict) else {}, path, problems)
-    if problems or hosts is None:
-        lines = document.lines if document else {}
-        raise ConfigError([_located(problem, lines) for problem in dict.fromkeys(problems)], str(path))
-    return hosts
+    problems = [*problems, *(document.problems if document else [])]
+    tree = document.value if document else None
+    if problems or document is None:
+        raise ConfigError([problem.message for problem in problems], str(path))
+    if not isinstance(tree, dict):
+        raise ConfigError([f"the file must be a mapping such as {EXAMPLE}, got {tree!r}."], str(path))
+    try:
+        given = TypeAdapter(HostsFile).validate_python(tree)
+    except ValidationError as error:
+        errors = error.errors()
+        has_items = any(
+            each["loc"][0] == "hosts" and len(each["loc"]) > 1 for each in errors
+        )  # invalid, so not counted
+        messages = [
+            _describe(each, document.lines) for each in errors if not (has_items and each["type"] == "too_short")
+        ]
+        raise ConfigError(list(dict.fromkeys(messages)), str(path)) from None
+    if found := _find_problems(given):
+        raise ConfigError(found, str(path))
 
-
-def _to_hosts(tree: Mapping[str, Any], path: Path, problems: list[Problem]) -> Hosts | None:
-    """Builds what a file says; adds what is wrong to `problems`, and returns None where that leaves nothing."""
-    names = [*(each.name for each in dataclasses.fields(Common)), "hosts", "spares"]
-    problems.extend(unknown_key(str(key), names) for key in tree if key not in names)
-    given: dict[str, Any] = {key: value for key, value in tree.items() if key in names}
-    hosts, spares = (_to_list(given.pop(key, None), key, problems) for key in ("hosts", "spares"))
-    before = len(problems)
-    common = to_dataclass(Common, given, "", problems)
-    problems[before:] = [_keyed(problem) for problem in problems[before:]]
-    if not hosts and not any(problem.path.startswith("hosts") for problem in problems):
-        problems.append(Problem("hosts", "hosts must name one host at least, such as hosts: [gpu1, gpu2]."))
-    _refuse_twice([*hosts, *spares], problems)
-    if problems or common is None:
-        return None
-    own = {each.name: getattr(common, each.name) for each in dataclasses.fields(Common)}
-    main, others = (tuple(_complete(host, common) for host in each) for each in (hosts, spares))
-    return Hosts(**own, hosts=main, spares=others, source=path)
-
-
-def _to_list(value: Any, key: str, problems: list[Problem]) -> list[Host]:
-    """Reads a list of hosts, each a name or a mapping."""
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        problems.append(Problem(key, f"{key} must be a list such as [gpu1, gpu2], not {shown(value)}."))
-        return []
-    found = [_to_host(item, below(key, str(number)), problems) for number, item in enumerate(value)]
-    return [host for host in found if host is not None]
-
-
-def _to_host(item: Any, path: str, problems: list[Problem]) -> Host | None:
-    if isinstance(item, str):
-        item = {"name": item}
-    if not isinstance(item, Mapping):
-        problems.append(
-            Problem(path, f"{path} must be the name of a host or a mapping of its keys, not {shown(item)}.")
+    def complete(host: Host) -> Host:
+        return replace(
+            host,
+            processes=host.processes or given.processes,
+            python=host.python or given.python,
+            directory=host.directory or given.directory,
         )
-        return None
-    before = len(problems)
-    host = to_dataclass(Host, item, path, problems)
-    problems[before:] = [_named(problem, path) for problem in problems[before:]]
-    return host
+
+    values = {each.name: getattr(given, each.name) for each in dataclasses.fields(HostsFile)}
+    values |= {"hosts": tuple(map(complete, given.hosts)), "spares": tuple(map(complete, given.spares))}
+    return Hosts(**values, source=path)
 
 
-def _keyed(problem: Problem) -> Problem:
-    """A problem whose message begins with its key, such as `processes=257 are too many`."""
-    return problem if problem.path else Problem(problem.message.partition("=")[0], problem.message)
+def _find_problems(given: HostsFile) -> list[str]:
+    problems = []
+    if given.simulate and given.gpus_per_process:
+        problems.append(
+            f"simulate={given.simulate} CPU devices and gpus_per_process={given.gpus_per_process} exclude each other. "
+            "Keep one of them."
+        )
+    keys = [host.key for host in (*given.hosts, *given.spares)]
+    twice = dict.fromkeys(name for name, port in keys if keys.count((name, port)) > 1)
+    return problems + [f"{name} is listed twice. List it once, with processes: 2 or more." for name in twice]
 
 
-def _named(problem: Problem, path: str) -> Problem:
-    """A problem of one host, which says of which."""
-    return problem if problem.message.startswith(path) else Problem(path, f"{path}.{problem.message}")
-
-
-def _refuse_twice(hosts: list[Host], problems: list[Problem]) -> None:
-    seen: set[tuple[str, int]] = set()
-    for host in hosts:
-        if host.key in seen:
-            problems.append(Problem("", f"{host.name} is named twice. Name it once, with processes: 2 or more."))
-        seen.add(host.key)
-
-
-def _complete(host: Host, common: Common) -> Host:
-    return dataclasses.replace(
-        host,
-        processes=host.processes or common.processes,
-        python=host.python or common.python,
-        directory=host.directory or common.directory,
-    )
-
-
-def _located(problem: Problem, lines: Mapping[tuple[str, ...], int]) -> str:
-    """A problem's message, after the line of the file that it comes from."""
-    parts = tuple(problem.path.split("."))
-    while parts and parts != ("",):
-        if parts in lines:
-            return f"line {lines[parts]}: {problem.message}"
-        parts = parts[:-1]
-    return problem.message
+def _describe(error: Any, lines: Mapping[tuple[str, ...], int]) -> str:
+    """Returns the message of an error of pydantic, after the line of the file."""
+    where = tuple(str(part) for part in error["loc"] if part != "[key]")
+    path = ".".join(where)
+    known = where
+    while known and known not in lines:
+        known = known[:-1]
+    line = f"line {lines[known]}: " if known else ""
+    kind, value = error["type"], error["input"]
+    if kind == "missing":
+        return f"{line}{path} is required."
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        names = [each.name for each in dataclasses.fields(Host if len(where) > 1 else HostsFile)]
+        key = path.rpartition(".")[2]
+        prefix = path.removesuffix(key)
+        hint = "".join(f" Did you mean {prefix}{each}?" for each in nearest(key, names))
+        return f"{line}{path} is not a valid key.{hint or ' The keys are ' + ', '.join(names) + '.'}"
+    if kind in ("dataclass_type", "dataclass_exact_type"):
+        return f"{line}{path} must be the name of a host or a mapping, got {value!r}."
+    if kind == "tuple_type":
+        return f"{line}{path} must be a list such as [gpu1, gpu2], got {value!r}."
+    if kind == "too_short":
+        return f"{line}{path} must contain at least one host, such as {EXAMPLE}."
+    if kind == "value_error":
+        return f"{line}{path}={value[:60]!r} {error['ctx']['error']}."
+    rule = error["msg"].replace("Input should", "must").replace("a valid integer", "an integer")
+    rule = rule.replace("a valid ", "a ").replace("greater than or equal to", "at least")
+    return f"{line}{path} {rule.replace('less than or equal to', 'at most')}, got {value!r}."

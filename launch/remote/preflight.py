@@ -1,14 +1,14 @@
-"""Every host is asked at once, before anything starts: whether it answers, and has what the run needs.
+"""Asks every host, before anything starts, if it is reachable and has what the run needs.
 
-What a host lacks is told with its name, all hosts together. A host that does not answer is replaced by a spare that
-does.
+The problems of all hosts are reported together. A host that does not answer is replaced by a spare that does.
 """
 
 import hashlib
 import json
 import secrets
+import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,34 +17,70 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...mesh.errors import UserError
+from ...mesh.errors import UserError, counted
 from ..supervision.attempts import NotNow
+from ..supervision.output import announce
 from .client import message
-from .connection import CONNECT_SECONDS, Refusal, refusal, ssh_command
 from .hosts import Host, Hosts
 
+CONNECT_SECONDS = 10
 ANSWER_SECONDS = CONNECT_SECONDS + 50.0
-"""For a host to answer; Python on a slow shared file system takes long to start."""
-AT_ONCE = 64
-"""Hosts that are asked at a time."""
-OLDEST_PYTHON = (3, 11)
+"""The time for a host to answer; Python on a slow shared file system takes long to start."""
+MAX_CONNECTIONS = 64
+MIN_PYTHON = (3, 11)
 PACKAGES = ("spmdkit", "jax", "jaxlib")
-"""Whose versions have to be those of here."""
+"""The packages whose versions must be the same on all hosts."""
+BOOTSTRAP = (
+    "import sys; sys.path = [each for each in sys.path if each]; "
+    'exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), "agent", "exec"))'
+)
+"""The program of Python on a host: it reads the text of agent.py from stdin, and imports nothing from its directory."""
+SSH_FAILED = 255
+"""The exit code of ssh if ssh itself failed."""
+NOT_FOUND = (126, 127)
+"""The exit codes of a shell that cannot start a command."""
+PYTHON_HINT = "Set python in the hosts file to a Python that has spmdkit."
+MISTAKES = {
+    "Could not resolve hostname": "its name cannot be resolved. Correct it in the hosts file, or in ~/.ssh/config",
+    "REMOTE HOST IDENTIFICATION HAS CHANGED": "its key has changed. Make sure that it is the right host, then remove "
+    "the old key with ssh-keygen -R",
+    "Host key verification failed": "its key is unknown. Connect once by hand and accept it: under a launcher, ssh "
+    "does not ask",
+    "Permission denied": "it refuses the login. Add your public key to ~/.ssh/authorized_keys there, unlock the "
+    "private key with ssh-agent, or correct the user's name in the hosts file",
+    "Bad configuration option": "ssh rejects one of its options. Correct ssh in the hosts file",
+    "unknown option": "ssh rejects one of its options. Correct ssh in the hosts file",
+    "Bad owner or permissions": "ssh rejects its own configuration. Correct the permissions of the file",
+    "UNPROTECTED PRIVATE KEY": "others can read the private key, so ssh does not use it. Run chmod 600 on it",
+}
+"""Errors of ssh for which another attempt would fail too -> the fix."""
 
 
 class HostUnavailable(NotNow):
-    """A host does not answer, and no spare is left."""
+    """A host does not answer, and no spare host is left."""
 
 
-class Wanted(NamedTuple):
-    """What every host has to have.
+class Refusal(NamedTuple):
+    """The reason why a host cannot take part.
 
     Attributes:
-        config: File of the config as the command names it; None for a preset.
-        run_dir: As in the config.
-        gpus_per_process: As in the hosts file.
-        simulate: Whether the processes simulate their devices.
-        heartbeat: `timeouts.heartbeat`, seconds.
+        message: The problem and the fix.
+        is_temporary: If the same command may work later.
+    """
+
+    message: str
+    is_temporary: bool = False
+
+
+class Requirements(NamedTuple):
+    """The requirements of a run that every host must meet.
+
+    Attributes:
+        config: The path of the config as given on the command line; None for a preset.
+        run_dir: run.dir of the config.
+        gpus_per_process: The key of the hosts file.
+        simulate: If the processes simulate their devices.
+        heartbeat: timeouts.heartbeat, in seconds.
     """
 
     config: str | None
@@ -54,13 +90,13 @@ class Wanted(NamedTuple):
     heartbeat: float
 
 
-class Ready(NamedTuple):
-    """Hosts on which a run may start.
+class SelectedHosts(NamedTuple):
+    """The hosts on which a run starts.
 
     Attributes:
-        hosts: By rank.
-        spares: That are left.
-        port: Nothing on the first host listens on it.
+        hosts: The hosts by rank.
+        spares: The remaining spare hosts.
+        port: A free port on the first host.
     """
 
     hosts: tuple[Host, ...]
@@ -69,202 +105,253 @@ class Ready(NamedTuple):
 
 
 Answer = Mapping[str, Any] | Refusal
-"""What a host has, as `probe` of agent.py tells; or why it gave no answer."""
+"""The result of `probe` in agent.py, or the reason why there is none."""
 Answers = Mapping[tuple[str, int], Answer]
 """By the key of the host."""
 
 
-def prepare(hosts: Hosts, wanted: Wanted, say: Callable[[str], None]) -> Ready:
-    """Asks all hosts and spares, and chooses those on which the run starts.
+def ssh_command(hosts: Hosts, host: Host, heartbeat: float) -> list[str]:
+    """Returns the command line that runs an agent on a host.
+
+    Options of the hosts file come first, because ssh uses the first of two values. An existing shared connection (as
+    after a login with a second factor) is used, but none is opened: all others would end with it.
 
     Args:
-        hosts: The hosts file, complete with Python and folder of each host.
-        wanted: What they have to have.
-        say: Gets a line for each host that is replaced or left out.
+        hosts: The hosts file.
+        host: One of its hosts.
+        heartbeat: Seconds without a message after which the others count a process as dead. ssh gives up earlier, after
+            three intervals without an answer.
+    """
+    settings = {
+        "BatchMode": "yes",
+        "ConnectTimeout": CONNECT_SECONDS,
+        "ServerAliveInterval": max(1, int(heartbeat / 6)),
+        "ServerAliveCountMax": 3,
+        "ControlMaster": "no",
+        "ForwardX11": "no",
+        "ClearAllForwardings": "yes",
+    }
+    options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    port = ["-p", str(host.port)] if host.port else []
+    agent = f"exec {quote_path(host.python)} -c {shlex.quote(BOOTSTRAP)}"
+    return ["ssh", *hosts.ssh, "-T", *options, *port, "--", host.name, agent]
+
+
+def quote_path(path: str) -> str:
+    """Quotes a path for a shell, which still expands `~/` at its beginning."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
+
+
+def explain_failure(code: int, stderr: str, python: str) -> Refusal:
+    """Explains why no agent answered.
+
+    Args:
+        code: The exit code of ssh.
+        stderr: The stderr of ssh.
+        python: The interpreter on the host.
+    """
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no message"
+    if code in NOT_FOUND:
+        return Refusal(f"there is no {python} ({last}). Set python in the hosts file to an existing interpreter.")
+    if code != SSH_FAILED:
+        return Refusal(f"{python} cannot run there: it ended with exit code {code}: {last}. {PYTHON_HINT}")
+    for words, fix in MISTAKES.items():
+        if words in stderr:
+            return Refusal(f"{fix} ({last})")
+    return Refusal(f"does not answer ({last})", is_temporary=True)
+
+
+def select_hosts(hosts: Hosts, required: Requirements) -> SelectedHosts:
+    """Asks all hosts and spares, and selects those on which the run starts.
+
+    Args:
+        hosts: The hosts file, with Python and directory of each host.
+        required: The requirements of the run.
 
     Raises:
-        UserError: Hosts that will not do, whenever they are asked: all of them, each with all that it lacks.
+        UserError: Some hosts cannot be used; the message lists all of them with all problems.
         HostUnavailable: A host does not answer, and no spare does.
     """
     every = [*hosts.hosts, *hosts.spares]
-    with beside(Path(wanted.run_dir)) as marker:
-        answers = ask(hosts, every, _question(every, wanted, marker), wanted.heartbeat)
-    chosen, spares, unanswered = choose(hosts.hosts, hosts.spares, answers, say)
-    problems = _problems(every, chosen, answers, wanted)
-    if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    with create_marker(Path(required.run_dir)) as marker:
+        answers = ask(hosts, every, _question(every, required, marker), required.heartbeat)
+    selected, spares, unanswered = replace_hosts(hosts.hosts, hosts.spares, answers)
+    if problems := list_problems(every, selected, answers, required):
+        count = counted(len(problems), "problem")
         raise UserError("\n".join([f"{count} with the hosts of {hosts.source}:", *(f"  {each}" for each in problems)]))
     if unanswered:
         raise HostUnavailable("; ".join(unanswered))
-    first = answers[chosen[0].key]
+    first = answers[selected[0].key]
     if isinstance(first, Refusal) or first["port"] is None:
-        raise HostUnavailable(f"host {chosen[0].name} has no free port for the coordinator")
-    return Ready(chosen, spares, first["port"])
+        raise HostUnavailable(f"host {selected[0].name} lacks a free port for the coordinator")
+    return SelectedHosts(selected, spares, first["port"])
 
 
-def _problems(every: Sequence[Host], chosen: Sequence[Host], answers: Answers, wanted: Wanted) -> list[str]:
-    """What has to be corrected on all hosts and spares, each line after the name of the host."""
-    first, problems = answers[chosen[0].key], []
+def list_problems(
+    every: Sequence[Host], selected: Sequence[Host], answers: Answers, required: Requirements
+) -> list[str]:
+    """Returns the problems of all hosts and spares, each after the name of the host."""
+    first, problems = answers[selected[0].key], []
     machines = {answer["machine"] for answer in answers.values() if not isinstance(answer, Refusal)}
     for host in every:
         answer = answers[host.key]
         if isinstance(answer, Refusal):
-            lacks = [] if answer.passing else [f"{answer.message}."]
+            found = [] if answer.is_temporary else [f"{answer.message}."]
         else:
-            lacks = [*shortcomings(host, answer, wanted)]
-            if len(chosen) > 1 and not isinstance(first, Refusal):
-                lacks += unreachable(chosen[0].reached_at, answer, first, several=len(machines) > 1)
-        problems += [f"{host.name}: {each}" for each in lacks]
+            found = [*check_host(host, answer, required)]
+            if len(selected) > 1 and not isinstance(first, Refusal):
+                found += check_coordinator(selected[0].reached_at, answer, first, several=len(machines) > 1)
+        problems += [f"{host.name}: {each}" for each in found]
     return problems
 
 
-def choose(
-    hosts: Sequence[Host],
-    spares: Sequence[Host],
-    answers: Answers,
-    say: Callable[[str], None] = lambda line: None,
+def replace_hosts(
+    hosts: Sequence[Host], spares: Sequence[Host], answers: Answers
 ) -> tuple[tuple[Host, ...], tuple[Host, ...], list[str]]:
-    """Puts spares that answer in the place of hosts that do not.
+    """Replaces hosts that do not answer with spares that do.
 
     Args:
-        hosts: By rank.
-        spares: In the order in which they are taken.
-        answers: Of all of them.
-        say: Gets a line for each host that is replaced.
+        hosts: The hosts by rank.
+        spares: The spares in order.
+        answers: The answers of all of them.
 
     Returns:
-        The hosts by rank, the spares that are left, and a line for each host that has no substitute.
+        The hosts by rank, the remaining spares, and a line for each host without a replacement.
     """
     left = list(spares)
-    chosen, unanswered = [], []
+    selected, unanswered = [], []
     for host in hosts:
         answer = answers[host.key]
-        if not isinstance(answer, Refusal) or not answer.passing:
-            chosen.append(host)
+        if not isinstance(answer, Refusal) or not answer.is_temporary:
+            selected.append(host)
             continue
         spare = next((each for each in left if not isinstance(answers[each.key], Refusal)), None)
         if spare is None:
-            chosen.append(host)
+            selected.append(host)
             unanswered.append(f"host {host.name} {answer.message}")
             continue
         left.remove(spare)
-        chosen.append(replace(spare, processes=host.processes))
-        say(f"host {host.name} {answer.message}: {spare.name} takes its place")
-    return tuple(chosen), tuple(left), unanswered
+        selected.append(replace(spare, processes=host.processes))
+        announce(f"host {host.name} {answer.message}: {spare.name} replaces it")
+    return tuple(selected), tuple(left), unanswered
 
 
 def ask(hosts: Hosts, every: Sequence[Host], question: Mapping[str, Any], heartbeat: float) -> Answers:
-    """Asks hosts at once; returns their answers."""
-    with ThreadPoolExecutor(min(AT_ONCE, len(every))) as pool:
+    """Asks several hosts at the same time; returns their answers."""
+    with ThreadPoolExecutor(min(MAX_CONNECTIONS, len(every))) as pool:
         answers = pool.map(lambda host: _ask_one(hosts, host, question, heartbeat), every)
         return {host.key: answer for host, answer in zip(every, answers, strict=True)}
 
 
 def _ask_one(hosts: Hosts, host: Host, question: Mapping[str, Any], heartbeat: float) -> Answer:
     token = secrets.token_hex(8)
-    job = {**question, "do": "probe", "token": token, "directory": host.directory}
+    task = {**question, "do": "probe", "token": token, "directory": host.directory}
     command = ssh_command(hosts, host, heartbeat)
     try:
-        ended = subprocess.run(command, input=message(job), capture_output=True, timeout=ANSWER_SECONDS, check=False)
+        ended = subprocess.run(command, input=message(task), capture_output=True, timeout=ANSWER_SECONDS)
     except FileNotFoundError:
-        return Refusal("there is no ssh on this machine. Install OpenSSH's client")
+        return Refusal("ssh is not installed on this machine. Install OpenSSH's client")
     except subprocess.TimeoutExpired:
-        return Refusal(f"does not answer within {ANSWER_SECONDS:.0f} s", passing=True)
+        return Refusal(f"does not answer within {ANSWER_SECONDS:.0f} s", is_temporary=True)
     _, mark, answer = ended.stdout.decode(errors="replace").partition(f"spmdkit agent {token}\n")
     if mark and ended.returncode == 0:
         return json.loads(answer.splitlines()[0])
-    return refusal(ended.returncode, ended.stderr.decode(errors="replace"), host.python)
+    return explain_failure(ended.returncode, ended.stderr.decode(errors="replace"), host.python)
 
 
-def _question(every: Sequence[Host], wanted: Wanted, marker: Path) -> dict[str, Any]:
+def _question(every: Sequence[Host], required: Requirements, marker: Path) -> dict[str, Any]:
     addresses = sorted({host.reached_at for host in every})
-    return {"config": wanted.config or "", "marker": str(marker), "addresses": addresses, "versions": PACKAGES}
+    return {"config": required.config or "", "marker": str(marker), "addresses": addresses, "versions": PACKAGES}
 
 
-def shortcomings(host: Host, answer: Mapping[str, Any], wanted: Wanted) -> Iterator[str]:
-    """What a host lacks, with the remedies."""
-    if tuple(answer["python"][:2]) < OLDEST_PYTHON:
-        there = ".".join(map(str, answer["python"]))
-        yield f"{host.python} is Python {there}; spmdkit needs 3.11 or newer. Set python in the hosts file."
+def check_host(host: Host, answer: Mapping[str, Any], required: Requirements) -> Iterator[str]:
+    """Yields the requirements that a host does not meet, with the fixes."""
+    if tuple(answer["python"][:2]) < MIN_PYTHON:
+        found = ".".join(map(str, answer["python"]))
+        yield f"{host.python} is Python {found}; spmdkit needs 3.11 or newer. Set python in the hosts file."
         return
     if not answer["spmdkit"]:
-        yield f"{host.python} has no spmdkit. Install it there, or set python in the hosts file to one that has it."
+        yield f"{host.python} lacks spmdkit. Install it there, or set python in the hosts file to one that has it."
         return
-    here = {name: installed(name) for name in PACKAGES}
-    others = [name for name in PACKAGES if answer["versions"].get(name) != here[name]]
-    for name in others:
-        there = answer["versions"].get(name) or "none"
-        yield f"it has {name} {there}, here is {here[name] or 'none'}. All hosts need the same; install it there."
+    for name in PACKAGES:
+        there, here = answer["versions"].get(name), installed_version(name)
+        if there != here:
+            yield (
+                f"{name} is {there or 'missing'} there and {here or 'missing'} here. All hosts need the same version; "
+                "install it there."
+            )
     if answer["directory"] is None:
-        yield f"there is no folder {host.directory} ({answer['reason']}). Set directory in the hosts file."
+        yield f"missing directory {host.directory} ({answer['reason']}). Set directory in the hosts file."
         return
-    yield from _not_shared(answer, wanted)
-    yield from _too_few_gpus(host, answer["gpus"], wanted)
+    yield from _check_shared(answer, required)
+    yield from _check_gpus(host, answer["gpus"], required)
 
 
-def _not_shared(answer: Mapping[str, Any], wanted: Wanted) -> Iterator[str]:
-    """What of the run is not on the host, or is something else there."""
+def _check_shared(answer: Mapping[str, Any], required: Requirements) -> Iterator[str]:
+    """Yields the files and directories of the run that are missing or different on a host."""
     shared = "All hosts need the same file system under the same path; see directory in the hosts file"
-    if wanted.config is not None and answer["config"] is None:
-        yield f"the config {wanted.config} is not there, seen from {answer['directory']}. {shared}."
-    elif wanted.config is not None and answer["config"] != sha256(Path(wanted.config)):
-        yield f"the config {wanted.config} is another file there, seen from {answer['directory']}. {shared}."
+    config, directory = required.config, answer["directory"]
+    if config is not None and answer["config"] is None:
+        yield f"the config {config} is missing there, relative to {directory}. {shared}."
+    elif config is not None and answer["config"] != hashlib.sha256(Path(config).read_bytes()).hexdigest():
+        yield f"the config {config} is a different file there, relative to {directory}. {shared}."
     if not answer["marker"]:
         yield (
-            f"run.dir {wanted.run_dir} is not the folder of this machine, seen from {answer['directory']}. {shared}, "
-            "or set run.dir to a folder on it."
+            f"run.dir {required.run_dir} is not the directory of this machine, relative to {directory}. {shared}, or "
+            "set run.dir to a directory on it."
         )
     elif not answer["writable"]:
-        yield f"run.dir {wanted.run_dir} may not be written there. Change its permissions, or set run.dir to another."
+        yield f"run.dir {required.run_dir} is not writable there. Change its permissions, or set another run.dir."
 
 
-def _too_few_gpus(host: Host, gpus: int, wanted: Wanted) -> Iterator[str]:
-    """Whether there are GPUs for all processes. A host that shows none of NVIDIA's may have others."""
-    needed = host.processes * wanted.gpus_per_process
+def _check_gpus(host: Host, gpus: int, required: Requirements) -> Iterator[str]:
+    """Yields a problem if the GPUs do not suffice. A host without NVIDIA GPUs may have others."""
+    needed = host.processes * required.gpus_per_process
     if 0 < gpus < needed:
         yield (
-            f"{host.processes} processes x {wanted.gpus_per_process} GPUs = {needed}, but it has {gpus}. Change "
+            f"{host.processes} processes x {required.gpus_per_process} GPUs = {needed}, but it has {gpus}. Change "
             "processes or gpus_per_process in the hosts file."
         )
-    elif not wanted.gpus_per_process and not wanted.simulate and gpus % host.processes:
+    elif not required.gpus_per_process and not required.simulate and gpus % host.processes:
         yield (
             f"its {gpus} GPUs cannot be divided among {host.processes} processes. Change processes in the hosts file, "
-            "or give each some with gpus_per_process."
+            "or set gpus_per_process."
         )
 
 
-def unreachable(address: str, answer: Mapping[str, Any], first: Mapping[str, Any], *, several: bool) -> list[str]:
-    """Returns the reasons why a host cannot reach the first one, or the first one cannot be reached.
+def check_coordinator(address: str, answer: Mapping[str, Any], first: Mapping[str, Any], *, several: bool) -> list[str]:
+    """Returns the reasons why a host cannot reach the first one, or why the first one cannot be reached.
 
     Args:
-        address: The coordinator's host.
+        address: The host of the coordinator.
         answer: The answer of the host.
         first: The answer of the first host.
         several: If the hosts of the file are several machines, not several names of one.
     """
     found = answer["addresses"].get(address)
-    remedy = "Give the first host of the hosts file an address that all others can reach: {name: ..., address: ...}."
+    fix = "Set an address of the first host in the hosts file that all others can reach: {name: ..., address: ...}."
     if found is None:
-        return [f"it does not know the name {address} of the first host. {remedy}"]
+        return [f"it cannot resolve the name {address} of the first host. {fix}"]
     if not several or not ip_address(found.partition("%")[0]).is_loopback:
         return []
     if answer["machine"] == first["machine"]:
-        return [f"it resolves its own name {address} to {found}, where the other hosts cannot reach it. {remedy}"]
-    return [f"it takes {address}, the first host, for itself ({found}). {remedy}"]
+        return [f"it resolves its own name {address} to {found}, which the other hosts cannot reach. {fix}"]
+    return [f"it resolves {address}, the first host, to itself ({found}). {fix}"]
 
 
 @contextmanager
-def beside(run_dir: Path) -> Iterator[Path]:
-    """Makes a file for a moment in the folder of a run, or in the nearest above it that exists.
+def create_marker(run_dir: Path) -> Iterator[Path]:
+    """Creates a temporary file in the directory of a run, or in its nearest existing parent.
 
     Args:
-        run_dir: As in the config, relative or absolute.
+        run_dir: run.dir, relative or absolute.
 
     Yields:
-        The file; relative where `run_dir` is.
+        The path of the file; relative if `run_dir` is.
     """
-    folder = next((each for each in (run_dir, *run_dir.parents) if each.is_dir()), Path())
-    path = folder / f".spmdkit-{secrets.token_hex(8)}"
+    directory = next((each for each in (run_dir, *run_dir.parents) if each.is_dir()), Path())
+    path = directory / f".spmdkit-{secrets.token_hex(8)}"
     path.touch()
     try:
         yield path
@@ -272,13 +359,8 @@ def beside(run_dir: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def sha256(path: Path) -> str:
-    """The digest of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def installed(package: str) -> str | None:
-    """The version of a package here; None where it says none."""
+def installed_version(package: str) -> str | None:
+    """Returns the version of a package on this machine; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,5 +1,5 @@
-"""Processes under way: started, watched, stopped together, and started again.
+"""Starts the processes of a run, watches them, stops them together, and starts them again.
 
-Comes in: command lines with their environments. Goes out: how each of them ended, who was first, and an exit code.
-Read first: `processes`, one attempt from its start to its end, then `workers`, what is done to each process.
+Input: command lines with their environments. Output: the end of each process, the cause, and an exit code.
+Read first: `attempts` (restarts), then `workers` (one attempt), `blame` (the cause of its end), and `output` (logs).
 """

@@ -1,28 +1,29 @@
-"""A run from its first attempt to its end: start its processes, see how they end, start them again where that helps."""
+"""Runs the attempts of a run: starts its processes, and starts them again if that can help.
+
+Progress is a newer checkpoint. A run that dies after progress is restarted at once; otherwise after increasing delays,
+and only a limited number of times in a row.
+"""
 
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...configs.schema import Config
+from ...mesh.exit_codes import INVALID_INPUT, TRY_AGAIN
 from ...mesh.files import absolute_path
-from ...mesh.text import printable
-from ...training.ending.exits import TRY_AGAIN, USER_MISTAKE
-from ..run.directory.folder import check_folder, make_folder
-from ..run.directory.ownership import refuse_if_in_use
-from .blame import Exit
-from .processes import Outcome, run_processes
-from .restarts import Restarts
-from .summary import summary
-from .terminal import SAYS
-from .workers import Start
+from ...runtime.machine_check import check_directory
+from ...runtime.ownership import refuse_if_in_use
+from ...runtime.run_directory import make_directory
+from .blame import Exit, Outcome, summarize
+from .output import announce
+from .workers import Start, run_processes
+
+MAX_WAIT_SECONDS = 60.0
 
 
 class NotNow(RuntimeError):
-    """An attempt cannot be made now, and may be later."""
+    """An attempt cannot be made now, but perhaps later."""
 
     exit_code = TRY_AGAIN
 
@@ -31,9 +32,9 @@ class Attempt(NamedTuple):
     """The processes of one attempt.
 
     Attributes:
-        starts: By rank.
-        text: What is started where, for people.
-        outcome: Says of the ranks what the end of these processes means, where they are not the ranks themselves.
+        starts: The processes by rank.
+        text: A description for people.
+        outcome: Converts the outcome of these processes to that of the ranks, if they are not the ranks themselves.
     """
 
     starts: Sequence[Start]
@@ -41,82 +42,130 @@ class Attempt(NamedTuple):
     outcome: Callable[[Outcome], Outcome] = lambda ended: ended
 
 
-def run_attempts(config: Config, attempt: Callable[[bool], Attempt], *, fresh: bool = False, restarts: int = 0) -> int:
-    """Runs the processes of a run, again after a death where `restarts` allows it.
+def run_attempts(
+    run_dir: str, attempt: Callable[[bool], Attempt], *, stop: float, fresh: bool = False, restarts: int = 0
+) -> int:
+    """Runs the processes of a run, and restarts them after a failure if `restarts` allows it.
 
     Args:
-        config: Of the run.
-        attempt: Gives the processes of the next attempt, with an address of its own; told whether to start anew. It may
-            raise NotNow, which counts as an attempt that failed.
-        fresh: Start anew; process 0 moves aside what the folder of the run holds, but its logs.
-        restarts: How often in a row a run that died starts again by itself without a newer checkpoint.
+        run_dir: The directory of the run.
+        attempt: Returns the processes of the next attempt, with a new coordinator address; its argument is `fresh`. It
+            may raise NotNow, which counts as a failed attempt.
+        stop: Seconds to save after a signal.
+        fresh: Start from step 0; process 0 moves the contents of the run's directory aside, except its logs.
+        restarts: The maximum number of restarts in a row without a newer checkpoint.
 
     Returns:
         The exit code of the process that ended the run: 0 finished, 2 a mistake in the config, 3 diverged, 75 stopped
         by a signal, so try again.
 
     Raises:
-        UserError: The folder of the run cannot be used; no process was started.
-        FolderUnavailable: The file system of run.dir cannot be written to.
+        UserError: The directory of the run cannot be used; no process was started.
+        DirectoryUnavailable: The file system of run.dir cannot be written.
     """
-    logs = Path(config.run.dir) / "logs"
-    folder = absolute_path(config.run.dir)
-    check_folder(folder)
-    refuse_if_in_use(folder)
-    missing = [each for each in (logs, folder, *folder.parents) if not each.exists()]
-    before = _written(logs.parent)
-    make_folder(logs)
-    tries = Restarts(logs.parent / "checkpoints", restarts)
+    logs = Path(run_dir) / "logs"
+    directory = absolute_path(run_dir)
+    check_directory(directory)
+    refuse_if_in_use(directory)
+    created = [each for each in (logs, directory, *directory.parents) if not each.exists()]
+    config_time = _read_config_time(logs.parent)
+    make_directory(logs)
+    policy = Restarts(logs.parent / "checkpoints", restarts)
     while True:
         try:
             starts, text, read = attempt(fresh)
         except NotNow as error:
-            say(str(error))
+            announce(str(error))
             outcome = Outcome((Exit(0, TRY_AGAIN),), None, ([str(error)],))
         else:
-            say(f"{text}, output in {logs}")
-            outcome = read(run_processes(starts, logs, stop=config.timeouts.stop))
-            removed = outcome.exit_code == USER_MISTAKE and remove_new(missing, logs, before)
-            for line in summary(outcome, None if removed else logs):
-                say(line)
-        fresh = fresh and _written(logs.parent) == before  # once the new run has the directory, it goes on
-        decided = tries.after(outcome)
-        if decided.reason:
-            say(decided.reason)
-        if not decided.again:
+            announce(f"{text}, output in {logs}")
+            outcome = read(run_processes(starts, logs, stop=stop))
+            was_removed = outcome.exit_code == INVALID_INPUT and remove_created(created, logs, config_time)
+            for line in summarize(outcome, None if was_removed else logs):
+                announce(line)
+        fresh = fresh and _read_config_time(logs.parent) == config_time  # once the new run owns the directory, resume
+        decision = policy.decide(outcome)
+        if decision.reason:
+            announce(decision.reason)
+        if not decision.again:
             return outcome.exit_code
-        time.sleep(decided.seconds)
+        time.sleep(decision.seconds)
 
 
-def remove_new(made: Sequence[Path], logs: Path, before: int | None = None) -> bool:
-    """Removes the logs of a mistake, and the folders made for them: a command that cannot work leaves no trace.
+def remove_created(created: Sequence[Path], logs: Path, config_time: int | None = None) -> bool:
+    """Removes the logs and directories of a run that could not start: a mistake leaves no trace.
 
     Args:
-        made: The folders that were not there before, the innermost first.
-        logs: The folder of the logs.
-        before: When config.yaml beside them had been written; None = there was none.
+        created: The directories that did not exist before, the innermost first.
+        logs: The directory of the logs.
+        config_time: The modification time of the run's config.yaml before; None if it did not exist.
 
     Returns:
-        Whether the logs are gone; they stay where there were some before, or the run has started.
+        Whether the logs were removed; they stay if there were some before, or the run has started.
     """
-    if logs not in made or _written(logs.parent) != before:
+    if logs not in created or _read_config_time(logs.parent) != config_time:
         return False
     shutil.rmtree(logs)
-    for folder in made[1:]:
-        if any(folder.iterdir()):
+    for directory in created[1:]:
+        if any(directory.iterdir()):
             break
-        folder.rmdir()
+        directory.rmdir()
     return True
 
 
-def _written(folder: Path) -> int | None:
-    """When the config.yaml of a run was written."""
+def _read_config_time(run_dir: Path) -> int | None:
     try:
-        return (folder / "config.yaml").stat().st_mtime_ns
+        return (run_dir / "config.yaml").stat().st_mtime_ns
     except OSError:
         return None
 
 
-def say(line: str) -> None:
-    """Prints a line of the launcher to stderr."""
-    print(f"{SAYS if not line.startswith('  ') else ''}{printable(line)}", file=sys.stderr, flush=True)
+class Restart(NamedTuple):
+    """The decision after an attempt.
+
+    Attributes:
+        again: If another attempt follows.
+        seconds: The delay before it.
+        reason: A line for people; "" if there is nothing to explain.
+    """
+
+    again: bool
+    seconds: float = 0.0
+    reason: str = ""
+
+
+class Restarts:
+    """Decides after each attempt of a run if another follows.
+
+    Args:
+        checkpoints: The run's directory of checkpoints.
+        max_in_vain: The maximum number of restarts in a row without a newer checkpoint; 0 = no restarts.
+    """
+
+    def __init__(self, checkpoints: Path, max_in_vain: int) -> None:
+        self._checkpoints = checkpoints
+        self._max = max_in_vain
+        self._latest = find_latest_step(checkpoints)
+        self._in_vain = 0
+
+    def decide(self, outcome: Outcome) -> Restart:
+        """Returns the decision: only exit code 75 leads to a restart, unless a signal ended the launcher."""
+        if self._max == 0 or outcome.exit_code != TRY_AGAIN or outcome.signal is not None:
+            return Restart(again=False)
+        latest = find_latest_step(self._checkpoints)
+        self._in_vain = 0 if latest > self._latest else self._in_vain + 1
+        self._latest = latest  # lower than before if a corrupt checkpoint was set aside
+        if self._in_vain > self._max:
+            return Restart(again=False, reason=f"not restarted: {self._max} restarts made no newer checkpoint")
+        start = f"from step {latest}" if latest else "from the beginning"
+        if not self._in_vain:
+            return Restart(again=True, reason=f"restarting {start}")
+        seconds = min(2.0 ** (self._in_vain - 1), MAX_WAIT_SECONDS)
+        count = f"restart {self._in_vain} of {self._max} without a newer checkpoint"
+        return Restart(again=True, seconds=seconds, reason=f"restarting in {seconds:.0f} s {start}, {count}")
+
+
+def find_latest_step(checkpoints: Path) -> int:
+    """Returns the latest step that has a checkpoint; 0 if there is none."""
+    names = [each.name for each in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=0)

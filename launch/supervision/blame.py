@@ -1,28 +1,30 @@
-"""Whose fault it was: of several processes that ended badly, the one that did so first and of itself.
+"""The cause of a run's end: the first process that failed for a reason of its own.
 
-When one process dies the others follow within moments, each with an error of its own. So an exit is one of these:
+If one process dies, the others follow within moments, each with its own error. Therefore, each exit is one of these:
 
-    its own        killed by a signal, aborted, or ended with an error that says nothing of other processes
-    a symptom      its last words are those of a process that has lost another: a collective that broke, JAX's
-                   coordination service, a heartbeat
-    a witness      its watchdog gave up, and names the ranks that hold the run up
-    agreed         all processes ended together, because of one of them: a signal to it, or other bits on its device
+    own        killed by a signal, aborted, or ended with an error that does not mention other processes
+    symptom    its error is the loss of another process: a broken collective, JAX's coordination service, a heartbeat
+    witness    its watchdog gave up, and names the ranks that block the run
+    agreed     all processes ended together because of one of them: a signal, or different bits on its device
 
-The cause is the first exit that is its process's own. Where there is none, it is a process that ended with code 0
-while others still needed it, or one that is stopped (SIGSTOP), or the one that a witness names. What is a symptom or
-told by a witness may end otherwise another time: its code is 75, whatever the process itself gave.
+The cause is the first exit of the kind "own". If there is none, it is a process that ended with code 0 while the others
+still needed it, one that is stopped (SIGSTOP), or the one that a witness names. A symptom and a process named by a
+witness may succeed another time: the exit code is then 75, whatever code the process itself gave.
 """
 
 import re
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from ...training.ending.exits import FINISHED, TRY_AGAIN
-from ...training.ending.lost_peers import tells_of_lost_peer, without_heartbeat
-from .output import last_words
+from ...mesh.exit_codes import FINISHED, TRY_AGAIN
+from ...mesh.known_causes import ranks_without_heartbeat, reports_lost_peer
+from .output import last_words, log_file
 
-MOST_SIGNALS = 64
+MAX_SIGNAL = 64
+MAX_NAMED_RANKS = 8
+ALL_LINES = 10_000
 RANKS = r"([Rr]anks? [\d, and to]*\d)"
 WITNESS = re.compile(
     rf"No progress for more than [^:]*: {RANKS}(?: at | before its first step| does not answer)"
@@ -30,20 +32,18 @@ WITNESS = re.compile(
     re.MULTILINE,
 )
 UNDETERMINED = re.compile(r"No progress for more than [^\n]*not in the same place: ([^\n]*)", re.MULTILINE)
-SIGNALLED = re.compile(r"^got (SIG[A-Z0-9]+): all processes of the run stop", re.MULTILINE)
+SIGNALED = re.compile(r"^got (SIG[A-Z0-9]+): all processes of the run stop", re.MULTILINE)
 ENDED_AT_ONCE = re.compile(r"^ended by SIG", re.MULTILINE)
 OTHER_BITS = re.compile(r"^  \S+: (.*) (has other bits than|have other bits than|differ from each other)", re.MULTILINE)
-ALL_OF_THEM = 10_000
-"""Lines: of the last words, all."""
 
 
 class Exit(NamedTuple):
     """The end of one process.
 
     Attributes:
-        rank: Whose.
-        code: Exit status; the negative number of the signal that killed it.
-        stopped: Whether it ended after it was told to.
+        rank: The rank of the process.
+        code: The exit status; the negative number of the signal that killed it.
+        stopped: If the launcher had already asked it to end.
     """
 
     rank: int
@@ -52,14 +52,14 @@ class Exit(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """What ended a run.
+    """The cause of a run's end.
 
     Attributes:
-        rank: Whose fault it was.
-        how: How that process ended, or what it did, in words.
-        exit_code: What the launcher exits with.
-        witness: The rank whose last lines say most: mostly itself.
-        candidates: All ranks whose fault it may be, if that cannot be determined.
+        rank: The process that failed first.
+        how: A description of its end.
+        exit_code: The exit code of the launcher.
+        witness: The rank with the most informative last lines, usually the same one.
+        candidates: All ranks that may have failed first, if that cannot be determined.
     """
 
     rank: int
@@ -69,49 +69,69 @@ class Cause(NamedTuple):
     candidates: tuple[int, ...] = ()
 
 
+class Outcome(NamedTuple):
+    """The end of all processes.
+
+    Attributes:
+        exits: The exits in order.
+        signal: The signal that ended the launcher, or None.
+        tails: The last lines of each rank: from its stderr, or from its stdout if that is empty.
+        halted: The ranks that were stopped (SIGSTOP) when the first process ended.
+    """
+
+    exits: tuple[Exit, ...]
+    signal: signal.Signals | None
+    tails: tuple[list[str], ...]
+    halted: tuple[int, ...] = ()
+
+    @property
+    def cause(self) -> Cause | None:
+        """The cause; None if the run finished, or a signal ended the launcher."""
+        return find_cause(self.exits, self.tails, self.halted, was_asked=self.signal is not None)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the launcher: that of the cause, or 75 if a signal ended it."""
+        if cause := self.cause:
+            return cause.exit_code
+        return FINISHED if self.signal is None else TRY_AGAIN
+
+
 def find_cause(
-    exits: Sequence[Exit], tails: Sequence[Sequence[str]], halted: Sequence[int] = (), *, asked: bool = False
+    exits: Sequence[Exit], tails: Sequence[Sequence[str]], halted: Sequence[int] = (), *, was_asked: bool = False
 ) -> Cause | None:
-    """Finds out what ended a run.
+    """Finds the cause of a run's end.
 
     Args:
-        exits: In the order the processes ended.
+        exits: The exits in order.
         tails: The last lines of each rank.
-        halted: Ranks that were found stopped (SIGSTOP) when the first ended.
-        asked: Whether the launcher was told to end by a signal, so that exits after it are nobody's fault.
+        halted: The ranks that were stopped (SIGSTOP) when the first process ended.
+        was_asked: If a signal asked the launcher to end, which explains the exits after it.
 
     Returns:
-        The cause; None where all is well.
+        The cause; None if nothing failed.
     """
-    bad = [end for end in exits if end.code != FINISHED and not end.stopped]
-    own = next((end for end in bad if not _is_symptom(end, tails[end.rank])), None)
-    if own is not None and own.code == TRY_AGAIN and (agreed := _agreed(own, bad, tails)):
-        return agreed
+    failed = [end for end in exits if end.code != FINISHED and not end.stopped]
+    own = next((end for end in failed if not _is_symptom(end, tails[end.rank])), None)
     if own is not None:
-        return Cause(own.rank, ending(own.code), _code(own.code), own.rank)
-    if asked and not bad:
-        return None
-    if not bad and not any(end.stopped for end in exits):
+        agreed = _find_agreed(own, failed, tails) if own.code == TRY_AGAIN else None
+        return agreed or Cause(own.rank, describe_end(own.code), _launcher_code(own.code), own.rank)
+    if not failed and (was_asked or not any(end.stopped for end in exits)):
         return None
     early = next((end.rank for end in exits if end.code == FINISHED and not end.stopped), None)
     if early is not None:
-        return Cause(early, "ended with code 0 before the others were done", TRY_AGAIN, early)
+        return Cause(early, "ended with code 0 before the others finished", TRY_AGAIN, early)
     if halted:
-        witness = bad[0].rank if bad else halted[0]
-        return Cause(halted[0], "stopped (SIGSTOP), so that the others waited for it", TRY_AGAIN, witness)
-    return _told(bad, tails) or (_first(bad) if bad else None)
+        witness = failed[0].rank if failed else halted[0]
+        return Cause(halted[0], "stopped (SIGSTOP), which blocked the others", TRY_AGAIN, witness)
+    return _find_named(failed, tails) or (_blame_first(failed[0]) if failed else None)
 
 
-def is_lost_peer(end: Exit, tail: Sequence[str]) -> bool:
-    """Tells whether a process ended because it had lost another."""
-    return not was_killed(end.code) and tells_of_lost_peer(_words(end, tail))
-
-
-def ending(code: int) -> str:
-    """Returns how a process ended, in words: `exit code 1`, `killed by SIGKILL`."""
+def describe_end(code: int) -> str:
+    """Returns the end of a process in words: `exit code 1`, `killed by SIGKILL`."""
     if code == FINISHED:
         return "finished"
-    if 0 < code <= 128 or code > 128 + MOST_SIGNALS:
+    if 0 < code <= 128 or code > 128 + MAX_SIGNAL:
         return f"exit code {code}"
     number = -code if code < 0 else code - 128
     try:
@@ -121,79 +141,129 @@ def ending(code: int) -> str:
 
 
 def was_killed(code: int) -> bool:
-    """Tells whether a signal other than that of an abort ended a process: nothing that it lost does that."""
-    return ending(code).startswith("killed") and not _aborted(code)
+    """Returns whether a signal other than SIGABRT ended a process: a symptom never ends like that."""
+    return describe_end(code).startswith("killed") and not _was_aborted(code)
+
+
+def has_lost_peer(end: Exit, tail: Sequence[str]) -> bool:
+    """Returns whether a process ended because it had lost another one."""
+    return not was_killed(end.code) and reports_lost_peer(_error_text(end, tail))
 
 
 def _is_symptom(end: Exit, tail: Sequence[str]) -> bool:
-    words = _words(end, tail)
-    return is_lost_peer(end, tail) or bool(end.code == TRY_AGAIN and (_named(words) or UNDETERMINED.search(words)))
+    text = _error_text(end, tail)
+    return has_lost_peer(end, tail) or bool(end.code == TRY_AGAIN and (_named_ranks(text) or UNDETERMINED.search(text)))
 
 
-def _aborted(code: int) -> bool:
+def _was_aborted(code: int) -> bool:
     return code in (-signal.SIGABRT, 128 + signal.SIGABRT)
 
 
-def _code(code: int) -> int:
-    """The launcher's exit code for that of a process: what a signal killed may live another time."""
-    return TRY_AGAIN if ending(code).startswith("killed") else code
+def _launcher_code(code: int) -> int:
+    """Returns the launcher's exit code for that of a process: one killed by a signal may succeed another time."""
+    return TRY_AGAIN if describe_end(code).startswith("killed") else code
 
 
-def _words(end: Exit, tail: Sequence[str]) -> str:
-    """What a process said at its end: of an abort all there is, of an error its own words."""
-    return "\n".join(tail if _aborted(end.code) else last_words(list(tail), ALL_OF_THEM, ALL_OF_THEM))
+def _error_text(end: Exit, tail: Sequence[str]) -> str:
+    """Returns the error of a process; all of its last lines if it was aborted."""
+    return "\n".join(tail if _was_aborted(end.code) else last_words(list(tail), ALL_LINES, ALL_LINES))
 
 
-def _named(text: str) -> list[int]:
-    """The ranks that a witness names: as the watchdog says it, the meeting of processes, or JAX's service."""
+def _named_ranks(text: str) -> list[int]:
+    """Returns the ranks that a watchdog, the rendezvous, or JAX's coordination service names."""
     found = WITNESS.search(text)
-    return _ranks(found.group(1) or found.group(2)) if found else without_heartbeat(text)
+    return _parse_ranks(found.group(1) or found.group(2)) if found else ranks_without_heartbeat(text)
 
 
-def _ranks(text: str) -> list[int]:
-    """Reads "rank 1", "ranks 0, 2 and 3" and "ranks 0 to 7"."""
+def _parse_ranks(text: str) -> list[int]:
+    """Parses "rank 1", "ranks 0, 2 and 3" and "ranks 0 to 7"."""
     numbers = [int(number) for number in re.findall(r"\d+", text)]
     return list(range(numbers[0], numbers[-1] + 1)) if " to " in text else numbers
 
 
-def _told(bad: Sequence[Exit], tails: Sequence[Sequence[str]]) -> Cause | None:
-    """The rank that a witness names; its own words are the best where it has ended by itself."""
-    ended = [end.rank for end in bad]
-    for end in bad:
-        named = [rank for rank in _named(_words(end, tails[end.rank])) if rank < len(tails)]
-        if named:
-            own = next((rank for rank in named if rank in ended), None)
-            witness = end.rank if own is None else own
-            return Cause(named[0], f"held the others up, as rank {end.rank} tells", TRY_AGAIN, witness)
-        if found := UNDETERMINED.search(_words(end, tails[end.rank])):
-            candidates = [rank for group in re.findall(RANKS, found.group(1)) for rank in _ranks(group)]
+def _find_named(failed: Sequence[Exit], tails: Sequence[Sequence[str]]) -> Cause | None:
+    """Returns the rank that a witness names; its own output is the best if it ended on its own."""
+    ended = [end.rank for end in failed]
+    for end in failed:
+        text = _error_text(end, tails[end.rank])
+        if named := [rank for rank in _named_ranks(text) if rank < len(tails)]:
+            witness = next((rank for rank in named if rank in ended), end.rank)
+            return Cause(named[0], f"blocked the others, according to rank {end.rank}", TRY_AGAIN, witness)
+        if found := UNDETERMINED.search(text):
+            candidates = [rank for group in re.findall(RANKS, found.group(1)) for rank in _parse_ranks(group)]
             how = f"they wait for each other in different places: {found.group(1).partition(' See the stacks')[0]}"
             return Cause(min(candidates), how.rstrip("."), TRY_AGAIN, end.rank, tuple(sorted(candidates)))
     return None
 
 
-def _agreed(own: Exit, bad: Sequence[Exit], tails: Sequence[Sequence[str]]) -> Cause | None:
-    """The process because of which all have ended together; None if they have not.
+def _find_agreed(own: Exit, failed: Sequence[Exit], tails: Sequence[Sequence[str]]) -> Cause | None:
+    """Returns the process because of which all ended together; None if they did not.
 
     Args:
-        own: The first that ended.
-        bad: All that ended badly.
+        own: The first exit of the kind "own".
+        failed: All failed exits.
         tails: The last lines of each rank.
     """
-    if ENDED_AT_ONCE.search("\n".join(tails[own.rank])):  # a second signal: it has not stopped with the others
+    if ENDED_AT_ONCE.search("\n".join(tails[own.rank])):  # a second signal: it did not stop with the others
         return None
-    for end in bad:
-        if found := SIGNALLED.search("\n".join(tails[end.rank])):
+    for end in failed:
+        if found := SIGNALED.search("\n".join(tails[end.rank])):
             return Cause(end.rank, f"got {found.group(1)}, and all stopped after one step", TRY_AGAIN, end.rank)
-    found = OTHER_BITS.findall(_words(own, tails[own.rank]))
+    found = OTHER_BITS.findall(_error_text(own, tails[own.rank]))
     ranks = sorted({int(rank) for odd, _ in found for rank in re.findall(r"\(rank (\d+)\)", odd)})
     if not ranks:
         return None
     is_one = len(ranks) == 1
-    how = f"{'its device holds' if is_one else 'their devices hold'} other bits of an array than the copies elsewhere"
+    how = f"{'its device holds' if is_one else 'their devices hold'} other bits of an array than the other copies"
     return Cause(ranks[0], how, TRY_AGAIN, own.rank, () if is_one else tuple(ranks))
 
 
-def _first(bad: Sequence[Exit]) -> Cause:
-    """All lost one another, as when a network goes: the first of them."""
-    return Cause(bad[0].rank, f"{ending(bad[0].code)}, because it lost the others", TRY_AGAIN, bad[0].rank)
+def _blame_first(end: Exit) -> Cause:
+    """Returns the cause if all lost each other, as when a network fails: the first of them."""
+    return Cause(end.rank, f"{describe_end(end.code)}, because it lost the others", TRY_AGAIN, end.rank)
+
+
+def summarize(outcome: Outcome, logs: Path | None) -> list[str]:
+    """Returns the last lines of a launch: the error of the process that failed first, then one line about all.
+
+    Args:
+        outcome: The end of all processes.
+        logs: The directory of the logs, if they are kept.
+
+    Returns:
+        The lines; none if the run finished.
+    """
+    cause = outcome.cause
+    if cause is None:
+        return [] if outcome.signal is None else [f"stopped by {outcome.signal.name}; the same command resumes the run"]
+    words = [f"  {line}" for line in last_words(outcome.tails[cause.witness])]
+    code = "" if cause.how == describe_end(cause.exit_code) else f" (exit code {cause.exit_code})"
+    owner = "Its last lines" if cause.witness == cause.rank else f"The last lines of rank {cause.witness}"
+    printed = f"{owner} are above" if words else "It printed nothing"
+    log = f", all of them in {log_file(logs, cause.witness)}" if logs and words else ""
+    first = f"rank {cause.rank} failed first"
+    if cause.candidates:
+        first = f"{_join_ranks([*cause.candidates])} may have failed first, which cannot be determined"
+    return [*words, f"{first}: {cause.how}{code}. {printed}{log}{_describe_others(outcome, cause.rank)}"]
+
+
+def _describe_others(outcome: Outcome, cause: int) -> str:
+    """Describes the ends of the other ranks; ranks that ended alike are grouped."""
+    alike: dict[str, list[int]] = {}
+    for end in outcome.exits:
+        if end.rank == cause:
+            continue
+        why = ""
+        if end.stopped:
+            why = " (stopped by the launcher)" if end.code else ""
+        elif has_lost_peer(end, outcome.tails[end.rank]):
+            why = " (it lost another process)"
+        alike.setdefault(f"{describe_end(end.code)}{why}", []).append(end.rank)
+    others = [f"{_join_ranks(ranks)} {how}" for how, ranks in alike.items()]
+    return f"; {', '.join(others)}" if others else ""
+
+
+def _join_ranks(ranks: list[int]) -> str:
+    if len(ranks) > MAX_NAMED_RANKS:
+        return f"{len(ranks)} others"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"

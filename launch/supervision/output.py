@@ -1,101 +1,260 @@
-"""What the processes of a run print: one stream, each line after its rank, and one log file per rank."""
+"""The output of the processes of a run: one stream with the rank before each line, and one log file per rank."""
 
 import codecs
 import os
 import re
+import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from ...mesh.text import printable
-from ...training.ending.exits import MARK
-from .logs import Log
-from .terminal import Terminal, Voice
+from ...mesh.errors import printable
+from ...mesh.known_causes import MARK
 
-COLOURS = (36, 33, 35, 32, 34, 31)
+LAUNCHER = "spmdkit launch: "
+COLORS = (36, 33, 35, 32, 34, 31)
+COLOR = re.compile(r"(\x1b\[[0-9;:]*m)")
+RESET = "\x1b[0m"
 GLOO_PIECES = re.compile(
     r"\[Gloo\] Rank \d*| ?\d* is connected to \d*| ?\d* peer ranks\. "
     r"| ?Expected number of connected peer ranks is : \d*"
 )
-"""Its greeting in the pieces it is written in: the threads of a process write over each other."""
-COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
-PLAIN = "\x1b[0m"
+"""The fragments of Gloo's greeting: the threads of a process write them over each other."""
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
-"""Most of what `printable` writes as an escape: what a line is looked through for."""
-CHUNK = 1 << 16
-"""Bytes that are read at once."""
-LONGEST = 1 << 13
-"""Characters after which a line without end is shown so far."""
+"""The characters that `printable` writes as escapes."""
 MARKS = re.compile(rb"(?m)^" + MARK.encode())
-TAIL_LINES = 400
-TAIL_CHARACTERS = 2000
-"""Of each of these lines."""
+CHUNK_BYTES = 1 << 16
+MAX_PENDING_BYTES = 1 << 13
+"""A line without a newline is shown in pieces of at least this size."""
+MAX_TAIL_LINES, MAX_TAIL_CHARACTERS = 400, 2000
+LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+"""O_NONBLOCK: a pipe in the place of the log file must not block the launcher."""
+TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err|diag)>:|\[[^\s\[\]]*@\d+,(\d+)\]<std(?:out|err|diag)>: ?")
+"""Open MPI 4: `[14779,1]<stdout>:`; 5: `[prterun-host-14779@1,1]<stdout>: `."""
+RULE = re.compile(r"-*\s*")
+_printing = threading.Lock()
 
 
-def log_file(folder: Path, rank: int) -> Path:
-    """Returns where the output of a rank is kept."""
-    return folder / f"rank-{rank}.log"
+def announce(line: str) -> None:
+    """Prints a line of the launcher to stderr; an indented line stands without the launcher's name."""
+    with _printing:
+        print(f"{'' if line.startswith('  ') else LAUNCHER}{printable(line)}", file=sys.stderr, flush=True)
 
 
-def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], terminal: Terminal | Voice) -> None:
-    """Copies what a process prints to its log, and its lines to the terminal, until the pipe closes.
+def log_file(directory: Path, rank: int) -> Path:
+    """Returns the path of the log of a rank."""
+    return directory / f"rank-{rank}.log"
 
-    It waits for neither of them: the process would wait for it.
+
+class Log:
+    """Appends every byte that a rank prints to a file; several threads may write.
+
+    The run does not depend on its logs. If the file cannot be written, a warning is printed once, and the number of
+    lost bytes is noted in the log as soon as it can be written again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Prepares a log; the file is opened by the first `write`."""
+        self._path = path
+        self._has_warned = False
+        self._file = -1
+        self._lost = 0
+        self._lock = threading.Lock()
+
+    def write(self, data: bytes) -> None:
+        """Appends bytes, or counts them as lost; raises nothing."""
+        with self._lock:
+            note = f"\n--- {self._lost:,} bytes are missing here ---\n".encode() if self._lost else b""
+            if self._append(note):
+                self._lost += len(data)
+                return
+            self._lost = self._append(data)
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+            self._file = -1
+
+    def _append(self, data: bytes) -> int:
+        """Writes as many bytes as possible; returns the number of remaining bytes."""
+        left = memoryview(data)
+        try:
+            if self._file < 0 and left:
+                self._file = os.open(self._path, LOG_FLAGS, 0o644)
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                announce(f"{self._path} cannot be written: {error.strerror}. The run continues without this log.")
+        return len(left)
+
+
+class MutableWriter:
+    """Prints the lines of one process to a stream until it is muted; ignores a stream that is full or closed."""
+
+    def __init__(self, stream: Any, *, is_stderr: bool = False) -> None:
+        self.is_muted = False
+        self.is_stderr = is_stderr
+        self._stream = stream
+
+    def isatty(self) -> bool:
+        """Returns whether the stream is a terminal."""
+        return self._stream is not None and self._stream.isatty()
+
+    def write(self, text: str) -> None:
+        """Prints whole lines."""
+        if self.is_muted or self._stream is None:
+            return
+        with _printing, suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()
+
+
+class Relay:
+    """Copies the bytes that a process prints to its log, and its lines to a writer.
+
+    The writer gets neither Gloo's greetings nor characters that move the cursor. Lines that begin with MARK (the error
+    message of a process that fails) are only kept in `tail`: the summary prints them.
 
     Args:
-        pipe: Its stdout or stderr.
-        rank: Put before each line, in the rank's colour on a terminal.
-        log: Gets every byte as it is.
-        tail: Gets each line, for the summary of a failure.
-        terminal: Gets each line after its rank, without Gloo's greetings and what would move the cursor; and without
-            last words, which the summary shows.
+        rank: The rank that is printed before each line, in color on a terminal.
+        log: The log of the rank.
+        tail: Collects the last lines for the summary.
+        writer: Prints the lines.
     """
-    prefix = _prefix(rank, terminal)
-    with pipe:
-        for block in _blocks(pipe, log):
-            lines, shown = _with_last_words(block) if MARK in block else (shown_lines(block),) * 2
-            tail.extend(line[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
-            if shown:
-                terminal.write("".join([f"{prefix} {line}\n" for line in shown]))
+
+    def __init__(self, rank: int, log: Log, tail: deque[str], writer: MutableWriter) -> None:
+        self._log = log
+        self._tail = tail
+        self._writer = writer
+        is_plain = not writer.isatty() or os.environ.get("NO_COLOR")
+        self._prefix = f"[{rank}]" if is_plain else f"\033[{COLORS[rank % len(COLORS)]}m[{rank}]{RESET}"
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._pending, self._is_piece = b"", False
+
+    def feed(self, chunk: bytes) -> None:
+        """Copies some bytes; the last line is held back until it ends or becomes too long."""
+        whole, newline, rest = (self._pending + chunk).rpartition(b"\n")
+        self._log.write(_remove_marks(whole + newline))
+        if newline and (whole or not self._is_piece):
+            self._show(self._decoder.decode(whole))
+        self._is_piece = self._is_piece and not newline
+        if len(rest) > MAX_PENDING_BYTES:
+            self._log.write(rest)
+            self._show(self._decoder.decode(rest))
+            rest, self._is_piece = b"", True
+        self._pending = rest
+
+    def finish(self) -> None:
+        """Copies the last line if it does not end with a newline."""
+        self._log.write(_remove_marks(self._pending))
+        if self._pending:
+            self._show(self._decoder.decode(self._pending, final=True))
+
+    def _show(self, block: str) -> None:
+        if MARK in block:
+            lines, shown = [], []
+            for line in block.split("\n"):
+                cleaned = clean_lines(line.removeprefix(MARK))
+                lines += cleaned
+                shown += [] if line.startswith(MARK) else cleaned
+        else:
+            lines = shown = clean_lines(block)
+        self._tail.extend(line[:MAX_TAIL_CHARACTERS] for line in lines[-MAX_TAIL_LINES:])
+        if shown:
+            self._writer.write("".join(f"{self._prefix} {line}\n" for line in shown))
 
 
-def _with_last_words(block: str) -> tuple[list[str], list[str]]:
-    """The lines of a text that holds last words, and those that are none."""
-    lines: list[str] = []
-    shown: list[str] = []
-    for line in block.split("\n"):
-        found = shown_lines(line.removeprefix(MARK))
-        lines += found
-        shown += [] if line.startswith(MARK) else found
-    return lines, shown
-
-
-def _blocks(pipe: BinaryIO, log: Log) -> Iterator[str]:
-    """Whole lines, as many as come together; a line without end comes in pieces."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    rest, in_pieces = b"", False
-    while chunk := pipe.read1(CHUNK):  # pyright: ignore[reportAttributeAccessIssue]  (of a buffered pipe)
-        whole, newline, rest = (rest + chunk).rpartition(b"\n")
-        log.write(_unmarked(whole + newline))
-        if newline and (whole or not in_pieces):
-            yield decoder.decode(whole)
-        in_pieces = in_pieces and not newline
-        if len(rest) > LONGEST:
-            log.write(rest)
-            yield decoder.decode(rest)
-            rest, in_pieces = b"", True
-    log.write(_unmarked(rest))
-    if rest:
-        yield decoder.decode(rest, final=True)
-
-
-def _unmarked(text: bytes) -> bytes:
+def _remove_marks(text: bytes) -> bytes:
     return MARKS.sub(b"", text) if MARK.encode() in text else text
 
 
-def shown_lines(block: str) -> list[str]:
-    """The lines of a text as the terminal gets them; see `clean`."""
+def relay(pipe: BinaryIO, rank: int, log: Log, tail: deque[str], writer: MutableWriter) -> None:
+    """Copies the output of a process until its pipe closes; see `Relay`."""
+    with pipe:
+        copying = Relay(rank, log, tail, writer)
+        while chunk := pipe.read1(CHUNK_BYTES):  # pyright: ignore[reportAttributeAccessIssue]  (a buffered pipe)
+            copying.feed(chunk)
+        copying.finish()
+
+
+class TaggedOutput:
+    """Separates the output of many ranks that mpirun writes into one stream, with a tag before each piece.
+
+    mpirun tags pieces in the middle of a line too. The pieces of each rank are joined again, so that its log contains
+    exactly the bytes that it printed.
+
+    Args:
+        logs: The directory of the logs.
+        num_ranks: The number of ranks.
+        name: The program whose stream this is. Its own lines are shown after this name, and kept in `name`.log.
+    """
+
+    def __init__(self, logs: Path, num_ranks: int, name: str) -> None:
+        self._logs = logs
+        self._name = name
+        self._out = [deque[str](maxlen=MAX_TAIL_LINES) for _ in range(num_ranks)]
+        self._err = [deque[str](maxlen=MAX_TAIL_LINES) for _ in range(num_ranks)]
+        self.own: deque[str] = deque(maxlen=MAX_TAIL_LINES)
+        """The last lines of the program itself."""
+
+    @property
+    def tails(self) -> tuple[list[str], ...]:
+        """The last lines of each rank: from its stderr, or from its stdout if that is empty."""
+        return tuple(list(err or out) for out, err in zip(self._out, self._err, strict=True))
+
+    def __call__(self, pipe: BinaryIO, rank: int, log: Log, tail: deque[str], writer: MutableWriter) -> None:
+        """Copies the output of all ranks until the pipe closes; takes the arguments of `relay`."""
+        del rank, tail
+        tails = self._err if writer.is_stderr else self._out
+        logs, relays = {0: log}, dict[int, Relay]()
+        with pipe:
+            for line in pipe:
+                for number, piece in split_at_tags(line):
+                    if number is None or number >= len(tails):
+                        self._show_own(piece, writer)
+                        continue
+                    if number not in relays:
+                        log = logs.setdefault(number, Log(log_file(self._logs, number)))
+                        relays[number] = Relay(number, log, tails[number], writer)
+                    relays[number].feed(piece)
+            for number, each in relays.items():
+                each.finish()
+                if number:
+                    logs[number].close()
+
+    def _show_own(self, piece: bytes, writer: MutableWriter) -> None:
+        """Prints and keeps a line of the program itself, unless it is a rule or blank."""
+        line = piece.decode(errors="replace").rstrip("\r\n")
+        if RULE.fullmatch(line):
+            return
+        self.own.append(line)
+        writer.write(f"[{self._name}] {clean(line) or ''}\n")
+        with closing(Log(self._logs / f"{self._name}.log")) as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n".encode())
+
+
+def split_at_tags(line: bytes) -> Iterator[tuple[int | None, bytes]]:
+    """Yields the rank and the text of each tagged piece of a line; the rank is None before the first tag."""
+    tags = list(TAG.finditer(line))
+    begin = tags[0].start() if tags else len(line)
+    if begin:
+        yield None, line[:begin]
+    ends = [*(following.start() for following in tags[1:]), len(line)]
+    for tag, end in zip(tags, ends, strict=False):
+        if piece := line[tag.end() : end]:
+            yield int(tag[1] or tag[2]), piece
+
+
+def clean_lines(block: str) -> list[str]:
+    """Returns the lines of a text as they are shown; see `clean`."""
     lines = block.split("\n")
     if "[Gloo]" not in block and "peer ranks" not in block and not HIDDEN.search(block):
         return lines
@@ -103,10 +262,10 @@ def shown_lines(block: str) -> list[str]:
 
 
 def clean(line: str) -> str | None:
-    """Returns a line as it may be shown, without what Gloo prints at start; None where nothing is left of it.
+    """Returns a line as it is shown, without Gloo's greeting; None if nothing is left.
 
-    Of a line that is written over and over, such as a progress bar's, the last is what a terminal would show. Colours
-    stay; other control characters are written as escapes.
+    If a line is overwritten several times, like a progress bar, the last state is shown. Colors are kept; other control
+    characters are escaped.
     """
     text = line.rstrip("\r\n").rpartition("\r")[2]
     if "[Gloo]" in text or "peer ranks" in text:
@@ -115,27 +274,21 @@ def clean(line: str) -> str | None:
             return None
     if not HIDDEN.search(text):
         return text
-    parts = COLOUR.split(text)
+    parts = COLOR.split(text)
     shown = "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
-    return f"{shown}{PLAIN}" if len(parts) > 1 and not shown.endswith(PLAIN) else shown
+    return f"{shown}{RESET}" if len(parts) > 1 and not shown.endswith(RESET) else shown
 
 
-def last_words(lines: list[str], limit: int = 20, most: int = 200) -> list[str]:
-    """Returns the lines worth repeating of a process that failed: its last traceback, or else its last lines.
+def last_words(lines: list[str], limit: int = 20, max_lines: int = 200) -> list[str]:
+    """Returns the lines to repeat of a process that failed: its last traceback or error, or else its last lines.
 
     Args:
-        lines: What it printed at the end.
-        limit: How many of the last lines, where no error begins among them.
-        most: Lines of an error; of a longer one the middle is left out.
+        lines: The end of its output.
+        limit: The number of lines if they contain no error.
+        max_lines: The maximum length of an error; the middle of a longer one is omitted.
     """
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
     start = max([*starts, *errors[-1:]], default=max(0, len(lines) - limit))
-    words = [printable(COLOUR.sub("", line)) for line in lines[start:]]
-    return words if len(words) <= most else [words[0], "  ...", *words[2 - most :]]
-
-
-def _prefix(rank: int, terminal: Terminal | Voice) -> str:
-    if not terminal.isatty() or os.environ.get("NO_COLOR"):
-        return f"[{rank}]"
-    return f"\033[{COLOURS[rank % len(COLOURS)]}m[{rank}]\033[0m"
+    words = [printable(COLOR.sub("", line)) for line in lines[start:]]
+    return words if len(words) <= max_lines else [words[0], "  ...", *words[2 - max_lines :]]

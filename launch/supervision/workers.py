@@ -1,42 +1,71 @@
-"""The processes of one attempt on this machine: started under a guard, what they print relayed, sent signals.
+"""Runs the processes of one attempt: starts all, stops all if one fails, and returns how each ended.
 
-Each leads a process group of its own, so a signal reaches all that it has started; the guard kills them where this
-process cannot any more.
+JAX detects the death of a process only after its heartbeat timeout, does not detect a hang, and then aborts every other
+process. Here, a process that fails is detected at once, and the others, which can only wait for it, are stopped within
+seconds. Each process leads its own process group, so that a signal reaches everything that it has started.
 """
 
+import ctypes
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from .blame import Exit
-from .logs import Log
-from .output import TAIL_LINES, log_file, relay
-from .terminal import Screen, Voice
+from ...mesh.exit_codes import DIVERGED, FINISHED, INVALID_INPUT
+from .blame import Exit, Outcome, was_killed
+from .output import MAX_TAIL_LINES, Log, MutableWriter, log_file, relay
 
-GUARD = Path(__file__).parent / "guard.py"
-"""The script that kills what this process leaves behind."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""The signals that end the launcher; they are passed on to the workers."""
+SELF_EXPLANATORY = (INVALID_INPUT, DIVERGED)
+"""Exit codes that do not need to wait for the exits of other processes."""
+GRACE_SECONDS = 3.0
+"""The time between SIGTERM and SIGKILL for the others if one has failed."""
+SETTLE_SECONDS = 1.0
+"""The time to wait, after an exit that may be a symptom, for one that explains it."""
+LEAVE_SECONDS = 60.0
+"""The maximum time between the end of a process that finished and those of the others."""
+KILL_SECONDS = 10.0
+"""The time to wait for the end of killed processes; only a broken disk or driver takes longer."""
 READ_SECONDS = 2.0
-"""How long to wait for the last lines of processes that are gone."""
+"""The time to wait for the last output of processes that have ended."""
+BOUND_VARIABLE = "SPMDKIT_BOUND"
+"""Its value is 1, or the id of the expected parent, because the parent may have ended before `bind_to_parent` runs."""
+PR_SET_PDEATHSIG = 1
+GUARD = """
+import os, signal, sys
+for group in [int(line) for line in sys.stdin]:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        continue
+"""
+"""Kills the workers if the launcher dies, for any reason, even kill -9: then the pipe at its stdin closes.
+
+It also kills hung and stopped workers and their children, which the kernel's parent-death signal does not reach.
+"""
 
 
 class Start(NamedTuple):
-    """One process to start on this machine.
+    """A process to start on this machine.
 
     Attributes:
-        command: What to run.
-        environment: All of its environment.
-        signals: What it gets in place of a signal.
-        relay: Copies what it prints; called as `relay` is.
+        command: The command line.
+        environment: The whole environment.
+        signals: Signals that are replaced by others when they are passed on.
+        relay: Copies the output; has the arguments of `output.relay`.
     """
 
     command: Sequence[str]
@@ -47,26 +76,143 @@ class Start(NamedTuple):
 
 @dataclass(kw_only=True, frozen=True)
 class Worker:
-    """A process under way, the leader of a process group of its own, and the threads that relay what it prints."""
+    """A running process, its last lines, and the threads that copy its output."""
 
     rank: int
     process: subprocess.Popen[bytes]
     out: deque[str]
-    """The last lines of its stdout."""
     err: deque[str]
-    """The last lines of its stderr."""
     log: Log
     threads: tuple[threading.Thread, ...]
     signals: Mapping[signal.Signals, signal.Signals]
-    """What it gets in place of a signal."""
-    voices: tuple[Voice, Voice]
-    """What of its output the terminal gets."""
+    writers: tuple[MutableWriter, MutableWriter]
 
 
-def start_worker(rank: int, start: Start, logs: Path, screen: Screen, guard: subprocess.Popen[bytes]) -> Worker:
-    """Starts one process, puts it under the guard at once, and starts the relay of its output."""
+class Stage(IntEnum):
+    """The stages of the end of a run."""
+
+    RUNNING = 0
+    LEAVING = 1
+    """One process has finished; the others should do so now."""
+    SETTLING = 2
+    """One failed, perhaps because of another, whose exit may come next."""
+    ASKED = 3
+    """All were asked to end."""
+    KILLED = 4
+    GIVEN_UP = 5
+
+
+def run_processes(
+    starts: Sequence[Start],
+    logs: Path,
+    *,
+    grace: float = GRACE_SECONDS,
+    stop: float = GRACE_SECONDS,
+    leave: float = LEAVE_SECONDS,
+) -> Outcome:
+    """Runs several processes until all have ended. Call this in the main thread.
+
+    If one fails, the others get SIGTERM, and SIGKILL `grace` seconds later. The same happens if one has finished and
+    the others have not `leave` seconds later. If this process gets SIGINT, SIGTERM, SIGHUP or SIGUSR1, all get that
+    signal and `stop` seconds to save; then, or after a second signal, they are killed. No process outlives this one.
+
+    Args:
+        starts: The processes by rank.
+        logs: The directory of the logs, created if it is missing.
+        grace: Seconds before processes are killed because one has failed.
+        stop: Seconds before processes are killed because of a signal.
+        leave: Seconds between the end of one that finished and those of the others.
+
+    Returns:
+        The ends of all of them.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    events: SimpleQueue[Exit | signal.Signals] = SimpleQueue()
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    handlers = {number: signal.signal(number, lambda got, _: events.put(signal.Signals(got))) for number in handled}
+    workers: list[Worker] = []
+    guard = start_guard()
+    try:
+        for rank, start in enumerate(starts):
+            workers.append(start_worker(rank, start, logs, guard))
+            watch(workers[-1], events)
+        exits, received, halted = _supervise(workers, events, grace, stop, leave)
+    finally:
+        send(workers, signal.SIGKILL)  # also to children that workers left behind
+        end_guard(guard)
+        finish_reading(workers)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return Outcome(tuple(exits), received, tuple(list(each.err or each.out) for each in workers), tuple(halted))
+
+
+def _supervise(
+    workers: Sequence[Worker], events: SimpleQueue, grace: float, stop: float, leave: float
+) -> tuple[list[Exit], signal.Signals | None, list[int]]:
+    """Waits until all processes have ended, on their own or because one failed or a signal came."""
+    exits: list[Exit] = []
+    halted: list[int] = []
+    received: signal.Signals | None = None
+    stage, deadline = Stage.RUNNING, None
+    while len(exits) < len(workers) and stage is not Stage.GIVEN_UP:
+        event = _next_event(events, deadline)
+        if isinstance(event, Exit):
+            exits.append(event._replace(stopped=stage >= Stage.ASKED))
+            wanted = _stage_after(event.code, stage)
+        elif event is None:
+            wanted = Stage(stage + 1)
+        else:
+            received = received or event
+            wanted = Stage.KILLED if stage is Stage.ASKED else Stage.ASKED
+        if wanted <= stage:
+            continue
+        if stage < Stage.SETTLING:
+            halted = halted_ranks(workers)
+        stage = wanted
+        if stage is Stage.ASKED:
+            if received is None and any(end.code != FINISHED for end in exits):
+                _mute(workers, {end.rank for end in exits})
+            send(workers, received or signal.SIGTERM)
+        elif stage is Stage.KILLED:
+            send(workers, signal.SIGKILL)
+        seconds = {
+            Stage.LEAVING: leave,
+            Stage.SETTLING: SETTLE_SECONDS,
+            Stage.ASKED: stop if received else grace,
+            Stage.KILLED: KILL_SECONDS,
+        }
+        deadline = time.monotonic() + seconds.get(stage, 0.0)
+    return exits, received, halted
+
+
+def _stage_after(code: int, stage: Stage) -> Stage:
+    """Returns the stage that the end of a process leads to."""
+    if stage >= Stage.ASKED:
+        return stage
+    if code == FINISHED:
+        return Stage.LEAVING
+    return Stage.ASKED if was_killed(code) or code in SELF_EXPLANATORY else Stage.SETTLING
+
+
+def _mute(workers: Sequence[Worker], ended: Collection[int]) -> None:
+    """Mutes processes that are stopped because another failed: their output would bury its error."""
+    for worker in workers:
+        for writer in worker.writers:
+            writer.is_muted = worker.rank not in ended
+
+
+def _next_event(events: SimpleQueue, deadline: float | None) -> Exit | signal.Signals | None:
+    """Returns the next event, or None after the deadline."""
+    try:
+        return events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+    except Empty:
+        return None
+
+
+def start_worker(rank: int, start: Start, logs: Path, guard: subprocess.Popen[bytes]) -> Worker:
+    """Starts a process, reports it to the guard at once, and starts copying its output."""
     assert guard.stdin is not None
-    log = Log(log_file(logs, rank), screen.say)
+    log = Log(log_file(logs, rank))
     process = subprocess.Popen(
         start.command,
         env=start.environment,
@@ -77,11 +223,11 @@ def start_worker(rank: int, start: Start, logs: Path, screen: Screen, guard: sub
     )
     guard.stdin.write(f"{process.pid}\n".encode())
     log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} process {process.pid}: {' '.join(start.command)}\n".encode())
-    out, err = deque(maxlen=TAIL_LINES), deque(maxlen=TAIL_LINES)
-    voices = Voice(screen.out), Voice(screen.err)
+    out, err = deque(maxlen=MAX_TAIL_LINES), deque(maxlen=MAX_TAIL_LINES)
+    writers = MutableWriter(sys.stdout), MutableWriter(sys.stderr, is_stderr=True)
     threads = tuple(
-        threading.Thread(target=start.relay, args=(pipe, rank, log, tail, voice), daemon=True)
-        for pipe, tail, voice in zip((process.stdout, process.stderr), (out, err), voices, strict=True)
+        threading.Thread(target=start.relay, args=(pipe, rank, log, tail, writer), daemon=True)
+        for pipe, tail, writer in zip((process.stdout, process.stderr), (out, err), writers, strict=True)
     )
     for thread in threads:
         thread.start()
@@ -93,19 +239,19 @@ def start_worker(rank: int, start: Start, logs: Path, screen: Screen, guard: sub
         log=log,
         threads=threads,
         signals=start.signals,
-        voices=voices,
+        writers=writers,
     )
 
 
 def watch(worker: Worker, events: SimpleQueue) -> None:
-    """Puts the end of a process among the events as soon as it comes."""
+    """Adds the end of a process to the events as soon as it ends."""
     threading.Thread(target=lambda: events.put(Exit(worker.rank, worker.process.wait())), daemon=True).start()
 
 
 def start_guard() -> subprocess.Popen[bytes]:
-    """Starts the script that kills the processes if this one cannot."""
+    """Starts the GUARD script in its own session; write the process group of each worker to its stdin."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(GUARD)],
+        [sys.executable, "-I", "-S", "-c", GUARD],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         bufsize=0,
@@ -114,7 +260,7 @@ def start_guard() -> subprocess.Popen[bytes]:
 
 
 def end_guard(guard: subprocess.Popen[bytes]) -> None:
-    """Ends the guard before its pipe closes: there is nothing left to kill, and numbers are used again."""
+    """Ends the guard before its pipe closes: the system may reuse the process ids."""
     guard.kill()
     guard.wait()
     assert guard.stdin is not None
@@ -122,31 +268,83 @@ def end_guard(guard: subprocess.Popen[bytes]) -> None:
 
 
 def send(workers: Sequence[Worker], number: signal.Signals) -> None:
-    """Sends a signal to the processes and all they have started."""
+    """Sends a signal to the processes and everything that they have started."""
     for worker in workers:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.process.pid, worker.signals.get(number, number))
 
 
 def halted_ranks(workers: Sequence[Worker]) -> list[int]:
-    """The ranks whose process is stopped (SIGSTOP), where the system tells."""
-    return [worker.rank for worker in workers if _state(worker.process.pid) == "T"]
+    """Returns the ranks that are stopped (SIGSTOP); on Linux only."""
+    return [worker.rank for worker in workers if _read_state(worker.process.pid) == "T"]
 
 
-def _state(pid: int) -> str:
-    """The state of a process as Linux names it in one letter; "" where nobody knows."""
+def _read_state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
 
 
-def finish_reading(workers: Sequence[Worker], screen: Screen) -> None:
-    """Lets the relays print the last lines, then closes the logs and the screen."""
+def finish_reading(workers: Sequence[Worker]) -> None:
+    """Waits for the last output, then closes the logs."""
     deadline = time.monotonic() + READ_SECONDS
     for worker in workers:
         for thread in worker.threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in worker.threads):
             worker.log.close()
-    screen.close(READ_SECONDS)
+
+
+def bind_to_parent() -> bool:
+    """Asks the kernel to kill this process when its parent ends, if SPMDKIT_BOUND says so; on Linux only.
+
+    mpirun that is killed leaves its ranks running, and a launcher that is killed between starting a process and
+    reporting it to the guard leaves that one. The variable is removed from the environment: it does not apply to
+    processes that this one starts.
+
+    Returns:
+        Whether the kernel will kill it.
+    """
+    parent = os.environ.pop(BOUND_VARIABLE, "0")
+    if parent == "0" or not sys.platform.startswith("linux"):
+        return False
+    is_bound = ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    if parent not in ("1", str(os.getppid())):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return is_bound
+
+
+def free_port() -> int:
+    """Finds a port on which nothing on this machine listens. Use a new one for every attempt of a run.
+
+    JAX's coordinator binds with SO_REUSEPORT: two runs that share a port do not fail but abort each other. Therefore,
+    this function binds the port exclusively, on all interfaces, IPv4 and IPv6, and closes it again.
+
+    Raises:
+        OSError: Twenty ports in a row were taken on one of the two.
+    """
+    for _ in range(20):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+            if _is_free_on_ipv6(port):
+                return port
+    raise OSError(errno.EADDRINUSE, "no port is free on both IPv4 and IPv6")
+
+
+def _is_free_on_ipv6(port: int) -> bool:
+    """Returns whether a port can be bound exclusively on IPv6; on a machine without IPv6, every port is free."""
+    if not socket.has_ipv6:
+        return True
+    try:
+        probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    except OSError:
+        return True
+    with probe:
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind(("::", port))
+        except OSError as error:
+            return error.errno == errno.EADDRNOTAVAIL
+    return True

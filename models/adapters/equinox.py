@@ -1,11 +1,11 @@
-"""Equinox: a module for one row, called under `jax.vmap`, its floating-point arrays the parameters.
+"""Equinox: a module for one row, called under `jax.vmap`; its floating-point arrays are the parameters.
 
     params    arrays of floating-point numbers           state    the leaves of `equinox.nn.State`, by number
     call      jax.vmap(module, axis_name=...)(inputs, [state], key=one key for each row)
 
-A batch norm names the axis of that `vmap`. The runtime binds that name, and adds the rows of all devices to it: JAX
-sums over an axis of `vmap` and one of a mesh one after the other, so the layer's `lax.pmean` is told to; and not at all
-where it checks what varies over the mesh, so such a step is compiled without that check, and says so.
+A batch norm names the axis of that `vmap`. The runtime binds that name, and adds the rows of all devices: JAX sums over
+an axis of `vmap` and one of a mesh one after the other, so the layer's `lax.pmean` is replaced by both. JAX cannot do
+this while it checks what varies over the mesh, so such a step is compiled without that check, with a log line.
 """
 
 import inspect
@@ -19,11 +19,10 @@ from jax import Array, lax
 
 from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
-from .adapted import Adapted, Rows
-from .mode import as_arguments, check_arguments, mode_arguments
+from .adapted import Adapted, Rows, as_arguments, check_arguments, leaf_at, mode_arguments, nest
 
 AXIS = "batch"
-"""The axis of rows where no layer names one."""
+"""The axis of rows if no layer names one."""
 
 
 def adapt_equinox(module: Any, inputs: Any) -> Adapted:
@@ -31,17 +30,17 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
 
     Args:
         module: An `equinox.Module` for one row, a pair (module, state), or a function of `key` that makes either. Its
-            `__call__` takes inputs and, if it has one, a state; and `key` where it draws. A module that still holds its
-            first state, as a class makes it, is parted from it here.
-        inputs: What it is called with for one row.
+            `__call__` takes inputs and, if it has one, a state; and `key` if it draws. A module that still contains its
+            first state, as its class makes it, is split from it here.
+        inputs: Its inputs for one row.
     """
     import equinox
 
-    is_there = isinstance(module, equinox.Module | tuple)
+    is_module = isinstance(module, equinox.Module | tuple)
 
     def parts(key: Array) -> tuple[Any, Any, Any, Any]:
-        """Parameters, the rest of the module, leaves of the state, its structure."""
-        made = _with_state(equinox, module if is_there else module(key=key))
+        """Returns parameters, the rest of the module, leaves of the state, and its structure."""
+        made = _with_state(equinox, module if is_module else module(key=key))
         model, state = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         if not isinstance(model, equinox.Module):
             raise UserError(
@@ -58,14 +57,14 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
         arrays, static = equinox.partition(rest, equinox.is_array)
         if jax.tree.leaves(arrays):
             raise UserError(
-                "This Equinox module holds arrays that are no floating-point numbers outside of its state. Layers that "
-                "keep a state, such as batch norm, need __call__(self, x, state) -> (outputs, state); other arrays "
+                "This Equinox module has arrays outside of its state that are not floating-point. Layers that "
+                "have a state, such as batch norm, need __call__(self, x, state) -> (outputs, state); other arrays "
                 "belong in a static field, as NumPy arrays."
             )
         fixed[:] = [static, structure, jax.tree.structure(params)]
         return jax.tree.leaves(params), leaves
 
-    abstract = jax.eval_shape(traced, jax.random.key(0))
+    abstract = jax.eval_shape(traced, jax.eval_shape(jax.random.key, 0))
     static, state_structure, params_structure = fixed
     named = _paths(jax.tree.unflatten(params_structure, abstract[0]))
     keeps_state = bool(abstract[1])
@@ -73,18 +72,17 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
 
     def init(key: Array) -> tuple[Any, Any]:
         leaves, state = traced(key)
-        return _nested(named, leaves), {str(number): leaf for number, leaf in enumerate(state)}
+        return nest(dict(zip(named, leaves, strict=True))), {str(number): leaf for number, leaf in enumerate(state)}
 
     def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
-        model = equinox.combine(jax.tree.unflatten(params_structure, _flat(named, params)), static)
+        model = equinox.combine(jax.tree.unflatten(params_structure, [leaf_at(params, path) for path in named]), static)
         model = model if rows.training else equinox.nn.inference_mode(model)
         given = (
             jax.tree.unflatten(state_structure, [state[str(number)] for number in range(len(state))]),
         ) * keeps_state
         mode = mode_arguments(type(model).__call__, rows.training)
         draws = "key" in inspect.signature(type(model).__call__).parameters
-        key = jax.random.key(0) if rows.key is None else rows.key
-        keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(rows.example)
+        keys = jax.vmap(lambda index: jax.random.fold_in(rows.any_key, index))(rows.example)
 
         def one(x: Any, key: Array) -> Any:
             return model(*as_arguments(x), *given, **({"key": key} if draws else {}), **mode)
@@ -99,12 +97,12 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
         return outputs, {str(number): leaf for number, leaf in enumerate(jax.tree.leaves(after))}
 
     made = module[0] if isinstance(module, tuple) else module
-    name = type(made).__name__ if is_there else getattr(made, "__name__", "equinox")
+    name = type(made).__name__ if is_module else getattr(made, "__name__", "equinox")
     return Adapted(init=init, call=call, keeps_state=keeps_state, name=name)
 
 
 def _with_state(equinox: Any, made: Any) -> Any:
-    """A module whose layers keep a state, with the first one, as `equinox.nn.make_with_state` gives it."""
+    """Returns a module with its first state, if its layers have one, as `equinox.nn.make_with_state` does."""
     if isinstance(made, tuple) or "state" not in inspect.signature(type(made).__call__).parameters:
         return made
     model, state = equinox.nn.make_with_state(lambda: made)()
@@ -112,7 +110,7 @@ def _with_state(equinox: Any, made: Any) -> Any:
 
 
 def _paths(tree: Any) -> list[tuple[str, ...]]:
-    """The path of every leaf, field by field."""
+    """Returns the path of every leaf, field by field."""
     return [tuple(_name(part) for part in path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
@@ -120,39 +118,21 @@ def _name(part: Any) -> str:
     return str(next(getattr(part, name) for name in ("name", "key", "idx") if hasattr(part, name)))
 
 
-def _nested(paths: list[tuple[str, ...]], leaves: list[Any]) -> dict[str, Any]:
-    """Leaves as dicts of dicts, as layouts and checkpoints name them."""
-    tree: dict[str, Any] = {}
-    for path, leaf in zip(paths, leaves, strict=True):
-        inner = tree
-        for part in path[:-1]:
-            inner = inner.setdefault(part, {})
-        inner[path[-1]] = leaf
-    return tree
-
-
-def _flat(paths: list[tuple[str, ...]], tree: Any) -> list[Any]:
-    leaves = []
-    for path in paths:
-        leaf = tree
-        for part in path:
-            leaf = leaf[part]
-        leaves.append(leaf)
-    return leaves
-
-
 def _axis_of(equinox: Any, model: Any) -> str:
-    """The axis over which the module's batch norms sum."""
+    """Returns the axis over which the module's batch norms sum."""
     is_norm = lambda leaf: isinstance(leaf, equinox.nn.BatchNorm)  # noqa: E731
     norms = [leaf for leaf in jax.tree.leaves(model, is_leaf=is_norm) if is_norm(leaf)]
     names = {norm.axis_name for norm in norms}
     if len(names) > 1 or any(not isinstance(name, str) for name in names):
-        raise UserError(f"The batch norms of this Equinox module name the axes {sorted(map(str, names))}. Name one.")
+        raise UserError(
+            f"The batch norms of this Equinox module name the axes {sorted(map(str, names))}; they must "
+            f"name the same one."
+        )
     return names.pop() if names else AXIS
 
 
 class _Lax:
-    """`jax.lax` for one module of Equinox, whose means over the axis of rows are also over the mesh."""
+    """`jax.lax` for one module of Equinox, with means over the axis of rows also over the mesh."""
 
     def __init__(self, axis: str, axes: tuple[str, ...]) -> None:
         self._axis, self._axes = axis, axes
@@ -161,7 +141,7 @@ class _Lax:
         return getattr(lax, name)
 
     def pmean(self, x: Any, axis_name: Any, **options: Any) -> Any:
-        """The mean over the rows of this device, then over devices, which hold as many each."""
+        """Returns the mean over the rows of this device, then over devices, which have equally many."""
         if varying_axes(x):
             raise ValueError(f"JAX cannot sum over the axis {axis_name!r} of a vmap beside varying manual axes")
         mean = lax.pmean(x, axis_name, **options)
@@ -170,11 +150,11 @@ class _Lax:
 
 @contextmanager
 def _over_mesh(equinox: Any, axis: str, axes: tuple[str, ...]) -> Iterator[None]:
-    """Inside, batch norm's statistics are those of the rows of all devices."""
+    """Makes batch norm compute statistics over the rows of all devices."""
     home = sys.modules[equinox.nn.BatchNorm.__module__]
     before = getattr(home, "lax", None)
     if before is None and axes:
-        raise UserError("The batch norm of this version of Equinox cannot be summed over devices. Take group norm.")
+        raise UserError("The batch norm of this version of Equinox cannot be summed over devices. Use group norm.")
     home.lax = _Lax(axis, axes)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield

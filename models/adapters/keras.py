@@ -1,10 +1,10 @@
-"""Keras 3 on its JAX backend: `stateless_call` of a layer or model, its variables by their paths.
+"""Keras 3 on its JAX backend: `stateless_call` of a layer or model, with variables by their paths.
 
-    params    trainable variables                        state    the others, but the seeds of random layers
+    params    trainable variables                        state    the others, except seeds of random layers
     call      layer.stateless_call(params, state, inputs, training=...)
 
-A layer that is there starts from its own values. What the runtime adds in training: batch norm sums its statistics over
-the rows of all devices, and dropout draws a mask for each row, from seeds folded from the step's key.
+A given layer starts from its own values. In training, batch norm sums its statistics over the rows of all devices, and
+dropout draws a mask for each row, from seeds folded from the step's key.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from ...mesh.errors import UserError
-from .adapted import Adapted, Rows
-from .mode import as_arguments
-from .row_dropout import drop
+from .adapted import Adapted, Rows, as_arguments, drop, leaf_at, nest
 
 SEEDS = "seed_generator_state"
 
@@ -28,17 +26,17 @@ def adapt_keras(module: Any, inputs: Any) -> Adapted:
     """Adapts a Keras layer or model.
 
     Args:
-        module: A `keras.Layer` or `keras.Model`; it is built for `inputs` where it was not.
-        inputs: What it is called with for one row.
+        module: A `keras.Layer` or `keras.Model`; it is built for `inputs` if it was not built yet.
+        inputs: Its inputs for one row.
 
     Raises:
-        UserError: Keras runs on another backend than JAX.
+        UserError: Keras does not use the JAX backend.
     """
     import keras
 
     if keras.backend.backend() != "jax":
         raise UserError(
-            f"Keras runs on {keras.backend.backend()} here, and only modules of its JAX backend can be trained. Set "
+            f"Keras uses {keras.backend.backend()}, and only modules of its JAX backend can be trained. Set "
             "the environment variable KERAS_BACKEND=jax, or leave it unset and import spmdkit before keras."
         )
     if not module.built:
@@ -52,35 +50,34 @@ def adapt_keras(module: Any, inputs: Any) -> Adapted:
     }
 
     def init(key: Array) -> tuple[Any, Any]:
-        return _nested(trained), _nested(kept)
+        return _nest(trained), _nest(kept)
 
     def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
-        key = jax.random.key(0) if rows.key is None else rows.key
-
         def value(number: int, path: str) -> Array:
             if path in kept:
-                return _at(state, path)
-            bits = jax.random.bits(jax.random.fold_in(key, number), (1,), "uint32")
+                return leaf_at(state, tuple(path.split("/")))
+            bits = jax.random.bits(jax.random.fold_in(rows.any_key, number), (1,), "uint32")
             return jnp.concatenate([bits, jnp.zeros(1, "uint32")])
 
-        given = [_at(params, path) for path in trained], [value(*each) for each in enumerate(others)]
+        values = [leaf_at(params, tuple(path.split("/"))) for path in trained]
+        given = values, [value(*each) for each in enumerate(others)]
         with _on_mesh(keras, module, rows):
             outputs, after = module.stateless_call(*given, *_arguments(module, inputs), training=rows.training)
         changed = {path: new for path, new in zip(others, after, strict=True) if path in kept}
-        return outputs, _nested(changed) if rows.training else state
+        return outputs, _nest(changed) if rows.training else state
 
     return Adapted(init=init, call=call, keeps_state=bool(kept), name=module.name)
 
 
 def _arguments(module: Any, inputs: Any) -> tuple[Any, ...]:
-    """The arguments of a module; a functional model takes its inputs together, as one."""
+    """Returns the arguments of a module; a functional model takes its inputs as one list."""
     together = isinstance(inputs, tuple) and len(inputs) == len(getattr(module, "inputs", None) or ())
     return (list(inputs),) if together else as_arguments(inputs)
 
 
 @contextmanager
 def _on_mesh(keras: Any, module: Any, rows: Rows) -> Iterator[None]:
-    """Inside, layers that see several rows at once do what they do for the whole batch."""
+    """Makes layers that combine rows work on the whole batch."""
     layers = [*module._flatten_layers()] if rows.training else []
     changed = []
     for layer in layers:
@@ -101,7 +98,7 @@ def _moments_of(layer: Any, axes: tuple[str, ...]) -> Any:
     def moments(inputs: Any, mask: Any) -> tuple[Array, Array]:
         if mask is not None:
             raise UserError(
-                f"Layer {layer.name}: batch norm with a mask is not summed over devices. Leave the mask out."
+                f"Layer {layer.name}: batch norm with a mask cannot be summed over devices. Leave the mask out."
             )
         mean = lax.pmean(jnp.mean(inputs, layer._reduction_axes, keepdims=True), axes)
         variance = lax.pmean(jnp.mean((inputs - mean) ** 2, layer._reduction_axes), axes)
@@ -121,18 +118,6 @@ def _dropout_of(layer: Any, example: Array) -> Any:
     return call
 
 
-def _nested(leaves: dict[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *outer, last = path.split("/")
-        inner = tree
-        for part in outer:
-            inner = inner.setdefault(part, {})
-        inner[last] = jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
-    return tree
-
-
-def _at(tree: Any, path: str) -> Any:
-    for part in path.split("/"):
-        tree = tree[part]
-    return tree
+def _nest(leaves: dict[str, Any]) -> dict[str, Any]:
+    arrays = {path: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for path, leaf in leaves.items()}
+    return nest({tuple(path.split("/")): leaf for path, leaf in arrays.items()})

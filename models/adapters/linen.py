@@ -1,8 +1,8 @@
 """Flax Linen: `module.init` and `module.apply`, with "batch_stats" and other collections as the state.
 
-What the runtime adds in training, by `linen.intercept_methods`: batch norm sums its statistics over the rows of all
-devices, and dropout draws a mask for each row. An argument `train`, `training`, `is_training`, `deterministic` or
-`use_running_average` of the module's `__call__` is given as training or evaluation asks for.
+In training, `linen.intercept_methods` makes batch norm sum its statistics over the rows of all devices, and dropout
+draw a mask for each row. An argument `train`, `training`, `is_training`, `deterministic` or `use_running_average` of
+the module's `__call__` is set to the mode, training or evaluation.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .adapted import Adapted, Rows
-from .mode import as_arguments, check_arguments, mode_arguments
-from .row_dropout import drop
+from .adapted import Adapted, Rows, as_arguments, check_arguments, drop, mode_arguments
 
 PARAMS = "params"
 
@@ -24,7 +22,7 @@ def adapt_linen(module: Any, inputs: Any) -> Adapted:
 
     Args:
         module: A `flax.linen.Module`.
-        inputs: What it is called with for one row, as arrays or shapes.
+        inputs: Its inputs for one row, as arrays or shapes.
     """
     from flax.core import meta
 
@@ -40,8 +38,7 @@ def adapt_linen(module: Any, inputs: Any) -> Adapted:
     def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
         variables, more = {PARAMS: params, **(state or {})}, mode_arguments(type(module).__call__, rows.training)
         inputs = as_arguments(inputs)
-        key = jax.random.key(0) if rows.key is None else rows.key
-        rngs = {"dropout": key, PARAMS: key}  # the second is that of all other names
+        rngs = {"dropout": rows.any_key, PARAMS: rows.any_key}  # the second is that of all other names
         if not rows.training:
             return module.apply(variables, *inputs, rngs=rngs, mutable=list(state or ()), **more)[0], state
         with _on_mesh(rows):
@@ -50,21 +47,21 @@ def adapt_linen(module: Any, inputs: Any) -> Adapted:
             outputs, changed = module.apply(variables, *inputs, rngs=rngs, mutable=list(state), **more)
         return outputs, {**state, **changed}
 
-    first = jax.eval_shape(init, jax.random.key(0))[1]
+    first = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))[1]  # opens no device
     return Adapted(init=init, call=call, keeps_state=bool(jax.tree.leaves(first)), name=type(module).__name__)
 
 
 def _on_mesh(rows: Rows) -> Any:
-    """Inside, layers that see several rows at once do what they do for the whole batch."""
+    """Makes layers that combine rows work on the whole batch."""
     from flax import linen
 
     def intercept(next_call: Callable[..., Any], arguments: Any, options: Any, context: Any) -> Any:
         module = context.module
         if context.method_name != "__call__":
             return next_call(*arguments, **options)
-        if isinstance(module, linen.BatchNorm) and not _said(module, "use_running_average", arguments, options):
+        if isinstance(module, linen.BatchNorm) and not _option(module, "use_running_average", arguments, options):
             object.__setattr__(module, "axis_name", rows.axes or None)
-        if isinstance(module, linen.Dropout) and not _said(module, "deterministic", arguments, options):
+        if isinstance(module, linen.Dropout) and not _option(module, "deterministic", arguments, options):
             key = module.make_rng(module.rng_collection)
             return drop(arguments[0], module.rate, key, rows.example, module.broadcast_dims)
         return next_call(*arguments, **options)
@@ -72,7 +69,7 @@ def _on_mesh(rows: Rows) -> Any:
     return linen.intercept_methods(intercept)
 
 
-def _said(module: Any, name: str, arguments: Any, options: Any) -> bool:
-    """An option of a layer, given when it was made or when it is called."""
+def _option(module: Any, name: str, arguments: Any, options: Any) -> bool:
+    """Returns an option of a layer, from its construction or its call."""
     given = options.get(name, arguments[1] if len(arguments) > 1 else None)
     return bool(getattr(module, name) if given is None else given)

@@ -1,11 +1,11 @@
-"""Flax NNX: a module is split into its parameters, its other variables, and what is no array.
+"""Flax NNX: a module is split into its parameters, its other variables, and its structure.
 
-    params    nnx.Param                                  state    every other variable, but random keys and their counts
-    call      merge; model.train() or model.eval(); keys folded from the step's; model(inputs), with rngs= where it
-              takes that; split again
+    params    nnx.Param                                  state    every other variable, except random keys and counts
+    call      merge; model.train() or model.eval(); keys folded from the step's; model(inputs), with rngs= if it has
+              that argument; split again
 
-What the runtime adds in training: batch norm sums its statistics over the rows of all devices, and dropout draws a mask
-for each row. Both are set on the merged copy of one call.
+In training, batch norm sums its statistics over the rows of all devices, and dropout draws a mask for each row. Both
+are set on the merged copy of one call.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from ...mesh.errors import UserError
-from ...mesh.user_options import takes_option
-from .adapted import Adapted, Rows
-from .mode import as_arguments, check_arguments, mode_arguments
-from .row_dropout import drop
+from ...parallel.model.user_options import takes_option
+from .adapted import Adapted, Rows, as_arguments, check_arguments, drop, mode_arguments
 
 
 def adapt_nnx(module: Any, inputs: Any) -> Adapted:
@@ -28,22 +26,22 @@ def adapt_nnx(module: Any, inputs: Any) -> Adapted:
 
     Args:
         module: A `flax.nnx.Module`, or a function of `rngs` that makes one.
-        inputs: What it is called with for one row.
+        inputs: Its inputs for one row.
     """
     from flax import nnx
 
-    is_there = isinstance(module, nnx.Module)
+    is_module = isinstance(module, nnx.Module)
 
     def split(model: Any) -> list[Any]:
         return list(nnx.split(model, nnx.Param, (nnx.RngKey, nnx.RngCount), ...))
 
     def made(key: Array) -> Any:
-        model = module if is_there else module(rngs=nnx.Rngs(params=key, default=jax.random.fold_in(key, 1)))
+        model = module if is_module else module(rngs=nnx.Rngs(params=key, default=jax.random.fold_in(key, 1)))
         if not isinstance(model, nnx.Module):
             raise UserError(f"The function of rngs returned a {type(model).__name__}. Return a flax.nnx.Module.")
         return model
 
-    abstract = module if is_there else nnx.eval_shape(lambda: made(jax.random.key(0)))
+    abstract = module if is_module else nnx.eval_shape(lambda: made(jax.random.key(0)))
     check_arguments(abstract, inputs, more=("rngs",))
     graph, *variables = split(abstract)
     random = nnx.to_pure_dict(variables[1])
@@ -54,7 +52,7 @@ def adapt_nnx(module: Any, inputs: Any) -> Adapted:
 
     def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
         filled = [jax.tree.map(lambda leaf: leaf, each) for each in variables]
-        for each, values in zip(filled, (params, _random(random, rows.key), state or {}), strict=True):
+        for each, values in zip(filled, (params, _random(random, rows.any_key), state or {}), strict=True):
             nnx.replace_by_pure_dict(each, values)
         model = nnx.merge(graph, *filled)
         if not rows.training:
@@ -68,13 +66,12 @@ def adapt_nnx(module: Any, inputs: Any) -> Adapted:
             outputs = model(*as_arguments(inputs), **given)
         return outputs, nnx.to_pure_dict(split(model)[3]) if state else state
 
-    name = type(module).__name__ if is_there else getattr(module, "__name__", "nnx")
+    name = type(module).__name__ if is_module else getattr(module, "__name__", "nnx")
     return Adapted(init=init, call=call, keeps_state=bool(jax.tree.leaves(variables[2])), name=name)
 
 
-def _random(like: Any, key: Array | None) -> Any:
-    """The keys of a module, folded from that of the step, and their counts from 0."""
-    key = jax.random.key(0) if key is None else key
+def _random(like: Any, key: Array) -> Any:
+    """Returns the keys of a module, folded from that of the step, and their counts from 0."""
     leaves, structure = jax.tree.flatten(like)
 
     def filled(number: int, leaf: Any) -> Array:
@@ -86,7 +83,7 @@ def _random(like: Any, key: Array | None) -> Any:
 
 @contextmanager
 def _on_mesh(nnx: Any, model: Any, rows: Rows) -> Iterator[None]:
-    """Inside, layers that see several rows at once do what they do for the whole batch."""
+    """Makes layers that combine rows work on the whole batch."""
 
     class RowDropout(nnx.Dropout):
         """Dropout with a mask for each row."""

@@ -1,4 +1,4 @@
-"""From what a module returns to sums: losses and metrics of every row, weighted by the batch.
+"""Sums of a module's outputs: losses and metrics of every row, weighted by the batch.
 
 loss(outputs, batch) -> one number for each row, or for each position of each row
 total  = sum(weights * loss)         weight = sum(weights)         weights: those of the batch, else 1
@@ -12,38 +12,35 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from ...mesh.errors import UserError
-from ...mesh.near_miss import did_you_mean
-from ...mesh.user_errors import accepts, place_of_function
+from ...mesh.errors import UserError, did_you_mean
+from ...parallel.model.user_errors import accepts, locate_function
 
 RowFunction = Callable[[Any, Mapping[str, Array]], Any]
 """(outputs, batch) -> numbers of rows."""
 
 
 def softmax_cross_entropy(outputs: Any, batch: Mapping[str, Array]) -> Array:
-    """Of logits (..., classes) against whole numbers `batch["targets"]`."""
+    """Returns the cross-entropy of logits (..., classes) and integers `batch["targets"]`."""
     targets = _targets("softmax_cross_entropy", outputs, batch)
     if not jnp.issubdtype(targets.dtype, jnp.integer) or outputs.shape[:-1] != targets.shape:
         one_hot = outputs.shape == targets.shape
-        remedy = "Give the number of the class in place of one-hot rows: targets.argmax(-1)" if one_hot else ""
-        raise _unfit(
-            "softmax_cross_entropy", "logits (..., classes) with whole numbers (...)", outputs, targets, remedy
-        )
+        remedy = "Give the number of the class instead of one-hot rows: targets.argmax(-1)" if one_hot else ""
+        raise _unfit("softmax_cross_entropy", "logits (..., classes) with integers (...)", outputs, targets, remedy)
     return optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
 
 
 def sigmoid_cross_entropy(outputs: Any, batch: Mapping[str, Array]) -> Array:
-    """Of logits against 0 and 1 in `batch["targets"]`, of the same number of elements; one for each row."""
+    """Returns the cross-entropy of logits and 0 or 1 in `batch["targets"]`, with as many elements; one for each row."""
     return _of_rows("sigmoid_cross_entropy", optax.sigmoid_binary_cross_entropy, outputs, batch)
 
 
 def squared_error(outputs: Any, batch: Mapping[str, Array]) -> Array:
-    """Against `batch["targets"]`, of the same number of elements; the mean over the elements of a row."""
+    """Returns the squared difference from `batch["targets"]`, with as many elements; the mean of each row."""
     return _of_rows("squared_error", lambda found, wanted: (found - wanted) ** 2, outputs, batch)
 
 
 def accuracy(outputs: Any, batch: Mapping[str, Array]) -> Array:
-    """1 where the largest logit is that of `batch["targets"]`, else 0; one logit alone stands for class 1 above 0."""
+    """Returns 1 if the largest logit is that of `batch["targets"]`, else 0; a single logit above 0 means class 1."""
     targets = _targets("accuracy", outputs, batch)
     if outputs.size == targets.size:
         return (outputs.reshape(targets.shape) > 0) == (targets > 0.5)
@@ -58,42 +55,42 @@ NAMED: dict[str, RowFunction] = {
     "squared_error": squared_error,
     "accuracy": accuracy,
 }
-"""Losses and metrics that a config names without a module."""
+"""Losses and metrics with a name in a config."""
 
 
 def row_function(given: Any, key: str) -> RowFunction:
-    """A function of rows by its name, or as it is.
+    """Returns a function of rows by its name, or the given function.
 
     Args:
         given: A function, or one of `NAMED`.
-        key: Names it in messages.
+        key: The config key, for messages.
 
     Raises:
-        UserError: There is none of that name.
+        UserError: The name is unknown.
     """
     if callable(given):
         if not accepts(given, 2):
-            raise UserError(f"{key} must take (outputs, batch); the function {place_of_function(given)} does not.")
+            raise UserError(f"{key} must take (outputs, batch); the function {locate_function(given)} does not.")
         return given
     if given not in NAMED:
         near = did_you_mean(str(given), list(NAMED), otherwise="Choose from")
         raise UserError(
-            f"{key}={given!r} is no loss.{near} Your own is a function (outputs, batch) -> one for each row."
+            f"{key}={given!r} is not a valid loss.{near} Your own is a function (outputs, batch) -> one for each row."
         )
     return NAMED[given]
 
 
 def sums(function: RowFunction, outputs: Any, batch: Mapping[str, Array], key: str) -> tuple[Array, Array]:
-    """The weighted sum of what a function gives for each row, and the sum of the weights.
+    """Returns the weighted sum of a function of rows, and the sum of the weights.
 
     Args:
-        function: Of rows.
-        outputs: What the module returned for the batch.
-        batch: Rows on dim 0; "weights" (rows, ...) where they do not all count 1.
-        key: Names the function in messages.
+        function: A function of rows.
+        outputs: The module's outputs for the batch.
+        batch: Rows on dim 0; "weights" (rows, ...) if they are not all 1.
+        key: The config key of the function, for messages.
 
     Raises:
-        UserError: It returned something else than numbers of rows.
+        UserError: The function did not return real numbers per row.
     """
     values = function(outputs, batch)
     rows = next(iter(batch.values())).shape[0]
@@ -101,14 +98,14 @@ def sums(function: RowFunction, outputs: Any, batch: Mapping[str, Array], key: s
     if shape is None or shape[:1] != (rows,):
         given = f"an array of shape {shape}" if shape is not None else f"a {type(values).__name__}"
         raise UserError(
-            f"{key} returned {given} for {rows} rows. It has to return one number for each row (or for each position "
-            "of each row), without summing or averaging over rows: the runtime weighs them and divides once, by the "
-            "weight of the whole global batch."
+            f"{key} returned {given} for {rows} rows. It must return one number for each row (or for each position "
+            "of each row), without summing or averaging over rows: the runtime weights them and divides once, by the "
+            "weight of the global batch."
         )
     if jnp.issubdtype(values.dtype, jnp.complexfloating):
         raise UserError(f"{key} returned {values.dtype}. Return real numbers, such as jnp.abs(...).")
     if key == "loss" and not jnp.issubdtype(values.dtype, jnp.floating):
-        raise UserError(f"{key} returned {values.dtype}, which has no gradient. Return floating-point numbers.")
+        raise UserError(f"{key} returned {values.dtype}, which is not differentiable. Return floating-point numbers.")
     weights = batch.get("weights")
     of_both = [
         array.dtype for array in (values, weights) if array is not None and jnp.issubdtype(array.dtype, jnp.floating)
@@ -136,25 +133,16 @@ def _of_rows(name: str, function: Callable[[Array, Array], Array], outputs: Any,
 
 
 def _targets(name: str, outputs: Any, batch: Mapping[str, Array]) -> Array:
-    """The targets that outputs are compared with.
-
-    Args:
-        name: Of the loss.
-        outputs: What the module returned.
-        batch: Of the rows.
-
-    Raises:
-        UserError: The outputs are no array, or the batch holds no targets.
-    """
+    """Returns the targets; raises a UserError if the outputs are not an array, or targets are missing."""
     if not hasattr(outputs, "shape"):
         raise UserError(
-            f"{name} judges one array, and the module returns {_described(outputs)}. Return one array, or judge them "
-            'yourself, model.loss: "my_module:my_loss", (outputs, batch) -> one number for each row.'
+            f"{name} requires one array, but the module returns {_describe(outputs)}. Return one array, or use "
+            'your own loss, model.loss: "my_module:my_loss", (outputs, batch) -> one number for each row.'
         )
     if "targets" not in batch:
         raise UserError(
-            f"{name} compares the outputs with batch['targets'], and the batch holds {', '.join(batch)}. Give data of "
-            'that name, or judge the outputs yourself, model.loss: "my_module:my_loss", (outputs, batch) -> one number '
+            f"{name} compares the outputs with batch['targets'], but the batch has {', '.join(batch)}. Give data with "
+            'that name, or use your own loss, model.loss: "my_module:my_loss", (outputs, batch) -> one number '
             "for each row."
         )
     return batch["targets"]
@@ -163,10 +151,10 @@ def _targets(name: str, outputs: Any, batch: Mapping[str, Array]) -> Array:
 def _unfit(name: str, wanted: str, outputs: Any, targets: Any, remedy: str = "") -> UserError:
     given = f"outputs {outputs.dtype} {tuple(outputs.shape)} and targets {targets.dtype} {tuple(targets.shape)}"
     remedy = remedy or "Change the last layer, the data, or model.loss"
-    return UserError(f"{name} compares {wanted}; here are {given}. {remedy}.")
+    return UserError(f"{name} requires {wanted}, got {given}. {remedy}.")
 
 
-def _described(outputs: Any) -> str:
-    """What a module returned that is no array, with the shapes in it."""
+def _describe(outputs: Any) -> str:
+    """Returns a description of outputs that are not an array, with their shapes."""
     leaves = [f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in jax.tree.leaves(outputs) if hasattr(leaf, "shape")]
     return f"a {type(outputs).__name__}" + (f" of {', '.join(leaves)}" if leaves else "")

@@ -1,7 +1,7 @@
-"""config.json of Hugging Face: the transformer's options from it, and it from them.
+"""config.json of Hugging Face: conversion to and from the transformer's options.
 
-What a file leaves out has the value that `transformers` takes for it. What the transformer cannot do is refused by
-name rather than left out of the numbers.
+Missing fields have the default of `transformers`. A feature that the transformer does not support is an error that
+names it, because ignoring it would change the numbers.
 """
 
 import json
@@ -29,38 +29,38 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("rope_parameters", "rope_scaling"), ("an object", lambda value: isinstance(value, dict))),
     "layer_types": ("a list", lambda value: isinstance(value, list)),
 }
-"""Field that is read -> its kind in words, and the check of a value; null stands for a field that is left out."""
+"""Field -> a description of its type, and the check of a value; null counts as missing."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The content of a folder's config.json, in which every field that is read here has its type.
+    """Returns the content of a directory's config.json, with the types of the fields checked.
 
     Raises:
-        UserError: There is no such file, it is not a JSON object, or a field has another type: all fields at once.
+        UserError: The file is missing or not a JSON object, or fields have other types: all fields at once.
     """
     path = folder / NAME
     if not path.exists():
-        what = "no folder" if not folder.is_dir() else f"no {NAME} in it"
-        raise UserError(f"{folder}: there is {what}. Give a folder as `save_pretrained` or a download leaves it.")
+        what = f"{NAME} is missing" if folder.is_dir() else "the directory does not exist"
+        raise UserError(f"{folder}: {what}. Give a directory written by `save_pretrained` or a download.")
     content = read_object(path)
     problems = [*_type_problems(content)]
     if problems:
-        raise UserError("\n  ".join([f"{path} has fields of other types:", *problems]))
+        raise UserError("\n  ".join([f"{path} has invalid fields:", *problems]))
     return content
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object of a file.
+    """Returns the JSON object of a file.
 
     Raises:
-        UserError: The file cannot be read, or holds something else.
+        UserError: The file cannot be read, or has other content.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {str(error)[:200]}.") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}; it has to be a JSON object.")
+        raise UserError(f"{path} must be a JSON object, got a {type(content).__name__}.")
     return content
 
 
@@ -74,7 +74,7 @@ def _type_problems(content: Mapping[str, Any], above: str = "") -> Iterator[str]
 
 
 def llama_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a Llama."""
+    """Returns the options of a Llama."""
     return {
         **_as_llama(content, {"hidden_act": "silu", "partial_rotary_factor": 1.0}),
         "attention_bias": "all" if content.get("attention_bias") else "none",
@@ -83,12 +83,12 @@ def llama_options(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def qwen2_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a Qwen2: query, key and value have biases."""
+    """Returns the options of a Qwen2: query, key and value have biases."""
     return {**_as_llama(content, {"hidden_act": "silu", "use_sliding_window": False}), "attention_bias": "inputs"}
 
 
 def qwen3_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a Qwen3: heads of query and key have norms."""
+    """Returns the options of a Qwen3: heads of query and key have norms."""
     return {
         **_as_llama({"head_dim": 128, **content}, {"hidden_act": "silu", "use_sliding_window": False}),
         "attention_bias": "all" if content.get("attention_bias") else "none",
@@ -97,8 +97,8 @@ def qwen3_options(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gpt2_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a GPT-2."""
-    _check_absent(
+    """Returns the options of a GPT-2."""
+    _check_supported(
         content,
         {
             "scale_attn_weights": True,
@@ -109,8 +109,8 @@ def gpt2_options(content: Mapping[str, Any]) -> dict[str, Any]:
     )
     if content.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
         raise UserError(
-            f"{NAME}: activation_function={content['activation_function']!r}; the transformer has GELU by its tanh "
-            "(gelu_new) alone."
+            f"{NAME}: activation_function={content['activation_function']!r}; the transformer supports only the tanh "
+            "approximation of GELU (gelu_new)."
         )
     vocabulary, width, layers, heads, rows = _sizes(content, "vocab_size", "n_embd", "n_layer", "n_head", "n_positions")
     return {
@@ -131,13 +131,10 @@ def gpt2_options(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_llama(content: Mapping[str, Any], only: Mapping[str, Any]) -> dict[str, Any]:
-    _check_absent(content, {**only, "quantization_config": None})
+    _check_supported(content, {**only, "quantization_config": None})
     sliding = [kind for kind in content.get("layer_types") or () if kind != "full_attention"]
     if sliding:
-        raise UserError(
-            f"{NAME}: layer_types has {sliding[0]!r}; the transformer attends to all positions before one in every "
-            "block (full_attention)."
-        )
+        raise UserError(f"{NAME}: layer_types has {sliding[0]!r}; the transformer supports only full_attention.")
     vocabulary, width, layers, heads, inner = _sizes(
         content, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
     )
@@ -156,7 +153,8 @@ def _as_llama(content: Mapping[str, Any], only: Mapping[str, Any]) -> dict[str, 
 
 
 def _rotary_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary frequencies: `rope_parameters` of newer files; `rope_theta` and `rope_scaling` of older ones."""
+    """Returns the options of rotary frequencies: `rope_parameters`, or `rope_theta` and `rope_scaling` "
+    "of older files."""
     rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     options = {"rope_base": float(rope.get("rope_theta") or content.get("rope_theta") or 10000.0)}
@@ -173,8 +171,8 @@ def _rotary_options(content: Mapping[str, Any]) -> dict[str, Any]:
             "rope_fast_turns": _required(rope, "high_freq_factor", kind),
         }
     raise UserError(
-        f"{NAME}: rotary positions of type {kind!r}; the transformer has default, linear and llama3. Models that were "
-        "trained with default ones and may be stretched by this type load where it is taken out of the file."
+        f"{NAME}: unsupported rope_type={kind!r}; the transformer supports default, linear and llama3. For a model "
+        "that was trained with the default type, you can remove this field from the file."
     )
 
 
@@ -188,20 +186,20 @@ def _sizes(content: Mapping[str, Any], *names: str) -> list[int]:
     missing = [name for name in names if content.get(name) is None]
     if missing:
         given = ", ".join(f"{name}=None" for name in missing)
-        raise UserError(f"{NAME} has to give whole numbers of at least 1; it has {given}.")
+        raise UserError(f"{NAME}: required integers of at least 1, got {given}.")
     return [content[name] for name in names]
 
 
-def _check_absent(content: Mapping[str, Any], only: Mapping[str, Any]) -> None:
-    """Refuses options with another value than the one that the transformer stands for."""
+def _check_supported(content: Mapping[str, Any], only: Mapping[str, Any]) -> None:
+    """Raises a UserError if options have other values than the transformer supports."""
     wrong = [name for name, value in only.items() if content.get(name, value) not in (value, None)]
     if wrong:
-        given = "; ".join(f"{name}={content[name]!r}, and the transformer has {only[name]!r} alone" for name in wrong)
+        given = "; ".join(f"{name}={content[name]!r}, the transformer supports only {only[name]!r}" for name in wrong)
         raise UserError(f"{NAME}: {given}.")
 
 
 def llama_sizes(config: TransformerConfig) -> dict[str, Any]:
-    """The content of config.json of a Llama or a Qwen."""
+    """Returns the content of config.json of a Llama or a Qwen."""
     content = {
         "vocab_size": config.vocabulary,
         "hidden_size": config.width,
@@ -236,7 +234,7 @@ def _scaling(config: TransformerConfig) -> dict[str, Any]:
 
 
 def gpt2_sizes(config: TransformerConfig) -> dict[str, Any]:
-    """The content of config.json of a GPT-2."""
+    """Returns the content of config.json of a GPT-2."""
     return {
         "vocab_size": config.vocabulary,
         "n_embd": config.width,

@@ -1,8 +1,8 @@
-"""The families of models: which sizes a config.json gives, and which array of the files is which parameter.
+"""The families of models: their options in config.json, and the array in the files for each parameter.
 
-A parameter is stored under one name, or under one name for each block, `{}` being the block's number. torch's
-matrices of a linear layer are (out, in), ours (in, out): these are turned. GPT-2's are (in, out) too, and its query,
-key and value are one matrix, of whose columns each is a third.
+A parameter is stored under one name, or under one name for each block, with `{}` for the block's number.
+torch's matrices of a linear layer are (out, in), ours (in, out): they are transposed. GPT-2's are (in, out) too, and
+its query, key and value are thirds of the columns of one matrix.
 
 Sources: the public checkpoints' own config.json and tensor names; Touvron et al. 2023 (Llama 2), Dubey et al. 2024
 (Llama 3), Yang et al. 2024 (Qwen2), Yang et al. 2025 (Qwen3), Radford et al. 2019 (GPT-2).
@@ -13,22 +13,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...mesh.errors import UserError
-from ..moe_config import MoEConfig
+from ..moe import MoEConfig
 from ..transformer_config import TransformerConfig
 from .config_json import gpt2_options, gpt2_sizes, llama_options, llama_sizes, qwen2_options, qwen3_options
 
 
 class Stored(NamedTuple):
-    """Where a parameter is in the files.
+    """The place of a parameter in the files.
 
     Attributes:
-        name: Of the array; `{}` stands for the number of the block.
-        turned: Whether it is stored (out, in).
-        part: (which, of how many) of the columns are this parameter.
+        name: The name of the array; `{}` stands for the number of the block.
+        transposed: It is stored (out, in).
+        part: (index, number of parts) of the columns of the array.
     """
 
     name: str
-    turned: bool = False
+    transposed: bool = False
     part: tuple[int, int] = (0, 1)
 
 
@@ -36,12 +36,12 @@ class Family(NamedTuple):
     """A family of models.
 
     Attributes:
-        model_type: What config.json calls it.
+        model_type: Its name in config.json.
         architecture: The class of `transformers` for a language model of it.
-        fixed: Options of the transformer, and the values that the family has.
-        stored: Path of a parameter -> where it is.
-        options: From the content of config.json to options of the transformer; raises UserError.
-        sizes: From the transformer's options to the content of config.json.
+        fixed: Options of the transformer -> the values that the family supports.
+        stored: Path of a parameter -> its place.
+        options: The function from the content of config.json to options of the transformer.
+        sizes: The function from the transformer's options to the content of config.json.
     """
 
     model_type: str
@@ -60,14 +60,14 @@ def _llama_names() -> dict[str, Stored]:
     names = {
         "embed/tokens": Stored("model.embed_tokens.weight"),
         "head/norm": Stored("model.norm.weight"),
-        "head/logits": Stored("lm_head.weight", turned=True),
+        "head/logits": Stored("lm_head.weight", transposed=True),
         "blocks/attention/norm": Stored(f"{layer}input_layernorm.weight"),
         "blocks/mlp/norm": Stored(f"{layer}post_attention_layernorm.weight"),
         "blocks/attention/query_norm": Stored(f"{layer}self_attn.q_norm.weight"),
         "blocks/attention/key_norm": Stored(f"{layer}self_attn.k_norm.weight"),
     }
     for path, name in linear.items():
-        names[f"blocks/{path}"] = Stored(f"{layer}{name}.weight", turned=True)
+        names[f"blocks/{path}"] = Stored(f"{layer}{name}.weight", transposed=True)
         names[f"blocks/{path}_bias"] = Stored(f"{layer}{name}.bias")
     return names
 
@@ -79,7 +79,7 @@ def _gpt2_names() -> dict[str, Stored]:
         "embed/positions": Stored("transformer.wpe.weight"),
         "head/norm": Stored("transformer.ln_f.weight"),
         "head/norm_bias": Stored("transformer.ln_f.bias"),
-        "head/logits": Stored("lm_head.weight", turned=True),
+        "head/logits": Stored("lm_head.weight", transposed=True),
     }
     linear = {"attention/out": "attn.c_proj", "mlp/up": "mlp.c_fc", "mlp/down": "mlp.c_proj"}
     for suffix, kind in (("", "weight"), ("_bias", "bias")):
@@ -145,13 +145,15 @@ NO_WEIGHTS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bi
 
 
 def family_of(config: TransformerConfig) -> Family:
-    """The family that a transformer can be written as.
+    """Returns the family that a transformer can be written as.
 
     Raises:
-        UserError: There is none; with what each of them asks for.
+        UserError: None supports its options; with the differences from each.
     """
     if isinstance(config, MoEConfig):
-        raise UserError("A mixture of experts cannot be written for Hugging Face: no family here has its arrays.")
+        raise UserError(
+            "A mixture of experts cannot be written for Hugging Face: the supported families do not have its arrays."
+        )
     lacking = {}
     for family in FAMILIES.values():
         wrong = [
@@ -163,14 +165,14 @@ def family_of(config: TransformerConfig) -> Family:
             config.heads,
             config.width,
         ):
-            wrong.append("model.kv_heads and model.head_width (as many and as wide as model.heads and width say)")
+            wrong.append("model.kv_heads and model.head_width (they must follow from model.heads and model.width)")
         if not wrong:
             return family
         lacking[family.model_type] = wrong
     lines = "\n".join(f"  {name}: {', '.join(wrong)}" for name, wrong in lacking.items())
-    raise UserError(f"No family of Hugging Face has this arrangement. What stands in the way of each:\n{lines}")
+    raise UserError(f"The options do not match any Hugging Face family. Differences from each:\n{lines}")
 
 
 def without_prefix(name: str) -> str:
-    """The name of an array as a model without its head stores it."""
+    """Returns the name of an array in the files of a model without its head."""
     return re.sub(r"^(model|transformer)\.", "", name)

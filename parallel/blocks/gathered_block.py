@@ -1,4 +1,11 @@
-"""One block on whole parameters: gather them, run it, drop them; backward gathers again and reduce-scatters."""
+"""One block on whole parameters: gather them, run it, drop them; backward gathers again and reduce-scatters.
+
+A policy selects what a block keeps between forward and backward: `none` keeps every result of arithmetic, `dots` the
+matrix products, `full` only the block's input. Under FSDP none of them keeps a gathered parameter: backward gathers it
+again.
+
+Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; the policies are those of `jax.checkpoint`.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,51 +15,100 @@ from jax import Array
 
 from ...layouts.paths import join
 from ...layouts.tensor_layout import TensorLayout
+from ...mesh.errors import UserError
 from ..fsdp import attach, gather
 from ..model import Activations, BlockModel, Params
 from ..plan import ShardingPlan
-from ..precision import Precision
-from ..xla.in_order import apart
+from ..sharding.strategies import axes_that_split
+from ..xla.ordered_collectives import delay_recompute, order_block
+from ..xla.primitives import GATHERS, JOINS, MOVES, PLATFORM_CHOICE, gathered_over
+
+REMAT_POLICIES = ("none", "dots", "full")
 
 
 def gathered_block(
-    model: BlockModel, plan: ShardingPlan, precision: Precision
+    model: BlockModel, plan: ShardingPlan
 ) -> Callable[[Activations, Params, Params | None, Array | None], Activations]:
-    """Returns `block(x, shards, kept, key) -> x`, for the inside of `shard_map`.
+    """Returns `block(x, shards, kept, key) -> x`, to run inside `shard_map`.
 
     It gathers one block's per-device parameters, unless the plan keeps them whole for the step. The gradient of
-    `shards` is reduce-scattered to where the plan wants it.
+    `shards` is reduce-scattered to the layout in the plan.
 
-        shards: The parameters that train; None in place of the others.
-        kept: All parameters, whole, if the plan keeps them; if not, the shards of those that do not train, or None.
+        shards: The trained parameters; None in place of the frozen ones.
+        kept: All parameters, whole, if the plan keeps them; otherwise the shards of the frozen ones, or None.
 
     Args:
         model: The model, split over the axes inside it.
-        plan: Where its parameters and gradients live.
-        precision: The compute and reduce dtypes.
+        plan: The plan, with the options of the step.
     """
     stored, reduced = block_layouts(plan)
-    axes, gathers_beside_loops = plan.gather_axes, plan.gathers_blocks and plan.loops_in_blocks
-    keeps_blocks = plan.keeps_blocks
+    axes, precision = plan.gather_axes, plan.options.precision
+    orders_loops = plan.gathers_blocks and plan.loops_in_blocks
 
     def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
         shards_of_all = shards if kept is None else join(shards, kept)
-        whole = kept if keeps_blocks else gather(shards_of_all, stored, axes, precision)
+        whole = kept if plan.keeps_blocks else gather(shards_of_all, stored, axes, precision)
         params = attach(shards, whole, reduced, axes, precision)
-        if gathers_beside_loops:
-            params, x = apart(params, x)
+        if orders_loops:
+            params, x = order_block(params, x)
         return model.block(params, x, key)
 
     return block
 
 
 def block_layouts(plan: ShardingPlan) -> tuple[Any, Any]:
-    """The layouts of one block's parameters and of its gradients."""
+    """Returns the layouts of one block's parameters and of its gradients."""
+
+    def without_block_dim(layout: TensorLayout) -> TensorLayout:
+        return TensorLayout(layout.axes[1:], layout.device_mesh)
+
     tables = plan.used_table.layouts, plan.gradient_table.layouts
     stored, reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in tables)
     return stored, reduced
 
 
-def without_block_dim(layout: TensorLayout) -> TensorLayout:
-    """Drops the block dim."""
-    return TensorLayout(layout.axes[1:], layout.device_mesh)
+def remat_block(block: Callable[..., Any], remat: str, *, makes_copies: bool, in_loop: bool) -> Callable[..., Any]:
+    """Wraps a block so that backward recomputes what the policy does not keep.
+
+    Args:
+        block: The function of one block, including its gathers.
+        remat: One of `REMAT_POLICIES`.
+        makes_copies: Whether the block gathers or casts its parameters, so that backward would keep the copies of all
+            blocks; if not, `none` returns the block unchanged.
+        in_loop: Whether forward and backward are separate loops of several turns, so that XLA cannot merge the two
+            computations; if not, the recomputation waits for the gradient.
+
+    Raises:
+        UserError: The policy is unknown.
+    """
+    if remat not in REMAT_POLICIES:
+        raise UserError(f"train.remat={remat!r} is not a valid policy. Choose one of {', '.join(REMAT_POLICIES)}.")
+    if remat == "none" and not makes_copies:
+        return block
+    policies = {
+        "none": save_arithmetic,
+        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        "full": jax.checkpoint_policies.nothing_saveable,
+    }
+    again = jax.checkpoint(block, policy=policies[remat], prevent_cse=not in_loop)
+    return again if in_loop else delay_recompute(again, inputs_only=remat == "none")
+
+
+def save_arithmetic(primitive: Any, *avals: Any, **params: Any) -> bool:
+    """A `jax.checkpoint` policy: saves results of arithmetic, and recomputes what was only gathered, moved or cast."""
+    return not _only_moves(primitive.name, params)
+
+
+def _only_moves(name: str, params: Any) -> bool:
+    """Returns whether an operation only moves values; for a call (a custom gradient), whether all of it does.
+
+    Moving or casting a value costs little, and saving it would keep a gathered parameter alive under another shape.
+    """
+    called = params.get("call_jaxpr")
+    if called is not None:
+        names = [equation.primitive.name for equation in called.eqns]
+        chooses = PLATFORM_CHOICE in names  # a value that waits, see ordered_collectives.py
+        return chooses or all(_only_moves(equation.primitive.name, equation.params) for equation in called.eqns)
+    if name in GATHERS:  # over the axes inside a model, activations are gathered: as expensive as arithmetic
+        return gathered_over(params).isdisjoint(axes_that_split("work"))
+    return name in MOVES | JOINS

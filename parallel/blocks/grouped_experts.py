@@ -1,8 +1,8 @@
-"""Experts applied to rows that are grouped by expert, block by block: no row is computed for an expert it is not for.
+"""Applies experts to rows that are grouped by expert, block by block: each row is computed only for its own expert.
 
 Letters: M rows of a buffer, m rows of one block of it, e experts held; b counts the blocks, M / m of them.
 
-A buffer has to be as large as the worst case needs and is mostly empty: expert by expert, products over the whole of it
+A buffer must fit the worst case and is mostly empty: expert by expert, products over the whole of it
 would cost e times too much. Here the rows of an expert lie together, each group begins a block of m rows, and a loop
 runs over the blocks that hold something: its number of turns is known only as it runs, everything else when it is
 compiled. Besides the rows there are, it computes the padding of the last block of each group.
@@ -27,7 +27,7 @@ from ..collectives import varying_zeros
 Weights: TypeAlias = Any
 """A pytree of arrays with the experts on dim 0."""
 Expert: TypeAlias = Callable[[Weights, Array], Array]
-"""`expert(weights of one, rows (m, D)) -> (m, D)`; a row of zeros has to give zeros."""
+"""`expert(weights of one, rows (m, D)) -> (m, D)`; a row of zeros must give zeros."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -60,7 +60,7 @@ def _forward(expert: Expert, weights: Weights, x_MD: Array, expert_b: Array) -> 
 
 
 def _backward(expert: Expert, residuals: tuple[Any, ...], dy_MD: Array) -> tuple[Weights, Array, None]:
-    """Sums of gradients over blocks are kept in float32 or wider."""
+    """Computes gradients; sums over blocks are in float32 or wider."""
     weights, x_MD, expert_b = residuals
     x_bmD, dy_bmD = _in_blocks(x_MD, expert_b), _in_blocks(dy_MD, expert_b)
     order_b, num_full = _full_blocks(weights, expert_b)
@@ -90,7 +90,7 @@ def _in_blocks(x_MD: Array, expert_b: Array) -> Array:
 
 
 def _full_blocks(weights: Weights, expert_b: Array) -> tuple[Array, Array]:
-    """The blocks ordered by expert, the empty ones last, and how many are not empty."""
+    """Returns the blocks ordered by expert, with empty ones last, and the number of nonempty blocks."""
     num_experts = jax.tree.leaves(weights)[0].shape[0]
     return jnp.argsort(expert_b), jnp.sum(expert_b < num_experts, dtype=jnp.int32)
 

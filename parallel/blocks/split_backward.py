@@ -4,8 +4,8 @@ Autodiff gives forward and backward of a block as one graph. Here the graph is t
 the first part that needs it:
 
     F   what the output y needs
-    B   what else the gradient dx of the input needs
-    W   what else the gradients of the parameters need
+    B   what the gradient dx of the input needs in addition
+    W   what the gradients of the parameters need in addition
 
     forward(params, x, extra)                               -> y, residuals     in F's tick
     recompute(params, x, extra)                             -> residuals        in R's, where a stage recomputes
@@ -47,7 +47,7 @@ from .differentiable import join_differentiable, split_differentiable
 Held: TypeAlias = tuple[Array, ...]
 """Arrays that one part leaves for another."""
 Extra: TypeAlias = Any
-"""A tree of arrays that a block is run with and that has no gradient: its random key, for one."""
+"""A tree of further inputs of a block without a gradient, such as its random key."""
 Indices: TypeAlias = set[int]
 """Equations, by their place in the graph."""
 
@@ -84,7 +84,7 @@ def split_block(
         params: Example of one block's parameters. Inside `shard_map`, examples are values of the types (shapes, dtypes,
             axes they vary over) that the parts will be run with; what they hold does not matter.
         x: Example of activations.
-        extra: Example of what else the block is run with.
+        extra: Example of the further inputs of the block.
 
     Raises:
         UserError: The block's output is not of its input's structure, shapes and dtypes.
@@ -127,7 +127,7 @@ def _groups(variables: list[Variable], sizes: list[int]) -> list[list[Variable]]
 
 
 class _Parts:
-    """Which equations of the graph are F's, B's and W's, and which variables pass between them."""
+    """The equations of F, B and W, and the variables that pass between them."""
 
     def __init__(
         self,
@@ -158,14 +158,14 @@ class _Parts:
         self.deferred = self._fewest(self._used(weight, gradients) & made_backward, self.residuals)
 
     def _free(self, free: set[Variable]) -> set[Variable]:
-        """All variables that depend on parameters, extra and constants alone."""
+        """Returns all variables that depend only on parameters, extra and constants."""
         for eqn in self.graph.equations:
             if all(is_literal(operand) or operand in free for operand in eqn.invars):
                 free.update(eqn.outvars)
         return free
 
     def _on_gathered(self, weight: Indices) -> Indices:
-        """What of W is computed with gathered parameters, such as a norm that is recomputed: W would gather again."""
+        """Returns the equations of W that use gathered parameters, such as a recomputed norm: W would gather again."""
         gathered: set[Variable] = set()
         early: Indices = set()
         for index, eqn in enumerate(self.graph.equations):
@@ -178,7 +178,7 @@ class _Parts:
         return early
 
     def _light(self, weight: Indices) -> Indices:
-        """What leads to gradients of W without products of matrices: sums over rows, as small as their parameters."""
+        """Returns the equations of gradients without matrix products: sums over rows, as small as their parameters."""
         light: Indices = set()
         for gradient in self.gradients:
             own = self.slice([gradient], given=()) & weight
@@ -196,7 +196,7 @@ class _Parts:
         return self.graph.equations[index].primitive.name
 
     def slice(self, targets: Iterable[Variable], *, given: Iterable[Variable]) -> Indices:
-        """The equations that make the targets from what is given, from inputs and from constants."""
+        """Returns the equations that compute the targets from given variables, inputs and constants."""
         found: Indices = set()
         given, pending = set(given), list(targets)
         while pending:
@@ -218,7 +218,7 @@ class _Parts:
         return {variable for variable in used if not is_literal(variable) and variable not in self.free}
 
     def _fewest(self, wanted: set[Variable], given: list[Variable]) -> list[Variable]:
-        """What to hold so that the wanted variables can be had: what they were moved or cast from, if it is no larger.
+        """Returns the variables to hold for the wanted ones: what these were moved or cast from, if it is not larger.
 
         Args:
             wanted: Variables that a later part uses.
@@ -236,7 +236,7 @@ class _Parts:
         return sorted(wanted, key=self.place.__getitem__)
 
     def _source(self, variable: Variable) -> Variable | None:
-        """What a variable was only moved or cast from."""
+        """Returns the variable that another one was only moved or cast from, or None."""
         eqn = self._equation(variable)
         if eqn is None or eqn.primitive.name not in MOVES:
             return None
@@ -257,7 +257,7 @@ class _Parts:
         return None if index is None else self.graph.equations[index]
 
     def function(self, inputs: list[Variable], outputs: list[Variable]) -> Callable[..., list[Array]]:
-        """A function of values of some variables that runs just the equations which make others from them."""
+        """Returns a function from values of some variables to others, which runs only the needed equations."""
         indices = sorted(self.slice(outputs, given=inputs))
         return run_equations(self.graph, [self.graph.equations[index] for index in indices], inputs, outputs)
 

@@ -1,4 +1,4 @@
-"""What one stage of a pipeline computes: the parts of a tick, and the buffers between them."""
+"""The computation of one pipeline stage: the parts of a tick, and the buffers between them."""
 
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,25 +14,24 @@ from ..blocks.split_backward import Held, SplitBlock, split_block
 from ..collectives import vary
 from ..model import Activations, Batch, Params, fold_block
 from ..model.loss_sums import LossSums
+from ..options import scaled
 from ..pipeline import AXIS
-from ..precision import scaled
-from ..schedule.table import Kind
+from ..schedule.schedule_table import Kind
 from ..schedule.timetable import Entry, Timetable
-from .message import Fill, Message, spent
-from .tick import Tick, add, put, take
+from .tick import Fill, Message, Tick, add, put, take, zeros_like_message
 
 
 class Inputs(NamedTuple):
-    """What one device works on.
+    """The inputs of one device.
 
     Attributes:
-        params: Parameters that train, varying over all manual axes, None in place of the others; "blocks" hold this
-            stage's rows, see `schedule/stages.py`.
-        whole: What was gathered of all of them for the whole step; "blocks", if there, with as many rows: whole, or
-            where they are gathered block by block, the shards of those that do not train.
-        batch: Its rows, the same on all stages.
-        key: Randomness of this step, or None.
-        scale: What the loss is multiplied by before it is differentiated; None for nothing.
+        params: The trained parameters, varying over all manual axes, with None in place of the frozen ones; "blocks"
+            contains the rows of this stage, see `schedule/stages.py`.
+        whole: The parameters gathered for the entire step. If it has "blocks", they have the same rows: whole ones or,
+            if blocks are gathered one by one, the shards of the frozen ones.
+        batch: The rows of this device, the same on all stages.
+        key: The random key of this step, or None.
+        scale: The factor of the loss before it is differentiated; None for no factor.
     """
 
     params: Params
@@ -43,7 +42,7 @@ class Inputs(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a stage carries from tick to tick; buffers have their slots on dim 0."""
+    """The state that a stage carries from tick to tick; dim 0 of a buffer counts its slots."""
 
     inbox: Message
     residuals: Held
@@ -70,46 +69,46 @@ class Stage:
         self.rows = rows // timetable.microbatches
 
     def entries(self) -> Entry:
-        """This stage's column of the timetable, for a scan over its ticks."""
+        """Returns this stage's column of the timetable, to scan over."""
         stage = lax.axis_index(AXIS)
         columns = (lax.dynamic_index_in_dim(jnp.asarray(field), stage, 1, False) for field in self.timetable.entries)
         return Entry(*columns)
 
     def groups(self, names: tuple[str, ...]) -> Params:
-        """Groups of parameters outside the blocks."""
+        """Returns groups of parameters outside the blocks."""
         return {name: self.params[name] for name in names}
 
-    # What a stage starts with.
+    # Initial values.
 
     @cached_property
     def like(self) -> Activations:
-        """Activations of one microbatch: their types, and of no meaning."""
+        """Example activations of one microbatch; only their types matter."""
         batch, groups = self.microbatch(0), self.groups(self.parts.embed_reads)
         shapes = jax.eval_shape(lambda: self.parts.embed(groups, self.whole, batch, self.key))
         return jax.tree.map(lambda leaf: self.vary(jnp.zeros(leaf.shape, leaf.dtype)), shapes)
 
     @cached_property
     def block(self) -> SplitBlock:
-        """The block in three parts."""
+        """The block, split into forward, backward to the input and backward to the weights."""
         params, extra = self.layer(jnp.zeros((), jnp.int32) + lax.axis_index(AXIS), lax.axis_index(AXIS))
         return split_block(
             lambda params, x, extra: self.parts.block(params, extra[0], x, extra[1]), params, self.like, extra
         )
 
     def start(self) -> State:
-        """The state before the first tick."""
+        """Returns the state before the first tick."""
         blocks = self.timetable.blocks_per_slot
         residuals = self.buffers(self.timetable.residuals * blocks, self.block.residuals)
         deferred = self.buffers(self.timetable.deferred * blocks, self.block.deferred)
         return State(self.new_inbox(), residuals, deferred, jax.tree.map(jnp.zeros_like, self.params), self.no_sums())
 
     def new_inbox(self) -> Message:
-        """The inbox before the first tick."""
+        """Returns the inbox before the first tick."""
         differentiable, others = split_differentiable(self.like)
         return Message(*(list(self.buffers(self.timetable.inbox, leaves)) for leaves in (differentiable, others)))
 
     def buffers(self, slots: int, shapes: Any) -> Held:
-        """A buffer for each shape, filled with `fill`."""
+        """Returns a buffer for each shape, filled with `fill`."""
 
         def make(leaf: Any) -> Array:
             value = self.fill if jnp.issubdtype(leaf.dtype, jnp.floating) else 0
@@ -118,25 +117,25 @@ class Stage:
         return tuple(map(make, shapes))
 
     def no_sums(self) -> LossSums:
-        """The sums of no rows."""
+        """Returns sums of zero rows."""
         groups, batch = self.groups(self.parts.head_reads), self.microbatch(0)
         shapes = jax.eval_shape(lambda: self.parts.head(groups, self.whole, self.like, batch, self.key))
         return jax.tree.map(lambda leaf: self.vary(jnp.zeros(leaf.shape, leaf.dtype)), shapes)
 
     def vary(self, value: Array) -> Array:
-        """A value typed as different on each device."""
+        """Types a value as varying over the manual axes."""
         return vary(value, self.axes)
 
-    # What a tick reads.
+    # Values that a tick reads.
 
     def microbatch(self, index: Array | int) -> Batch:
-        """The rows of one microbatch."""
+        """Returns the rows of one microbatch."""
         start = index * self.rows
         return {name: lax.dynamic_slice_in_dim(rows, start, self.rows) for name, rows in self.batch.items()}
 
     def layer(self, row: Array, block: Array, tick: Tick | None = None) -> tuple[Params, tuple[Params, Array | None]]:
-        """Trained parameters of one block, and what else it is run with: what is kept of it, and its key."""
-        read = tick.take if tick and self.parts.gathers else take  # gathers are to stay in the loop
+        """Returns the trained parameters of one block, and its other inputs: its kept parameters and its key."""
+        read = tick.take if tick and self.parts.gathers else take  # so that gathers stay in the loop
         params, kept = read((self.params["blocks"], self.whole.get("blocks")), row)
         return params, (kept, fold_block(self.key, block))
 
@@ -147,21 +146,21 @@ class Stage:
         return Tick(entry, self.timetable)
 
     def read(self, tick: Tick, inbox: Message) -> Message:
-        """What the action starts from."""
+        """Reads the input of the action from the inbox."""
         return take(inbox, tick.entry.reads)
 
     def embed(self, tick: Tick, message: Message) -> Message:
-        """What forward starts from: what arrived or, on the first virtual stage, the embedding."""
+        """Returns the input of forward: the received activations or, on the first virtual stage, the embedding."""
         groups = self.groups(self.parts.embed_reads)
 
         def run(_: Message) -> Message:
-            batch = self.microbatch(tick.after(tick.entry.microbatch))
+            batch = self.microbatch(tick.wait(tick.entry.microbatch))
             return self.message(self.parts.embed(groups, self.whole, batch, self.key))
 
         return tick.once("embed", tick.entry.embeds * tick.does(Kind.FORWARD, Kind.RECOMPUTE), run, message)
 
     def forward(self, tick: Tick, kind: Kind, message: Message, residuals: Held) -> tuple[Message, Held]:
-        """Runs the chunk's blocks; puts what backward needs into `residuals`, or drops it where there are none."""
+        """Runs the blocks of the chunk; stores the residuals for backward, unless the buffer is empty."""
         entry, slot = tick.entry, tick.entry.residuals * self.timetable.blocks_per_slot
 
         def run(index: Array, carry: tuple[Message, Held]) -> tuple[Message, Held]:
@@ -173,37 +172,37 @@ class Stage:
         return tick.each_block(kind.name.lower(), tick.does(kind), run, (message, residuals))
 
     def recompute(self, tick: Tick, message: Message, residuals: Held) -> tuple[Message, Held]:
-        """Recomputes the residuals of the chunk's blocks; of a single one, not what only its output needs."""
+        """Recomputes the residuals of the chunk's blocks; for a single block, without what only its output needs."""
         if self.timetable.blocks_per_slot > 1 or self.parts.recomputes_output:
             return self.forward(tick, Kind.RECOMPUTE, message, residuals)
         entry = tick.entry
 
         def run(residuals: Held) -> Held:
-            row, x = tick.after((entry.stored_block, message))
+            row, x = tick.wait((entry.stored_block, message))
             params, extra = self.layer(row, entry.block, tick)
             return put(residuals, entry.residuals, self.block.recompute(params, self.activations(x), extra))
 
         return message, tick.once("recompute", tick.does(Kind.RECOMPUTE) * entry.num_blocks, run, residuals)
 
     def head(self, tick: Tick, groups: Params, y: Message) -> LossSums:
-        """The share of the sums of one microbatch."""
+        """Returns this device's share of the sums of one microbatch."""
         batch = self.microbatch(tick.entry.microbatch)
         return self.parts.head(groups, self.whole, self.activations(y), batch, self.key)
 
     def head_forward(self, tick: Tick, message: Message, sums: LossSums) -> tuple[Message, LossSums]:
-        """Adds up the shares, on the last virtual stage, where nothing is left to send."""
+        """Adds this microbatch's share to the sums, on the last virtual stage, which sends nothing on."""
 
         def run(carry: tuple[Message, LossSums]) -> tuple[Message, LossSums]:
             y, sums = carry
             shares = self.head(tick, self.groups(self.parts.head_reads), y)
-            return spent(y), add(sums, jax.tree.map(self.vary, shares))
+            return zeros_like_message(y), add(sums, jax.tree.map(self.vary, shares))
 
         return tick.once("head_forward", tick.entry.heads * tick.does(Kind.FORWARD), run, (message, sums))
 
     def head_backward(
         self, tick: Tick, message: Message, gradients: Params, sums: LossSums
     ) -> tuple[Message, Params, LossSums]:
-        """What backward starts from: what arrived or, on the last virtual stage, the gradient of the head."""
+        """Returns the input of backward: the received gradient or, on the last virtual stage, that of the head."""
         names = self.parts.head_reads
 
         def run(carry: tuple[list[Array], Params, LossSums]) -> tuple[list[Array], Params, LossSums]:
@@ -222,7 +221,7 @@ class Stage:
         return message._replace(differentiable=dy), {**gradients, **own}, sums
 
     def backward_input(self, tick: Tick, message: Message, residuals: Held, deferred: Held) -> tuple[Message, Held]:
-        """Takes the gradient through the chunk's blocks, last to first."""
+        """Propagates the gradient through the blocks of the chunk, last to first."""
         entry, blocks = tick.entry, self.timetable.blocks_per_slot
 
         def run(turn: Array, carry: tuple[list[Array], Held]) -> tuple[list[Array], Held]:
@@ -255,17 +254,17 @@ class Stage:
         return {**gradients, "blocks": tick.each_block("backward_weight", does, run, gradients["blocks"])}
 
     def embed_backward(self, tick: Tick, message: Message, gradients: Params) -> tuple[Message, Params]:
-        """Adds the gradient of the embedding, on the first virtual stage, where nothing is left to send."""
+        """Adds the gradient of the embedding, on the first virtual stage, which sends nothing on."""
         names = self.parts.embed_reads
 
         def embed(groups: Params) -> list[Array]:
-            batch = self.microbatch(tick.after(tick.entry.microbatch))
+            batch = self.microbatch(tick.wait(tick.entry.microbatch))
             return split_differentiable(self.parts.embed(groups, self.whole, batch, self.key))[0]
 
         def run(carry: tuple[Message, Params]) -> tuple[Message, Params]:
             dx, gradients = carry
             (new,) = jax.vjp(embed, self.groups(names))[1](dx.differentiable)
-            return spent(dx), add(gradients, new)
+            return zeros_like_message(dx), add(gradients, new)
 
         carry = (message, {name: gradients[name] for name in names})
         turns = tick.entry.embeds * tick.does(Kind.BACKWARD_INPUT)
@@ -273,10 +272,10 @@ class Stage:
         return message, {**gradients, **own}
 
     def message(self, x: Activations) -> Message:
-        """Activations as they travel."""
+        """Converts activations to a message."""
         differentiable, others = split_differentiable(x)
         return Message(list(map(self.vary, differentiable)), list(map(self.vary, others)))
 
     def activations(self, message: Message) -> Activations:
-        """Activations as the model has them."""
+        """Converts a message to activations."""
         return join_differentiable(self.like, message.differentiable, message.others)

@@ -1,51 +1,52 @@
-"""One tick of a pipeline on one stage: parts that this stage runs or skips, strictly one after another."""
+"""One tick of a pipeline on one stage: parts that run strictly one after another, and the messages between stages."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..schedule.table import Kind
-from ..schedule.timetable import Entry, Timetable, most_turns
-from ..xla.in_order import after
-from ..xla.skip import Turns, run_turns
+from ..pipeline import AXIS
+from ..schedule.schedule_table import Kind
+from ..schedule.timetable import Entry, Timetable, count_turns
+from ..xla.optional_turns import Turns, run_turns
+from ..xla.ordered_collectives import order_after
 
 _Carry = TypeVar("_Carry")
 
 
 class Tick:
-    """A tick's entry of the timetable, and the order of its parts.
+    """The timetable entry of one tick, and the order of its parts.
 
-    Parts that depend on nothing of one another might run at the same time. On simulated devices, starved of threads,
-    their collectives then meet in different orders, and wait for ever. So each part counts its turns on a clock, and
-    the next one starts after what the clock says (`xla/in_order.py`).
+    Parts that are independent of each other could run at the same time. On simulated devices with few threads, their
+    collectives then start in different orders and deadlock. Therefore each part adds its turns to a clock, and the next
+    part waits for the clock (`xla/ordered_collectives.py`).
     """
 
     def __init__(self, entry: Entry, timetable: Timetable) -> None:
         """Starts the clock.
 
         Args:
-            entry: Scalars, this stage's.
-            timetable: The pipeline's.
+            entry: The scalars of this stage.
+            timetable: The timetable of the pipeline.
         """
         self.entry = entry
-        self._ticks, self._totals = len(timetable.entries.kind), most_turns(timetable)
+        self._ticks, self._totals = len(timetable.entries.kind), count_turns(timetable)
         self._most, self._even = timetable.blocks_per_slot, is_even(timetable)
         self._clock = jnp.zeros((), jnp.int32)
 
     def does(self, *kinds: Kind) -> Array:
-        """1 where the action is of one of these kinds, else 0."""
+        """Returns 1 if the action is of one of these kinds, otherwise 0."""
         return sum(((self.entry.kind == kind).astype(jnp.int32) for kind in kinds), jnp.zeros((), jnp.int32))
 
     def each_block(self, part: str, does: Array, run: Callable[[Array, _Carry], _Carry], carry: _Carry) -> _Carry:
-        """Runs `carry = run(index, carry)` for each block of the chunk if `does` is 1, after all parts before."""
+        """Runs `carry = run(index, carry)` for each block of the chunk if `does` is 1, after all previous parts."""
         turns = Turns(does * self.entry.num_blocks, self._most, self._even, self._totals[part], self._ticks)
         return self._run(part, turns, run, carry)
 
     def once(self, part: str, does: Array, run: Callable[[_Carry], _Carry], carry: _Carry) -> _Carry:
-        """Runs `carry = run(carry)` if `does` is 1, after all parts before."""
+        """Runs `carry = run(carry)` if `does` is 1, after all previous parts."""
         turns = Turns(does, 1, True, self._totals[part], self._ticks)
         return self._run(part, turns, lambda _, carry: run(carry), carry)
 
@@ -54,50 +55,96 @@ class Tick:
             carry, self._clock = both
             return run(index, carry), self._clock + 1
 
-        turns = turns._replace(now=self.after(turns.now))
+        turns = turns._replace(now=self.wait(turns.now))
         carry, self._clock = run_turns(part, turns, turn, (carry, self.vary(self._clock)))
         return carry
 
-    def after(self, value: Any) -> Any:
-        """A value, which is there once all parts before are done.
+    def wait(self, value: Any) -> Any:
+        """Returns the value once all previous parts are done.
 
-        Inside a part: one that is there in each turn anew. XLA:CPU takes what no turn changes out of a loop, and would
-        run it in every tick of every stage.
+        Inside a part, the value depends on the turn. Otherwise XLA:CPU would move loop-invariant code out of the loop,
+        and run it in every tick of every stage.
         """
-        return after(self._clock, value, integers=True)
+        return order_after(self._clock, value, integers=True)
 
     def take(self, buffers: Any, slot: Array) -> Any:
-        """One slot of each buffer. No turn takes another than a single slot, as XLA knows: that is read `after`."""
+        """Returns one slot of each buffer. If there is a single slot, reading it is loop-invariant, so it waits."""
         values = take(buffers, slot)
         is_single = all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(buffers))
-        return self.after(values) if is_single else values
+        return self.wait(values) if is_single else values
 
     def vary(self, clock: Array) -> Array:
-        """The clock, typed as the entry is: different on each stage."""
+        """Types the clock as varying over the stages, like the entry."""
         return clock + jnp.zeros_like(self.entry.kind)
 
 
 def is_even(timetable: Timetable) -> bool:
-    """Whether all chunks have as many blocks as the largest."""
+    """Returns whether all chunks have the same number of blocks."""
     entry = timetable.entries
     return bool((entry.num_blocks[entry.kind != Kind.IDLE] == timetable.blocks_per_slot).all())
 
 
 def choose(flag: Array, yes: Any, no: Any) -> Any:
-    """The first of two trees where the flag is true."""
+    """Returns the first of two trees if the flag is true, otherwise the second."""
     return jax.tree.map(lambda a, b: jnp.where(flag, a, b), yes, no)
 
 
 def add(sums: Any, new: Any) -> Any:
-    """The sum of two trees."""
+    """Adds two trees."""
     return jax.tree.map(jnp.add, sums, new)
 
 
 def take(buffers: Any, slot: Array) -> Any:
-    """One slot of each buffer of a tree; slots are on dim 0."""
+    """Reads one slot of each buffer in a tree; dim 0 counts the slots."""
     return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, slot, 0, keepdims=False), buffers)
 
 
 def put(buffers: Any, slot: Array, values: Any) -> Any:
-    """Buffers with one slot of each replaced."""
+    """Writes one slot of each buffer in a tree."""
     return jax.tree.map(lambda leaf, value: lax.dynamic_update_index_in_dim(leaf, value, slot, 0), buffers, values)
+
+
+Fill: TypeAlias = float | Array | None
+"""The value of everything that no stage reads; set by tests."""
+
+
+class Message(NamedTuple):
+    """Activations, or (in `differentiable`) their gradient, that a stage receives, transforms and sends."""
+
+    differentiable: list[Array]
+    others: list[Array]
+
+
+def zeros_like_message(message: Message) -> Message:
+    """Returns the result of a loop whose message is no longer needed: a new value, so that the next part waits."""
+    return jax.tree.map(jnp.zeros_like, message)
+
+
+def exchange(timetable: Timetable, entry: Entry, inbox: Message, made: Message, fill: Fill) -> Message:
+    """Sends a message to both neighbors, and stores the received messages in the slots given by the timetable.
+
+    If an action has nothing to send, its last value is sent too, to a slot that no stage reads.
+
+    Args:
+        timetable: The timetable of the pipeline.
+        entry: The entry of this stage and tick.
+        inbox: The messages received so far, in slots.
+        made: The result of the tick's last loop.
+        fill: The value sent by actions that have nothing to send; None for their last value.
+
+    Returns:
+        The inbox of the next tick.
+    """
+    if fill is not None:
+        sends = (entry.kind == Kind.FORWARD) | (entry.kind == Kind.BACKWARD_INPUT)
+        differentiable = [jnp.full_like(leaf, fill) for leaf in made.differentiable]
+        made = choose(sends, made, made._replace(differentiable=differentiable))
+    from_below = lax.ppermute(made, AXIS, timetable.up)
+    going_down = order_after(from_below, made, integers=True)  # simulated devices mix up simultaneous permutes
+    going_down = going_down if timetable.both_ways else going_down._replace(others=[])
+    from_above = lax.ppermute(going_down, AXIS, timetable.down)
+    inbox = put(inbox, entry.from_below, from_below)
+    others = inbox.others if timetable.both_ways else []
+    down = put(inbox._replace(others=others), entry.from_above, from_above)
+    inbox = down if timetable.both_ways else inbox._replace(differentiable=down.differentiable)
+    return put(inbox, entry.from_self, made)

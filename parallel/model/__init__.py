@@ -1,7 +1,7 @@
-"""What a model is, what its loss returns, and how rows that depend on each other are summed.
+"""The definition of a model, and the results of its loss.
 
-In: pure functions of the user. Out: a `Model` or a `BlockModel` (`definition`), of which every strategy runs the loss.
-Read first: `definition`; then `loss_sums` (metrics, and the state of a model that has one) and `row_axes` (batch norm).
+In: pure functions of the user. Out: a `Model` or a `BlockModel` (`definition`); every strategy runs its loss.
+Read first: `definition`; then `loss_sums` (metrics, and the state of a model).
 """
 
 from .definition import LOGITS as LOGITS

@@ -1,48 +1,48 @@
-"""Names under which a loss reads a batch, and which array is meant by a name that is not there."""
+"""Names of the arrays of a batch: the array that an unknown name probably refers to."""
 
 from collections.abc import Collection, Iterable
 
-from ...mesh.near_miss import nearest
+from ...mesh.errors import nearest
 
-OTHER_WORDS = {
+SYNONYMS = {
     "targets": ("labels", "label", "target", "y", "y_true", "ys", "classes", "answers", "output", "outputs", "next"),
     "inputs": ("x", "xs", "input", "input_ids", "tokens", "features", "image", "images", "data", "text", "ids", "obs"),
     "weights": ("weight", "mask", "masks", "loss_mask", "attention_mask", "sample_weight", "sample_weights", "w"),
     "example": ("index", "indices", "idx", "row", "rows", "id", "example_id"),
 }
-"""Name of an array of a batch -> what others call it."""
+"""Name of an array of a batch -> its names in other libraries."""
 CUTOFF = 0.7
 
 
-def meant(name: object, batch: Iterable[str], others: Collection[str] = ()) -> str:
-    """The name that is meant by one that a batch does not hold.
+def guess_name(name: object, batch: Iterable[str], others: Collection[str] = ()) -> str:
+    """Returns the valid name that is closest to an unknown one.
 
     Args:
-        name: What was read.
+        name: The unknown name.
         batch: The names of the batch's arrays.
-        others: Names of other things that the same code reads, such as its parameters.
+        others: Other valid names in the same code, such as those of parameters.
 
     Returns:
-        One of the batch's, or of the others; "" where none is near.
+        One of these names, or "" if none is similar.
     """
     batch = list(batch)
     word = str(name).lower()
     for array in batch:
-        if word in OTHER_WORDS.get(array, ()):
+        if word in SYNONYMS.get(array, ()):
             return array
     return next(iter(nearest(name, [*batch, *others], cutoff=CUTOFF)), "")
 
 
-def of_missing_key(error: KeyError, batch: Iterable[str]) -> str:
-    """What to say of a KeyError where a batch was read: the names that it holds; "" where it was read by none of them.
+def explain_key_error(error: KeyError, batch: Iterable[str]) -> str:
+    """Returns a message for a KeyError from reading a batch, with the valid names; "" for other keys.
 
     Args:
-        error: As it was raised.
+        error: The error.
         batch: The names of the batch's arrays.
     """
     batch = list(batch)
     name = error.args[0] if error.args else None
     if not isinstance(name, str) or name in batch:
         return ""
-    near = meant(name, batch)
-    return f"The batch holds {', '.join(batch)}, and no {name!r}.{f' Did you mean {near!r}?' if near else ''}"
+    near = guess_name(name, batch)
+    return f"The batch does not contain {name!r}, only {', '.join(batch)}.{f' Did you mean {near!r}?' if near else ''}"

@@ -1,13 +1,13 @@
-"""What the runtime asks of a model: a pair of pure functions, or the same loss cut into embed, block and head.
+"""The interface of a model: a pair of pure functions, or the same loss split into embed, block and head.
 
 Any `init` / `loss` pair trains (`Model`). A model written as embed / block / head (`BlockModel`) also lets the
 runtime work one block at a time: gather a block's parameters just before its use, recompute it in backward, and
-place blocks on pipeline stages. The functions hold no collectives and know nothing of a mesh: they see whole
-parameters, already cast to the compute dtype, and the rows of the batch that live on one device.
+place blocks on pipeline stages. The functions do not use collectives or a mesh: they receive whole
+parameters, cast to the compute dtype, and the rows of the batch on one device.
 
 A `BlockModel` with `parallelize` can also split its own work over the axes tensor, context and expert: its functions
-then see their part of the parameters that `rules` split, run inside `shard_map`, and hold collectives. The rule they
-keep: every device returns its own share of (sum, weight), and the shares of all devices add up to the whole.
+then receive their part of the parameters that `rules` split, run inside `shard_map`, and use collectives. Every device
+must return its own share of (sum, weight), and the shares of all devices must add up to the total.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,35 +31,39 @@ Batch: TypeAlias = Mapping[str, Array]
 Activations: TypeAlias = Any
 """A pytree of arrays that flows from block to block."""
 ROWS = "predict(params, batch) -> array with the rows of the batch on dim 0"
-"""What `predict` has to be to predict rows of data."""
+"""The signature of `predict` for predicting rows of data."""
 LOGITS = 'predict(params, batch) -> logits (1, L, vocabulary) for batch["inputs"], (1, L) token ids'
-"""What it has to be to continue a prompt."""
+"""The signature of `predict` for continuing a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelContext:
-    """What a model is told of the mesh. An argument, never an ambient global.
+    """The options, with resolved sizes, of the strategies that split a model's work; the default splits nothing.
 
-    Options, with sizes worked out, of the strategies that live inside a model; the default splits nothing.
+    It is passed as an argument, never as an ambient global.
 
     Attributes:
-        tensor: products of matrices and positions between them, see `tensor.py`.
-        context: positions of a row, see `context.py`.
-        expert: experts of a mixture, see `expert.py`.
+        tensor: Splits matrix products and the positions between them, see `tensor.py`.
+        context: Splits the positions of a row, see `context.py`.
+        expert: Splits the experts of a mixture, see `expert.py`.
+        added: The options of strategies that were added to `STRATEGIES`, by name.
+        platform: The platform of the devices ("cpu", "gpu", "tpu"), which selects kernels.
     """
 
     tensor: TensorConfig = field(default_factory=TensorConfig)
     context: ContextConfig = field(default_factory=ContextConfig)
     expert: ExpertConfig = field(default_factory=ExpertConfig)
+    added: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    platform: str = "cpu"
 
     @property
     def splits_anything(self) -> bool:
-        """Whether a model has any work to split."""
-        return self.tensor.size * self.context.size * self.expert.size > 1
+        """True if any work is split."""
+        return any(config.size > 1 for config in (self.tensor, self.context, self.expert, *self.added.values()))
 
     @property
     def rings(self) -> tuple[str, ...]:
-        """The options that send to neighbours, see `xla/neighbours.py`."""
+        """The options that send to neighbors, see `xla/ring_hop.py`."""
         context, tensor = self.context, self.tensor
         attention = context.size > 1 and context.attention == "ring" and context.send == "pairs"
         products = tensor.size > 1 and tensor.collective_matmul
@@ -68,7 +72,7 @@ class ParallelContext:
 
     @property
     def splits_positions(self) -> bool:
-        """Whether a device holds fewer positions than a row has."""
+        """True if a device has fewer positions than a row."""
         return self.tensor.size * self.context.size > 1
 
 
@@ -82,18 +86,18 @@ class Model:
             sum of the loss and the sum of the weights. The runtime divides once, by the weight of the whole global
             batch. `key` is the same on every device and None in evaluation; randomness that must not depend on the
             mesh folds in `batch["example"]`, the global index of each row. Metrics may follow the pair, see
-            `loss_sums.py`. Rows that depend on each other ask for `batch_axes()`, see `row_axes.py`.
-        predict: `predict(params, batch) -> array`, optional; `predict(params, batch, state)` of a model with a state.
-        name: what reports call it.
-        flops_per_row: floating-point operations of forward and backward for one row of the batch, for model FLOP/s.
-        flops_of_length: `flops_of_length(length) -> flops_per_row` of rows of that many positions, where batches have
-            several lengths; None: all rows count as `flops_per_row`.
-        init_state: `init_state(key) -> state`, of a model that keeps arrays which no gradient moves, such as the
+            `loss_sums.py`. Rows that depend on each other call `batch_axes()`.
+        predict: `predict(params, batch) -> array`, optional; `predict(params, batch, state)` for a model with a state.
+        name: The name in reports.
+        flops_per_row: The floating-point operations of forward and backward for one row, for model FLOP/s.
+        flops_of_length: `flops_of_length(length) -> flops_per_row` for rows with that many positions, if batches have
+            several lengths; None means `flops_per_row` for all rows.
+        init_state: `init_state(key) -> state`, for a model with arrays that gradients do not update, such as the
             running statistics of batch norm: a tree of arrays, whole on every device. Its loss is then
-            `loss(params, batch, key, state) -> LossSums`, with the next state in it; in evaluation (`key` is None) that
-            is not kept. Where devices return different ones, the next state is the mean over devices of floating-point
-            arrays, and the largest of others.
-        library: whose module it is, such as "flax.linen"; "" for a model of its own. Exports have that library's names.
+            `loss(params, batch, key, state) -> LossSums`, including the next state, which evaluation (`key` is None)
+            discards. If devices return different states, floating-point arrays are averaged, and the maximum of others
+            is used.
+        library: The library of the module, such as "flax.linen", or "". Exports use the names of that library.
     """
 
     init: Callable[[Array], Params]
@@ -108,28 +112,27 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockModel:
-    """A model as embed / block / head, its equal blocks stacked on dim 0 of every leaf of `params["blocks"]`.
+    """A model as embed / block / head, with equal blocks stacked on dim 0 of every leaf of `params["blocks"]`.
 
     Attributes:
         init: `init(key) -> {"embed": tree, "blocks": tree, "head": tree}`; every leaf of "blocks" has `num_blocks`
             as its first dim.
-        embed: `embed(groups, batch, key) -> x`; `groups` holds the groups of parameters named in `embed_reads`.
+        embed: `embed(groups, batch, key) -> x`; `groups` has the groups of parameters listed in `embed_reads`.
         block: `block(block_params, x, key) -> x` for one block; leaves come without their first dim.
         head: `head(groups, x, batch, key) -> (sum, weight)`, as a `Model`'s loss, with metrics or without; `groups` as
             in `head_reads`. In a model that is split, metrics are shares too.
-        num_blocks: how many blocks are stacked.
-        embed_reads: groups that `embed` reads, of "embed" and "head".
-        head_reads: groups that `head` reads; `("embed", "head")` where they share a table.
-        scan_unroll: how many blocks one turn of the loop over blocks holds.
-        predict: as in `Model`.
-        name: what reports call it.
-        flops_per_row, flops_of_length: as in `Model`.
-        parallelize: `parallelize(parallel) -> model`: the same model, its work split as told; raises UserError with
-            all that cannot be split. None: the model knows of no mesh, and axes inside it are left to XLA.
-        rules: of a model that was split: regex of a parameter's path -> mesh axis (or None) of each of its dims.
-        traffic: of a model that was split: `traffic(part, shapes, dtype) -> Traffic` for the parts "embed", "block"
-            and "head", given the per-device shapes of the batch and the compute dtype, with bytes as on the wire of
-            an accelerator or, by the fourth argument, of that platform.
+        num_blocks: The number of stacked blocks.
+        embed_reads: The groups that `embed` reads, out of "embed" and "head".
+        head_reads: The groups that `head` reads; `("embed", "head")` if they share a table.
+        scan_unroll: The number of blocks in one turn of the loop over blocks.
+        predict: See `Model`.
+        name: The name in reports.
+        flops_per_row, flops_of_length: See `Model`.
+        parallelize: `parallelize(parallel) -> model`: returns the model with its work split; raises UserError with
+            everything that cannot be split. None: the model does not use a mesh, and XLA handles the axes inside it.
+        rules: For a model that was split: regex of a parameter's path -> mesh axis (or None) of each of its dims.
+        traffic: For a model that was split: `traffic(part, shapes, dtype, platform) -> Traffic` of the parts "embed",
+            "block" and "head", given the per-device shapes of the batch, the compute dtype and the platform.
     """
 
     init: Callable[[Array], dict[str, Params]]
@@ -149,7 +152,8 @@ class BlockModel:
     traffic: Callable[[str, Mapping[str, jax.ShapeDtypeStruct], str, str], Traffic] | None = None
 
     def loss(self, params: dict[str, Params], batch: Batch, key: Array | None) -> Any:
-        """The whole loss on one device, with nothing gathered or recomputed: the reference of every strategy."""
+        """Computes the whole loss on one device, without gathering or recomputation: the reference for every
+        strategy."""
         x = self.embed({name: params[name] for name in self.embed_reads}, batch, key)
 
         def body(x: Activations, layer: tuple[Params, Array]) -> tuple[Activations, None]:
@@ -161,12 +165,12 @@ class BlockModel:
 
 
 def has_state(model: Model | BlockModel) -> bool:
-    """Tells whether a model keeps arrays that no gradient moves."""
+    """Returns whether a model has a state: arrays that gradients do not update."""
     return isinstance(model, Model) and model.init_state is not None
 
 
 def with_state(model: Model | BlockModel, state: Any) -> Model | BlockModel:
-    """The same model, whose `predict` needs no state: it is given this one."""
+    """Returns the model with a `predict` that uses this state."""
     if not isinstance(model, Model) or model.init_state is None or model.predict is None:
         return model
     predict = model.predict
@@ -174,19 +178,19 @@ def with_state(model: Model | BlockModel, state: Any) -> Model | BlockModel:
 
 
 def fold_block(key: Array | None, index: Array) -> Array | None:
-    """The key of block `index` (a scalar), or None where there is no randomness."""
+    """Returns the key of block `index` (a scalar), or None without randomness."""
     return None if key is None else jax.random.fold_in(key, index)
 
 
 def without_predict(name: str, consequence: str, form: str) -> str:
-    """What is told where a model has no `predict`, and one is needed.
+    """Returns the error message for a model without the `predict` that is needed.
 
     Args:
-        name: Of the model.
-        consequence: What cannot be, such as "it cannot continue a prompt".
-        form: Of the function: ROWS or LOGITS.
+        name: The name of the model.
+        consequence: The consequence, such as "it cannot continue a prompt".
+        form: The required signature: ROWS or LOGITS.
     """
     return (
-        f"The model {name} has no `predict`, so {consequence}. Give it one, `{form}`, as Model(..., predict=predict); "
-        f"parameters that were trained stay as they are. See {docs_url('models')}."
+        f"The model {name} does not define `predict`, so {consequence}. Give it one, `{form}`, as "
+        f"Model(..., predict=predict); trained parameters remain valid. See {docs_url('models')}."
     )

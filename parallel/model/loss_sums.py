@@ -1,11 +1,11 @@
-"""What a loss returns: the pair of sums that training needs, and what a model may give beside it.
+"""The result of a loss: the pair of sums that training needs, and optional metrics and state.
 
-    return total, weight                                                 enough
+    return total, weight                                                 sufficient
     return total, weight, {"accuracy": (hits, counted)}                  metrics: pairs of sums, as the loss itself
-    return LossSums(total, weight, {"accuracy": (hits, counted)}, state)   and the next state, of a model that has one
+    return LossSums(total, weight, {"accuracy": (hits, counted)}, state)   and the next state of a model that has one
 
-Every pair is summed by itself over rows, microbatches and devices and divided once: a mean over the global batch is
-exact whatever the mesh, whatever the weights. The sums of metrics travel with those of the loss, in one reduction.
+Every pair is summed separately over rows, microbatches and devices, and divided once: a mean over the global batch is
+exact for any mesh and any weights. The sums of metrics are reduced together with those of the loss.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from jax import Array
 from ...layouts.paths import leaves_with_paths
 from ...mesh.errors import UserError
 
-MOST_LISTED = 12
+MAX_LISTED = 12
 Pair = tuple[Array, Array]
 """A weighted sum and the sum of its weights, two scalars."""
 
@@ -26,10 +26,10 @@ OWN_NAMES = (
     *("loss", "grad_norm", "weight", "step", "loss_scale", "learning_rate"),
     *("seconds", "tokens_per_second", "rows_per_second", "flops_per_second"),
 )
-"""What a run logs by itself: a metric has another name."""
+"""Names that a run logs: metrics must have other names."""
 
 EXPECTED = (
-    "It has to return a pair of floating-point scalars, (sum of loss x weight, sum of weights) over the rows it is "
+    "It must return a pair of floating-point scalars, (sum of loss x weight, sum of weights) over the rows it is "
     'given: (losses * batch["weights"]).sum(), batch["weights"].sum(). The runtime divides once, by the weight of the '
     'whole global batch. Metrics may follow, a dict of such pairs, {"accuracy": (hits, n)}, and then the next state of '
     "a model that has one (spmdkit.LossSums names them)."
@@ -40,10 +40,10 @@ class LossSums(NamedTuple):
     """The result of a loss over the rows it was given.
 
     Attributes:
-        total: sum of the weighted losses, a float scalar: what is differentiated.
-        weight: sum of the weights, a scalar.
-        metrics: name -> (sum, weight), scalars; a dict may hold dicts, whose names are joined by "/".
-        state: the next state, structured as `Model.init_state` gives it; () of a model without one.
+        total: The sum of the weighted losses, a floating-point scalar, which is differentiated.
+        weight: The sum of the weights, a scalar.
+        metrics: Name -> (sum, weight), scalars; names in nested dicts are joined by "/".
+        state: The next state, in the structure of `Model.init_state`; () for a model without one.
     """
 
     total: Any
@@ -53,41 +53,39 @@ class LossSums(NamedTuple):
 
 
 class NotSums(UserError):
-    """A loss returned something else; `said` tells what, as the end of a sentence about the loss."""
+    """The result of a loss is invalid; `reason` completes a sentence about the loss."""
 
-    def __init__(self, said: str) -> None:
-        super().__init__(f"The model's loss {said}")
-        self.said = said
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The model's loss {reason}")
+        self.reason = reason
 
 
 def as_sums(result: Any) -> LossSums:
-    """What a loss returned, checked: scalars of at least float32, metrics by their whole names.
+    """Checks the result of a loss, and returns scalars of at least float32, and metrics by their full names.
 
     Args:
         result: (sum, weight), (sum, weight, metrics), or all four of `LossSums`; arrays, tracers or their shapes.
 
     Raises:
-        NotSums: It is something else, or a metric has the name of something that a run logs by itself.
+        NotSums: The result is invalid, or a metric has a name that a run logs itself.
     """
     if not isinstance(result, tuple) or not 2 <= len(result) <= 4 or not all(map(_is_scalar, result[:2])):
         raise NotSums(f"returns {_described(result)}. {EXPECTED}")
     total, weight, metrics, state = LossSums(*result)
     if not jnp.issubdtype(jnp.result_type(total), jnp.floating):
-        raise NotSums(f"returns a sum of dtype {jnp.result_type(total)}, which has no gradient. {EXPECTED}")
+        raise NotSums(f"returns a sum of dtype {jnp.result_type(total)}, which is not differentiable. {EXPECTED}")
     return LossSums(_wide(total), _wide(weight), dict(_flat(metrics, "")), state)
 
 
 def state_problem(found: Any, state: Any) -> str | None:
-    """What is wrong with the next state that a loss returned, as the end of a sentence about the loss; or None.
+    """Returns the problem with the next state that a loss returned, as the end of a sentence about the loss; or None.
 
     Args:
-        found: What it returned; arrays or their shapes.
-        state: What it was given.
+        found: The returned state; arrays or their shapes.
+        state: The given state.
     """
     have, want = dict(leaves_with_paths(found)), dict(leaves_with_paths(state))
-    rule = (
-        "Every array of it comes back, in the shape it had, and nothing else: LossSums(total, weight, metrics, state)."
-    )
+    rule = "Return every array of it in the same shape, and nothing else: LossSums(total, weight, metrics, state)."
     for path in dict.fromkeys((*want, *have)):
         if path not in have or path not in want:
             what = "without" if path not in have else "that also has"
@@ -99,17 +97,17 @@ def state_problem(found: Any, state: Any) -> str | None:
 
 
 def _flat(metrics: Any, prefix: str) -> Iterator[tuple[str, Pair]]:
-    """Every pair by its whole name."""
+    """Yields every pair by its full name."""
     if metrics is None or (isinstance(metrics, tuple) and not metrics):
         return
     if not isinstance(metrics, Mapping):
-        raise NotSums(f"returns metrics that are {_described(metrics)}, no dict of pairs. {EXPECTED}")
+        raise NotSums(f"returns metrics that are {_described(metrics)}, not a dict of pairs. {EXPECTED}")
     for key, value in metrics.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from _flat(value, f"{name}/")
         elif name in OWN_NAMES:
-            raise NotSums(f"returns a metric named {name!r}, and a run logs one of that name itself. Rename it.")
+            raise NotSums(f"returns a metric named {name!r}, which a run logs itself. Rename the metric.")
         elif isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_scalar, value)):
             yield name, (_wide(value[0]), _wide(value[1]))
         else:
@@ -140,7 +138,7 @@ def _described(value: Any) -> str:
         f"{jnp.result_type(leaf)} {jnp.shape(leaf)}" if _is_array(leaf) else type(leaf).__name__ for leaf in leaves
     ]
     container = "" if isinstance(value, tuple) or value is leaves[0] else f"a {type(value).__name__} of "
-    return f"{container}{len(leaves)} value{'s' if len(leaves) > 1 else ''}, {', '.join(kinds[:MOST_LISTED])}"
+    return f"{container}{len(leaves)} value{'s' if len(leaves) > 1 else ''}, {', '.join(kinds[:MAX_LISTED])}"
 
 
 def _is_array(value: Any) -> bool:

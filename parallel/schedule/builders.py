@@ -26,10 +26,9 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from ...mesh.errors import UserError
-from ...mesh.near_miss import unknown_name
+from ...mesh.errors import UserError, unknown_name
 from .csv_file import read_schedule
-from .table import Action, Kind, Placement, Schedule
+from .schedule_table import Action, Kind, Placement, Schedule
 
 Order = list[Action]
 """What one stage does, first to last, without its idle ticks."""
@@ -38,7 +37,7 @@ F, R, B, W = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD_INPUT, Kind.BACKWARD_WE
 
 
 def gpipe(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
-    """All forwards, then all backwards.
+    """Orders all forwards before all backwards.
 
     Source: Huang et al. 2019, "GPipe: Easy Scaling with Micro-Batch Pipeline Parallelism", section 2.2.
     """
@@ -46,7 +45,7 @@ def gpipe(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
 
 
 def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
-    """One forward, one backward in turn: a stage holds no more activations than there are stages yet to pass.
+    """Alternates forwards and backwards: a stage holds at most one activation per remaining stage.
 
     With several chunks it is interleaved: a group of microbatches goes through chunk 0, then through chunk 1, and so
     on, and filling and draining the pipeline take 1/V of the time. A group has at least S microbatches, so that its
@@ -64,7 +63,7 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks:
 
 
 def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
-    """1F1B whose gradients do not wait for the weights: their half of a backward runs s microbatches late on stage s.
+    """Orders 1F1B with weight gradients that run s microbatches late on stage s, so that other gradients do not wait.
 
     Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.1 (ZB-H1).
     """
@@ -72,7 +71,7 @@ def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int) -> O
 
 
 def zero_bubble_v(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
-    """Two chunks on each stage, one on the model's way down the stages and one on its way up.
+    """Orders two chunks on each stage, one on the way down the stages and one on the way up.
 
     Chunk 0 runs ahead until the way up comes by; from then on a stage takes one microbatch through all it has to do on
     one chunk, then on the other. Near the end gradients go first, and the weights fill what is left.
@@ -102,7 +101,7 @@ def zero_bubble_v(stage: int, stages: int, microbatches: int, chunks: int) -> Or
 
 
 def _in_turn(sizes: Sequence[int], chunks: int, *, warmup: int, late: int = 0) -> Order:
-    """Some forwards, then one forward and one backward in turn, then the other backwards.
+    """Orders some forwards, then alternates forwards and backwards, then the remaining backwards.
 
     Args:
         sizes: Microbatches in each group; a group passes all chunks before the next begins.
@@ -132,12 +131,12 @@ def _in_groups(kind: Kind, sizes: Sequence[int], chunks: Sequence[int]) -> Order
 
 
 class Recipe(NamedTuple):
-    """How the table of a schedule is made.
+    """The recipe for the table of a schedule.
 
     Attributes:
         order: (stage, stages, microbatches, chunks) -> what this stage does, first to last.
-        chunks: V, where none is asked for.
-        chunks_vary: Whether another V may be asked for.
+        chunks: The default V.
+        chunks_vary: Whether V can be changed.
         placement: Where the virtual stages are.
         joint: Whether both halves of a backward come before the gradient is passed on.
     """
@@ -149,8 +148,7 @@ class Recipe(NamedTuple):
     joint: bool = True
 
 
-MOST_ACTIONS = 2**18
-"""Forwards in a table, so that it is made in seconds: 256 stages of 1024 microbatches."""
+MAX_FORWARDS = 2**18  # of one table, which is built within seconds: 256 stages of 1024 microbatches
 
 SCHEDULES: dict[str, Recipe] = {
     "gpipe": Recipe(gpipe),
@@ -181,7 +179,7 @@ def make_schedule(
     """
     if name.endswith(".csv"):
         if recompute:
-            raise UserError(f"{name} itself says what is recomputed: put R0, R1, ... in it, and leave recompute out.")
+            raise UserError(f"{name} lists recomputed forwards itself: add R0, R1, ... to it, and remove recompute.")
         return read_schedule(name, stages=stages, microbatches=microbatches, virtual=virtual)
     if name not in SCHEDULES:
         raise UserError(unknown_name("schedule", name, SCHEDULES) + " A file of your own ends in .csv.")
@@ -207,18 +205,16 @@ def make_schedule(
 
 def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: int) -> list[str]:
     problems = []
-    if stages < 1 or microbatches < 1 or chunks < 1:
-        given = (
-            f"strategy.pipe.size={stages}, strategy.pipe.microbatches={microbatches}, strategy.pipe.virtual={chunks}"
-        )
-        problems.append(f"{given}: each must be at least 1.")
+    sizes = {"size": stages, "microbatches": microbatches, "virtual": chunks}
+    named = [f"strategy.pipe.{key}={value}" for key, value in sizes.items()]
+    if min(sizes.values()) < 1:
+        problems.append(f"{', '.join(named)}: each must be at least 1.")
     elif few := too_few_microbatches(stages, microbatches):
         problems.append(few)
-    elif stages * microbatches * chunks > MOST_ACTIONS:
+    elif (forwards := stages * microbatches * chunks) > MAX_FORWARDS:
         problems.append(
-            f"strategy.pipe.size={stages} x strategy.pipe.microbatches={microbatches} x strategy.pipe.virtual={chunks} "
-            f"= {stages * microbatches * chunks} forwards; a schedule has at most {MOST_ACTIONS}. Set "
-            f"strategy.pipe.microbatches to {max(stages, MOST_ACTIONS // (stages * chunks))} or less."
+            f"{' x '.join(named)} = {forwards} forwards; a schedule has at most {MAX_FORWARDS}. Set "
+            f"strategy.pipe.microbatches to {max(stages, MAX_FORWARDS // (stages * chunks))} or less."
         )
     if chunks != recipe.chunks and not recipe.chunks_vary:
         several = [other for other, each in SCHEDULES.items() if each.chunks_vary]
@@ -230,7 +226,7 @@ def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: in
 
 
 def too_few_microbatches(stages: int, microbatches: int) -> str:
-    """Explains why so many stages need more microbatches; "" where they do not."""
+    """Returns the error message for too few microbatches, or ""."""
     if microbatches >= stages:
         return ""
     lower = f", or strategy.pipe.size to {microbatches} or less" if microbatches > 0 else ""
@@ -262,6 +258,43 @@ def _place(empty: Schedule, orders: Sequence[Order]) -> Schedule:
             if action is not None and ready:
                 when[stage, action] = tick
                 heads[stage] = next(upcoming[stage], None)
-        assert any(actions[tick] for actions in by_stage), f"{empty.name} waits for ever"
+        assert any(actions[tick] for actions in by_stage), f"{empty.name} deadlocks"
         tick += 1
     return replace(empty, by_stage=tuple(map(tuple, by_stage)))
+
+
+def forwards_only(schedule: Schedule, microbatches: int) -> Schedule:
+    """Returns a schedule of forwards for evaluation: each stage runs the microbatch that is furthest in the model.
+
+    Args:
+        schedule: The stages, chunks and placement to keep.
+        microbatches: M, any number.
+    """
+    done: dict[tuple[int, int], int] = {}
+    by_stage: list[list[Action | None]] = [[] for _ in range(schedule.stages)]
+    upcoming = [
+        sorted((-schedule.virtual_stage(stage, chunk), chunk) for chunk in range(schedule.chunks))
+        for stage in range(schedule.stages)
+    ]
+    count = dict.fromkeys(range(schedule.num_virtual_stages), 0)
+    for tick in range(schedule.num_virtual_stages * (microbatches + 1)):
+        for stage, actions in enumerate(by_stage):
+            actions.append(None)
+            for minus, chunk in upcoming[stage]:
+                here, microbatch = -minus, count[-minus]
+                ready = here == 0 or done.get((here - 1, microbatch), tick) < tick
+                if microbatch < microbatches and ready:
+                    done[here, microbatch] = tick
+                    count[here] += 1
+                    actions[-1] = Action(Kind.FORWARD, microbatch, chunk)
+                    break
+        if count[schedule.num_virtual_stages - 1] == microbatches:
+            break
+    return Schedule(
+        name=f"forwards of {schedule.name}",
+        stages=schedule.stages,
+        microbatches=microbatches,
+        chunks=schedule.chunks,
+        placement=schedule.placement,
+        by_stage=tuple(map(tuple, by_stage)),
+    )

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from ...mesh.errors import UserError
-from ...mesh.near_miss import unknown_name
-from .table import LETTERS, PLACEMENTS, Action, Placement, Schedule, check
+from ...mesh.errors import UserError, counted, unknown_name
+from .schedule_table import LETTERS, PLACEMENTS, Action, Placement, Schedule, check
 
 KINDS = {letter: kind for kind, letter in LETTERS.items()}
 CELL = re.compile(r"([FRBW])(\d+)(?:\.(\d+))?")
@@ -32,7 +31,7 @@ def read_schedule(
 
     Args:
         path: A CSV file.
-        stages: S, where the file has to have that many; and so for the others.
+        stages: The required number of stages S; None for any.
         microbatches: M.
         virtual: V.
 
@@ -40,8 +39,8 @@ def read_schedule(
         The schedule, under the file's name.
 
     Raises:
-        UserError: The file cannot be read, a cell or setting is not one, sizes differ from those asked for, or `check`
-            finds problems. All of one sort are told at once, with line and tick.
+        UserError: The file cannot be read, a cell or setting is invalid, sizes differ from the required ones, or
+            `check` finds problems. Problems of one kind are reported together, with line and tick.
     """
     path = Path(path)
     try:
@@ -63,28 +62,28 @@ def read_schedule(
 
 
 def parse_schedule(text: str, path: str | Path) -> Schedule:
-    """Takes the text of a file for a schedule, and checks that it can run.
+    """Parses the text of a schedule, and checks that it can run.
 
     Args:
-        text: As `csv_text` writes it, or a spreadsheet.
+        text: The text, written by `csv_text` or a spreadsheet.
         path: Where it is from; the last part is the schedule's name.
 
     Raises:
-        UserError: As `read_schedule`, but for the sizes.
+        UserError: A cell or setting is invalid, or the schedule cannot run.
     """
     path, lines = Path(path), text.splitlines()
     problems: list[str] = []
     settings = _settings(lines, problems)
     by_stage = _by_stage(lines, problems)
     if not by_stage:
-        problems.append("there is no line of actions; give one for each stage, such as F0,B0,W0")
+        problems.append("lines of actions are missing; give one for each stage, such as F0,B0,W0")
     actions = [action for own in by_stage for action in own if action is not None]
     num_microbatches = 1 + max((action.microbatch for action in actions), default=0)
     num_chunks = 1 + max((action.chunk for action in actions), default=0)
     if by_stage and num_microbatches * num_chunks > len(by_stage[0]):
         problems.append(
             f"microbatches up to {num_microbatches - 1} through chunks up to {num_chunks - 1} are more than its "
-            f"{len(by_stage[0])} ticks have room for; both count from 0"
+            f"{len(by_stage[0])} ticks can contain; both count from 0"
         )
     _report(path, problems)
     schedule = Schedule(
@@ -137,7 +136,8 @@ def _by_stage(lines: Sequence[str], problems: list[str]) -> tuple[tuple[Action |
             found = CELL.fullmatch(cell.strip())
             if cell.strip() and not found:
                 problems.append(
-                    f"line {number}, stage {len(by_stage)}, tick {tick}: {cell.strip()!r} is no action; write F, R, B "
+                    f"line {number}, stage {len(by_stage)}, tick {tick}: {cell.strip()!r} is not a valid action; "
+                    f"write F, R, B "
                     "or W and the microbatch, then .chunk where there are several, such as F0, B3, W3 or F0.1"
                 )
             own.append(Action(KINDS[found[1]], int(found[2]), int(found[3] or 0)) if found else None)
@@ -148,5 +148,4 @@ def _by_stage(lines: Sequence[str], problems: list[str]) -> tuple[tuple[Action |
 
 def _report(path: Path, problems: Sequence[str]) -> None:
     if problems:
-        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        raise UserError(f"{count} in the schedule {path}:\n" + "\n".join(f"  {problem}" for problem in problems))
+        raise UserError("\n  ".join([f"{counted(len(problems), 'problem')} in the schedule {path}:", *problems]))

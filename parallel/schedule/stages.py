@@ -1,9 +1,9 @@
-"""Which blocks of a model live on which pipeline stage, and the order in which they are stored.
+"""The assignment of blocks to pipeline stages, and the order in which they are stored.
 
-A schedule cuts the model into S x V virtual stages, V on each of S stages. Each holds some blocks that follow one
-another, as equally many as can be, or as many as `strategy.pipe.layers` says. Dim 0 of the leaves under "blocks" is
-stored stage by stage, chunk by chunk, so that splitting it over the mesh axis `pipe` gives every stage its own. Slots
-that a virtual stage has no block for are filled with zeros, which nothing reads:
+A schedule splits the model into S x V virtual stages, V on each of S stages. Each has some consecutive blocks, as
+evenly as possible, or as given by `strategy.pipe.layers`. Dim 0 of the leaves under "blocks" is stored stage by stage,
+chunk by chunk, so that splitting it over the mesh axis `pipe` gives every stage its own. Empty slots are filled with
+zeros, which are never read:
 
     8 blocks, S = 2, V = 2, "loop"     virtual stages 0 2 | 1 3     stored 0 1 4 5 | 2 3 6 7
     5 blocks, S = 2, V = 1             virtual stages 0 | 1         stored 0 1 2 | 3 4 -
@@ -17,18 +17,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...mesh.errors import UserError
-from .table import Schedule
+from .schedule_table import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """Where the blocks are; see `assign`.
+    """The positions of the blocks; see `assign`.
 
     Attributes:
         stages: S, the size of the mesh axis `pipe`.
-        chunks: V, virtual stages on each stage.
-        counts: [stage][chunk]: how many blocks that virtual stage holds.
-        starts: [stage][chunk]: the first of them.
+        chunks: V, the virtual stages on each stage.
+        counts: [stage][chunk]: The number of blocks on that virtual stage.
+        starts: [stage][chunk]: The first of them.
     """
 
     stages: int
@@ -38,17 +38,17 @@ class Stages:
 
     @property
     def slots(self) -> int:
-        """Slots stored for each virtual stage: the blocks of the largest."""
+        """The slots stored for each virtual stage: the blocks of the largest."""
         return max(map(max, self.counts))
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the model."""
+        """The number of blocks in the model."""
         return sum(map(sum, self.counts))
 
     @property
     def order(self) -> np.ndarray:
-        """The block in each slot of the stored dim 0, (S x V x slots,) int; -1 where a slot holds none."""
+        """The block in each slot of the stored dim 0, (S x V x slots,) int; -1 for an empty slot."""
         order = np.full((self.stages, self.chunks, self.slots), -1)
         for stage in range(self.stages):
             for chunk in range(self.chunks):
@@ -57,24 +57,19 @@ class Stages:
         return order.reshape(-1)
 
     @property
-    def num_filling(self) -> int:
-        """Slots that hold no block."""
-        return len(self.order) - self.num_blocks
-
-    @property
     def is_natural(self) -> bool:
-        """Whether blocks are stored in the model's own order, one in each slot."""
+        """True if blocks are stored in the model's own order, without empty slots."""
         return np.array_equal(self.order, np.arange(self.num_blocks))
 
 
 def assign(num_blocks: int, schedule: Schedule, layers: Sequence[int] = ()) -> Stages:
-    """Deals the blocks of a model out to the virtual stages of a schedule.
+    """Assigns the blocks of a model to the virtual stages of a schedule.
 
     Args:
-        num_blocks: Blocks of the model.
-        schedule: Its stages, chunks and placement.
-        layers: How many blocks each virtual stage holds, in the order of the model; () for as equally many as can be,
-            where the first ones take what is left over (the last has the head besides).
+        num_blocks: The number of blocks in the model.
+        schedule: The schedule, with its stages, chunks and placement.
+        layers: The number of blocks on each virtual stage, in the order of the model; () for as even as possible, with
+            one more on the first ones if there is a remainder (the last one also has the head).
 
     Raises:
         UserError: There are fewer blocks than virtual stages, or `layers` does not add up.
@@ -104,7 +99,7 @@ def _problem(num_blocks: int, schedule: Schedule, layers: Sequence[int]) -> str 
     if not layers and num_blocks < count:
         virtual = " or strategy.pipe.virtual" if several else ""
         return (
-            f"model.layers={num_blocks} cannot be dealt out to {cut}: each needs a layer at least, and "
+            f"model.layers={num_blocks} cannot be split over {cut}: each needs at least one layer, and "
             f"{num_blocks} < {count}. Set model.layers to {count} or more, or lower strategy.pipe.size{virtual}."
         )
     if layers and (len(layers) != count or sum(layers) != num_blocks or min(layers) < 0):

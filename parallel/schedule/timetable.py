@@ -1,9 +1,9 @@
 """A schedule as the executor reads it: for each tick and stage, what to run and where in memory its values lie.
 
 Everything about a schedule is known before anything is compiled, so it is worked out here, on the host, into arrays of
-integers (ticks x stages). A value that has to wait lies in a numbered slot of one of three buffers, from the tick that
-makes it to the last that reads it; a slot is used again as soon as it is free. A buffer has as many slots as are in
-use at once on the stage that needs most, so memory follows the schedule's peak and not the number of microbatches.
+integers (ticks x stages). A value that must wait is stored in a numbered slot of one of three buffers, from the tick
+that makes it to the last that reads it; a slot is used again as soon as it is free. A buffer has as many slots as are
+in use at once on the stage that needs most, so memory follows the schedule's peak and not the number of microbatches.
 
     inbox       activations and gradients that arrived from other stages    from arrival to the action that reads them
     residuals   what forward leaves for backward                            from F (or R, where it recomputes) to W
@@ -11,7 +11,7 @@ use at once on the stage that needs most, so memory follows the schedule's peak 
 
 `blocks/split_backward.py` finds the residuals and the deferred values of a block.
 
-The inbox has one slot more, the last, for what nobody reads: all stages receive at every tick.
+The inbox has one slot more, the last, for unread messages: all stages receive at every tick.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,30 +20,30 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from .schedule_table import Action, Kind, Schedule
 from .stages import Stages
-from .table import Action, Kind, Schedule
 
 Integers: TypeAlias = Any
 """int32: an array (ticks, stages) on the host; a traced scalar where the executor has arrived at a tick and a stage."""
 
 
 class Entry(NamedTuple):
-    """What one stage does in one tick.
+    """The action of one stage in one tick.
 
     Attributes:
         kind: A `Kind`.
-        microbatch: Of which microbatch.
+        microbatch: The index of the microbatch.
         stored_block: Where the first block of the chunk lies in the stage's part of the parameters.
         block: Which block of the model that is.
         num_blocks: How many blocks the chunk has.
-        embeds: 1 where the action begins with the embedding (forward) or ends with it (backward).
+        embeds: 1 if the action begins with the embedding (forward) or ends with it (backward).
         heads: 1 on the model's last virtual stage: a forward goes on to the head, a backward begins with it.
         reads: Slot of the inbox with what the action starts from.
         residuals: Slot of the residuals.
         deferred: Slot of what B defers to W.
         from_below: Slot of the inbox for what arrives from the stage before at the end of this tick.
-        from_above: The same for the stage after.
-        from_self: The same for what the stage itself has just made.
+        from_above: Slot of the inbox for what arrives from the next stage.
+        from_self: Slot of the inbox for the stage's own result.
     """
 
     kind: Integers
@@ -66,14 +66,14 @@ class Timetable(NamedTuple):
 
     Attributes:
         entries: What each stage does at each tick.
-        inbox: Slots of the inbox, the last one, for what nobody reads, included.
+        inbox: Slots of the inbox, the last one, for unread messages, included.
         residuals: Slots of the buffer of residuals, each of `blocks_per_slot` blocks.
         deferred: Slots of the buffer of deferred values, likewise.
         blocks_per_slot: Blocks of the largest virtual stage.
-        stored_blocks: Blocks that each stage has room for, of all its chunks.
+        stored_blocks: Blocks stored on each stage, for all its chunks.
         microbatches: M.
-        up: (from, to) of the messages that go up the stages, one pair for each stage that has somebody to send to.
-        down: The same for those that go down.
+        up: (from, to) of the messages that go up the stages, one pair for each sending stage.
+        down: (from, to) of the messages that go down.
         both_ways: Whether activations and gradients travel in both directions, and not each in one alone.
         recomputes: Whether forwards are recomputed, and leave no residuals the first time.
     """
@@ -246,7 +246,7 @@ def allocate(lives: Iterable[tuple[int, int, int]]) -> list[int]:
     return slots
 
 
-def most_turns(timetable: Timetable) -> dict[str, int]:
+def count_turns(timetable: Timetable) -> dict[str, int]:
     """Counts the turns of each loop of the executor over all ticks, on the stage where it makes most."""
     entry = timetable.entries
     forward, recompute, backward, weight = (

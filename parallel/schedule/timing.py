@@ -1,4 +1,4 @@
-"""What a schedule costs: its time as it is run, its bubble, and the activations that each stage holds at once.
+"""The costs of a schedule: its time, its bubble, and the activations that each stage holds at once.
 
 The time of a table is the sum over its ticks of the slowest action in each, because all stages meet in the `ppermute`
 that ends a tick. The ideal time lets each stage run its actions in the same order, each as soon as what it needs is
@@ -15,18 +15,18 @@ from math import isfinite
 from typing import NamedTuple
 
 from ...mesh.errors import UserError
-from .table import Action, Kind, Schedule
+from .schedule_table import Action, Kind, Schedule
 
 UNIT_COSTS = (1.0, 1.0, 1.0)
 
 
 class Timing(NamedTuple):
-    """How long a schedule takes, in units of its costs.
+    """The duration of a schedule, in units of its costs.
 
     Attributes:
         ticks: Ticks of the table.
-        time: Of the table as it is run: each tick lasts as long as its slowest action, and nothing where all idle.
-        ideal_time: Of the same order of actions on each stage where each starts as soon as what it needs is there.
+        time: The duration of the table: each tick lasts as long as its slowest action, and 0 if all stages are idle.
+        ideal_time: The duration if each action starts as soon as its inputs are available.
         bubble: The share of `time` in which a stage is idle, over all stages, from 0 to 1.
     """
 
@@ -41,7 +41,7 @@ def measure(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> Timing:
 
     Args:
         schedule: One that `check` accepts.
-        costs: Of a whole stage's forward, backward to the input and backward to the weights; a chunk costs 1 / V of
+        costs: The costs of a stage's forward, backward to the input and backward to the weights; a chunk costs 1 / V of
             each, and a recompute costs a forward (less, where a chunk is one block). What moves costs nothing.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The layout of a parameter that no rule of the user places: each strategy adds its axis to what the others chose.
+"""The layout of a parameter without a user rule: each strategy adds its axis to the layout of the others.
 
 Strategies go from the fastest network to the slowest: what the model splits itself (tensor, expert), FSDP, the
 stages of a pipeline. So an axis that a step makes whole first is the innermost of a dim.
@@ -24,14 +24,14 @@ Default: TypeAlias = Callable[[str, ShapeDtypeStruct], tuple[TensorLayout, str]]
 
 
 def default_layout(model: Model | BlockModel, plan: MeshPlan) -> Default:
-    """Composes the layout from those of all strategies.
+    """Returns the function that combines the layouts of all strategies.
 
     Args:
-        model: The model, split; its `rules` say which dims it works on part of.
-        plan: Which axis does what.
+        model: The model, split; its `rules` determine the dims that it splits.
+        plan: The plan of the mesh.
 
     Returns:
-        A function of (path, global shape and dtype) to the layout and the reasons for it.
+        A function from (path, global shape and dtype) to the layout and the reasons for it.
     """
 
     def place(path: str, leaf: ShapeDtypeStruct) -> tuple[TensorLayout, str]:
@@ -47,12 +47,12 @@ def default_layout(model: Model | BlockModel, plan: MeshPlan) -> Default:
 
 
 class Settled(NamedTuple):
-    """The choices of fsdp that depend on all parameters together.
+    """The choices of fsdp that depend on all parameters.
 
     Attributes:
-        plan: The plan, its floor dropped if no parameter reaches it.
-        whole: Bytes of the parameters that stay whole because fsdp divides none of their dims.
-        notes: A line on each of the two, for the layout table.
+        plan: The plan, without the floor if no parameter reaches it.
+        whole: The bytes of parameters that stay whole because fsdp does not divide any of their dims.
+        notes: One line on each of the two, for the layout table.
     """
 
     plan: MeshPlan
@@ -61,13 +61,13 @@ class Settled(NamedTuple):
 
 
 def settle_fsdp(model: Model | BlockModel, plan: MeshPlan, params: Params, rules: LayoutMap | None) -> Settled:
-    """Drops the floor of fsdp if it leaves fsdp nothing to split, and finds the parameters that it cannot split.
+    """Drops the floor of fsdp if no parameter reaches it, and finds the parameters that fsdp cannot split.
 
     Args:
         model: The model, split.
-        plan: Which axis does what.
-        params: Shapes and dtypes of the parameters.
-        rules: The user's rules, which come first.
+        plan: The plan of the mesh.
+        params: The shapes and dtypes of the parameters.
+        rules: The user's rules, which take precedence.
     """
     floor, size = plan.in_force(fsdp.AXIS, "floor_bytes", None), plan.mesh_size(fsdp.AXIS)
     if floor is None:
@@ -96,7 +96,7 @@ def settle_fsdp(model: Model | BlockModel, plan: MeshPlan, params: Params, rules
 
 
 def model_axes(model: Model | BlockModel, path: str) -> tuple[str | None, ...]:
-    """The axes that a model splits a parameter over itself, one entry a dim; () where it needs the whole."""
+    """Returns the axes over which a model splits a parameter, one entry per dim; () if it needs the whole parameter."""
     if isinstance(model, BlockModel):
         for pattern, axes in model.rules.items():
             if re.fullmatch(pattern, path):

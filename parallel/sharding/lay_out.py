@@ -1,4 +1,4 @@
-"""From a strategy to the layout of every parameter: the first half of what a step is built from."""
+"""From a strategy to the layout of every parameter: the plan that a step is built from."""
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -18,11 +18,11 @@ from ...mesh.device_mesh import DeviceMesh
 from ...mesh.errors import UserError
 from .. import fsdp, pipeline
 from ..model import BlockModel, Model, Params, has_state
+from ..options import FLOAT32, Precision, cast_floats
 from ..pipeline import PipelineConfig, make_pipeline
 from ..plan import MeshPlan, Parameter, ShardingPlan, StepOptions
-from ..precision import FLOAT32, Precision, cast_floats
 from ..schedule.timetable import Pipeline
-from .cannot_combine import layout_problems, problems
+from .conflicts import layout_problems, problems
 from .default_layout import default_layout, settle_fsdp
 from .model_errors import abstract_init, check_groups
 from .parallel_context import parallel_context
@@ -30,13 +30,13 @@ from .stored_order import in_stage_order
 from .strategies import STRATEGIES, StrategyConfigs, axes_that_split, axis_names, read_strategy
 
 StrategyLike: TypeAlias = Mapping[str, Any] | DeviceMesh | Distribution
-"""What a strategy may be given as: YAML's mapping, a mesh of the runtime's axes, or a distribution object."""
+"""A strategy: YAML's mapping, a mesh with the runtime's axes, or a distribution object."""
 MAX_SILENT_SHARE = 0.01
-"""The largest share of the parameters' bytes that may stay whole without a warning because fsdp cannot split it."""
+"""The share of the parameters' bytes that fsdp may leave whole without a warning."""
 
 
 def abstract_parameters(model: Model | BlockModel, precision: Precision) -> Params:
-    """Shapes and dtypes of a model's parameters as they are stored; no array is made.
+    """Returns the shapes and dtypes of a model's stored parameters, without creating arrays.
 
     Raises:
         ModelError: The model's init cannot be called, raises, or returns what cannot be trained.
@@ -57,31 +57,31 @@ def lay_out(
     devices: Sequence[str] | None = None,
     frozen: Collection[str] = (),
 ) -> ShardingPlan:
-    """Decides the layout of every parameter of a model.
+    """Determines the layout of every parameter of a model.
 
     Args:
         model: The model.
         strategy: A mapping of strategies to sizes or options, as in YAML (`{"fsdp": 4, "data": 2}`; -1 = the rest); a
             `DeviceMesh` with the runtime's axis names; or a `DataParallel` or `ModelParallel`.
-        rules: Layouts by regex of the parameter's path; they win over the strategy's own choice.
-        match: How a rule's regex meets a path: `fullmatch`, `search` or `first` (the first that fits).
-        unmatched: What happens to a parameter that no rule matches and no strategy lays out: `error` (over the floor),
-            `warn` or `replicate`.
-        unmatched_floor_bytes: Global bytes under which an unmatched parameter is left whole without a word.
-        indivisible: What happens if a rule splits a dim that its axes do not divide: `error`, `replicate` or
+        rules: Layouts by regex of the parameter's path; they take precedence over the strategy's choice.
+        match: The matching of a rule's regex: `fullmatch`, `search` or `first` (the first matching rule).
+        unmatched: The handling of a parameter without a matching rule or strategy: `error` (above the floor), `warn` or
+            `replicate`.
+        unmatched_floor_bytes: The global bytes below which an unmatched parameter stays whole silently.
+        indivisible: The handling of a rule that splits a dim that its axes do not divide: `error`, `replicate` or
             `next_dim`. A parameter without a rule that fsdp cannot split stays whole; `replicate` omits the warning.
-        precision: The dtypes; `params` decides the bytes.
-        devices: Devices of the mesh by name; all of them by default. They need not exist until a step runs.
-        frozen: Paths of parameters that do not train: a step creates no gradients of them, and sends none.
+        precision: The dtypes; `params` determines the bytes.
+        devices: The devices of the mesh by name; all by default. They must exist only when a step runs.
+        frozen: The paths of parameters that do not train: a step does not compute or send gradients for them.
 
     Returns:
         The resolved plan.
 
     Raises:
-        LayoutError: Everything that is wrong with the layouts, at once.
-        UserError: The strategy is not understood.
+        LayoutError: All problems with the layouts.
+        UserError: The strategy is invalid.
     """
-    own, brought, plan = _understand(model, strategy, devices)
+    own, brought, plan = _resolve_strategy(model, strategy, devices)
     params = abstract_parameters(model, precision)
     check_groups(model, params)
     if plan.pipeline:
@@ -90,9 +90,9 @@ def lay_out(
         raise UserError("Layout rules were given twice: in ModelParallel's layout_map and as rules. Keep one of them.")
     layout_map = brought if rules is None else _as_layout_map(rules, plan.mesh, match)
     plan, whole, notes = settle_fsdp(own, plan, params, layout_map)
-    of_outputs = output_rules(layout_map)
-    may_be_idle = {axis for layout in (of_outputs or {}).values() for axis in layout.used_axes}
-    may_be_idle |= {fsdp.AXIS} if whole else set()
+    activation_rules = output_rules(layout_map)
+    may_be_unused = {axis for layout in (activation_rules or {}).values() for axis in layout.used_axes}
+    may_be_unused |= {fsdp.AXIS} if whole else set()
     table = resolve(
         params,
         plan.mesh,
@@ -101,7 +101,7 @@ def lay_out(
         unmatched=unmatched,
         unmatched_floor_bytes=unmatched_floor_bytes,
         indivisible=indivisible,
-        required_axes=[axis for axis in _required_axes(plan) if axis not in may_be_idle],
+        required_axes=[axis for axis in _required_axes(plan) if axis not in may_be_unused],
         fixed_dims=lambda path: int(isinstance(model, BlockModel) and in_blocks(path)),
     )
     table = replace(table, notes=notes)
@@ -115,7 +115,7 @@ def lay_out(
         used_table=used,
         gradient_table=_used_table(update) if plan.zero == 2 else used,
         update_table=update,
-        output_rules=of_outputs,
+        output_rules=activation_rules,
         options=StepOptions(precision=precision),
         notes=_notes(plan),
         frozen=frozenset(frozen),
@@ -126,7 +126,7 @@ def lay_out(
 
 
 def _used_table(table: LayoutTable) -> LayoutTable:
-    """Where parameters are within a step: every strategy drops what it makes whole at the start."""
+    """Returns the layouts within a step: every strategy drops the axis that it gathers at the start."""
 
     def used(row: LayoutRow) -> LayoutRow:
         layout = row.layout
@@ -139,7 +139,7 @@ def _used_table(table: LayoutTable) -> LayoutTable:
 
 
 def _update_table(table: LayoutTable, plan: MeshPlan) -> LayoutTable:
-    """Where gradients and the optimizer's state are: every strategy adds its axis to where parameters are stored."""
+    """Returns the layouts of gradients and the optimizer's state: every strategy adds its axis to the stored layout."""
 
     def updated(row: LayoutRow) -> LayoutRow:
         parameter = Parameter(row.path, row.shape, row.dtype, plan.num_blocks is not None and in_blocks(row.path))
@@ -154,31 +154,31 @@ def _update_table(table: LayoutTable, plan: MeshPlan) -> LayoutTable:
 
 
 def _required_axes(plan: MeshPlan) -> tuple[str, ...]:
-    """Axes that do nothing unless some parameter is laid out over them."""
+    """Returns the axes that are useless unless some parameter is split over them."""
     used = [axis for axis in plan.mesh.axis_names if plan.mesh.axis_size(axis) > 1]
     free = set(plan.batch_axes) | set(axes_that_split("work"))
     return tuple(axis for axis in used if axis not in free - set(axes_that_split("parameters")))
 
 
 def _notes(plan: MeshPlan) -> tuple[str, ...]:
-    """Where the program of this mesh is not that of other devices."""
+    """Returns notes on differences between the program on this mesh and on other devices."""
     rings = parallel_context(plan).rings
     if plan.pipeline is None or plan.platform != "cpu" or not rings:
         return ()
     send = f"{' and '.join(rings)} send{'s' if len(rings) == 1 else ''}"
     return (
-        f"On simulated devices beside strategy.pipe, {send} by all-to-all in the ring's group instead of "
+        f"On simulated devices with strategy.pipe, {send} by all-to-all in the ring's group instead of "
         "collective-permute; GPUs run collective-permute. The rest of the program is the same.",
     )
 
 
-class _Understood(NamedTuple):
-    """What a strategy stands for, for one model.
+class _Resolved(NamedTuple):
+    """A strategy resolved for one model.
 
     Attributes:
-        model: the model, its work split where it can split it.
-        rules: rules that the strategy brings along.
-        plan: which mesh axis does what.
+        model: The model, with its work split if it supports that.
+        rules: The rules of a `ModelParallel`.
+        plan: The plan of the mesh.
     """
 
     model: Model | BlockModel
@@ -186,7 +186,7 @@ class _Understood(NamedTuple):
     plan: MeshPlan
 
 
-def _understand(model: Model | BlockModel, strategy: StrategyLike, devices: Sequence[str] | None) -> _Understood:
+def _resolve_strategy(model: Model | BlockModel, strategy: StrategyLike, devices: Sequence[str] | None) -> _Resolved:
     blocks = model.num_blocks if isinstance(model, BlockModel) else None
     facts: Any = {"model_name": model.name, "num_blocks": blocks}
     if isinstance(strategy, Distribution):
@@ -195,7 +195,7 @@ def _understand(model: Model | BlockModel, strategy: StrategyLike, devices: Sequ
         rules = strategy.layout_map if isinstance(strategy, ModelParallel) else None
         gathered = tuple(axis for axis in rows if axis not in axes_that_split("work"))
         plan = MeshPlan(mesh=mesh, batch_axes=rows, manual_axes=rows, gather_axes=gathered, **facts)
-        return _Understood(model, rules, plan)
+        return _Resolved(model, rules, plan)
     if isinstance(strategy, DeviceMesh):
         mesh, configs = strategy, read_strategy(_sizes(strategy))
     else:
@@ -220,7 +220,7 @@ def _understand(model: Model | BlockModel, strategy: StrategyLike, devices: Sequ
     context = parallel_context(plan)
     if isinstance(model, BlockModel) and model.parallelize is not None and context.splits_anything:
         model = model.parallelize(context)
-    return _Understood(model, None, plan)
+    return _Resolved(model, None, plan)
 
 
 def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline | None:
@@ -234,14 +234,14 @@ def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline |
         )
     if not isinstance(model, BlockModel):
         raise UserError(
-            f"strategy.pipe={config.size}: model {model.name!r} is one function, and a pipeline needs layers to deal "
-            "out. Write it as a BlockModel (embed, block, head), or give the devices to strategy.data or fsdp."
+            f"strategy.pipe={config.size}: model {model.name!r} is one function, and a pipeline needs layers to "
+            "split. Write it as a BlockModel (embed, block, head), or give the devices to strategy.data or fsdp."
         )
     return make_pipeline(config, model.num_blocks)
 
 
 def _inside_model(model: Model | BlockModel, configs: StrategyConfigs) -> list[str]:
-    """The axes that the model splits its own work over; one that cannot leaves them to XLA."""
+    """Returns the axes over which the model splits its own work; XLA handles the others."""
     if not isinstance(model, BlockModel) or model.parallelize is None:
         return []
     work = [name for name in axes_that_split("work") if name in configs]
@@ -249,12 +249,13 @@ def _inside_model(model: Model | BlockModel, configs: StrategyConfigs) -> list[s
 
 
 def _sizes(mesh: DeviceMesh) -> dict[str, int]:
-    """The strategies that a mesh with the runtime's axis names stands for."""
+    """Returns the sizes of the strategies for a mesh with the runtime's axis names."""
     foreign = [name for name in mesh.axis_names if name not in axis_names()]
     if foreign:
         raise UserError(
-            f"The mesh has axes {foreign} that no strategy owns: the runtime's own are {', '.join(axis_names())}. For "
-            "other names, pass ModelParallel(layout_map=...) or DataParallel(device_mesh=...) instead of the mesh."
+            f"The mesh has axes {foreign} that do not belong to any strategy: the runtime's axes are "
+            f"{', '.join(axis_names())}. For other names, pass ModelParallel(layout_map=...) or "
+            f"DataParallel(device_mesh=...) instead of the mesh."
         )
     return {name: mesh.axis_size(name) for name in mesh.axis_names if mesh.axis_size(name) > 1}
 

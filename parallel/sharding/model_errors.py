@@ -1,11 +1,11 @@
-"""Mistakes in a model's own functions, found by tracing them before anything is compiled, each told in one message.
+"""Errors in a model's own functions, found by tracing them before anything is compiled.
 
-init     its arguments, what it raises, no parameters, parameters that are no floating-point arrays, blocks that
-         are not stacked
-state    arrays of numbers, and the same from every loss
-loss     its arguments, what it raises, what it returns, for the rows of one device
-blocks   what embed, block and head raise and return, a block that gives back another shape or dtype
-predict  its arguments
+init     arguments, exceptions, missing parameters, parameters that are not floating-point arrays, blocks that are not
+         stacked
+state    arrays of numbers, with the same structure from every loss
+loss     arguments, exceptions and results, for the rows of one device
+blocks   exceptions and results of embed, block and head; a block that changes shapes or dtypes
+predict  arguments
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ import jax.numpy as jnp
 from ...layouts.paths import leaves_with_paths
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
-from ...mesh.user_errors import accepts, is_of_package, place_of_function, told_as_users
 from ..model import BlockModel, Model, Params, has_state
-from ..model.batch_names import meant
+from ..model.batch_names import guess_name
 from ..model.loss_sums import LossSums, NotSums, as_sums, state_problem
-from ..precision import cast_floats, cast_inputs
+from ..model.user_errors import accepts, as_user_error, is_of_package, locate_function
+from ..options import cast_floats, cast_inputs
 
 GROUPS = ("embed", "blocks", "head")
-MOST_LISTED = 12
+MAX_LISTED = 12
 CALLED_WITH = {
     "init": "key",
     "loss": "params, batch, key",
@@ -35,11 +35,11 @@ CALLED_WITH = {
     "head": "groups, x, batch, key",
     "init_state": "key",
 }
-"""The functions of a model and what they are given; `loss` and `predict` of a model with a state get it last."""
-OF_TRACING = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+"""The functions of a model and their arguments; `loss` and `predict` get the state of a model last."""
+TRACER_ERRORS = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 TRACED = (
-    "The function is traced once for all batches, so no value is known in it: choose with jnp.where, keep numbers as "
-    "arrays, and call jnp in place of NumPy."
+    "The function is traced once for all batches, so values are unknown in it: select with jnp.where, keep numbers as "
+    "arrays, and call jnp instead of NumPy."
 )
 WITHOUT_KEY = (
     "The same call with a key succeeds: in evaluation key is None, so draw random numbers only `if key is not None`."
@@ -48,14 +48,14 @@ Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
 class ModelError(UserError):
-    """A mistake in one of a model's own functions."""
+    """An error in one of a model's own functions."""
 
 
 def abstract_init(model: Model | BlockModel) -> Params:
-    """Shapes and dtypes of what a model's init returns; no array is made.
+    """Returns the shapes and dtypes of a model's initial parameters, without creating arrays.
 
     Raises:
-        ModelError: init cannot be called with a key alone, raises something, or returns what cannot be trained.
+        ModelError: init cannot be called with only a key, raises an exception, or returns untrainable values.
     """
     _check_arguments(model, "init")
     wrong: list[str] = []
@@ -67,23 +67,23 @@ def abstract_init(model: Model | BlockModel) -> Params:
         wrong.extend(f"{path or 'it'} is {_kind(leaf)}" for path, leaf in leaves_with_paths(params) if _kind(leaf))
         return () if wrong else params
 
-    with told_as_users(f"model {model.name!r}: init", model.init, ModelError):
+    with as_user_error(f"model {model.name!r}: init", model.init, ModelError):
         params = jax.eval_shape(init, make_key(0))
     if wrong:
         raise ModelError(
-            f"{_of_init(model)} what is no parameter: {_some(wrong)}. Parameters have to be floating-point arrays, as "
-            "they are differentiated and updated. Keep constants, counters and keys out of init's result: make them "
-            "where the loss uses them, or give them in the batch; write a number as "
+            f"{_of_init(model)} invalid parameters: {_some(wrong)}. Parameters must be floating-point arrays, because "
+            "they are differentiated and updated. Do not return constants, counters and keys from init: create them "
+            "in the loss, or pass them in the batch; write a number as "
             f"jnp.asarray(1.0).{_register(classes)}"
         )
     return params
 
 
 def abstract_state(model: Model | BlockModel) -> Any:
-    """Shapes and dtypes of the state that a model's init_state returns; () of a model without one.
+    """Returns the shapes and dtypes of a model's initial state; () for a model without one.
 
     Raises:
-        ModelError: init_state cannot be called with a key alone, raises something, or returns what is no number.
+        ModelError: init_state cannot be called with only a key, raises an exception, or returns invalid values.
     """
     if not isinstance(model, Model) or model.init_state is None:
         return ()
@@ -94,16 +94,17 @@ def abstract_state(model: Model | BlockModel) -> Any:
         state = init_state(key)
         classes.extend(_dataclasses(state))
         wrong.extend(
-            f"{path or 'it'} is {kind}" for path, leaf in leaves_with_paths(state) if (kind := _no_number(leaf))
+            f"{path or 'it'} is {kind}" for path, leaf in leaves_with_paths(state) if (kind := _invalid_number(leaf))
         )
         return () if wrong else state
 
-    with told_as_users(f"model {model.name!r}: init_state", init_state, ModelError):
+    with as_user_error(f"model {model.name!r}: init_state", init_state, ModelError):
         state = jax.eval_shape(init, make_key(0))
     if wrong:
         raise ModelError(
-            f"model {model.name!r}: init_state, {place_of_function(init_state)}, returns what is no array of numbers: "
-            f"{_some(wrong)}. Keep numbers as jnp.asarray(0); a key as jax.random.key_data(key).{_register(classes)}"
+            f"model {model.name!r}: init_state, {locate_function(init_state)}, returns values that are not arrays of "
+            f"numbers: {_some(wrong)}. Keep numbers as jnp.asarray(0); a key as "
+            f"jax.random.key_data(key).{_register(classes)}"
         )
     return state
 
@@ -112,11 +113,11 @@ def check_groups(model: Model | BlockModel, params: Params) -> None:
     """Checks the groups of a `BlockModel` and that its blocks are stacked.
 
     Args:
-        model: Any model; of others there is nothing to check.
-        params: What `abstract_init` returns for it, or the same cast.
+        model: Any model; only a `BlockModel` is checked.
+        params: The result of `abstract_init`, or the same cast.
 
     Raises:
-        ModelError: A group is missing, or a leaf of "blocks" has another first dim than `num_blocks`.
+        ModelError: A group is missing, or the first dim of a leaf of "blocks" is not `num_blocks`.
     """
     if not isinstance(model, BlockModel):
         return
@@ -144,19 +145,20 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
 
     Args:
         model: The model.
-        batch: Per-device shapes and dtypes of a batch.
-        compute: The dtype in which parameters reach the model.
+        batch: The per-device shapes and dtypes of a batch.
+        compute: The compute dtype.
         evaluates: Whether the loss will also be called without a key.
 
     Raises:
-        ModelError: The loss, or a part of a model of blocks, cannot be called so, raises, or returns something else.
+        ModelError: The loss, or a part of a `BlockModel`, has other arguments, raises an exception, or returns an
+            invalid result.
     """
     names = ("embed", "block", "head") if isinstance(model, BlockModel) else ("loss",)
     for name in (*names, *(("predict",) if model.predict is not None else ())):
         _check_arguments(model, name)
     params = abstract_init(model)
     if not jax.tree.leaves(params):
-        given = f"no parameters ({params}): there is nothing to train. Return a tree of arrays."
+        given = f"an empty tree of parameters ({params}): there is nothing to train. Return a tree of arrays."
         raise ModelError(f"{_of_init(model)} {given}")
     check_groups(model, params)
     params = jax.eval_shape(lambda tree: cast_floats(tree, compute), params)
@@ -190,18 +192,18 @@ def _trace_blocks(model: BlockModel, params: Params, batch: Shapes, key: Any, wi
     ]
     if changed or jax.tree.structure(x) != jax.tree.structure(y):
         raise ModelError(
-            f"model {model.name!r}: block, {place_of_function(model.block)}, changes "
-            f"{_some(changed) or 'the structure of x'}. Every block gets what the one before it returns: it has to "
-            "give back the shapes and dtypes that embed returns (cast with .astype(x.dtype))."
+            f"model {model.name!r}: block, {locate_function(model.block)}, changes "
+            f"{_some(changed) or 'the structure of x'}. Every block gets the result of the previous one, so it must "
+            "return the shapes and dtypes that embed returns (cast with .astype(x.dtype))."
         )
     _check_sums(model, "head", _trace(model, "head", (head, x, batch, key), batch, without))
 
 
 def _trace(model: Any, name: str, arguments: tuple[Any, ...], batch: Shapes, without: str) -> Any:
-    """What a function returns, as shapes."""
+    """Returns the shapes of a function's result."""
     function = getattr(model, name)
     try:
-        with told_as_users(f"model {model.name!r}: {name}{without}", function, ModelError):
+        with as_user_error(f"model {model.name!r}: {name}{without}", function, ModelError):
             return jax.eval_shape(function, *arguments)
     except ModelError as error:
         facts = _facts(error.__cause__, arguments, batch, WITHOUT_KEY if without else "")
@@ -209,23 +211,23 @@ def _trace(model: Any, name: str, arguments: tuple[Any, ...], batch: Shapes, wit
 
 
 def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shapes, remedy: str) -> str:
-    """What the function was given, and what to do."""
+    """Describes the arguments of the function, and the fix."""
     held = _some([f"{name} {_shape(leaf)}" for name, leaf in batch.items()])
     params = _some([f"{path} {_shape(leaf)}" for path, leaf in leaves_with_paths(arguments[0])])
-    given = f"On each device the batch holds {held}; the parameters are {params}."
+    given = f"On each device the batch contains {held}; the parameters are {params}."
     if remedy:
         return f"{given} {remedy}"
     if isinstance(error, KeyError):
         names = [str(name) for name in arguments[0]] if isinstance(arguments[0], Mapping) else []
-        near = meant(error.args[0] if error.args else "", batch, names)
-        return f"{given} Read what is there{f' (did you mean {near})' if near else ''}, or give data of that name."
+        near = guess_name(error.args[0] if error.args else "", batch, names)
+        return f"{given} Use a valid name{f' (did you mean {near})' if near else ''}, or add data with that name."
     if isinstance(error, TypeError) and "dtype" in str(error):
         return f"{given} Bring both to one dtype, as in x.astype(kernel.dtype)."
-    if isinstance(error, OF_TRACING):
+    if isinstance(error, TRACER_ERRORS):
         return f"{given} {TRACED}"
     if error is not None and is_of_package(error):
-        return f"{given} Mend what is called there, or the data."
-    return f"{given} Mend that line, or the data."
+        return f"{given} Fix the called function, or the data."
+    return f"{given} Fix that line, or the data."
 
 
 def _check_arguments(model: Any, name: str) -> None:
@@ -233,51 +235,51 @@ def _check_arguments(model: Any, name: str) -> None:
     wanted = CALLED_WITH[name] + (", state" if name in ("loss", "predict") and has_state(model) else "")
     if not accepts(function, len(wanted.split(","))):
         raise ModelError(
-            f"model {model.name!r}: {name}, {place_of_function(function)}, cannot be called with "
+            f"model {model.name!r}: {name}, {locate_function(function)}, cannot be called with "
             f"({wanted}), as the runtime calls it. Give it these arguments, in this order."
         )
 
 
 def _dataclasses(tree: Any) -> list[str]:
-    """The classes of the dataclasses that JAX takes for leaves, each once."""
+    """Returns the names of dataclasses that JAX treats as leaves, each once."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if is_dataclass(leaf) and not isinstance(leaf, type)]
     return list(dict.fromkeys(type(leaf).__name__ for leaf in leaves))
 
 
 def _register(classes: list[str]) -> str:
-    """The remedy for dataclasses that JAX does not look into."""
+    """Returns the fix for dataclasses that JAX treats as leaves."""
     calls = " and ".join(f"jax.tree_util.register_dataclass({name})" for name in classes)
     return f" For JAX to find the arrays of a dataclass, call {calls}." if classes else ""
 
 
 def _of_init(model: Model | BlockModel) -> str:
-    return f"model {model.name!r}: init, {place_of_function(model.init)}, returns"
+    return f"model {model.name!r}: init, {locate_function(model.init)}, returns"
 
 
 def _check_sums(model: Any, name: str, result: Any) -> None:
-    """Checks what a loss returned, given as shapes."""
+    """Checks the result of a loss, given as shapes."""
     try:
         jax.eval_shape(lambda: as_sums(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), result)))
     except NotSums as error:
-        where = place_of_function(getattr(model, name))
-        raise ModelError(f"model {model.name!r}: {name}, {where}, {error.said}") from None
+        where = locate_function(getattr(model, name))
+        raise ModelError(f"model {model.name!r}: {name}, {where}, {error.reason}") from None
 
 
 def _check_state(model: Any, result: Any, state: Any) -> None:
-    """Checks that a loss returned the next state, given as shapes."""
+    """Checks the next state that a loss returned, given as shapes."""
     if problem := state_problem(LossSums(*result).state, state):
-        raise ModelError(f"model {model.name!r}: loss, {place_of_function(model.loss)}, {problem}")
+        raise ModelError(f"model {model.name!r}: loss, {locate_function(model.loss)}, {problem}")
 
 
-def _no_number(leaf: Any) -> str:
-    """What a leaf of a state is that cannot be one; empty for an array of numbers."""
+def _invalid_number(leaf: Any) -> str:
+    """Describes an invalid leaf of a state; "" for an array of numbers."""
     dtype = getattr(leaf, "dtype", None)
     is_number = dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_))
     return "" if is_number else _kind(leaf)
 
 
 def _kind(leaf: Any) -> str:
-    """What a leaf of the parameters is that cannot be one; empty for an array of floating-point numbers."""
+    """Describes an invalid leaf of the parameters; "" for a floating-point array."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
         return f"{leaf!r} of type {type(leaf).__name__}"
@@ -291,5 +293,5 @@ def _shape(leaf: Any) -> str:
 
 
 def _some(items: list[str]) -> str:
-    rest = len(items) - MOST_LISTED
-    return ", ".join(items[:MOST_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(items) - MAX_LISTED
+    return ", ".join(items[:MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")

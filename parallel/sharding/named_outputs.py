@@ -1,13 +1,13 @@
-"""Activations by name: what flows inside a model lies as a rule says, as the outputs of Keras's layers do.
+"""Named activations: layout rules for values inside a model, like those for the outputs of Keras layers.
 
     in the model     y = name_output(y, "blocks/mlp/output")                       y itself
     in layouts.rules blocks/mlp/output: [data, null, tensor]                       a key that ends in /output
     in the step      y[B_data, L, F] = with_sharding_constraint(y, [·, null, tensor])   forward, and its gradient
 
-1. The step works on rows of its own, so the axes that split rows are dropped from dim 0: they are there already. The
-   other axes that it is manual over have split the work, too; a rule that names them is refused. What is left are the
-   axes left to XLA, over which the constraint holds, null meaning whole.
-2. Names are met while the model is traced. A rule that no name met is an error then, as an unused rule is.
+1. A device works on its own rows, so the axes that split rows are dropped from dim 0. The other manual axes already
+   split the work; a rule with such an axis is rejected. The constraint applies to the remaining axes, which XLA
+   handles; null means whole.
+2. Rules are matched while the model is traced. A rule that does not match any name is an error.
 3. Outside a step (one device, the reference of `verify`, `predict`) a name does nothing.
 """
 
@@ -34,18 +34,18 @@ _current: Any = jax.make_user_context(None)
 
 
 def name_output(x: Any, path: str) -> Any:
-    """Names an activation, so that a rule of the run can lay it out; without one it is returned as it is.
+    """Names an activation, so that a rule of the run can lay it out; without a rule it is returned unchanged.
 
     Args:
-        x: An array, as the model has it: rows on dim 0.
-        path: Its name: names joined by "/", the last of them "output", for example "blocks/mlp/output". Calls in a
-            loop over layers may share one.
+        x: An array with rows on dim 0.
+        path: The name: parts joined by "/", ending in "output", for example "blocks/mlp/output". Calls in a loop over
+            layers may share a name.
 
     Returns:
-        `x`, laid out by the run's rule for `path` where a step with such a rule is being traced.
+        `x`, in the layout of the rule for `path` if a step with such a rule is being traced.
 
     Raises:
-        UserError: The name does not end in "/output", or `x` is no array.
+        UserError: The name does not end in "/output", or `x` is not an array.
     """
     if not isinstance(path, str) or not path.endswith(OUTPUT) or path == OUTPUT:
         raise UserError(
@@ -56,23 +56,22 @@ def name_output(x: Any, path: str) -> Any:
     if outputs is None:
         return x
     if not hasattr(x, "shape"):
-        raise UserError(
-            f'name_output(x, "{path}") got a {type(x).__name__}; it names one array. Name each array of it by itself.'
-        )
+        raise UserError(f'name_output(x, "{path}") got a {type(x).__name__}, not an array. Name each array separately.')
     return outputs.constrain(x, path)
 
 
 class NamedOutputs:
-    """The activations that one step's model names, and the rules that they meet."""
+    """The activations named by one step's model, and the rules for them."""
 
     def __init__(self, layouts: ShardingPlan) -> None:
-        """Starts without names; `layouts.output_rules` are the rules, `layouts.manual_axes` what they cannot decide."""
+        """Starts without names; `layouts.output_rules` has the rules, which cannot use `layouts.manual_axes`."""
         self._layouts = layouts
         self._named: dict[str, tuple[int, ...]] = {}
         self._problems: dict[str, None] = {}
 
     def within(self, model: Model | BlockModel) -> Model | BlockModel:
-        """The same model, whose names are met by the rules whenever it is traced; itself where there are no rules."""
+        """Returns the model with its named activations constrained when it is traced; the model itself without
+        rules."""
         if self._layouts.output_rules is None:
             return model
         if isinstance(model, Model):
@@ -82,7 +81,7 @@ class NamedOutputs:
         )
 
     def constrain(self, x: Any, path: str) -> Any:
-        """Lays an activation out by the rule for its name; what is wrong is kept for `check`."""
+        """Constrains an activation by the rule for its name; records problems for `_check`."""
         rules = self._layouts.output_rules
         assert rules is not None
         self._named[path] = x.shape
@@ -96,11 +95,11 @@ class NamedOutputs:
         return x if problem or layout is None else self._constrained(x, layout)
 
     def around(self, program: Callable[..., Any], *, unused: bool = True) -> Callable[..., Any]:
-        """The same function, which traces the model, and then raises a LayoutError of all that was wrong.
+        """Returns the function, raising a LayoutError with all problems after the model has been traced.
 
         Args:
-            program: Any function that calls what `within` gave.
-            unused: Also look for rules that no name met.
+            program: Any function that calls the result of `within`.
+            unused: Whether to report rules that do not match any name.
         """
 
         def call(*arguments: Any) -> Any:
@@ -134,10 +133,14 @@ class NamedOutputs:
         left = self._left_to_xla(layout)
         reasons = (left.indivisible(dim, size) for dim, size in enumerate(x.shape))
         reason = next((reason for reason in reasons if reason is not None), None)
-        return None if reason is None else problems.indivisible_output(layout, key, reason)
+        axes = " or ".join(f"strategy.{name}" for name in layout.used_axes)
+        return reason and (
+            f"gets the layout {layout} from rule {key!r}, but {reason}. Change the dim or {axes}, or write null for "
+            "this dim in the rule."
+        )
 
     def _left_to_xla(self, layout: TensorLayout) -> TensorLayout:
-        """The layout of what each device works on: only the axes that are left to XLA."""
+        """Returns the layout restricted to the axes that XLA handles."""
         manual = self._layouts.manual_axes
         dims = [layout.axes_of_dim(dim) for dim in range(len(layout.axes))]
         return TensorLayout([tuple(axis for axis in axes if axis not in manual) for axes in dims], layout.device_mesh)
@@ -146,7 +149,7 @@ class NamedOutputs:
         layouts = self._layouts
         sizes = {axis: layouts.mesh.axis_size(axis) for axis in layouts.mesh.axis_names}
         if not any(size > 1 and axis not in layouts.manual_axes for axis, size in sizes.items()):
-            return x  # nothing is left to XLA: it lies so
+            return x  # XLA handles no axis
         left = self._left_to_xla(layout)
         dims = [left.axes_of_dim(dim) for dim in range(jnp.ndim(x))]
         context = jax.sharding.get_abstract_mesh()

@@ -1,4 +1,4 @@
-"""The parallel context of a plan, what a model is told of the mesh, and the positions of a row a device works on."""
+"""The parallel context that a plan gives to a model, and the positions of a row that a device works on."""
 
 from jax import Array, lax
 
@@ -6,27 +6,29 @@ from .. import tensor
 from ..context import local_positions
 from ..model import ParallelContext
 from ..plan import MeshPlan
+from .strategies import axes_that_split
 
-INSIDE = ("tensor", "context", "expert")
-"""The strategies that live inside a model: the fields of a parallel context."""
+FIELDS = ("tensor", "context", "expert")
 
 
 def parallel_context(plan: MeshPlan) -> ParallelContext:
-    """What the model of a plan splits its own work over: of these strategies, those that are not left to XLA."""
-    return ParallelContext(**{name: plan.configs[name] for name in INSIDE if name in plan.manual_axes})
+    """Returns the platform, and the options of the strategies that split the model's work, except those left to XLA."""
+    configs = {axis: plan.configs[axis] for axis in axes_that_split("work") if axis in plan.manual_axes}
+    named = {axis: configs.pop(axis) for axis in FIELDS if axis in configs}
+    return ParallelContext(**named, added=configs, platform=plan.platform)
 
 
 def held_positions(parallel: ParallelContext, length: int) -> Array:
-    """Positions of a row that this device's `context` group works on, (length / context,) int32, inside `shard_map`."""
+    """Returns the positions of a row on this device's `context` group, (length / context,) int32, in `shard_map`."""
     return local_positions(length, parallel.context)
 
 
 def own_positions(parallel: ParallelContext, length: int) -> Array:
-    """Positions whose activations this device keeps between products: its `tensor` share of `held_positions`.
+    """Returns the positions of the activations that this device keeps between products: its share of `held_positions`.
 
     Args:
-        parallel: The split.
-        length: Positions in a whole row.
+        parallel: The parallel context.
+        length: The number of positions in a whole row.
 
     Returns:
         (length / (context * tensor),) int32, varying over both axes.

@@ -1,7 +1,7 @@
-"""Arrays whose blocks are in the order that pipeline stages store them in, and the same in the model's own order.
+"""Conversion between the order in which pipeline stages store blocks, and the order of the model.
 
-Checkpoints, samples and comparisons use the model's order, so that nothing outside the step knows of stages. Where the
-two orders are one (a chunk on each stage, as many blocks on all), nothing is moved.
+Checkpoints, samples and comparisons use the model's order, so that nothing outside the step depends on stages. If both
+orders are the same (one chunk on each stage, equally many blocks), nothing is moved.
 """
 
 from collections.abc import Callable
@@ -24,23 +24,23 @@ from ..schedule.stages import Stages
 
 @dataclass(frozen=True)
 class StoredOrder:
-    """Goes from one order to the other, for parameters, gradients, or a whole train state.
+    """Converts parameters, gradients, or a whole train state between the two orders.
 
     Attributes:
-        stages: Which block is stored where; None where there are no stages.
+        stages: The positions of the blocks; None without a pipeline.
     """
 
     stages: Stages | None
 
     @property
     def reordered(self) -> Stages | None:
-        """The stages, where the two orders differ."""
+        """The stages if the two orders differ, otherwise None."""
         return None if self.stages is None or self.stages.is_natural else self.stages
 
     def to_model(self, tree: Any) -> Any:
-        """Puts the blocks of stored global arrays into the model's order, leaf by leaf.
+        """Reorders the blocks of stored global arrays to the model's order, leaf by leaf.
 
-        A leaf has blocks where it is under "blocks" and has a dim laid out over `pipe`, or a dim 0 that counts slots (a
+        A leaf has blocks if it is under "blocks" and has a dim split over `pipe`, or a dim 0 that counts slots (a
         factored moment of an optimizer).
         """
         stages = self.reordered
@@ -52,13 +52,13 @@ class StoredOrder:
             return (
                 leaf
                 if dim is None
-                else _move(leaf, dim, partial(unstore_blocks, stages=stages), _fitting(leaf, dim, stages))
+                else _move(leaf, dim, partial(unstore_blocks, stages=stages), _model_sharding(leaf, dim, stages))
             )
 
         return map_with_path(move, tree)
 
     def abstract_model(self, tree: Any) -> Any:
-        """Shapes and shardings of what `to_model` makes of stored arrays of these."""
+        """Returns the shapes and shardings of the result of `to_model`."""
         stages = self.reordered
         if stages is None:
             return tree
@@ -68,16 +68,16 @@ class StoredOrder:
             if dim is None:
                 return leaf
             shape = (*leaf.shape[:dim], stages.num_blocks, *leaf.shape[dim + 1 :])
-            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=_fitting(leaf, dim, stages))
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=_model_sharding(leaf, dim, stages))
 
         return map_with_path(move, tree)
 
     def to_stored(self, tree: Any, like: Any) -> Any:
-        """Undoes `to_model`.
+        """Reverses `to_model`.
 
         Args:
             tree: Global arrays with blocks in the model's order.
-            like: Stored arrays or their abstract values: the layouts to end in.
+            like: Stored arrays or their abstract values, with the layouts of the result.
         """
         stages = self.reordered
         if stages is None:
@@ -91,14 +91,14 @@ class StoredOrder:
 
 
 def store_blocks(blocks: Any, stages: Stages) -> Any:
-    """Puts blocks into the order in which stages store them.
+    """Reorders blocks to the order in which stages store them.
 
     Args:
-        blocks: A tree of arrays, dim 0 counts the blocks of the model; global.
-        stages: Which block is stored where.
+        blocks: A tree of global arrays; dim 0 counts the blocks of the model.
+        stages: The positions of the blocks.
 
     Returns:
-        The tree with dim 0 as `stages.order` has it, 0 in slots that hold no block.
+        The tree with dim 0 in the order of `stages.order`, and zeros in empty slots.
     """
     if stages.is_natural:
         return blocks
@@ -113,7 +113,7 @@ def store_blocks(blocks: Any, stages: Stages) -> Any:
 
 
 def unstore_blocks(stored: Any, stages: Stages) -> Any:
-    """Undoes `store_blocks`: dim 0 counts the blocks of the model again."""
+    """Reverses `store_blocks`: dim 0 counts the blocks of the model again."""
     if stages.is_natural:
         return stored
     slots = np.argsort(stages.order, kind="stable")[np.count_nonzero(stages.order < 0) :]
@@ -121,7 +121,7 @@ def unstore_blocks(stored: Any, stages: Stages) -> Any:
 
 
 def in_stage_order(model: Model | BlockModel, stages: Stages | None) -> Model | BlockModel:
-    """The model whose `init` puts the blocks into the order in which stages store them."""
+    """Returns the model with an `init` that creates blocks in the order in which stages store them."""
     if stages is None or stages.is_natural or not isinstance(model, BlockModel):
         return model
     init = model.init
@@ -134,12 +134,12 @@ def in_stage_order(model: Model | BlockModel, stages: Stages | None) -> Model | 
 
 
 def stored_order(plan: MeshPlan) -> StoredOrder:
-    """The order that a plan stores blocks in."""
+    """Returns the order in which a plan stores blocks."""
     return StoredOrder(plan.pipeline.stages if plan.pipeline else None)
 
 
 def _block_dim(path: str, leaf: Any, stages: Stages) -> int | None:
-    """The dim of a stored array that counts slots of blocks."""
+    """Returns the dim of a stored array that counts slots of blocks, or None."""
     if "blocks" not in path.split("/"):
         return None
     spec = leaf.sharding.spec
@@ -153,8 +153,8 @@ def _axes(entry: Any) -> tuple[str, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 
-def _fitting(leaf: Any, dim: int, stages: Stages) -> NamedSharding:
-    """The leaf's sharding, without `pipe` where that does not divide the model's number of blocks."""
+def _model_sharding(leaf: Any, dim: int, stages: Stages) -> NamedSharding:
+    """Returns the leaf's sharding, without `pipe` if it does not divide the model's number of blocks."""
     sharding = leaf.sharding
     if stages.num_blocks % stages.stages == 0:
         return sharding
@@ -165,7 +165,7 @@ def _fitting(leaf: Any, dim: int, stages: Stages) -> NamedSharding:
 
 
 def _move(leaf: Array, dim: int, reorder: Callable[[Array], Array], sharding: NamedSharding) -> Array:
-    """Reorders one dim of one array; one at a time, so that no more than one is ever whole anywhere."""
+    """Reorders one dim of one array; one array at a time, so that at most one is ever whole on a device."""
 
     def moved(array: Array) -> Array:
         return jnp.moveaxis(reorder(jnp.moveaxis(array, dim, 0)), 0, dim)

@@ -1,7 +1,7 @@
-"""The strategies there are, what each of them has, and reading `strategy: {fsdp: 4, data: 2}`.
+"""The strategies, their common interface, and the parser of `strategy: {fsdp: 4, data: 2}`.
 
-A new strategy is a file and a line in `STRATEGIES`: the mesh axes, the layouts, the checks, the step and its cost go
-through this dict, in its order.
+A new strategy is a file and a line in `STRATEGIES`: the mesh axes, the layouts, the checks, the step and its cost use
+this dict, in its order.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from ...layouts.tensor_layout import TensorLayout
 from ...mesh.axes import SYNONYMS
-from ...mesh.errors import UserError
-from ...mesh.near_miss import nearest
+from ...mesh.errors import UserError, nearest
 from .. import compression, context, data, diloco, expert, fsdp, pipeline, tensor, zero
 from ..collectives import Collective, StepCounts
 from ..model import Params
@@ -19,7 +18,7 @@ from ..plan import MeshPlan, Parameter, Reduced, ShardingPlan
 
 
 class Strategy(Protocol):
-    """What every strategy has: a module with these names. Those with nothing to do take theirs from `plan.py`."""
+    """The interface of a strategy: a module with these names. `plan.py` has the implementations that do nothing."""
 
     @property
     def AXIS(self) -> str:
@@ -28,44 +27,44 @@ class Strategy(Protocol):
 
     @property
     def OPTIONS(self) -> type | None:
-        """Its options, a dataclass with a `size`; None where they are options of the strategy named like the axis."""
+        """Its options, a dataclass with a `size`; None if the strategy with the name of the axis has its options."""
         ...
 
     @property
     def SPLITS(self) -> tuple[Literal["rows", "parameters", "work"], ...]:
-        """What is split over the axis: rows of a batch, parameters as they are stored, work that the model splits."""
+        """The things split over the axis: rows of a batch, stored parameters, work of the model."""
         ...
 
     def layout(self, parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-        """Adds the axis to where a parameter is stored, and says why ("" for nothing)."""
+        """Adds the axis to the stored layout of a parameter, and returns the reason ("" for no change)."""
         ...
 
     def update_layout(self, parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-        """Adds the axis to where its gradient and the optimizer's state are, and says why."""
+        """Adds the axis to the layout of its gradient and optimizer state, and returns the reason."""
         ...
 
     def used_layout(self, path: str, layout: TensorLayout) -> TensorLayout:
-        """Drops the axis where `begin` makes a parameter whole along it for the step."""
+        """Drops the axis if `begin` gathers the parameter along it for the step."""
         ...
 
     def check(self, plan: ShardingPlan) -> list[str]:
-        """What of a plan cannot be, one message each."""
+        """Returns the problems with a plan, one message each."""
         ...
 
     def cost(self, plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-        """Its collectives in one step, unmerged, as they travel on a platform."""
+        """Returns its collectives in one step on a platform, unmerged."""
         ...
 
     def begin(self, params: Params, plan: ShardingPlan, /) -> Params:
-        """Per device, once at the start of a step: makes parameters whole along the axis."""
+        """Gathers parameters along the axis; per device, once at the start of a step."""
         ...
 
     def finish(self, gradients: Params, plan: ShardingPlan, /) -> Params:
-        """Per device, once after backward: leaves each device its part of the summed gradients."""
+        """Reduces gradients to this device's part; per device, once after backward."""
         ...
 
     def reduce(self, found: Reduced, plan: ShardingPlan) -> Reduced:
-        """Per device, after all have finished: sums over every axis that still lacks it."""
+        """Sums over the remaining axes; per device, after every `finish`."""
         ...
 
 
@@ -82,21 +81,21 @@ STRATEGIES: dict[str, Strategy] = {
 }
 """Every strategy by its name, in the order of the mesh axes: the slowest network first.
 
-`begin`, `finish` and `reduce` go through it in this order, layouts the other way round."""
+`begin`, `finish` and `reduce` run in this order, layouts in reverse order."""
 
 
 def axis_names() -> tuple[str, ...]:
-    """The mesh axes of the strategies, slowest network first."""
+    """Returns the mesh axes of the strategies, slowest network first."""
     return tuple(dict.fromkeys(strategy.AXIS for strategy in STRATEGIES.values()))
 
 
 def option_types() -> dict[str, type]:
-    """The options of each strategy that `strategy:` of a config names, which is the name of its mesh axis too."""
+    """Returns the options of each strategy in `strategy:` of a config, by name, which is also that of its mesh axis."""
     return {name: strategy.OPTIONS for name, strategy in STRATEGIES.items() if strategy.OPTIONS is not None}
 
 
 def axes_that_split(what: Literal["rows", "parameters", "work"]) -> tuple[str, ...]:
-    """The mesh axes over which rows, parameters or the model's work are split."""
+    """Returns the mesh axes over which rows, parameters or the model's work are split."""
     return tuple(dict.fromkeys(strategy.AXIS for strategy in STRATEGIES.values() if what in strategy.SPLITS))
 
 
@@ -105,7 +104,7 @@ StrategyConfigs: TypeAlias = dict[str, Any]
 
 
 def read_strategy(strategy: Mapping[str, Any]) -> StrategyConfigs:
-    """Turns sizes and mappings of options into options dataclasses.
+    """Converts sizes and mappings of options to options dataclasses.
 
     Args:
         strategy: Name of a strategy -> its size (devices along its mesh axis; -1 = the rest), a mapping of options, or
@@ -115,7 +114,7 @@ def read_strategy(strategy: Mapping[str, Any]) -> StrategyConfigs:
         Name -> options dataclass, in the order given.
 
     Raises:
-        UserError: All unknown strategies and options, with the nearest that exist.
+        UserError: All unknown strategies and options, with the most similar valid ones.
     """
     problems: list[str] = []
     configs: StrategyConfigs = {}
@@ -123,7 +122,7 @@ def read_strategy(strategy: Mapping[str, Any]) -> StrategyConfigs:
     for name, given in strategy.items():
         kind = types.get(name)
         if kind is None:
-            problems.append(f"strategy.{name}: there is no such strategy{_nearest(name, types)}.")
+            problems.append(f"strategy.{name}: unknown strategy{_nearest(name, types)}.")
         elif isinstance(given, kind):
             configs[name] = given
         elif isinstance(given, int) and not isinstance(given, bool):
@@ -131,16 +130,16 @@ def read_strategy(strategy: Mapping[str, Any]) -> StrategyConfigs:
         elif isinstance(given, Mapping):
             known = {field.name for field in fields(kind)}
             unknown = [key for key in given if key not in known]
-            problems += [f"strategy.{name}.{key}: there is no such option{_nearest(key, known)}." for key in unknown]
+            problems += [f"strategy.{name}.{key}: unknown option{_nearest(key, known)}." for key in unknown]
             configs[name] = kind(**{key: value for key, value in given.items() if key in known})
         else:
-            problems.append(f"strategy.{name}={given!r}: give a size (an int) or a mapping of options.")
+            problems.append(f"strategy.{name}={given!r}: give a size (an integer) or a mapping of options.")
     if problems:
         raise UserError("\n".join(problems))
     return configs
 
 
 def _nearest(name: Any, known: Any) -> str:
-    meant = SYNONYMS.get(str(name).lower())
-    close = [meant] if meant in known else nearest(name, known)
+    synonym = SYNONYMS.get(str(name).lower())
+    close = [synonym] if synonym in known else nearest(name, known)
     return f" (did you mean {close[0]}?)" if close else f"; choose from {', '.join(sorted(known))}"

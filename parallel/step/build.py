@@ -1,4 +1,4 @@
-"""From a plan and the options of a step to the step."""
+"""Builds a step from a plan and its options."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,8 +8,8 @@ import optax
 
 from ...mesh.errors import UserError
 from ..model import BlockModel, Model
+from ..options import FLOAT32, Precision
 from ..plan import ShardingPlan, StepOptions
-from ..precision import FLOAT32, Precision
 from .train_step import Step
 
 
@@ -35,7 +35,7 @@ def build_step(
         remat: What blocks keep for backward: `none` drops only gathered parameters, `dots` keeps products of matrices,
             `full` only the input of each block.
         precision: The dtypes.
-        xla: Options of XLA that the step and its evaluation are compiled with, such as
+        xla: XLA compiler options for the step and its evaluation, such as
             {"xla_gpu_enable_latency_hiding_scheduler": True}; one that XLA does not know is an error of JAX when they
             are compiled.
 
@@ -46,6 +46,6 @@ def build_step(
         raise UserError(f"train.accumulate={accumulate}: a step has at least 1 microbatch.")
     if not 0 <= clip_norm < float("inf"):
         raise UserError(f"train.clip_norm={clip_norm}: a norm is positive and finite; 0 turns clipping off.")
-    told = tuple((xla or {}).items())
-    options = StepOptions(accumulate=accumulate, clip_norm=clip_norm, remat=remat, precision=precision, xla=told)
+    flags = tuple((xla or {}).items())
+    options = StepOptions(accumulate=accumulate, clip_norm=clip_norm, remat=remat, precision=precision, xla=flags)
     return Step(model, optimizer, replace(plan, options=options))

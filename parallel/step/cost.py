@@ -1,7 +1,7 @@
-"""What one step moves, as the strategies predict it: nothing runs, nothing is compiled.
+"""Predicts the collectives of one step, from the strategies' costs: nothing runs or is compiled.
 
-counts = what the layouts do not tell: how often the model runs, what it moves by itself
-lines  = every strategy's cost, in turn, the reduction of the norm, and the model's own sums over the rows of all
+counts = what the layouts do not show: how often the model runs, and its own collectives
+lines  = the cost of each strategy in turn, the reduction of the norm, and the model's own sums over all rows
 """
 
 import warnings
@@ -16,31 +16,31 @@ from jax.sharding import PartitionSpec
 from ...layouts.paths import in_blocks
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
+from ..blocks.backward_gathers import find_backward_all_to_alls, find_backward_gathers
 from ..blocks.model_parts import recomputes_output
 from ..blocks.prefetch import prefetches_blocks
-from ..blocks.read_again import all_to_alls_again, read_again
 from ..collectives import CallCounts, Collective, StepCounts, Traffic
-from ..executor.loss import sent_at_a_tick
+from ..executor.pipeline_loss import sent_at_a_tick
 from ..model import Batch, BlockModel, Model, Params, fold_block, has_state
 from ..model.loss_sums import as_sums
-from ..model.row_axes import noticing
+from ..options import cast_floats, cast_inputs
 from ..plan import ShardingPlan
-from ..precision import cast_floats, cast_inputs
+from ..schedule.timetable import Timetable, count_turns
+from ..sharding.batch_rows import record_batch_axes
 from ..sharding.lay_out import abstract_parameters
 from ..sharding.strategies import STRATEGIES
 from ..xla.graph import trace
-from ..xla.neighbours import as_sent
 from ..xla.platform import TRICKS
+from ..xla.ring_hop import convert_hops
 from ..xla.traced_sums import all_reduces, sum_key
-from .call_counts import pipeline_counts, plain_counts
-from .composition import DeviceStep, as_split
+from .composition import DeviceStep, split_model
 from .gradients import norm_cost
 from .manual_axes import UncheckedStep, over_manual_axes
-from .model_state import abstract_model_state
+from .state import abstract_model_state
 
 
 class _Loss(NamedTuple):
-    """What a loss tells as it is traced: how many scalars its metrics are, and whether rows depend on each other."""
+    """Facts from tracing a loss: the number of scalars in its metrics, and whether rows depend on each other."""
 
     metrics: int = 0
     couples_rows: bool = False
@@ -53,22 +53,22 @@ def step_cost(
     platform: str,
     without: Collection[str] = (),
 ) -> list[Collective]:
-    """Every collective of one step, unmerged, from the plan and the model's own account.
+    """Returns every collective of one step, unmerged.
 
     Args:
         model: The model, not split.
         plan: The plan, with the options of the step.
-        batch: Global shapes of a batch; a model that splits its own work moves bytes in proportion to it. Without
-            them backward counts as reading every parameter of a block, which it need not, and a model's own sums over
-            the rows of all devices are left out.
-        platform: Where the step runs.
-        without: Paths of parameters whose moves are left out: the others move as in the whole step.
+        batch: The global shapes of a batch; a model that splits its own work moves bytes in proportion to it. Without
+            them, the result assumes that backward reads every parameter of a block, and omits a model's own sums over
+            all rows.
+        platform: The platform of the step.
+        without: Paths of parameters whose collectives to omit; those of the others stay as in the whole step.
 
     Raises:
-        UserError: The shapes of a batch are needed and not given.
+        UserError: The shapes of a batch are needed, but missing.
     """
-    counts = step_counts(as_split(model, plan), plan, batch, platform)
-    loss = _look_at_loss(model, plan, batch) if batch is not None else _Loss()
+    counts = step_counts(split_model(model, plan), plan, batch, platform)
+    loss = _trace_loss(model, plan, batch) if batch is not None else _Loss()
     counts = counts._replace(metrics=loss.metrics)
     moved = plan.without(without) if without else plan
     lines = [line for strategy in STRATEGIES.values() for line in strategy.cost(moved, counts, platform)]
@@ -76,13 +76,13 @@ def step_cost(
     lines += norm_cost(layouts, plan.summed_axes, plan.options.precision.reduce)
     if batch is not None and loss.couples_rows:
         lines += sums_over_rows(model, plan, batch, platform)
-    return [line for line in lines if line.bytes]  # of what has no elements there is nothing to move
+    return [line for line in lines if line.bytes]  # arrays without elements move nothing
 
 
 def step_counts(
     model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct] | None, platform: str
 ) -> StepCounts:
-    """What of a step the layouts do not tell; the arguments are those of `step_cost`, the model split."""
+    """Returns what the layouts do not show of a step; the arguments are those of `step_cost`, with the model split."""
     pipeline, options = plan.pipeline, plan.options
     calls = plain_counts(model, options.accumulate)
     if not isinstance(model, BlockModel):
@@ -92,8 +92,8 @@ def step_counts(
     if batch is None and model.traffic is None and pipeline is None:
         return StepCounts(calls, unread=_unread(model, plan, calls, None, platform))
     shapes = _microbatch(plan, batch)
-    sent = sent_at_a_tick(model, plan, shapes, options.precision) if pipeline else ()
-    own = tuple(_own(model, plan, calls, shapes, platform))
+    sent = sent_at_a_tick(model, plan, shapes) if pipeline else ()
+    own = tuple(_model_collectives(model, plan, calls, shapes, platform))
     return StepCounts(calls, own, sent, unread=_unread(model, plan, calls, shapes, platform))
 
 
@@ -104,16 +104,16 @@ def _unread(
     shapes: Mapping[str, jax.ShapeDtypeStruct] | None,
     platform: str,
 ) -> dict[str, int]:
-    """How many of a block's backward calls do not read a parameter; without shapes, of what never runs backward."""
+    """Returns, for each parameter, how many of a block's backward calls do not read it."""
     paths = [row.path for row in plan.table.rows if in_blocks(row.path)]
     before_head = [row.path for row in plan.table.rows if row.path.split("/")[0] != "head"]
     if plan.pipeline is None and plan.frozen.issuperset(before_head):
         return dict.fromkeys(paths, calls.block_again + calls.block_backward)
     if shapes is None or plan.keeps_blocks or not plan.gathers_blocks:
         return {}
-    reads = read_again(model, plan, shapes, plan.options.remat, plan.options.precision)
+    reads = find_backward_gathers(model, plan, shapes)
     first = plan.options.accumulate
-    if prefetches_blocks(plan) and platform in TRICKS["order"].platforms:  # what waits for a gather reads all of it
+    if prefetches_blocks(plan) and platform in TRICKS["order"].platforms:  # waits read every gather
         return {path: calls.block_backward - first for path in paths if path not in reads.inner}
     return {
         path: (calls.block_backward - first) * (path not in reads.inner) + first * (path not in reads.first)
@@ -124,9 +124,9 @@ def _unread(
 def _microbatch(
     plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct] | None
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of one microbatch on one device, as the model sees it."""
+    """Returns the shapes of one microbatch on one device, as the model receives it."""
     if batch is None:
-        raise UserError("What a step moves depends on the batch here: give its shapes.")
+        raise UserError("The collectives of this step depend on the shapes of the batch. Pass abstract_batch.")
     pieces, compute = plan.rows(plan.options.accumulate).total, plan.options.precision.compute
     rows = jax.eval_shape(lambda batch: cast_inputs(batch, compute), dict(batch))
     return {
@@ -135,14 +135,14 @@ def _microbatch(
     }
 
 
-def _look_at_loss(model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct]) -> _Loss:
-    """Traces a loss without a mesh; of a model of blocks, its embedding, one block of its own, and its head."""
+def _trace_loss(model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct]) -> _Loss:
+    """Traces a loss without a mesh; for a `BlockModel`, its embedding, one block if it is not split, and its head."""
     params = abstract_parameters(model, plan.options.precision)
     params = jax.eval_shape(lambda tree: cast_floats(tree, plan.options.precision.compute), params)
     rows, key = _microbatch(plan, batch), jax.eval_shape(lambda: make_key(0))
 
     def loss(params: Params, rows: Batch, key: Array) -> Any:
-        if isinstance(model, BlockModel):  # no block changes what the head counts
+        if isinstance(model, BlockModel):  # blocks do not change the metrics of the head
             x = model.embed({name: params[name] for name in model.embed_reads}, rows, key)
             if model.parallelize is None:
                 one = jax.tree.map(lambda leaf: leaf[0], params["blocks"])
@@ -153,20 +153,20 @@ def _look_at_loss(model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[
         )
         return model.loss(params, rows, key, *((state,) if has_state(model) else ()))
 
-    with noticing() as asked:
+    with record_batch_axes() as requests:
         try:
             found = jax.eval_shape(lambda *given: as_sums(loss(*given)).metrics, params, rows, key)
-        except Exception:  # a model that runs on its mesh alone
+        except Exception:  # a model that only runs on its mesh
             return _Loss()
-    return _Loss(len(jax.tree.leaves(found)), bool(asked) or has_state(model))
+    return _Loss(len(jax.tree.leaves(found)), bool(requests) or has_state(model))
 
 
 def sums_over_rows(
     model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct], platform: str
 ) -> list[Collective]:
-    """What a model whose rows depend on each other sums over all devices by itself, and what makes its state one.
+    """Returns the sums over all devices in a model with rows that depend on each other, including those of its state.
 
-    It is read from the traced program of its loss and gradients, as in `step_cost`, whose arguments these are.
+    They are read from the traced program of its loss and gradients. The arguments are those of `step_cost`.
     """
     if plan.pipeline or plan.output_rules or not plan.summed_axes:
         return []
@@ -174,14 +174,14 @@ def sums_over_rows(
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
     after = sum_key(plan.summed_axes, plan.options.precision.reduce, platform)
 
-    def look(params: Params, rows: Batch, state: Any) -> Array:
+    def record(params: Params, rows: Batch, state: Any) -> Array:
         graph, (*waited_for, _) = trace(device_step.local_sums, params, rows, state)
         first = graph.outputs[: len(jax.tree.leaves(waited_for))]
         found[:] = all_reduces(graph, first, after, sizes=sizes, platform=platform)
         return jnp.zeros(())
 
     specs = (plan.manual_specs(plan.table), plan.batch_spec, PartitionSpec())
-    mapped = over_manual_axes(look, plan, specs, PartitionSpec(), abstract=True)
+    mapped = over_manual_axes(record, plan, specs, PartitionSpec(), abstract=True)
     state = abstract_model_state(model, plan.options.precision)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UncheckedStep)
@@ -189,14 +189,14 @@ def sums_over_rows(
     return found
 
 
-def _own(
+def _model_collectives(
     model: BlockModel,
     plan: ShardingPlan,
     calls: CallCounts,
     shapes: Mapping[str, jax.ShapeDtypeStruct],
     platform: str,
 ) -> list[Collective]:
-    """What the model itself moves: its parts' traffic, times their calls."""
+    """Returns the model's own collectives: the traffic of its parts times their calls."""
     if model.traffic is None:
         return []
     own: list[Collective] = []
@@ -210,7 +210,7 @@ def _own(
         own += [line.times(backward) for line in moved.backward]
         if part == "block":
             own += _recomputed(model, plan, moved, calls, shapes, platform)
-    return [as_sent(line, plan.mesh_size(line.axes[-1]), platform) for line in own] if plan.pipeline else own
+    return [convert_hops(line, plan.mesh_size(line.axes[-1]), platform) for line in own] if plan.pipeline else own
 
 
 def _recomputed(
@@ -221,13 +221,62 @@ def _recomputed(
     shapes: Mapping[str, jax.ShapeDtypeStruct],
     platform: str,
 ) -> list[Collective]:
-    """What blocks move once more: inside backward under `remat`, and in a pipeline's actions that recompute."""
+    """Returns the collectives that blocks repeat: in backward under `remat`, and in recompute actions."""
     remat, pipeline = plan.options.remat, plan.pipeline
     inside = moved.again if remat != "none" else ()
     if inside and plan.frozen and remat == "dots" and not (pipeline or prefetches_blocks(plan)):
-        inside = all_to_alls_again(model, plan, shapes, plan.options, moved, platform)
+        inside = find_backward_all_to_alls(model, plan, shapes, moved, platform)
     before = moved.again if remat != "full" else ()
-    if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan, remat)):
+    if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan)):
         before = moved.forward
     again = [line.times(calls.block_backward) for line in inside]
     return again + [line.times(calls.block_again) for line in before]
+
+
+def plain_counts(model: Model | BlockModel, accumulate: int) -> CallCounts:
+    """Returns the calls of a step in which every device runs the whole model.
+
+    Args:
+        model: The model.
+        accumulate: The number of microbatches.
+    """
+    blocks = model.num_blocks if isinstance(model, BlockModel) else 0
+    return CallCounts(
+        embed=accumulate,
+        embed_backward=accumulate,
+        block=blocks * accumulate,
+        block_again=0,
+        block_backward=blocks * accumulate,
+        block_weight=blocks * accumulate,
+        head=accumulate,
+        rows=blocks,
+        group_gradients={},
+        others=accumulate,
+    )
+
+
+def pipeline_counts(model: BlockModel, timetable: Timetable, accumulate: int) -> CallCounts:
+    """Returns the calls of a step in a pipeline.
+
+    Args:
+        model: The model.
+        timetable: The timetable of the pipeline.
+        accumulate: The number of times that a step runs the timetable.
+    """
+    turns = {part: turns * accumulate for part, turns in count_turns(timetable).items()}
+    groups = {}
+    for reads, part in ((model.embed_reads, "embed_backward"), (model.head_reads, "head_backward")):
+        for name in reads:
+            groups[name] = groups.get(name, 0) + turns[part]
+    return CallCounts(
+        embed=turns["embed"],
+        embed_backward=turns["embed_backward"],
+        block=turns["forward"],
+        block_again=turns["recompute"],
+        block_backward=turns["backward_input"],
+        block_weight=turns["backward_weight"],
+        head=turns["head_backward"],
+        rows=timetable.stored_blocks,
+        group_gradients=groups,
+        others=accumulate,
+    )

@@ -27,7 +27,7 @@ from .update import apply_optimizer
 
 
 def start(state: TrainState, optimizer: optax.GradientTransformation, groups: int) -> TrainState:
-    """The first state: every group begins at the shared parameters.
+    """Returns the initial state: every group starts from the shared parameters.
 
     Args:
         state: With global parameters; without the state of the optimizer.
@@ -47,7 +47,7 @@ def make_step(
 
     Args:
         device_step: The per-device half, which sums gradients over all axes but `data`.
-        optimizer: The inner optimizer; it runs on each group's copy as if there were no other.
+        optimizer: The inner optimizer; it runs on each group's copy independently of the others.
         abstract: Map over a mesh without devices, for lowering only.
     """
     plan, reduce_dtype = device_step.plan, device_step.plan.options.precision.reduce
@@ -92,7 +92,7 @@ def make_step(
 
 
 def _own(copies: Params) -> Params:
-    """This group's copy, inside `shard_map`, where the leading dim has size 1."""
+    """Returns this group's copy, inside `shard_map`, where the leading dim has size 1."""
     return jax.tree.map(lambda leaf: leaf[0], copies)
 
 
@@ -101,7 +101,7 @@ def _stacked(own: Params) -> Params:
 
 
 def _shared_metrics(metrics: StepMetrics, reduce_dtype: str) -> StepMetrics:
-    """The loss of all rows, the mean of the groups' norms, and the sums of the model's own metrics."""
+    """Returns the loss of all rows, the mean of the groups' norms, and the sums of the model's own metrics."""
     wide = jnp.promote_types(reduce_dtype, jnp.float32)
     scalars = metrics._replace(loss=metrics.loss * metrics.weight)
     found = lax.psum(jax.tree.map(lambda scalar: scalar.astype(wide), scalars), AXIS)

@@ -1,4 +1,4 @@
-"""Gradients of the loss: summed over microbatches on each device, and measured once over the mesh."""
+"""Gradients of the loss: summed over microbatches on each device; their global norm."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -14,8 +14,8 @@ from ..collectives import Collective, vary
 from ..data import scalar_width
 from ..model import Batch, Params
 from ..model.loss_sums import LossSums
-from ..model.row_axes import noticing
-from ..precision import scaled
+from ..options import scaled
+from ..sharding.batch_rows import record_batch_axes
 
 
 def accumulate_gradients(
@@ -31,26 +31,26 @@ def accumulate_gradients(
 ) -> tuple[Params, LossSums]:
     """Sums the gradients of one device's rows over its microbatches.
 
-    Since the loss is a sum, not a mean, gradients add up whatever the weights of the microbatches: one microbatch or
-    many give the same.
+    Since the loss is a sum, not a mean, gradients can be added for any weights of the microbatches: the result does not
+    depend on their number.
 
     Args:
         local: The local loss.
-        params: Per-device parameters, varying over the axes.
-        batch: Per-device rows; their number is a multiple of `microbatches`.
-        key: Randomness of this step, the same on all devices and in all microbatches.
-        state: The model's, () where it has none; every microbatch starts from that of the one before.
-        scale: What the loss is multiplied by before it is differentiated; None for nothing.
-        microbatches: How many pieces the rows are cut into, one after the other in memory.
-        axes: Mesh axes over which devices hold shares of the loss.
+        params: The per-device parameters, varying over the axes.
+        batch: The per-device rows; their number is a multiple of `microbatches`.
+        key: The random key of this step, the same on all devices and in all microbatches.
+        state: The model's state, or (); every microbatch starts from the state of the previous one.
+        scale: The factor of the loss before it is differentiated; None for no factor.
+        microbatches: The number of microbatches, which run one after the other.
+        axes: The mesh axes over which devices have shares of the loss.
 
     Returns:
-        Gradients in the parameters' dtype and layout, `scale` times those of the loss; and the sums, which are not
-        scaled, and the next state, all local to the device.
+        Gradients in the parameters' dtype and layout, `scale` times those of the loss, and the unscaled sums with the
+        next state; all local to the device.
     """
     kept = local.keep(params)
     params = local.carriers(params)
-    differentiate = local.differentiate or _differentiated(local)
+    differentiate = local.differentiate or _by_autodiff(local)
     if microbatches == 1:
         found, gradients = differentiate(params, kept, batch, key, state, scale)
         sums = jax.tree.map(lambda leaf: vary(leaf, axes), found._replace(state=()))
@@ -65,9 +65,9 @@ def accumulate_gradients(
 
     state = jax.tree.map(lambda leaf: vary(leaf, axes), state)
     first = {name: rows[: rows.shape[0] // microbatches] for name, rows in batch.items()}
-    with noticing() as asked:
+    with record_batch_axes() as requests:
         shapes = jax.eval_shape(lambda batch: local.loss(params, kept, batch, key, state), first)._replace(state=())
-    spread = bool(asked or jax.tree.leaves(state))
+    spread = bool(requests or jax.tree.leaves(state))
     pieces = {name: _split(rows, microbatches, spread) for name, rows in batch.items()}
     no_sums = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), axes), shapes)
     start = (jax.tree.map(jnp.zeros_like, params), no_sums), state
@@ -75,8 +75,8 @@ def accumulate_gradients(
     return gradients, sums._replace(state=state)
 
 
-def _differentiated(local: LocalLoss) -> Callable[..., tuple[LossSums, Params]]:
-    """The sums of a loss and its gradients, by autodiff."""
+def _by_autodiff(local: LocalLoss) -> Callable[..., tuple[LossSums, Params]]:
+    """Returns the function that computes the sums of a loss and its gradients by autodiff."""
 
     def differentiate(
         params: Params, kept: Any, batch: Batch, key: Array | None, state: Any, scale: Array | None
@@ -92,9 +92,9 @@ def _differentiated(local: LocalLoss) -> Callable[..., tuple[LossSums, Params]]:
 
 
 def _split(rows: Array, microbatches: int, spread: bool) -> Array:
-    """Rows as (microbatches, rows of one, ...): blocks of rows or, spread, every nth row.
+    """Splits rows into (microbatches, rows of one, ...): consecutive rows or, if `spread`, every nth row.
 
-    Where rows depend on each other, which are together in a microbatch must not depend on the mesh.
+    If rows depend on each other, the rows of a microbatch must not depend on the mesh.
     """
     if spread:
         return rows.reshape(rows.shape[0] // microbatches, microbatches, *rows.shape[1:]).swapaxes(0, 1)
@@ -102,7 +102,7 @@ def _split(rows: Array, microbatches: int, spread: bool) -> Array:
 
 
 def complete_squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> list[Array]:
-    """The local sum of squares of gradients that are complete, to travel with the loss; empty if none is."""
+    """Returns the local sum of squares of complete gradients, to reduce with the loss; [] if none is complete."""
     squares = _squares(gradients, layouts, axes).get(axes, []) if axes else []
     return [jnp.asarray(sum(squares))] if squares else []
 
@@ -110,18 +110,18 @@ def complete_squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> 
 def global_norm(
     gradients: Params, layouts: Any, axes: tuple[str, ...], complete: Sequence[Array], divisor: Array
 ) -> Array:
-    """The Euclidean norm over all elements of all gradients, each element counted once, divided.
+    """Returns the Euclidean norm over all elements of all gradients, each counted once, divided by `divisor`.
 
-    Squares of gradients that are split over some axes, and the same along the others, are summed over all axes, in one
-    reduction, each device counting its share. It starts from numbers divided by what the first reduction brought, so
-    that it follows that one: two that are independent would sometimes be merged.
+    Squares of gradients that are split over some of the axes are summed over all axes in one reduction, to which each
+    device contributes its share. Its operands are divided by a result of the first reduction so that it depends on that
+    one: XLA would sometimes merge two independent reductions.
 
     Args:
-        gradients: Per-device gradients, reduced, laid out as their parameters.
+        gradients: The reduced per-device gradients, in the layouts of their parameters.
         layouts: The parameters' `TensorLayout`s.
-        axes: Mesh axes over which devices hold shares of the loss.
-        complete: `complete_squares`, summed over the axes.
-        divisor: A number over 0, the weight of the global batch.
+        axes: The mesh axes over which devices have shares of the loss.
+        complete: The result of `complete_squares`, summed over the axes.
+        divisor: A positive number, the weight of the global batch.
 
     Returns:
         A scalar of at least float32, the same on every device.
@@ -137,12 +137,12 @@ def global_norm(
 
 
 def _num_copies(split: tuple[str, ...], axes: tuple[str, ...]) -> int:
-    """How many devices hold the same part of what is split over some of the axes."""
+    """Returns the number of devices with the same part of an array that is split over some of the axes."""
     return prod(lax.axis_size(axis) for axis in axes if axis not in split)
 
 
 def _squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> dict[tuple[str, ...], list[Array]]:
-    """Local sums of squares, by the axes that the gradient is split over."""
+    """Returns local sums of squares, by the axes that split the gradient."""
     leaves, treedef = jax.tree.flatten(gradients)
     groups: dict[tuple[str, ...], list[Array]] = {}
     for leaf, layout in zip(leaves, treedef.flatten_up_to(layouts), strict=True):
@@ -152,7 +152,7 @@ def _squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> dict[tup
 
 
 def norm_cost(layouts: Sequence[TensorLayout], axes: tuple[str, ...], reduce_dtype: str) -> list[Collective]:
-    """One all-reduce of a scalar, where parameters are split over some, not all, axes."""
+    """Returns one all-reduce of a scalar, if parameters are split over some but not all of the axes."""
     partly = any(0 < len(_split_axes(layout, axes)) < len(axes) for layout in layouts)
     return [Collective("all-reduce", axes, 1, scalar_width(reduce_dtype))] if partly else []
 
@@ -162,7 +162,7 @@ def _split_axes(layout: TensorLayout, axes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def clip_factor(norm: Array, clip_norm: float) -> Array:
-    """The factor that brings gradients of this global norm down to `clip_norm`, or 1 below it (0 = never clip)."""
+    """Returns the factor that scales gradients of this global norm to at most `clip_norm` (0 = no clipping)."""
     if clip_norm == 0:
         return jnp.ones_like(norm)
     return jnp.minimum(1.0, clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))

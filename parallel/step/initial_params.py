@@ -1,4 +1,4 @@
-"""Parameters that training starts from instead of drawing them: checked against the model, then put on their devices.
+"""Initial parameters given by the user: checked against the model, and placed on their devices.
 
 Each device is sent its own part alone, cut out of the host's array. So weights in memory maps may be larger than the
 host's memory, and no device ever holds a whole large one.
@@ -13,11 +13,10 @@ import numpy as np
 from jax import Array
 
 from ...layouts.paths import in_blocks, leaves_with_paths, map_with_path
-from ...mesh.errors import UserError
+from ...mesh.errors import UserError, did_you_mean
 from ...mesh.keys import key_of
-from ...mesh.near_miss import did_you_mean
 from ..model import BlockModel, Model, Params
-from ..precision import Precision, cast_floats
+from ..options import Precision, cast_floats
 from ..schedule.stages import Stages
 from ..sharding.stored_order import StoredOrder
 
@@ -26,7 +25,7 @@ MAX_LISTED = 20
 
 
 def drawn(model: Model | BlockModel, precision: Precision, key_data: Array) -> Params:
-    """The parameters as the model draws them, in the stored dtype. Traced.
+    """Returns the parameters drawn by the model's init, in the stored dtype. Traced.
 
     Args:
         model: The model, its blocks in the order in which they are stored.
@@ -41,7 +40,8 @@ def place(given: Params, stored: Params, order: StoredOrder) -> Params:
 
     Args:
         given: The whole parameters, in the model's own order of blocks and the same on every process: NumPy arrays,
-            memory maps, or JAX arrays that this process holds whole. Floats are cast to the stored dtype.
+            memory maps, or JAX arrays that this process holds whole or that are laid out like the step's. Floats are
+            cast to the stored dtype.
         stored: Shapes, dtypes and shardings of the parameters as the step stores them.
         order: Between the model's order of blocks and the stored one.
 
@@ -51,21 +51,35 @@ def place(given: Params, stored: Params, order: StoredOrder) -> Params:
     Raises:
         UserError: A parameter is missing, is not the model's, or has another shape or kind of number; all at once.
     """
-    problems = list(_problems(given, order.abstract_model(stored)))
+    in_model_order = order.abstract_model(stored)
+    problems = list(_problems(given, in_model_order))
     if problems:
         more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
         lines = "\n".join(f"  {line}" for line in problems[:MAX_LISTED] + more)
         raise UserError(f"Parameters that do not fit the model:\n{lines}")
-    arrays = {path: _of_host(leaf) for path, leaf in leaves_with_paths(given)}
-    stages = order.reordered
+    expected = dict(leaves_with_paths(in_model_order))
+    laid_out = {path: leaf for path, leaf in leaves_with_paths(given) if _is_laid_out(leaf, expected[path])}
+    arrays = {path: _of_host(leaf) for path, leaf in leaves_with_paths(given) if path not in laid_out}
+    stages, in_order = order.reordered, dict(leaves_with_paths(stored))
+    moved = order.to_stored(
+        {path: jnp.copy(leaf).astype(expected[path].dtype) for path, leaf in laid_out.items()},
+        {path: in_order[path] for path in laid_out},
+    )
 
     def put(path: str, leaf: jax.ShapeDtypeStruct) -> Array:
+        if path in moved:
+            return moved[path]
         rows = stages if in_blocks(path) else None
         return jax.make_array_from_callback(
             leaf.shape, leaf.sharding, lambda index: _part(arrays[path], index, leaf.dtype, rows)
         )
 
     return map_with_path(put, stored)
+
+
+def _is_laid_out(given: Any, leaf: jax.ShapeDtypeStruct) -> bool:
+    """Checks if a parameter is on the devices of the step already, as a restored one is."""
+    return isinstance(given, Array) and bool(given.size) and given.sharding == leaf.sharding
 
 
 def _of_host(leaf: Any) -> np.ndarray:
@@ -91,9 +105,9 @@ def _problems(given: Params, expected: Params) -> Iterator[str]:
             yield f"{path} is a {type(have[path]).__name__}, not an array. Give it as np.asarray(...)."
         elif tuple(have[path].shape) != leaf.shape or _is_float(have[path]) != _is_float(leaf):
             yield f"{path} is {_text(have[path])}, but the model's is {_text(leaf)}."
-        elif isinstance(have[path], Array) and not have[path].is_fully_addressable:
+        elif isinstance(have[path], Array) and not (have[path].is_fully_addressable or _is_laid_out(have[path], leaf)):
             yield (
-                f"{path} is spread over several processes. Give arrays that every process holds whole, or restore a "
+                f"{path} is split over several processes. Pass arrays that are whole on every process, or restore a "
                 "checkpoint, which needs no whole array anywhere."
             )
     for path in have:

@@ -1,4 +1,4 @@
-"""What a step is given: batches and states that it cannot take are refused, each in one sentence.
+"""The inputs of a step: checks of batches and states.
 
 Nothing here costs a step that goes well: batches are looked at while a program is traced, which happens once for each
 shape, and states when a call was refused.
@@ -15,8 +15,8 @@ from jax.core import Tracer
 from ...layouts.paths import leaves_with_paths
 from ...layouts.sizes import counted
 from ...mesh.errors import UserError
-from ..model.batch_names import of_missing_key
-from ..xla.error_texts import NESTED, says
+from ..model.batch_names import explain_key_error
+from ..xla.error_texts import NESTED, matches
 from .state import TrainState
 
 Signature = dict[str, tuple[str, int]]
@@ -28,12 +28,12 @@ BatchShapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def shapes_of(batch: Mapping[str, Any]) -> BatchShapes:
-    """The shapes of a batch, as a key: programs are compiled for one each."""
+    """Returns the shapes of a batch, as the key of its compiled program."""
     return tuple((name, tuple(array.shape)) for name, array in sorted(batch.items()))
 
 
 class BatchCheck:
-    """The batches of one program: what all of them have to be, and what the first one was."""
+    """The requirements on the batches of one program, and the signature of the first one."""
 
     def __init__(self, name: str, check_rows: Callable[[int], None]) -> None:
         """Starts before the first batch.
@@ -47,7 +47,7 @@ class BatchCheck:
         self._first: Signature | None = None
 
     def around(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function of (state or parameters, batch, ...), its batches checked while it is traced."""
+        """Returns the function of (state or parameters, batch, ...) with checks of its batches while it is traced."""
 
         def checked(first: Any, batch: Any, *rest: Any) -> Any:
             self.check(batch)
@@ -61,7 +61,7 @@ class BatchCheck:
         """Checks names, dtypes, ranks and numbers of rows.
 
         Raises:
-            UserError: One of them is not as it has to be, or not as in the first batch.
+            UserError: One of them is invalid, or differs from the first batch.
         """
         problem = _problem(batch) or (self._first and _changed(self._name, self._first, _signature(batch)))
         if problem:
@@ -70,14 +70,14 @@ class BatchCheck:
 
 
 def _problem(batch: Any) -> str | None:
-    """Why something is no dict of arrays with rows on dim 0."""
+    """Returns the problem with a batch that is not a dict of arrays with rows on dim 0, or None."""
     if not isinstance(batch, Mapping):
         return (
             f"The batch is a {_type(batch)}. A batch is a dict of arrays with rows on dim 0, such as "
             '{"inputs": x, "targets": y, "weights": w, "example": i}.'
         )
     if not batch:
-        return "The batch holds no arrays. A batch is a dict of arrays with rows on dim 0, such as inputs and targets."
+        return "The batch is empty. A batch is a dict of arrays with rows on dim 0, such as inputs and targets."
     for name, array in batch.items():
         if isinstance(array, bool | int | float | complex) or getattr(array, "shape", None) == ():
             return (
@@ -104,7 +104,7 @@ def _signature(batch: Mapping[str, Any]) -> Signature:
 
 
 def _changed(name: str, first: Signature, now: Signature) -> str | None:
-    """How a batch differs from the first one in more than the sizes of its dims."""
+    """Returns the difference between a batch and the first one, other than in sizes, or None."""
     missing, new = [sorted(set(a) - set(b)) for a, b in ((first, now), (now, first))]
     if missing or new:
         what = [f"{', '.join(names)} {verb}" for names, verb in ((missing, "is missing"), (new, "is new")) if names]
@@ -124,7 +124,7 @@ def _changed(name: str, first: Signature, now: Signature) -> str | None:
 
 
 def refuse_consumed(array: Any) -> None:
-    """Refuses an array of a state that an earlier step has consumed: devices would wait for each other for ever.
+    """Rejects an array of a state that an earlier step has consumed: devices would deadlock.
 
     Args:
         array: One of the state; takes 0.1 us.
@@ -161,7 +161,7 @@ def explain(error: Exception, given: Any, expecting: Callable[[], Any], batch: A
         given: The state or the parameters that it was given.
         expecting: Gives their shapes, dtypes and shardings, as `Step.abstract_state` does.
         batch: The batch that it was given.
-        batches: What batches have to be.
+        batches: The requirements on batches.
 
     Raises:
         UserError: In place of the error.
@@ -177,7 +177,7 @@ def explain(error: Exception, given: Any, expecting: Callable[[], Any], batch: A
     problem = _placement_problem(batch, expected) or _nested_problem(error)
     if problem:
         raise UserError(problem) from error
-    if isinstance(error, KeyError) and (said := of_missing_key(error, batch)):
+    if isinstance(error, KeyError) and (said := explain_key_error(error, batch)):
         error.add_note(said)  # it may be of another mapping of the model's: the error stays
 
 
@@ -206,7 +206,7 @@ FIELDS = {
 
 
 def _tree_problem(given: Any, expected: Any) -> str | None:
-    """How a state, or parameters, differ from what the step works on: in structure, shapes, devices, layouts."""
+    """Returns the difference between a state or parameters and the expected ones, or None."""
     if isinstance(given, TrainState) and not isinstance(expected, TrainState):
         return "A whole state was given where the parameters belong. Give state.params."
     whole = isinstance(expected, TrainState)
@@ -215,7 +215,7 @@ def _tree_problem(given: Any, expected: Any) -> str | None:
     for path in dict.fromkeys((*wanted, *found)):
         of, remedy = FIELDS.get(path.split("/")[0] if whole else "params", ("another step", "what it was made with"))
         if path not in found or path not in wanted:
-            what = "it has no array" if path not in found else "it also has an array"
+            what = "it lacks an array" if path not in found else "it also has an array"
             return f"The {name} given: {what} at {path!r}. It is of {of}. Build the step with {remedy}, or start anew."
         leaf, want = found[path], wanted[path]
         shape, dtype = getattr(leaf, "shape", ()), getattr(leaf, "dtype", _type(leaf))
@@ -240,7 +240,7 @@ def _tree_problem(given: Any, expected: Any) -> str | None:
 
 
 def _placement_problem(batch: Mapping[str, Any], expected: Any) -> str | None:
-    """Which array of a batch lies on devices of its own."""
+    """Returns the problem with an array of a batch on other devices, or None."""
     devices = jax.tree.leaves(expected)[0].sharding.device_set
     for name, array in batch.items():
         if isinstance(array, jax.Array) and not isinstance(array, Tracer):
@@ -249,13 +249,13 @@ def _placement_problem(batch: Mapping[str, Any], expected: Any) -> str | None:
             if array.sharding.device_set != devices:
                 return (
                     f"batch[{name!r}] lies on {_place(array.sharding)}, and the step runs on {len(devices)}. Give "
-                    "arrays of the host, or place them: jax.device_put(batch, step.layouts.batch_sharding())."
+                    "arrays of the host, or place them: jax.device_put(batch, step.plan.batch_sharding())."
                 )
     return None
 
 
 def _nested_problem(error: Exception) -> str | None:
-    if not says(error, NESTED):
+    if not matches(error, NESTED):
         return None
     return (
         "The model calls jax.shard_map inside a step that is one already, over the axes of the batch, and JAX cannot "

@@ -1,4 +1,4 @@
-"""Running a per-device function over the manual axes of a mesh, with JAX's checks of what varies over them."""
+"""Runs a per-device function over the manual axes of a mesh, with JAX's checks of varying axes."""
 
 import warnings
 from collections.abc import Callable
@@ -7,24 +7,24 @@ from typing import Any
 import jax
 
 from ..plan import ShardingPlan
-from ..xla.error_texts import NO_MESH, UNTYPED, says
+from ..xla.error_texts import MISSING_MESH, UNTYPED, matches
 
 
 class UncheckedStep(UserWarning):
-    """A step was compiled with `check_vma=False`, because of a loop in the model."""
+    """Warns that a step was compiled with `check_vma=False`, because of a loop in the model."""
 
 
 def over_manual_axes(
     local: Callable[..., Any], plan: ShardingPlan, in_specs: Any, out_specs: Any, *, abstract: bool
 ) -> Callable[..., Any]:
-    """`shard_map` over the manual axes; other axes of the mesh stay with XLA; without manual axes nothing is mapped.
+    """Applies `shard_map` over the manual axes. XLA handles the other axes; without manual axes, nothing is mapped.
 
     Args:
-        local: What each device runs on its own shards.
+        local: The function that each device runs on its own shards.
         plan: The mesh and its manual axes.
-        in_specs: Specs of the arguments, naming manual axes alone.
-        out_specs: Specs of the results, likewise.
-        abstract: Map over a mesh without devices, for lowering only.
+        in_specs: The specs of the arguments, with manual axes only.
+        out_specs: The specs of the results, with manual axes only.
+        abstract: Whether to map over a mesh without devices, for lowering.
 
     Returns:
         A function of global arrays.
@@ -32,7 +32,7 @@ def over_manual_axes(
     if not plan.manual_axes:
         return _with_mesh(local, plan, abstract)
     mesh = plan.mesh.abstract_mesh if abstract else plan.mesh.backend_mesh
-    # Axes of size 1 as well: with none left to XLA, its CPU backend can reduce 16-bit numbers.
+    # Includes axes of size 1: if XLA handles no axis, its CPU backend can reduce 16-bit numbers.
     axes = {axis for axis in plan.mesh.axis_names if axis in plan.manual_axes or plan.mesh.axis_size(axis) == 1}
     checked, unchecked = (
         jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=check_vma)
@@ -42,7 +42,7 @@ def over_manual_axes(
 
 
 def _with_mesh(local: Callable[..., Any], plan: ShardingPlan, abstract: bool) -> Callable[..., Any]:
-    """The same function of global arrays; where its model calls `jax.shard_map` without a mesh, on that of the step."""
+    """Returns the function; a model that calls `jax.shard_map` without a mesh gets the mesh of the step."""
     if plan.mesh.size == 1:
         return local
 
@@ -50,7 +50,7 @@ def _with_mesh(local: Callable[..., Any], plan: ShardingPlan, abstract: bool) ->
         try:
             return local(*arguments)
         except ValueError as error:
-            if not says(error, NO_MESH):
+            if not matches(error, MISSING_MESH):
                 raise
         mesh = plan.mesh.abstract_mesh if abstract else plan.mesh.backend_mesh.abstract_mesh
         with jax.sharding.use_abstract_mesh(mesh):
@@ -60,23 +60,23 @@ def _with_mesh(local: Callable[..., Any], plan: ShardingPlan, abstract: bool) ->
 
 
 def _with_fallback(checked: Callable[..., Any], unchecked: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces with JAX's checks of what varies over the mesh, and without them where only the model does not type.
+    """Traces with JAX's checks of varying axes, and falls back to tracing without them if the model fails them.
 
-    A model that starts a loop from constants (`jnp.zeros` as a recurrent state) is right, yet does not type inside
-    `shard_map`. The runtime's own collectives are written to mean the same with and without the checks.
+    A model that starts a loop from constants (`jnp.zeros` as a recurrent state) is correct, but fails the checks inside
+    `shard_map`. The runtime's own collectives give the same results with and without the checks.
     """
 
     def call(*arguments: Any) -> Any:
         try:
             return checked(*arguments)
         except (TypeError, ValueError) as error:
-            if not says(error, *UNTYPED):
+            if not matches(error, *UNTYPED):
                 raise
             reason = str(error)
         warnings.warn(
-            "The model does not pass JAX's checks of what varies over the mesh (check_vma), so this step is compiled "
-            "without them; its numbers are the same. To have the checks, start loops from values made of the inputs "
-            f"(jnp.zeros_like(x) instead of jnp.zeros). JAX says: {reason.splitlines()[0]}",
+            "The model does not pass JAX's checks of varying mesh axes (check_vma), so this step is compiled without "
+            "them; its numbers are the same. To enable the checks, start loops from values computed from the inputs "
+            f"(jnp.zeros_like(x) instead of jnp.zeros). JAX reports: {reason.splitlines()[0]}",
             UncheckedStep,
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""Warns when a program that should compile once compiles again, and says which argument changed."""
+"""Warns if a program that should compile once compiles again, and reports which argument changed."""
 
 import threading
 import warnings
@@ -35,7 +35,7 @@ def _listen() -> None:
 
 
 class RecompilationWatch:
-    """Watches the calls of one program; costs two integer reads a call until something compiles."""
+    """Watches the calls of one program; costs two integer reads per call until something compiles."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -44,15 +44,15 @@ class RecompilationWatch:
 
     @property
     def compilations(self) -> int:
-        """How often anything was compiled in this thread; read it before a call."""
+        """The number of compilations in this thread; read it before a call."""
         return _compilations.count
 
     def check(self, before: int, *arguments: Any) -> None:
-        """Warns if anything was compiled since `before`, in any call but the first, with what changed.
+        """Warns if anything was compiled since `before`, in any call after the first.
 
         Args:
             before: `compilations` before the call.
-            *arguments: What the call was given; donated arrays will do.
+            *arguments: The arguments of the call, which may be donated.
         """
         if self._first is None:
             self._first = _signature(arguments)
@@ -68,7 +68,7 @@ class RecompilationWatch:
 
 
 def _signature(arguments: tuple[Any, ...]) -> dict[str, str]:
-    """Shape, dtype and sharding of every array, by path; works on donated arrays too."""
+    """Returns the shape, dtype and sharding of every array by path; works on donated arrays too."""
     return {path: _describe(leaf) for path, leaf in leaves_with_paths(arguments)}
 
 

@@ -1,16 +1,18 @@
-"""What goes into a step and comes out: the state, one snapshot of everything that changes, and the metrics."""
+"""The input and output of a step: the state, a snapshot of everything that changes, and the metrics."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.sharding import NamedSharding
 
 from ...layouts.table import LayoutTable
-from ...mesh.keys import WORDS
-from ..model import Params
+from ...mesh.compat import varying_axes
+from ...mesh.keys import WORDS, key_of, make_key
+from ..model import Params, has_state
+from ..options import Precision, cast_floats
 from ..plan import ShardingPlan
 
 
@@ -18,16 +20,15 @@ class TrainState(NamedTuple):
     """Everything that changes from step to step.
 
     Attributes:
-        step: int32 scalar, the number of optimizer steps done, on every device. The position in the data follows from
-            it: step s starts at sample s * global_batch.
-        params: The parameters, laid out by the layout table, in the stored dtype.
-        opt_state: The optimizer's state; each moment laid out as its parameter.
-        key: uint32 (2,), raw data of the run's random key, on every device; it does not change, the step is folded in.
-            Always of threefry2x32, whatever JAX's default generator is (see `mesh/keys.py`).
-        extra: What strategies over slow links keep: `diloco.Copies`, `compression.Errors`, or () for nothing.
-        model_state: What the model keeps that no gradient moves (`Model.init_state`), whole on every device; () for
-            nothing.
-        loss_scale: Of dynamic loss scaling (`loss_scaling.LossScale`), on every device; () where there is none.
+        step: The number of completed optimizer steps, an int32 scalar on every device. It determines the position in
+            the data: step s starts at sample s * global_batch.
+        params: The parameters, in the layouts of the layout table and the stored dtype.
+        opt_state: The optimizer's state; each moment has the layout of its parameter.
+        key: The raw data of the run's random key, uint32 (2,), on every device. It does not change: the step is folded
+            in. Always threefry2x32, independent of JAX's default generator (see `mesh/keys.py`).
+        extra: The state of strategies for slow links: `diloco.Copies`, `compression.Errors`, or ().
+        model_state: The model's state without gradients (`Model.init_state`), whole on every device, or ().
+        loss_scale: The state of dynamic loss scaling (`loss_scaling.LossScale`), on every device, or ().
     """
 
     step: Array
@@ -40,14 +41,14 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What one step reports; scalars, the same on every device.
+    """The metrics of one step; scalars, the same on every device.
 
     Attributes:
-        loss: weighted mean of the loss over the global batch, before the update.
-        grad_norm: global norm of the gradients, before clipping.
-        weight: the weight of the global batch (for a language model, its tokens).
-        model: the model's own metrics by name: weighted means over the global batch; {} for none.
-        loss_scale: what the loss was multiplied by, under dynamic loss scaling; () elsewhere.
+        loss: The weighted mean of the loss over the global batch, before the update.
+        grad_norm: The global norm of the gradients, before clipping.
+        weight: The weight of the global batch (for a language model, its tokens).
+        model: The model's own metrics by name: weighted means over the global batch.
+        loss_scale: The factor of the loss under dynamic loss scaling, otherwise ().
     """
 
     loss: Array
@@ -58,16 +59,16 @@ class StepMetrics(NamedTuple):
 
     @property
     def further(self) -> dict[str, Any]:
-        """What is reported beside loss, norm and weight, by name."""
+        """The metrics other than loss, norm and weight, by name."""
         return dict(self.model) if isinstance(self.loss_scale, tuple) else {**self.model, "loss_scale": self.loss_scale}
 
 
 def with_means(metrics: StepMetrics, loss_scale: Any = ()) -> StepMetrics:
-    """The metrics, each pair of sums of the model's own divided: a mean, 0 where nothing has weight.
+    """Divides each pair of sums in the model's own metrics: a mean, or 0 if nothing has weight.
 
     Args:
-        metrics: Of one step.
-        loss_scale: `TrainState.loss_scale` before it.
+        metrics: The metrics of one step.
+        loss_scale: `TrainState.loss_scale` before the step.
     """
     means = {name: total / jnp.where(weight == 0, 1, weight) for name, (total, weight) in metrics.model.items()}
     return metrics._replace(model=means, loss_scale=loss_scale.scale if loss_scale else ())
@@ -82,15 +83,15 @@ def abstract_state(
     *,
     abstract: bool,
 ) -> TrainState:
-    """The state as ShapeDtypeStructs with shardings: what initialisation, the step and checkpoints agree on.
+    """Returns the state as ShapeDtypeStructs with shardings, for initialization, the step and checkpoints.
 
     Args:
-        plan: Where the parameters live.
+        plan: The plan.
         optimizer_table: The layouts of the optimizer's state.
         extra_table: The layouts of `TrainState.extra`.
-        model_state: Shapes and dtypes of the model's state.
-        loss_scale: Those of the loss scale.
-        abstract: Take the shardings of a mesh without devices.
+        model_state: The shapes and dtypes of the model's state.
+        loss_scale: The shapes and dtypes of the loss scale.
+        abstract: Whether to use the shardings of a mesh without devices.
     """
     replicated: Any = plan.replicated(abstract=abstract)
 
@@ -115,18 +116,62 @@ def _with_shardings(table: LayoutTable, abstract: bool) -> Any:
     return jax.tree.map(attach, table.abstract_arrays, table.shardings(abstract=abstract))
 
 
-MOST_SEED = 2**32 - 1
-"""JAX makes a key of the lower 32 bits of a seed, unless 64-bit types are on: beyond, two seeds would draw the same."""
+MAX_SEED = 2**32 - 1
+"""JAX uses only the lower 32 bits of a seed unless 64-bit types are enabled: larger seeds would repeat keys."""
 
 
 def seed_problem(seed: int, name: str) -> str | None:
-    """What is wrong with a seed, or None.
+    """Returns the error message for a seed that is out of range, or None.
 
     Args:
-        seed: A seed.
-        name: What the message calls it.
+        seed: The seed.
+        name: The name of the seed in the message.
     """
-    if 0 <= seed <= MOST_SEED:
+    if 0 <= seed <= MAX_SEED:
         return None
-    given = seed if seed.bit_length() <= 128 else f"a number of {seed.bit_length()} bits"
-    return f"{name}={given} has to be from 0 to 2**32 - 1 = {MOST_SEED}: keys take 32 bits, others would be cut off."
+    return f"{name}={seed} must be from 0 to 2**32 - 1 = {MAX_SEED}: random keys use 32 bits of a seed."
+
+
+def abstract_model_state(model: Any, precision: Precision) -> Any:
+    """Returns the shapes and dtypes of a model's state as a run stores it; () if it does not have one.
+
+    Args:
+        model: Any model.
+        precision: The dtypes; floating-point arrays are stored in the parameters' dtype.
+    """
+    return jax.eval_shape(lambda key: _init_model_state(model, precision, key), make_key(0)) if has_state(model) else ()
+
+
+def first_model_state(model: Any, precision: Precision, key_data: Array) -> Any:
+    """Returns the initial state of a model that has one. Traced; `key_data` is the raw data of the run's key."""
+    return _init_model_state(model, precision, key_of(key_data))
+
+
+def _init_model_state(model: Any, precision: Precision, key: Array) -> Any:
+    state = cast_floats(model.init_state(key), precision.params)
+    return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), state)
+
+
+def reduce_model_state(found: Any, state: Any, axes: tuple[str, ...], *, typed: bool) -> Any:
+    """Returns the next state of a model, the same on every device. Runs inside `shard_map`.
+
+    Floating-point arrays are averaged over the devices that sum gradients; of others, the maximum is used. An array
+    that does not vary over the mesh, such as statistics that are already reduced over `batch_axes()`, is not moved.
+
+    Args:
+        found: The state returned by this device's loss.
+        state: The previous state, which determines the dtypes.
+        axes: The mesh axes over which devices have shares of the loss.
+        typed: Whether JAX knows what varies over the mesh; if not, everything is assumed to vary.
+    """
+
+    def reduce_leaf(leaf: Any, before: Array) -> Array:
+        leaf = jnp.asarray(leaf)
+        over = tuple(axis for axis in axes if not typed or axis in varying_axes(leaf))
+        if over and jnp.issubdtype(leaf.dtype, jnp.inexact):
+            leaf = lax.pmean(leaf, over)
+        elif over:
+            leaf = lax.pmax(leaf.astype(jnp.promote_types(leaf.dtype, jnp.uint8)), over)
+        return lax.convert_element_type(leaf, before.dtype)  # not a weak type, so that the next step reuses the program
+
+    return jax.tree.map(reduce_leaf, found, state)

@@ -1,4 +1,4 @@
-"""The step: one compiled, donated program (state, batch) -> (state, metrics) that strategies compose into.
+"""The step: one compiled, donated program (state, batch) -> (state, metrics), composed of the strategies.
 
     shard_map over the manual axes, check_vma=True        every line of it is per device: see `step/composition.py`
         gradients = DeviceStep.gradients(params, batch)   all collectives of all strategies
@@ -19,10 +19,11 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from ...layouts.optimizer_state import resolve_optimizer_state
+from ...layouts.resolve import resolve_optimizer_state
 from ...layouts.table import LayoutTable
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
+from ...mesh.targets import compiling_for
 from .. import compression, diloco
 from ..collectives import Collective, merge
 from ..model import Batch, BlockModel, Model, Params, has_state
@@ -36,9 +37,16 @@ from .composition import DeviceStep
 from .cost import step_cost
 from .inputs import BatchCheck, BatchShapes, explain, explained, refuse_consumed, shapes_of
 from .loss_scaling import accept, first_loss_scale
-from .model_state import abstract_model_state, first_model_state
 from .recompilation import RecompilationWatch
-from .state import StepMetrics, TrainState, abstract_state, seed_problem, with_means
+from .state import (
+    StepMetrics,
+    TrainState,
+    abstract_model_state,
+    abstract_state,
+    first_model_state,
+    seed_problem,
+    with_means,
+)
 from .update import abstract_optimizer_state, apply_optimizer
 
 
@@ -61,20 +69,15 @@ class Step:
         self._batches, self._own_batches = (BatchCheck(name, rows) for name in ("the step", "step.gradients"))
         self._eval_batches = BatchCheck("step.evaluate", partial(check_eval_rows, plan))
 
-    @property
-    def layouts(self) -> ShardingPlan:
-        """The plan, by its former name."""
-        return self.plan
-
     def init(self, seed: int, params: Params | None = None) -> TrainState:
-        """Makes the first state, every array born in its own layout.
+        """Creates the initial state. Every array is created in its own layout.
 
         Args:
-            seed: The run's seed, 0 .. 2**32 - 1; parameters depend on it alone, never on the mesh.
-            params: Parameters to start from instead: whole arrays of the host, as `initial_params.place` takes them.
+            seed: The run's seed, 0 .. 2**32 - 1. Parameters depend on the seed, never on the mesh.
+            params: Parameters to start from instead: whole host arrays, see `initial_params.place`.
 
         Raises:
-            UserError: The parameters given are not the model's, or the seed is out of its range.
+            UserError: The given parameters do not fit the model, or the seed is out of range.
         """
         if problem := seed_problem(seed, "seed"):
             raise UserError(problem)
@@ -98,8 +101,8 @@ class Step:
         """Runs one step; the state given is donated and must not be used again.
 
         Args:
-            state: As `init` or a checkpoint gives it.
-            batch: Global arrays, rows on dim 0, laid out by `layouts.batch_sharding()` (host arrays are placed so).
+            state: The state from `init`, a checkpoint or the previous step.
+            batch: Global arrays, rows on dim 0, laid out by `plan.batch_sharding()` (host arrays are placed so).
 
         Returns:
             The next state and this step's metrics, still being computed: read them late.
@@ -139,32 +142,33 @@ class Step:
         """
         shapes = shapes_of(abstract_batch)
         if shapes not in self._programs:
-            self._compiled = self._programs[shapes] = self.lower(abstract_batch).compile()
+            with compiling_for(self.plan.mesh.target):
+                self._compiled = self._programs[shapes] = self.lower(abstract_batch).compile()
         return self._programs[shapes]
 
     def evaluate(self, params: Params, batch: Batch, model_state: Any = ()) -> tuple[Array, Array]:
-        """The sums (loss, weight) over one global batch, without randomness and without an update.
+        """Returns the sums (loss, weight) over one global batch, without randomness or an update.
 
         Args:
             params: The parameters of a state.
-            batch: As for a step.
+            batch: A global batch.
             model_state: The model's state, of a model that has one.
         """
         sums = self.measure(params, batch, model_state)
         return sums.total, sums.weight
 
     def measure(self, params: Params, batch: Batch, model_state: Any = ()) -> LossSums:
-        """The same with the sums of the model's metrics; arguments as for `evaluate`."""
+        """Returns all sums of `evaluate`, including those of the model's metrics."""
         if has_state(self.model) and not jax.tree.leaves(model_state):
             raise UserError(
-                f"model {self.model.name!r} keeps a state (init_state), which an evaluation reads: give it as well, "
+                f"model {self.model.name!r} keeps a state (init_state), which evaluation needs: pass it too, "
                 "step.evaluate(state.params, batch, state.model_state)."
             )
         with explained(params, lambda: self.abstract_state().params, batch, self._eval_batches):
             return self._evaluate(params, batch, model_state)
 
     def gradients(self, state: TrainState, batch: Batch) -> tuple[Params, StepMetrics]:
-        """The gradients that the next step would use (averaged and clipped), laid out as the update.
+        """Returns the gradients of the next step (averaged and clipped), in the layouts of the update.
 
         Under local steps and compression: exactly those of `state.params`. The state is not consumed.
         """
@@ -179,31 +183,25 @@ class Step:
 
         Args:
             abstract_batch: Global shapes and dtypes of a batch.
-            platform: Lower for this platform ("cpu", "cuda", "tpu") over the abstract mesh, whose devices need not
-                exist; None lowers for the devices of the mesh, so that the result can be compiled and run here.
+            platform: Lower for this platform ("cpu", "cuda", "tpu") over the abstract mesh, with devices that need
+                not exist; None lowers for the devices of the mesh, so that the result can be compiled and run here.
         """
         abstract = platform is not None
         self._batches.check(abstract_batch)
         sharding = self.plan.batch_sharding(abstract=abstract)
-        batch = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-            for name, leaf in abstract_batch.items()
-        }
+        batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in abstract_batch.items()}
         state = self.abstract_state(abstract=abstract)
-        if not abstract:
-            with explained(state, lambda: state, batch, self._batches):
-                return self._run.lower(state, batch)
-        return self._jit_step(abstract=True).trace(state, batch).lower(lowering_platforms=(platform,))
+        if abstract:
+            return self._jit_step(abstract=True).trace(state, batch).lower(lowering_platforms=(platform,))
+        with explained(state, lambda: state, batch, self._batches), compiling_for(self.plan.mesh.target):
+            return self._run.lower(state, batch)
 
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
         """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
         loss_scale = jax.eval_shape(lambda: first_loss_scale(self.precision))
+        model_state = abstract_model_state(self.model, self.precision)
         tables = self.plan, self.optimizer_table, self.extra_table
-        return abstract_state(*tables, self._abstract_model_state, loss_scale, abstract=abstract)
-
-    @cached_property
-    def _abstract_model_state(self) -> Any:
-        return abstract_model_state(self.model, self.precision)
+        return abstract_state(*tables, model_state, loss_scale, abstract=abstract)
 
     @cached_property
     def optimizer_table(self) -> LayoutTable:
@@ -225,7 +223,7 @@ class Step:
     def cost(
         self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct] | None = None, platform: str | None = None
     ) -> tuple[Collective, ...]:
-        """The collectives of one step over the manual axes, as the strategies predict them from the layouts alone.
+        """Returns the collectives of one step over the manual axes, predicted from the layouts.
 
         Args:
             abstract_batch: Global shapes and dtypes of a batch; needed where the model splits its own work.
@@ -250,7 +248,7 @@ class Step:
         return TrainState(state.step + 1, params, opt_state, state.key, extra, model_state, loss_scale), metrics
 
     def _as_updated(self, params: Params) -> Params:
-        """The parts of the parameters that this device updates; the copies of the others are not needed."""
+        """Returns the parts of the parameters that this device updates."""
         if not self.plan.zero:
             return params
         return jax.lax.with_sharding_constraint(params, self.plan.update_table.shardings())
@@ -266,7 +264,7 @@ class Step:
         )
 
     def _whole_step(self, abstract: bool) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
-        """The step on global arrays."""
+        """Returns the step as a function of global arrays."""
         if self.plan.local_steps:
             step = diloco_step.make_step(self._device_step, self.optimizer, abstract=abstract)
         else:

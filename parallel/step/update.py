@@ -18,7 +18,7 @@ from jax import Array
 from ...layouts.paths import leaves_with_paths
 from ...mesh.errors import UserError
 from ..model import Params
-from ..xla.error_texts import NO_ARRAY, says
+from ..xla.error_texts import NOT_AN_ARRAY, matches
 
 _MISSING = re.compile(r"missing \d+ required keyword-only arguments?: (.*)")
 
@@ -31,15 +31,15 @@ def abstract_optimizer_state(optimizer: optax.GradientTransformation, params: Pa
         params: Shapes and dtypes of the parameters.
 
     Raises:
-        UserError: The state holds something that is no array, which the message names by its path.
+        UserError: The state contains something other than arrays; the message has its path.
     """
     try:
         return jax.eval_shape(optimizer.init, params)
     except TypeError as error:
-        if not says(error, NO_ARRAY):
+        if not matches(error, NOT_AN_ARRAY):
             raise
         raise UserError(
-            f"The optimizer's init returned something that is no array: {str(error).splitlines()[0]}. Its state is "
+            f"The optimizer's init returned something other than an array: {str(error).splitlines()[0]}. Its state is "
             "kept on devices and in checkpoints, so it holds arrays and numbers alone. Keep other settings in the "
             "function that makes the optimizer."
         ) from error
@@ -52,10 +52,10 @@ def apply_optimizer(
 
     Args:
         optimizer: An optax transformation.
-        gradients: Averaged and clipped.
+        gradients: The averaged and clipped gradients.
         opt_state: The optimizer's state.
-        params: The parameters that the gradients are of.
-        loss: The loss that they are of, a scalar.
+        params: The parameters of the gradients.
+        loss: The loss of the gradients, a scalar.
 
     Returns:
         The next parameters and state.
@@ -94,13 +94,13 @@ def apply_optimizer(
 
 
 def _check_alike(found: Any, wanted: Any, what: str, like: str, *, dtypes: bool) -> None:
-    """Refuses a tree of other paths, shapes or (where they matter) dtypes than another."""
+    """Rejects a tree with other paths, shapes or (if `dtypes`) dtypes than another."""
     leaves, expected = dict(leaves_with_paths(found)), dict(leaves_with_paths(wanted))
     for path in dict.fromkeys((*expected, *leaves)):
         if path not in leaves or path not in expected:
-            has = f"has no array at {path!r}" if path not in leaves else f"also has an array at {path!r}"
+            has = f"without an array at {path!r}" if path not in leaves else f"with a further array at {path!r}"
             raise UserError(
-                f"The optimizer's update returned {what} that {has}, unlike {like}. Return a tree of the same "
+                f"The optimizer's update returned {what} {has}, unlike {like}. Return a tree of the same "
                 "structure; zeros where nothing changes."
             )
         given, want = _type_of(leaves[path], dtypes), _type_of(expected[path], dtypes)

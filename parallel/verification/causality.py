@@ -1,9 +1,9 @@
-"""Does a language model see the future? Later tokens change, and the losses of earlier positions have to stay.
+"""Checks causality: changed later tokens must not change the losses of earlier positions.
 
-A batch is that of a language model that reads from left to right where its targets are its inputs, shifted by one. With
-weights at positions up to p alone, every token after p is replaced: a loss that is another one then saw one of them.
-Losses that change by the same at every position share a term that belongs to the row, as a router's does: that is no
-prediction, and is told apart.
+A batch belongs to an autoregressive language model if its targets are its inputs, shifted by one. With weights only at
+positions up to p, every token after p is replaced: a loss that changes depends on one of them. If the losses of all
+positions change by the same amount, they share a term of the whole row, such as a router loss. This is not a leak and
+is reported separately.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from .differences import relative
 from .reference import HostBatch
 
 INPUTS, TARGETS, WEIGHTS = "inputs", "targets", "weights"
-MOST_POSITIONS = 8
+MAX_POSITIONS = 8
 SharedLoss = Callable[[HostBatch], float]
 """A batch -> the sum of its losses, on one device."""
 
 
 class Future(NamedTuple):
-    """What was found.
+    """The result of the causality check.
 
     Attributes:
-        positions: p of each trial.
-        seen: p and the relative change of the losses up to p, of the trial that changed most; None where none did.
-        shared: whether a term that all positions of a row share changed.
-        untried: why nothing was tried; "" where it was.
+        positions: The position p of each trial.
+        seen: p and the relative change of the losses up to p, for the trial that changed most; None if none did.
+        shared: True if a term that all positions of a row share changed.
+        untried: The reason for skipping the check; "" if it ran.
     """
 
     positions: tuple[int, ...] = ()
@@ -50,11 +50,14 @@ def look_ahead(loss: SharedLoss, batch: HostBatch, tolerance: float) -> Future:
     if relative(loss({**batch, TARGETS: _others(batch[TARGETS], 0)}), loss(batch)) <= tolerance:
         return Future(untried="the loss does not read the targets")
     length = batch[INPUTS].shape[1]
-    positions = sorted({int(each) for each in np.linspace(0, length - 2, min(length - 1, MOST_POSITIONS))})
+    positions = sorted({int(each) for each in np.linspace(0, length - 2, min(length - 1, MAX_POSITIONS))})
     changes: dict[int, float] = {}
     shared = False
     for position in positions:
-        before, after = _until(batch, position), _until({**batch, INPUTS: _after(batch, position)}, position)
+        before, after = (
+            _until(batch, position),
+            _until({**batch, INPUTS: _others(batch[INPUTS], position + 1)}, position),
+        )
         change = relative(loss(after), loss(before))
         if change <= tolerance:
             continue
@@ -63,19 +66,16 @@ def look_ahead(loss: SharedLoss, batch: HostBatch, tolerance: float) -> Future:
         else:
             changes[position] = change
     if shared:
-        changes.pop(0, None)  # one position alone cannot tell whether it shares the change; position 1 has told
+        changes.pop(0, None)  # position 0 alone cannot show if the change is shared; position 1 has shown it
     worst = max(changes.items(), key=lambda item: item[1], default=None)
     return Future(tuple(positions), worst, shared)
 
 
 def _unlike_language(batch: HostBatch) -> str:
-    """Why a batch is not that of a language model that reads from left to right; "" where it is."""
-    arrays = [batch.get(name) for name in (INPUTS, TARGETS, WEIGHTS)]
-    if any(array is None or np.ndim(array) != 2 for array in arrays):
-        return "the batch holds no inputs, targets and weights of every position"
-    inputs, targets, weights = (np.asarray(array) for array in arrays)
-    if not inputs.shape == targets.shape == weights.shape or inputs.dtype.kind not in "iu" or inputs.shape[1] < 2:
-        return "the inputs are no rows of tokens with a target each"
+    """Returns why a batch is not from an autoregressive language model; "" if it is."""
+    inputs, targets, weights = (np.asarray(batch.get(name)) for name in (INPUTS, TARGETS, WEIGHTS))
+    if not inputs.shape == targets.shape == weights.shape or inputs.ndim != 2 or inputs.dtype.kind not in "iu":
+        return "the batch lacks inputs, targets and weights for every position"
     counts = weights[:, :-1] > 0
     shifted = targets[:, :-1] == inputs[:, 1:]
     if not counts.any() or not shifted[counts].all() or np.ptp(inputs) == 0:
@@ -84,16 +84,12 @@ def _unlike_language(batch: HostBatch) -> str:
 
 
 def _others(tokens: Any, first: int) -> np.ndarray:
-    """Tokens of which those from `first` on are replaced, each by another one between the least and the greatest."""
+    """Replaces the tokens from `first` on, each by another one between the minimum and the maximum."""
     tokens = np.array(tokens)
     least, count = tokens.min(), int(np.ptp(tokens)) + 1
     shift = 1 + np.arange(tokens.shape[1] - first) % max(count - 1, 1)
     tokens[:, first:] = least + (tokens[:, first:].astype(np.int64) - least + shift) % count
     return tokens
-
-
-def _after(batch: HostBatch, position: int) -> np.ndarray:
-    return _others(batch[INPUTS], position + 1)
 
 
 def _until(batch: HostBatch, position: int) -> HostBatch:
@@ -103,7 +99,7 @@ def _until(batch: HostBatch, position: int) -> HostBatch:
 
 
 def _is_shared(loss: SharedLoss, batch: HostBatch, position: int, tolerance: float) -> bool:
-    """Whether the losses of two positions change by just the same, counted one at a time with weights of 1."""
+    """Checks if the losses of two positions, measured one at a time with weight 1, change by the same amount."""
     places = sorted({position, position // 2, 0})
     if len(places) < 2:
         return False
@@ -112,9 +108,9 @@ def _is_shared(loss: SharedLoss, batch: HostBatch, position: int, tolerance: flo
 
 
 def _change(loss: SharedLoss, batch: HostBatch, position: int, place: int) -> tuple[float, float]:
-    """By how much the loss of one position changes with the tokens after another, and how large it is."""
+    """Returns the change of one position's loss with the tokens after another, and the size of that loss."""
     weights = np.zeros_like(batch[WEIGHTS])
     weights[:, place] = 1
     alone = {**batch, WEIGHTS: weights}
     before = loss(alone)
-    return loss({**alone, INPUTS: _after(batch, position)}) - before, abs(before)
+    return loss({**alone, INPUTS: _others(batch[INPUTS], position + 1)}) - before, abs(before)

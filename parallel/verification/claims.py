@@ -1,4 +1,4 @@
-"""What one verification proves, and what it did not look at: sentences that follow from what was measured."""
+"""Summaries of a verification: the proved properties, and those that were not checked."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,6 +8,7 @@ import numpy as np
 
 from ...layouts.paths import leaves_with_paths
 from ...layouts.sizes import counted
+from .causality import Future
 from .reference import Reference
 from .result import Verification
 
@@ -19,43 +20,47 @@ ALWAYS = (
     "accelerators and their kernels",
     "speed and memory",
 )
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 def frozen_parameters(reference: Reference) -> list[str]:
-    """The parameters whose gradient is zero in every element on one device."""
+    """Returns the parameters with a gradient of zero on one device."""
     return [path for path, leaf in leaves_with_paths(reference.gradients) if not np.any(leaf)]
 
 
 def proved(measured: Verification, *, files: bool, random: bool) -> Iterator[str]:
-    """What is proved: nothing where something differs.
+    """Yields the proved properties; none if anything differs.
 
     Args:
-        measured: What was measured.
-        files: Whether the state went through files.
-        random: Whether the loss depends on the key.
+        measured: The measurements.
+        files: True if the state was written to files.
+        random: True if the loss depends on the key.
     """
     if not measured.ok:
         return
+    trip, later = measured.round_trip, (measured.future or Future()).positions
+    onto = " x ".join(f"{axis} {size}" for axis, size in trip.mesh.items()) if trip else ""
+    saved = f"{'a checkpoint in files' if files else 'the state in memory'} restored onto {onto or '1 device'} and back"
     yield from ("initial parameters", "loss", "weight", "gradients", "gradient norm")
-    yield f"{counted(measured.steps, 'step')} with what each reports"
-    yield "parameters and optimizer's state after them"
-    if measured.model_state:
-        yield "the model's state after them"
-    if random:
-        yield "random numbers"
-    yield "collectives"
-    if measured.evaluation_rel is not None:
-        yield "evaluation"
-    if measured.averages_rel is not None:
-        yield "evaluation of the averages"
-    if measured.loss_scale is not None:
-        yield "a step that is not finite, and the loss scale"
-    if measured.round_trip:
-        onto = " x ".join(f"{axis} {size}" for axis, size in measured.round_trip.mesh.items()) or "1 device"
-        yield f"{'a checkpoint in files' if files else 'the state in memory'} restored onto {onto} and back"
-    if measured.future and measured.future.positions:
-        yield f"losses that later tokens do not change (after {counted(len(measured.future.positions), 'position')})"
+    yield from (
+        f"{counted(measured.steps, 'step')} with what each reports",
+        "parameters and optimizer's state after them",
+    )
+    yield from _applying(
+        (measured.model_state, "the model's state after them"),
+        (random, "random numbers"),
+        (True, "collectives"),
+        (measured.evaluation_rel is not None, "evaluation"),
+        (measured.averages_rel is not None, "evaluation of the averages"),
+        (measured.loss_scale is not None, "a step that is not finite, and the loss scale"),
+        (trip, saved),
+        (later, f"losses that later tokens do not change (after {counted(len(later), 'position')})"),
+    )
+
+
+def _applying(*texts: tuple[Any, str]) -> Iterator[str]:
+    """Yields the texts with a condition that is true."""
+    return (text for condition, text in texts if condition)
 
 
 def not_looked_at(
@@ -67,36 +72,29 @@ def not_looked_at(
     random: bool,
     clip_norm: float,
 ) -> Iterator[str]:
-    """What a run did not look at.
+    """Yields the properties that were not checked.
 
     Args:
-        measured: What was measured.
+        measured: The measurements.
         reference: The training on one device.
         params: The initial parameters, on the host.
-        files: Whether the state went through files.
-        random: Whether the loss depends on the key.
-        clip_norm: What the step was built with.
+        files: True if the state was written to files.
+        random: True if the loss depends on the key.
+        clip_norm: The maximum gradient norm of the step.
     """
-    future, trip = measured.future, measured.round_trip
+    future, trip = measured.future or Future(), measured.round_trip
     yield from ALWAYS
-    if measured.notes:
-        yield "what GPUs run in place of what the note says"
-    if trip is None:
-        yield "evaluation, checkpoints and later tokens (what comes before differs)"
-    elif not files:
-        yield "checkpoint files"
-    if trip and measured.evaluation_rel is None:
-        yield "evaluation (one device cannot evaluate the model)"
-    if future and future.untried:
-        yield f"later tokens ({future.untried})"
-    if future and future.shared:
-        yield "a term of the loss that all positions of a row share (later tokens change it)"
-    if not random:
-        yield "random numbers (the loss does not depend on the key)"
-    if measured.collectives.of_the_model:
-        yield "how much the model's own sums over the batch axes move"
-    if clip_norm and all(norm <= clip_norm for norm in reference.norms):
-        yield f"clipping (no norm was over {clip_norm:g})"
+    yield from _applying(
+        (measured.notes, "the GPU code that replaces what the note describes"),
+        (trip is None, "evaluation, checkpoints and later tokens (what comes before differs)"),
+        (trip and not files, "checkpoint files"),
+        (trip and measured.evaluation_rel is None, "evaluation (one device cannot evaluate the model)"),
+        (future.untried, f"later tokens ({future.untried})"),
+        (future.shared, "a term of the loss that all positions of a row share (later tokens change it)"),
+        (not random, "random numbers (the loss does not depend on the key)"),
+        (measured.collectives.of_the_model, "how much the model's own sums over the batch axes move"),
+        (clip_norm and max(reference.norms) <= clip_norm, f"clipping (no norm was over {clip_norm:g})"),
+    )
     yield from _still(reference, params)
     if measured.reduced:
         yield "the config's own sizes"
@@ -104,7 +102,7 @@ def not_looked_at(
 
 
 def _still(reference: Reference, params: Any) -> Iterator[str]:
-    """Parameters without a gradient, and those that no update moved."""
+    """Yields parameters without a gradient, and those that updates do not change."""
     frozen = frozen_parameters(reference)
     if frozen:
         yield f"gradients that are zero on one device ({_some(frozen)})"
@@ -116,5 +114,5 @@ def _still(reference: Reference, params: Any) -> Iterator[str]:
 
 
 def _some(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
-    return ", ".join(paths[:MOST_NAMED]) + more
+    more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
+    return ", ".join(paths[:MAX_NAMED]) + more

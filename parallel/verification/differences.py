@@ -1,6 +1,6 @@
-"""Measuring how far arrays on a mesh are from those of one device, every copy on every device included."""
+"""Differences between arrays on a mesh and on one device, including every copy on every device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -8,23 +8,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...layouts.paths import leaves_with_paths
-from .rounding import MAX_WIDER, measured_by, undecided
+from ..options import Precision
+from .rounding import MAX_WIDER, TOLERANCES, Narrowing, measured_by, undecided, width
 from .sums import Reference, Sums
 
 SMALL = 1e-6
-"""Part of the largest element of all leaves below which a leaf is noise: its error is measured against that part."""
+"""The fraction of the largest element of all leaves below which a leaf is noise: the scale of its error."""
 SMALL_IN_FLOAT32 = 1e-2
 """The same in float32 and narrower."""
+INIT_TOLERANCE = 1e-5
+"""Most models draw their initial parameters in float32."""
+
+KINDS = {"params": "parameters", "optimizer": "optimizer's state", "model_state": "the model's state"}
+"""The kinds of arrays in the table of errors."""
 
 
 class LeafError(NamedTuple):
-    """How far one array is from its reference.
+    """The distance of one array from its reference.
 
     Attributes:
-        relative: the largest difference on any device, as a part of the largest element of the reference.
-        path: of the leaf.
-        wider: how many times wider than usual its tolerance is, since rounding alone moves it as far.
-        left_out: how many of its elements are not compared, since rounding alone decides their update.
+        relative: The largest difference on any device, as a part of the largest element of the reference.
+        path: The path of the leaf.
+        wider: The factor by which its tolerance is wider than usual, since rounding alone moves it as far.
+        left_out: The number of elements that are not compared, since rounding alone decides their update.
     """
 
     relative: float
@@ -34,7 +40,7 @@ class LeafError(NamedTuple):
 
 
 def relative(found: float, reference: float) -> float:
-    """The difference of two numbers as a part of the reference; infinite where one is not finite."""
+    """Returns the difference of two numbers as a part of the reference; infinite if one is not finite."""
     return float(_error(np.asarray(found), np.asarray(reference), abs(reference)))
 
 
@@ -42,10 +48,10 @@ class ArrayErrors(NamedTuple):
     """The errors of all arrays of a training, by kind, the worst of each kind first.
 
     Attributes:
-        gradients: of the first batch.
-        params: after all steps.
-        optimizer: the optimizer's state after all steps.
-        model_state: the model's own state after all steps.
+        gradients: The gradients of the first batch.
+        params: The parameters after all steps.
+        optimizer: The optimizer's state after all steps.
+        model_state: The model's own state after all steps.
     """
 
     gradients: tuple[LeafError, ...]
@@ -54,7 +60,7 @@ class ArrayErrors(NamedTuple):
     model_state: tuple[LeafError, ...]
 
     def over(self, of_loss: float, of_update: float) -> bool:
-        """Whether some error is over its tolerance."""
+        """Checks if any error exceeds its tolerance."""
         after_steps = (*self.params[:1], *self.optimizer[:1], *self.model_state[:1])
         return self.gradients[0].relative > of_loss or any(error.relative > of_update for error in after_steps)
 
@@ -66,51 +72,41 @@ def array_errors(
     reference: Reference,
     of_loss: float,
     of_update: float,
-    to_model: Callable[[Any], Any] = lambda tree: tree,
+    to_model: Callable[[Any], Any],
 ) -> ArrayErrors:
     """Compares every array of a training with that of one device.
 
     Args:
         found: The sums of the first batch.
         state: The state after all steps, as the strategy stores it.
-        saved: The same, blocks in the model's order.
+        saved: The state with blocks in the model's order.
         reference: The training on one device.
         of_loss: The tolerance of gradients.
-        of_update: The tolerance of what steps leave.
+        of_update: The tolerance of all arrays after the steps.
         to_model: Puts stored blocks into the model's order.
     """
-
-    def moved(name: str) -> Any:
-        return reference.moved and getattr(reference.moved, name)
-
+    moved, masks = reference.moved, undecided_elements(reference, of_update)
+    update = {"tolerance": of_update}
     gradients = leaf_errors(
-        found.gradients, reference.gradients, scale=found.weight or 1.0, tolerance=of_loss, moved=moved("gradients")
+        found.gradients,
+        reference.gradients,
+        scale=found.weight or 1.0,
+        tolerance=of_loss,
+        moved=moved and moved.gradients,
     )
-    params = leaf_errors(
-        state.params,
-        reference.params,
-        tolerance=of_update,
-        moved=moved("params"),
-        left_out=undecided_elements(reference, of_update),
-    )
-    optimizer = state_errors(
-        saved.opt_state,
-        reference.opt_state,
-        saved.params,
-        tolerance=of_update,
-        moved=moved("opt_state"),
-        left_out=to_model(undecided_elements(reference, of_update)),
-    )
-    model_state = leaf_errors(state.model_state, reference.state, tolerance=of_update, moved=moved("state"))
+    params = leaf_errors(state.params, reference.params, moved=moved and moved.params, left_out=masks, **update)
+    more: Any = {"moved": moved and moved.opt_state, "left_out": to_model(masks), **update}
+    optimizer = state_errors(saved.opt_state, reference.opt_state, saved.params, **more)
+    model_state = leaf_errors(state.model_state, reference.state, moved=moved and moved.state, **update)
     return ArrayErrors(tuple(gradients), tuple(params), tuple(optimizer), tuple(model_state))
 
 
 def undecided_elements(reference: Reference, tolerance: float) -> Any:
-    """The elements of the parameters whose update rounding alone decides, as masks; none before rounding is measured.
+    """Returns masks of the parameter elements with updates that rounding decides; empty before rounding is measured.
 
     Args:
         reference: A training on one device.
-        tolerance: That of what steps leave.
+        tolerance: The tolerance of parameters and optimizer state.
     """
     if reference.moved is None or tolerance not in MAX_WIDER:
         return jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), reference.params)
@@ -137,8 +133,8 @@ def leaf_errors(
         found: Arrays on the mesh; every shard on every device is compared, so copies that differ are seen.
         reference: Host arrays, whole.
         scale: A factor on the reference.
-        tolerance: That of the comparison: the wider it is, the larger is the noise of small leaves.
-        moved: The reference of parameters that rounding has moved, see `rounding.py`; None: not measured.
+        tolerance: The tolerance of the comparison; a wider one means more noise in small leaves.
+        moved: The reference for perturbed parameters, see `rounding.py`; None if not measured.
         left_out: Masks of the elements that are not compared; None compares all.
     """
     references, others = (
@@ -168,7 +164,7 @@ def _leaf_error(
 
 
 def _sizes(references: list[np.ndarray], tolerance: float) -> list[float]:
-    """What each array is measured by: its largest element, or a part of the largest of all."""
+    """Returns the scale of each array: its largest element, or a fraction of the largest of all."""
     largest = max(map(_largest, references), default=0.0)
     noise = largest * (SMALL if tolerance < 1e-8 else SMALL_IN_FLOAT32)
     return [max(_largest(leaf), noise) for leaf in references]
@@ -179,15 +175,15 @@ def state_errors(
 ) -> list[LeafError]:
     """Compares an optimizer's state leaf by leaf, the worst first.
 
-    What small leaves are measured by is the largest of their own kind: all first moments, all second moments.
+    The scale of a small leaf is the largest of its kind: all first moments, or all second moments.
 
     Args:
         found: Arrays on the mesh.
-        reference: The same on one device, whole.
-        params: The parameters, whose paths tell the kinds.
-        tolerance: As in `leaf_errors`.
-        moved: As in `leaf_errors`.
-        left_out: Of the parameters; they hold for the arrays of the same shape that belong to a parameter.
+        reference: The arrays of one device, whole.
+        params: The parameters; their paths identify the kinds.
+        tolerance: The tolerance; see `leaf_errors`.
+        moved: The perturbed reference; see `leaf_errors`.
+        left_out: Masks of the parameters, used for optimizer arrays of the same shape.
     """
     masks = dict(leaves_with_paths(left_out)) if left_out is not None else {}
     ends = sorted((path for path, _ in leaves_with_paths(params)), key=len, reverse=True)
@@ -212,7 +208,7 @@ def state_errors(
 
 
 def numbers(leaf: Any) -> Any:
-    """An array of numbers; of random keys, their raw data."""
+    """Returns an array of numbers: the raw data of random keys, any other array itself."""
     return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
@@ -230,19 +226,65 @@ def _error(found: np.ndarray, reference: np.ndarray, size: float) -> float:
     return difference / max(size, 1e-300) if difference else 0.0
 
 
-def copies(leaf: jax.Array, axis_names: tuple[str, ...], shape: tuple[int, ...], devices: Any) -> np.ndarray:
-    """What each device of a mesh holds of an array.
+def copies(leaf: jax.Array, shape: tuple[int, ...], devices: Any) -> np.ndarray:
+    """Returns the shards of an array, stacked in the shape of the mesh.
 
     Args:
         leaf: An array on the mesh.
-        axis_names: Axes of the mesh.
-        shape: Their sizes.
-        devices: JAX devices of the mesh, in its order.
-
-    Returns:
-        The parts, stacked: (*shape, *shape of a part).
+        shape: The sizes of the mesh axes.
+        devices: The JAX devices of the mesh, in its order.
     """
     part_of = {shard.device: np.asarray(shard.data, np.float64) for shard in leaf.addressable_shards}
     parts = np.stack([part_of[device] for device in devices])
-    assert len(axis_names) == len(shape)
     return parts.reshape(*shape, *parts.shape[1:])
+
+
+class Widened(NamedTuple):
+    """A tolerance that was widened, or elements that were left out.
+
+    Attributes:
+        what: The quantities that are compared with it.
+        array: The array that rounding affects.
+        tolerance: The largest relative error that is allowed; None if elements are left out.
+        reason: The measurement, or the line, that explains it.
+    """
+
+    what: str
+    array: str
+    tolerance: float | None
+    reason: str
+
+    def __str__(self) -> str:
+        bound = "" if self.tolerance is None else f" to {self.tolerance:.1e}"
+        return f"{self.what}{bound}: {self.array} {self.reason}"
+
+
+def widened(
+    init: LeafError, errors: ArrayErrors, narrowings: tuple[Narrowing, Narrowing], precision: Precision
+) -> Iterator[Widened]:
+    """Lists the tolerances that were widened.
+
+    Args:
+        init: The worst initial parameter.
+        errors: The comparison of all arrays.
+        narrowings: The narrowest numbers of the loss, and of the update.
+        precision: The dtypes of the step.
+    """
+    usual = min((precision.params, precision.compute), key=width)
+    if INIT_TOLERANCE >= init.relative > TOLERANCES[usual]:
+        yield Widened("initial parameters", init.path, INIT_TOLERANCE, f"differs by {init.relative:.1e}")
+    for what, narrowing in zip(("loss and gradients", "parameters and optimizer's state"), narrowings, strict=True):
+        if narrowing.tolerance > TOLERANCES[usual]:
+            place = f" at {narrowing.place}" if narrowing.place else ""
+            reason = f"is cast to {narrowing.dtype}{place}"
+            yield Widened(what, narrowing.array, narrowing.tolerance, reason)
+    bounds = narrowings[0].tolerance, *[max(each.tolerance for each in narrowings)] * 3
+    for (kind, arrays), bound in zip(errors._asdict().items(), bounds, strict=True):
+        for array in sorted(arrays, key=lambda each: each.path):
+            if array.left_out:
+                elements = f"is not compared in {array.left_out} elements"
+                reason = f"{elements}: their gradient is rounding, which decides the update"
+                yield Widened(KINDS.get(kind, kind), array.path, None, reason)
+            if array.wider > 1:
+                reason = "is moved as far by one rounding of the parameters on one device"
+                yield Widened(KINDS.get(kind, kind), array.path, array.wider * bound, reason)

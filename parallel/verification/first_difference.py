@@ -1,131 +1,114 @@
-"""The first thing in training that is not as on one device, in the order in which things follow, and its cause."""
+"""Finds the first difference between training and one device, in causal order, and its cause."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
-from typing import NamedTuple
 
 import jax
 
 from ...layouts.sizes import counted
 from ..step.state import StepMetrics
-from . import diagnosis, update_cause
+from . import diagnosis
 from .claims import frozen_parameters
+from .diagnosis import Training
 from .differences import LeafError, relative
 from .reference import Reference, Sums
 from .result import NO_GRADIENT, NOT_FINITE, Difference, Verification
 from .row_counts import Case
-from .update_cause import Training
 
 
-class Found(NamedTuple):
-    """What was measured, beside the errors.
+def differences(
+    measured: Verification,
+    init: LeafError,
+    found: Sums,
+    norm: float,
+    reference: Reference,
+    case: Callable[[], Case],
+    training: Training,
+) -> Iterator[Difference]:
+    """Yields the differences in causal order; finding the cause of one takes time, so take only the first.
 
-    Attributes:
-        measured: the errors.
-        init: the worst of the initial parameters.
-        sums: the strategy's sums of the first batch.
-        norm: the strategy's norm of the first batch.
-        reference: the training on one device.
-        case: what a cause is looked for with; made when it is needed.
-        training: the steps, to be done again.
+    Args:
+        measured: The errors.
+        init: The worst of the initial parameters.
+        found: The strategy's sums of the first batch.
+        norm: The strategy's norm of the first batch.
+        reference: The training on one device.
+        case: Creates the data for finding a cause.
+        training: The steps, to be repeated.
     """
-
-    measured: Verification
-    init: LeafError
-    sums: Sums
-    norm: float
-    reference: Reference
-    case: Callable[[], Case]
-    training: Training
-
-
-def first_difference(found: Found) -> Difference | None:
-    """What differs first; None where nothing does."""
-    return next(_differences(found), None)
-
-
-def _differences(found: Found) -> Iterator[Difference]:
-    yield from _of_model(found)
-    yield from _of_first_batch(found)
-    yield from _of_training(found)
-    unexpected = found.measured.collectives.unexpected
-    if unexpected:
-        hint = "The numbers are right, but more or less moves than the strategies say: " + "; ".join(unexpected) + "."
-        yield Difference(what="collectives", where="", relative=float(len(unexpected)), hint=hint)
-
-
-def _of_model(found: Found) -> Iterator[Difference]:
-    """What the model does on one device already."""
-    gradients = found.measured.gradients
-    if len(frozen_parameters(found.reference)) == len(gradients):
+    bound, worst, (loss, weight) = (
+        measured.tolerance,
+        measured.gradients[0],
+        (reference.losses[0], reference.weights[0]),
+    )
+    if len(frozen_parameters(reference)) == len(measured.gradients):
         hint = (
-            f"Every gradient of the first batch is zero on one device as well, in all {len(gradients)} arrays, at a "
-            f"loss of {found.reference.losses[0]:.6g}: training would change nothing. The loss does not depend on the "
+            f"Every gradient of the first batch is zero on one device as well, in all {len(measured.gradients)} "
+            f"arrays, at a loss of {loss:.6g}: training would change nothing. The loss does not depend on the "
             "parameters: look for a factor of zero, a stop_gradient, rounding, or an argmax between the two."
         )
-        yield Difference(what=NO_GRADIENT, where="", relative=1.0, hint=hint)
+        yield _difference(NO_GRADIENT, 1.0, hint)
+    if init.relative > measured.init_tolerance:
+        yield _difference("initial parameters", init.relative, diagnosis.explain_init(case(), init.path), init.path)
+    gradients = jax.tree.map(lambda leaf: leaf * (weight or 1.0), reference.gradients)
+    expected = Sums(loss * (weight or 1.0), weight, gradients)
+    if measured.loss_rel > bound:
+        hint = diagnosis.explain_loss(case(), found, expected)
+        yield _difference("loss" if isfinite(loss) else NOT_FINITE, measured.loss_rel, hint)
+    if measured.weight_rel > bound:
+        times = diagnosis.times_reference(found.weight, weight)
+        hint = (
+            f"It is {found.weight:.10g}, and {weight:.10g} on one device: {times}. The mean is right, the sums are not."
+        )
+        yield _difference("weight", measured.weight_rel, hint)
+    norms = norm, reference.norms[0]
+    if worst.relative > bound:
+        hint = diagnosis.explain_gradient(case(), worst.path, found, expected, norms)
+        yield _difference("gradients", worst.relative, hint, worst.path)
+    if measured.grad_norm_rel > bound:
+        hint = f"It is {diagnosis.times_reference(*norms)}, while every gradient is right."
+        yield _difference("gradient norm", measured.grad_norm_rel, hint)
+    yield from _after_steps(measured, training)
 
 
-def _of_first_batch(found: Found) -> Iterator[Difference]:
-    measured, reference = found.measured, found.reference
-    tolerance, worst = measured.tolerance, measured.gradients[0]
-    weight = reference.weight or 1.0
-    expected = Sums(
-        reference.losses[0] * weight, reference.weight, jax.tree.map(lambda leaf: leaf * weight, reference.gradients)
-    )
-    if found.init.relative > measured.init_tolerance:
-        hint = diagnosis.of_init(found.case(), found.init.path)
-        yield Difference(what="initial parameters", where=found.init.path, relative=found.init.relative, hint=hint)
-    if measured.loss_rel > tolerance:
-        hint = diagnosis.of_loss(found.case(), found.sums, expected)
-        what = "loss" if isfinite(reference.losses[0]) else NOT_FINITE
-        yield Difference(what=what, where="", relative=measured.loss_rel, hint=hint)
-    if measured.weight_rel > tolerance:
-        hint = diagnosis.of_weight(found.sums.weight, reference.weight)
-        yield Difference(what="weight", where="", relative=measured.weight_rel, hint=hint)
-    if worst.relative > tolerance:
-        hint = diagnosis.of_gradient(found.case(), worst.path, found.sums, expected, (found.norm, reference.norm))
-        yield Difference(what="gradients", where=worst.path, relative=worst.relative, hint=hint)
-    if measured.grad_norm_rel > tolerance:
-        hint = diagnosis.of_norm(found.norm, reference.norm)
-        yield Difference(what="gradient norm", where="", relative=measured.grad_norm_rel, hint=hint)
-
-
-def _of_training(found: Found) -> Iterator[Difference]:
-    """What the first batch does not show."""
-    measured, bound = found.measured, found.measured.params_tolerance
-    steps = counted(measured.steps, "step")
-    changed = measured.params[0]
+def _after_steps(measured: Verification, training: Training) -> Iterator[Difference]:
+    """Yields the differences after all steps."""
+    bound, changed = measured.params_tolerance, measured.params[0]
     if changed.relative > bound:
-        hint = update_cause.of_parameters(changed.path, found.training, measured.losses, measured.reference_losses)
-        yield Difference(what="parameters", where=changed.path, relative=changed.relative, hint=hint)
-    for error, path, *_ in measured.optimizer[:1]:
-        if error > bound:
+        losses = measured.losses, measured.reference_losses
+        hint = diagnosis.explain_parameters(changed.path, training, *losses)
+        yield _difference("parameters", changed.relative, hint, changed.path)
+    right = f"All parameters are right after {counted(measured.steps, 'step')}"
+    for error in measured.optimizer[:1]:
+        if error.relative > bound:
+            hint = f"{right}. This array of the optimizer's state is not: it is what later updates begin with."
+            yield _difference("optimizer's state", error.relative, hint, error.path)
+    for error in measured.model_state[:1]:
+        if error.relative > bound:
             hint = (
-                f"All parameters are right after {steps}. This array of the optimizer's state is not: it is what later "
-                "updates begin with."
+                f"{right}. This array of the model's own state is not: the next state that the loss returns must be "
+                "that of the whole batch, with statistics summed over spmdkit.batch_axes(); else each device has its "
+                "own, and their mean is kept."
             )
-            yield Difference(what="optimizer's state", where=path, relative=error, hint=hint)
-    for error, path, *_ in measured.model_state[:1]:
-        if error > bound:
-            hint = (
-                f"All parameters are right after {steps}. This array of the model's own state is not: "
-                "the next state that the loss returns has to be that of the whole batch, with statistics summed over "
-                "spmdkit.batch_axes(); else each device has its own, and their mean is kept."
-            )
-            yield Difference(what="the model's state", where=path, relative=error, hint=hint)
-    error, what = measured.reported
+            yield _difference("the model's state", error.relative, hint, error.path)
+    error, name = measured.reported
     if error > bound:
-        hint = f"All parameters are right after {steps}; the {what} is reported wrongly."
-        yield Difference(what="what a step reports", where=what, relative=error, hint=hint)
+        yield _difference("what a step reports", error, f"{right}; the {name} is reported wrongly.", name)
+    if unexpected := measured.collectives.unexpected:
+        hint = f"The numbers are right, but the collectives differ from the predictions: {'; '.join(unexpected)}."
+        yield _difference("collectives", float(len(unexpected)), hint)
+
+
+def _difference(what: str, relative: float, hint: str, where: str = "") -> Difference:
+    return Difference(what=what, where=where, relative=relative, hint=hint)
 
 
 def reported_error(reported: Sequence[StepMetrics], reference: Reference) -> tuple[float, str]:
-    """The largest error of what the steps report, and of what.
+    """Returns the largest error of the reported metrics, and the name of the metric.
 
     Args:
-        reported: What each step reported.
-        reference: The same steps on one device.
+        reported: The metrics of each step.
+        reference: The steps on one device.
     """
     names = {"loss": reference.losses, "gradient norm": reference.norms, "weight": reference.weights}
     errors = []

@@ -18,8 +18,8 @@ import optax
 from jax import Array
 
 from ..model import BlockModel, Model, Params
-from ..model.row_axes import asks_for_batch_axes
 from ..schedule.stages import Stages
+from ..sharding.batch_rows import uses_batch_axes
 from .rounding import Narrowing, narrowing, width
 from .sums import HostBatch as HostBatch
 from .sums import Reference as Reference
@@ -33,14 +33,12 @@ class OneDevice:
     Args:
         model: The model, whole, its blocks in its own order.
         optimizer: An optax transformation without clipping.
-        clip_norm: Largest global norm of gradients; 0 = never clip.
+        clip_norm: The maximum global norm of gradients; 0 = no clipping.
         compute: The dtype that parameters are cast to before the model sees them.
         seed: The run's seed.
-        accumulate: Microbatches of a step, each of every nth row; without meaning where rows do not depend on each
-            other.
-        stages: Stages of a pipeline, asked for `order` alone: which slot holds which block. Parameters and gradients
-            are then given and returned as the stages store them; the model and the optimizer have them in the model's
-            order.
+        accumulate: Microbatches of a step, each of every nth row; unused if rows are independent.
+        stages: The stages of a pipeline; only `order`, the block in each slot, is used. Parameters and gradients are
+            then passed and returned in the stored order; the model and the optimizer use the model's order.
     """
 
     def __init__(
@@ -63,31 +61,31 @@ class OneDevice:
         self.optimizer = optimizer
 
     def init(self, dtype: str) -> Params:
-        """The initial parameters, stored in `dtype`, on the host."""
+        """Returns the initial parameters, stored in `dtype`, on the host."""
         params = jax.jit(lambda key: _cast(self.model.init(key), dtype))(_key_of(self.seed))
         return self.to_stored(params)
 
     def first_model_state(self, dtype: str) -> Any:
-        """The model's first state, stored in `dtype`, on the host; () where it has none."""
+        """Returns the model's first state, stored in `dtype`, on the host; () for a model without state."""
         init_state = getattr(self.model, "init_state", None)
         if init_state is None:
             return ()
         return jax.tree.map(np.asarray, jax.jit(lambda key: _cast(init_state(key), dtype))(_key_of(self.seed)))
 
     def sums(self, params: Params, batch: HostBatch, step: int = 0, state: Any = None) -> Sums:
-        """The sums of a batch and their gradients.
+        """Returns the sums of a batch and their gradients.
 
         Args:
             params: Host arrays.
             batch: A global batch.
             step: The number of steps done before; dropout depends on it.
-            state: The model's; its first one by default.
+            state: The model's state; its first one by default.
         """
         sums = self.sums_in_order(self.to_model(params), batch, step, state)
         return sums._replace(gradients=self.to_stored(sums.gradients))
 
     def sums_in_order(self, params: Params, batch: HostBatch, step: int, state: Any = None) -> Sums:
-        """The same with parameters and gradients in the model's order."""
+        """Returns the same sums, with parameters and gradients in the model's order."""
         state = self.first_model_state(_widest(params)) if state is None else state
         pieces = [dict(batch)]
         if self.accumulate > 1 and self._couples_rows(params, batch, state):
@@ -105,67 +103,56 @@ class OneDevice:
         return found
 
     def _couples_rows(self, params: Params, batch: HostBatch, state: Any) -> bool:
-        """Whether the rows of a batch depend on each other."""
-        return bool(state) or asks_for_batch_axes(self._sums, params, dict(batch), np.int32(0), state)
+        """Checks if the rows of a batch depend on each other."""
+        return bool(state) or uses_batch_axes(self._sums, params, dict(batch), np.int32(0), state)
 
     def train(self, params: Params, batches: Sequence[HostBatch]) -> Reference:
-        """One step for each batch, from these parameters."""
+        """Takes one step for each batch, from these parameters."""
         params = self.to_model(params)
         opt_state = self.first_state(params)
-        losses: list[float] = []
-        weights: list[float] = []
-        norms: list[float] = []
+        steps: list[tuple[float, float, float, Mapping[str, float]]] = []
         first: Params = None
-        metrics: list[Mapping[str, float]] = []
         state = self.first_model_state(_widest(params))
         for number, batch in enumerate(batches):
             sums = self.sums_in_order(params, batch, number, state)
             state = sums.state
-            metrics.append({name: total / (counted or 1) for name, (total, counted) in sums.metrics.items()})
+            metrics = {name: total / (counted or 1) for name, (total, counted) in sums.metrics.items()}
             weight = sums.weight or 1
             mean = jax.tree.map(lambda leaf, weight=weight: leaf / weight, sums.gradients)
             first = mean if number == 0 else first
             params, opt_state = self.update(params, opt_state, sums)
-            losses.append(sums.total / weight)
-            weights.append(sums.weight)
-            norms.append(_norm(mean))
-        gradients, params = self.to_stored(first), self.to_stored(params)
-        steps = tuple(losses), tuple(weights), tuple(norms)
-        return Reference(*steps, gradients, params, opt_state, tuple(metrics), state)
+            steps.append((sums.total / weight, sums.weight, _norm(mean), metrics))
+        losses, weights, norms, means = zip(*steps, strict=True)
+        return Reference(losses, weights, norms, self.to_stored(first), self.to_stored(params), opt_state, means, state)
 
     def first_state(self, params: Params) -> Any:
-        """The optimizer's state before the first step, for parameters in the model's order."""
+        """Returns the optimizer's state before the first step, for parameters in the model's order."""
         return jax.jit(self.optimizer.init)(params)
 
     def update(self, params: Params, opt_state: Any, sums: Sums) -> tuple[Params, Any]:
-        """One update with the sums of a batch, all in the model's order."""
+        """Updates with the sums of a batch, all in the model's order."""
         weight = sums.weight or 1
         mean = jax.tree.map(lambda leaf: (leaf / weight).astype(leaf.dtype), sums.gradients)
         return self._update(params, opt_state, mean, sums.total / weight)
 
     def key(self, step: int | Array) -> Array:
-        """The key of a step."""
+        """Returns the key of a step."""
         return jax.random.fold_in(_key_of(self.seed), step)
 
-    def evaluate(self, params: Params, batch: HostBatch, state: Any = None) -> tuple[float, float]:
-        """The sums (loss, weight) of a batch without randomness; the arguments are those of `measure`."""
-        sums = self.measure(params, batch, state)
-        return sums.total, sums.weight
-
     def measure(self, params: Params, batch: HostBatch, state: Any = None) -> Sums:
-        """The sums of a batch and of the model's metrics, without randomness and gradients.
+        """Returns the sums of a batch and of the model's metrics, without randomness and gradients.
 
         Args:
             params: Host arrays.
             batch: A global batch.
-            state: The model's; its first one by default.
+            state: The model's state; its first one by default.
         """
         state = self.first_model_state(_widest(params)) if state is None else state
         total, weight, metrics, _ = self._evaluate(self.to_model(params), dict(batch), state)
         return Sums(float(total), float(weight), None, on_host(metrics))
 
     def narrowings(self, params: Params, batch: HostBatch) -> tuple[Narrowing, Narrowing]:
-        """The narrowest numbers of the loss with its gradients, and of the update; a model may cast by itself."""
+        """Returns the narrowest numbers of the loss with its gradients, and of the update."""
         params = self.to_model(params)
         state = self.first_model_state(_widest(params))
         loss = jax.make_jaxpr(self._sums)(params, dict(batch), np.int32(0), state)
@@ -212,7 +199,7 @@ class OneDevice:
         return jax.value_and_grad(loss, has_aux=True)(params)
 
     def _loss(self, params: Params, batch: Any, key: Array | None, state: Any) -> tuple[Array, Array, Any, Any]:
-        """The sums, the metrics by their whole names, and the next state in the dtypes of the one before."""
+        """Returns the sums, the metrics by full name, and the next state in the dtypes of the previous one."""
         more = () if getattr(self.model, "init_state", None) is None else (state,)
         result = (*self.model.loss(_cast(params, self.compute), batch, key, *more), (), ())
         metrics = {path: tuple(map(_wide, pair)) for path, pair in pairs(result[2])}
@@ -239,7 +226,7 @@ class OneDevice:
 
 
 def _widest(params: Params) -> str:
-    """The dtype that parameters are stored in."""
+    """Returns the widest dtype of the stored parameters."""
     return max((str(leaf.dtype) for leaf in jax.tree.leaves(params) if _is_float(leaf)), key=width, default="float32")
 
 
@@ -248,7 +235,7 @@ def _norm(gradients: Params) -> float:
 
 
 def _key_of(seed: int) -> Array:
-    """The run's key: masks and initial parameters are threefry's, whatever JAX's default generator is."""
+    """Returns the run's key, always threefry, for any default generator of JAX."""
     return jax.random.key(seed, impl="threefry2x32")
 
 

@@ -1,4 +1,4 @@
-"""What a verification found: every error, the first difference and its likely cause, as text and as JSON."""
+"""The result of a verification: every error and the first difference with its likely cause, as text and JSON."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,22 +10,21 @@ from ...layouts.sizes import counted, format_bytes
 from ..collectives import Collective
 from .causality import Future
 from .collective_check import CollectiveCheck
-from .differences import LeafError
+from .differences import LeafError, Widened
 from .round_trip import RoundTrip
-from .widened import Widened
 
-MOST_SHOWN = 5
-"""Leaves listed where something differs."""
+MAX_SHOWN = 5
+"""The maximum number of listed leaves."""
 SEES_AHEAD = "the model sees later tokens"
 NO_GRADIENT = "the model has no gradient"
 NOT_FINITE = "the loss is not finite"
 OF_THE_MODEL = (SEES_AHEAD, NO_GRADIENT, NOT_FINITE)
-"""Findings that are no difference between the two: one device shows them as well."""
+"""Problems that occur on one device as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first thing that is not as on one device."""
+    """The first difference from one device."""
 
     what: str
     """initial parameters, loss, weight, gradients, gradient norm, parameters, optimizer's state, the model's state,
@@ -34,84 +33,83 @@ class Difference:
     where: str
     """The path of the worst leaf, a metric, or ""."""
     relative: float
-    """How far it is off; for collectives and a checkpoint, how many lines."""
+    """The relative error; for collectives and a checkpoint, the number of lines."""
     hint: str
-    """What was measured, and what usually causes it."""
+    """The measurement, and its usual cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """How a strategy compares with one device. Relative errors count the worst element on any device."""
+    """The comparison of a strategy with one device. Relative errors are those of the worst element on any device."""
 
     mesh: Mapping[str, int]
     """Mesh axis -> size."""
     dtype: str
-    """What both computed in."""
+    """The dtype that both compute in."""
     steps: int
     """Optimizer steps taken."""
     tolerance: float
-    """Of loss, gradients and norm; wider than the dtype's own where the model casts to narrower numbers by itself."""
+    """The tolerance of loss, gradients and norm; wider than the dtype's own if the model casts to narrower numbers."""
     params_tolerance: float
-    """Of the parameters after all steps; likewise, with what the optimizer casts to."""
+    """The tolerance after all steps; wider as well if the optimizer casts to narrower numbers."""
     init_tolerance: float
-    """Of the initial parameters, which most models draw in float32."""
+    """The tolerance of the initial parameters, which most models draw in float32."""
     init_rel: float
-    """The initial parameters."""
+    """The error of the initial parameters."""
     loss_rel: float
-    """The loss of the first batch."""
+    """The error of the loss of the first batch."""
     weight_rel: float
-    """Its weight."""
+    """The error of its weight."""
     gradients: tuple[LeafError, ...]
     """Every gradient of the first batch, before clipping, the worst first."""
     grad_norm_rel: float
-    """Their global norm."""
+    """The error of their global norm."""
     params: tuple[LeafError, ...]
     """Every parameter after all steps, the worst first."""
     optimizer: tuple[LeafError, ...]
     """Every array of the optimizer's state after all steps, the worst first."""
     reported: tuple[float, str]
-    """What the steps report (loss, weight, norm, the model's own metrics): the largest error of all, and of what, such
-    as "loss of step 2"."""
+    """The largest error of the reported loss, weight, norm and model metrics, with its name: "loss of step 2"."""
     losses: tuple[float, ...]
     """The loss of each step."""
     reference_losses: tuple[float, ...]
-    """Those of one device."""
+    """The losses of one device."""
     collectives: CollectiveCheck
     """The collectives of the compiled step."""
     first_difference: Difference | None
-    """What differs first; None where nothing does."""
+    """The first difference; None if there is none."""
     model_state: tuple[LeafError, ...] = ()
     """Every array of the model's own state after all steps, the worst first."""
     evaluation_rel: float | None = None
-    """The sums (loss, weight) of an evaluation, the worse one; None where it was not looked at. What is beyond the
-    steps is looked at where these are right."""
+    """The larger error of the sums (loss, weight) of an evaluation; None if it was not checked, because a step
+    differs."""
     averages_rel: float | None = None
-    """The same of an evaluation of the averages of the parameters, if the optimizer keeps them."""
+    """The same error with the averages of the parameters, if the optimizer keeps them."""
     loss_scale: str | None = None
-    """What is wrong with dynamic loss scaling, "" if nothing is; None if it was not looked at."""
+    """The problem with dynamic loss scaling, "" if none; None if it was not checked."""
     round_trip: RoundTrip | None = None
-    """What came of saving and restoring, likewise."""
+    """The result of saving and restoring; None if it was not checked."""
     future: Future | None = None
-    """What came of changing later tokens, likewise."""
+    """The result of changing later tokens; None if it was not checked."""
     proved: tuple[str, ...] = ()
-    """What this run proves: nothing where something differs."""
+    """The proved properties; empty if anything differs."""
     not_looked_at: tuple[str, ...] = ()
-    """What it did not look at."""
+    """The properties that were not checked."""
     widened: tuple[Widened, ...] = ()
     """Tolerances that are wider than those of `dtype`, and elements that are not compared."""
     reduced: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Config key -> (what the config says, what was verified)."""
+    """Config key -> (configured value, verified value)."""
 
     notes: tuple[str, ...] = ()
-    """Where the program that was verified is not the one that other devices would run."""
+    """Differences between the verified program and the one that other devices would run."""
 
     @property
     def ok(self) -> bool:
-        """Whether everything is as on one device."""
+        """True if everything agrees with one device."""
         return self.first_difference is None
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values, for `--json`."""
+        """Returns the result as plain values, for `--json`."""
         worst, moved = self.gradients[0], self.collectives
         result = {
             "ok": self.ok,
@@ -163,10 +161,10 @@ class Verification:
             parts.append("\n".join(["Verified at a reduced size (--full for that of the config)", *lines]))
         parts.append("\n".join(_error_lines(self)))
         parts.append("\n".join(_collective_lines(self.collectives)))
-        parts += [f"Note: {note}" for note in self.notes]
-        parts.append(_verdict(self))
-        parts.append(_claims(self))
-        return "\n\n".join(parts)
+        claims = f"proved: {', '.join(self.proved) or 'nothing'}; not looked at: {', '.join(self.not_looked_at)}"
+        if self.widened:
+            claims += f"; wider tolerances: {'; '.join(map(str, self.widened))}"
+        return "\n\n".join([*parts, *(f"Note: {note}" for note in self.notes), _verdict(self), claims])
 
 
 def _error_lines(result: Verification) -> Iterator[str]:
@@ -177,7 +175,7 @@ def _error_lines(result: Verification) -> Iterator[str]:
         ("initial parameters", result.init_rel, result.init_tolerance, ""),
         ("loss", result.loss_rel, result.tolerance, ""),
         ("weight", result.weight_rel, result.tolerance, ""),
-        (f"gradients, {_arrays(len(result.gradients))}", worst.relative, result.tolerance, worst.path),
+        (f"gradients, {counted(len(result.gradients), 'array')}", worst.relative, result.tolerance, worst.path),
         ("gradient norm", result.grad_norm_rel, result.tolerance, ""),
         (f"parameters after {counted(result.steps, 'step')}", changed.relative, result.params_tolerance, changed.path),
         ("optimizer's state", optimizer.relative, result.params_tolerance, optimizer.path),
@@ -190,31 +188,20 @@ def _error_lines(result: Verification) -> Iterator[str]:
         rows.append(("evaluation of the averages", result.averages_rel, result.params_tolerance, ""))
     if result.future and result.future.positions:
         position, change = result.future.seen or (None, 0.0)
-        rows.append(("loss with other later tokens", change, result.tolerance, _after(position)))
-    if result.round_trip:
-        rows += list(_checkpoint_rows(result.round_trip, result.params_tolerance))
+        place = "" if position is None else f"after position {position}"
+        rows.append(("loss with other later tokens", change, result.tolerance, place))
+    trip = result.round_trip
+    if trip:
+        rows.append(("saved parameters", trip.params[0].relative, result.params_tolerance, trip.params[0].path))
+        rows.append(("a step after restoring", trip.next_step, result.params_tolerance, ""))
     yield f"{'':<28} relative error   at most   worst"
     for name, error, bound, path in rows:
-        mark = "" if error <= bound else "   DIFFERS"
-        yield f"{name:<28} {error:>14.1e} {bound:>9.0e}   {path}{mark}".rstrip()
-    if result.round_trip:
-        differing, arrays = len(result.round_trip.differing), result.round_trip.arrays
-        yield f"{'restored, bit for bit':<28} {f'{arrays} arrays' if not differing else f'{differing} differ':>14}"
-    off = [each for each in result.gradients if each.relative > result.tolerance][:MOST_SHOWN]
+        yield f"{name:<28} {error:>14.1e} {bound:>9.0e}   {path}{'' if error <= bound else '   DIFFERS'}".rstrip()
+    if trip:
+        counts = f"{len(trip.differing)} differ" if trip.differing else f"{trip.arrays} arrays"
+        yield f"{'restored, bit for bit':<28} {counts:>14}"
+    off = [each for each in result.gradients if each.relative > result.tolerance][:MAX_SHOWN]
     yield from (f"  and the gradient of {each.path}: {each.relative:.1e}" for each in off[1:])
-
-
-def _after(position: int | None) -> str:
-    return "" if position is None else f"after position {position}"
-
-
-def _checkpoint_rows(trip: RoundTrip, tolerance: float) -> Iterator[tuple[str, float, float, str]]:
-    yield "saved parameters", trip.params[0].relative, tolerance, trip.params[0].path
-    yield "a step after restoring", trip.next_step, tolerance, ""
-
-
-def _arrays(count: int) -> str:
-    return "1 array" if count == 1 else f"{count} arrays"
 
 
 def _collective_lines(moved: CollectiveCheck) -> Iterator[str]:
@@ -241,13 +228,6 @@ def _verdict(result: Verification) -> str:
     return f"DIFFERENT from one device, first in: {first.what}{at}\n{hint}"
 
 
-def _claims(result: Verification) -> str:
-    """The last line."""
-    proved = ", ".join(result.proved) or "nothing"
-    line = f"proved: {proved}; not looked at: {', '.join(result.not_looked_at)}"
-    return f"{line}; wider tolerances: {'; '.join(map(str, result.widened))}" if result.widened else line
-
-
 def _checkpoint(trip: RoundTrip | None) -> dict[str, Any] | None:
     if trip is None:
         return None
@@ -265,7 +245,7 @@ def _lines(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: null stands for what is not a finite number."""
+    """Replaces infinities and NaN, which JSON lacks, with None."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

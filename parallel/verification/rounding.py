@@ -1,9 +1,9 @@
-"""What rounding alone explains: the narrowest floating-point numbers anywhere in a program decide it.
+"""Tolerances for rounding, from the narrowest floating-point dtype in a program.
 
-Of some arrays rounding moves more. The gradient of a bias before a batch norm is zero, a sum of terms that are not:
-what is left of them is rounding alone, and two right programs have other digits of it. So it is measured: one device
-trains twice, from the parameters and from the same, each moved by the last place of its digits (`moved`). An optimizer
-that takes a gradient's sign makes a whole update of such noise: no two programs agree on it (`undecided`).
+Rounding affects some arrays more. The gradient of a bias before a batch norm is zero, as a sum of nonzero terms: the
+result is rounding noise, and two correct programs have different noise. To measure it, one device trains twice, from
+the parameters and from copies that differ in the last digit (`moved`). An optimizer that uses a gradient's sign turns
+such noise into a full update, so no two programs agree on it (`undecided`).
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...mesh.compat import is_literal, line_of
-from ..xla.equations import inner_programs
+from ..xla.graph import inner_programs
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
-"""The relative error that rounding alone explains, where the narrowest numbers of a program have this dtype."""
+"""The relative error that rounding explains, for the narrowest dtype of a program."""
 MEASURED_TIMES = 16
-"""Times what one rounding of the parameters moves, rounding on two meshes explains."""
+"""The factor between the effect of one rounding of the parameters and that of rounding on two meshes."""
 MAX_WIDER = {1e-9: 1e3, 1e-5: 1e2}
-"""Tolerance -> how many times it what is measured can explain at most; in 16 bits it is wide enough."""
+"""Tolerance -> the factor by which a measurement can widen it at most; in 16 bits it is wide enough."""
 
 
 class Narrowing(NamedTuple):
@@ -51,25 +51,19 @@ def narrowing(jaxpr: Any, stored: str, *, scalars: bool = True) -> Narrowing:
     Args:
         jaxpr: The program.
         stored: The dtype of its parameters.
-        scalars: Whether scalars that depend on the program's inputs count: a learning rate in float32 is the same
-            everywhere.
+        scalars: Count scalars that depend on the program's inputs; a learning rate in float32 is the same everywhere.
     """
     casts = _narrowed(jaxpr, scalars, set(jaxpr.invars))
     return min([Narrowing(stored), *casts], key=lambda each: width(each.dtype))
 
 
-def tolerance(jaxpr: Any, stored: str, *, scalars: bool = True) -> float:
-    """The relative error that rounding explains in a program; the arguments are those of `narrowing`."""
-    return narrowing(jaxpr, stored, scalars=scalars).tolerance
-
-
 def width(dtype: str) -> int:
-    """Bits of a floating-point dtype; 0 for ""."""
+    """Returns the bits of a floating-point dtype; 0 for ""."""
     return jnp.finfo(dtype).bits if dtype else 0
 
 
 def _narrowed(jaxpr: Any, scalars: bool, inputs: set[Any]) -> Iterator[Narrowing]:
-    """The casts to fewer bits of what depends on some inputs of a program; `inputs` grows by what follows from them."""
+    """Yields the casts to fewer bits of values that depend on some inputs; adds those values to `inputs`."""
     for equation in jaxpr.eqns:
         reads = [not is_literal(each) and each in inputs for each in equation.invars]
         inputs.update(equation.outvars if any(reads) else ())
@@ -89,7 +83,7 @@ def _narrowed(jaxpr: Any, scalars: bool, inputs: set[Any]) -> Iterator[Narrowing
 
 
 def moved(params: Any, bound: float) -> Any:
-    """Parameters, each element a last place larger or smaller, in the digits that a tolerance stands for.
+    """Returns parameters with each element a last place larger or smaller, in the dtype of a tolerance.
 
     Args:
         params: Host arrays.
@@ -107,12 +101,12 @@ def moved(params: Any, bound: float) -> Any:
 
 
 def measured_by(size: float, found: np.ndarray, other: np.ndarray, bound: float) -> float:
-    """What the error of an array is a part of: its size, or more where rounding moves it more than its size tells.
+    """Returns the scale of an error: the size of an array, or more if rounding affects it more than its size suggests.
 
     Args:
         size: The largest element that counts.
-        found: What one device has.
-        other: The same after training from `moved` parameters.
+        found: The array of one device.
+        other: The array after training from `moved` parameters.
         bound: The tolerance of the comparison.
     """
     if bound not in MAX_WIDER:
@@ -126,16 +120,16 @@ def measured_by(size: float, found: np.ndarray, other: np.ndarray, bound: float)
 def undecided(
     gradients: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.ndarray], limit: float
 ) -> np.ndarray:
-    """The elements of a parameter whose update rounding alone decides.
+    """Returns a mask of the elements of a parameter with updates that rounding decides.
 
     Args:
-        gradients: Those of the first batch, from the parameters and from `moved` ones.
+        gradients: The gradients of the first batch, from the parameters and from `moved` ones.
         after: The parameter after all steps of both trainings.
         limit: The largest difference that `measured_by` can explain.
 
     Returns:
-        A mask: the elements whose gradient is no larger than what rounding moves in this array, if the parameter moves
-        by more than the limit in one of them; else nothing.
+        A mask: the elements with a gradient within the effect of rounding on this array, if the parameter moves by more
+        than the limit in one of them; otherwise all False.
     """
     gradient, other = (np.asarray(each, np.float64) for each in gradients)
     noise = np.abs(gradient) <= MEASURED_TIMES * np.abs(gradient - other).max(initial=0.0)

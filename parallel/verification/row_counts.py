@@ -1,4 +1,4 @@
-"""Which rows of a batch count other than once: the step runs with the weight of all rows but one at zero."""
+"""Finds rows of a batch that do not count exactly once, by setting the weight of all other rows to zero."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from .contract.breaches import breaches
 from .reference import HostBatch, OneDevice, Sums
 
 WEIGHTS = "weights"
-MOST_ROWS = 64
+MAX_ROWS = 64
 NEAR = 1e-4
-"""Measured ratios this near to a number are that number."""
+"""The tolerance for treating a measured ratio as a given number."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is at hand where something differs.
+    """The data for finding the cause of a difference.
 
     Attributes:
-        layouts: of the strategy.
-        microbatches: how many the rows of a device are split into, over all accumulation.
-        run: (params, batch) -> what the strategy sums up; params on the mesh, gradients as arrays on the mesh.
-        params: the parameters, on the mesh.
-        one_device: the one device.
-        batch: the global batch.
-        tolerance: the largest relative error of a loss.
+        layouts: The strategy's plan.
+        microbatches: The number of microbatches of a device, over all accumulation.
+        run: (params, batch) -> the strategy's sums; params and gradients are arrays on the mesh.
+        params: The parameters, on the mesh.
+        one_device: The one device.
+        batch: The global batch.
+        tolerance: The largest relative error of a loss.
     """
 
     layouts: ShardingPlan
@@ -51,37 +51,37 @@ class Case:
         return {axis: mesh.axis_size(axis) for axis in mesh.axis_names if mesh.axis_size(axis) > 1}
 
     def row(self, path: str) -> LayoutRow:
-        """The layout of the gradient and the update of one parameter."""
+        """Returns the layout of the gradient and the update of one parameter."""
         return next(row for row in self.layouts.update_table.rows if row.path == path)
 
     @cached_property
     def contract(self) -> str:
-        """What of the contract the model breaks on one device, whatever the strategy; "" where it keeps it."""
+        """Describes the breaches of the contract on one device, for any strategy; "" if there are none."""
         params = self.one_device.to_model(jax.tree.map(np.asarray, self.params))
         try:
             found = breaches(self.one_device.model, params, self.batch, self.one_device.key(0))
-        except Exception:  # so few rows may be none that the model takes: then nothing was measured
+        except Exception:  # the model may not accept so few rows
             return ""
         said = " Besides, ".join(breach.message for breach in found)
         return f"The model, not the strategy: on one device as well, {said}" if found else ""
 
     def reference(self, params: Any, batch: HostBatch) -> Sums:
-        """The same sums on one device."""
+        """Returns the sums of one device."""
         return self.one_device.sums(jax.tree.map(np.asarray, params), batch)
 
 
 def of_rows(case: Case, path: str | None, blocks: slice = slice(None)) -> str:
-    """Which rows count other than once, in the loss (path None) or in one gradient, one row at a time.
+    """Describes the rows that do not count exactly once, in the loss (path None) or in one gradient.
 
     Args:
-        case: What is at hand.
-        path: Of the parameter.
-        blocks: The part of dim 0 of its gradient that is looked at.
+        case: The data.
+        path: The parameter's path.
+        blocks: The part of dim 0 of its gradient that is compared.
 
     Returns:
-        "microbatch 2 of the 4 of every device (rows 2, 3 of 8) is not counted.", or "" where it is not as simple.
+        "microbatch 2 of the 4 of every device (rows 2, 3 of 8) is not counted.", or "" if no such rows explain it.
     """
-    if WEIGHTS not in case.batch or len(case.batch[WEIGHTS]) > MOST_ROWS:
+    if WEIGHTS not in case.batch or len(case.batch[WEIGHTS]) > MAX_ROWS:
         return ""
     counts: dict[int, float] = {}
     for index in range(len(case.batch[WEIGHTS])):
@@ -93,18 +93,18 @@ def of_rows(case: Case, path: str | None, blocks: slice = slice(None)) -> str:
         counts[index] = float((value * expected).sum() / max((expected * expected).sum(), 1e-300))
         if not is_same(value, counts[index] * expected):
             return ""
-    wrong = {index: count for index, count in counts.items() if not abs(count - 1) < NEAR}
-    if not wrong or any(abs(count - round(count)) > NEAR for count in wrong.values() if np.isfinite(count)):
+    wrong = [index for index, count in counts.items() if not abs(count - 1) < NEAR]
+    if len(wrong) in (0, len(counts)):  # a factor of all rows has other causes
         return ""
-    times = {round(count) if np.isfinite(count) else -1 for count in wrong.values()}
-    if len(times) > 1 or -1 in times or len(wrong) == len(counts):  # a factor of all rows has other causes
+    times = np.round(counts[wrong[0]])
+    if not all(abs(counts[index] - times) <= NEAR for index in wrong):
         return ""
-    how = {0: "is not counted"}.get(min(times), f"counts {min(times)} times")
-    return f"{_rows(sorted(wrong), case)} {how}."
+    how = f"counts {int(times)} times" if times else "is not counted"
+    return f"{_rows(wrong, case)} {how}."
 
 
 def _rows(rows: Sequence[int], case: Case) -> str:
-    """Names a set of rows by what they have in common: a microbatch, a place on the mesh."""
+    """Names a set of rows by what they have in common: a microbatch, or coordinates along a batch axis."""
     count = len(case.batch[WEIGHTS])
     per_shard = count // case.layouts.num_batch_shards
     per_microbatch = max(1, per_shard // case.microbatches)
@@ -115,32 +115,25 @@ def _rows(rows: Sequence[int], case: Case) -> str:
     if case.microbatches > 1 and complete and len(places) == len(microbatches) * per_microbatch < per_shard:
         which = ", ".join(str(each + 1) for each in microbatches)
         return f"microbatch {which} of the {case.microbatches} of every device ({text})"
-    at = _place(rows, case)
-    return f"what lies at {at} ({text})" if at else text
-
-
-def _place(rows: Sequence[int], case: Case) -> str:
-    """The coordinates along batch axes that hold just these rows, such as `data 1, 2 and 3`."""
     axes = case.layouts.batch_axes
     sizes = [case.sizes[axis] for axis in axes]
-    count = len(case.batch[WEIGHTS])
     coordinates = np.stack(np.unravel_index(np.arange(count) * prod(sizes) // count, sizes or (1,)), axis=-1)
     for dim, axis in enumerate(axes):
         held = {int(coordinates[row][dim]) for row in rows}
         if len(held) < sizes[dim] and len(rows) == sum(int(each[dim]) in held for each in coordinates):
-            return f"{axis} {', '.join(map(str, sorted(held)))}"
-    return ""
+            return f"what lies at {axis} {', '.join(map(str, sorted(held)))} ({text})"
+    return text
 
 
 def _only(batch: HostBatch, index: int) -> HostBatch:
-    """The batch with the weights of one row at 1 and of all others at 0."""
+    """Returns the batch with the weights of one row at 1 and of all others at 0."""
     weights = np.zeros_like(batch[WEIGHTS])
     weights[index] = 1
     return {**batch, WEIGHTS: weights}
 
 
 def of_stages(case: Case, path: str, value: np.ndarray, expected: np.ndarray) -> str:
-    """Which rows count other than once on the stages that have a wrong gradient; "" where none has, or all."""
+    """Describes the rows that do not count exactly once on stages with a wrong gradient; "" for none or all stages."""
     size = case.sizes.get(pipeline.AXIS, 1)
     if size == 1 or pipeline.AXIS not in case.row(path).layout.axes_of_dim(0):
         return ""
@@ -154,10 +147,10 @@ def of_stages(case: Case, path: str, value: np.ndarray, expected: np.ndarray) ->
 
 
 def leaf_of(tree: Any, path: str) -> Any:
-    """The leaf of a pytree at a path."""
+    """Returns the leaf of a pytree at a path."""
     return dict(leaves_with_paths(tree))[path]
 
 
 def is_same(value: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether two arrays differ by no more than `NEAR` of the largest element."""
+    """Checks if two arrays differ by at most `NEAR` of the largest element."""
     return bool(np.abs(value - expected).max(initial=0.0) <= NEAR * max(np.abs(expected).max(initial=0.0), 1e-300))

@@ -1,4 +1,4 @@
-"""What one device found: of one batch, and of a few steps."""
+"""Results of one device: the sums of a batch, and a few steps."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ class Sums(NamedTuple):
         weight: Sum of the weights.
         gradients: Gradients of `total`, a pytree of host arrays.
         metrics: The model's own metrics: name -> (sum, weight).
-        state: The model's next state, host arrays; () where it has none.
+        state: The model's next state, host arrays; () for a model without state.
     """
 
     total: float
@@ -38,11 +38,11 @@ class Reference(NamedTuple):
         weights: The weight of each batch.
         norms: The global norm of the gradients of each batch, not clipped.
         gradients: Gradients of the mean loss of the first batch, not clipped: a pytree of host arrays.
-        params: The parameters after all steps, likewise.
+        params: The parameters after all steps, a pytree of host arrays.
         opt_state: The optimizer's state after all steps, blocks in the model's order.
-        metrics: The means of the model's own metrics of each batch.
+        metrics: The means of the model's own metrics for each batch.
         state: The model's state after all steps.
-        moved: The same training from parameters that rounding has moved, see `rounding.py`; None until it is needed.
+        moved: Training from perturbed parameters, see `rounding.py`; None until it is needed.
     """
 
     losses: tuple[float, ...]
@@ -55,19 +55,9 @@ class Reference(NamedTuple):
     state: Any = ()
     moved: "Reference | None" = None
 
-    @property
-    def weight(self) -> float:
-        """The weight of the first batch."""
-        return self.weights[0]
-
-    @property
-    def norm(self) -> float:
-        """The global norm of the first batch's gradients."""
-        return self.norms[0]
-
 
 def pairs(metrics: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every pair of a tree of metrics by its whole name."""
+    """Yields every pair of a tree of metrics with its full name."""
     for name, value in dict(metrics).items():
         if isinstance(value, Mapping):
             yield from pairs(value, f"{prefix}{name}/")
@@ -76,12 +66,12 @@ def pairs(metrics: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def on_host(metrics: Any) -> dict[str, tuple[float, float]]:
-    """Metrics as numbers of the host."""
+    """Converts metrics to host numbers."""
     return {name: (float(total), float(weight)) for name, (total, weight) in metrics.items()}
 
 
 def added(found: Sums, new: Sums) -> Sums:
-    """The sums of two microbatches."""
+    """Adds the sums of two microbatches."""
     if found.gradients is None:
         return new
     gradients = jax.tree.map(np.add, found.gradients, new.gradients)

@@ -1,5 +1,5 @@
-"""What is there because of what a compiler, a backend or a version of JAX does; nothing else is.
+"""Code that exists only because of the behavior of a compiler, a backend or a JAX version.
 
-In: arrays, traced functions, compiled text. Out: the same numbers, made in another order or way; counts; names.
-Read first: `platform`, which tricks are on where, and what each gained.
+In: arrays, traced functions, compiled text. Out: the same numbers, computed in another order or way; counts; names.
+Read first: `platform`, which lists the tricks, their platforms and their measured gains.
 """

@@ -1,18 +1,19 @@
 """Counts the collectives of a compiled step by kind and mesh axis, with bytes, from XLA's own text.
 
-A collective inside a loop counts once a turn, and an asynchronous pair (`-start`, `-done`) counts once.
+A collective inside a loop counts once per turn, and an asynchronous pair (`-start`, `-done`) counts once. XLA writes
+the trip counts that it knows. The parts of a pipeline have theirs in their name scopes, see `optional_turns.py`.
 """
 
 import math
 import re
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
 from ...mesh.device_mesh import DeviceMesh
 from ..collectives import Collective, merge
-from .compiled_text import Call, calls_of, collective_of, computations_of
 
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _GROUP_LIST = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
@@ -30,10 +31,10 @@ def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
 
     Args:
         compiled_text: `compiled.as_text()` of a program over all devices of the mesh.
-        mesh: The mesh it was compiled for; partition i of the program is its i-th device in row-major order.
+        mesh: The mesh it was compiled for; partition i of the program is the i-th device in row-major order.
 
     Returns:
-        One line for each kind and set of axes. Axes are those along which the members of a group differ.
+        One line for each kind and set of axes: the axes along which the members of a group differ.
     """
     computations, entry = computations_of(compiled_text)
     lines: list[Collective] = []
@@ -56,7 +57,7 @@ def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh, times:
     if max(map(len, groups)) < 2:
         return
     sizes = [math.prod(int(n) for n in dims.split(",") if n) * _bytes(dtype) for dtype, dims in _SHAPE.findall(result)]
-    if start and kind in ("all-gather", "collective-permute"):
+    if start and kind != "all-reduce" and len(sizes) > 1:
         sizes = sizes[len(sizes) // 2 :]  # an asynchronous start returns (operands, results, ...)
     total = sum(sizes) * (len(groups[0]) if kind == "reduce-scatter" else 1)
     yield Collective(kind, _axes(groups, mesh), times, total * times)
@@ -68,7 +69,7 @@ def _bytes(dtype: str) -> int:
 
 
 def _groups(instruction: str, num_devices: int) -> list[list[int]]:
-    """The groups of partitions that communicate, from any of XLA's ways to write them; none written means all."""
+    """Returns the groups of partitions that communicate, in any of XLA's notations; an omitted list means all."""
     if pairs := _PAIRS.search(instruction):
         return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs.group(1)) if a != b] or [[0]]
     if named := _GROUP_MESH.search(instruction):
@@ -84,15 +85,15 @@ def _groups(instruction: str, num_devices: int) -> list[list[int]]:
 
 
 def _iota(dims: str, order: str | None) -> np.ndarray:
-    """Devices written as `[2,4]T(1,0)`: counted row by row, then transposed."""
+    """Returns the devices written as `[2,4]T(1,0)`: numbered row by row, then transposed."""
     sizes = [int(n) for n in dims.split(",")]
     ids = np.arange(math.prod(sizes)).reshape(sizes)
     return ids.transpose([int(n) for n in order.split(",")]) if order else ids
 
 
 def _mesh_groups(axes: str, device_dims: str | None, device_order: str | None, taken: str) -> list[list[int]]:
-    """Groups written as axes of a mesh, `['data'=2,'fsdp'=4] {'fsdp'}`; `'fsdp':(2)2` is a part of an axis: the factor
-    of size 2 that comes after a factor of size 2. Devices may be in another order: `device_ids=([4,2]T(1,0))`."""
+    """Returns groups written as mesh axes, `['data'=2,'fsdp'=4] {'fsdp'}`; `'fsdp':(2)2` is a part of an axis: the
+    factor of size 2 after a factor of size 2. Devices may be in another order: `device_ids=([4,2]T(1,0))`."""
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(axes)}
     dims: list[int] = []
     members: list[int] = []
@@ -108,10 +109,67 @@ def _mesh_groups(axes: str, device_dims: str | None, device_order: str | None, t
 
 
 def _axes(groups: list[list[int]], mesh: DeviceMesh) -> tuple[str, ...]:
-    """The mesh axes along which members of one group differ, over all groups."""
+    """Returns the mesh axes along which the members of any group differ."""
     shape = tuple(mesh.shape)
     differs = np.zeros(len(shape), bool)
     for group in groups:
         coordinates = np.stack(np.unravel_index(group, shape), axis=-1)
         differs |= (coordinates != coordinates[0]).any(axis=0)
     return tuple(name for name, used in zip(mesh.axis_names, differs, strict=True) if used)
+
+
+_KINDS = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all|ragged-all-to-all|collective-broadcast"
+_COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(-start)?\(")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_ROLES = ("body", "to_apply", "calls", "branch_computations", "true_computation", "false_computation")
+_CALLED = re.compile(rf"({'|'.join(_ROLES)})=(\{{[^}}]*\}}|%?[\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)\b")
+_BRANCHES = ("branch_computations", "true_computation", "false_computation")
+_BRANCH_TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)/(?:cond|branch\w*)\"")
+
+
+class Call(NamedTuple):
+    """A computation that an instruction runs, and how often; below 1 if only some turns of a loop run it."""
+
+    name: str
+    times: Fraction
+
+
+def computations_of(text: str) -> tuple[dict[str, list[str]], str]:
+    """Returns the instructions of each computation of `compiled.as_text()` in order, and the name of the entry."""
+    computations: dict[str, list[str]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header:
+            name = header.group(2)
+            computations[name] = []
+            entry = name if header.group(1) else entry
+        elif name:
+            computations[name].append(line)
+    return computations, entry
+
+
+def collective_of(instruction: str) -> re.Match[str] | None:
+    """Matches a collective: the type of its result, its kind, and "-start" if it only starts one. Otherwise None."""
+    if any(kind in instruction for kind in _KINDS.split("|")):  # a plain search is faster for all other instructions
+        return _COLLECTIVE.search(instruction)
+    return None
+
+
+def calls_of(instruction: str) -> Iterator[Call]:
+    """Yields the computations that an instruction runs."""
+    if not any(role in instruction for role in _ROLES):
+        return
+    trips, turns, branch = (each.search(instruction) for each in (_TRIPS, _TURNS, _BRANCH_TURNS))
+    for role, names in _CALLED.findall(instruction):
+        times = Fraction(1)
+        if role == "body" and trips:
+            times = Fraction(int(trips.group(1)))
+        elif role == "body" and turns:
+            times = Fraction(int(turns.group(1)), int(turns.group(2)))
+        elif role in _BRANCHES and branch:
+            times = Fraction(int(branch.group(1)), int(branch.group(2)))
+        for name in re.findall(r"[\w.\-]+", names):
+            yield Call(name, times)

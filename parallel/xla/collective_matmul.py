@@ -1,8 +1,8 @@
-"""Products of matrices that hide the gather before them, or the scatter after them, in a bidirectional ring.
+"""Matrix products that overlap the gather before them, or the scatter after them, with a bidirectional ring.
 
-A device starts with the part it holds and multiplies it while its neighbours' parts are on their way, one from each
-side; after T // 2 steps it has met all T. Each step's permutes run while the step's products do. The bytes are those of
-the collective that is replaced; both directions of the links carry half of them.
+A device multiplies its own part first, while its neighbors' parts arrive, one from each side; after T // 2 steps it has
+multiplied all T parts. The permutes of a step run at the same time as its products. The bytes are those of the replaced
+collective; each direction of the links carries half of them.
 
 Source: Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
 Models", section 5.
@@ -13,17 +13,17 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .neighbours import hop
+from .ring_hop import hop
 
 
 def ring_gather_products(x_BlD: Array, weights_Df: Sequence[Array], axis: str, size: int) -> list[Array]:
-    """The products of all devices' positions with this device's columns.
+    """Returns the products of all devices' positions with this device's columns.
 
     Args:
-        x_BlD: (B, l, D), per-device positions.
-        weights_Df: Matrices (D, f), per-device columns.
+        x_BlD: The per-device positions, (B, l, D).
+        weights_Df: The per-device columns of the matrices, (D, f) each.
         axis: The mesh axis of the ring.
-        size: T, its size.
+        size: T, the size of the axis.
 
     Returns:
         One (B, T * l, f) for each matrix, positions in the order of the axis.
@@ -50,15 +50,15 @@ def ring_gather_products(x_BlD: Array, weights_Df: Sequence[Array], axis: str, s
 
 
 def ring_product_scatter(h_BLf: Array, weight_fD: Array, axis: str, size: int) -> Array:
-    """This device's positions of a product summed over the devices of a ring.
+    """Returns this device's positions of a product summed over the devices of a ring.
 
-    Two sums travel towards each device, one from each side, and take up its part of the product at every stop.
+    Two sums travel towards each device, one from each side; every device on the way adds its part of the product.
 
     Args:
-        h_BLf: (B, L, f), all positions, per-device columns.
-        weight_fD: (f, D), per-device rows.
+        h_BLf: The per-device columns of all positions, (B, L, f).
+        weight_fD: The per-device rows of the matrix, (f, D).
         axis: The mesh axis of the ring.
-        size: T, its size; it divides L.
+        size: T, the size of the axis; it must divide L.
 
     Returns:
         (B, L / T, D).
@@ -72,13 +72,13 @@ def ring_product_scatter(h_BLf: Array, weight_fD: Array, axis: str, size: int) -
     for direction, steps in ((1, size // 2), (-1, (size - 1) // 2)):
         if not steps:
             continue
-        travelling = product(index + direction * steps)
+        traveling = product(index + direction * steps)
         for left in range(steps - 1, 0, -1):
-            travelling = hop(travelling, axis, size, direction) + product(index + direction * left)
-        result = result + hop(travelling, axis, size, direction)
+            traveling = hop(traveling, axis, size, direction) + product(index + direction * left)
+        result = result + hop(traveling, axis, size, direction)
     return result
 
 
 def num_permutes(size: int) -> int:
-    """Permutes of one product: one for each device but oneself."""
+    """Returns the number of permutes of one product: one for each other device."""
     return size - 1

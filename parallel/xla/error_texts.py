@@ -1,38 +1,38 @@
-"""What JAX's errors say, as far as the runtime reads them: JAX gives these cases no exception type of their own.
+"""Texts of JAX errors that the runtime recognizes, because JAX does not define exception types for them.
 
-Each text stands here once, with the versions of JAX in whose source (or message) it was found. With another version a
-text may be another: nothing breaks then, but the user sees JAX's own words in place of ours.
+Each text is listed with the JAX versions that contain it. If another version changes a text, the user sees JAX's own
+message instead of ours; nothing else changes.
 """
 
 import re
 from typing import NamedTuple
 
-NO_MESH = "context mesh cannot be empty"
-"""`jax.shard_map` was called without a mesh, where none is in force. JAX 0.10.2 and 0.12.0."""
+MISSING_MESH = "context mesh cannot be empty"
+"""`jax.shard_map` was called without a mesh, and no mesh is in force. JAX 0.10.2 and 0.12.0."""
 
 UNTYPED = ("manual axis types", "varying manual axes")
 """A loop, a branch or an operation mixes values that vary over different axes: the first in most places, the second
 in a loop whose carry changes. JAX 0.10.2 and 0.12.0."""
 
-NO_ARRAY = "is not a valid JAX type"
-"""A function returned something that is no array. JAX 0.10.2 and 0.12.0."""
+NOT_AN_ARRAY = "is not a valid JAX type"
+"""A function returned something other than arrays. JAX 0.10.2 and 0.12.0."""
 
 NESTED = "sdy.manual_computation"
-"""A `jax.shard_map` inside another one cannot be lowered: the operation that both become. JAX 0.10.2 and 0.12.0."""
+"""A `jax.shard_map` inside another one cannot be lowered; this is its operation. JAX 0.10.2 and 0.12.0."""
 
 _DIFFERS = re.compile(
     r"out_specs\S*?((?:\[[^\]]*\])*) is .*?only varying across mesh axes \{(.*?)\}.*?varying over \{(.*?)\}"
 )
-"""`jax.shard_map` finds that a result differs over axes that its spec does not name. JAX 0.10.2 and 0.12.0."""
+"""A result of `jax.shard_map` differs over axes that are not in its spec. JAX 0.10.2 and 0.12.0."""
 
 
 class Differing(NamedTuple):
-    """A result of `jax.shard_map` that differs between devices which have to hold the same.
+    """A result of `jax.shard_map` that differs between devices on which it must be the same.
 
     Attributes:
-        path: Its path among the results.
+        path: The path of the result.
         expected: The axes that it may vary over.
-        found: Those that it varies over.
+        found: The axes that it varies over.
     """
 
     path: str
@@ -40,13 +40,13 @@ class Differing(NamedTuple):
     found: tuple[str, ...]
 
 
-def says(error: BaseException, *texts: str) -> bool:
-    """Whether an error says one of these texts."""
+def matches(error: BaseException, *texts: str) -> bool:
+    """Returns whether an error message contains one of these texts."""
     return any(text in str(error) for text in texts)
 
 
 def differing_result(error: BaseException) -> Differing | None:
-    """The first result of `jax.shard_map` that the error says varies over too many axes, if it says so."""
+    """Returns the first result that varies over too many axes, according to an error of `jax.shard_map`; or None."""
     found = _DIFFERS.search(str(error))
     if found is None:
         return None

@@ -1,6 +1,6 @@
-"""A traced function as a graph of operations, and functions made of some of them."""
+"""A traced function as a graph of operations, and functions built from some of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,14 +11,14 @@ from .primitives import CALLS
 
 
 class Graph(NamedTuple):
-    """A function as the list of its operations, calls of other functions opened up.
+    """A function as a list of its operations, with nested calls inlined.
 
     Attributes:
         equations: The operations, in an order in which they can run.
         inputs: A variable for each leaf of the arguments.
         outputs: A variable (or literal) for each leaf of the results.
-        constants: Values that the function closes over, by variable.
-        jaxpr: The same, as JAX holds it.
+        constants: The values that the function closes over, by variable.
+        jaxpr: The graph as a jaxpr.
     """
 
     equations: list[Equation]
@@ -29,24 +29,25 @@ class Graph(NamedTuple):
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> tuple[Graph, Any]:
-    """Traces a function into a graph, for the types of the arguments (inside `shard_map`, what they vary over too).
+    """Traces a function into a graph, for the types of its arguments (inside `shard_map`, including their varying
+    axes).
 
     Returns:
-        The graph and the shapes of the results, in the structure that the function gave them.
+        The graph, and the shapes of the results in the structure that the function returned.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
 
-    def opened(*leaves: Any) -> list[Any]:
+    def inlined(*leaves: Any) -> list[Any]:
         return _run(closed.jaxpr, closed.consts, leaves)
 
-    flat = jax.make_jaxpr(opened)(*jax.tree.leaves(arguments))
+    flat = jax.make_jaxpr(inlined)(*jax.tree.leaves(arguments))
     graph = flat.jaxpr
     constants = dict(zip(graph.constvars, flat.consts, strict=True))
     return Graph(list(graph.eqns), list(graph.invars), list(graph.outvars), constants, graph), shapes
 
 
 def _run(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Runs a jaxpr one equation at a time, and the insides of its calls likewise."""
+    """Runs a jaxpr and the jaxprs that it calls, one equation at a time."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
 
     def read(variable: Variable) -> Any:
@@ -65,15 +66,15 @@ def _run(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list
     return [read(variable) for variable in jaxpr.outvars]
 
 
-def made_of(graph: Graph, targets: Iterable[Variable]) -> tuple[list[Equation], set[Variable]]:
-    """Follows variables back to what they are made of.
+def dependencies(graph: Graph, targets: Iterable[Variable]) -> tuple[list[Equation], set[Variable]]:
+    """Finds everything that some variables depend on.
 
     Args:
-        graph: The graph they are from.
+        graph: The graph of the variables.
         targets: The variables, or literals.
 
     Returns:
-        The operations that make them, last to first, and every variable that is read on the way, the targets included.
+        The operations that compute them, last to first, and every variable that these read, including the targets.
     """
     found, read = [], {variable for variable in targets if not is_literal(variable)}
     for eqn in reversed(graph.equations):
@@ -86,13 +87,13 @@ def made_of(graph: Graph, targets: Iterable[Variable]) -> tuple[list[Equation], 
 def run_equations(
     graph: Graph, equations: list[Equation], inputs: list[Variable], outputs: list[Variable]
 ) -> Callable[..., list[Any]]:
-    """Makes a function of some of a graph's operations.
+    """Returns a function that runs some of a graph's operations.
 
     Args:
-        graph: The graph they are from.
+        graph: The graph.
         equations: The operations, in the graph's order.
-        inputs: What the function is given, one value each; distinct.
-        outputs: What it returns.
+        inputs: The variables of the function's arguments; distinct.
+        outputs: The variables of its results.
     """
     needed = {variable for eqn in equations for variable in eqn.invars if not is_literal(variable)}
     needed.update(variable for variable in outputs if not is_literal(variable))
@@ -103,3 +104,19 @@ def run_equations(
         return eval_jaxpr(part, (), *constants.values(), *values)
 
     return run
+
+
+def inner_programs(equation: Any) -> list[Any]:
+    """Returns the programs (jaxprs) that an operation runs, such as a loop's body or a function under `jit`."""
+    values = equation.params.values()
+    listed = (each for value in values for each in (value if isinstance(value, tuple | list) else (value,)))
+    programs = (getattr(each, "jaxpr", each) for each in listed)
+    return [each for each in programs if hasattr(each, "eqns")]
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields every operation (equation) of a program, each before those of the programs inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in inner_programs(equation):
+            yield from equations(inner)

@@ -1,17 +1,17 @@
-"""The tricks: what a program holds for one compiler, on which platforms, and what each was measured to gain.
+"""The tricks: code for a specific compiler, the platforms that use it, and its measured gain.
 
-A step is traced once for every platform. `by_platform` puts both ways into the trace; lowering keeps the one of its own
-platform, and nothing of the other is in the text. So a trick is on for the platforms of its line here and off
-everywhere else: on GPUs none is on. Each leaves its name in the program, as a name scope.
+A step is traced once for all platforms. `by_platform` puts both variants into the trace; lowering keeps the variant of
+its own platform, and removes the other. A trick is therefore on for the platforms listed here, and off on all others:
+GPUs use none. Each leaves its name in the program, as a name scope.
 
-    order            simulated devices start collectives in an order that data alone can fix     `in_order.py`
-    hop_in_groups    their collective-permute waits for stages that have no turn                 `neighbours.py`
-    loops            XLA:CPU copies whatever passes through a conditional                        `skip.py`
-    product          XLA:CPU takes more room to transpose the wider factor of a product          `product.py`
-    weight_first     XLA:CPU puts off gradients that nothing waits for                           `product.py`
+    order            simulated devices order collectives by data dependencies only    `ordered_collectives.py`
+    hop_in_groups    their collective-permute waits for stages that are skipping       `ring_hop.py`
+    loops            XLA:CPU copies every buffer that passes through a conditional     `optional_turns.py`
+    product          XLA:CPU needs more memory to transpose the wider factor           `product.py`
+    weight_first     XLA:CPU postpones gradients that no other operation waits for     `product.py`
 
-Facts about a backend that change no program stand where they count: `collectives.wire_bytes` (16-bit numbers on
-the wire), `mesh/compat.py` (versions of JAX).
+Facts about a backend that do not change the program are elsewhere: `collectives.wire_bytes` (16-bit numbers on the
+wire), `mesh/compat.py` (versions of JAX).
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ class Trick(NamedTuple):
     """One trick.
 
     Attributes:
-        platforms: Where it is on.
-        gain: What it was measured to gain, and where; or what goes wrong without it.
+        platforms: The platforms that use it.
+        gain: Its measured gain and where it was measured, or what fails without it.
     """
 
     platforms: tuple[str, ...]
@@ -36,24 +36,24 @@ class Trick(NamedTuple):
 
 
 TRICKS: dict[str, Trick] = {
-    "order": Trick(("cpu",), "without it steps wait for ever or take each other's numbers: 8 devices on 2 cores"),
-    "hop_in_groups": Trick(("cpu",), "without it a ring beside a pipeline waits for ever: 8 devices on 2 cores"),
+    "order": Trick(("cpu",), "without it, steps deadlock or exchange wrong values: 8 devices on 2 cores"),
+    "hop_in_groups": Trick(("cpu",), "without it, a ring with a pipeline deadlocks: 8 devices on 2 cores"),
     "loops": Trick(("cpu",), "1.6 ms a tick where a switch takes 14, half the memory: 2 cores, a buffer of 16 slots"),
     "product": Trick(("cpu",), "0.3 to 2 % of a step's memory: five cases of `make bench`, 2 cores"),
     "weight_first": Trick(("cpu",), "3.9 and 4.3 % of a step's memory: tensor 4 x data 2, fsdp 2 x tensor 4, 2 cores"),
 }
-"""A GPU needs none: it starts collectives in the order of the program, its permutes wait for their pairs alone, a
-conditional copies nothing there, and its kernels take matrices in either order."""
+"""A GPU needs none: it starts collectives in program order, its permutes wait only for their pairs, its conditionals
+copy nothing, and its kernels accept matrices in either order."""
 
 
 def by_platform(trick: str, used: Callable[..., Result], otherwise: Callable[..., Result], *operands: Any) -> Result:
-    """Runs a function with a trick where it is on, and one without it elsewhere.
+    """Runs the variant with a trick on the platforms that use it, and the variant without it on all others.
 
     Args:
-        trick: Its name in `TRICKS`.
-        used: The function with it, of the operands.
-        otherwise: The one without it, with results of the same types.
-        *operands: Arrays, or trees of them.
+        trick: The name in `TRICKS`.
+        used: The function of the operands that uses the trick.
+        otherwise: The function without the trick, with results of the same types.
+        *operands: Arrays, or trees of arrays.
     """
 
     def marked(*operands: Any) -> Result:
@@ -65,5 +65,5 @@ def by_platform(trick: str, used: Callable[..., Result], otherwise: Callable[...
 
 
 def scope(trick: str) -> str:
-    """The name scope that a trick leaves in the program, as `lowered.as_text(debug_info=True)` shows it."""
+    """Returns the name scope of a trick, as `lowered.as_text(debug_info=True)` shows it."""
     return f"trick.{trick}"

@@ -1,13 +1,13 @@
-"""Products of activations and matrices: how their gradients are computed, and when.
+"""Products of activations and matrices, with control over how and when their gradients are computed.
 
-Autodiff makes the gradient of the matrix as a product and its transpose, which XLA folds into one product that
-contracts the first dim of one side and the last of the other. XLA's CPU backend has no fast kernel for that: it takes
-two to three times as long, a tenth of a whole step. Written in the order of the matrix there is nothing to fold. (Where
-XLA partitions by itself, an all-reduce stands between the two, and hides the same from it.)
+Autodiff computes the gradient of the matrix as a product and its transpose, which XLA folds into one product that
+contracts the first dim of one side and the last of the other. XLA's CPU backend does not have a fast kernel for that:
+it takes two to three times as long, a tenth of a whole step. If the product is written in the order of the matrix,
+there is nothing to fold. (If XLA partitions the product, an all-reduce between the two prevents the folding.)
 
-XLA may also put off the gradient of a matrix that nothing waits for, to the end of the step, and keep until then what
-it is made of: for the head, logits through the whole backward loop. `weight_first` has it computed at once, which took
-3.9 and 4.3 % off the memory of a step (`benchmarks/RESULTS.md`).
+XLA may also postpone the gradient of a matrix to the end of the step, and keep its operands until then: for the head,
+the logits through the whole backward loop. `weight_first` computes it immediately, which reduced the memory of a step
+by 3.9 and 4.3 % (`benchmarks/RESULTS.md`).
 """
 
 import jax
@@ -15,19 +15,19 @@ from jax import Array, lax
 
 from ...mesh.compat import varying_axes
 from ..collectives import vary
-from .in_order import after
+from .ordered_collectives import order_after
 from .platform import by_platform
 
 
 def product(x_BLD: Array, weight_DF: Array) -> Array:
-    """Multiplies activations (B, L, D) with a matrix (D, F), both per-device, to (B, L, F)."""
-    return _product(*_alike(x_BLD, weight_DF))
+    """Multiplies per-device activations (B, L, D) by a matrix (D, F), which gives (B, L, F)."""
+    return _product(*_vary_alike(x_BLD, weight_DF))
 
 
-def _alike(x: Array, weight: Array) -> tuple[Array, Array]:
-    """Both, varying alike: a gradient that is written out has to vary as its argument does.
+def _vary_alike(x: Array, weight: Array) -> tuple[Array, Array]:
+    """Returns both with the same varying axes: an explicit gradient must vary like its argument.
 
-    The gradient of this cast is the sum over the axes that it adds.
+    The gradient of this cast is the sum over the added axes.
     """
     axes = sorted(varying_axes(x) | varying_axes(weight))
     return vary(x, axes), vary(weight, axes)
@@ -55,7 +55,7 @@ def _weight_gradient(x_BLD: Array, gradient_BLF: Array) -> Array:
 
 
 def _narrower_first(x_BLD: Array, gradient_BLF: Array) -> Array:
-    """The same, transposed once it is made: it takes less room to transpose the narrower factor."""
+    """Returns the same gradient, transposed afterwards: transposing the narrower factor needs less memory."""
     return lax.optimization_barrier(_weight_gradient(gradient_BLF, x_BLD)).T
 
 
@@ -63,8 +63,8 @@ _product.defvjp(_forward, _backward)
 
 
 def weight_first(x: Array, weight: Array) -> tuple[Array, Array]:
-    """Both factors of a product, unchanged; in backward, `x` has its gradient only once `weight` has its own."""
-    return _weight_first(*_alike(x, weight))
+    """Returns both factors of a product unchanged; in backward, the gradient of `x` waits for that of `weight`."""
+    return _weight_first(*_vary_alike(x, weight))
 
 
 @jax.custom_vjp
@@ -78,7 +78,7 @@ def _weight_first_backward(_: None, gradients: tuple[Array, Array]) -> tuple[Arr
 
 def _weight_gradient_first(dx: Array, dweight: Array) -> tuple[Array, Array]:
     dx, dweight = lax.optimization_barrier((dx, dweight))
-    return after(dweight, dx), dweight
+    return order_after(dweight, dx), dweight
 
 
 _weight_first.defvjp(lambda x, weight: ((x, weight), None), _weight_first_backward)

@@ -1,10 +1,10 @@
-"""The all-reduces of a traced program, counted as XLA will compile them, before it does.
+"""Predicts, from a traced program, the all-reduces that XLA will compile.
 
-    what nothing is made of          is left out
-    what does not wait for another   is combined: all-reduces of one kind over the same axes into one of all operands
-    what is in a loop                counts once a turn, and is not combined with what is outside
+    unused              XLA removes an all-reduce that no result depends on
+    independent         XLA combines all-reduces of one kind over the same axes into one
+    inside a loop       counts once per turn, and is not combined with those outside
 
-So their number is the length of the longest chain in which each waits for the one before; their bytes add up.
+Their number is therefore the length of the longest chain in which each depends on the previous one; bytes add up.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,18 +14,17 @@ import jax.numpy as jnp
 
 from ...mesh.compat import Equation, Variable, is_literal
 from ..collectives import Collective, wire_bytes
-from .equations import inner_programs
-from .graph import Graph, made_of
+from .graph import Graph, dependencies, inner_programs
 from .primitives import REDUCTIONS, SUMS
 
 
 class SumKey(NamedTuple):
-    """What all-reduces have in common that XLA combines.
+    """The properties that all-reduces must share for XLA to combine them.
 
     Attributes:
-        kind: "sum", or the primitive's name.
-        axes: Mesh axes, in the order of the mesh.
-        number: Kind and bytes of one number on the wire, such as "f4".
+        kind: "sum", or the name of the primitive.
+        axes: The mesh axes, in the order of the mesh.
+        number: The kind and wire bytes of one element, such as "f4".
     """
 
     kind: str
@@ -37,9 +36,9 @@ class _Reduction(NamedTuple):
     """One all-reduce of a program.
 
     Attributes:
-        key: What it may be combined by.
-        place: Its place in the longest chain of its key that ends in it, from 1 on.
-        bytes: What it moves.
+        key: The key of the all-reduces that it can be combined with.
+        place: Its place, from 1, in the longest chain of its key that ends in it.
+        bytes: The bytes that it moves.
         waited_for: Whether the last all-reduce waits for it.
     """
 
@@ -52,19 +51,19 @@ class _Reduction(NamedTuple):
 def all_reduces(
     graph: Graph, first: Sequence[Variable], after: SumKey, *, sizes: Mapping[str, int], platform: str
 ) -> list[Collective]:
-    """The all-reduces of a program beside those of a last one that waits for some of its results.
+    """Returns the all-reduces of a program, without one final all-reduce that depends on some of its results.
 
     Args:
         graph: The program.
-        first: Its results that the last all-reduce waits for; it takes along what others need no earlier.
-        after: The key of that one; it is not counted itself.
+        first: The results that the final all-reduce depends on; XLA combines it with all that can wait for it.
+        after: The key of the final all-reduce, which is not counted.
         sizes: Mesh axis -> size, in the order of the mesh.
-        platform: Where the program runs.
+        platform: The platform of the program.
 
     Returns:
-        One line for each key, and some for each loop; a count of 0 is bytes that the last one takes along.
+        One line for each key, and some for each loop; a count of 0 means bytes that the final one carries.
     """
-    lines = [line for eqn in made_of(graph, graph.outputs)[0] for line in _inside(eqn, sizes, platform)]
+    lines = [line for eqn in dependencies(graph, graph.outputs)[0] for line in _inside(eqn, sizes, platform)]
     found = list(_reductions(graph, first, sizes, platform))
     for key in dict.fromkeys(each.key for each in found):
         own = [each for each in found if each.key == key]
@@ -77,10 +76,10 @@ def all_reduces(
 def _reductions(
     graph: Graph, first: Sequence[Variable], sizes: Mapping[str, int], platform: str
 ) -> Iterator[_Reduction]:
-    """Those outside loops that a result is made of."""
-    waited_for = set(map(id, made_of(graph, first)[0]))
+    """Yields the all-reduces outside loops that a result depends on."""
+    waited_for = set(map(id, dependencies(graph, first)[0]))
     places: dict[Variable, dict[SumKey, int]] = {}
-    for eqn in reversed(made_of(graph, graph.outputs)[0]):
+    for eqn in reversed(dependencies(graph, graph.outputs)[0]):
         behind: dict[SumKey, int] = {}
         for operand in eqn.invars:
             for key, place in () if is_literal(operand) else places.get(operand, {}).items():
@@ -92,12 +91,12 @@ def _reductions(
 
 
 def sum_key(axes: Sequence[str], dtype: Any, platform: str) -> SumKey:
-    """The key of a sum of floating-point numbers."""
+    """Returns the key of a floating-point sum."""
     return SumKey("sum", tuple(axes), f"f{wire_bytes(dtype, platform)}")
 
 
 def _key(eqn: Equation, sizes: Mapping[str, int], platform: str) -> SumKey | None:
-    """What an operation reduces over; None where it is no all-reduce, or over one device."""
+    """Returns the key of an operation; None if it is not an all-reduce, or over one device."""
     if eqn.primitive.name not in REDUCTIONS:
         return None
     axes = tuple(axis for axis, size in sizes.items() if axis in eqn.params["axes"] and size > 1)
@@ -112,10 +111,10 @@ def _bytes(eqn: Equation, platform: str) -> int:
 
 
 def _inside(eqn: Equation, sizes: Mapping[str, int], platform: str) -> list[Collective]:
-    """Those of the programs that an operation runs: of a loop, once a turn."""
+    """Returns the all-reduces of the programs inside an operation: for a loop, once per turn."""
     lines = []
     for inner in inner_programs(eqn):
         part = Graph(list(inner.eqns), list(inner.invars), list(inner.outvars), {}, inner)
-        of_turn = all_reduces(part, inner.outvars, SumKey("", (), ""), sizes=sizes, platform=platform)
-        lines += [line.times(eqn.params.get("length", 1)) for line in of_turn]
+        lines_of_turn = all_reduces(part, inner.outvars, SumKey("", (), ""), sizes=sizes, platform=platform)
+        lines += [line.times(eqn.params.get("length", 1)) for line in lines_of_turn]
     return lines

@@ -5,8 +5,8 @@ import shutil
 import subprocess
 
 import pytest
-from runs import command, environment, write_config
-from slurm_lab import running_slurm
+from support.runs import command, environment, write_config
+from support.slurm_lab import running_slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.cluster]
 
@@ -37,7 +37,7 @@ def test_tasks_on_two_nodes(slurm, tmp_path):
     assert f"all 4 processes see the same {tmp_path}" in found
 
 
-def test_a_batch_script_without_srun(slurm, tmp_path):
+def test_batch_script_without_srun(slurm, tmp_path):
     config = write_config(tmp_path)
     script = tmp_path / "script"
     script.write_text("\n".join(["#!/bin/sh", " ".join(command("train", config, "run.simulate=4")), ""]))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import environment, metrics, spmdkit, trained, write_config
-from spmdkit.launch.supervision.ports import free_port
+from spmdkit.launch.supervision.workers import free_port
+from support.runs import environment, metrics, spmdkit, trained, write_config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.multiprocess]
 
@@ -43,7 +43,7 @@ def pods(objects: list[dict], folder: Path) -> list[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("form", ["jobset", "job"])
-def test_losses_are_those_of_processes_here(form, tmp_path):
+def test_losses_match_local_processes(form, tmp_path):
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     here = write_config(tmp_path / "here")

@@ -6,8 +6,8 @@ import subprocess
 import time
 
 import pytest
-from leftovers import assert_nothing_left, processes_of
-from runs import (
+from support.processes import assert_nothing_left, list_command_lines
+from support.runs import (
     assert_same_arrays,
     command,
     environment,
@@ -70,7 +70,7 @@ def started(config, folder) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(("on", "devices"), [("mpi", 4), ("mpi:4", 2), ("mpi:hosts", 4)])
-def test_the_losses_are_those_of_local(on, devices, tmp_path):
+def test_losses_match_local_processes(on, devices, tmp_path):
     config = write_config(tmp_path, launch=TWO)
     if on == "mpi:hosts":
         (tmp_path / "hosts").write_text("localhost slots=1\n")
@@ -90,18 +90,18 @@ def test_the_losses_are_those_of_local(on, devices, tmp_path):
     assert_nothing_left(tmp_path)
 
 
-def test_one_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
+def test_names_killed_rank_and_resumes(tmp_path):
     config = faulty_config(tmp_path)
     ended = spmdkit("launch", config, "run.simulate=4", "--on", "mpi", "--restarts", "3", FAULT="kill")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "spmdkit launch: rank 1 failed first: killed by SIGKILL" in ended.stderr
-    assert "spmdkit launch: starting again" in ended.stderr
+    assert "spmdkit launch: restarting" in ended.stderr
     trained("launch", config, f"run.dir={tmp_path}/local", "--on", "local:2x4")
     assert metrics(tmp_path / "run") == metrics(tmp_path / "local")
     assert_nothing_left(tmp_path)
 
 
-def test_the_code_of_a_mistake_comes_through(tmp_path):
+def test_returns_exit_code_of_mistake(tmp_path):
     config = faulty_config(tmp_path)
     ended = spmdkit("launch", config, "run.simulate=4", "--on", "mpi", FAULT="raise")
     assert ended.returncode == 2, ended.stdout + ended.stderr
@@ -112,7 +112,7 @@ def test_the_code_of_a_mistake_comes_through(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_to_the_launcher_saves(name, tmp_path):
+def test_signal_to_launcher_saves(name, tmp_path):
     """mpirun alone would kill its processes a second after it."""
     config = faulty_config(tmp_path, train={"steps": 400, "global_batch": 16}, checkpoint={"every": 0})
     folder = tmp_path / "run"
@@ -123,18 +123,20 @@ def test_a_signal_to_the_launcher_saves(name, tmp_path):
     (step,) = (int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
     assert step >= 5
     assert f"after step {step} of 400; saved." in printed
-    assert f"stopped by {name}; the same command goes on" in printed
+    assert f"stopped by {name}; the same command resumes the run" in printed
     assert_nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize("whom", ["launcher", "mpirun"])
-def test_nothing_outlives_one_that_is_killed(whom, tmp_path):
+def test_no_process_outlives_killed_rank(whom, tmp_path):
     """Not even processes that are stopped, and so notice nothing."""
     config = faulty_config(tmp_path, train={"steps": 400, "global_batch": 16})
     process = started(config, tmp_path / "run")
     try:
-        under_way = {line.partition(":")[2].split()[0]: int(line.partition(":")[0]) for line in processes_of(tmp_path)}
-        for line in processes_of(tmp_path):
+        under_way = {
+            line.partition(":")[2].split()[0]: int(line.partition(":")[0]) for line in list_command_lines(tmp_path)
+        }
+        for line in list_command_lines(tmp_path):
             if " spmdkit train " in line and " mpirun " not in line:
                 os.kill(int(line.partition(":")[0]), signal.SIGSTOP)
         os.kill(process.pid if whom == "launcher" else under_way["mpirun"], signal.SIGKILL)
@@ -142,5 +144,5 @@ def test_nothing_outlives_one_that_is_killed(whom, tmp_path):
         assert_nothing_left(tmp_path)
         assert process.returncode == (75 if whom == "mpirun" else -signal.SIGKILL), printed
     finally:
-        for line in processes_of(tmp_path):
+        for line in list_command_lines(tmp_path):
             os.kill(int(line.partition(":")[0]), signal.SIGKILL)

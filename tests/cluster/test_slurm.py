@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from leftovers import assert_nothing_left
-from runs import assert_same_arrays, losses, metrics, source_module, state_arrays, trained, write_config
-from slurm_lab import running_slurm
+from support.processes import assert_nothing_left
+from support.runs import assert_same_arrays, losses, metrics, source_module, state_arrays, trained, write_config
+from support.slurm_lab import running_slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.cluster]
 
@@ -82,7 +82,7 @@ FOUR = {
 @pytest.mark.parametrize(
     ("launch", "devices", "name"), [(TWO, 4, "run"), (FOUR, 2, 'a run\'s #1 of "mine" 50% $HOME `id`')]
 )
-def test_the_losses_are_those_of_local(launch, devices, name, slurm, tmp_path):
+def test_losses_match_local_processes(launch, devices, name, slurm, tmp_path):
     config = write_config(tmp_path, launch=launch)
     processes = 8 // devices
     folder = tmp_path / name
@@ -106,7 +106,7 @@ def test_the_losses_are_those_of_local(launch, devices, name, slurm, tmp_path):
     assert_nothing_left(tmp_path)
 
 
-def test_slurm_takes_every_option_of_the_script(slurm, tmp_path):
+def test_slurm_accepts_every_script_option(slurm, tmp_path):
     config = write_config(tmp_path, launch=TWO)
     options = ("launch.cpus_per_process=2", "launch.slurm.options=['--comment=a \"b\" #c', '--exclusive']")
     (tmp_path / "logs").mkdir()
@@ -124,30 +124,30 @@ def test_slurm_takes_every_option_of_the_script(slurm, tmp_path):
         assert line in shown, shown
 
 
-def test_a_killed_process_sends_the_job_back_and_it_ends_as_if_nothing_had_been(slurm, sound, tmp_path):
+def test_requeues_after_killed_process_and_resumes_bitwise(slurm, sound, tmp_path):
     config = faulty_config(tmp_path)
     ended = slurm.launch(config, "run.simulate=4", "--on", "slurm", "--wait", FAULT="kill", timeout=200)
     folder = tmp_path / "run"
     assert ended.returncode == 0, ended.stderr + everything_said(folder)
     said = log_of(folder, job_of(ended))
     assert "rank 1 ended first: Killed." in said
-    assert re.search(r"back into the queue, to go on from step (0|4|8)\n", said)
+    assert re.search(r"requeueing the job, to resume from step (0|4|8)\n", said)
     assert ", start 2 on n" in said
     assert metrics(folder) == metrics(sound)
     assert_nothing_left(tmp_path)
 
 
-def test_a_job_that_makes_no_progress_ends(slurm, tmp_path):
+def test_ends_job_without_progress(slurm, tmp_path):
     config = faulty_config(tmp_path, launch={**TWO, "slurm": {"restarts": 1}})
     ended = slurm.launch(config, "run.simulate=4", "--on", "slurm", "--wait", FAULT="kill always", timeout=200)
     assert ended.returncode == 1, ended.stderr
     said = log_of(tmp_path / "run", job_of(ended))
     assert said.count("rank 1 ended first: Killed.") == 2
-    assert "not started again: 1 restarts made no newer checkpoint than step 0" in said
-    assert "not started again" in ended.stderr
+    assert "not restarted: 1 restarts made no newer checkpoint than step 0" in said
+    assert "not restarted" in ended.stderr
 
 
-def test_a_mistake_that_a_process_finds_ends_the_job(slurm, tmp_path):
+def test_ends_job_after_mistake(slurm, tmp_path):
     """No other try, the code is 2, and the log of the job ends with what the process said."""
     config = write_config(tmp_path, launch=TWO)
     words = ("run.simulate=4", "train.global_batch=10000")
@@ -158,7 +158,7 @@ def test_a_mistake_that_a_process_finds_ends_the_job(slurm, tmp_path):
     assert ", start 2 on" not in log_of(tmp_path / "run", job_of(ended))
 
 
-def test_the_warning_before_the_time_limit_saves_and_the_job_goes_on(slurm, tmp_path):
+def test_saves_before_time_limit_and_requeues(slurm, tmp_path):
     """Slurm looks every half minute: SIGUSR1 comes within the first, long before the end of the slow data."""
     steps = 240
     sections = {
@@ -175,7 +175,7 @@ def test_the_warning_before_the_time_limit_saves_and_the_job_goes_on(slurm, tmp_
     everything = everything_said(folder)  # the job's log repeats the words of the rank that ended first, either of them
     stopped = re.search(r"Stopped by SIGUSR1 to rank \d after step (\d+) of", everything)
     assert stopped, everything
-    assert f"back into the queue, to go on from step {stopped[1]}\n" in said
+    assert f"requeueing the job, to resume from step {stopped[1]}\n" in said
     assert 0 < int(stopped[1]) < steps
     trained("launch", config, f"run.dir={tmp_path}/local", "--on", "local:2x4")
     assert losses(folder) == losses(tmp_path / "local")
@@ -183,7 +183,7 @@ def test_the_warning_before_the_time_limit_saves_and_the_job_goes_on(slurm, tmp_
     assert_nothing_left(tmp_path)
 
 
-def test_scancel_saves_and_leaves_nothing(slurm, tmp_path):
+def test_scancel_saves_and_stops_all_processes(slurm, tmp_path):
     config = faulty_config(tmp_path, train={"steps": 400, "global_batch": 16}, checkpoint={"every": 0})
     job = job_of(slurm.launch(config, "run.simulate=4", "--on", "slurm", FAULT="slow"))
     folder, deadline = tmp_path / "run", time.monotonic() + 90
@@ -215,7 +215,7 @@ def task_and_daemon(job: str, rank: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("lives", [True, False], ids=["its task lives on", "its task ends too"])
-def test_a_step_daemon_that_is_killed(lives, slurm, tmp_path):
+def test_ends_job_after_killed_step_daemon(lives, slurm, tmp_path):
     """Slurm never learns of the end of its task, so srun must not wait for it until the time limit."""
     sections = {"train": {"steps": 40, "global_batch": 16}, "checkpoint": {"every": 10}, "timeouts": {"shutdown": 5}}
     config = faulty_config(tmp_path, **sections)
@@ -231,12 +231,12 @@ def test_a_step_daemon_that_is_killed(lives, slurm, tmp_path):
     slurm.wait_for(job, "COMPLETED", seconds=180)
     said = log_of(folder, job)
     assert "srun: error: Timed out waiting for job step to complete" in said
-    assert ("back into the queue" in said) is not lives, said
+    assert ("requeueing the job" in said) is not lives, said
     assert max(losses(folder)) == 40
     assert_nothing_left(tmp_path)
 
 
-def test_a_partition_that_there_is_not(slurm, tmp_path):
+def test_reports_unknown_partition(slurm, tmp_path):
     config = write_config(tmp_path, launch=TWO)
     ended = slurm.launch(config, "run.simulate=4", "--on", "slurm:nope")
     assert ended.returncode == 2
@@ -244,10 +244,10 @@ def test_a_partition_that_there_is_not(slurm, tmp_path):
     assert "Traceback" not in ended.stderr
 
 
-def test_a_controller_that_does_not_answer(slurm, tmp_path):
+def test_reports_unreachable_controller(slurm, tmp_path):
     conf = (slurm.folder / "slurm.conf").read_text()
     (tmp_path / "slurm.conf").write_text(re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=1", conf))
     config = write_config(tmp_path, launch=TWO)
     ended = slurm.launch(config, "run.simulate=4", "--on", "slurm", SLURM_CONF=str(tmp_path / "slurm.conf"))
     assert ended.returncode == 75, ended.stderr
-    assert "Slurm does not take the job now: Batch job submission failed: Unable to contact" in ended.stderr
+    assert "Slurm cannot take the job now: Batch job submission failed: Unable to contact" in ended.stderr

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import QUICK, command, environment, losses, metrics, spmdkit, trained, write_config
-from sshd import SSHD, Keys, Server, assert_all_gone, command_line, descendants, free_port, stat_fields
+from support.remote import SSHD, Keys, Server, assert_all_gone, command_line, descendants, free_port, stat_fields
+from support.runs import QUICK, command, environment, losses, metrics, spmdkit, trained, write_config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.multiprocess]
 
@@ -88,7 +88,7 @@ def undisturbed(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), (2, 2)])
-def test_losses_are_those_of_processes_here(processes, devices, servers, keys, tmp_path):
+def test_losses_match_local_processes(processes, devices, servers, keys, tmp_path):
     hosts = write_hosts(tmp_path, keys, [server.entry for server in servers(2)], processes=processes, simulate=devices)
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
@@ -101,7 +101,7 @@ def test_losses_are_those_of_processes_here(processes, devices, servers, keys, t
     assert (tmp_path / "there" / "run" / "logs" / f"rank-{2 * processes - 1}.log").is_file()
 
 
-def test_a_worker_that_is_killed_is_named_and_the_run_goes_on(undisturbed, servers, keys, tmp_path):
+def test_names_killed_worker_and_resumes(undisturbed, servers, keys, tmp_path):
     config = write_config(tmp_path, **LONG)
     first, second = servers(2)
     process = launch(config, write_hosts(tmp_path, keys, [first.entry, second.entry]), "--restarts", "2")
@@ -110,12 +110,12 @@ def test_a_worker_that_is_killed_is_named_and_the_run_goes_on(undisturbed, serve
     printed, _ = process.communicate(timeout=250)
     assert process.returncode == 0, printed
     assert "spmdkit launch: rank 1 failed first: killed by SIGKILL" in printed
-    assert "spmdkit launch: starting again from " in printed, printed
+    assert "spmdkit launch: restarting from " in printed, printed
     assert losses(tmp_path / "run") == losses(undisturbed)
 
 
 @pytest.mark.parametrize("killed", ["launcher", "client", "ssh", "session", "agent"])
-def test_nothing_is_left_on_any_host(killed, servers, keys, tmp_path):
+def test_leaves_no_process_on_any_host(killed, servers, keys, tmp_path):
     config = write_config(tmp_path, **LONG)
     first, second = servers(2)
     process = launch(config, write_hosts(tmp_path, keys, [first.entry, second.entry]))
@@ -133,7 +133,7 @@ def test_nothing_is_left_on_any_host(killed, servers, keys, tmp_path):
         assert "spmdkit launch: rank 1 failed first: killed by SIGKILL" in printed
 
 
-def test_a_connection_that_falls_silent_counts_as_lost(servers, keys, tmp_path):
+def test_silent_connection_counts_as_lost(servers, keys, tmp_path):
     """As when a network is cut: nobody is told of anything."""
     config = write_config(tmp_path, **{**LONG, "train": {"steps": 100_000, "global_batch": 16}})
     first, second = servers(2)
@@ -163,7 +163,7 @@ def victim(killed: str, process: subprocess.Popen, server: Server) -> int:
     return agent if killed == "agent" else int(stat_fields(agent)[1])
 
 
-def test_a_signal_saves_and_the_same_command_goes_on(undisturbed, servers, keys, tmp_path):
+def test_signal_saves_and_run_resumes(undisturbed, servers, keys, tmp_path):
     config = write_config(tmp_path, **{**LONG, "checkpoint": {"every": 0}})
     hosts = write_hosts(tmp_path, keys, [server.entry for server in servers(2)])
     process = launch(config, hosts)
@@ -172,7 +172,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(undisturbed, servers, keys,
     printed, _ = process.communicate(timeout=150)
     assert process.returncode == 75, printed
     assert "Stopped by SIGTERM to rank" in printed
-    assert "spmdkit launch: stopped by SIGTERM; the same command goes on" in printed
+    assert "spmdkit launch: stopped by SIGTERM; the same command resumes the run" in printed
     (step,) = (int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert 5 <= step < STEPS
     ended = trained("launch", config, "--on", f"ssh:{hosts}")
@@ -180,7 +180,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(undisturbed, servers, keys,
     assert losses(tmp_path / "run") == losses(undisturbed)
 
 
-def test_a_spare_takes_the_place_of_a_host_that_is_lost(undisturbed, servers, keys, tmp_path):
+def test_spare_replaces_lost_host(undisturbed, servers, keys, tmp_path):
     config = write_config(tmp_path, **LONG)
     first, second, spare = servers(3)
     hosts = write_hosts(tmp_path, keys, [first.entry, second.entry], spares=[spare.entry])
@@ -193,12 +193,12 @@ def test_a_spare_takes_the_place_of_a_host_that_is_lost(undisturbed, servers, ke
     assert process.returncode == 0, printed
     assert "error: the connection to host 127.0.0.2 was lost" in printed
     assert "spmdkit launch: host 127.0.0.2 does not answer (ssh: connect to host 127.0.0.2" in printed
-    assert "127.0.0.3 takes its place" in printed
+    assert "127.0.0.3 replaces it" in printed
     assert "2 processes: 127.0.0.1 rank 0, 127.0.0.3 rank 1, coordinator 127.0.0.1:" in printed
     assert losses(tmp_path / "run") == losses(undisturbed)
 
 
-def test_without_a_spare_the_host_is_asked_again(servers, keys, tmp_path):
+def test_retries_host_without_spare(servers, keys, tmp_path):
     config = write_config(tmp_path, **LONG)
     first, second = servers(2)
     process = launch(config, write_hosts(tmp_path, keys, [first.entry, second.entry]), "--restarts", "1")
@@ -207,7 +207,7 @@ def test_without_a_spare_the_host_is_asked_again(servers, keys, tmp_path):
     printed, _ = process.communicate(timeout=100)
     assert process.returncode == 75, printed
     assert printed.count("spmdkit launch: host 127.0.0.2 does not answer") == 1
-    assert "not started again: 1 restarts made no newer checkpoint" in printed
+    assert "not restarted: 1 restarts made no newer checkpoint" in printed
 
 
 def other_python(folder: Path, **versions: str) -> str:
@@ -222,7 +222,7 @@ def other_python(folder: Path, **versions: str) -> str:
     return str(path)
 
 
-def test_mistakes_on_hosts_are_told_before_anything_starts(servers, keys, tmp_path):
+def test_reports_host_mistakes_before_starting(servers, keys, tmp_path):
     """One host for each; all of them at once, each with its name."""
     first, second, third, fourth, fifth = servers(5)
     config = write_config(tmp_path)
@@ -255,18 +255,18 @@ def test_mistakes_on_hosts_are_told_before_anything_starts(servers, keys, tmp_pa
     said = ended.stderr
     assert said.startswith("error: 8 problems with the hosts of ")
     assert "  127.0.0.1: there is no /no/such/python (" in said
-    assert f"  127.0.0.2: {tmp_path}/bare/bin/python has no spmdkit. Install it there" in said
-    assert "  127.0.0.3: it has spmdkit 9.9, here is " in said
-    assert "  127.0.0.3: it has jax 0.1, here is " in said
-    assert "  127.0.0.4: there is no folder /no/such/folder (No such file or directory)." in said
-    assert "  127.0.0.5: the config tiny.yaml is another file there, seen from " in said
-    assert "  127.0.0.5: run.dir new is not the folder of this machine" in said
-    assert "  no-such-host.invalid: its name is not known here." in said
+    assert f"  127.0.0.2: {tmp_path}/bare/bin/python lacks spmdkit. Install it there" in said
+    assert "  127.0.0.3: spmdkit is 9.9 there and " in said
+    assert "  127.0.0.3: jax is 0.1 there and " in said
+    assert "  127.0.0.4: missing directory /no/such/folder (No such file or directory)." in said
+    assert "  127.0.0.5: the config tiny.yaml is a different file there, relative to " in said
+    assert "  127.0.0.5: run.dir new is not the directory of this machine" in said
+    assert "  no-such-host.invalid: its name cannot be resolved." in said
     assert not (tmp_path / "new").exists()
     assert not list(tmp_path.glob(".spmdkit-*"))
 
 
-def test_a_login_that_is_refused_and_a_host_that_nobody_knows(servers, keys, tmp_path):
+def test_reports_refused_login_and_unknown_host(servers, keys, tmp_path):
     first, second = servers(2)
     config = write_config(tmp_path)
     (keys.folder / "known_hosts").write_text((keys.folder / "known_hosts").read_text().splitlines()[0] + "\n")
@@ -276,15 +276,15 @@ def test_a_login_that_is_refused_and_a_host_that_nobody_knows(servers, keys, tmp
     ended = spmdkit("launch", config, "--on", f"ssh:{hosts}")
     assert ended.returncode == 2
     assert "error: 1 problem with the hosts of " in ended.stderr
-    assert "  127.0.0.2: its key is not known here. Connect once by hand and accept it" in ended.stderr
+    assert "  127.0.0.2: its key is unknown. Connect once by hand and accept it" in ended.stderr
     stranger.know(first)
     hosts = write_hosts(tmp_path, stranger, [first.entry], simulate=8)
     ended = spmdkit("launch", config, "--on", f"ssh:{hosts}")
     assert ended.returncode == 2
-    assert "  127.0.0.1: it refuses the login. Put your public key into ~/.ssh/authorized_keys there" in ended.stderr
+    assert "  127.0.0.1: it refuses the login. Add your public key to ~/.ssh/authorized_keys there" in ended.stderr
 
 
-def test_a_host_that_does_not_answer_means_try_again(servers, keys, tmp_path):
+def test_unreachable_host_exits_with_75(servers, keys, tmp_path):
     (first,) = servers(1)
     absent = {"name": "127.0.0.9", "port": free_port("127.0.0.9")}
     config = write_config(tmp_path)

@@ -1,13 +1,13 @@
-"""The mesh for the devices there are: a table of the rule, and what is refused with which arithmetic."""
+"""Resizing the mesh for the available devices: a table of the rule, and the messages of invalid configs."""
 
 import pytest
-from runs import write_config
 from spmdkit.configs import ConfigError, load_config
 from spmdkit.configs.elastic import fit_to_devices, refit
+from support.runs import write_config
 
 
 def divides(rows):
-    """A mesh fits where its data and fsdp divide some rows."""
+    """Returns a check that data and fsdp of a mesh divide some rows."""
     return lambda sizes: rows % (sizes.get("data", 1) * sizes.get("fsdp", 1)) == 0
 
 
@@ -36,7 +36,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("sizes", "elastic", "devices", "processes", "rows", "expected"), TABLE)
-def test_the_rule(sizes, elastic, devices, processes, rows, expected):
+def test_refits_sizes_by_the_rule(sizes, elastic, devices, processes, rows, expected):
     assert refit(sizes, elastic, devices, divides(rows), multiple=processes) == expected
 
 
@@ -52,30 +52,30 @@ def sizes_of(config):
     return {axis: options.size for axis, options in config.strategy.items()}
 
 
-def test_a_config_keeps_everything_but_the_sizes(tmp_path):
+def test_resizing_changes_only_the_sizes(tmp_path):
     given = elastic(tmp_path)
     fitted = fit_to_devices(given, 4, 2)
     assert sizes_of(fitted.config) == {"fsdp": 4, "data": 1}
     assert fitted.config.strategy["fsdp"].floor_bytes == 256
     assert (fitted.config.train, fitted.devices) == (given.train, 4)
-    assert fitted.said == (
-        "The mesh is re-formed for 4 devices (launch.elastic): data 1 instead of 2. Global batch and order of the data "
-        "stay."
+    assert fitted.summary == (
+        "Resized the mesh for 4 devices (launch.elastic): data 1 instead of 2. The global batch and the order of the "
+        "data stay the same."
     )
-    assert fit_to_devices(given, 8).said == ""
-    assert "; 2 of them stay idle, since no mesh fits all" in fit_to_devices(given, 6).said
+    assert fit_to_devices(given, 8).summary == ""
+    assert "; 2 of them stay idle because no mesh fits all" in fit_to_devices(given, 6).summary
 
 
-def test_without_it_nothing_changes(tmp_path):
+def test_keeps_the_mesh_of_other_configs(tmp_path):
     given = config(tmp_path)
     assert fit_to_devices(given, 3) == (given, 3, "")
 
 
-def test_a_file_is_loaded_for_other_numbers_of_devices(tmp_path):
+def test_loads_a_file_for_another_number_of_devices(tmp_path):
     path = write_config(tmp_path, launch={"elastic": ["data", "fsdp"]})
     loaded = load_config(path, num_processes=2, simulate=2)
     assert sizes_of(loaded) == {"fsdp": 4, "data": 2}, "config.yaml keeps what was configured"
-    with pytest.raises(ConfigError, match="split over no mesh"):
+    with pytest.raises(ConfigError, match="cannot be split over any mesh"):
         load_config(path, num_processes=3, simulate=2)
     with pytest.raises(ConfigError, match="8 != 6"):
         load_config(write_config(tmp_path), num_processes=3, simulate=2)
@@ -84,18 +84,17 @@ def test_a_file_is_loaded_for_other_numbers_of_devices(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "axes", "said"),
     [
-        ((), "[dta]", "'dta' cannot change its size: it is no axis of a mesh, and the axes that can change are data"),
-        ((), "[dta]", "Did you mean data?"),
+        ((), "[dta]", "'dta' is not a mesh axis that can be resized; only data and fsdp can. Did you mean data?"),
         ((), "[dp]", "Did you mean data?"),
         ((), "[x9]", "Write launch.elastic: [data, fsdp]."),
-        (("strategy={fsdp: 8}",), "[data]", "data is no axis of strategy. Set strategy.data=1"),
-        ((), "[data, data]", "an axis is named twice"),
-        (("strategy.data.local_steps=2",), "[data]", "each group along data trains a copy of its own"),
-        (("strategy.data.compress=int8",), "[fsdp]", "errors of its own between steps"),
+        (("strategy={fsdp: 8}",), "[data]", "data is not an axis of strategy. Set strategy.data=1"),
+        ((), "[data, data]", "an axis is given twice"),
+        (("strategy.data.local_steps=2",), "[data]", "each group along data trains its own copy"),
+        (("strategy.data.compress=int8",), "[fsdp]", "its own rounding errors between steps"),
         (("run.simulate=2",), "[data]", "fsdp 4 needs 4 devices, and there are 2 devices in 1 process: 4 > 2"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, overrides, axes, said):
+def test_rejects_invalid_axes(tmp_path, overrides, axes, said):
     with pytest.raises(ConfigError) as refused:
         elastic(tmp_path, *overrides, axes=axes)
     assert said in str(refused.value)
@@ -106,25 +105,19 @@ LANGUAGE = "model={name: transformer, layers: 4, width: 32, heads: 4, mlp_width:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "axis", "dealt", "arithmetic", "remedy"),
+    ("strategy", "axis", "arithmetic", "fix"),
     [
-        ("{tensor: 4, data: 2}", "tensor", "heads and widths", "With tensor 4 a run takes a multiple of 4", "[data]."),
-        ("{context: 2, fsdp: 4}", "context", "positions", "With context 2 a run takes a multiple of 2", "[fsdp]."),
-        (
-            "{pipe: 2, tensor: 4}",
-            "pipe",
-            "layers",
-            "2 x tensor 4 a run takes a multiple of 8",
-            "[data] and strategy.data=1.",
-        ),
-        ("{expert: 4, data: 2}", "expert", "experts", "With expert 4 a run takes a multiple of 4", "[data]."),
+        ("{tensor: 4, data: 2}", "tensor", "With tensor 4 a run needs a multiple of 4", "[data]."),
+        ("{context: 2, fsdp: 4}", "context", "With context 2 a run needs a multiple of 2", "[fsdp]."),
+        ("{pipe: 2, tensor: 4}", "pipe", "2 x tensor 4 a run needs a multiple of 8", "[data] and strategy.data=1."),
+        ("{expert: 4, data: 2}", "expert", "With expert 4 a run needs a multiple of 4", "[data]."),
     ],
 )
-def test_other_axes_are_refused_with_reason_arithmetic_and_remedy(tmp_path, strategy, axis, dealt, arithmetic, remedy):
+def test_rejects_axes_that_split_the_model(tmp_path, strategy, axis, arithmetic, fix):
     model = ["model.experts=4"] if axis == "expert" else []
     with pytest.raises(ConfigError) as refused:
         elastic(tmp_path, LANGUAGE, *model, "data={source: stdlib}", f"strategy={strategy}", axes=f"[{axis}]")
-    said = str(refused.value)
-    assert f"launch.elastic=['{axis}']: '{axis}' cannot change its size: {dealt} are dealt out over it" in said
-    assert arithmetic in said
-    assert f"Write launch.elastic: {remedy}" in said
+    message = str(refused.value)
+    assert f"launch.elastic=['{axis}']: '{axis}' cannot be resized because its size must divide the model" in message
+    assert arithmetic in message
+    assert f"Write launch.elastic: {fix}" in message

@@ -1,12 +1,10 @@
-import subprocess
-import sys
+"""Loading a config: defaults, overrides and the messages of invalid configs."""
 
 import pytest
-from spmdkit.configs import ConfigError, load_config
-from spmdkit.configs.load import find_config
-from spmdkit.configs.presets import preset_names
+from spmdkit.configs import ConfigError, load_config, resolved_yaml
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.fsdp import FSDPConfig
+from support.runs import write_config
 
 GOOD = """
 run: {simulate: 8}
@@ -33,144 +31,59 @@ def problems_of(path, *overrides: str, **options) -> tuple[str, ...]:
     return info.value.problems
 
 
-def test_defaults_and_differences(write):
+def test_merges_file_and_defaults(write):
     config = load_config(write(GOOD))
     assert config.strategy == {"fsdp": FSDPConfig(size=4), "data": DataParallelConfig(size=2)}
     assert (config.train.steps, config.train.accumulate, config.run.simulate) == (20, 1, 8)
     assert config.model["name"] == "transformer"
+    assert load_config(write("# nothing\n")).strategy == {"data": DataParallelConfig(size=-1)}
 
 
-def test_folder_is_named_after_the_file(write):
+def test_names_the_run_directory_after_the_file(write):
     path = write(GOOD, "wide.yaml")
     assert load_config(path).run.dir == "runs/wide"
     assert load_config(path, ["run.dir=elsewhere"]).run.dir == "elsewhere"
     assert load_config(path).source == path
 
 
-def test_an_empty_file_is_all_defaults(write):
-    config = load_config(write("# nothing\n"))
-    assert config.strategy == {"data": DataParallelConfig(size=-1)}
-
-
-def test_options_of_strategy_and_model(write):
+def test_overrides_options_of_strategy_and_model(write):
     config = load_config(write(GOOD), ["strategy.fsdp.floor_bytes=1KiB", "model.layers=3"])
     assert config.strategy["fsdp"] == FSDPConfig(size=4, floor_bytes=1024)
     assert config.model["layers"] == 3
 
 
-def test_models_own_options_are_complete(write):
+def test_completes_a_catalog_model_and_keeps_a_user_model(write):
     assert set(load_config(write("model: {name: mlp}")).model) > {"name"}
-
-
-def test_users_own_model_is_kept_as_given(write):
     config = load_config(write("model: {name: 'mine:make', width: 3}"))
     assert config.model == {"name": "mine:make", "check": "error", "width": 3}
 
 
 @pytest.mark.parametrize("model", ["name: 'mine:make', width: 3", "name: mlp"])
-def test_the_check_of_a_model_is_a_key_of_every_model(model, write):
-    config = load_config(write(f"model: {{{model}, check: off}}"))
-    assert config.model["check"] == "off"
+def test_every_model_has_the_key_check(model, write):
     assert load_config(write(f"model: {{{model}}}"), ["model.check=warn"]).model["check"] == "warn"
     with pytest.raises(ConfigError, match=r"line 1: model.check must be one of error, warn, off \(Did you mean warn"):
         load_config(write(f"model: {{{model}, check: warm}}"))
 
 
-def test_layout_rules(write):
+def test_completes_callbacks(tmp_path):
+    given = ["csv", {"name": "early_stopping", "patience": 7}, {"name": "mine:make", "width": [1, 2]}]
+    config = load_config(write_config(tmp_path, callbacks=given))
+    csv, early, own = config.callbacks
+    assert csv == {"name": "csv", "path": "metrics.csv"}
+    assert early == {"name": "early_stopping", "monitor": "eval_loss", "patience": 7, "min_delta": 0.0, "mode": "min"}
+    assert own == {"name": "mine:make", "width": [1, 2]}
+    (tmp_path / "resolved.yaml").write_text(resolved_yaml(config))
+    assert load_config(tmp_path / "resolved.yaml") == config
+    assert load_config("quickstart", ["callbacks=[csv]"]).callbacks == (csv,)
+
+
+def test_reads_layout_rules(write):
     config = load_config(write("layouts: {rules: {'a.*': [fsdp, null, [data, fsdp]]}, unmatched_floor: 64KiB}"))
     assert config.layouts.rules == {"a.*": ("fsdp", None, ("data", "fsdp"))}
     assert config.layouts.unmatched_floor == 65536
 
 
-def test_everything_wrong_is_told_at_once_with_its_line(write):
-    path = write(
-        "run: {simulate: 8}\nmodel:\n  layrs: 8\nstrategy: {fsdp: four}\ntrain:\n  steps: ten\n  remat: ful\n"
-        "stepz: 1\nlayouts:\n  rules: {'a.*': [fsdpp]}\ndata:\n  length: 0\n  source: stdlb\n"
-    )
-    problems = problems_of(path, "optimizer.lernin_rate=1", "train.steps=3", "seed=1")
-    expected = [
-        "line 3: model.layrs is not a key. Did you mean model.layers?",
-        "line 4: strategy.fsdp.size must be a whole number, not 'four' (text).",
-        "line 7: train.remat must be one of none, dots, full (Did you mean full?), not 'ful' (text).",
-        "line 8: stepz is not a section. The sections here: run, model, ",
-        "line 10: layouts.rules: 'a.*' names 'fsdpp', which is not a mesh axis",
-        "line 12: data.length=0: ",
-        "line 13: data.source='stdlb': ",
-        "the command line: optimizer.lernin_rate=1: optimizer.lernin_rate is not a key. Did you mean optimizer.learn",
-        "the command line: seed=1: seed is not a section. Did you mean run.seed?",
-    ]
-    for start in expected:
-        assert any(problem.startswith(start) for problem in problems), (start, problems)
-    assert len(problems) == len(expected)
-
-
-def test_sizes_are_checked_where_the_devices_are_known(write):
-    (problem,) = problems_of(write(GOOD), "strategy.fsdp=2")
-    assert problem == (
-        "strategy.fsdp=2: strategy: fsdp 2 x data 2, but run.simulate=8 gives 8 devices: 4 != 8. "
-        "Set strategy.fsdp=4, strategy.data=4 or run.simulate=4."
-    )
-
-
-def test_sizes_are_left_alone_where_they_are_not(write):
-    config = load_config(write(GOOD), ["run.simulate=0", "strategy.fsdp=100", "train.global_batch=200"])
-    assert config.strategy["fsdp"].size == 100
-
-
-def test_several_processes(write):
-    assert load_config(write(GOOD), num_processes=2, simulate=4)
-    assert load_config(write(GOOD), ["run.simulate=4"], num_processes=2)
-    (problem,) = problems_of(write(GOOD), num_processes=2, simulate=2)
-    assert "but 2 processes with 2 devices each give 4: 8 != 4. Set strategy.fsdp=2 or strategy.data=1." in problem
-
-
-def test_batch_and_strategy(write):
-    (problem,) = problems_of(write(GOOD), "train.global_batch=20")
-    assert problem.startswith("train.global_batch=20: train.global_batch=20 rows cannot be split evenly: ")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("- a", "the file must be a mapping of sections, not ['a'] (a list)."),
-        ("train: {steps: 1, steps: 2}", "line 1: train.steps is given twice, first on line 1. Keep one of them."),
-        ("a: [", "not valid YAML: line 1, column 5: "),
-        ("train: 3", "line 1: train must be a mapping (key: value), not 3 (a whole number)."),
-        ("model: mlp", "line 1: model must be a mapping such as {name: transformer}, not 'mlp' (text)."),
-        ("strategy: [fsdp]",
-         "line 1: strategy must be a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, or one axis, such as "
-         "fsdp, not ['fsdp'] (a list)."),
-        ("strategy: fsdp 4", "line 1: strategy must be a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, "),
-        ("strategy: fsd", "line 1: strategy.fsd is not a key. Did you mean strategy.fsdp?"),
-        ("strategy: {fsd: 2}", "line 1: strategy.fsd is not a key. Did you mean strategy.fsdp?"),
-        ("model: {name: transfomer}",
-         "line 1: model.name must be hugging_face, mlp, moe, transformer, or your own as module:function, not "
-         "'transfomer' (text). Did you mean transformer?"),
-        ("model: {name: my_model.make}",
-         "line 1: model.name must be hugging_face, mlp, moe, transformer, or your own as module:function, not "
-         "'my_model.make' (text). Did you mean my_model:make?"),
-        ("model: {name: my_model.py}",
-         "line 1: model.name must be hugging_face, mlp, moe, transformer, or your own as module:function, not "
-         "'my_model.py' (text). Did you mean my_model:make?"),
-        ("strategy: {fsdp: -2}", "line 1: strategy.fsdp=-2 must be at least 1, or -1 for the rest of the devices."),
-        ("precision: {compute: bf16}", "line 1: precision.compute='bf16' is not one of "),
-        ("run: {seed: 4294967296}", "line 1: run.seed=4294967296 has to be from 0 to 2**32 - 1 = 4294967295: "),
-        ("run: {seed: 1e300}", "line 1: run.seed=a number of 997 bits has to be from 0 to 2**32 - 1"),
-        ("run: {seed: -1}", "line 1: run.seed must be at least 0, not -1 (a whole number)."),
-        ("train: {clip_norm: .nan}", "line 1: train.clip_norm must be a number, and finite, not nan (a number)."),
-        ("train: {clip_norm: .inf}", "line 1: train.clip_norm must be a number, and finite, not inf (a number)."),
-        ("optimizer: {learning_rate: .nan}", "line 1: optimizer.learning_rate must be a number, and finite, not nan"),
-        ("model: {name: moe, capacity_factor: .nan}", "line 1: model.capacity_factor must be a number, and fin"),
-        ("strategy: {data: {size: 2, outer_momentum: .inf}}", "line 1: strategy.data.outer_momentum must be a number"),
-        ("timeouts: {heartbeat: 0}", "line 1: timeouts.heartbeat=0 must be at least 1 second."),
-    ],
-)  # fmt: skip
-def test_bad_files(write, text, problem):
-    (found,) = problems_of(write(text))
-    assert found.startswith(problem)
-
-
-def test_one_axis_alone_has_all_devices(write):
+def test_gives_all_devices_to_a_single_axis(write):
     assert load_config(write("strategy: fsdp", "one.yaml")).strategy == {"fsdp": FSDPConfig(size=-1)}
     path = write(GOOD)
     assert load_config(path, ["strategy=tensor"]).strategy == load_config(path, ["strategy={tensor: -1}"]).strategy
@@ -178,51 +91,168 @@ def test_one_axis_alone_has_all_devices(write):
     assert {axis: (options.size, options.floor_bytes) for axis, options in given.items()} == {"fsdp": (-1, 1)}
 
 
-def test_preset_by_name_with_or_without_its_ending():
-    assert find_config("quickstart") == find_config("quickstart.yaml")
-    assert find_config("quickstart").parent.name == "configs"
+def test_reports_all_problems_at_once_with_lines(write):
+    path = write(
+        "run: {simulate: 8}\nmodel:\n  layrs: 8\nstrategy: {fsdp: four}\ntrain:\n  steps: ten\n  remat: ful\n"
+        "stepz: 1\nlayouts:\n  rules: {'a.*': [fsdpp]}\ndata:\n  length: 0\n  source: stdlb\n"
+    )
+    problems = problems_of(path, "optimizer.lernin_rate=1", "train.steps=3", "seed=1")
+    expected = [
+        "line 3: model.layrs is not a valid key. Did you mean model.layers?",
+        "line 4: strategy.fsdp.size must be an integer, got 'four' (string).",
+        "line 7: train.remat must be one of none, dots, full (Did you mean full?), got 'ful' (string).",
+        "line 8: stepz is not a valid section. Valid sections: run, model, ",
+        "line 10: layouts.rules: 'a.*' names 'fsdpp', which is not a mesh axis",
+        "line 12: data.length=0",
+        "line 13: data.source='stdlb'",
+        "the command line: optimizer.lernin_rate=1: optimizer.lernin_rate is not a valid key. Did you mean optimizer",
+        "the command line: seed=1: seed is not a valid section. Did you mean run.seed?",
+    ]
+    for start in expected:
+        assert any(problem.startswith(start) for problem in problems), (start, problems)
+    assert len(problems) == len(expected)
 
 
-def test_a_file_goes_before_a_preset(write, monkeypatch, tmp_path):
-    write(GOOD, "quickstart.yaml")
-    monkeypatch.chdir(tmp_path)
-    assert load_config("quickstart.yaml").train.global_batch == 16
-    assert find_config("quickstart").parent.name == "configs"
+NAMES = "model.name must be hugging_face, mlp, moe, transformer, or your own as module:function, got "
 
 
-def test_unknown_presets(tmp_path):
-    (problem,) = problems_of("quickstrat")
-    assert problem.startswith("there is no such file, nor a preset of that name. Did you mean quickstart?")
-    assert f"Presets: {', '.join(preset_names())}." in problem
-    assert "no such file" in problems_of(tmp_path / "quickstart.yaml")[0]
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("- a", "the file must be a mapping of sections, got ['a'] (list)."),
+        ("train: {steps: 1, steps: 2}", "line 1: train.steps is given twice, first on line 1. Keep one of them."),
+        ("a: [", "invalid YAML: line 1, column 5: "),
+        ("train: 3", "line 1: train must be a mapping (key: value), got 3 (integer)."),
+        ("model: mlp", "line 1: model must be a mapping such as {name: transformer}, got 'mlp' (string)."),
+        ("strategy: [fsdp]",
+         "line 1: strategy must be a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, or one axis, such as "
+         "fsdp, got ['fsdp'] (list)."),
+        ("strategy: fsd", "line 1: strategy.fsd is not a valid key. Did you mean strategy.fsdp?"),
+        ("strategy: {fsd: 2}", "line 1: strategy.fsd is not a valid key. Did you mean strategy.fsdp?"),
+        ("strategy: {fsdp: -2}", "line 1: strategy.fsdp=-2 "),
+        ("strategy: {fsdp: 8, floor_bytes: 1}",
+         "line 1: strategy.floor_bytes is not a valid key. Did you mean strategy.fsdp.floor_bytes? Write fsdp: {"),
+        ("strategy: {data: 8, keep: step}", "line 1: strategy.keep is not a valid key. Did you mean strategy.fsdp."),
+        ("strategy: {fsdp: 8, fsdp.keep: step}",
+         "line 1: strategy.fsdp.keep is not a valid key: in a file, dots do not separate keys. Write fsdp: {size: "),
+        ("strategy.fsdp.keep: step",
+         "strategy.fsdp.keep is not a valid section: in a file, dots do not separate keys. Write"),
+        ("strategy:\n  fsdp: 8\n    keep: step", "invalid YAML: line 3, column 9: mapping values are not allowed here"),
+        ("lr: 1e-3", "line 1: lr is not a valid section. Did you mean optimizer.learning_rate?"),
+        ("train: {epochs: 3}",
+         "line 1: train.epochs is not a valid key. Did you mean train.steps? It counts optimizer steps; an epoch is "),
+        ("optimizer: {schedule: warmup_cosine}",
+         "line 1: optimizer.schedule must be a mapping (key: value), got 'warmup_cosine' (string). Write {name: war"),
+        ("model: {name: transfomer}", f"line 1: {NAMES}'transfomer' (string). Did you mean transformer?"),
+        ("model: {name: my_model.make}", f"line 1: {NAMES}'my_model.make' (string). Did you mean my_model:make?"),
+        ("model: {name: my_model.py}", f"line 1: {NAMES}'my_model.py' (string). Did you mean my_model:make?"),
+        ("model: {name: moe, capacity_factor: .nan}", "line 1: model.capacity_factor must be a finite number, got nan"),
+        ("precision: {compute: bf16}", "line 1: precision.compute='bf16' "),
+        ("run: {seed: 4294967296}", "line 1: run.seed must be at most 4294967295, got 4294967296 (integer)."),
+        ("run: {seed: -1}", "line 1: run.seed must be at least 0, got -1 (integer)."),
+        ("run: {allow: [my-package]}", "line 1: run.allow: 'my-package' is not a valid module name"),
+        ("run: {cache: 'gs://bucket/x'}", "line 1: run.cache: 'gs://bucket/x' is not a directory of a file system."),
+        ("run: {cache: '  '}", "line 1: run.cache: '  ' is blank."),
+        ("run: {xla: fast}", "line 1: run.xla: 'fast' must be default, none or a list of options in brackets."),
+        ("run: {xla: [fast]}", "line 1: run.xla: 'fast' is not an XLA option such as xla_gpu_autotune"),
+        ("train: {steps: 2147483648}", "line 1: train.steps must be at most 2147483647, got 2147483648 (integer)."),
+        ("train: {most_not_finite: 3e9}", "line 1: train.most_not_finite must be at most 2147483647, got 3000000000"),
+        ("run: {simulate: 80000}", "line 1: run.simulate must be at most 4096, got 80000 (integer)."),
+        ("data: {prefetch: 1025}", "line 1: data.prefetch=1025 must be at most 1024."),
+        ("data: {threads: 1025}", "line 1: data.threads=1025 must be at most 1024."),
+        ("precision: {loss_scale_interval: 2147483648}",
+         "line 1: precision.loss_scale_interval=2147483648 must be at least 1 and below 2**31."),
+        ("train: {clip_norm: .inf}", "line 1: train.clip_norm must be a finite number, got inf (number)."),
+        ("train: {not_finite: rollback}", "line 1: train.not_finite must be one of stop, skip, roll_back (Did you"),
+        ("train: {not_finite: roll_back}\nprecision: {compute: float16}",
+         "line 1: train.not_finite=roll_back with precision.compute=float16 and precision.loss_scale=auto: dynamic "),
+        ("checkpoint: {start_fresh: [head/.*]}", "line 1: checkpoint.start_fresh names parameters that are not read "),
+        ("checkpoint: {start_from: a, start_fresh: ['(']}", "line 1: checkpoint.start_fresh: '('"),
+        ("guards: {replicas_every: -1}", "line 1: guards.replicas_every must be at least 0, got -1 (integer)."),
+        ("guards: {stragglers: 1.0}", "line 1: guards.stragglers must be less than 1, got 1.0 (number)."),
+        ("guards: {straggler_steps: 1}", "line 1: guards.straggler_steps must be at least 2, got 1 (integer)."),
+        ("timeouts: {heartbeat: 0}", "line 1: timeouts.heartbeat"),
+        ("launch: {nodes: 0}", "line 1: launch.nodes must be at least 1, got 0 (integer)."),
+        ("launch: {time: soon}", "line 1: launch.time='soon' is not a valid time limit. Use hours:minutes:seconds"),
+        ("launch: {time: '1:99:00'}", "line 1: launch.time='1:99:00' is not a valid time limit."),
+        ("launch: {environment: {A B: x}}", "line 1: launch.environment: 'A B' is not a valid name of an environment"),
+        ('launch: {environment: {A: "x\\ny"}}', "line 1: launch.environment.A must not contain control characters"),
+        ('launch: {setup: ["a\\nb"]}', "line 1: launch.setup must not contain control characters, got 'a\\nb'."),
+        ("launch: {slurm: {options: ['-C h100']}}",
+         "line 1: launch.slurm.options: '-C h100' must be one long option with its value, such as '--con"),
+        ("launch: {slurm: {srun_options: [label]}}", "line 1: launch.slurm.srun_options: 'label' must be one long opt"),
+        ("launch: {slurm: {qos: 'a b'}}", "line 1: launch.slurm.qos='a b' must be one word."),
+        ("launch: {slurm: {warn_seconds: 70000}}", "line 1: launch.slurm.warn_seconds must be at most 65535, got 7"),
+        ("callbacks: csv", "line 1: callbacks must be a list such as [csv, {name: early_stopping, patience: 3}], go"),
+        ("callbacks: [3]", "line 1: callbacks.0 must be a name or a mapping with a name, as in [csv, "),
+        ("callbacks: [{patience: 3}]", "line 1: callbacks.0 must be a name or a mapping with a name"),
+        ("callbacks: [early_stoping]", "line 1: callbacks.0.name must be early_stopping, reduce_on_plateau, "),
+        ("callbacks: [csv, {name: csv, file: x}]", "line 1: callbacks.1.file is not a valid key. Valid keys: path."),
+        ("callbacks: [{name: early_stopping, patience: x}]",
+         "line 1: callbacks.0.patience must be an integer, got 'x' (string)."),
+        ("callbacks: [{name: early_stopping, patience: 0}]", "line 1: callbacks.0.patience"),
+        ("callbacks: [{name: early_stopping, mode: less}]", "line 1: callbacks.0.mode must be one of min, max, got"),
+        ("callbacks: [time_limit]", "line 1: callbacks.0.after is required."),
+        ("callbacks: [{name: time_limit, after: '3'}]", "line 1: callbacks.0.after='3' "),
+        ("callbacks: [{name: 'os:system', command: ls}]", "line 1: callbacks.0.name='os:system' would import os, whi"),
+    ],
+)  # fmt: skip
+def test_rejects_invalid_files(write, text, problem):
+    (found,) = problems_of(write(text))
+    assert found.startswith(problem)
 
 
-def test_a_file_that_cannot_be_read(tmp_path):
-    path = tmp_path / "a.yaml"
-    path.write_bytes(b"\xff\xfe\xff")
-    assert "cannot be read" in problems_of(path)[0]
+@pytest.mark.parametrize("time", ["90", "12:00:00", "1-00:00:00", "2-12", "30:00"])
+def test_accepts_time_limits(time):
+    assert load_config("quickstart", [f"launch.time='{time}'"]).launch.time == time
 
 
-def test_no_device_is_touched(write):
-    code = """if True:
-        import sys
-        from spmdkit.configs import ConfigError, load_config
-        from spmdkit.mesh.simulate import backend_started
-        try:
-            load_config(sys.argv[1])
-        except ConfigError:
-            pass
-        assert not backend_started()
-    """
-    for text in (GOOD, "stepz: 1"):
-        subprocess.run([sys.executable, "-c", code, str(write(text))], check=True, timeout=60)
+@pytest.mark.parametrize(
+    ("policy", "skips"), [("stop", 0), ("skip", 3), ("skip\ntrain.most_not_finite=7", 7), ("roll_back", 0)]
+)
+def test_limits_skipped_updates_by_policy(policy, skips):
+    assert load_config("mlp", f"train.not_finite={policy}".splitlines()).train.max_skips == skips
 
 
-def test_sizes_need_not_fit_where_the_mesh_is_chosen_later(tmp_path):
-    path = tmp_path / "a.yaml"
-    path.write_text("run: {simulate: 4}\nstrategy: {fsdp: 8}\ntrain: {global_batch: 3}\nlaunch: {elastic: [tensor]}\n")
+def test_allows_rollbacks_with_a_fixed_loss_scale():
+    given = ["precision.compute=float16", "train.not_finite=roll_back", "precision.loss_scale=1024"]
+    assert load_config("mlp", given).train.not_finite == "roll_back"
+
+
+def test_checks_sizes_if_the_devices_are_known(write):
+    (problem,) = problems_of(write(GOOD), "strategy.fsdp=2")
+    assert problem == (
+        "strategy.fsdp=2: strategy: fsdp 2 x data 2, but run.simulate=8 gives 8 devices: 4 != 8. "
+        "Set strategy.fsdp=4, strategy.data=4 or run.simulate=4."
+    )
+    (problem,) = problems_of(write(GOOD), "train.global_batch=20")
+    assert problem.startswith("train.global_batch=20: train.global_batch=20 rows cannot be split evenly: ")
+    config = load_config(write(GOOD), ["run.simulate=0", "strategy.fsdp=100", "train.global_batch=200"])
+    assert config.strategy["fsdp"].size == 100
+
+
+def test_ignores_sizes_if_the_mesh_is_chosen_later(write):
+    path = write("run: {simulate: 4}\nstrategy: {fsdp: 8}\ntrain: {global_batch: 3}\nlaunch: {elastic: [tensor]}\n")
     with pytest.raises(ConfigError):
         load_config(path)
     assert load_config(path, sizes=False).train.global_batch == 3
-    with pytest.raises(ConfigError, match=r"train\.stps is not a key"):
+    with pytest.raises(ConfigError, match=r"train\.stps is not a valid key"):
         load_config(path, ["train.stps=1"], sizes=False)
+
+
+def test_counts_devices_of_all_processes(write):
+    assert load_config(write(GOOD), num_processes=2, simulate=4)
+    assert load_config(write(GOOD), ["run.simulate=4"], num_processes=2)
+    (problem,) = problems_of(write(GOOD), num_processes=2, simulate=2)
+    assert "but 2 processes with 2 devices each give 4: 8 != 4. Set strategy.fsdp=2 or strategy.data=1." in problem
+    sizes = ["launch.nodes=2", "launch.processes_per_node=4"]
+    assert load_config("quickstart", [*sizes, "run.simulate=1"], num_processes=None).launch.num_processes == 8
+    with pytest.raises(ValueError, match="8 processes with 8 devices each give 64"):
+        load_config("quickstart", sizes, num_processes=None)
+
+
+def test_counts_gpus_as_devices():
+    words = ["run.simulate=0", "launch.nodes=2", "launch.gpus_per_process=4"]
+    load_config("quickstart", words, num_processes=None)
+    with pytest.raises(ValueError, match="gives 4 GPUs"):
+        load_config("quickstart", [*words[:2], "launch.gpus_per_process=2", "strategy.data=8"], num_processes=None)

@@ -1,14 +1,17 @@
 """Batches: the same content for any mesh and any number of processes, resumable by a seek, padded exactly."""
 
+import subprocess
+import sys
 import threading
 import time
 
 import jax
 import numpy as np
 import pytest
-import spmdkit.data.batches as batches_module
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
-from spmdkit.data import BadDataError, DataConfig, abstract_batch, eval_batches, from_arrays, open_splits, train_batches
+from spmdkit.data import DataConfig, abstract_batch, eval_batches, from_arrays, open_splits, train_batches
+from spmdkit.data.batches import check_enough, prefetch_items
+from spmdkit.data.placement import Storage
 
 
 def numbered(rows=50, length=3):
@@ -32,7 +35,7 @@ def same(ours, theirs):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_examples_are_counted_over_all_epochs(sharding):
+def test_numbers_examples_over_all_epochs(sharding):
     """Up to 2**31, where they begin anew: no two samples of a run, and so no masks, are alike before that."""
     for start_step in (10**4, 2**28 - 1):
         batch = next(on_mesh(numbered(), sharding, start_step=start_step, num_steps=1, prefetch=0))
@@ -41,7 +44,7 @@ def test_examples_are_counted_over_all_epochs(sharding):
     assert batch["example"].tolist() == list(range(8))
 
 
-def test_what_a_batch_holds(sharding):
+def test_batch_has_shapes_dtypes_and_rows(sharding):
     batch = next(train_batches(numbered(), sharding, global_batch=16, seed=0, start_step=2, num_steps=1))
     assert {name: (array.shape, str(array.dtype)) for name, array in batch.items()} == {
         "inputs": ((16, 3), "int32"),
@@ -54,45 +57,32 @@ def test_what_a_batch_holds(sharding):
     assert np.array_equal(batch["inputs"] + 1, batch["targets"])
 
 
-def test_each_epoch_visits_every_example_once(sharding):
-    rows = np.concatenate([batch["inputs"][:, 0] // 3 for batch in run(numbered(48), sharding)])
-    first, second = rows[:48], rows[48:]
-    assert np.array_equal(np.sort(first), np.arange(48))
-    assert np.array_equal(np.sort(second), np.arange(48))
-    assert not np.array_equal(first, second)
-
-
-def test_a_batch_may_span_epochs(sharding):
+def test_batch_spans_epochs(sharding):
     rows = np.concatenate([batch["inputs"][:, 0] // 3 for batch in run(numbered(20), sharding, num_steps=5)])
     assert np.array_equal(np.bincount(rows), np.full(20, 2))
 
 
 @pytest.mark.parametrize("start", [1, 6, 11, 12])
-def test_starting_at_a_step_is_a_seek(sharding, start):
+def test_start_step_seeks(sharding, start):
     whole = run(numbered(), sharding)
     same(run(numbered(), sharding, start_step=start, num_steps=12 - start), whole[start:])
 
 
 @pytest.mark.parametrize("options", [{"prefetch": 0}, {"prefetch": 5}, {"threads": 3}, {"threads": 2, "prefetch": 0}])
-def test_threads_change_nothing(sharding, options):
+def test_threads_and_prefetch_keep_batches(sharding, options):
     same(run(numbered(), sharding, **options), run(numbered(), sharding))
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
-def test_the_mesh_changes_nothing(sharding, num_devices):
+def test_mesh_keeps_batches(sharding, num_devices):
     mesh = Mesh(np.array(jax.devices()[-num_devices:]), ("data",), axis_types=(AxisType.Auto,))
     same(run(numbered(), NamedSharding(mesh, PartitionSpec("data"))), run(numbered(), sharding))
 
 
-def test_seeds_differ_and_shuffling_can_be_turned_off(sharding):
+def test_seed_and_shuffle_select_the_order(sharding):
     assert not np.array_equal(run(numbered(), sharding)[0]["inputs"], run(numbered(), sharding, seed=4)[0]["inputs"])
     plain = run(numbered(), sharding, shuffle=False)
     assert np.concatenate([batch["inputs"][:, 0] // 3 for batch in plain])[:50].tolist() == list(range(50))
-
-
-def test_the_sample_index_wraps_where_int32_ends(sharding):
-    (batch,) = run(numbered(), sharding, start_step=2**28, num_steps=1)
-    assert batch["example"].tolist() == list(range(8))
 
 
 class PretendProcess:
@@ -123,10 +113,11 @@ class Recording:
 
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 @pytest.mark.parametrize("axis_names", [("data", "fsdp"), ("data", "tensor"), ("tensor", "data")])
-def test_pretend_processes_read_their_rows_alone_and_make_the_same_batches(num_processes, axis_names, monkeypatch):
+def test_processes_read_only_their_rows(num_processes, axis_names, monkeypatch):
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), axis_names, axis_types=(AxisType.Auto,) * 2)
     sharding = NamedSharding(mesh, PartitionSpec(tuple(name for name in axis_names if name != "tensor")))
-    monkeypatch.setattr(batches_module, "place_rows", lambda local, rows, **rest: {**local, "rows": rows})
+    monkeypatch.setattr(Storage, "place", lambda self, local, rows, global_batch: {**local, "rows": rows})
+    monkeypatch.setattr(Storage, "to_step", lambda self, batch: batch)
     whole = run(numbered(), sharding)
     for devices in np.array_split(np.array(jax.devices()), num_processes):
         source = Recording(numbered())
@@ -153,19 +144,34 @@ def test_evaluation_pads_with_weight_zero(sharding, rows):
     assert np.concatenate([batch["example"] for batch in batches]).tolist() == list(range(len(inputs)))
 
 
-def test_evaluation_does_not_touch_the_source(sharding):
-    source = numbered(5)
-    list(eval_batches(source, sharding, global_batch=8))
-    assert source[4]["weights"].tolist() == [1, 1, 1]
+class KeepsItsArrays:
+    """A source that returns its own arrays instead of copies."""
+
+    arrays = {"inputs": np.zeros((8, 2), np.float32), "weights": np.ones(8, np.float32)}  # noqa: RUF012
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return {name: array[index] for name, array in self.arrays.items()}
+
+    def take(self, indices):
+        return self.arrays
+
+
+def test_evaluation_does_not_change_the_source(sharding):
+    (batch,) = eval_batches(KeepsItsArrays(), sharding, global_batch=8)
+    assert np.asarray(batch["weights"]).tolist() == [1] * 5 + [0] * 3
+    assert KeepsItsArrays.arrays["weights"].all()
 
 
 @pytest.mark.parametrize(("max_batches", "expected"), [(None, 4), (2, 2), (9, 4), (0, 0)])
-def test_evaluation_may_stop_early(sharding, max_batches, expected):
+def test_evaluation_stops_at_max_batches(sharding, max_batches, expected):
     assert len(list(eval_batches(numbered(30), sharding, global_batch=8, max_batches=max_batches))) == expected
 
 
 @pytest.mark.parametrize("x64", [False, True])
-def test_the_abstract_batch_is_like_the_real_one(sharding, x64, request):
+def test_abstract_batch_matches_the_real_one(sharding, x64, request):
     if x64:
         request.getfixturevalue("float64")
     source = from_arrays({"inputs": np.zeros((20, 2, 5)), "targets": np.arange(20)}).train
@@ -177,24 +183,11 @@ def test_the_abstract_batch_is_like_the_real_one(sharding, x64, request):
     assert str(abstract["inputs"].dtype) == ("float64" if x64 else "float32")
 
 
-def test_the_abstract_batch_needs_no_devices():
+def test_abstract_batch_needs_no_devices():
     mesh = AbstractMesh((512, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     abstract = abstract_batch(numbered(), 1024, NamedSharding(mesh, PartitionSpec("data")))
     assert abstract["inputs"].shape == (1024, 3)
     assert abstract["example"].dtype == np.int32
-
-
-def test_batches_feed_a_jitted_step_without_recompiling(sharding):
-    traced = []
-
-    @jax.jit
-    def step(batch):
-        traced.append(1)
-        return (batch["inputs"] * batch["weights"].astype(int)).sum()
-
-    total = sum(int(step(batch)) for batch in on_mesh(numbered(48), sharding, num_steps=6))
-    assert total == np.arange(48 * 3).sum()
-    assert len(traced) == 1
 
 
 @pytest.mark.parametrize(
@@ -202,27 +195,16 @@ def test_batches_feed_a_jitted_step_without_recompiling(sharding):
     [
         (
             {"global_batch": 56},
-            r"train\.global_batch=56 rows, but the training split holds 50 examples\. Set .* at most 50",
+            r"train\.global_batch=56 rows, but the training split has only 50 examples\. Set .* at most 50",
         ),
         ({"global_batch": 9}, r"train\.global_batch=9 rows cannot be split over the mesh axes data 2 x fsdp 4"),
         ({"seed": -1}, r"seed=-1, start_step=0 and num_steps=12 must be 0 or more"),
         ({"start_step": -1}, "start_step=-1"),
     ],
 )
-def test_mistakes_are_raised_at_the_call(sharding, options, message):
+def test_rejects_invalid_arguments_at_the_call(sharding, options, message):
     with pytest.raises(ValueError, match=message):
         on_mesh(numbered(), sharding, **options)
-
-
-@pytest.mark.parametrize("threads", [0, 2])
-def test_bad_data_reaches_the_loop(tmp_path, sharding, threads):
-    ids = np.zeros(1001, np.uint16)
-    ids[900] = 77
-    np.save(tmp_path / "t.npy", ids)
-    config = DataConfig(source="tokens", files=(f"{tmp_path}/t.npy",), length=10, vocabulary=50, eval_fraction=0.0)
-    batches = on_mesh(open_splits(config).train, sharding, shuffle=False, threads=threads)
-    with pytest.raises(BadDataError, match="token id 77"):
-        list(batches)
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -238,19 +220,126 @@ def test_closing_stops_every_thread(sharding, threads):
     assert set(threading.enumerate()) - before == set()
 
 
+def numbers(made, closed, seconds=0.0):
+    try:
+        for number in range(9):
+            made.append(number)
+            time.sleep(seconds)
+            yield number
+    finally:
+        closed.append(threading.current_thread().name)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_prefetches_at_most_depth_items(depth):
+    made, closed = [], []
+    items = prefetch_items(numbers(made, closed), depth)
+    assert made == []
+    assert next(items) == 0
+    deadline = time.monotonic() + 10
+    while len(made) < 1 + depth and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    assert len(made) == 1 + depth
+    waiting = prefetch_items(numbers([], closed_early := []), depth)
+    next(waiting)
+    time.sleep(0.05)  # its thread waits for the next request
+    waiting.close()
+    assert len(closed_early) == 1
+    assert list(items) == list(range(1, 9))
+    assert closed == ["spmdkit-prefetch" if depth else "MainThread"]
+
+
+@pytest.mark.slow
+def test_took_excludes_the_time_between_requests():
+    took = []
+    for _ in prefetch_items(numbers([], [], 0.03), 1, took.append):
+        time.sleep(0.1)
+    assert len(took) == 9
+    assert min(took) >= 0.03
+    assert sorted(took)[4] < 0.1
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_report_the_seconds_of_each_read(sharding, prefetch):
+    took = []
+    run(numbered(), sharding, num_steps=4, prefetch=prefetch, took=took.append)
+    assert len(took) == (4 if prefetch else 0)
+    assert all(0 < seconds < 60 for seconds in took)
+
+
+class Failing:
+    """A source that calls a function at its third batch."""
+
+    def __init__(self, fail):
+        self.fail, self.rows = fail, numbered()
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        if index >= 16:
+            self.fail()
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("options", [{"prefetch": 0}, {}, {"threads": 2}], ids=["on demand", "prefetch", "threads"])
+@pytest.mark.parametrize("error", [OSError("disk on fire"), SystemExit(7)])
+def test_raises_errors_and_exits_of_readers_at_their_step(sharding, error, options):
+    def fail():
+        raise error
+
+    batches = on_mesh(Failing(fail), sharding, shuffle=False, **options)
+    for _ in range(2):
+        next(batches)
+    with pytest.raises(type(error), match=str(error)):
+        next(batches)
+
+
+def test_closing_does_not_wait_for_a_reader_that_hangs(sharding, monkeypatch):
+    monkeypatch.setattr("spmdkit.data.batches.JOIN_SECONDS", 0.1)
+    reads, released = threading.Event(), threading.Event()
+
+    def hang():
+        reads.set()
+        released.wait()
+
+    batches = on_mesh(Failing(hang), sharding, shuffle=False)
+    next(batches)
+    assert reads.wait(10)
+    began = time.monotonic()
+    batches.close()
+    assert time.monotonic() - began < 5
+    released.set()
+
+
+@pytest.mark.slow
+def test_program_exits_without_closing():
+    code = (
+        "import numpy as np, jax, spmdkit\nfrom jax.sharding import *\n"
+        "x = np.zeros((99, 2))\nmesh = Mesh(np.array(jax.devices()), ('data',))\n"
+        "batches = spmdkit.train_batches(spmdkit.data.from_arrays({'inputs': x}).train, "
+        "NamedSharding(mesh, PartitionSpec('data')), global_batch=8, seed=0, start_step=0, num_steps=10**6)\n"
+        "print(next(batches)['inputs'].shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(8, 2)\n", "")
+
+
 @pytest.mark.parametrize("start", [0, 4])
-def test_later_batches_move_up_where_some_are_left_out(sharding, start):
+def test_later_batches_replace_those_left_out(sharding, start):
     """Samples keep their numbers, and with them their masks."""
     whole = run(numbered(), sharding, num_steps=9)
     found = run(numbered(), sharding, start_step=start, num_steps=6 - start, left_out=(1, 3, 8))
     same(found, [whole[number] for number in (0, 2, 4, 5, 6, 7)[start:]])
 
 
-def test_too_few_rows_are_told_what_gives_more(tmp_path):
+def test_too_few_rows_error_contains_the_fix(tmp_path):
     """Shorter examples are more examples only if they are cut out of tokens."""
-    with pytest.raises(ValueError, match=r"holds 4 examples\. Set train\.global_batch to at most 4, or give more data"):
-        batches_module.check_enough(from_arrays({"inputs": np.zeros((4, 2))}).train, 8)
+    check_enough(from_arrays({"inputs": np.zeros((4, 2))}).train, 4)
+    with pytest.raises(ValueError, match=r"only 4 examples\. Set train\.global_batch to at most 4, or give more data"):
+        check_enough(from_arrays({"inputs": np.zeros((4, 2))}).train, 8)
     (tmp_path / "a.txt").write_text("a b c " * 10)
     text = open_splits(DataConfig(source="text", files=(str(tmp_path / "a.txt"),), length=20, eval_fraction=0))
     with pytest.raises(ValueError, match=r"at most 3, lower data\.length, or give more data"):
-        batches_module.check_enough(text.train, 8)
+        check_enough(text.train, 8)

@@ -22,6 +22,7 @@ STARTS = [
 ]
 
 
+@pytest.mark.slow_cases("data_loaders", "data_loaders-data.source=data_loaders:loader", "data_several_outputs")
 @pytest.mark.parametrize(
     ("example", "overrides"),
     [

@@ -13,7 +13,8 @@ from spmdkit.data import eval_batches, from_arrays, from_examples, train_batches
 
 WORKER = """
 import sys
-from spmdkit.mesh import initialize, simulate
+from spmdkit import initialize
+from spmdkit.mesh import simulate
 simulate(2)
 initialize()
 import jax, numpy as np

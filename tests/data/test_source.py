@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from spmdkit.data import source as source_file
-from spmdkit.data.source import BadDataError, fingerprint, take
+from spmdkit.data.source import fingerprint, take
 
 ROWS = [{"inputs": np.array([n, n + 1]), "weights": np.float32(n)} for n in range(5)]
 
@@ -21,19 +21,15 @@ class Asked:
         return {"indices": np.asarray(indices) * 10}
 
 
-def test_examples_are_stacked_in_the_order_asked():
+def test_take_stacks_examples_in_order():
     found = take(ROWS, np.array([3, 0, 3]))
     assert found["inputs"].tolist() == [[3, 4], [0, 1], [3, 4]]
     assert found["weights"].tolist() == [3.0, 0.0, 3.0]
     assert found["weights"].dtype == np.float32
 
 
-def test_a_source_that_reads_many_at_once_is_asked_once():
+def test_take_calls_take_of_the_source():
     assert take(Asked(), np.array([2, 1]))["indices"].tolist() == [20, 10]
-
-
-def test_bad_data_is_not_tried_again():
-    assert BadDataError("wrong").exit_code == 3
 
 
 A = np.arange(12, dtype=np.int32)
@@ -47,7 +43,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("changed", OTHERS.values(), ids=OTHERS)
-def test_a_fingerprint_notices(changed):
+def test_fingerprint_changes_with_arrays_and_facts(changed):
     arrays, facts = (
         [each for each in changed if isinstance(each, np.ndarray)],
         [*filter(lambda x: type(x) is str, changed)],
@@ -56,29 +52,39 @@ def test_a_fingerprint_notices(changed):
     assert len(fingerprint([A])) == 16
 
 
-def test_a_fingerprint_is_of_what_is_held_and_not_of_how():
+def test_fingerprint_ignores_the_memory_layout():
     wide = np.arange(24, dtype=np.int32)
     assert fingerprint([wide[::2] // 2]) == fingerprint([A]) == fingerprint([np.array(A, order="F")])
     assert fingerprint([np.array(3)]) != fingerprint([np.array(4)])
 
 
-def test_of_large_data_samples_are_read(monkeypatch, tmp_path):
+def test_fingerprint_covers_every_block(monkeypatch):
+    array = np.arange(5000, dtype=np.int32).reshape(500, 10)[:, ::2]
+    whole = fingerprint([array])
+    monkeypatch.setattr(source_file, "BLOCK_BYTES", 1)
+    assert fingerprint([array]) == whole
+
+
+def test_fingerprint_samples_large_data(monkeypatch, tmp_path):
     """16 blocks of 64 bytes of 64 KiB: ends and whatever changes much are noticed, and not every byte is read."""
     for name, value in {"WHOLE_BYTES": 1024, "SAMPLED_BLOCKS": 16, "BLOCK_BYTES": 64, "END_BYTES": 32}.items():
         monkeypatch.setattr(source_file, name, value)
     path = tmp_path / "large.bin"
     np.arange(1 << 16, dtype=np.uint16).astype(np.uint8).tofile(path)
     mapped = np.memmap(path, np.uint8, "r+")
-    first = fingerprint([mapped])
+    small = np.zeros(100, np.uint8)
+    first = fingerprint([mapped, small])
 
     def after(place, value=99):
         before, mapped[place] = np.array(mapped[place]), value
         try:
-            return fingerprint([mapped])
+            return fingerprint([mapped, small])
         finally:
             mapped[place] = before
 
     assert after(0) != first != after(-1)
     assert after(slice(20_000, 40_000)) != first
     assert after(100) == first, "between the blocks"
-    assert fingerprint([mapped[:-1]]) != first
+    assert fingerprint([mapped[:-1], small]) != first
+    small[-1] = 1
+    assert fingerprint([mapped, small]) != first

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 from spmdkit.data import DataConfig, Splits, from_arrays, open_splits
-from spmdkit.data.source import fingerprint, take
+from spmdkit.data.source import take
 
 
 def config(corpus, **options):
@@ -33,72 +33,24 @@ def test_the_fingerprint_changes_with_the_data(corpus):
     assert open_splits(config(corpus)).fingerprint != before
 
 
-def test_the_fingerprint_covers_every_byte_of_what_is_not_huge():
-    array = np.zeros((1 << 16, 2, 300), np.uint8)[:, 1]  # 19 MiB, not contiguous
-    before = fingerprint([array])
-    for place in ((0, 0), (5, 7), (40_000, 1), (65_535, 299)):
-        array[place] = 1
-        assert fingerprint([array]) != before
-        array[place] = 0
-    assert fingerprint([array]) == before
-    assert fingerprint([array[:-1]]) != before
-    assert fingerprint([array.astype(np.int8)]) != before
-    assert fingerprint([array], 3) != fingerprint([array], 4)
-    assert fingerprint([array[:1], array[1:]]) != before
-
-
-def test_the_fingerprint_samples_blocks_of_what_is_huge(tmp_path):
-    with (tmp_path / "huge.bin").open("wb") as file:
-        file.truncate(1 << 40)
-    huge = np.memmap(tmp_path / "huge.bin", np.uint16, mode="r+")
-    small = np.zeros(100_000, np.uint8)
-    before = fingerprint([huge, small])
-    step = (len(huge) - (1 << 15)) / 511
-    for place in (0, 2047, len(huge) - 1, int(100 * step) + 77, int(510 * step)):
-        huge[place] = 1
-        assert fingerprint([huge, small]) != before
-        huge[place] = 0
-    small[-1] = 1  # its ends are read, however little it is beside the other
-    assert fingerprint([huge, small]) != before
-    small[-1] = 0
-    huge[1_000_000] = 1  # between the blocks: not looked at, as its docstring says
-    assert fingerprint([huge, small]) == before
-
-
 def test_too_little_to_train_on(corpus):
     with pytest.raises(ValueError) as caught:
         open_splits(config(corpus, length=10**6))
     train, evaluation = str(caught.value).splitlines()
-    assert "data: the training split holds" in train
+    assert "data: the training split has" in train
     assert "one example needs data.length + 1 = 1,000,001 in one piece. Give more data or lower data.length." in train
-    assert "the evaluation split (data.eval_fraction=0.05) holds" in evaluation
+    assert "the evaluation split (data.eval_fraction=0.05) has" in evaluation
 
 
 def test_empty_evaluation_split(corpus):
     with pytest.raises(
-        ValueError, match=r"the evaluation split \(data\.eval_fraction=1e-05\) holds .* set data\.eval_fraction: 0"
+        ValueError, match=r"the evaluation split \(data\.eval_fraction=1e-05\) has .* set data\.eval_fraction: 0"
     ):
         open_splits(config(corpus, eval_fraction=1e-5))
     assert open_splits(config(corpus, eval_fraction=0.0)).evaluation is None
-
-
-def test_empty_evaluation_files(corpus):
     (corpus / "short.eval").write_text("short")
-    with pytest.raises(ValueError, match=r"the evaluation split \(data\.eval_files\) holds 6 tokens"):
+    with pytest.raises(ValueError, match=r"the evaluation split \(data\.eval_files\) has 6 tokens"):
         open_splits(config(corpus, eval_files=(f"{corpus}/*.eval",)))
-
-
-def test_synthetic_digits():
-    splits = open_splits(DataConfig(source="synthetic", eval_fraction=0.25))
-    assert splits.evaluation is not None
-    assert (len(splits.train) + len(splits.evaluation), splits.vocabulary) == (8192, None)
-    batch = take(splits.train, np.arange(len(splits.train)))
-    assert batch["inputs"].shape[1:] == (64,)
-    assert np.bincount(batch["targets"]) == pytest.approx(614, rel=0.15)
-    means = np.stack([batch["inputs"][batch["targets"] == digit].mean(0) for digit in range(10)])
-    nearest = np.argmin(((batch["inputs"][:500, None] - means) ** 2).sum(-1), axis=1)
-    assert 0.3 < np.mean(nearest == batch["targets"][:500]) < 0.9  # learnable, and not by averages alone
-    assert open_splits(DataConfig(source="synthetic", eval_fraction=0.25)).fingerprint == splits.fingerprint
 
 
 @pytest.fixture
@@ -112,6 +64,10 @@ def user_module(tmp_path, monkeypatch):
         "    return 3\n"
         "def weightless(config):\n"
         "    return mine(config)._replace(train=[{'inputs': np.zeros(2)}])\n"
+        "def empty(config):\n"
+        "    return mine(config)._replace(evaluation=[])\n"
+        "def different(config):\n"
+        "    return mine(config)._replace(evaluation=[{'ids': 1, 'weights': 1}])\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield
@@ -129,23 +85,21 @@ def test_the_users_own_function():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("user_data:wrong", r"data\.source='user_data:wrong' returned a int; it returns spmdkit\.data\.Splits"),
-        ("user_data:weightless", r"returned examples with inputs; each also needs \"weights\": float32"),
-        ("user_data:wrnog", r"user_data\.py holds no wrnog\. Did you mean wrong\?"),
+        ("user_data:wrong", r"data\.source='user_data:wrong' returned a int; it must return spmdkit\.data\.Splits"),
+        ("user_data:weightless", r"returned training examples with inputs; \"weights\" is missing: float32"),
+        ("user_data:empty", r"returned no examples for evaluation\. Give some, or evaluation=None to train without it"),
+        (
+            "user_data:different",
+            r"training examples with .*, but evaluation examples with ids, weights; the names must",
+        ),
+        ("user_data:wrnog", r"user_data\.py does not define wrnog\. Did you mean wrong\?"),
         ("user_data:np", r"data\.source='user_data:np' is a module, not a function"),
-        ("no_such_module:f", r"there is no module no_such_module\. Looked in .*installed packages"),
+        ("no_such_module:f", r"unknown module no_such_module\. Searched .*installed packages"),
     ],
 )
-def test_the_users_own_function_goes_wrong(source, message):
+def test_rejects_invalid_user_functions(source, message):
     with pytest.raises(ValueError, match=message):
         open_splits(DataConfig(source=source))
-
-
-def test_take_of_a_plain_source_stacks_examples():
-    plain = [{"inputs": np.full(2, i), "weights": np.float32(1)} for i in range(4)]
-    batch = take(plain, np.array([3, 1]))
-    assert batch["inputs"].tolist() == [[3, 3], [1, 1]]
-    assert batch["weights"].shape == (2,)
 
 
 def test_a_grain_dataset_is_a_source():
@@ -153,3 +107,69 @@ def test_a_grain_dataset_is_a_source():
 
     dataset = grain.MapDataset.source(from_arrays({"targets": np.arange(5)}).train)
     assert take(dataset, np.array([4, 0]))["targets"].tolist() == [4, 0]
+
+
+IMAGES, TABLE, TOKENS = (
+    {"source": "images", "files": ("a",)},
+    {"source": "csv", "files": ("a",), "target": "y"},
+    {"source": "tokens", "files": ("a",)},
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"source": "parket", "files": ("a",)}, r"data\.source='parket'.*Did you mean parquet\?"),
+        ({"source": "nothing like it"}, r"choose from stdlib, synthetic, synthetic_tokens, text"),
+        ({"source": "text"}, r"data\.source=text: data\.files is empty"),
+        ({"files": ("a.txt",)}, r"data\.source=stdlib does not read files.*set data\.source: text"),
+        ({"source": "text", "files": "a.txt"}, r"data\.files='a\.txt' must be a list"),
+        ({"length": 0}, r"data\.length=0"),
+        ({"dtype": "int16"}, r"data\.dtype='int16' must be one of uint8, uint16, uint32"),
+        ({"vocabulary": -1}, r"data\.vocabulary=-1"),
+        ({"vocabulary": 2**31}, r"data\.vocabulary=2147483648"),
+        ({"eval_fraction": 1.0}, r"data\.eval_fraction=1\.0"),
+        ({"prefetch": -1}, r"data\.prefetch=-1"),
+        ({"threads": -1}, r"data\.threads=-1"),
+        ({"bad_records": -1}, r"data\.bad_records=-1 must be 0 or more"),
+        ({"image_size": -1, **IMAGES}, r"data\.image_size=-1 must be 0 or more"),
+        ({"image_size": 8}, r"data\.image_size=8: data\.source=stdlib does not contain images"),
+        (
+            {"source": "tokens", "files": ("a.npy",), "tokenizer": "x"},
+            "data.tokenizer='x': data.source=tokens does not c",
+        ),
+        ({"source": "synthetic_tokens", "tokenizer": "x"}, r"data\.tokenizer"),
+        ({"source": "synthetic_tokens", "packed": True}, r"data\.packed"),
+        ({"source": "synthetic_tokens", "files": ("a",)}, r"data\.files"),
+        ({"source": "csv", "files": ("a",)}, r"data\.target is missing; set it to the column to predict"),
+        ({"source": "text", "files": ("a",), "target": "y"}, r"data\.target='y': data\.source=text is not a table"),
+        ({"source": "parquet", "files": ("a",), "columns": ("x",)}, r"data\.columns=\['x'\]: data\.target is missing"),
+        ({**TABLE, "columns": "x"}, "put it into brackets"),
+        ({**TABLE, "tokenizer": "t"}, "does not contain texts"),
+        ({**TABLE, "packed": True}, "does not contain documents"),
+        (
+            {"separator": 3},
+            r"data\.source=stdlib ends each text with byte 0; leave data\.separator out",
+        ),
+        (
+            {"source": "synthetic", "packed": True},
+            r"data\.source=synthetic does not contain documents",
+        ),
+        ({**TOKENS, "packed": True}, r"set data\.separator to the token id that ends"),
+        ({**TOKENS, "separator": -2}, r"data\.separator=-2 must be a token id, from 0"),
+        ({**TOKENS, "separator": 9, "vocabulary": 9}, r"data\.separator=9: data\.vocabulary=9 allows only 0 \.\. 8"),
+    ],
+)
+def test_rejects_invalid_config(values, message):
+    with pytest.raises(ValueError, match=message):
+        DataConfig(**values)
+
+
+def test_collects_all_problems():
+    with pytest.raises(ValueError) as caught:
+        DataConfig(source="txt", length=0, eval_fraction=-0.1)
+    assert [line.partition("=")[0] for line in str(caught.value).splitlines()] == [
+        "data.source",
+        "data.length",
+        "data.eval_fraction",
+    ]

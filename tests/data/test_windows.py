@@ -1,10 +1,15 @@
 """Windows tile streams: every token but a stream's first is a target once, and nothing is copied before it is read."""
 
+import json
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
+from spmdkit.data import DataConfig, open_splits
 from spmdkit.data.source import BadDataError
-from spmdkit.data.sources.texts.documents import Stream
-from spmdkit.data.windows import WindowSource
+from spmdkit.data.sources.texts import Stream
+from spmdkit.data.windows import WindowSource, mark_documents
 
 
 def source(*sizes, length=4, vocabulary=None):
@@ -62,10 +67,10 @@ def test_streams_are_not_copied():
     assert set(windows[3]["inputs"].tolist()) == {7}
 
 
-def test_an_id_outside_the_vocabulary_is_loud():
+def test_rejects_ids_outside_vocabulary():
     windows = source(90, 33, vocabulary=1000)
     windows.take(np.arange(22))
-    with pytest.raises(BadDataError, match=r"s1 holds token id 1004; data\.vocabulary=1000 allows 0 \.\. 999"):
+    with pytest.raises(BadDataError, match=r"s1 contains token id 1004; data\.vocabulary=1000 allows 0 \.\. 999"):
         windows.take(np.array([0, 22]))
 
 
@@ -77,5 +82,76 @@ def test_ids_that_do_not_fit_int32_are_loud(dtype, value):
         WindowSource([Stream("s", ids)], 4, vocabulary=2**31 - 1)[0]
 
 
-def test_bad_data_has_its_own_exit_code():
-    assert BadDataError.exit_code == 3
+def rows_of(marks):
+    return {name: rows[0].tolist() for name, rows in marks.items()}
+
+
+def test_documents_in_an_example():
+    assert rows_of(mark_documents(np.array([[5, 6, 0, 7, 8, 0, 9]], np.int32), 0)) == {
+        "segments": [0, 0, 0, 1, 1, 1, 2],
+        "positions": [0, 1, 2, 0, 1, 2, 0],
+        "weights": [1, 1, 0, 1, 1, 0, 1],
+    }
+
+
+def test_an_example_of_one_document_and_one_of_ends_alone():
+    inputs = np.array([[5, 6, 7], [0, 0, 0], [5, 6, 0]], np.int32)
+    marks = mark_documents(inputs, 0)
+    assert marks["segments"].tolist() == [[0, 0, 0], [0, 1, 2], [0, 0, 0]]
+    assert marks["positions"].tolist() == [[0, 1, 2], [0, 0, 0], [0, 1, 2]]
+    assert marks["weights"].tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 0]]
+    assert {name: str(rows.dtype) for name, rows in marks.items()} == {
+        "segments": "int32",
+        "positions": "int32",
+        "weights": "float32",
+    }
+
+
+TEXTS = ["ab", "cde", "f"]
+IDS = [[7, 8], [9, 10, 11], [12]]
+
+
+def make(tmp_path, kind):
+    """A source whose stream is two tokens, an end, three, an end, one, an end."""
+    path, options = tmp_path / kind.replace(" ", "."), {"eval_fraction": 0.0, "length": 7}
+    if kind == "text":
+        for number, text in enumerate(TEXTS):
+            (tmp_path / f"{number}.txt").write_text(text)
+        return options | {"source": "text", "files": (f"{tmp_path}/*.txt",)}
+    if kind == "tokens":
+        np.save(f"{path}.npy", np.array([7, 8, 99, 9, 10, 11, 99, 12, 99], np.uint16))
+        return options | {"source": "tokens", "files": (f"{path}.npy",), "separator": 99}
+    rows = [{"text": value} for value in (TEXTS if kind.startswith("texts") else IDS)]
+    if kind.endswith("jsonl"):
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    separator = {} if kind.startswith("texts") else {"separator": 99}
+    return options | {"source": kind.split()[1], "files": (str(path),), **separator}
+
+
+KINDS = ["text", "tokens", "texts jsonl", "texts parquet", "ids jsonl", "ids parquet"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_source_tells_documents_apart(tmp_path, kind):
+    splits = open_splits(DataConfig(**make(tmp_path, kind), packed=True))
+    example = splits.train[0]
+    assert example["segments"].tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert example["positions"].tolist() == [0, 1, 2, 0, 1, 2, 3]
+    assert example["weights"].tolist() == [1, 1, 0, 1, 1, 1, 0]
+    end = 99 if "separator" in make(tmp_path, kind) else 0
+    assert (example["inputs"] == end).tolist() == [False, False, True, False, False, False, True]
+    assert (splits.vocabulary or 0) > end
+    plain = open_splits(DataConfig(**make(tmp_path, kind)))
+    assert sorted(plain.train[0]) == ["inputs", "targets", "weights"]
+    assert plain.train[0]["weights"].all()
+    assert plain.fingerprint != splits.fingerprint
+
+
+def test_rows_of_ids_need_a_separator_and_rows_of_texts_have_one(tmp_path):
+    ids, texts = make(tmp_path, "ids jsonl"), make(tmp_path, "texts jsonl")
+    with pytest.raises(ValueError, match=r"data\.packed=True: the token id rows .* set data\.separator to an id"):
+        open_splits(DataConfig(**(ids | {"separator": -1}), packed=True))
+    with pytest.raises(ValueError, match=r"data\.separator=5: data\.column='text' has texts, which end with byte 0"):
+        open_splits(DataConfig(**texts, separator=5))

@@ -3,9 +3,9 @@
 import re
 
 import figures
-from pages import ROOT
-from spmdkit.configs.presets import preset_names
-from spmdkit.configs.reading.keys import config_keys
+from spmdkit.configs.config_sources import preset_names
+from spmdkit.configs.key_names import config_keys
+from support.pages import ROOT
 
 PAGE = ROOT / "docs" / "configuration.md"
 

@@ -7,8 +7,8 @@ import figures
 import picture
 import pytest
 from figures import PAGES, renew, renew_page, renewed_lines, run_command, write_files
-from pages import name
 from spmdkit.launch.cli import main
+from support.pages import name
 
 PAGE = """\
 # A page
@@ -54,7 +54,7 @@ PRINTED = {
 }
 
 
-def test_a_page_is_renewed():
+def test_regenerates_page():
     seen = {}
 
     def run(line, folder):
@@ -71,16 +71,16 @@ def test_a_page_is_renewed():
     assert renew_page(new, run, slow=False)[0] == new
 
 
-def test_a_line_that_is_no_longer_printed_stays_and_is_told():
+def test_keeps_and_reports_outdated_line():
     assert renewed_lines(["...", "old 1"], ["new 2"]) == (["...", "old 1"], ["old 1"])
 
 
-def test_a_mark_without_a_block_is_an_error():
+def test_rejects_mark_without_block():
     with pytest.raises(ValueError, match="no block and no table follows <!-- figure -->"):
         figures.figures("<!-- figure -->\n\n```text\n```\n")
 
 
-def test_the_losses_that_a_config_promises_are_renewed():
+def test_regenerates_promised_losses():
     text = "# a\n# expect: evaluation loss 9.99 nats per byte (a bigram model: 9.99), a minute\nrun: {seed: 9}\n"
     printed = "Evaluation loss 1.4272 after 300 steps.\nThat is below the 2.3943 of a bigram model fitted on it.\n"
     expected = text.replace("9.99 nats", "1.43 nats").replace("9.99)", "2.39)")
@@ -113,7 +113,7 @@ def shown_as(value):
     ],
     ids=shown_as,
 )
-def test_pages_show_what_is_printed(page, figure, tmp_path, monkeypatch, capsys):
+def test_pages_show_current_output(page, figure, tmp_path, monkeypatch, capsys):
     """Those whose numbers are the same on every machine; the commands run in this process."""
 
     def run(line, folder):
@@ -128,8 +128,9 @@ def test_pages_show_what_is_printed(page, figure, tmp_path, monkeypatch, capsys)
     assert renew(figure, run, tmp_path) == (figure.body, []), "`make figures` renews it"
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_readme_trains_to_the_losses_it_shows(tmp_path):
+def test_readme_losses_are_reproduced(tmp_path):
     """Times differ; what is printed, and every loss to 1%, does not."""
     text = PAGES[0].read_text(encoding="utf-8")
     write_files(text, tmp_path)
@@ -145,7 +146,7 @@ def losses(text):
 
 
 @pytest.mark.parametrize("file", figures.pictures())
-def test_a_picture_is_the_one_that_is_drawn(file):
+def test_pictures_are_current(file):
     drawn = figures.pictures()[file]()
     assert (figures.PICTURES / file).read_text(encoding="utf-8") == drawn, "`make figures` renews it"
 

@@ -1,11 +1,10 @@
-"""What the page about joining says is so: the order of the sources, their variables, the messages."""
+"""docs/joining.md: the order of the sources, their variables, the messages."""
 
 import re
 
 import pytest
-from pages import ROOT, prose
-from spmdkit.mesh.joining.sources import SOURCES
-from test_references import CODE, code_of_the_package, quoted_messages
+from spmdkit.launch.startup.variables import SOURCES
+from support.pages import CODE, ROOT, code_of_the_package, prose, quoted_messages
 
 PAGE = ROOT / "docs" / "joining.md"
 
@@ -16,12 +15,12 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_sources_are_listed_in_their_order():
-    first = [CODE.findall(row[0])[0] for row in rows("Where it looks, in this order") if len(row) == 4]
+    first = [CODE.findall(row[0])[0] for row in rows("Sources, in order") if len(row) == 4]
     assert first == list(SOURCES)
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in rows("Where it looks") if len(row) == 4], ids=lambda row: row[0].strip()
+    "row", [row for row in rows("Sources, in order") if len(row) == 4], ids=lambda row: row[0].strip()
 )
 def test_variables_are_read(row):
     source = CODE.findall(row[0])[0]
@@ -32,14 +31,16 @@ def test_variables_are_read(row):
     within = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"} if source == "Slurm" else {}
     facts = SOURCES[source]({**values, **within})
     assert facts is not None
-    assert set(named) <= set(facts.said.values())
+    assert set(named) <= set(facts.variables.values())
     assert facts.process_id == 2
     assert facts.num_processes == (4 if count else None)
 
 
-def test_messages_are_the_codes_own():
+def test_messages_match_code():
     text = prose(PAGE)
-    tables = [text.split(heading)[1].split("\n## ")[0] for heading in ("## What is refused", "## The meeting")]
+    tables = [
+        text.split(heading)[1].split("\n## ")[0] for heading in ("## Errors before the start", "## The rendezvous")
+    ]
     quoted = [message for table in tables for message in quoted_messages(table, 2)]
     code = re.sub(r"\{[^{}]*\}", "", code_of_the_package())
     assert len(quoted) > 15

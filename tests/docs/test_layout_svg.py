@@ -16,7 +16,7 @@ PATH = "blocks/mlp/up"
 @pytest.mark.parametrize(
     "axes", [("fsdp", "tensor"), ("tensor", None), (None, ("fsdp", "tensor")), (None, None)], ids=str
 )
-def test_parts_are_those_of_jax(axes):
+def test_shards_match_jax(axes):
     mesh = spmdkit.DeviceMesh.simulated(8, fsdp=4, tensor=2)
     layout, shape = spmdkit.TensorLayout(axes, mesh), (32, 64)
     numbers = np.arange(32 * 64).reshape(shape)
@@ -41,7 +41,7 @@ def test_every_chunk_of_a_ring_is_held_by_one_device_of_each_row():
     assert positions.held[0] == (0, 7)
 
 
-def test_what_is_held_is_what_is_drawn():
+def test_drawing_matches_shards():
     step = step_of({"data": {"size": 8, "zero": 1, "floor_bytes": 0}})
     bars = {bar.name: bar for bar in bars_of(step, PATH)}
     assert {name: bar.num_parts for name, bar in bars.items()} == {"rows": 8, "parameter": 1, "optimizer": 8}

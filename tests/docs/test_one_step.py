@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from pages import ROOT
+from support.pages import ROOT
 
 CUT = re.compile(r"^\[[^\]]+\]\(\.\./(?P<file>[^)]+)\)\n\n```py\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 CUTS = [(match["file"], match["code"]) for match in CUT.finditer((ROOT / "docs" / "one-step.md").read_text("utf-8"))]
@@ -15,7 +15,7 @@ def test_every_piece_of_code_names_its_file():
 
 
 @pytest.mark.parametrize(("file", "code"), CUTS, ids=lambda value: value.splitlines()[0].strip())
-def test_a_piece_of_code_stands_in_its_file(file, code):
+def test_quoted_code_is_in_its_file(file, code):
     """Line by line, in this order and next to each other but where `...` stands."""
     source = [line.strip() for line in (ROOT / file).read_text(encoding="utf-8").splitlines()]
     at = 0
@@ -32,14 +32,14 @@ ROWS = [line.split("|")[1:-1] for line in MEASURED.splitlines() if re.match(r"\|
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip())
-def test_a_row_of_the_page_of_performance_was_measured(row):
+def test_performance_row_was_measured(row):
     (measured,) = (line for line in RESULTS.splitlines() if line.startswith(f"|{row[0]}|"))
     numbers = [cell.strip() for cell in row[1:] if cell.strip() != "1"]
     assert numbers
     assert [number for number in numbers if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d])", measured)] == []
 
 
-def test_every_number_on_the_page_of_performance_was_measured():
+def test_performance_numbers_were_measured():
     numbers = re.findall(r"\d+\.\d{3}|\d{1,3}(?:,\d{3})+|\d+(?= (?:ms|MB|microseconds))", MEASURED)
     assert len(numbers) > 15
     assert [number for number in numbers if number not in RESULTS] == []

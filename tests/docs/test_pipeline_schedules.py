@@ -1,9 +1,9 @@
 """docs/pipeline-schedules.md shows figures that are measured; test_figures.py holds what its commands print."""
 
-from pages import ROOT, blocks
 from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
 from spmdkit.parallel.schedule.csv_file import read_schedule
 from spmdkit.parallel.schedule.timing import measure, peak_activations
+from support.pages import ROOT, blocks
 
 PAGE = ROOT / "docs" / "pipeline-schedules.md"
 
@@ -19,7 +19,7 @@ def test_the_table_is_measured():
     assert [[row[0], *row[3:]] for row in shown] == measured
 
 
-def test_the_file_can_be_read(tmp_path):
+def test_example_schedule_is_valid(tmp_path):
     (block,) = blocks(PAGE, "text")
     (tmp_path / "mine.csv").write_text(block.text, encoding="utf-8")
     assert read_schedule(tmp_path / "mine.csv").by_stage == make_schedule("1f1b", 2, 2).by_stage

@@ -3,16 +3,14 @@
 import re
 
 import pytest
-from pages import PAGES, ROOT, name, prose
-from spmdkit.configs.reading.keys import config_keys
+from spmdkit.configs.key_names import config_keys
+from support.pages import CODE, PAGES, ROOT, code_of_the_package, name, prose, quoted_messages
 
-PACKAGES = ("mesh", "layouts", "parallel", "models", "data", "training", "configs", "launch")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-CODE = re.compile(r"`([^`\n]+)`")
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name)
-def test_links_lead_somewhere(page):
+def test_links_exist(page):
     targets = [target for target in LINK.findall(prose(page)) if not target.startswith("https://")]
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
@@ -30,19 +28,7 @@ def is_file(key: str) -> bool:
     return key.rpartition(".")[2] in ("py", "md", "yaml", "json", "jsonl", "html")
 
 
-def code_of_the_package():
-    """All sources as one text, strings over several lines joined."""
-    sources = [path.read_text(encoding="utf-8") for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")]
-    return "\n".join(re.sub(r'"\s*\n\s*f?"', "", text) for text in sources)
-
-
-def quoted_messages(text, column):
-    """What the rows of a page's tables quote in a column, from 1."""
-    rows = [row for row in text.splitlines() if row.startswith("|") and not row.startswith("|---")]
-    return [quoted for row in rows for quoted in CODE.findall(row.split("|")[column])]
-
-
-def test_messages_are_the_codes_own():
+def test_quoted_messages_match_code():
     """The first column of the table of messages quotes them."""
     table = prose(ROOT / "docs" / "troubleshooting.md").split("## Messages")[1].split("## ")[0]
     quoted, code = quoted_messages(table, 1), code_of_the_package()
@@ -50,7 +36,7 @@ def test_messages_are_the_codes_own():
     assert [text for text in quoted if text not in code] == []
 
 
-def test_checks_are_listed_with_the_codes_own_messages():
+def test_listed_checks_match_code():
     """The second column of every table of the page of checks quotes what each check says."""
     quoted, code = quoted_messages(prose(ROOT / "docs" / "checks.md"), 2), code_of_the_package()
     assert len(quoted) > 50
@@ -64,18 +50,18 @@ def test_the_first_screen_fits():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_powers_are_code(page):
+def test_powers_are_formatted_as_code(page):
     """Outside code, Markdown renders the text between two `**` in bold."""
     assert re.findall(r".*\w\*\*\w.*", CODE.sub("", prose(page))) == []
 
 
-def test_nothing_names_this_machine():
+def test_no_file_names_this_machine():
     texts = {name(page): page.read_text(encoding="utf-8") for page in PAGES}
     assert [page for page, text in texts.items() if re.search(r"/(home|work|root|tmp)/", text)] == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
-def test_links_meet_headings(page):
+def test_link_anchors_exist(page):
     """`page.md#heading` as GitHub spells it: small letters, dashes for spaces, no other signs."""
     targets = re.findall(r"\]\(((?!https:)[^)#\s]*)#([^)]+)\)", prose(page))
     assert [

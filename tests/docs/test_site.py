@@ -10,7 +10,7 @@ import pytest
 from making.api import public_names
 from making.links import for_the_site, linked, place_of
 from making.navigation import INDEX, navigation, pages_of, unlisted
-from pages import PAGES, ROOT
+from support.pages import PAGES, ROOT
 
 import spmdkit
 
@@ -28,7 +28,7 @@ def test_the_navigation_names_pages_that_exist():
     assert [file for file in pages_of(navigation(INDEX_TEXT)) if not (DOCS / file).is_file()] == []
 
 
-def test_groups_are_the_headings_in_their_order():
+def test_navigation_groups_match_headings():
     groups = [title for group in navigation(INDEX_TEXT) for title in group]
     assert groups == ["Documentation", *re.findall(r"^## (.+)$", INDEX_TEXT, re.MULTILINE)]
     assert groups[1:4] == ["Quickstart", "Strategies", "Bring your model"]
@@ -44,29 +44,7 @@ def test_groups_nest():
     assert pages_of(navigation(index)) == ["README.md", "a.md", "b/c.md", "d.md"]
 
 
-def test_an_unlisted_page_is_told_what_to_write(tmp_path):
-    (tmp_path / "README.md").write_text("## One\n| [A](a.md) | x |\n", encoding="utf-8")
-    (tmp_path / "deep").mkdir()
-    for name in ("a.md", "deep/new.md"):
-        (tmp_path / name).write_text("# A page\n", encoding="utf-8")
-    (told,) = unlisted(tmp_path)
-    assert "docs/deep/new.md is not in the navigation. Add a row to the table of docs/README.md" in told
-    assert "| [Its title](deep/new.md) | the question that it answers |" in told
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ("| [A](a.md) | x |\n", "a.md above its first heading"),
-        ("## One\n| [A](a.md) | x |\n| [B](a.md) | y |\n", "more than one row: a.md"),
-    ],
-)
-def test_an_index_that_is_no_navigation_is_an_error(index, message):
-    with pytest.raises(ValueError, match=message):
-        navigation(index)
-
-
-def test_links_out_of_docs_lead_to_what_the_site_shows():
+def test_rewrites_links_out_of_docs():
     text = "[a](../training/loop.py) [b](../README.md#limits) [c](data.md) `[d](../x.py)` [e](https://x.org/) [f](#g)"
     assert for_the_site(text, "docs/metrics.md") == (
         "[a](source/training/loop.py.html) [b](index.md#limits) [c](data.md) `[d](../x.py)` [e](https://x.org/) [f](#g)"
@@ -107,8 +85,9 @@ def build(root, site):
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_it_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
+def test_builds_strictly_without_external_files(tmp_path):
     ended = build(ROOT, tmp_path)
     assert ended.returncode == 0, ended.stderr
     pages = list(tmp_path.rglob("*.html"))
@@ -127,7 +106,7 @@ def test_it_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_broken_link_and_an_unlisted_page_fail_the_build(tmp_path):
+def test_broken_link_or_unlisted_page_fails_build(tmp_path):
     """With the project's settings and hooks, on two pages."""
     (tmp_path / "docs").mkdir()
     for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md"):

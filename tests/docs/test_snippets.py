@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from figures import write_files
-from pages import PAGES, ROOT, blocks, commands, name, runnable
-from runs import CACHE
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import COMMANDS, find_part, make_command_parser
-from spmdkit.launch.places import find_place
+from spmdkit.launch.launchers import find_launcher
 from spmdkit.mesh.axes import AXES
+from support.pages import PAGES, ROOT, blocks, commands, name, runnable
+from support.runs import CACHE
 
-RUNNER = Path(__file__).with_name("run_page.py")
+RUNNER = Path(__file__).parents[1] / "support" / "run_page.py"
 
 
 def is_long(page):
@@ -81,7 +81,7 @@ def test_commands_parse(words, tmp_path, monkeypatch):
         write_files(shown, tmp_path)
         source = tmp_path / source
     given = words[0] != "launch" or arguments.on == "ssh:hosts.yaml"  # another file that the reader is told to write
-    target = None if given else find_place(arguments.on)[1]
+    target = None if given else find_launcher(arguments.on)[1]
     sizes = [getattr(target, name, None) or None for name in ("num_processes", "devices")]  # None: as the config says
     processes, devices = sizes if target else (1, None)
     if " ".join(words) in SHOWN_TO_FAIL:
@@ -105,7 +105,7 @@ def test_the_model_and_the_config_of_readme_are_short():
 
 def strategies_of_readme():
     table = PAGES[0].read_text(encoding="utf-8").split("## Which strategy\n")[1].split("\n## ")[0]
-    cells = [row.split("|")[2] for row in table.splitlines() if row.startswith("| it") or row.startswith("| the")]
+    cells = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ")]
     return [strategy for cell in cells for strategy in re.findall(r"`([a-z]+: [^`]+)`", cell)]
 
 

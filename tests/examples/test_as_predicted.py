@@ -4,10 +4,10 @@ import shlex
 
 import jax
 import pytest
-from shown import EXAMPLES
 from spmdkit.configs import load_config
-from spmdkit.launch.run.explain import explain
-from spmdkit.launch.run.verify import verify_config
+from spmdkit.runtime.explain import explain
+from spmdkit.runtime.verify import verify_config
+from support.runs import EXAMPLES
 
 pytestmark = [
     pytest.mark.long,

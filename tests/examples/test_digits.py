@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import optax
 import pytest
-from shown import EXAMPLES, example
+from spmdkit.checkpoints.restore import StoredCheckpoint
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
-from spmdkit.launch.inspection.stored import StoredCheckpoint
-from spmdkit.launch.run.batches import batches_after
-from spmdkit.launch.run.build import build
+from spmdkit.runtime.build_run import build
+from spmdkit.runtime.rollbacks import batches_after
 from spmdkit.training.metrics import read_metrics
+from support.runs import EXAMPLES, example
 
 STEPS = 4
 FLOAT64 = [f"precision.{part}=float64" for part in ("params", "compute", "reduce")]
@@ -64,15 +64,17 @@ def in_flax(module, variables, batches):
     return losses
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_the_accuracy_that_is_stated(tmp_path):
+def test_digits_reach_the_documented_accuracy(tmp_path):
     assert main(["train", str(EXAMPLES / "digits_cnn.yaml"), f"run.dir={tmp_path}"]) == 0
     assert list(read_metrics(tmp_path / "metrics.jsonl"))[-1]["eval_accuracy"] > 0.98
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_convolutions_train_once_the_loss_falls_no_more(tmp_path, capsys):
-    """No loss is lower by 10: after the second evaluation, that of step 10, they train; a run that goes on knows."""
+def test_unfreezes_convolutions_at_a_plateau(tmp_path, capsys):
+    """No loss is lower by 10, so they train after the second evaluation, at step 10, also in a resumed run."""
     callback = 'callbacks=[{name: "unfreeze:on_plateau", min_delta: 10}]'
     words = ["train", str(EXAMPLES / "unfreeze.yaml"), f"run.dir={tmp_path}", callback, "eval.every=5"]
     for steps in (15, 20):
@@ -81,12 +83,12 @@ def test_convolutions_train_once_the_loss_falls_no_more(tmp_path, capsys):
     stored = {step: StoredCheckpoint(tmp_path / "checkpoints" / str(step)) for step in (5, 10, 15, 20)}
 
     def moved(path, first, then):
-        return not np.array_equal(*(stored[step].read(path) for step in (first, then)))
+        return not np.array_equal(*(stored[step].read([path])[path] for step in (first, then)))
 
-    body = [path for path in stored[5].names if path.startswith(("params/Conv", "params/BatchNorm"))]
+    body = [path for path in stored[5].arrays if path.startswith(("params/Conv", "params/BatchNorm"))]
     assert len(body) == 6
     assert not any(moved(path, 5, 10) for path in body)
     assert all(moved(path, 10, 15) and moved(path, 15, 20) for path in body)
     assert moved("params/head/kernel", 5, 10)
-    factor = next(path for path in stored[5].names if path.endswith("backbone"))
-    assert [float(stored[step].read(factor)) for step in stored] == pytest.approx([0, 0.3, 0.3, 0.3])
+    factor = next(path for path in stored[5].arrays if path.endswith("backbone"))
+    assert [float(stored[step].read([factor])[factor]) for step in stored] == pytest.approx([0, 0.3, 0.3, 0.3])

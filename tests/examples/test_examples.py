@@ -5,9 +5,9 @@ import shlex
 import jax
 import numpy as np
 import pytest
-from shown import EXAMPLES, example
 from spmdkit.configs import load_config
-from spmdkit.launch.run.build import build
+from spmdkit.runtime.build_run import build
+from support.runs import EXAMPLES, example
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,7 @@ def test_every_source_of_data():
     assert found["parquet"] == found["huggingface"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_models_against_each_other():
     gan = example("gan")
@@ -55,6 +56,7 @@ def test_the_continuous_xor():
     assert example("xor").main() > 0.98
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_trainer():
     """Under 30 lines; every held-out row is in the scores and in what is predicted."""
@@ -70,6 +72,7 @@ def test_a_trainer():
 ADAPTED = ["linen_cnn", "nnx_mlp", "equinox_mlp", "keras_mlp", "own_model"]
 
 
+@pytest.mark.long_cases("equinox_mlp", "keras_mlp", "own_model")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTED)
 def test_each_library_shows_three_strategies(name):

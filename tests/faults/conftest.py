@@ -1,18 +1,12 @@
-"""Lets the tests of this folder import `runs`, `ranks`, and their own table."""
+"""Their own table."""
 
-import sys
-from pathlib import Path
-
-TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS / "multiprocess"), str(TESTS / "faults")]
-
-import pytest  # noqa: E402
+import pytest
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
     """The folder of a run that nothing happened to, by its number of processes; each is trained once."""
-    from matrix import UnderFaults
+    from support.matrix import UnderFaults
 
     trained = {}
 

@@ -1,7 +1,7 @@
 """A device that gets no memory in the middle of a step: the others wait for it, and its error ends the run (row 20)."""
 
 import pytest
-from matrix import UnderFaults
+from support.matrix import UnderFaults
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
 
@@ -46,7 +46,7 @@ def model(features=64, classes=10):
 '''
 
 
-def test_no_memory_on_one_device_in_a_step(tmp_path):
+def test_reports_allocation_failure_in_a_step(tmp_path):
     (tmp_path / "hungry.py").write_text(HUNGRY)
     sections = {"model": {"name": "hungry:model"}, "strategy": {"data": 4}, "eval": {"every": 0, "batches": 2}}
     run = UnderFaults(tmp_path, [], timeouts={"rendezvous": 60, "heartbeat": 60, "step": 30}, **sections)

@@ -4,8 +4,8 @@ import shutil
 
 import numpy as np
 import pytest
-from runs import assert_same_arrays, metrics, state_arrays, write_config
 from spmdkit.launch.cli import main
+from support.runs import assert_same_arrays, metrics, state_arrays, write_config
 
 pytestmark = pytest.mark.slow
 STEPS = 12
@@ -38,8 +38,8 @@ def emptied(folder):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("damage", [flip, cut, emptied, lambda folder: (folder / "_CHECKPOINT_METADATA").unlink()])
-def test_the_checkpoint_before_is_used(damage, whole, tmp_path, capsys):
+@pytest.mark.parametrize("damage", [flip, cut, emptied, lambda folder: (folder / "description.json").unlink()])
+def test_falls_back_to_previous_checkpoint(damage, whole, tmp_path, capsys):
     config = write_config(tmp_path, checkpoint={"every": 4, "keep": 3})
     shutil.copytree(whole.parent / "run", tmp_path / "run")
     (tmp_path / "run" / "report.html").unlink()  # as if it had died before its end
@@ -56,14 +56,3 @@ def test_the_checkpoint_before_is_used(damage, whole, tmp_path, capsys):
     assert metrics(tmp_path / "run") == metrics(whole.parent / "run")
     assert_same_arrays(state_arrays(config, STEPS), state_arrays(whole, STEPS))
     assert all(np.isfinite(array).all() for array in state_arrays(config, STEPS).values())
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_empty_folder_of_a_later_step_blocks_nothing(whole, tmp_path, capsys):
-    config = write_config(tmp_path, checkpoint={"every": 4, "keep": 3})
-    shutil.copytree(whole.parent / "run", tmp_path / "run")
-    (tmp_path / "run" / "checkpoints" / "999").mkdir()
-    assert main(["train", str(config), "train.steps=16"]) == 0
-    assert f"step {STEPS} of 16" in capsys.readouterr().out
-    assert metrics(tmp_path / "run")[-1]["step"] == 16
-    assert (tmp_path / "run" / "checkpoints" / "damaged-999").is_dir()

@@ -1,74 +1,56 @@
 """A process that dies, in every way and on every rank: noticed, named, and as if it had not been (rows 1 to 4)."""
 
 import pytest
-from matrix import DEAD, ROOM, UnderFaults, assert_same
+from support.faults import Fault
+from support.matrix import DEAD, ROOM, UnderFaults, assert_same
 
-from spmdkit.testing import Fault
-
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
-ROUNDS = (3, 7, 14)
-"""The steps before which it dies, in attempts one after the other."""
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(900)]
 ENDINGS = {
     "kill": "killed by SIGKILL",
     "abort": "killed by SIGABRT",
     "segv": "killed by SIGSEGV",
-    "exit": "ended with code 0 before the others were done",
+    "exit": "ended with code 0 before the others finished",
 }
 
 
-def dies(kind: str, rank: int, folder, processes: int, rounds=ROUNDS, phase: str = "step") -> UnderFaults:
-    faults = [Fault(kind=kind, rank=rank, step=step, phase=phase) for step in rounds]
-    return UnderFaults(folder, faults, processes)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("kind", ENDINGS)
-def test_of_two(kind, rank, undisturbed, tmp_path):
-    run = dies(kind, rank, tmp_path, 2)
-    ended = run.launch(restarts=3)
-    assert ended.code == 0, ended.stderr
-    assert run.causes() == [(rank, ENDINGS[kind], 75)] * len(ROUNDS), ended.stderr
-    assert ended.stderr.count(f"rank {rank} failed first: {ENDINGS[kind]} (exit code 75)") == len(ROUNDS)
+def test_restarts_after_every_kind_of_death(undisturbed, tmp_path):
+    """Row 21 first: it dies at one step until the launcher gives up, before there is a checkpoint."""
+    deaths = [("kill", 0, 6), ("abort", 1, 9), ("segv", 0, 12), ("exit", 1, 15)]
+    faults = [Fault(kind=kind, rank=rank, step=step) for kind, rank, step in deaths]
+    run = UnderFaults(tmp_path, [Fault(kind="kill", rank=1, step=3, times=3), *faults])
+    _, ended = run.launch_until_done((75, "not restarted: 2 restarts made no newer checkpoint"), (0, ""), restarts=2)
+    assert run.causes() == [(1, ENDINGS["kill"], 75)] * 3 + [(rank, ENDINGS[kind], 75) for kind, rank, _ in deaths]
+    for kind, rank, _ in deaths:
+        assert ended.stderr.count(f"rank {rank} failed first: {ENDINGS[kind]} (exit code 75)") == 1
     assert max(run.detected()) < DEAD + ROOM
     assert_same(run, undisturbed(2))
 
 
-@pytest.mark.parametrize(("kind", "rank"), [("kill", 0), ("kill", 2), ("kill", 3), ("abort", 1), ("exit", 2)])
-def test_of_four(kind, rank, undisturbed, tmp_path):
-    run = dies(kind, rank, tmp_path, 4, rounds=(6,))
-    ended = run.launch(restarts=2)
-    assert ended.code == 0, ended.stderr
-    assert run.causes() == [(rank, ENDINGS[kind], 75)], ended.stderr
-    assert max(run.detected()) < DEAD + ROOM
-    assert_same(run, undisturbed(4))
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_exception_of_one(rank, undisturbed, tmp_path):
+def test_one_process_raises(undisturbed, tmp_path):
     """No restart mends an error that nobody foresaw: code 1, and its traceback stands before the last line."""
-    run = dies("raise", rank, tmp_path, 2)
-    for number, step in enumerate(ROUNDS, 1):
+    raised = [(0, 3), (1, 14)]
+    run = UnderFaults(tmp_path, [Fault(kind="raise", rank=rank, step=step) for rank, step in raised])
+    for rank, step in raised:
         ended = run.launch(restarts=3)
         assert ended.code == 1, ended.stderr
-        assert run.causes() == [(rank, "exit code 1", 1)] * number, ended.stderr
+        assert run.causes()[-1] == (rank, "exit code 1", 1), ended.stderr
         before, _, after = ended.stderr.rpartition(f"spmdkit launch: rank {rank} failed first: exit code 1.")
         words = before.rpartition("spmdkit launch:")[2]
         assert "Traceback (most recent call last)" in words
         assert f"InjectedFault: injected: raise on rank {rank}, step of step {step}" in words
         assert after.count("\n") == 1, "nothing comes after that line"
+    assert len(run.causes()) == len(raised)
     assert max(run.detected()) < DEAD + ROOM
     assert run.launch().code == 0
     assert_same(run, undisturbed(2))
 
 
-@pytest.mark.parametrize("phase", ["compile", "restore", "finish"])
-@pytest.mark.parametrize("kind", ["kill", "abort"])
-def test_outside_of_the_steps(kind, phase, undisturbed, tmp_path):
+def test_process_dies_outside_of_steps(undisturbed, tmp_path):
     """Row 22 among them: a failure during recovery counts as one, and the run still recovers."""
-    first = [Fault(kind="kill", rank=0, step=11)] if phase == "restore" else []  # step 4 is complete for sure
-    run = UnderFaults(tmp_path, [*first, Fault(kind=kind, rank=1, phase=phase)])
+    phases = [Fault(kind="kill", rank=1, phase=phase) for phase in ("compile", "restore", "finish")]
+    run = UnderFaults(tmp_path, [Fault(kind="kill", rank=0, step=11), *phases])  # step 4 is complete for sure
     ended = run.launch(restarts=3)
     assert ended.code == 0, ended.stderr
-    assert run.causes()[-1] == (1, ENDINGS[kind], 75), ended.stderr
-    assert len(run.causes()) == len(first) + 1
+    assert [rank for rank, _, _ in run.causes()] == [1, 0, 1, 1], ended.stderr
+    assert [each["phase"] for each in run.journal.events("fault")] == ["compile", "step", "restore", "finish"]
     assert_same(run, undisturbed(2))

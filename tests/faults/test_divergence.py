@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from runs import losses, state_arrays, write_config
 from spmdkit.launch.cli import main
-from spmdkit.training.ending.exits import DIVERGED
+from spmdkit.mesh.exit_codes import DIVERGED
+from support.runs import losses, state_arrays, write_config
 
 
 @pytest.fixture
@@ -22,7 +22,8 @@ def newest(config) -> int | None:
     return max((int(path.name) for path in folder.glob("[0-9]*")), default=None)
 
 
-def test_a_loss_that_is_not_finite(config, capsys):
+@pytest.mark.slow
+def test_stops_at_nonfinite_loss(config, capsys):
     assert main(["train", str(config), "optimizer.learning_rate=1e30"]) == DIVERGED
     error = capsys.readouterr().err
     assert error.startswith("error: Step 2: the loss is ")
@@ -34,13 +35,15 @@ def test_a_loss_that_is_not_finite(config, capsys):
     assert all(np.isfinite(leaf).all() for leaf in state_arrays(config, step).values() if leaf.dtype.kind == "f")
 
 
-def test_parameters_that_are_not_finite_are_not_saved(config, capsys):
+@pytest.mark.slow
+def test_never_saves_nonfinite_parameters(config, capsys):
     assert main(["train", str(config), *SPOILING]) == DIVERGED
     assert "error: Step 1: the parameters are not finite after its update." in capsys.readouterr().err
     assert newest(config) is None
 
 
-def test_a_run_that_diverged_goes_on_from_its_last_good_step(config, capsys):
+@pytest.mark.slow
+def test_diverged_run_resumes_from_last_good_step(config, capsys):
     assert main(["train", str(config), "train.steps=2"]) == 0
     assert main(["train", str(config), *SPOILING]) == DIVERGED
     assert newest(config) == 2

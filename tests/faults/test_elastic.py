@@ -1,15 +1,14 @@
 """A run goes on with fewer devices, and then with more: same batch, same order, same losses."""
 
 import pytest
-from misbehaviour import launch, write
-from runs import losses
+from support.runs import launch_misbehaving, losses, write_misbehaving_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(1200)]
 STEPS = 24
 
 
 def config_in(folder):
-    return write(
+    return write_misbehaving_config(
         folder,
         launch={"elastic": ["data", "fsdp"]},
         train={"steps": STEPS, "global_batch": 16},
@@ -19,18 +18,20 @@ def config_in(folder):
 
 def test_eight_devices_then_four_then_eight(tmp_path):
     undisturbed = config_in(tmp_path / "undisturbed")
-    assert launch(undisturbed, "local:4x2").returncode == 0
+    assert launch_misbehaving(undisturbed, "local:4x2").returncode == 0
     config = config_in(tmp_path / "elastic")
-    first = launch(config, "local:4x2", DIE="3:8", EACH="0.1")
+    first = launch_misbehaving(config, "local:4x2", DIE="3:8", EACH="0.1")
     assert first.returncode == 75, first.stderr
-    assert "re-formed" not in first.stdout
-    second = launch(config, "local:2x2", DIE="1:16", EACH="0.1")
+    assert "Resized the mesh" not in first.stdout
+    second = launch_misbehaving(config, "local:2x2", DIE="1:16", EACH="0.1")
     assert second.returncode == 75, second.stderr
-    said = "Note: The mesh is re-formed for 4 devices (launch.elastic): data 1 instead of 2. Global batch and order of"
+    said = (
+        "Note: Resized the mesh for 4 devices (launch.elastic): data 1 instead of 2. The global batch and the order of"
+    )
     assert said in second.stdout
-    third = launch(config, "local:4x2")
+    third = launch_misbehaving(config, "local:4x2")
     assert third.returncode == 0, third.stderr
-    assert "re-formed" not in third.stdout
+    assert "Resized the mesh" not in third.stdout
     found, expected = (losses(tmp_path / name / "run") for name in ("elastic", "undisturbed"))
     assert list(found) == list(expected) == list(range(1, STEPS + 1))
     same = [step for step in range(1, 9) if found[step] != expected[step]]

@@ -1,6 +1,7 @@
 """The rows of the failure matrix that other files hold with two processes, with four.
 
-[test_death.py, test_stalls.py, test_saving.py and test_elastic.py](.) have four processes of their own.
+[test_stalls.py, test_saving.py and test_elastic.py](.) have four processes of their own. Faults that end a launch
+follow each other in one run.
 """
 
 import re
@@ -8,139 +9,124 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pytest
-from matrix import DEAD, DEADLINE, DEVICES, ROOM, STEPS, UnderFaults, assert_same, small
-from ranks import start, wait
-from runs import metrics
+from support.faults import Fault
+from support.matrix import DEAD, DEADLINE, DEVICES, ROOM, STEPS, UnderFaults, assert_same, small
+from support.processes import start, wait
+from support.runs import metrics
 
-from spmdkit.testing import Fault
-
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(900)]
 TIMEOUTS = {"rendezvous": 60, "heartbeat": 60, "step": DEADLINE}
 
 
-class Row(NamedTuple):
-    """What happens to four processes, and what is seen of it.
+class Case(NamedTuple):
+    """Faults of one run of four processes, and how it ends each time.
 
     Attributes:
-        faults: What is injected.
-        codes: How each launch ends, the same command again and again; the last finishes the run.
-        says: A pattern that the first of them prints.
+        faults: What is injected, one after the other.
+        launches: Exit code and a pattern of the output of the same command, again and again; the last finishes the run.
         restarts: Of each launch.
         sections: Of the config.
         bound: Seconds within which all processes of a broken attempt have ended.
     """
 
     faults: tuple[Fault, ...]
-    codes: tuple[int, ...]
-    says: str
+    launches: tuple[tuple[int, str], ...]
     restarts: int = 0
     sections: Mapping[str, Any] = {}
     bound: float = DEAD
 
 
-def stopped(phase: str, rank: int, step: int | None) -> Row:
-    """A signal to one rank in a phase."""
-    says = rf"Stopped by SIGTERM to rank {rank} after step \d+ of {STEPS}"
-    return Row((Fault(kind="signal", rank=rank, phase=phase, step=step),), (75, 0), says)
-
-
-def killed_after(fault: Fault) -> tuple[Fault, ...]:
-    """A fault that only the next attempt meets."""
-    return fault, Fault(kind="kill", rank=2, step=(fault.step or 0) + 1)
-
-
-def damaged(how: str, says: str) -> Row:
-    """A checkpoint that is damaged before all start again."""
-    return Row(killed_after(Fault(kind="damage", rank=0, step=13, how=how)), (0,), says, restarts=2)
-
-
-ROWS = {
-    "4 an exception": Row(
-        (Fault(kind="raise", rank=2, step=7),), (1, 0), r"InjectedFault[\s\S]*rank 2 failed first: exit code 1"
+CASES = {
+    "4, 8, 13, 16, 17 and 20 errors and second signals": Case(
+        (
+            Fault(kind="raise", rank=3, phase="read", step=2, error="EIO"),
+            Fault(kind="raise", rank=2, step=3),
+            Fault(kind="raise", rank=2, step=4, error="ENOMEM"),
+            Fault(kind="signal", rank=2, step=5, signals=("SIGTERM", "SIGTERM"), seconds=0.1),
+            Fault(kind="signal", rank=2, step=6, signals=("SIGTERM", "SIGKILL"), seconds=0.1),
+            Fault(kind="raise", rank=0, phase="save:metadata", step=8, error="ENOSPC"),  # found at the next save
+            Fault(kind="nan", rank=1, phase="batch", step=13),
+        ),
+        (
+            (75, r"Input/output error[\s\S]*rank 3 failed first"),
+            (1, r"InjectedFault[\s\S]*rank 2 failed first: exit code 1"),
+            (75, "not enough memory|Cannot allocate memory"),
+            (75, r"\[2\] ended by SIGTERM; the same command resumes"),
+            (75, "rank 2 failed first: killed by SIGKILL"),
+            (75, "No space left on device"),
+            (3, "error: Step 13: the loss is nan"),
+            (0, ""),
+        ),
     ),
-    "6 a step left out": Row(
-        (Fault(kind="skip", rank=3, step=6),),
-        (0,),
-        r"rank 3 failed first|not in the same place|hold other bits",
-        restarts=2,
+    "6 a step left out, 18 a flipped bit in a copy": Case(
+        (Fault(kind="skip", rank=3, step=6), Fault(kind="flip", rank=3, step=10)),
+        (
+            (75, r"rank 3 failed first|not in the same place|hold other bits"),
+            (75, r"devices that hold copies of the same array hold other bits:[\s\S]* \(rank 3\) has other bits"),
+            (0, ""),
+        ),
         sections={"timeouts": TIMEOUTS, "guards": {"replicas_every": 4}},
         bound=DEADLINE + 10,
     ),
-    "7 a signal in compilation": stopped("compile", 1, None),
-    "7 a signal in the reader": stopped("read", 3, 9),
-    "7 a signal in the wait for data": stopped("data", 2, 6),
-    "7 a signal in a step": stopped("step", 3, 7),
-    "7 a signal in an evaluation": stopped("evaluation", 0, 8),
-    "7 a signal in a save": stopped("save", 2, 4),
-    "8 a second signal": Row(
-        (Fault(kind="signal", rank=2, step=7, signals=("SIGTERM", "SIGTERM"), seconds=0.1),),
-        (75, 0),
-        r"\[2\] ended by SIGTERM; the same command goes on",
+    "7 signals": Case(
+        (Fault(kind="signal", rank=1, phase="compile"), Fault(kind="signal", rank=3, step=7)),
+        (
+            (75, f"Stopped by SIGTERM to rank 1 after step 0 of {STEPS}"),
+            (75, rf"Stopped by SIGTERM to rank 3 after step \d+ of {STEPS}"),
+            (0, ""),
+        ),
     ),
-    "8 a kill after a signal": Row(
-        (Fault(kind="signal", rank=2, step=7, signals=("SIGTERM", "SIGKILL"), seconds=0.1),),
-        (75, 0),
-        "rank 2 failed first: killed by SIGKILL",
+    "11 and 12 damaged checkpoints": Case(
+        (
+            Fault(kind="pause", step=10),  # until the checkpoint of step 8 is complete
+            Fault(kind="damage", step=11, how="truncate"),
+            Fault(kind="kill", step=11),
+            Fault(kind="pause", step=14),
+            Fault(kind="damage", step=15, how="flip"),
+            Fault(kind="kill", step=15),
+        ),
+        ((75, "killed by SIGKILL"), (75, "is damaged: "), (0, "is damaged: ")),
     ),
-    "11 a checkpoint cut": damaged("truncate", "is damaged: "),
-    "11 a checkpoint without a description": damaged("metadata", "is damaged: "),
-    "12 a flipped bit in a checkpoint": damaged("flip", "is damaged: "),
-    "13 a full disk": Row(
-        (Fault(kind="raise", rank=0, phase="save:metadata", step=8, error="ENOSPC"),),
-        (75, 0),
-        "No space left on device",
-    ),
-    "14 a slow disk": Row((Fault(kind="pause", rank=1, phase="save:arrays", step=8, seconds=3.0),), (0,), ""),
-    "16 a reader that fails": Row(
-        (Fault(kind="raise", rank=3, phase="read", step=9, error="EIO"),),
-        (75, 0),
-        r"Input/output error[\s\S]*rank 3 failed first",
-    ),
-    "17 a value that is not a number": Row(
-        (Fault(kind="nan", rank=1, phase="batch", step=7),), (3, 0), "error: Step 7: the loss is nan"
-    ),
-    "18 a flipped bit in a copy": Row(
-        (Fault(kind="flip", rank=3, step=7),),
-        (0,),
-        r"devices that hold copies of the same array hold other bits:[\s\S]* \(rank 3\) has other bits",
-        restarts=1,
-        sections={"guards": {"replicas_every": 5}},
-    ),
-    "19 a slow rank": Row(
-        (Fault(kind="slow", rank=2, phase="data", step=2, seconds=0.5),),
-        (0,),
-        "warning: rank 2 holds every step up",
+    "14 a slow disk, 19 a slow rank, 25 a rank that comes late": Case(
+        (
+            Fault(kind="pause", rank=3, phase="start", seconds=6.0),
+            Fault(kind="slow", rank=2, phase="data", step=2, seconds=0.5),
+            Fault(kind="pause", rank=1, phase="save:arrays", step=8, seconds=3.0),
+        ),
+        ((0, "warning: rank 2 delays every step"),),
         sections={"guards": {"straggler_steps": 5}},
     ),
-    "20 no memory": Row(
-        (Fault(kind="raise", rank=2, step=7, error="ENOMEM"),), (75, 0), "not enough memory|Cannot allocate memory"
+    "1 to 3 deaths, 21 again and again, 22 in the restore": Case(
+        (
+            Fault(kind="kill", rank=3, step=3, times=3),
+            Fault(kind="kill", rank=0, step=11),
+            Fault(kind="kill", rank=2, phase="restore"),
+            Fault(kind="exit", rank=2, step=14),
+        ),
+        (
+            (75, r"rank 3 failed first: killed by SIGKILL[\s\S]*2 restarts made no newer checkpoint"),
+            (
+                0,
+                r"rank 0 failed first: killed by SIGKILL[\s\S]*rank 2 failed first: killed by SIGKILL"
+                r"[\s\S]*rank 2 failed first: ended with code 0 before the others finished",
+            ),
+        ),
+        restarts=2,
     ),
-    "21 it dies again and again": Row(
-        (Fault(kind="kill", rank=3, step=3, times=3),), (75, 0), "2 restarts made no newer checkpoint", restarts=2
-    ),
-    "22 a death in the restore": Row(
-        (Fault(kind="kill", rank=0, step=11), Fault(kind="kill", rank=2, phase="restore")),
-        (0,),
-        "rank 2 failed first: killed by SIGKILL",
-        restarts=3,
-    ),
-    "25 a rank that comes late": Row((Fault(kind="pause", rank=3, phase="start", seconds=6.0),), (0,), ""),
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_row(name, undisturbed, tmp_path):
-    row = ROWS[name]
-    run = UnderFaults(tmp_path, row.faults, 4, **row.sections)
-    launches = [run.launch(restarts=row.restarts) for _ in row.codes]
-    said = [each.stdout + each.stderr for each in launches]
-    assert tuple(each.code for each in launches) == row.codes, said
-    assert re.search(row.says, said[0]), said[0]
-    assert max(run.detected(), default=0.0) < row.bound + ROOM
+@pytest.mark.parametrize("name", CASES)
+def test_failure_matrix_rows(name, undisturbed, tmp_path):
+    case = CASES[name]
+    run = UnderFaults(tmp_path, case.faults, 4, **case.sections)
+    run.launch_until_done(*case.launches, restarts=case.restarts)
+    assert len(run.journal.events("fault")) == sum(fault.times for fault in case.faults)
+    assert max(run.detected(), default=0.0) < case.bound + ROOM
     assert_same(run, undisturbed(4))
 
 
-def test_two_jobs_in_one_folder(undisturbed, tmp_path):
+def test_rejects_second_job_in_one_directory(undisturbed, tmp_path):
     """Row 15: the second is refused while the first trains, and changes nothing."""
     slow = Fault(kind="slow", rank=0, phase="data", step=5, seconds=0.5)
     first = UnderFaults(tmp_path, [slow], 4)
@@ -154,7 +140,7 @@ def test_two_jobs_in_one_folder(undisturbed, tmp_path):
     assert_same(first, undisturbed(4))
 
 
-def test_another_config_afterwards(undisturbed, tmp_path):
+def test_rejects_changed_config_on_resume(undisturbed, tmp_path):
     """Row 23: what makes another run is refused; the run is as it was, and goes on."""
     run = UnderFaults(tmp_path, [Fault(kind="signal", rank=1, step=7)], 4)
     assert run.launch().code == 75
@@ -167,7 +153,7 @@ def test_another_config_afterwards(undisturbed, tmp_path):
     assert_same(run, undisturbed(4))
 
 
-def test_another_config_on_one_rank(tmp_path):
+def test_rejects_different_config_on_one_rank(tmp_path):
     """Row 24."""
     config = small(tmp_path, 4)
     for each in wait(start(config, [[], [], ["optimizer.learning_rate=0.02"], []], devices=DEVICES)):

@@ -3,17 +3,17 @@
 import time
 
 import pytest
-from misbehaviour import launch, write
-from spmdkit.training.goodput import read_goodput
+from spmdkit.runtime.goodput import read_goodput
+from support.runs import launch_misbehaving, write_misbehaving_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 
-def test_a_run_that_is_killed_once(tmp_path):
+def test_accounts_for_time_of_killed_run(tmp_path):
     """Rank 1 dies once the checkpoint of step 4 is there; a batch takes a quarter of a second."""
-    config = write(tmp_path, train={"steps": 20, "global_batch": 16}, checkpoint={"every": 4})
+    config = write_misbehaving_config(tmp_path, train={"steps": 20, "global_batch": 16}, checkpoint={"every": 4})
     before = time.time()
-    ended = launch(config, "local:2x4", "--restarts", "2", DIE="1:8", EACH="0.25")
+    ended = launch_misbehaving(config, "local:2x4", "--restarts", "2", DIE="1:8", EACH="0.25")
     took = time.time() - before
     assert ended.returncode == 0, ended.stderr
     found = read_goodput(tmp_path / "run" / "goodput.jsonl")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from runs import command, environment, losses, trained, write_config
+from support.runs import command, environment, losses, trained, write_config
 
 pytestmark = [
     pytest.mark.faults,
@@ -92,7 +92,7 @@ def test_two_hosts_train_as_one_process(hosts, tmp_path):
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "alone"), rel=1e-5)
 
 
-def test_a_host_whose_name_leads_to_loopback(hosts, tmp_path):
+def test_reports_host_name_that_resolves_to_loopback(hosts, tmp_path):
     """Gloo would fail later: connection refused, remote=[127.0.1.1]."""
     config = write_config(tmp_path, train={"steps": 3, "global_batch": 16})
     found = ended([hosts.start(host, "train", config, loopback=host == 1) for host in range(2)])
@@ -102,14 +102,14 @@ def test_a_host_whose_name_leads_to_loopback(hosts, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_host_is_named(hosts, tmp_path):
+def test_names_missing_host(hosts, tmp_path):
     config = write_config(tmp_path)
     ((code, _, printed),) = ended([hosts.start(0, "train", config, "timeouts.rendezvous=3")])
     assert code == 75
     assert f"error: Rank 1 on {ADDRESSES[1]} did not come within 3 s (timeouts.rendezvous)" in printed
 
 
-def test_doctors_of_two_hosts(hosts, tmp_path):
+def test_doctor_on_two_hosts(hosts, tmp_path):
     config = write_config(tmp_path)
     found = ended([hosts.start(host, "doctor", config, loopback=host == 1) for host in range(2)])
     assert [code for code, _, _ in found] == [2, 2], found

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import (
+from spmdkit.launch.cli import main
+from support.runs import (
     assert_same_arrays,
     environment,
     listing,
@@ -15,11 +16,10 @@ from runs import (
     write_config,
     write_language_config,
 )
-from spmdkit.launch.cli import main
 
-DIE = Path(__file__).parent / "die.py"
+DIE = Path(__file__).parents[1] / "support" / "die.py"
 STEPS = 12
-SAVE = "spmdkit.training.checkpointing.checkpoints:Checkpoints.save"
+SAVE = "spmdkit.checkpoints.manager:Checkpoints.save"
 RECORD = "spmdkit.training.metrics:MetricsLog.write"
 SAVED = {"every": 4, "keep": 1}
 
@@ -27,11 +27,11 @@ MOMENTS = {  # what is about to happen, for the how-manieth time, and the step o
     "before the first checkpoint": (RECORD, 3, 0),
     "while the first checkpoint is written": ("event:os.rename:checkpoints/4'", 1, 0),
     "between two checkpoints": (RECORD, 10, None),
-    "in an evaluation": ("spmdkit.launch.run.pauses:Pauses.evaluate", 2, None),
+    "in an evaluation": ("spmdkit.runtime.run_context:StepHooks.evaluate", 2, None),
     "while a checkpoint is written": ("event:os.rename:checkpoints/8'", 1, 4),
     "while an old checkpoint is removed": ("event:os.rename:removed-", 1, 8),
     "between the last step and its checkpoint": (SAVE, 3, None),
-    "before the report is written": ("spmdkit.launch.reporting.renew:write_report", 1, STEPS),
+    "before the report is written": ("spmdkit.report.reporter:write_report", 1, STEPS),
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
@@ -72,7 +72,7 @@ def language(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", MOMENTS)
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(name, classifier, tmp_path, capsys):
+def test_killed_run_resumes_bitwise(name, classifier, tmp_path, capsys):
     moment, count, newest = MOMENTS[name]
     config = write_config(tmp_path, checkpoint=SAVED)
     killed(moment, count, config)
@@ -86,7 +86,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(name, classifier, tmp_p
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_killed_twice_at_random_steps(language, tmp_path):
+def test_run_killed_twice_resumes_bitwise(language, tmp_path):
     config = write_language_config(tmp_path, checkpoint=SAVED)
     first = random.randint(1, STEPS)
     killed(RECORD, first, config)
@@ -97,7 +97,7 @@ def test_killed_twice_at_random_steps(language, tmp_path):
     assert_same_run(config, language)
 
 
-def test_a_finished_run_says_so_and_changes_nothing(classifier, capsys):
+def test_finished_run_stays_unchanged(classifier, capsys):
     folder = classifier.parent / "run"
     before = listing(folder)
     assert main(["train", str(classifier), "strategy={data: 8}"]) == 0

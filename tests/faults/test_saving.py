@@ -4,50 +4,55 @@
 """
 
 import pytest
-from matrix import STEPS, UnderFaults, assert_same
+from support.faults import Fault
+from support.matrix import STEPS, UnderFaults, assert_same
 
-from spmdkit.testing import Fault
-
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(900)]
 KEPT = {"every": 4, "keep": 1}
-PHASES = ["save:folder", "save:arrays", "save:metadata", "save:commit", "save:removal"]
 
 
-@pytest.mark.parametrize(("phase", "rank"), [*((phase, 0) for phase in PHASES), ("save", 1), ("save:arrays", 1)])
-@pytest.mark.parametrize("processes", [2, 4])
-def test_killed(phase, rank, processes, undisturbed, tmp_path):
-    step = 4 if phase == "save:removal" else 8  # of the checkpoint that is removed
-    run = UnderFaults(tmp_path, [Fault(kind="kill", rank=rank, phase=phase, step=step)], processes, checkpoint=KEPT)
-    ended = run.launch()
-    assert ended.code == 75, ended.stdout + ended.stderr
-    assert run.causes() == [(rank, "killed by SIGKILL", 75)], ended.stderr
-    with run.started() as again:
-        left = again.checkpoints
-        assert again.wait(280).code == 0
-    assert set(left) <= {4, 8}
-    assert left, "one is whole whenever it dies"
-    folder = run.folder / "checkpoints"
-    assert [each.name for each in folder.iterdir()] == [str(STEPS)], "nothing is left over"
+def assert_recovers(kills: list[tuple[str, int, int]], undisturbed, folder, processes: int) -> None:
+    """Each launch is killed in the phase of a save that none was killed in before; the last one is not."""
+    faults = [Fault(kind="kill", rank=rank, phase=phase, step=step) for phase, rank, step in kills]
+    run = UnderFaults(folder, faults, processes, checkpoint=KEPT)
+    checkpoints = run.folder / "checkpoints"
+    for number in range(1, len(kills) + 1):
+        ended = run.launch()
+        assert ended.code == 75, ended.stdout + ended.stderr
+        died = [each["rank"] for each in run.journal.events("fault")]
+        assert len(died) == number
+        assert run.causes()[-1] == (died[-1], "killed by SIGKILL", 75), ended.stderr
+        assert [each for each in checkpoints.iterdir() if each.name.isdecimal()], "one is whole whenever it dies"
+    assert run.launch().code == 0
+    assert [each.name for each in checkpoints.iterdir()] == [str(STEPS)], "nothing is left over"
     assert_same(run, undisturbed(processes))
 
 
-@pytest.mark.parametrize("how", ["flip", "truncate", "remove", "metadata", "empty"])
-def test_damaged_while_it_trains(how, undisturbed, tmp_path):
-    """Rows 11 and 12 in two processes: the newest is damaged, one of them dies; both go back one more.
+def test_two_processes_killed_during_saves(undisturbed, tmp_path):
+    phases = ["save:folder", "save:arrays", "save:metadata", "save:commit"]
+    kills = [*((phase, 0, 8) for phase in phases), ("save:removal", 0, 4), ("save", 1, 12), ("save:arrays", 1, 12)]
+    assert_recovers(kills, undisturbed, tmp_path, 2)
 
-    When the fourth save begins, the second is complete for sure, the third maybe.
-    """
-    moment = {"rank": 0, "phase": "save", "step": 16}
-    faults = [Fault(kind="damage", how=how, **moment), Fault(kind="kill", **moment)]
-    run = UnderFaults(tmp_path, faults)
+
+def test_four_processes_killed_during_saves(undisturbed, tmp_path):
+    kills = [("save:metadata", 0, 8), ("save:commit", 0, 8), ("save:arrays", 3, 12)]
+    assert_recovers(kills, undisturbed, tmp_path, 4)
+
+
+@pytest.mark.parametrize("how", ["flip", "remove", "metadata"])
+def test_checkpoint_damaged_during_training(how, undisturbed, tmp_path):
+    """Rows 11 and 12 in two processes: the newest is damaged, one of them dies; both go back one more."""
+    until_saved = Fault(kind="pause", step=15)  # or the save of step 12 could end after the damage
+    moment = {"phase": "save", "step": 16}
+    run = UnderFaults(tmp_path, [until_saved, Fault(kind="damage", how=how, **moment), Fault(kind="kill", **moment)])
     ended = run.launch(restarts=2)
     assert ended.code == 0, ended.stderr
-    # Without a description, or without any file, it is no checkpoint to begin with.
-    assert "Going back to the checkpoint before it." in ended.stdout or how in ("metadata", "empty")
+    # Without a description, it is no checkpoint to begin with.
+    assert "Going back to the checkpoint before it." in ended.stdout or how == "metadata"
     assert_same(run, undisturbed(2))
 
 
-def test_slow_storage(undisturbed, tmp_path):
+def test_survives_slow_storage(undisturbed, tmp_path):
     """Row 14: a commit takes longer than the steps between two saves; the next save waits, nothing piles up."""
     fault = Fault(kind="pause", phase="save:commit", seconds=1.5, times=4)
     run = UnderFaults(tmp_path, [fault], checkpoint={"every": 2, "keep": 3})

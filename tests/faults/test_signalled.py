@@ -6,18 +6,17 @@
 import re
 
 import pytest
-from matrix import STEPS, UnderFaults, assert_same
-
-from spmdkit.testing import Fault
+from support.faults import Fault
+from support.matrix import STEPS, UnderFaults, assert_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
 
 
 @pytest.mark.parametrize(
-    ("phase", "step"), [("compile", None), ("read", 9), ("data", 6), ("step", 7), ("evaluation", 8), ("save", 4)]
+    ("phase", "step", "rank"),
+    [("compile", None, 1), ("read", 9, 0), ("data", 6, 1), ("step", 7, 0), ("evaluation", 8, 1), ("save", 4, 0)],
 )
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_to_one_rank(rank, phase, step, undisturbed, tmp_path):
+def test_signal_to_one_rank_saves(rank, phase, step, undisturbed, tmp_path):
     run = UnderFaults(tmp_path, [Fault(kind="signal", rank=rank, phase=phase, step=step)])
     ended = run.launch()
     assert ended.code == 75, ended.stderr
@@ -30,26 +29,21 @@ def test_a_signal_to_one_rank(rank, phase, step, undisturbed, tmp_path):
     assert_same(run, undisturbed(2))
 
 
-def test_the_launcher_starts_it_again_by_itself(undisturbed, tmp_path):
+def test_launcher_restarts_after_signal(undisturbed, tmp_path):
     run = UnderFaults(tmp_path, [Fault(kind="signal", rank=1, step=7, signals=("SIGUSR1",))])
     ended = run.launch(restarts=1)
     assert ended.code == 0, ended.stderr
     assert_same(run, undisturbed(2))
 
 
-@pytest.mark.parametrize(
-    ("second", "how", "said"),
-    [
-        ("SIGTERM", "exit code 75", "[1] ended by SIGTERM; the same command goes on"),
-        ("SIGKILL", "killed by SIGKILL", "rank 1 failed first: killed by SIGKILL"),
-    ],
-)
-def test_a_second_one_ends_it_and_the_last_checkpoint_is_whole(second, how, said, undisturbed, tmp_path):
-    fault = Fault(kind="signal", rank=1, step=7, signals=("SIGTERM", second), seconds=0.1)
-    run = UnderFaults(tmp_path, [fault])
-    ended = run.launch()
-    assert ended.code == 75, ended.stderr
-    assert said in ended.stderr
-    assert run.causes() == [(1, how, 75)]
-    assert run.launch().code == 0
+def test_second_signal_keeps_last_checkpoint(undisturbed, tmp_path):
+    seconds = [("SIGTERM", 7), ("SIGKILL", 11)]
+    faults = [Fault(kind="signal", rank=1, step=at, signals=("SIGTERM", each), seconds=0.1) for each, at in seconds]
+    run = UnderFaults(tmp_path, faults)
+    run.launch_until_done(
+        (75, r"\[1\] ended by SIGTERM; the same command resumes"),
+        (75, "rank 1 failed first: killed by SIGKILL"),
+        (0, ""),
+    )
+    assert run.causes() == [(1, "exit code 75", 75), (1, "killed by SIGKILL", 75)]
     assert_same(run, undisturbed(2))

@@ -9,13 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from left import catches, processes_of, wait_for, wait_until_none_of
-from runs import command, environment, listing, losses, trained, write_config
-from spmdkit.launch.supervision.ports import free_port
+from spmdkit.launch.supervision.workers import free_port
+from support.processes import catches, processes_of, wait_for, wait_until_none_of
+from support.runs import command, environment, listing, losses, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.multiprocess]
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-OPTIONS = {"checkpoint": {"every": 4}, "eval": {"every": 0, "batches": 1}}
 
 
 def started(*words, **variables: str) -> subprocess.Popen[str]:
@@ -33,9 +31,11 @@ def assert_ended(process: subprocess.Popen[str], config: Path, code: int = 75) -
     return out + err
 
 
-@pytest.mark.parametrize("words", [["train"], ["launch", "--on", "local:2x4"]])
-@pytest.mark.parametrize("number", SIGNALS)
-def test_before_anything_is_there(words, number, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [(["train"], signal.SIGINT), (["train"], signal.SIGUSR1), (["launch", "--on", "local:2x4"], signal.SIGTERM)],
+)
+def test_signal_before_run_directory_exists(words, number, tmp_path):
     config = write_config(tmp_path)
     process = started(*command(words[0], config, *words[1:]))
     wait_for(lambda: catches(process.pid, signal.SIGTERM))
@@ -45,9 +45,8 @@ def test_before_anything_is_there(words, number, tmp_path):
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("after", [0.0, 0.5, 2.0])
-def test_ctrl_c_while_processes_start(times, after, tmp_path):
+@pytest.mark.parametrize(("times", "after"), [(2, 0.0), (1, 0.5), (2, 2.0)])
+def test_ctrl_c_during_process_startup(times, after, tmp_path):
     config = write_config(tmp_path)
     process = started(*command("launch", config, "--on", "local:2x4"))
     wait_for(lambda: len(processes_of(config)) > 1)
@@ -56,10 +55,10 @@ def test_ctrl_c_while_processes_start(times, after, tmp_path):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
     said = assert_ended(process, config)
-    assert "stopped by SIGINT; the same command goes on" in said
+    assert "stopped by SIGINT; the same command resumes the run" in said
 
 
-def test_kill_of_the_launcher_while_processes_start(tmp_path):
+def test_launcher_killed_during_process_startup(tmp_path):
     config = write_config(tmp_path)
     process = started(*command("launch", config, "--on", "local:4x2"))
     wait_for(lambda: len(processes_of(config)) > 3)
@@ -69,9 +68,8 @@ def test_kill_of_the_launcher_while_processes_start(tmp_path):
     trained("launch", config, "--on", "local:2x4")
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_while_it_waits_for_the_others(rank, number, tmp_path):
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGINT), (1, signal.SIGTERM)])
+def test_signal_during_rendezvous(rank, number, tmp_path):
     """One of two processes is at their meeting, and the other never comes."""
     config, port = write_config(tmp_path), free_port()
     with socket.socket() as other:
@@ -97,38 +95,27 @@ def test_while_it_waits_for_the_others(rank, number, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_the_launcher_while_its_processes_meet(number, tmp_path):
+def test_signal_to_launcher_during_rendezvous(tmp_path):
     """Rank 1 hangs before it joins; rank 0 waits for it."""
     config = write_config(tmp_path)
     faults = json.dumps([{"kind": "hang", "phase": "start", "rank": 1}])
-    words = [sys.executable, "-m", "spmdkit.testing.worker", "launch", str(config), "--on", "local:2x4"]
-    process = started(*words, SPMDKIT_FAULT=faults)
+    words = [sys.executable, "-m", "support.fault_worker", "launch", str(config), "--on", "local:2x4"]
+    process = started(*words, SPMDKIT_FAULT=faults, PYTHONPATH=str(Path(__file__).parents[1]))
     wait_for(lambda: any(catches(pid, signal.SIGTERM) for pid in processes_of(config) if pid != process.pid))
     time.sleep(3)  # rank 0 listens
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     said = assert_ended(process, config)
-    assert f"stopped by {number.name}; the same command goes on" in said
+    assert "stopped by SIGTERM; the same command resumes the run" in said
 
 
-AT = Path(__file__).parent / "signal_at.py"
-RESTORE = "spmdkit.training.checkpointing.checkpoints:Checkpoints.restore_newest"
+AT = Path(__file__).parents[1] / "support" / "signal_at.py"
+RESTORE = "spmdkit.checkpoints.manager:Checkpoints.restore_newest"
 
 
-@pytest.fixture(scope="module")
-def half(tmp_path_factory) -> Path:
-    """A run that was stopped at step 8 of 12, and its undisturbed end."""
-    config = write_config(tmp_path_factory.mktemp("half"), **OPTIONS)
+def test_signal_during_restore(tmp_path):
+    config = write_config(tmp_path, checkpoint={"every": 4}, eval={"every": 0, "batches": 1})
     trained("train", config, "train.steps=8")
-    (config.parent / "run" / "report.html").unlink()
-    return config
-
-
-def test_in_a_restore(half, tmp_path):
-    import shutil
-
-    config = write_config(tmp_path, **OPTIONS)
-    shutil.copytree(half.parent / "run", tmp_path / "run")
+    (tmp_path / "run" / "report.html").unlink()
     before = listing(tmp_path / "run")
     process = started(sys.executable, str(AT), RESTORE, "SIGTERM", "train", str(config))
     said = assert_ended(process, config)

@@ -1,7 +1,19 @@
-"""Lets the tests of this folder import `runs`, `ranks` and `bad_places`."""
+"""Fixtures of these tests."""
 
-import sys
 from pathlib import Path
 
-TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS / "multiprocess"), str(Path(__file__).parent)]
+import pytest
+from support.launch_cases import MESH, POD
+from support.runs import write_config
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes the config of a run of four pods, with changes to the section `launch`."""
+
+    def write(form="jobset", **launch) -> Path:
+        given = {**POD, **launch}
+        given["kubernetes"] = {**POD["kubernetes"], "form": form, **launch.get("kubernetes", {})}
+        return write_config(tmp_path, **MESH, launch=given)
+
+    return write

@@ -1,3 +1,5 @@
+"""The command line: help texts, arguments, suggestions, exit codes."""
+
 import io
 import re
 import shlex
@@ -8,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.configs.presets import preset_names, preset_text
+from spmdkit.configs.config_sources import preset_names, preset_text
 from spmdkit.launch import cli
-from spmdkit.launch.commands import launch, train
-from spmdkit.training.ending.exits import USER_MISTAKE
+from spmdkit.launch.commands import run_commands
+from spmdkit.mesh.exit_codes import INVALID_INPUT
 
 import spmdkit
 
@@ -33,12 +35,12 @@ def test_help_shows_an_example_of_every_command(capsys):
     for command in cli.COMMANDS:
         assert f"\n  {command.example}\n      {command.summary}\n" in text
     assert "spmdkit train quickstart" in text
-    assert "75 stopped: try again" in text
+    assert "75 stopped:\ntry again" in text
     assert max(map(len, text.partition("options:")[0].splitlines())) <= 80
 
 
 @pytest.mark.parametrize("arguments", [[], ["help"]])
-def test_alone_it_prints_its_help(arguments, capsys):
+def test_no_command_prints_help(arguments, capsys):
     assert cli.main(arguments) == 0
     assert capsys.readouterr().out == printed_help(capsys)
 
@@ -50,7 +52,7 @@ def test_examples_parse(command):
     cli.parse_arguments(command, words[2:])
 
 
-def test_version_says_what_a_report_needs(capsys):
+def test_version_prints_all_versions(capsys):
     with pytest.raises(SystemExit) as info:
         cli.main(["--version"])
     assert info.value.code == 0
@@ -58,7 +60,7 @@ def test_version_says_what_a_report_needs(capsys):
     assert re.fullmatch(expected, capsys.readouterr().out)
 
 
-def test_list_names_every_preset_on_a_line(capsys):
+def test_list_prints_every_preset(capsys):
     with pytest.raises(SystemExit) as info:
         cli.main(["train", "--list"])
     assert info.value.code == 0
@@ -67,13 +69,13 @@ def test_list_names_every_preset_on_a_line(capsys):
     assert max(map(len, lines)) <= 120
 
 
-def test_init_prints_what_train_reads(tmp_path, capsys):
+def test_init_prints_a_valid_config(tmp_path, capsys):
     assert cli.main(["init"]) == 0
     (tmp_path / "my.yaml").write_text(capsys.readouterr().out)
     assert load_config(tmp_path / "my.yaml").strategy["data"].size == -1
 
 
-def test_every_line_left_out_of_init_can_be_taken_in(tmp_path, capsys):
+def test_comments_of_init_are_valid_keys(tmp_path, capsys):
     cli.main(["init"])
     text = re.sub(r"^  # (\w+: )", r"  \1", capsys.readouterr().out, flags=re.MULTILINE)
     (tmp_path / "my.yaml").write_text(text.replace("fsdp: 4", "fsdp: 1"))
@@ -88,19 +90,19 @@ def test_init_prints_a_preset(name, capsys):
     assert capsys.readouterr().out == preset_text("hsdp")
 
 
-def test_init_of_no_preset_names_the_nearest(capsys):
-    assert cli.main(["init", "hspd"]) == USER_MISTAKE
+def test_init_suggests_a_preset(capsys):
+    assert cli.main(["init", "hspd"]) == INVALID_INPUT
     assert "Did you mean hsdp?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
-def test_help_of_a_command_teaches_by_example(command, capsys):
+def test_help_has_examples(command, capsys):
     text = printed_help(capsys, command)
     assert text.count(f"  spmdkit {command} ") >= 1
-    assert ("key=value arguments lay" in text) == ("[key=value ...]" in text)
+    assert ("key=value arguments override" in text) == ("[key=value ...]" in text)
 
 
-def test_help_is_quick_and_imports_no_jax():
+def test_help_does_not_import_jax():
     code = """if True:
         import sys
         from spmdkit.launch.cli import main
@@ -114,7 +116,7 @@ def test_help_is_quick_and_imports_no_jax():
     assert time.monotonic() - start < 5  # 0.1 s on an idle machine
 
 
-def test_reference_of_all_keys(capsys):
+def test_help_config_lists_keys(capsys):
     with pytest.raises(SystemExit) as info:
         cli.main(["train", "--help-config"])
     assert info.value.code == 0
@@ -122,20 +124,20 @@ def test_reference_of_all_keys(capsys):
 
 
 @pytest.mark.parametrize("arguments", [["trian", "x"], ["train"], ["train", "x", "--on", "y"], ["init", "a", "b"]])
-def test_wrong_arguments(arguments, capsys):
+def test_invalid_arguments_exit_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as info:
         cli.main(arguments)
-    assert info.value.code == USER_MISTAKE
+    assert info.value.code == INVALID_INPUT
     assert "usage: spmdkit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["trian", "x"], "error: 'trian' is not a command; did you mean train?"),
-        (["my.yaml", "train.steps=3"], "error: 'my.yaml' is not a command; to train it: spmdkit train my.yaml\n"),
+        (["trian", "x"], "error: unknown command 'trian'; did you mean train?"),
+        (["my.yaml", "train.steps=3"], "error: unknown command 'my.yaml'; to train it: spmdkit train my.yaml\n"),
         (["quickstart"], "to train it: spmdkit train quickstart\n"),
-        (["deploy"], "error: 'deploy' is not a command; the commands are init, train, "),
+        (["deploy"], "error: unknown command 'deploy'; the commands are init, schema, train, "),
         (["train"], "error: the following arguments are required: CONFIG\n"),
         (["train", "a", "--steps", "3"], "key=value: train.steps=3\n"),
         (["train", "--train.steps=3", "a"], "key=value: train.steps=3\n"),
@@ -149,30 +151,30 @@ def test_wrong_arguments(arguments, capsys):
         (["train", "a", "--frobnicate"], "error: unrecognized arguments: --frobnicate\n"),
         (["schedule", "1f1b", "--steps", "3"], "error: unrecognized arguments: --steps 3\n"),
         (["train", "a", "--batch-size", "3"], "key=value: train.global_batch=... It counts the rows of a step over"),
-        (["train", "a", "--steps", "3"], "error: --steps is not an option; values of the config are given as "),
+        (["train", "a", "--steps", "3"], "error: --steps is not an option; set values of the config as "),
     ],
 )
-def test_what_to_write_instead(arguments, said, capsys):
+def test_suggests_keys_and_commands(arguments, said, capsys):
     with pytest.raises(SystemExit) as info:
         cli.main(arguments)
-    assert info.value.code == USER_MISTAKE
+    assert info.value.code == INVALID_INPUT
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["train"], ["explain"], ["verify"], ["launch", "--on", "local:2x4"]])
-def test_a_bad_config_is_one_message(command, capsys):
+def test_invalid_config_is_one_message(command, capsys):
     arguments = [*command, "quickstart", "train.stps=3", "model.layers=x"]
-    assert cli.main(arguments) == USER_MISTAKE
+    assert cli.main(arguments) == INVALID_INPUT
     assert capsys.readouterr().err.splitlines() == [
         "error: 2 problems on the command line:",
-        "  model.layers=x: model.layers must be a whole number, not 'x' (text).",
-        "  train.stps=3: train.stps is not a key. Did you mean train.steps?",
+        "  model.layers=x: model.layers must be an integer, got 'x' (string).",
+        "  train.stps=3: train.stps is not a valid key. Did you mean train.steps?",
     ]
 
 
-def test_launch_without_a_place_lists_them(capsys):
-    assert cli.main(["launch", "quickstart"]) == USER_MISTAKE
-    assert capsys.readouterr().err.startswith("error: spmdkit launch has to be told where; give one of these:\n  --on ")
+def test_launch_without_on_lists_launchers(capsys):
+    assert cli.main(["launch", "quickstart"]) == INVALID_INPUT
+    assert capsys.readouterr().err.startswith("error: spmdkit launch needs a launcher. Add one of these:\n  --on ")
 
 
 @pytest.mark.parametrize(
@@ -187,38 +189,38 @@ def test_launch_without_a_place_lists_them(capsys):
         (["checkpoint", "verify", "runs/a", "--stepp=4"], "error: --stepp is not an option; did you mean --step?\n"),
         (
             ["checkpoint", "verify", "runs/a", "run.simulate=1"],
-            "error: run.simulate=1: this command reads no config, so",
+            "error: run.simulate=1: this command does not read a config, so",
         ),
         (["checkpoint", "verify", "runs/a", "runs/b"], "error: unrecognized arguments: runs/b\n"),
         (["schedule", "1f1b", "--stage", "4", "--micro", "8", "x=1"], "error: unrecognized arguments: x=1\n"),
     ],
 )
-def test_words_that_a_command_does_not_take(words, said, capsys):
+def test_suggests_options(words, said, capsys):
     with pytest.raises(SystemExit) as info:
         cli.main(words)
-    assert info.value.code == USER_MISTAKE
+    assert info.value.code == INVALID_INPUT
     assert said in capsys.readouterr().err
 
 
-def test_a_bad_target_is_one_message(capsys):
-    assert cli.main(["launch", "quickstart", "--on", "local:2"]) == USER_MISTAKE
-    assert capsys.readouterr().err.startswith("error: --on 'local:2' is not a target; give local:PxD")
+def test_invalid_target_is_one_message(capsys):
+    assert cli.main(["launch", "quickstart", "--on", "local:2"]) == INVALID_INPUT
+    assert capsys.readouterr().err.startswith("error: --on 'local:2' is not valid; use local:PxD")
 
 
-def test_options_may_stand_between_overrides(monkeypatch):
+def test_options_may_precede_overrides(monkeypatch):
     seen = []
-    command = cli.Command("launch", "", "", "", launch.add_launch, lambda arguments: seen.append(arguments) or 0)
+    command = cli.Command("launch", "", "", "", run_commands.add_launch, lambda arguments: seen.append(arguments) or 0)
     monkeypatch.setattr(cli, "COMMANDS", (command,))
     assert cli.main(["launch", "a", "x=1", "--on", "local:2x4", "y=2"]) == 0
     assert (seen[0].config, seen[0].overrides, seen[0].on) == ("a", ["x=1", "y=2"], "local:2x4")
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 75), (RuntimeError("x"), 1)])
-def test_other_errors(error, code, monkeypatch, capsys):
+def test_exit_codes_of_other_errors(error, code, monkeypatch, capsys):
     def fail(arguments):
         raise error
 
-    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("train", "", "", "", train.add_train, fail),))
+    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("train", "", "", "", run_commands.add_train, fail),))
     assert cli.main(["train", "a"]) == code
     assert ("Traceback" in capsys.readouterr().err) == (code == 1)
 
@@ -226,14 +228,15 @@ def test_other_errors(error, code, monkeypatch, capsys):
 @pytest.mark.slow
 def test_as_a_module():
     ended = run("train", "quickstrat")
-    assert ended.returncode == USER_MISTAKE
-    assert ended.stderr.startswith("error: 1 problem in quickstrat:\n  there is no such file")
+    assert ended.returncode == INVALID_INPUT
+    assert ended.stderr.startswith("error: 1 problem in quickstrat:\n  no such file or preset")
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow_cases("train-SIGTERM", "train-SIGUSR1")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 @pytest.mark.parametrize("command", ["train", "launch"])
-def test_a_signal_while_arguments_are_read_ends_with_a_word(command, name):
+def test_signal_during_parsing_exits_with_75(command, name):
     """To read them takes many modules, and seconds on a busy machine: a run ends as it does later."""
     code = (
         "import os, signal, time\nfrom spmdkit.launch import cli\n"
@@ -243,7 +246,7 @@ def test_a_signal_while_arguments_are_read_ends_with_a_word(command, name):
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert ended.returncode == 75, ended.stderr
-    assert ended.stderr.startswith(f"ended by {name}; the same command goes on from the newest checkpoint")
+    assert ended.stderr.startswith(f"ended by {name}; the same command resumes from the latest checkpoint")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

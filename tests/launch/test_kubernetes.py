@@ -1,34 +1,37 @@
-"""`--on kubernetes` from the command line; what the manifest holds is in pods/."""
+"""`--on kubernetes` from the command line, and `kubectl apply`."""
+
+import os
 
 import pytest
 import yaml
-from runs import write_config
 from spmdkit.launch.cli import main
-from spmdkit.launch.places import find_place
+from spmdkit.launch.kubernetes import ClusterDown, apply
+from spmdkit.launch.launchers import find_launcher
 from spmdkit.mesh.errors import UserError
+from support.runs import write_config
 
 LAUNCH = {"kubernetes": {"image": "train:1", "volume_claim": "runs", "namespace": "ml"}, "nodes": 2}
 
 
 @pytest.fixture
-def config(tmp_path):
+def small(tmp_path):
     return write_config(tmp_path, run={"simulate": 4, "dir": "runs/tiny"}, launch=LAUNCH)
 
 
-def test_a_dry_run_prints_the_manifest(config, capsys):
-    assert main(["launch", str(config), "train.steps=3", "--on", "kubernetes", "--restarts", "2", "--dry-run"]) == 0
+def test_dry_run_prints_the_manifest(small, capsys):
+    assert main(["launch", str(small), "train.steps=3", "--on", "kubernetes", "--restarts", "2", "--dry-run"]) == 0
     config_map, jobset = yaml.safe_load_all(capsys.readouterr().out)
     assert yaml.safe_load(config_map["data"]["config.yaml"])["train"]["steps"] == 3
     assert jobset["kind"] == "JobSet"
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 2
 
 
-def test_it_is_handed_to_kubectl(config, tmp_path, capsys, monkeypatch):
+def test_launch_applies_the_manifest(small, tmp_path, capsys, monkeypatch):
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f"#!/bin/sh\ncat > {tmp_path}/given\necho jobset.jobset.x-k8s.io/tiny created\n")
     kubectl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert main(["launch", str(config), "--on", "kubernetes"]) == 0
+    assert main(["launch", str(small), "--on", "kubernetes"]) == 0
     assert [each["kind"] for each in yaml.safe_load_all((tmp_path / "given").read_text())] == ["ConfigMap", "JobSet"]
     said = capsys.readouterr().err
     assert "spmdkit launch: jobset.jobset.x-k8s.io/tiny created\n" in said
@@ -36,17 +39,68 @@ def test_it_is_handed_to_kubectl(config, tmp_path, capsys, monkeypatch):
     assert "to stop it:     kubectl delete jobset tiny --namespace ml" in said
 
 
-def test_without_kubectl(config, tmp_path, capsys, monkeypatch):
+def test_without_kubectl(small, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert main(["launch", str(config), "--on", "kubernetes"]) == 2
-    assert "error: There is no kubectl on this machine" in capsys.readouterr().err
+    assert main(["launch", str(small), "--on", "kubernetes"]) == 2
+    assert "error: kubectl is not installed on this machine" in capsys.readouterr().err
 
 
-def test_sizes_are_those_of_the_section_launch(config, capsys):
-    assert main(["launch", str(config), "launch.nodes=4", "--on", "kubernetes", "--dry-run"]) == 2
+def test_checks_the_sizes_of_the_section_launch(small, capsys):
+    assert main(["launch", str(small), "launch.nodes=4", "--on", "kubernetes", "--dry-run"]) == 2
     assert "4 processes with 4 devices each give 16" in capsys.readouterr().err
 
 
-def test_nothing_follows_its_name():
-    with pytest.raises(UserError, match="--on 'kubernetes:x' is not a target; give kubernetes: pods"):
-        find_place("kubernetes:x")
+def test_rejects_a_target():
+    with pytest.raises(UserError, match="--on 'kubernetes:x' is not valid; use kubernetes: pods"):
+        find_launcher("kubernetes:x")
+
+
+@pytest.fixture
+def kubectl(tmp_path, monkeypatch):
+    """Puts a kubectl first on PATH that keeps what it is given, prints a text and ends with a code."""
+
+    def write(out: str = "", err: str = "", code: int = 0) -> None:
+        (tmp_path / "out").write_text(out)
+        (tmp_path / "err").write_text(err)
+        path = tmp_path / "kubectl"
+        path.write_text(
+            f'#!/bin/sh\ncat > {tmp_path}/given; echo "$@" > {tmp_path}/words\n'
+            f"cat {tmp_path}/out; cat {tmp_path}/err >&2; exit {code}\n"
+        )
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    return write
+
+
+def test_apply(kubectl, tmp_path):
+    kubectl("configmap/x-1 unchanged\njobset.jobset.x-k8s.io/x created\n")
+    assert apply("kind: JobSet\n", "jobset", "x")[1] == "jobset.jobset.x-k8s.io/x created"
+    assert (tmp_path / "given").read_text() == "kind: JobSet\n"
+    assert (tmp_path / "words").read_text() == "apply -f -\n"
+    kubectl("service/x created\njob.batch/x created\n")
+    assert len(apply("", "job", "x")) == 2
+
+
+def test_rejects_an_existing_job(kubectl):
+    kubectl("configmap/x-1 unchanged\njobset.jobset.x-k8s.io/x unchanged\n")
+    with pytest.raises(
+        UserError, match=r"Nothing was started: .*x unchanged. .* delete the old .*kubectl delete jobset x"
+    ):
+        apply("", "jobset", "x")
+    kubectl(err='The Job "x" is invalid: spec.template: Invalid value: field is immutable\n', code=1)
+    with pytest.raises(UserError, match=r"exit code 1: The Job .*kubectl delete job x"):
+        apply("", "job", "x")
+
+
+def test_names_a_missing_controller(kubectl):
+    kubectl(err='error: resource mapping not found: no matches for kind "JobSet" in version "x"\n', code=1)
+    with pytest.raises(UserError, match=r"no JobSet controller: install it, or set launch.kubernetes.form=job"):
+        apply("", "jobset", "x")
+
+
+def test_unavailable_cluster_means_try_again(kubectl):
+    kubectl(err="E1 memcache.go\nThe connection to the server localhost:8080 was refused: connection refused\n", code=1)
+    with pytest.raises(ClusterDown, match="The cluster does not answer: The connection to the server") as raised:
+        apply("", "jobset", "x")
+    assert raised.value.exit_code == 75

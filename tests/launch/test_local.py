@@ -56,9 +56,10 @@ def test_environment_of_a_worker(monkeypatch):
     assert environment["NO_PROXY"] == "example.org,127.0.0.1"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_a_failing_worker_is_named(config, tmp_path):
+def test_names_the_failing_worker(config, tmp_path):
     (tmp_path / "bad.py").write_text(BAD_MODEL)
     ended = spmdkit("launch", config, "model={name: 'bad:make'}", f"run.dir={tmp_path}/run", "--on", "local:2x2")
     assert ended.returncode == 2
@@ -69,16 +70,18 @@ def test_a_failing_worker_is_named(config, tmp_path):
     assert ended.stderr.count("bad.py, line 6") == 1
 
 
-def test_a_bad_config_starts_no_process(config, tmp_path):
+@pytest.mark.slow
+def test_invalid_config_starts_no_process(config, tmp_path):
     ended = spmdkit("launch", config, f"run.dir={tmp_path}/run", "--on", "local:2x3")
     assert ended.returncode == 2
     assert "2 processes with 3 devices each give 6: 4 != 6" in ended.stderr
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_a_mistake_that_a_worker_finds_leaves_no_trace(config, tmp_path):
+def test_mistake_found_by_a_worker_leaves_no_trace(config, tmp_path):
     ended = spmdkit("launch", config, "train.global_batch=10000", f"run.dir={tmp_path}/runs/new", "--on", "local:2x2")
     assert ended.returncode == 2
     *_, words, last = ended.stderr.splitlines()
@@ -88,7 +91,8 @@ def test_a_mistake_that_a_worker_finds_leaves_no_trace(config, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_says_what_would_start_and_starts_nothing(config, tmp_path):
+@pytest.mark.slow
+def test_dry_run_prints_commands_and_starts_nothing(config, tmp_path):
     ended = spmdkit("launch", config, f"run.dir={tmp_path}/run", "--on", "local:2x2", "--dry-run")
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()

@@ -4,14 +4,20 @@ import shlex
 import signal
 
 import pytest
-from runs import spmdkit, write_config
 from spmdkit.configs import load_config
 from spmdkit.launch import mpi
-from spmdkit.launch.mpi import MpirunFailed, MpiTarget, address, first_to_fail, hosts_in, outcome_of_ranks
-from spmdkit.launch.places import Run, find_place
-from spmdkit.launch.supervision.blame import Exit
-from spmdkit.launch.supervision.by_rank import ByRank
-from spmdkit.launch.supervision.processes import Outcome
+from spmdkit.launch.launchers import LaunchRequest, find_launcher
+from spmdkit.launch.mpi import (
+    MpirunFailed,
+    MpiTarget,
+    find_coordinator,
+    find_first_failure,
+    find_outcome,
+    read_hostfile,
+)
+from spmdkit.launch.supervision.blame import Exit, Outcome
+from spmdkit.launch.supervision.output import TaggedOutput
+from support.runs import spmdkit, write_config
 
 RANK_EXITED = """
 Primary job  terminated normally, but 1 process returned
@@ -33,26 +39,26 @@ def hostfile(tmp_path):
 
 def command(tmp_path, *overrides, on="mpi", **options) -> list[str]:
     config = write_config(tmp_path, launch={"nodes": 1, "processes_per_node": 2})
-    place, target = find_place(on)
-    return shlex.split(place.describe(Run(str(config), ("run.simulate=4", *overrides), **options), target))
+    place, target = find_launcher(on)
+    return shlex.split(place.describe(LaunchRequest(str(config), ("run.simulate=4", *overrides), **options), target))
 
 
-def test_the_forms_of_a_target(hostfile):
-    assert find_place("mpi") == (mpi, MpiTarget())
-    assert find_place("mpi:4") == (mpi, MpiTarget(num_processes=4))
-    assert find_place(f"mpi:{hostfile}") == (mpi, MpiTarget(hostfile=str(hostfile)))
+def test_parses_targets(hostfile):
+    assert find_launcher("mpi") == (mpi, MpiTarget())
+    assert find_launcher("mpi:4") == (mpi, MpiTarget(num_processes=4))
+    assert find_launcher(f"mpi:{hostfile}") == (mpi, MpiTarget(hostfile=str(hostfile)))
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("mpi:0", "1 to 256 processes"), ("mpi:257", "1 to 256 processes"), ("mpi:nowhere", "there is no file 'nowhere'")],
+    [("mpi:0", "1 to 256 processes"), ("mpi:257", "1 to 256 processes"), ("mpi:nowhere", "missing file 'nowhere'")],
 )
-def test_what_is_no_target(text, reason):
+def test_rejects_invalid_targets(text, reason):
     with pytest.raises(ValueError, match=reason):
-        find_place(text)
+        find_launcher(text)
 
 
-def test_the_command_line(tmp_path):
+def test_command_line(tmp_path):
     words = command(tmp_path, fresh=True)
     at = words.index("mpirun")
     given = ["SPMDKIT_JOB_ADDRESSES=127.0.0.1:PORT", "PYTHONUNBUFFERED=1", "TERM=dumb", "SPMDKIT_BOUND=1"]
@@ -64,7 +70,7 @@ def test_the_command_line(tmp_path):
     assert words[-7:] == ["-P", "-m", "spmdkit", "train", str(tmp_path / "tiny.yaml"), "run.simulate=4", "--fresh"]
 
 
-def test_what_the_config_adds(tmp_path):
+def test_command_line_with_options_of_the_config(tmp_path):
     words = command(
         tmp_path,
         "launch.environment={MINE: 'a b'}",
@@ -94,38 +100,40 @@ def test_what_the_config_adds(tmp_path):
     ]
 
 
-def test_as_many_processes_here_as_said(tmp_path):
+def test_number_of_local_processes(tmp_path):
     words = command(tmp_path, "run.simulate=2", on="mpi:4")
     assert words[words.index("-n") + 1] == "4"
     assert "--map-by" not in words
 
 
-def test_where_the_coordinator_is(hostfile, monkeypatch):
+def test_find_coordinator(hostfile, monkeypatch):
     two = load_config("quickstart", ["launch.nodes=2"]).launch
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.delenv("PBS_NODEFILE", raising=False)
-    assert address(two, MpiTarget(num_processes=2), "7") == "127.0.0.1:7"
-    assert address(two, MpiTarget(hostfile=str(hostfile)), "7") == "node1:7"
-    with pytest.raises(ValueError, match="but nothing says which hosts those are"):
-        address(two, MpiTarget(), "7")
+    assert find_coordinator(two, MpiTarget(num_processes=2), "7") == "127.0.0.1:7"
+    assert find_coordinator(two, MpiTarget(hostfile=str(hostfile)), "7") == "node1:7"
+    with pytest.raises(ValueError, match="but the hosts are not known"):
+        find_coordinator(two, MpiTarget(), "7")
     monkeypatch.setenv("PBS_NODEFILE", str(hostfile))
-    assert address(two, MpiTarget(), "7") == "node1:7"
+    assert find_coordinator(two, MpiTarget(), "7") == "node1:7"
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
-    assert address(two, MpiTarget(), "7") == "", "the processes read Slurm's list themselves"
+    assert find_coordinator(two, MpiTarget(), "7") == "", "the processes read Slurm's list themselves"
     hostfile.write_text("localhost\nnode2\n")
     monkeypatch.setattr(mpi.socket, "gethostname", lambda: "here.example.org")
-    assert address(two, MpiTarget(hostfile=str(hostfile)), "7") == "here.example.org:7", "others do not reach localhost"
+    assert find_coordinator(two, MpiTarget(hostfile=str(hostfile)), "7") == "here.example.org:7", (
+        "others do not reach localhost"
+    )
     hostfile.write_text("localhost\nhere\n")
-    assert address(two, MpiTarget(hostfile=str(hostfile)), "7") == "127.0.0.1:7"
+    assert find_coordinator(two, MpiTarget(hostfile=str(hostfile)), "7") == "127.0.0.1:7"
 
 
 def test_a_hostfile_that_names_too_few(tmp_path, hostfile):
-    assert hosts_in(str(hostfile)) == ["node1", "node2"]
-    with pytest.raises(ValueError, match=r"launch.nodes=8 hosts, but .*hosts names 2. Name as many"):
+    assert read_hostfile(str(hostfile)) == ["node1", "node2"]
+    with pytest.raises(ValueError, match=r"launch.nodes=8 hosts, but .*hosts lists 2. Add the missing hosts"):
         command(tmp_path, "launch.nodes=8", "launch.processes_per_node=1", "run.simulate=1", on=f"mpi:{hostfile}")
     hostfile.write_text("# nothing\n")
-    with pytest.raises(ValueError, match="names no host"):
-        hosts_in(str(hostfile))
+    with pytest.raises(ValueError, match="is empty"):
+        read_hostfile(str(hostfile))
 
 
 @pytest.mark.parametrize(
@@ -137,18 +145,18 @@ def test_a_hostfile_that_names_too_few(tmp_path, hostfile):
         ("There are not enough slots available", None),
     ],
 )
-def test_who_failed_first(lines, expected):
-    assert first_to_fail(lines.splitlines()) == expected
+def test_find_first_failure(lines, expected):
+    assert find_first_failure(lines.splitlines()) == expected
 
 
 def ended(tmp_path, own: str, code: int, *, stopped: bool = False) -> Outcome:
-    output = ByRank(tmp_path, 4, "mpirun")
+    output = TaggedOutput(tmp_path, 4, "mpirun")
     output.own.extend(own.splitlines())
     number = signal.SIGINT if stopped else None
-    return outcome_of_ranks(Outcome((Exit(0, code, stopped),), number, (["words of mpirun"],)), output)
+    return find_outcome(Outcome((Exit(0, code, stopped),), number, (["words of mpirun"],)), output)
 
 
-def test_the_outcome_is_that_of_the_ranks(tmp_path):
+def test_outcome_is_that_of_the_ranks(tmp_path):
     assert ended(tmp_path, RANK_EXITED, 3).exits == (Exit(1, 3),)
     assert ended(tmp_path, RANK_EXITED, 3).exit_code == 3
     assert ended(tmp_path, RANK_KILLED, 137).exit_code == 75
@@ -157,7 +165,7 @@ def test_the_outcome_is_that_of_the_ranks(tmp_path):
     assert ended(tmp_path, "", 0).tails == ([], [], [], [])
 
 
-def test_mpirun_that_fails_itself(tmp_path):
+def test_failure_of_mpirun_itself(tmp_path):
     with pytest.raises(ValueError, match=r"mpirun could not start the processes \(code 1\):\n  There are not enough"):
         ended(tmp_path, "There are not enough slots available in the system", 1)
     with pytest.raises(
@@ -167,7 +175,8 @@ def test_mpirun_that_fails_itself(tmp_path):
     assert e.value.exit_code == 75
 
 
-@pytest.mark.parametrize(("says", "message"), [(None, "There is no mpirun on PATH"), ("HYDRA build", "not Open MPI's")])
+@pytest.mark.long_cases("HYDRA build-not Open MPI's", "None-mpirun is not on PATH")
+@pytest.mark.parametrize(("says", "message"), [(None, "mpirun is not on PATH"), ("HYDRA build", "not Open MPI's")])
 def test_without_open_mpi_nothing_is_written(says, message, tmp_path):
     config = write_config(tmp_path, launch={"processes_per_node": 2})
     if says:

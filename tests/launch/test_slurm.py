@@ -1,10 +1,24 @@
-"""`spmdkit launch --on slurm` before there is a job: what it refuses, and how it reads what Slurm says."""
+"""`--on slurm` without a cluster: the batch script, its submission, and the state of a job."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
-from runs import spmdkit, write_config
 from spmdkit.launch import slurm
-from spmdkit.launch.places import Run, find_place
-from spmdkit.launch.slurm import ClusterUnavailable, SlurmTarget, State, ask, last_start, submit
+from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
+from spmdkit.launch.slurm import (
+    ClusterUnavailable,
+    SlurmTarget,
+    State,
+    batch_script,
+    query_state,
+    quote_directive,
+    read_last_start,
+    submit,
+)
+from support.runs import spmdkit, write_config
 
 SIZES = {"nodes": 2, "processes_per_node": 2}
 
@@ -25,40 +39,42 @@ def scheduler(tmp_path, monkeypatch):
     return put
 
 
-def test_the_forms_of_a_target():
-    assert find_place("slurm") == (slurm, SlurmTarget(""))
-    assert find_place("slurm:gpu-a100") == (slurm, SlurmTarget("gpu-a100"))
-    assert find_place("slurm:low,high")[1].partition == "low,high"
+def test_parses_partitions():
+    assert find_launcher("slurm") == (slurm, SlurmTarget(""))
+    assert find_launcher("slurm:gpu-a100") == (slurm, SlurmTarget("gpu-a100"))
+    assert find_launcher("slurm:low,high")[1].partition == "low,high"
 
 
 @pytest.mark.parametrize("text", ["slurm:a b", "slurm:--qos=x", "slurm:a\nb", "slurm:'"])
-def test_what_is_no_partition(text):
-    with pytest.raises(ValueError, match=r"is not a target; give slurm\[:PARTITION\]"):
-        find_place(text)
+def test_rejects_invalid_partitions(text):
+    with pytest.raises(ValueError, match=r"is not valid; use slurm\[:PARTITION\]"):
+        find_launcher(text)
 
 
-def test_a_config_that_cannot_work_is_refused_before_there_is_a_script(tmp_path):
+def test_rejects_an_invalid_config_before_writing(tmp_path):
     config = write_config(tmp_path, launch=SIZES)
     with pytest.raises(ValueError, match="4 processes with 8 devices each give 32"):
-        slurm.launch(Run(str(config)), SlurmTarget(""))
+        slurm.launch(LaunchRequest(str(config)), SlurmTarget(""))
     assert not (tmp_path / "run").exists()
 
 
-def test_gpus_that_the_strategy_does_not_use_are_told(tmp_path):
+def test_rejects_gpus_that_the_strategy_does_not_use(tmp_path):
     config = write_config(tmp_path, launch={**SIZES, "gpus_per_process": 1}, run={"simulate": 0})
     with pytest.raises(ValueError, match=r"launch\.processes_per_node=2 x launch\.gpus_per_process=1 gives 4 GPUs"):
-        slurm.describe(Run(str(config)), SlurmTarget(""))
+        slurm.describe(LaunchRequest(str(config)), SlurmTarget(""))
 
 
+@pytest.mark.slow
 def test_without_slurm_nothing_is_written(tmp_path):
     config = write_config(tmp_path, launch=SIZES)
     ended = spmdkit("launch", config, "run.simulate=2", "--on", "slurm", PATH=str(tmp_path))
     assert ended.returncode == 2
-    assert "There is no sbatch on PATH" in ended.stderr
+    assert "sbatch is not on PATH" in ended.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_prints_the_script_alone(tmp_path):
+@pytest.mark.slow
+def test_dry_run_prints_only_the_script(tmp_path):
     config = write_config(tmp_path, launch=SIZES)
     ended = spmdkit("launch", config, "run.simulate=2", "--on", "slurm:gpu", "--dry-run", PATH=str(tmp_path))
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -68,7 +84,7 @@ def test_a_dry_run_prints_the_script_alone(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_number_of_the_job(scheduler, tmp_path, monkeypatch):
+def test_returns_the_number_of_the_job(scheduler, tmp_path, monkeypatch):
     """Of a cluster in a federation its name comes after; variables of another job stay here."""
     scheduler("sbatch", out="4711;cluster\n")
     monkeypatch.setenv("SPMDKIT_JOB_ADDRESSES", "elsewhere:1")
@@ -84,9 +100,9 @@ def test_the_number_of_the_job(scheduler, tmp_path, monkeypatch):
         "sbatch: error: Munge encode failed: Failed to access /run/munge/munge.socket.2: No such file or directory",
     ],
 )
-def test_a_cluster_that_does_not_answer(said, scheduler, tmp_path):
+def test_unavailable_cluster_means_try_again(said, scheduler, tmp_path):
     scheduler("sbatch", err=said, code=1)
-    with pytest.raises(ClusterUnavailable, match="Slurm does not take the job now: ") as caught:
+    with pytest.raises(ClusterUnavailable, match="Slurm cannot take the job now: ") as caught:
         submit(tmp_path / "slurm.sh")
     assert caught.value.exit_code == 75
 
@@ -100,7 +116,7 @@ def test_a_cluster_that_does_not_answer(said, scheduler, tmp_path):
         "",
     ],
 )
-def test_a_job_that_slurm_refuses(said, scheduler, tmp_path):
+def test_refused_job_is_a_user_error(said, scheduler, tmp_path):
     scheduler("sbatch", err=said, code=1)
     with pytest.raises(ValueError, match="Slurm refuses the job: ") as caught:
         submit(tmp_path / "slurm.sh")
@@ -108,11 +124,11 @@ def test_a_job_that_slurm_refuses(said, scheduler, tmp_path):
     assert (said.rpartition("failed: ")[2] or "sbatch ended with code 1") in str(caught.value)
 
 
-def test_how_a_job_is(scheduler):
+def test_query_state(scheduler):
     scheduler("scontrol", out="JobId=7 JobName=run Requeue=1 Restarts=1 JobState=FAILED Reason=None ExitCode=3:0 X=1\n")
-    assert ask("7") == State("FAILED", 3)
+    assert query_state("7") == State("FAILED", 3)
     scheduler("scontrol", err="slurm_load_jobs error: Unable to contact slurm controller", code=1)
-    assert ask("7") is None
+    assert query_state("7") is None
 
 
 @pytest.mark.parametrize(
@@ -128,14 +144,227 @@ def test_how_a_job_is(scheduler):
         (State("FAILED", 0), 75),  # its script was killed by a signal
     ],
 )
-def test_the_exit_code_of_a_job(state, code):
+def test_exit_code_of_a_state(state, code):
     assert state.exit_code == code
 
 
-def test_the_last_start_in_a_log(tmp_path):
+def test_reads_the_last_start_of_a_log(tmp_path):
     log = tmp_path / "slurm-7.log"
-    assert last_start(log) == ["(there is none)"]
+    assert read_last_start(log) == ["(missing)"]
     log.write_text("--- one\na\n--- two\nb\nc\n")
-    assert last_start(log) == ["--- two", "b", "c"]
+    assert read_last_start(log) == ["--- two", "b", "c"]
     log.write_text("nothing yet\n")
-    assert last_start(log) == ["nothing yet"]
+    assert read_last_start(log) == ["nothing yet"]
+
+
+NASTY = 'it\'s a "run" #1 of $HOME `id` 50% & more; (x)'
+
+OPTIONS = (
+    "launch.nodes=2",
+    "launch.processes_per_node=4",
+    "launch.gpus_per_process=1",
+    "launch.cpus_per_process=8",
+    "launch.time='12:00:00'",
+    "launch.slurm.account=lab",
+    "launch.slurm.qos=long",
+    "launch.slurm.warn_seconds=300",
+    "launch.slurm.options=['--constraint=h100', '--exclusive']",
+    "launch.slurm.srun_options=['--container-image=image.sqsh']",
+    "launch.prefix=[apptainer, exec, --nv, image.sif]",
+    "launch.python=/opt/python",
+    "launch.setup=['module load cuda']",
+    "launch.environment={NCCL_DEBUG: INFO}",
+)
+
+
+def script(*overrides: str, folder: str = "/shared/run", partition: str = "", **options) -> str:
+    words = (f"run.dir={json.dumps(folder)}", *overrides)
+    return batch_script(LaunchJob.load(LaunchRequest("quickstart", words, **options)), partition)
+
+
+def directives(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def check_syntax(text: str) -> None:
+    ended = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def ran(text: str, tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script as Slurm would, with an srun that prints its arguments as Python sees them, and a scontrol."""
+    tools = tmp_path / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / "srun").write_text(
+        "#!/usr/bin/env python3\nimport os, sys\nprint(sys.argv[1:])\n"
+        "sys.stderr.write(os.environ.get('SAYS', ''))\nsys.exit(int(os.environ.get('CODE', '0')))\n"
+    )
+    (tools / "scontrol").write_text('#!/bin/sh\necho "scontrol $*"\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+    return subprocess.run(["bash"], input=text, env=environment | variables, capture_output=True, text=True)
+
+
+def test_script_contains_all_options():
+    text = script("strategy={data: 8}", "run.simulate=0", *OPTIONS, partition="gpu")
+    assert directives(text) == [
+        "--job-name=run",
+        "--nodes=2",
+        "--ntasks=8",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=8",
+        "--gpus-per-task=1",
+        "--time=12:00:00",
+        "--partition=gpu",
+        "--account=lab",
+        "--qos=long",
+        "--signal=USR1@300",
+        "--requeue",
+        "--open-mode=append",
+        f"--chdir={Path.cwd()}",
+        "--output=/shared/run/logs/slurm-%j.log",
+        "--constraint=h100",
+        "--exclusive",
+    ]
+    assert "export NCCL_DEBUG=INFO\nmodule load cuda\n" in text
+    assert (
+        "srun --kill-on-bad-exit=1 --wait=120 --mpi=none --open-mode=append --cpus-per-task=8 --container-image="
+        in text
+    )
+    assert (
+        "    apptainer exec --nv image.sif /opt/python -P -m spmdkit train quickstart 'run.dir=\"/shared/run\"'" in text
+    )
+    check_syntax(text)
+
+
+def test_script_omits_missing_options():
+    text = script("launch.slurm.warn_seconds=0", "launch.slurm.requeue=false")
+    asked = " ".join(directives(text))
+    assert all(word not in asked for word in ("gpus", "cpus", "time", "partition", "account", "qos", "signal"))
+    assert "--no-requeue" in asked
+    assert "scontrol" not in text
+    check_syntax(text)
+
+
+@pytest.mark.parametrize("requeue", ["true", "false"])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_special_characters_are_quoted(requeue, fresh, tmp_path):
+    """Paths, overrides, variables: srun gets each as it was typed."""
+    folder = tmp_path / NASTY
+    words = ("sample.prompt='a b $x'", f"launch.slurm.requeue={requeue}", f'launch.environment={{A: "{NASTY[:4]} $B"}}')
+    text = script(*words, folder=str(folder), fresh=fresh)
+    check_syntax(text)
+    ended = ran(text, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    given = eval(ended.stdout.splitlines()[1])
+    assert f"--output={folder}/logs/rank-%t.log".replace("50%", "50%%") in given
+    at = given.index("train")
+    assert given[at : at + 5] == ["train", "quickstart", f"run.dir={json.dumps(str(folder))}", *words[:2]]
+    assert given[-1] == ("--fresh" if fresh else words[-1])
+    assert (folder / "logs").is_dir()
+    asked = next(line for line in directives(text) if "--output" in line)
+    assert asked.startswith('"--output=')
+    assert '\\"run\\" \\#1' in asked
+
+
+def test_rejects_newlines_in_directives():
+    assert quote_directive("--nodes=2") == "--nodes=2"
+    assert quote_directive('--comment=a "b" \\ #c') == '"--comment=a \\"b\\" \\\\ \\#c"'
+    with pytest.raises(ValueError, match="contains a control character, which a Slurm script cannot represent"):
+        quote_directive("--comment=a\n#SBATCH --nodes=100")
+
+
+def test_rejects_backslashes_in_paths():
+    with pytest.raises(ValueError, match="contains a backslash, which file names of Slurm must not contain"):
+        script(folder="/shared/a\\b")
+
+
+def test_bash_expands_nothing(tmp_path):
+    text = script(f"run.root={tmp_path}/$(touch {tmp_path}/here)", folder=str(tmp_path / "$(touch there)"))
+    assert ran(text, tmp_path).returncode == 0
+    assert not (tmp_path / "here").exists()
+    assert not Path("there").exists()
+
+
+OTHERS_STOPPED = """srun: error: n2: task 1: {}
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***
+srun: error: n1: task 0: Terminated
+srun: Force Terminated StepId=1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "again"),
+    [
+        ("Exited with exit code 2", 2, False),
+        ("Exited with exit code 3", 3, False),
+        ("Exited with exit code 1", 1, False),
+        ("Exited with exit code 75", 75, True),
+        ("Exited with exit code 134", 75, True),
+        ("Killed", 75, True),
+        ("Segmentation fault (core dumped)", 75, True),
+    ],
+)
+def test_exit_code_is_that_of_the_first_failure(ending, code, again, tmp_path):
+    """The code of srun itself is that of the processes it ended: 143."""
+    text = script(folder=str(tmp_path / "run"))
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-1.log").write_text("its last words\n")
+    ended = ran(text, tmp_path, SAYS=OTHERS_STOPPED.format(ending), CODE="143")
+    assert ended.returncode == code
+    assert ("scontrol requeue 7" in ended.stdout) == again
+    assert f"rank 1 ended first: {ending}. Its last lines, all of them in {logs}/rank-1.log:" in ended.stdout
+    assert "its last words" in ended.stdout
+
+
+@pytest.mark.parametrize(("code", "expected"), [("0", 0), ("1", 1), ("137", 75)])
+def test_exit_code_without_a_named_process(code, expected, tmp_path):
+    assert ran(script(folder=str(tmp_path / "run")), tmp_path, CODE=code).returncode == expected
+
+
+def test_group_of_failed_processes(tmp_path):
+    said = "srun: error: n[1-2]: tasks 0-3,5: Exited with exit code 75\n"
+    ended = ran(script(folder=str(tmp_path / "run")), tmp_path, SAYS=said, CODE="75")
+    assert "rank 0 ended first: Exited with exit code 75" in ended.stdout
+    assert ended.returncode == 75
+
+
+@pytest.mark.slow
+def test_requeues_while_there_are_newer_checkpoints(tmp_path):
+    """One restart may be in vain; a newer step begins the count anew."""
+    text = script("launch.slurm.restarts=1", folder=str(tmp_path / "run"))
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / "10.orbax-checkpoint-tmp").mkdir(parents=True)
+    for step in (0, 4, 9, 10):
+        if step:
+            (checkpoints / str(step)).mkdir()
+        ended = ran(text, tmp_path, CODE="137")
+        assert ended.returncode == 75
+        assert f"requeueing the job, to resume from step {step}\nscontrol requeue 7\n" in ended.stdout
+    ended = ran(text, tmp_path, CODE="137")
+    assert ended.returncode == 1
+    assert "not restarted: 1 restarts made no newer checkpoint than step 10" in ended.stdout
+    assert "scontrol" not in ended.stdout
+
+
+def test_restarts_option_overrides_the_config(tmp_path):
+    assert "-gt 5 ]" in script(folder=str(tmp_path / "run"), restarts=5)
+    assert "-gt 3 ]" in script(folder=str(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_fresh_applies_until_the_new_run_has_a_config(tmp_path):
+    """A restart goes on with the new run; one that comes before the new run has begun still starts anew."""
+    text = script(folder=str(tmp_path / "run"), fresh=True)
+    config = tmp_path / "run" / "config.yaml"
+    config.parent.mkdir()
+    config.write_text("the old run")
+    os.utime(config, (1, 1))
+    assert "'--fresh']" in ran(text, tmp_path).stdout
+    assert "'--fresh']" in ran(text, tmp_path, SLURM_RESTART_COUNT="1").stdout
+    config.write_text("the new run")
+    assert "'--fresh']" not in ran(text, tmp_path, SLURM_RESTART_COUNT="2").stdout
+    assert "'--fresh']" in ran(text, tmp_path, SLURM_JOB_ID="8").stdout, "another job of this script"

@@ -5,13 +5,12 @@ import shlex
 import sys
 
 import pytest
-from runs import write_config
-from spmdkit.configs import load_config
 from spmdkit.launch import ssh
 from spmdkit.launch.cli import main
-from spmdkit.launch.places import Run, find_place
+from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
 from spmdkit.launch.remote.client import VARIABLE
 from spmdkit.mesh.errors import UserError
+from support.runs import write_config
 
 HOSTS = """
 hosts: [{name: me@one, address: 10.0.0.1}, {name: two, processes: 1, directory: ~/data}]
@@ -33,14 +32,14 @@ def folder(tmp_path, monkeypatch):
 
 def read(folder, text=HOSTS):
     (folder / "hosts.yaml").write_text(text)
-    return find_place("ssh:hosts.yaml")[1]
+    return find_launcher("ssh:hosts.yaml")[1]
 
 
 def job_of(start) -> dict:
     return json.loads(start.environment[VARIABLE])
 
 
-def test_a_dry_run_shows_every_process(folder, capsys):
+def test_dry_run_prints_every_process(folder, capsys):
     assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--dry-run", "train.steps=3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0::2] == ["# rank 0 on me@one", "# rank 1 on me@one", "# rank 2 on two"]
@@ -60,7 +59,7 @@ def test_a_dry_run_shows_every_process(folder, capsys):
     assert not (folder / "run").exists()
 
 
-def test_the_value_of_a_forwarded_variable_is_not_shown(folder, capsys, monkeypatch):
+def test_dry_run_hides_forwarded_values(folder, capsys, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     read(folder, HOSTS + "forward: [HF_TOKEN]\n")
     assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--dry-run"]) == 0
@@ -69,12 +68,11 @@ def test_the_value_of_a_forwarded_variable_is_not_shown(folder, capsys, monkeypa
     assert "secret" not in printed
 
 
-def test_a_client_gets_the_job_by_its_environment(folder, monkeypatch):
+def test_client_gets_its_task_from_the_environment(folder, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     hosts = read(folder, HOSTS + "forward: [HF_TOKEN]\n")
-    config = ssh.load(Run("tiny.yaml"), hosts)
-    hosts = ssh.complete(hosts, config)
-    starts = [ssh.start(Run("tiny.yaml"), config, hosts, slot, 4000, "attempt", True) for slot in ssh.slots(hosts)]
+    job, hosts = ssh.load(LaunchRequest("tiny.yaml"), hosts)
+    starts = [ssh.build_start(job, hosts, slot, 4000, "attempt", True) for slot in ssh.list_slots(hosts)]
     assert [start.command[:3] for start in starts] == [[sys.executable, "-I", "-S"]] * 3
     assert [start.command[4:6] for start in starts] == [["me@one", "ssh"]] * 2 + [["two", "ssh"]]
     jobs = [job_of(start) for start in starts]
@@ -88,53 +86,53 @@ def test_a_client_gets_the_job_by_its_environment(folder, monkeypatch):
     assert not any("secret" in word for start in starts for word in start.command), "others can read command lines"
 
 
-def test_lines_of_setup_come_first(folder):
-    config = load_config("tiny.yaml", ["run.simulate=6", "launch.setup=['module load cuda']"])
-    assert ssh.with_setup(config, ["python", "x"]) == [
+def test_setup_runs_first(folder):
+    job = LaunchJob.load(LaunchRequest("tiny.yaml", ("run.simulate=6", "launch.setup=['module load cuda']")))
+    assert job.run_setup(["python", "x"], "-e") == [
         *("bash", "-e", "-c", 'module load cuda\nexec "$@"', "bash"),
         *("python", "x"),
     ]
 
 
-def test_gpus_are_shared_out(folder):
+def test_assigns_gpus_to_processes(folder):
     hosts = read(folder, "hosts: [one, two]\nprocesses: 2\ngpus_per_process: 2\n")
-    config = load_config("tiny.yaml", ["run.simulate=6"])
-    found = [ssh.variables_of(config, hosts, slot, 1) for slot in ssh.slots(hosts)]
+    job = LaunchJob.load(LaunchRequest("tiny.yaml", ("run.simulate=6",)))
+    found = [ssh.slot_variables(job, hosts, slot, 1) for slot in ssh.list_slots(hosts)]
     assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["0,1", "2,3", "0,1", "2,3"]
     assert not any("SPMDKIT_LOCAL_RANK" in each for each in found), "what it sees would be divided once more"
 
 
-def test_gpus_that_nobody_gave_are_divided_when_processes_join(folder):
+def test_gpus_are_divided_when_processes_join(folder):
     hosts = read(folder, "hosts: [one, two]\nprocesses: 2\n")
-    config = load_config("tiny.yaml", ["run.simulate=6"])
-    found = [ssh.variables_of(config, hosts, slot, 1) for slot in ssh.slots(hosts)]
+    job = LaunchJob.load(LaunchRequest("tiny.yaml", ("run.simulate=6",)))
+    found = [ssh.slot_variables(job, hosts, slot, 1) for slot in ssh.list_slots(hosts)]
     assert [each["SPMDKIT_LOCAL_RANK"] for each in found] == ["0", "1", "0", "1"]
     assert {each["SPMDKIT_LOCAL_PROCESSES"] for each in found} == {"2"}
     assert not any("CUDA_VISIBLE_DEVICES" in each for each in found)
 
 
-def test_one_host_needs_no_address_of_its_own(folder):
-    assert ssh.coordinator(read(folder, "hosts: [me@gpu1]")) == "127.0.0.1"
-    assert ssh.coordinator(read(folder, "hosts: [me@gpu1, gpu2]")) == "gpu1"
+def test_one_host_uses_loopback(folder):
+    assert ssh.coordinator_host(read(folder, "hosts: [me@gpu1]")) == "127.0.0.1"
+    assert ssh.coordinator_host(read(folder, "hosts: [me@gpu1, gpu2]")) == "gpu1"
 
 
-def test_who_runs_where(folder):
+def test_describe_hosts(folder):
     assert ssh.describe_hosts(read(folder)) == "3 processes: me@one ranks 0 and 1, two rank 2"
 
 
-def test_a_variable_that_is_not_set(folder, capsys, monkeypatch):
+def test_rejects_unset_forwarded_variables(folder, capsys, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     read(folder, HOSTS + "forward: [HF_TOKEN]\n")
     assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml"]) == 2
-    assert "error: hosts.yaml: forward names HF_TOKEN, not set here." in capsys.readouterr().err
+    assert "error: hosts.yaml: forward lists HF_TOKEN, not set on this machine." in capsys.readouterr().err
 
 
-def test_sizes_are_checked_before_any_host_is_asked(folder, capsys):
+def test_checks_sizes_before_asking_hosts(folder, capsys):
     assert main(["launch", "tiny.yaml", "strategy={fsdp: 4}", "--on", "ssh:hosts.yaml"]) == 2
     assert "3 processes with 2 devices each give 6: 4 != 6" in capsys.readouterr().err
     assert not (folder / "run").exists()
 
 
-def test_no_file_is_named():
-    with pytest.raises(UserError, match=r"--on 'ssh' is not a target: it names no file; give ssh:FILE"):
-        find_place("ssh")
+def test_rejects_a_missing_file():
+    with pytest.raises(UserError, match=r"--on 'ssh' is not valid: the file is missing; use ssh:FILE"):
+        find_launcher("ssh")

@@ -1,6 +1,7 @@
-"""LayoutMap: the rules of look-up, what Keras does quietly and this does loudly, match modes."""
+"""LayoutMap: lookup of paths, methods on keys, invalid rules, match modes."""
 
 import pytest
+from jax.sharding import PartitionSpec
 from spmdkit.layouts import LayoutMap, TensorLayout
 from spmdkit.mesh import DeviceMesh
 
@@ -21,29 +22,38 @@ def test_takes_layouts_and_tuples(mesh):
     rules, layout = LayoutMap(mesh), TensorLayout((None, "model"))
     rules["dense/kernel"] = layout
     rules["dense/bias"] = ("model",)
+    rules["embed"] = TensorLayout((("data", "model"), None), DeviceMesh((2, 4), ("data", "model")))  # an equal mesh
     assert rules["dense/kernel"] is layout
+    assert layout.device_mesh is rules.device_mesh is mesh
     assert rules["dense/bias"] == TensorLayout(("model",), mesh)
-    assert all(value.device_mesh is mesh for value in rules.values())
-    assert rules.device_mesh is mesh
+    assert repr(rules).endswith("'dense/bias': (model,), 'embed': ((data, model), None)}, match='fullmatch')")
 
 
-def test_rejects_a_key_twice(rules):
-    with pytest.raises(ValueError, match="dense/kernel already exist in the LayoutMap with value"):
-        rules["dense/kernel"] = ("model", None)
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("dense/kernel", ("model", None), "dense/kernel already exist in the LayoutMap with value"),
+        ("conv/kernel", "model", "should be a TensorLayout type"),
+        ("conv/kernel", None, "should be a TensorLayout type"),
+        ("conv/kernel", [None, "model"], r"should be a TensorLayout type .* Write \(None, 'model'\)"),
+        ("conv/kernel", PartitionSpec("data", None), r"Write \('data', None\)"),
+        ("conv/kernel", ("modle",), r"Invalid axis names for Layout.*Did you mean 'model'"),
+        ("*bias", ("model",), r"Rule '\*bias' is not a valid regular expression: nothing to repeat at pos"),
+        (3, ("data",), "must be a string .*, got 3"),
+    ],
+)
+def test_rejects_invalid_rules(rules, key, value, message):
+    with pytest.raises(ValueError, match=message):
+        rules[key] = value
+    assert len(rules) == 5
 
 
-@pytest.mark.parametrize("value", [["model"], "model", None, 3])
-def test_rejects_other_values(rules, value):
-    with pytest.raises(ValueError, match="should be a TensorLayout type"):
-        rules["conv/kernel"] = value
-    assert "conv/kernel" not in rules
+def test_rejects_a_layout_of_another_mesh(rules):
+    with pytest.raises(ValueError, match="of rule 'conv/bias' has another mesh"):
+        rules["conv/bias"] = TensorLayout(("model",), DeviceMesh((4, 2), ("data", "model")))
 
 
-def test_says_how_to_write_a_list(rules):
-    with pytest.raises(ValueError, match=r"Write \(None, 'model'\)"):
-        rules["conv/kernel"] = [None, "model"]
-
-
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(
     ("path", "axes"),
     [
@@ -52,10 +62,17 @@ def test_says_how_to_write_a_list(rules):
         ("dense_2/kernel", ("model", None)),
         ("model/dense_2/kernel", ("model", None)),
         ("conv/bias", ("model",)),
+        ("conv/kernel", None),
+        ("xdense/kernel/y", None),  # the whole path must match
+        ("", None),
     ],
 )
-def test_looks_up(rules, path, axes):
-    assert rules[path].axes == axes
+def test_looks_up_in_any_order_of_insertion(rules, mesh, path, axes, turned):
+    if turned:
+        given, rules = rules, LayoutMap(mesh)
+        for key, layout in reversed(list(given.items())):
+            rules[key] = layout
+    assert rules[path] == (None if axes is None else TensorLayout(axes, mesh))
 
 
 def test_two_matches_are_an_error(rules):
@@ -63,92 +80,30 @@ def test_two_matches_are_an_error(rules):
         rules["dense_2/bias"]
 
 
-@pytest.mark.parametrize("path", ["conv/kernel", "dense_2/kernel_1", "xdense/kernel/y", ""])
-def test_no_match_is_none(rules, path):
-    assert rules[path] is None  # the whole path must match
-
-
-def test_order_of_insertion_is_no_matter(rules, mesh):
-    turned = LayoutMap(mesh)
-    for key, layout in reversed(list(rules.items())):
-        turned[key] = layout
-    assert all(turned[path] == rules[path] for path in ("dense/bias", "dense_2/kernel", "conv/bias"))
-
-
 def test_pop_and_del_take_keys(rules):
     assert rules.pop("dense/kernel").axes == (None, "model")
     assert rules["dense/kernel"].axes == ("model", None)  # now by the expression
     with pytest.raises(KeyError):
         rules.pop("dense_2/kernel")  # an expression matches, but it is no key
+    assert rules.pop("conv/kernel", None) is None
     del rules[".*dense.*kernel"]
     assert rules["dense/kernel"] is None
     with pytest.raises(KeyError):
         del rules[".*dense.*kernel"]
 
 
-def test_length_and_order(rules):
+def test_other_methods_take_keys_and_get_a_path(rules):
     keys = ["dense/kernel", "dense/bias", ".*dense.*kernel", ".*dense.*bias", ".*bias"]
     assert len(rules) == 5
     assert list(rules) == list(rules.keys()) == [key for key, _ in rules.items()] == keys
     assert [layout.axes for layout in rules.values()][:2] == [(None, "model"), ("model",)]
-
-
-# Loud where Keras is quiet
-
-
-def test_in_tells_the_truth(rules):
-    assert "dense/kernel" in rules
     assert ".*bias" in rules
-    assert "conv/kernel" not in rules
     assert "conv/bias" not in rules  # a path with a layout, but no key
-
-
-def test_get_gives_the_default(rules):
     assert rules.get("conv/kernel", "none") == "none"
     assert rules.get("conv/kernel") is None
     assert rules.get("conv/bias", "none").axes == ("model",)
-
-
-def test_pop_gives_the_default(rules):
-    assert rules.pop("conv/kernel", None) is None
-    assert len(rules) == 5
-
-
-def test_setdefault_adds(rules):
     assert rules.setdefault("conv/kernel", (None, "model")).axes == (None, "model")
     assert rules.setdefault("conv/kernel", ("data",)).axes == (None, "model")
-    assert "conv/kernel" in rules
-
-
-def test_a_bad_expression_fails_at_once(rules):
-    with pytest.raises(ValueError, match=r"Rule '\*bias' is not a valid regular expression: nothing to repeat at pos"):
-        rules["*bias"] = ("model",)
-    assert len(rules) == 5
-
-
-def test_a_layout_of_another_mesh_fails(rules):
-    other = DeviceMesh((4, 2), ("data", "model"))
-    with pytest.raises(ValueError, match="of rule 'conv/bias' belongs to another mesh"):
-        rules["conv/bias"] = TensorLayout(("model",), other)
-
-
-def test_a_layout_of_an_equal_mesh_is_welcome(rules):
-    rules["conv/bias"] = TensorLayout(("model",), DeviceMesh((2, 4), ("data", "model")))
-    assert rules["conv/bias"].axes == ("model",)
-
-
-def test_an_unknown_axis_fails_at_once(rules):
-    with pytest.raises(ValueError, match=r"Invalid axis names for Layout.*Did you mean 'model'"):
-        rules["conv/bias"] = ("modle",)
-    assert "conv/bias" not in rules
-
-
-def test_rejects_what_is_no_mesh():
-    with pytest.raises(ValueError, match=r"LayoutMap needs a DeviceMesh, not \(2, 4\) \(tuple\)"):
-        LayoutMap((2, 4))
-
-
-# Match modes
 
 
 def test_search_matches_any_part(mesh):
@@ -169,13 +124,8 @@ def test_first_takes_the_rule_added_first(mesh):
     assert rules["bias/2"] is None  # the whole path must match
 
 
-def test_rejects_an_unknown_mode(mesh):
+def test_rejects_invalid_arguments(mesh):
     with pytest.raises(ValueError, match=r"Unknown layouts.match 'full'; known: fullmatch, search, first"):
         LayoutMap(mesh, match="full")
-
-
-def test_tuples_of_axes(mesh):
-    rules = LayoutMap(mesh)
-    rules["embed"] = (("data", "model"), None)
-    assert rules["embed"].shard_shape((16, 2)) == (2, 2)
-    assert repr(rules) == "LayoutMap({'embed': ((data, model), None)}, match='fullmatch')"
+    with pytest.raises(ValueError, match=r"LayoutMap needs a DeviceMesh, got \(2, 4\) \(tuple\)"):
+        LayoutMap((2, 4))

@@ -1,11 +1,19 @@
-"""Paths of leaves."""
+"""Paths of leaves, and patterns that select them."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import pytest
-from spmdkit.layouts.paths import joined_path, leaves_with_paths, map_with_path, numberless
+from spmdkit.layouts.paths import (
+    joined_path,
+    leaves_with_paths,
+    map_with_path,
+    match_paths,
+    matches,
+    numberless,
+    pattern_problem,
+)
 
 
 class Pair(NamedTuple):
@@ -20,18 +28,18 @@ class Dense:
     bias: Any
 
 
-TREE = {"dense": Dense(kernel=1, bias=2), "blocks": [{"q": 3}, Pair(left=4, right=(5,))], 7: None, "none": None}
-
-
-def test_paths_join_keys_indices_and_fields():
-    assert leaves_with_paths(TREE["blocks"]) == [("0/q", 3), ("1/left", 4), ("1/right/0", 5)]
-    assert leaves_with_paths({"dense": TREE["dense"]}) == [("dense/kernel", 1), ("dense/bias", 2)]
-    assert leaves_with_paths({7: {"x": 1}}) == [("7/x", 1)]
-
-
-def test_a_leaf_has_an_empty_path():
-    assert leaves_with_paths(1.0) == [("", 1.0)]
-    assert leaves_with_paths({}) == leaves_with_paths(None) == []
+@pytest.mark.parametrize(
+    ("tree", "leaves"),
+    [
+        ([{"q": 3}, Pair(left=4, right=(5,))], [("0/q", 3), ("1/left", 4), ("1/right/0", 5)]),
+        ({"dense": Dense(kernel=1, bias=2)}, [("dense/kernel", 1), ("dense/bias", 2)]),
+        ({7: {"x": 1}}, [("7/x", 1)]),
+        (1.0, [("", 1.0)]),
+        (None, []),
+    ],
+)
+def test_paths_join_keys_indices_and_fields(tree, leaves):
+    assert leaves_with_paths(tree) == leaves
 
 
 def test_maps_with_paths_over_several_trees():
@@ -48,10 +56,36 @@ def test_maps_with_paths_over_several_trees():
         (["0/b/1", "0/b/2"], "0/b/{1..2}"),
     ],
 )
-def test_paths_of_a_stack_are_one(paths, expected):
+def test_joins_paths_of_a_stack(paths, expected):
     assert joined_path(paths) == expected
     assert len({numberless(path) for path in paths}) == 1
 
 
-def test_only_whole_names_are_numbers():
+def test_replaces_only_whole_names():
     assert numberless("dense_1/12/w2") == "dense_1/*/w2"
+
+
+PATHS = ["embed/tokens", "blocks/mlp/up", "blocks/mlp/down", "head/norm"]
+
+
+def test_finds_paths_by_pattern():
+    met = match_paths(("blocks/.*", "head/norm"), PATHS, "optimizer.freeze")
+    assert met == {"blocks/.*": ["blocks/mlp/up", "blocks/mlp/down"], "head/norm": ["head/norm"]}
+    assert matches("w[0]", "w[0]"), "a path that is no expression of itself"
+
+
+def test_reports_all_unmatched_patterns():
+    with pytest.raises(ValueError) as error:
+        match_paths(("blocks/.*", "haed/.*", "blocks/mlp", "0123456789"), PATHS, "optimizer.freeze")
+    assert str(error.value).splitlines() == [
+        "optimizer.freeze: 'haed/.*' matches no parameter. Did you mean head/norm?",
+        "optimizer.freeze: 'blocks/mlp' matches no parameter. Did you mean blocks/mlp/up?",
+        "optimizer.freeze: '0123456789' matches no parameter. The parameters are embed/tokens, blocks/mlp/up, "
+        "blocks/mlp/down and 1 more.",
+    ]
+
+
+def test_rejects_invalid_patterns():
+    assert pattern_problem("blocks/.*") is None
+    assert "'(' is not a valid regular expression" in str(pattern_problem("("))
+    assert "got 3 (int)" in str(pattern_problem(3))

@@ -49,14 +49,11 @@ def test_gives_every_parameter_its_layout(canonical, rules):
     assert jax.tree.structure(table.layouts) == jax.tree.structure(PARAMS)
 
 
-def test_takes_arrays_too(canonical):
-    table = resolve({"w": np.ones((4, 2))}, canonical, rules=make_rules(canonical, w=("fsdp", None)))
+def test_takes_arrays_and_empty_layouts(canonical):
+    rules = make_rules(canonical, w=("fsdp", None), v=())
+    table = resolve({"w": np.ones((4, 2)), "v": array(3, 5)}, canonical, rules=rules)
     assert table.row("w").bytes_per_device == 16
-
-
-def test_an_empty_layout_fits_any_rank(canonical):
-    table = resolve({"w": array(3, 5)}, canonical, rules=make_rules(canonical, w=()))
-    assert table.row("w").layout.shard_shape((3, 5)) == (3, 5)
+    assert table.row("v").layout.shard_shape((3, 5)) == (3, 5)
 
 
 def test_a_default_lays_out_the_rest(canonical):
@@ -82,26 +79,18 @@ def test_large_unmatched_parameters_are_an_error(canonical, rules):
     assert problem.endswith("Add a rule to layouts.rules, or set layouts.unmatched to warn or replicate.")
 
 
-def test_small_unmatched_parameters_are_whole_and_said_to_be(canonical):
-    table = resolve(PARAMS, canonical)
-    assert {row.rule for row in table.rows} == {"replicated: no rule, under 1 MiB"}
-    assert table.bytes_per_device == table.bytes_global
-
-
 def test_the_floor_counts_itself(canonical):
     assert len(problems_of({"w": array(256)}, canonical, unmatched_floor_bytes=1024)) == 1
-    assert resolve({"w": array(255)}, canonical, unmatched_floor_bytes=1024).rows
+    [row] = resolve({"w": array(255)}, canonical, unmatched_floor_bytes=1024).rows
+    assert row.rule == "replicated: no rule, under 1 KiB"
+    assert row.bytes_per_device == row.bytes_global
 
 
 def test_unmatched_parameters_may_be_replicated(canonical):
     table = resolve(PARAMS, canonical, unmatched="replicate", unmatched_floor_bytes=0)
     assert {row.rule for row in table.rows} == {"replicated: no rule"}
-
-
-def test_unmatched_parameters_may_warn(canonical):
-    with pytest.warns(
-        UserWarning, match=r"No rule matches 2 large parameters, .* holds all of embed, head\. Add rules"
-    ):
+    warning = r"No rule matches 2 large parameters, .* holds all of embed, head\. Add rules"
+    with pytest.warns(UserWarning, match=warning):
         table = resolve(PARAMS, canonical, unmatched="warn", unmatched_floor_bytes=100_000)
     assert table.row("embed").layout.used_axes == ()
 
@@ -127,8 +116,7 @@ def test_nearest_path(key, nearest):
 
 
 def test_no_parameters_no_nearest_path(canonical, rules):
-    assert all("There are no parameters" in problem for problem in problems_of({}, canonical, rules=rules))
-    assert nearest_path("x", []) is None
+    assert all("The model lacks parameters" in problem for problem in problems_of({}, canonical, rules=rules))
 
 
 def test_rules_for_outputs_match_no_parameter(canonical, rules):
@@ -145,25 +133,19 @@ def test_two_rules_for_a_path_are_said_once_for_all_layers(canonical, rules):
     )
 
 
-def test_rules_that_never_decide_warn(canonical):
-    layouts = {"w": (None, "fsdp"), ".*": (None, None)}
-    for match in ("fullmatch", "first"):
-        with pytest.warns(UserWarning, match=r"layouts\.rules: '\.\*' decides nothing"):
-            assert (
-                resolve({"w": array(4, 4)}, canonical, rules=make_rules(canonical, match, **layouts)).row("w").rule
-                == "w"
-            )
+@pytest.mark.parametrize("match", ["fullmatch", "first"])
+def test_rules_that_never_decide_warn(canonical, match):
+    rules = make_rules(canonical, match, **{"w": (None, "fsdp"), ".*": (None, None)})
+    with pytest.warns(UserWarning, match=r"layouts\.rules: '\.\*' has no effect"):
+        assert resolve({"w": array(4, 4)}, canonical, rules=rules).row("w").rule == "w"
 
 
-def test_rules_are_for_one_mesh(canonical, mesh):
+def test_rejects_invalid_arguments(canonical, mesh):
     with pytest.raises(ValueError, match="use one mesh"):
         resolve(PARAMS, mesh, rules=LayoutMap(canonical))
-
-
-@pytest.mark.parametrize("policy", ["unmatched", "indivisible"])
-def test_policies_have_names(canonical, policy):
-    with pytest.raises(ValueError, match=f"Unknown layouts.{policy} 'eror'.*Did you mean 'error'"):
-        resolve(PARAMS, canonical, **{policy: "eror"})
+    for policy in ("unmatched", "indivisible"):
+        with pytest.raises(ValueError, match=f"Unknown layouts.{policy} 'eror'.*Did you mean 'error'"):
+            resolve(PARAMS, canonical, **{policy: "eror"})
 
 
 # Layouts that do not fit
@@ -181,9 +163,7 @@ def test_one_entry_per_dim(canonical, rules, axes):
 def test_an_axis_once_per_layout(canonical):
     rules = make_rules(canonical, w=("fsdp", ("data", "fsdp")))
     [problem] = problems_of({"w": array(8, 8)}, canonical, rules=rules)
-    assert (
-        "gets the layout (fsdp, (data, fsdp)) from rule 'w', which uses 'fsdp' twice. An axis can split one" in problem
-    )
+    assert "gets the layout (fsdp, (data, fsdp)) from rule 'w', which uses 'fsdp' twice. An axis can" in problem
 
 
 def test_indivisible_dims_name_sizes_that_work(canonical):
@@ -221,9 +201,7 @@ def test_indivisible_dims_may_move_on(canonical, shape, axes, moved, said):
 def test_moving_on_needs_a_dim_that_divides(canonical):
     rules = make_rules(canonical, w=(None, "fsdp"))
     [problem] = problems_of({"w": array(6, 7)}, canonical, rules=rules, indivisible="next_dim")
-    assert (
-        "dim 1 of size 7 does not divide over fsdp (size 4): 7 % 4 = 3; nearest dim sizes that work: 4 or 8" in problem
-    )
+    assert "dim 1 of size 7 does not divide over fsdp (size 4): 7 % 4 = 3" in problem
 
 
 def test_an_axis_that_splits_nothing(canonical, rules):

@@ -3,40 +3,33 @@
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.layouts import TensorLayout
+from spmdkit.layouts.tensor_layout import add_axis, split_further
 from spmdkit.mesh import DeviceMesh
-
-
-def test_keeps_axes_and_mesh(mesh):
-    layout = TensorLayout(["data", None, None], mesh)
-    assert layout.axes == ("data", None, None)
-    assert layout.device_mesh is mesh
-
-
-def test_rejects_an_unknown_axis(mesh):
-    message = r"Invalid axis names for Layout. Valid axis names: \('data', 'model'\), Got \('data', 'modle'\)"
-    with pytest.raises(ValueError, match=message + ".*Did you mean 'model'"):
-        TensorLayout(("data", "modle"), mesh)
+from support import toy
 
 
 def test_the_mesh_may_come_later_once(mesh):
-    layout = TensorLayout(("data", None))
+    layout = TensorLayout(["data", None])
+    known = {layout}
     assert layout.device_mesh is None
     layout.device_mesh = mesh
-    assert layout.device_mesh is mesh
+    assert (layout.axes, layout.device_mesh) == (("data", None), mesh)
+    assert layout in known, "the hash does not depend on the mesh"
     with pytest.raises(ValueError, match="Cannot override device mesh value"):
         layout.device_mesh = mesh
 
 
-def test_axes_are_checked_when_the_mesh_comes(mesh):
-    layout = TensorLayout(("data", "unknown_axis"))
-    with pytest.raises(ValueError, match="Invalid axis names for Layout"):
+def test_rejects_an_unknown_axis_when_the_mesh_comes(mesh):
+    layout = TensorLayout(("data", "modle"))
+    message = r"Invalid axis names for Layout. Valid axis names: \('data', 'model'\), Got \('data', 'modle'\)"
+    with pytest.raises(ValueError, match=message + ".*Did you mean 'model'"):
         layout.device_mesh = mesh
     assert layout.device_mesh is None
 
 
 @pytest.mark.parametrize("property_name", ["spec", "backend_layout", "mesh"])
 def test_needs_a_mesh(property_name):
-    message = "Cannot create sharding when device mesh is not set for TensorLayout.*Give it"
+    message = "Cannot create sharding when device mesh is not set for TensorLayout.*Pass it"
     with pytest.raises(ValueError, match=message):
         getattr(TensorLayout(("data", None)), property_name)
 
@@ -87,29 +80,29 @@ def test_axes_of_dims(canonical):
     assert TensorLayout(("tensor",)).used_axes == ("tensor",)  # sizes are unknown without a mesh
 
 
-def test_shard_shape(canonical):
-    assert TensorLayout((("data", "fsdp"), None), canonical).shard_shape((16, 3)) == (2, 3)
-    assert TensorLayout((), canonical).shard_shape((5, 7)) == (5, 7)
+@pytest.mark.parametrize(
+    ("axes", "shape", "shard"),
+    [((("data", "fsdp"), None), (16, 3), (2, 3)), ((), (5, 7), (5, 7)), (("fsdp",), (0,), (0,))],
+)
+def test_shard_shape(canonical, axes, shape, shard):
+    assert TensorLayout(axes, canonical).shard_shape(shape) == shard
 
 
-def test_shard_shape_explains_what_does_not_divide(canonical):
-    with pytest.raises(ValueError) as error:
-        TensorLayout((("data", "fsdp"), None), canonical).shard_shape((12, 3))
-    message = str(error.value)
-    assert "Layout ((data, fsdp), None) cannot split shape (12, 3): dim 0 of size 12" in message
-    assert "(size 2 x 4 = 8): 12 % 8 = 4; nearest dim sizes that work: 8 or 16" in message
-    assert "numbers of parts that work: 4" in message
-
-
-def test_shard_shape_needs_enough_dims(canonical):
-    with pytest.raises(
-        ValueError, match=r"Layout \(None, fsdp\) has 2 entries, but the array of shape \(8,\) has 1 dim"
-    ):
-        TensorLayout((None, "fsdp"), canonical).shard_shape((8,))
-
-
-def test_a_dim_of_size_zero_divides(canonical):
-    assert TensorLayout(("fsdp",), canonical).shard_shape((0,)) == (0,)
+@pytest.mark.parametrize(
+    ("axes", "shape", "message"),
+    [
+        (
+            (("data", "fsdp"), None),
+            (12, 3),
+            r"Layout \(\(data, fsdp\), None\) cannot split shape \(12, 3\): dim 0 of size 12 does not divide over .* "
+            r"\(size 2 x 4 = 8\): 12 % 8 = 4; nearest dim sizes that work: 8 or 16; numbers of parts that work: 4",
+        ),
+        ((None, "fsdp"), (8,), r"Layout \(None, fsdp\) has 2 entries, but the array of shape \(8,\) has 1 dim"),
+    ],
+)
+def test_shard_shape_explains_what_does_not_fit(canonical, axes, shape, message):
+    with pytest.raises(ValueError, match=message):
+        TensorLayout(axes, canonical).shard_shape(shape)
 
 
 def test_equality_and_hash(mesh):
@@ -122,22 +115,42 @@ def test_equality_and_hash(mesh):
     assert TensorLayout(("data",)) != ("data",)
 
 
-def test_the_hash_survives_the_mesh(mesh):
-    layout = TensorLayout(("data",))
-    known = {layout}
-    layout.device_mesh = mesh
-    assert layout in known
+def test_text():
+    entries = [(), ("fsdp",), (None, "fsdp"), (("data", "fsdp"), None)]
+    assert [str(TensorLayout(axes)) for axes in entries] == ["()", "(fsdp,)", "(None, fsdp)", "((data, fsdp), None)"]
+    assert repr(TensorLayout(("fsdp",))) == "TensorLayout((fsdp,))"
+
+
+MESH = toy.mesh(data=2, fsdp=2, tensor=2)
 
 
 @pytest.mark.parametrize(
-    ("axes", "text"),
+    ("base", "shape", "first", "axes", "dim"),
     [
-        ((), "()"),
-        (("fsdp",), "(fsdp,)"),
-        ((None, "fsdp"), "(None, fsdp)"),
-        ((("data", "fsdp"), None), "((data, fsdp), None)"),
+        ((None, None), (8, 16), 0, ("fsdp", None), 0),  # the first, not the largest
+        ((None, None), (7, 16), 0, (None, "fsdp"), 1),
+        ((None, None, None), (8, 8, 8), 1, (None, "fsdp", None), 1),
+        (("tensor", None), (8, 16), 0, ("tensor", "fsdp"), 1),  # a whole dim before one that is split
+        (("tensor", None), (8, 7), 0, (("tensor", "fsdp"), None), 0),
+        (("tensor", None), (8, 7), 1, None, None),
+        (("tensor", None), (6, 7), 0, None, None),  # 6 / 2 / 2 does not work out
+        ((("tensor", "data"),), (8,), 0, (("tensor", "data", "fsdp"),), 0),
+        ((None,), (9,), 0, None, None),
+        ((), (), 0, None, None),
     ],
 )
-def test_text(axes, text):
-    assert str(TensorLayout(axes)) == text
-    assert repr(TensorLayout(axes)) == f"TensorLayout({text})"
+def test_which_dim(base, shape, first, axes, dim):
+    found = split_further(TensorLayout(base, MESH), shape, MESH, "fsdp", first=first)
+    if axes is None:
+        assert found is None
+    else:
+        layout, split = found
+        assert (layout.axes, split) == (axes, dim)
+
+
+def test_an_axis_is_added_inside_the_parts_that_there_are():
+    layout = TensorLayout((None, "tensor"), MESH)
+    added = add_axis(layout, 1, "fsdp", MESH)
+    assert added.axes == (None, ("tensor", "fsdp"))
+    assert added.shard_shape((4, 16)) == (4, 4)
+    assert add_axis(added, 0, "data", MESH).axes == ("data", ("tensor", "fsdp"))

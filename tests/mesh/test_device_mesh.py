@@ -9,16 +9,13 @@ from spmdkit.mesh import AXES, DeviceMesh, list_devices
 TARGETS = [f"cuda:{number}" for number in range(16)]
 
 
-def test_keeps_what_it_is_given():
+def test_keeps_its_arguments():
     mesh = DeviceMesh((4, 2), ["batch", "model"], [f"CPU:{number}" for number in range(8)])
-    assert mesh.shape == (4, 2)
+    assert (mesh.shape, mesh.size) == ((4, 2), 8)
     assert mesh.axis_names == ["batch", "model"]  # a list stays a list
-    assert mesh.size == 8
-    assert isinstance(mesh.devices, np.ndarray)
     assert mesh.devices[1, 0] == "CPU:2"  # row by row
-
-
-def test_takes_all_devices_by_default():
+    with pytest.raises(ValueError, match="read-only"):
+        mesh.devices[0, 0] = "CPU:1"
     assert DeviceMesh((2, 4), ("data", "model")).devices.flatten().tolist() == list_devices()
 
 
@@ -29,14 +26,14 @@ def test_takes_all_devices_by_default():
         ((8,), [], "Shape and axis_names cannot be empty"),
         ((2, 4), ("data",), r"should have same size. Received: shape=\(2, 4\) \(2 sizes\)"),
         ((2, 2), ("data", "model"), "Shape does not match the number of devices. .*2 x 2 = 4, not 8"),
-        ((3, -1), ("data", "model"), "8 % 3 = 2, so -1 has no whole size"),
-        ((-1, -1), ("data", "model"), "Only one mesh size may be -1"),
-        ((0, 8), ("data", "model"), "whole numbers, at least 1 or one -1 for the rest. Received: data=0"),
-        ((2.0, 4), ("data", "model"), "whole numbers.*data=2.0"),
-        ((True, 8), ("data", "model"), "whole numbers.*data=True"),
+        ((3, -1), ("data", "model"), "8 % 3 = 2, so -1 is not an integer"),
+        ((-1, -1), ("data", "model"), "Only one mesh size can be -1"),
+        ((0, 8), ("data", "model"), "integers of at least 1, or one -1 for the remaining devices. Received: data=0"),
+        ((2.0, 4), ("data", "model"), "integers.*data=2.0"),
+        ((True, 8), ("data", "model"), "integers.*data=True"),
         ((2, 4), ("data", "data"), r"repeats \['data'\]"),
-        ((8,), "data", r"both have one entry for each axis. Write DeviceMesh\(\(8,\), \['data'\]\)"),
-        ((4,), "", r"both have one entry for each axis. Write DeviceMesh\(\(4,\), \['data'\]\)"),
+        ((8,), "data", r"both must have one entry for each axis. Write DeviceMesh\(\(8,\), \['data'\]\)"),
+        ((4,), "", r"both must have one entry for each axis. Write DeviceMesh\(\(4,\), \['data'\]\)"),
         ((2, 4), ("data", ""), "names must be strings of at least one character. .*, with ''. Give each axis a name"),
         ((8,), (None,), "names must be strings of at least one character. .*, with None."),
     ],
@@ -44,6 +41,11 @@ def test_takes_all_devices_by_default():
 def test_rejects_shapes_and_names(shape, names, message):
     with pytest.raises(ValueError, match=message):
         DeviceMesh(shape, names)
+
+
+def test_rejects_a_device_twice():
+    with pytest.raises(ValueError, match=r"\['cpu:0'\] more than once"):
+        DeviceMesh((2,), ("data",), ["cpu:0", "cpu:0"])
 
 
 @pytest.mark.parametrize(
@@ -73,24 +75,19 @@ def test_proposes_sizes_that_fit(sizes, count, proposals):
         ((2, 4), ("batch", "model"), "begin the program with spmdkit.DeviceMesh.simulated(8)."),
     ],
 )
-def test_missing_devices_can_be_simulated(shape, names, remedy):
+def test_proposes_to_simulate_missing_devices(shape, names, remedy):
     with pytest.raises(ValueError, match=r"does not match the number of devices\. .*simulate") as error:
         DeviceMesh(shape, names, ["cpu:0"])
     assert remedy in str(error.value)
 
 
-def test_a_mesh_with_too_many_devices_is_not_simulated():
+def test_does_not_propose_to_simulate_enough_devices():
     with pytest.raises(ValueError, match="2 x 2 = 4, not 8") as error:
         DeviceMesh((2, 2), ("data", "fsdp"), TARGETS[:8])
     assert "simulate" not in str(error.value)
 
 
-def test_rejects_a_device_twice():
-    with pytest.raises(ValueError, match=r"\['cpu:0'\] more than once"):
-        DeviceMesh((2,), ("data",), ["cpu:0", "cpu:0"])
-
-
-def test_one_size_may_be_the_rest():
+def test_resolves_one_remaining_size():
     assert DeviceMesh((2, -1), ("data", "model")).shape == (2, 4)
     assert DeviceMesh.of(fsdp=-1, tensor=2).axis_size("fsdp") == 4
     assert DeviceMesh.of(data=-1, fsdp=8).axis_size("data") == 1
@@ -101,16 +98,14 @@ def test_of_has_all_axes_slowest_first():
     assert mesh.axis_names == AXES
     assert mesh.shape == (1, 4, 1, 1, 1, 2)
     assert mesh.devices[0, 1, 0, 0, 0].tolist() == ["cpu:2", "cpu:3"]
-
-
-def test_of_names_the_nearest_axis():
+    assert DeviceMesh.of(jax.devices()[3::-1], data=4).devices.flatten().tolist() == [
+        "cpu:3",
+        "cpu:2",
+        "cpu:1",
+        "cpu:0",
+    ]
     with pytest.raises(ValueError, match=r"Unknown mesh axis 'fdsp'.*Did you mean 'fsdp'"):
         DeviceMesh.of(fdsp=8)
-
-
-def test_of_takes_jax_devices_in_their_order():
-    mesh = DeviceMesh.of(jax.devices()[3::-1], data=2, fsdp=2)
-    assert mesh.devices.flatten().tolist() == ["cpu:3", "cpu:2", "cpu:1", "cpu:0"]
 
 
 def test_axis_size():
@@ -120,7 +115,7 @@ def test_axis_size():
         mesh.axis_size("modle")
 
 
-def test_equal_meshes_are_one_key():
+def test_equal_meshes_have_one_hash():
     one, same = DeviceMesh((2, 4), ["data", "model"]), DeviceMesh((2, -1), ("data", "model"), list_devices())
     assert one == same
     assert len({one, same}) == 1
@@ -149,7 +144,7 @@ def test_a_subset_of_the_devices_computes():
     np.testing.assert_array_equal(jax.jit(lambda x: x + 1)(array), [1, 2, 3, 4])
 
 
-def test_devices_may_be_elsewhere():
+def test_accepts_devices_of_other_machines():
     mesh = DeviceMesh.of(TARGETS, data=-1, tensor=8)
     assert mesh.axis_size("data") == 2
     assert mesh.abstract_mesh.size == 16
@@ -159,11 +154,37 @@ def test_devices_may_be_elsewhere():
         _ = mesh.backend_mesh
 
 
-def test_names_which_devices_are_missing():
+def test_reports_missing_devices():
     with pytest.raises(ValueError, match=r"1 of the mesh's 2 devices are not on this machine: cpu:99. .*simulated"):
         _ = DeviceMesh((2,), ("data",), ["cpu:0", "cpu:99"]).backend_mesh
 
 
-def test_devices_are_read_only():
-    with pytest.raises(ValueError, match="read-only"):
-        DeviceMesh((8,), ("data",)).devices[0] = "cpu:1"
+EIGHT = """\
+data=2, fsdp=4: 8 devices, cpu
+          fsdp 0  fsdp 1  fsdp 2  fsdp 3
+  data 0  cpu:0   cpu:1   cpu:2   cpu:3
+  data 1  cpu:4   cpu:5   cpu:6   cpu:7"""
+
+
+def test_draws_few_devices(monkeypatch):
+    mesh = DeviceMesh.of(data=2, fsdp=4)
+    assert str(mesh) == EIGHT
+    assert repr(mesh) == "DeviceMesh(data=2, fsdp=4; 8 devices)"
+    lines = str(DeviceMesh((4,), ("batch",), TARGETS[:4])).splitlines()
+    assert lines[1:] == ["batch 0  batch 1  batch 2  batch 3", "cuda:0   cuda:1   cuda:2   cuda:3"]
+    assert str(DeviceMesh.of(["cuda:0"])).splitlines()[1:] == ["tensor 0", "cuda:0"]
+    lines = str(DeviceMesh.of(TARGETS[:8], data=2, fsdp=2, tensor=2)).splitlines()
+    assert lines[1].split() == ["tensor", "0", "tensor", "1"]
+    assert lines[3].split() == ["data", "0", "fsdp", "1", "cuda:2", "cuda:3"]
+    assert len(lines) == 6
+    monkeypatch.setattr(DeviceMesh, "axes_across_processes", ("data",))
+    assert str(DeviceMesh.of(data=2, fsdp=4)) == EIGHT + "\n  crosses processes: data"
+
+
+def test_draws_a_thousand_devices_on_one_screen():
+    lines = str(DeviceMesh.of([f"cuda:{number}" for number in range(1024)], data=32, fsdp=32)).splitlines()
+    assert lines[0] == "data=32, fsdp=32: 1,024 devices, cuda"
+    assert len(lines) == 18
+    assert max(map(len, lines)) <= 100
+    assert lines[-1].split() == ["data", "31", *(f"cuda:{992 + n}" for n in range(6)), "...", "cuda:1023"]
+    assert set(lines[-2].split()) == {"..."}

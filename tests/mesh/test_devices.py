@@ -3,29 +3,86 @@
 import jax
 import pytest
 import spmdkit.mesh.devices as devices
-from spmdkit.mesh import get_device_count, list_devices
+from spmdkit.mesh import DeviceMesh, UserError, backend_started, get_device_count, list_devices, simulate
 
 
-def test_lists_all_devices():
-    assert list_devices() == [f"cpu:{number}" for number in range(8)]
-    assert list_devices("CPU") == list_devices()  # in any case
-
-
-def test_counts_devices():
+def test_lists_and_finds_devices():
+    assert list_devices() == list_devices("CPU") == [f"cpu:{number}" for number in range(8)]
     assert get_device_count() == get_device_count("cpu") == 8
-
-
-@pytest.mark.parametrize("function", [list_devices, get_device_count])
-def test_says_what_there_is(function):
-    with pytest.raises(ValueError, match="device_type='TPU': JAX has no such devices here; it sees cpu:0"):
-        function("TPU")
-
-
-def test_finds_devices_by_name():
     assert devices.find_devices(["cpu:3", "CPU:0"]) == [jax.devices()[3], jax.devices()[0]]
+    with pytest.raises(ValueError, match="device_type='TPU': unknown device type; JAX sees cpu:0"):
+        list_devices("TPU")
 
 
-def test_cuda_is_a_gpu(monkeypatch):
+def test_cuda_means_gpu(monkeypatch):
     card = type("Card", (), {"platform": "gpu", "id": 1})()
     monkeypatch.setattr(jax, "devices", lambda platform=None: [card])
     assert devices.find_devices(["cuda:1"]) == devices.find_devices(["rocm:1"]) == [card]
+
+
+BEFORE = """
+import os
+from spmdkit.mesh import DeviceMesh, backend_started
+mesh = DeviceMesh.simulated(3)
+assert not backend_started()
+assert os.environ["XLA_FLAGS"].endswith("--xla_cpu_enable_concurrency_optimized_scheduler=false")
+small = DeviceMesh.simulated(2)                  # does not take devices away again
+assert mesh.backend_mesh.size == 3 and small.backend_mesh.size == 2
+import jax
+assert backend_started() and jax.device_count() == 3
+assert float(jax.numpy.ones(3).sum()) == 3       # the flag is known to this XLA
+try:
+    DeviceMesh.simulated(4)
+except RuntimeError as error:
+    print(error)
+"""
+
+IMPORT = """
+import importlib, pkgutil, spmdkit
+for package in ("mesh", "layouts", "parallel", "models", "data", "training", "configs", "launch"):
+    path = importlib.import_module("spmdkit." + package).__path__
+    for module in pkgutil.walk_packages(path, f"spmdkit.{package}."):
+        importlib.import_module(module.name)
+import jax
+assert not spmdkit.mesh.backend_started()
+jax.config.update("jax_num_cpu_devices", 2)
+print(jax.device_count())
+"""
+
+KEEPS = """
+import os
+from spmdkit.mesh import simulate
+simulate(2)
+print(os.environ["XLA_FLAGS"])
+"""
+
+
+@pytest.mark.slow
+def test_simulates_before_and_rejects_after_jax_starts(run_python):
+    output = run_python(BEFORE)
+    assert "simulate(4) is too late: JAX has already opened its devices, and this process has 3 CPU devices" in output
+    assert "(3 < 4)" in output
+    assert "set run.simulate" in output
+    assert "JAX_NUM_CPU_DEVICES=4" in output
+
+
+@pytest.mark.slow
+def test_importing_opens_no_device(run_python):
+    assert run_python(IMPORT).strip() == "2"
+
+
+@pytest.mark.slow
+def test_keeps_xla_flags_of_the_user(run_python):
+    given = "--xla_cpu_enable_concurrency_optimized_scheduler=true"
+    assert run_python(KEEPS, XLA_FLAGS=given).strip() == given
+
+
+def test_accepts_fewer_devices_than_open_ones():
+    assert backend_started()
+    assert jax.device_count() == 8
+    simulate(8)
+    assert DeviceMesh.simulated(4).devices.flatten().tolist() == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+    assert DeviceMesh.simulated(8, data=2, fsdp=-1).axis_size("fsdp") == 4
+    with pytest.raises(RuntimeError, match=r"simulate\(9\) is too late") as info:
+        DeviceMesh.simulated(9)
+    assert isinstance(info.value, UserError)  # on the command line a mistake (2), not an error of ours

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
-from spmdkit.models.sample import generate
+from spmdkit.models.generation import generate
 from spmdkit.parallel import FSDPConfig, Model, build_step, lay_out
 from spmdkit.parallel.verification.reference import OneDevice
+from support import toy
 
 FSDP = FSDPConfig(size=2, floor_bytes=256)
 
@@ -49,14 +49,16 @@ def expected(name):
         return one_step(STRATEGIES[name])
 
 
+@pytest.mark.slow_cases("fsdp", "pipe")
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_step_draws_the_same(name, other_generator):
+def test_steps_ignore_the_default_generator(name, other_generator):
     ours, theirs = one_step(STRATEGIES[name]), expected(name)
     assert ours[2] == theirs[2]
     assert jax.tree.all(jax.tree.map(np.array_equal, ours[:2], theirs[:2]))
 
 
-def test_so_does_the_reference(other_generator):
+@pytest.mark.slow
+def test_the_reference_ignores_the_default_generator(other_generator):
     alone = OneDevice(MODEL, optax.sgd(0.5), clip_norm=0.0, compute="float32", seed=3)
     first = alone.init("float32")
     assert jax.tree.all(jax.tree.map(np.array_equal, first, expected("fsdp")[0]))
@@ -79,5 +81,5 @@ def expected_text():
     return drawn()
 
 
-def test_so_do_samples(expected_text, other_generator):
+def test_samples_ignore_the_default_generator(expected_text, other_generator):
     assert drawn() == expected_text

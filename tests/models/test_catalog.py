@@ -82,7 +82,7 @@ def test_problems_of_reference_models(spec, message):
 
 
 def test_data_without_a_vocabulary():
-    with pytest.raises(ValueError, match=r"model.vocabulary is not given, and the data does not tell it"):
+    with pytest.raises(ValueError, match=r"model.vocabulary is missing, and the data does not determine it"):
         load_model({"name": "transformer"}, length=64)
 
 
@@ -101,7 +101,7 @@ def test_a_class_is_called_and_a_model_is_taken(user_module):
     assert model.init(None)["w"].shape == (5,)
     assert load_model({"name": "mine:pair"}).init is init
     assert load_model({"name": "mine:model"}).name == "my own"
-    with pytest.raises(ValueError, match="is a model, not a function: it takes no options such as width"):
+    with pytest.raises(ValueError, match="is a model, not a function: it does not take options such as width"):
         load_model({"name": "mine:model", "width": 5})
 
 
@@ -117,7 +117,7 @@ def test_a_function_gets_what_it_asks_for(user_module):
 @pytest.mark.parametrize("result", [None, 3, (init,), (init, 3), {"init": init}])
 def test_wrong_returns(user_module, result):
     user_module(make=lambda: result)
-    message = f"model.name='mine:make' returned a {type(result).__name__}. It has to return"
+    message = f"model.name='mine:make' returned a {type(result).__name__}. It must return"
     with pytest.raises(ValueError, match=message):
         load_model({"name": "mine:make"})
 

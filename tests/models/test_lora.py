@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.models import MoEConfig, TransformerConfig, load_model, moe, transformer
-from spmdkit.models.lora import LoRA, LoRAConfig, frozen_by_lora
+from spmdkit.models.lora import LoRA, LoRAConfig, frozen_by_lora, group_of, merged, with_adapters
 from spmdkit.parallel import Model, build_step, census, lay_out, verify
 from spmdkit.parallel.model import ParallelContext
 from spmdkit.parallel.sharding.default_layout import model_axes
 from spmdkit.parallel.tensor import TensorConfig
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
+from support import toy
 
 CONFIG = LoRAConfig(rank=3, alpha=6.0, match=("blocks/up", "head/.*"))
 BASES = {"blocks": toy.BLOCK_MODEL, "plain": toy.PLAIN_MODEL}
@@ -60,6 +60,7 @@ def adapters_of(kind, tree):
     return [[at(tree, f"{path}/{name}") for name in ("a", "b")] for path in ADAPTERS[kind]]
 
 
+@pytest.mark.slow_cases("blocks", "plain")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", BASES)
 def test_value_and_gradient_are_those_of_the_merged_model(kind):
@@ -76,6 +77,7 @@ def test_value_and_gradient_are_those_of_the_merged_model(kind):
     assert others == {f"{path}/{name}" for path in ADAPTERS[kind] for name in ("a", "b")}
 
 
+@pytest.mark.slow_cases("blocks", "plain")
 @pytest.mark.parametrize("kind", BASES)
 def test_merged_parameters_compute_the_same_in_the_base(kind):
     lora, params = LoRA(BASES[kind], CONFIG), trained(kind)
@@ -87,6 +89,7 @@ def test_merged_parameters_compute_the_same_in_the_base(kind):
     np.testing.assert_array_equal(at(merged, "blocks/down"), at(params, "blocks/down"))
 
 
+@pytest.mark.slow_cases("blocks")
 @pytest.mark.parametrize("kind", BASES)
 def test_it_starts_at_the_loss_of_its_base(kind):
     base, key = BASES[kind], jax.random.key(3)
@@ -100,6 +103,7 @@ def test_it_starts_at_the_loss_of_its_base(kind):
         assert 0.7 < float(jnp.std(a)) * size**0.5 < 1.3
 
 
+@pytest.mark.slow
 def test_from_trained_parameters():
     """Those of the base are taken as they are; only A is drawn."""
     base = jax.tree.map(np.asarray, toy.init(jax.random.key(7)))
@@ -113,6 +117,7 @@ def test_from_trained_parameters():
     np.testing.assert_allclose(metrics.loss, total / weight, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_a_of_a_block_does_not_depend_on_how_many_there_are():
     def drawn(layers):
         base = transformer(TransformerConfig(vocabulary=16, length=8, layers=layers, width=8, heads=2))
@@ -123,6 +128,7 @@ def test_the_a_of_a_block_does_not_depend_on_how_many_there_are():
     assert (two[0] != two[1]).all()
 
 
+@pytest.mark.slow
 def test_on_fsdp_8_the_gradients_are_those_by_hand():
     params = trained("blocks")
     base, pairs, loss = by_hand("blocks", params)
@@ -206,6 +212,7 @@ def test_experts_have_adapters_of_their_own():
     assert found["a"].shape[3] == found["b"].shape[2] == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_equal_to_one_device():
     base = transformer(TransformerConfig(vocabulary=32, length=8, layers=2, width=8, heads=2))
@@ -229,18 +236,21 @@ def test_in_the_section_of_a_model():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"rank": 0}, "model.lora.rank=0 has to be at least 1"),
-        ({"rank": 99}, r"model.lora.rank=99 is more than blocks/up of shape .* can have: .* at most \d+, or narrow"),
-        ({"alpha": float("nan")}, "model.lora.alpha=nan has to be over 0, and finite"),
-        ({"match": ()}, r"model.lora.match is empty: name the matrices"),
-        ({"match": ("(",)}, r"model.lora.match: '\(' is not a regular expression"),
+        ({"rank": 0}, "model.lora.rank=0 must be at least 1"),
+        ({"rank": 99}, r"model.lora.rank=99 is too large for blocks/up of shape .* at most \d+, or narrow"),
+        ({"alpha": float("nan")}, "model.lora.alpha=nan must be over 0 and finite"),
+        ({"match": ()}, r"model.lora.match is empty: give the matrices"),
+        ({"match": ("(",)}, r"model.lora.match: '\(' is not a valid regular expression"),
         ({"match": ("blcks/up",)}, r"model.lora.match: 'blcks/up' matches no parameter. Did you mean blocks/up"),
-        ({"match": ("blocks/scale",)}, r"'blocks/scale' matches no matrix, but blocks/scale of shape \[3, 16\]"),
-        ({"match": ("blocks/up",), "train": ("blocks/.*",)}, "blocks/up is in match and in train"),
+        (
+            {"match": ("blocks/scale",)},
+            r"'blocks/scale' does not match any matrix, only blocks/scale of shape \[3, 16\]",
+        ),
+        ({"match": ("blocks/up",), "train": ("blocks/.*",)}, "blocks/up is both in match and in train"),
         ({"match": ("blocks/up",), "train": ("haed/.*",)}, r"model.lora.train: 'haed/.\*' matches no parameter"),
     ],
 )
-def test_options_that_cannot_be(config, message):
+def test_rejects_invalid_lora_options(config, message):
     with pytest.raises(ValueError, match=message):
         LoRA(toy.BLOCK_MODEL, LoRAConfig(**{"match": ("blocks/up",), **config}))
 
@@ -248,11 +258,12 @@ def test_options_that_cannot_be(config, message):
 def test_adapters_of_adapters():
     once = LoRA(toy.BLOCK_MODEL, CONFIG).model
     with pytest.raises(
-        ValueError, match=r"model.lora: model 'block model' has parameters of that name itself \(blocks/l"
+        ValueError, match=r"model.lora: model 'block model' already has parameters of that name \(blocks/l"
     ):
         LoRA(once, CONFIG)
 
 
+@pytest.mark.slow_cases("none")
 @pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
 def test_the_compiled_step_gathers_what_is_predicted(remat):
     """What is kept of W' serves backward in place of W, unless blocks are recomputed."""
@@ -269,6 +280,7 @@ def test_the_compiled_step_gathers_what_is_predicted(remat):
     assert gathers == outside + toy.BLOCKS * (5 + len(of_block))
 
 
+@pytest.mark.slow_cases("query|out-12", "query|value-10")
 @pytest.mark.parametrize(("match", "count"), [("query|value", 10), ("query|out", 12)])
 def test_all_to_alls_that_no_adapter_needs_are_not_made_again(match, count):
     """Products are kept: the way back of the heads is made again for the gradient of `out` alone, if it has one."""
@@ -285,3 +297,65 @@ def test_all_to_alls_that_no_adapter_needs_are_not_made_again(match, count):
     found = census(step.compile(batch).as_text(), layouts.mesh)
     assert found == step.cost(batch)
     assert next(line.count for line in found if line.kind == "all-to-all") == count
+
+
+BLOCKS, ROWS, COLUMNS, RANK = 2, 3, 4, 2
+
+
+def params(blocks=BLOCKS):
+    random = np.random.default_rng(0)
+    return {
+        "mlp": {"up": random.normal(size=(blocks, ROWS, COLUMNS)).astype(np.float32)},
+        "norm": np.ones((blocks, ROWS), np.float32),
+    }
+
+
+def adapted(own, key=0):
+    group = group_of("blocks", own, {"blocks/mlp/up", "head/out"}, stacked=True)
+    return group, with_adapters(group, own, RANK, jax.random.key(key))
+
+
+def test_adapters_stand_beside_what_they_adapt():
+    group, tree = adapted(params())
+    assert list(group.adapted) == ["mlp/up"], "of another group nothing"
+    assert set(tree) == {"mlp", "norm", "lora"}
+    a, b = tree["lora"]["mlp"]["up"]["a"], tree["lora"]["mlp"]["up"]["b"]
+    assert (a.shape, b.shape) == ((BLOCKS, ROWS, RANK), (BLOCKS, RANK, COLUMNS))
+    assert a.any()
+    assert not b.any()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float16, 2e-3)])
+def test_merged_is_the_matrix_and_a_part_of_the_product(dtype, tolerance):
+    own = params()
+    own["mlp"]["up"] = own["mlp"]["up"].astype(dtype)
+    group, tree = adapted(own)
+    pair = tree["lora"]["mlp"]["up"]
+    pair["b"] = np.random.default_rng(1).normal(size=pair["b"].shape).astype(np.float32)
+    found = merged(group, tree, scale=0.5)
+    expected = own["mlp"]["up"] + 0.5 * np.einsum("nir,nro->nio", np.asarray(pair["a"]), pair["b"])
+    assert found["mlp"]["up"].dtype == dtype
+    np.testing.assert_allclose(found["mlp"]["up"], expected, rtol=tolerance, atol=tolerance)
+    assert found["norm"] is own["norm"]
+    assert set(found) == {"mlp", "norm"}
+
+
+def test_the_a_of_a_block_does_not_depend_on_how_many_there_are_low_rank():
+    three, two = (adapted(params(blocks))[1]["lora"]["mlp"]["up"]["a"] for blocks in (3, 2))
+    np.testing.assert_array_equal(three[:2], two)
+    assert (two[0] != two[1]).all()
+
+
+def test_parameters_that_are_no_dict_stand_apart():
+    own = (np.ones((ROWS, COLUMNS), np.float32), np.ones((), np.float32))
+    group = group_of("", own, {"0"}, stacked=False)
+    tree = with_adapters(group, own, RANK, jax.random.key(0))
+    assert set(tree) == {"base", "lora"}
+    assert jax.tree.structure(merged(group, tree, scale=1.0)) == jax.tree.structure(own)
+
+
+def test_nothing_is_changed_where_nothing_is_adapted():
+    own = params()
+    group = group_of("blocks", own, set(), stacked=True)
+    assert with_adapters(group, own, RANK, jax.random.key(0)) is own
+    assert merged(group, own, scale=1.0) is own

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import reference
 from reference.transformer import attention, rms_norm, rotate
-from spmdkit.models.layers.attention import causal_attention
-from spmdkit.models.layers.attention import rotate as rotate_heads
-from spmdkit.models.layers.norms import rms_norm as our_rms_norm
-from spmdkit.models.moe import moe
-from spmdkit.models.moe_config import MoEConfig
-from spmdkit.models.moe_router import route
+from spmdkit.models.attention import causal_attention
+from spmdkit.models.attention import rotate as rotate_heads
+from spmdkit.models.layers import rms_norm as our_rms_norm
+from spmdkit.models.moe import MoEConfig, moe, route
 from spmdkit.models.transformer import WHOLE, TransformerConfig, logits, transformer
 from spmdkit.parallel.blocks.grouped_experts import apply_experts
 
@@ -134,6 +132,7 @@ def operations(jaxpr):
 SIZES = {"vocabulary": 23, "length": 6, "layers": 1, "width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 24}
 
 
+@pytest.mark.slow_cases("moe", "transformer")
 @pytest.mark.parametrize(
     "model",
     [

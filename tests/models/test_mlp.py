@@ -14,6 +14,7 @@ BATCH = {
 }
 
 
+@pytest.mark.slow
 def test_matches_numpy(float64):
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.1, mlp(CONFIG).init(jax.random.key(0)))
     x = BATCH["inputs"].astype(np.float64)
@@ -26,6 +27,7 @@ def test_matches_numpy(float64):
     np.testing.assert_allclose((total, weight), (losses.sum(), 16), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_first_parameters_loss_and_gradients_are_those_of_the_plain_one(float64):
     key, plain = jax.random.key(2), reference.mlp
     drawn = plain.init(CONFIG, key)
@@ -37,6 +39,7 @@ def test_first_parameters_loss_and_gradients_are_those_of_the_plain_one(float64)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found, expected)
 
 
+@pytest.mark.slow
 def test_learns():
     model = mlp(CONFIG)
     params = model.init(jax.random.key(0))
@@ -57,6 +60,7 @@ def test_linear_classifier_and_flops():
     assert CONFIG.flops_per_row == 6 * (6 * 8 + 8 * 5 + 5 * 3)
 
 
+@pytest.mark.slow
 def test_bfloat16_gives_float32_losses():
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), mlp(CONFIG).init(jax.random.key(0)))
     total, weight = mlp(CONFIG).loss(params, BATCH, None)
@@ -64,7 +68,7 @@ def test_bfloat16_gives_float32_losses():
 
 
 def test_problems():
-    with pytest.raises(ValueError, match=r"model.features=-1 has to be at least 0.\nmodel.widths=\[4, 0\]: each"):
+    with pytest.raises(ValueError, match=r"model.features=-1 must be at least 0.\nmodel.widths=\[4, 0\]: each"):
         MLPConfig(features=-1, widths=(4, 0))
-    with pytest.raises(ValueError, match=r"model.features is not given.*\nmodel.classes is not given"):
+    with pytest.raises(ValueError, match=r"model.features is missing.*\nmodel.classes is missing"):
         mlp(MLPConfig())

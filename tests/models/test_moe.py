@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import reference
 from spmdkit.models import generate, load_model
-from spmdkit.models.moe import moe
-from spmdkit.models.moe_config import MoEConfig
-from spmdkit.models.moe_router import route
+from spmdkit.models.moe import MoEConfig, moe, route
 from spmdkit.models.transformer import WHOLE, TransformerConfig
 
 SMALL = MoEConfig(
@@ -110,6 +108,7 @@ def test_an_expert_takes_what_its_capacity_allows_and_no_more(float64):
     assert bool(dropless.kept_BLk.all())
 
 
+@pytest.mark.slow
 def test_equal_shares_cost_the_least(float64):
     """The auxiliary loss is 1 where choices and probabilities are equal, nearly E / k where one expert takes all."""
     config = replace(SMALL, auxiliary_loss=1.0, z_loss=0.0, top_k=1)
@@ -121,6 +120,7 @@ def test_equal_shares_cost_the_least(float64):
     np.testing.assert_allclose(route(config, WHOLE, jnp.asarray(one), jnp.asarray(x)).loss_B, 4.0, rtol=1e-6)
 
 
+@pytest.mark.slow_cases("0.0", "1.0")
 @pytest.mark.parametrize("factor", [1.0, 0.0])
 def test_a_block_adds_the_mixture(factor, float64):
     """One block without attention: the residual stream, and the router's losses of each row."""
@@ -137,6 +137,7 @@ def test_a_block_adds_the_mixture(factor, float64):
         np.testing.assert_allclose(y["router_loss"][row], 1 + loss, rtol=1e-11)
 
 
+@pytest.mark.slow_cases("capacity")
 @pytest.mark.parametrize(
     "config",
     [
@@ -155,6 +156,7 @@ def test_loss_and_gradients_are_those_of_the_plain_one(config, float64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), gradients, expected)
 
 
+@pytest.mark.slow
 def test_first_parameters_are_those_of_the_plain_one():
     config = replace(SMALL, layers=3)
     found, expected = (
@@ -163,6 +165,7 @@ def test_first_parameters_are_those_of_the_plain_one():
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 def test_the_losses_count_in_training_with_the_weight_of_their_row(float64):
     batch, params = make_batch(SMALL), make_params(SMALL)
     model, without, key = moe(SMALL), moe(replace(SMALL, auxiliary_loss=0.0, z_loss=0.0)), jax.random.key(0)
@@ -179,6 +182,7 @@ def test_the_losses_count_in_training_with_the_weight_of_their_row(float64):
     np.testing.assert_allclose(jax.jit(lambda: model.loss(params, batch, key)[0])(), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_rows_do_not_know_of_each_other(float64):
     """A row alone has the logits that it has among others: capacity and places are its own."""
     batch, params, model = make_batch(SMALL), make_params(SMALL), moe(SMALL)
@@ -188,6 +192,7 @@ def test_rows_do_not_know_of_each_other(float64):
     np.testing.assert_allclose(alone[0], together[1], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_no_position_depends_on_a_later_one(float64):
     """Not even by taking its place with an expert: tokens after the sixth change, logits before do not."""
     params, tokens = make_params(SMALL), make_batch(SMALL)["inputs"]
@@ -198,6 +203,7 @@ def test_no_position_depends_on_a_later_one(float64):
     assert np.abs(before[:, 6:] - after[:, 6:]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_one_expert_is_the_transformer(float64):
     """With one expert and no limit, a mixture is an MLP."""
     config = replace(SMALL, experts=1, top_k=1, capacity_factor=0.0)
@@ -225,6 +231,7 @@ def test_capacity_rounds_up_and_ends_at_the_row():
     assert capacities == [10, 1, 5, 7, 10]
 
 
+@pytest.mark.slow
 def test_by_name_and_writing_text():
     model = load_model({"name": "moe", "layers": 1, "width": 16, "experts": 2}, vocabulary=23, length=10)
     assert model.name == "moe"
@@ -235,21 +242,21 @@ def test_by_name_and_writing_text():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"experts": 0}, r"model\.experts=0 has to be at least 1"),
+        ({"experts": 0}, r"model\.experts=0 must be at least 1"),
         (
             {"top_k": 9},
-            r"model\.top_k=9: a position chooses different experts, at least 1 and at most all model\.experts=8",
+            r"model\.top_k=9 must be at least 1 and at most model\.experts=8",
         ),
-        ({"capacity_factor": -1.0}, r"model\.capacity_factor=-1\.0 has to be at least 0"),
-        ({"capacity_factor": float("nan")}, r"model\.capacity_factor=nan has to be at least 0 and finite"),
-        ({"auxiliary_loss": float("inf")}, r"model\.auxiliary_loss=inf has to be at least 0 and finite"),
-        ({"norm": "layer"}, r"model\.norm=layer is for the transformer: experts are swiglu"),
+        ({"capacity_factor": -1.0}, r"model\.capacity_factor=-1\.0 must be at least 0"),
+        ({"capacity_factor": float("nan")}, r"model\.capacity_factor=nan must be at least 0 and finite"),
+        ({"auxiliary_loss": float("inf")}, r"model\.auxiliary_loss=inf must be at least 0 and finite"),
+        ({"norm": "layer"}, r"model\.norm=layer is only for the transformer: experts are swiglu"),
         (
             {"z_loss": -0.1, "heads": 0},
-            r"model\.heads=0 has to be at least 1\.\nmodel\.z_loss=-0\.1 has to be at least 0",
+            r"model\.heads=0 must be at least 1\.\nmodel\.z_loss=-0\.1 must be at least 0",
         ),
     ],
 )
-def test_sizes_that_cannot_be(given, message):
+def test_rejects_invalid_moe_sizes(given, message):
     with pytest.raises(ValueError, match=message):
         MoEConfig(**given)

@@ -11,13 +11,11 @@ import optax
 import pytest
 import reference
 from reference.transformer import attention, kept_values, rms_norm, rotate
-from spmdkit.models.layers.attention import causal_attention
-from spmdkit.models.layers.attention import rotate as rotate_heads
-from spmdkit.models.layers.cross_entropy import cross_entropy
-from spmdkit.models.layers.dropout import dropout
-from spmdkit.models.layers.norms import rms_norm as our_rms_norm
-from spmdkit.models.moe_config import MoEConfig
-from spmdkit.models.moe_router import route
+from spmdkit.models.attention import causal_attention
+from spmdkit.models.attention import rotate as rotate_heads
+from spmdkit.models.layers import cross_entropy, dropout
+from spmdkit.models.layers import rms_norm as our_rms_norm
+from spmdkit.models.moe import MoEConfig, route
 from spmdkit.models.transformer import WHOLE, _swiglu
 from spmdkit.models.transformer_config import TransformerConfig
 from spmdkit.parallel.expert import ExpertConfig, buffer_of, combine, dispatch, placement
@@ -125,6 +123,7 @@ def test_cross_entropy(float64):
     )
 
 
+@pytest.mark.slow_cases("1", "2")
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_router(top_k, float64):
     """Gates, places and losses; and the gradients of gates and losses, by the router's matrix and by what it reads."""
@@ -143,11 +142,12 @@ def test_router(top_k, float64):
     assert_same(ours, lambda *own: reference.mixture.route(config, *own)[1::2], router, x)
 
 
+@pytest.mark.slow
 def test_dispatch_and_combine(float64):
     """There and back: each position once for every choice that is kept, and so are their gradients."""
     chosen = jnp.asarray(np.argsort(RANDOM.random((12, 4)), axis=1)[:, :3], jnp.int32)
     kept = jnp.asarray(RANDOM.random((12, 3)) < 0.7)
-    placed = placement(buffer_of(ExpertConfig(), experts=4, top_k=3, positions=12, most=12), chosen, kept)
+    placed = placement(buffer_of(ExpertConfig(), experts=4, top_k=3, positions=12, limit=12), chosen, kept)
     assert_same(
         lambda x: combine(placed, dispatch(placed, x)[0]),
         lambda x: jnp.where(kept[:, :, None], x[:, None, :], 0.0),
@@ -158,6 +158,7 @@ def test_dispatch_and_combine(float64):
 # The optimizer
 
 
+@pytest.mark.slow
 def test_adamw_and_clipping(float64):
     """NumPy's steps are those of optax."""
     shapes = {"a": (3, 4), "b": (2,)}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import reference
 from jax import lax
-from jax.sharding import AxisType, PartitionSpec
-from small_transformers import SMALL, VARIANTS, first_params, make_batch
-from spmdkit.models.transformer import TransformerConfig, transformer
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from spmdkit.models.transformer import TransformerConfig, init, transformer
+from support.small_transformers import SMALL, VARIANTS, first_params, make_batch
 
 
 def slow_but(*quick):
@@ -33,6 +33,7 @@ def packed(batch):
     return {**batch, "segments": (~first).astype(np.int32), "positions": np.where(first, position, position - 4)}
 
 
+@pytest.mark.slow_cases("gpt", "grouped", "tied")
 @pytest.mark.parametrize("name", slow_but("grouped", "tied", "gpt"))
 def test_logits_loss_and_gradients_are_those_of_the_plain_one(name, float64):
     """In training with dropout; in evaluation, where a row holds two documents."""
@@ -54,6 +55,7 @@ def test_logits_loss_and_gradients_are_those_of_the_plain_one(name, float64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), gradients, expected)
 
 
+@pytest.mark.slow_cases("float32-2e-05")
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float32", 2e-5), pytest.param("bfloat16", 0.05, marks=pytest.mark.slow)]
 )
@@ -71,6 +73,7 @@ def test_compute_dtypes(dtype, tolerance):
     np.testing.assert_allclose((total, weight), reference.transformer.loss(SMALL, params, batch), rtol=tolerance)
 
 
+@pytest.mark.slow
 def test_later_tokens_change_nothing_before_them():
     config = VARIANTS["sliced"]
     model, params, batch = transformer(config), make_params(config), make_batch(config, rows=1)
@@ -101,6 +104,7 @@ def test_a_token_outside_the_vocabulary_is_not_another_token():
     assert np.isnan(total)
 
 
+@pytest.mark.slow
 def test_rows_of_weight_zero_do_not_count():
     model, params, batch = transformer(SMALL), make_params(SMALL), make_batch(SMALL)
     batch["weights"][1] = 0
@@ -115,6 +119,7 @@ def test_rows_of_weight_zero_do_not_count():
 DROPPED = replace(SMALL, dropout=0.3)
 
 
+@pytest.mark.slow
 def test_a_row_meets_the_same_mask_next_to_any_rows():
     model, params, batch = transformer(DROPPED), make_params(DROPPED), make_batch(DROPPED, rows=4)
     key = jax.random.key(1)
@@ -126,6 +131,7 @@ def test_a_row_meets_the_same_mask_next_to_any_rows():
     assert abs(loss(params, renamed, key)[0] - sum(rows)) > 1e-3
 
 
+@pytest.mark.slow
 def test_evaluation_drops_nothing():
     params, batch = make_params(SMALL), make_batch(SMALL)
     del batch["example"]
@@ -171,6 +177,67 @@ def test_types_under_shard_map(name, dropped, params_vary):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), gradients, expected)
 
 
-def test_sizes_that_only_the_data_knows():
-    with pytest.raises(ValueError, match=r"model.vocabulary is not given.*\nmodel.length is not given"):
+def test_rejects_missing_vocabulary_and_length():
+    with pytest.raises(ValueError, match=r"model.vocabulary is missing.*\nmodel.length is missing"):
         transformer(TransformerConfig())
+
+
+@pytest.mark.slow_cases("False")
+@pytest.mark.parametrize("name", ["grouped", "tied", "qwen", "gpt"])
+def test_first_parameters_are_those_of_the_plain_one(name):
+    config = replace(VARIANTS[name], layers=3)
+    expected = reference.transformer.init(config, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, first_params(config), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("data", "fsdp"), [(1, 8), (4, 2)])
+def test_first_parameters_are_the_same_bits_in_any_layout(data, fsdp):
+    config = TransformerConfig(vocabulary=256, length=8, layers=4, width=48, heads=4)
+    model, key = transformer(config), jax.random.key(3)
+    mesh = jax.make_mesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+
+    def sharding(leaf):
+        """Splits the last dim that divides."""
+        last = max((dim for dim, size in enumerate(leaf.shape) if size % fsdp == 0), default=None)
+        return NamedSharding(mesh, PartitionSpec(*("fsdp" if dim == last else None for dim in range(leaf.ndim))))
+
+    shardings = jax.tree.map(sharding, jax.eval_shape(model.init, key))
+    one, split = jax.jit(model.init)(key), jax.jit(model.init, out_shardings=shardings)(key)
+    assert split["blocks"]["mlp"]["gate"].sharding.shard_shape((4, 48, 128)) == (4, 48, 128 // fsdp)
+    jax.tree.map(np.testing.assert_array_equal, one, split)
+
+
+@pytest.mark.slow
+def test_scales_of_first_parameters():
+    config = TransformerConfig(vocabulary=512, length=8, layers=2, width=128, heads=4)
+    params = first_params(config)
+    stds = {
+        ("embed", "tokens"): 1.0,
+        ("blocks", "attention", "query"): 128**-0.5,
+        ("blocks", "attention", "out"): (128 * 4) ** -0.5,
+        ("blocks", "mlp", "down"): (384 * 4) ** -0.5,
+        ("head", "logits"): 128**-0.5,
+    }
+    for path, std in stds.items():
+        leaf = params
+        for name in path:
+            leaf = leaf[name]
+        np.testing.assert_allclose(np.std(leaf), std, rtol=0.02)
+    np.testing.assert_allclose(
+        np.std(first_params(replace(config, tied=True))["embed"]["tokens"]), 128**-0.5, rtol=0.02
+    )
+    assert (params["head"]["norm"] == 1).all()
+    assert (params["blocks"]["mlp"]["norm"] == 1).all()
+
+
+@pytest.mark.slow
+def test_a_block_does_not_depend_on_how_many_there_are():
+    few, many = (first_params(replace(SMALL, layers=n))["blocks"]["mlp"] for n in (2, 3))
+    np.testing.assert_array_equal(few["gate"], many["gate"][:2])
+    np.testing.assert_allclose(few["down"] * 4**0.5, many["down"][:2] * 6**0.5, rtol=1e-6)
+    assert (few["gate"][0] != few["gate"][1]).any()
+
+
+def test_init_is_exported_as_a_plain_function():
+    assert jax.eval_shape(lambda key: init(SMALL, key), jax.random.key(0))["embed"]["tokens"].shape == (23, 16)

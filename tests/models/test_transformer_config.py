@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from small_transformers import SMALL, VARIANTS, make_batch
 from spmdkit.models.transformer import TransformerConfig, transformer
+from support.small_transformers import SMALL, VARIANTS, make_batch
 
 
 def test_number_of_parameters():
@@ -32,6 +32,7 @@ def count_matmul_flops(jaxpr):
     return total
 
 
+@pytest.mark.slow_cases("config0")
 @pytest.mark.parametrize("config", [SMALL, VARIANTS["multi-query"], VARIANTS["tied"], VARIANTS["gpt"]])
 def test_flops_are_those_of_the_products(config):
     """Up to 64 positions attention is one slice, the full square; backward has its two products once more."""
@@ -51,19 +52,19 @@ def test_worked_out_sizes():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 0}, "model.layers=0 has to be at least 1"),
-        ({"kv_heads": -1}, "model.kv_heads=-1 has to be at least 0"),
+        ({"layers": 0}, "model.layers=0 must be at least 1"),
+        ({"kv_heads": -1}, "model.kv_heads=-1 must be at least 0"),
         ({"heads": 4, "kv_heads": 3}, r"model.kv_heads=3 does not divide model.heads=4.*\[1, 2, 4\]"),
         ({"width": 30, "heads": 4}, "model.width=30 is not divisible by model.heads=4"),
-        ({"width": 12, "heads": 4}, "a head is 3 wide.*has to be even"),
-        ({"dropout": 1.0}, "model.dropout=1.0 has to be a part"),
-        ({"rope_base": 1.0}, "model.rope_base=1.0 has to be over 1"),
-        ({"norm_epsilon": 0.0}, "model.norm_epsilon=0.0 has to be over 0"),
-        ({"norm_epsilon": float("nan")}, "model.norm_epsilon=nan has to be over 0"),
-        ({"rope_base": float("nan")}, "model.rope_base=nan has to be over 1"),
-        ({"norm": "layr"}, "model.norm='layr' is not a choice. Did you mean layer?"),
-        ({"rope_factor": 0.5}, "model.rope_factor=0.5 has to be at least 1"),
-        ({"rope_slow_turns": 4.0}, "model.rope_slow_turns=4.0 has to be .* less than model.rope_fast_turns=4.0"),
+        ({"width": 12, "heads": 4}, "a head is 3 wide.*must be even"),
+        ({"dropout": 1.0}, "model.dropout=1.0 must be a fraction"),
+        ({"rope_base": 1.0}, "model.rope_base=1.0 must be over 1"),
+        ({"norm_epsilon": 0.0}, "model.norm_epsilon=0.0 must be over 0"),
+        ({"norm_epsilon": float("nan")}, "model.norm_epsilon=nan must be over 0"),
+        ({"rope_base": float("nan")}, "model.rope_base=nan must be over 1"),
+        ({"norm": "layr"}, "model.norm='layr' is not a valid choice. Did you mean layer?"),
+        ({"rope_factor": 0.5}, "model.rope_factor=0.5 must be at least 1"),
+        ({"rope_slow_turns": 4.0}, "model.rope_slow_turns=4.0 must be .* less than model.rope_fast_turns=4.0"),
         (
             {"positions": "learned", "max_length": 8, "length": 9},
             "model.max_length=8 is less than the 9 positions.*Set data.length to at most 8",

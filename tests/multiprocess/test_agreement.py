@@ -3,17 +3,15 @@
 import time
 
 import pytest
-from ranks import start, wait
-from runs import spmdkit, write_config
+from support.processes import start, wait
+from support.runs import spmdkit, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 
 ALIKE = [
-    ("run.seed=3", "run.seed: 0 on rank 0, 3 on rank 1"),
     ("train.global_batch=32", "train.global_batch: 16 on rank 0, 32 on rank 1"),
     ("data.shuffle=false", "data.shuffle: true on rank 0, false on rank 1"),
-    ("checkpoint.every=5", "checkpoint.every: 4 on rank 0, 5 on rank 1"),
 ]
 
 
@@ -24,7 +22,7 @@ ALIKE = [
         *(pytest.param(*case, marks=pytest.mark.faults) for case in ALIKE),
     ],
 )
-def test_another_config_on_one_rank(own, says, tmp_path):
+def test_rejects_different_config_on_one_rank(own, says, tmp_path):
     config = write_config(tmp_path)
     before = time.monotonic()
     ended = wait(start(config, [[], [own]]))
@@ -52,7 +50,7 @@ def test_another_config_on_one_rank(own, says, tmp_path):
         ),
     ],
 )
-def test_another_setting_on_one_rank(variable, value, says, tmp_path):
+def test_rejects_different_jax_setting_on_one_rank(variable, value, says, tmp_path):
     config = write_config(tmp_path)
     for each in wait(start(config, [[], []], own={1: {variable: value}})):
         assert each.code == 2, each.stderr
@@ -68,7 +66,7 @@ def test_another_setting_on_one_rank(variable, value, says, tmp_path):
         pytest.param(1, {"SPMDKIT_NUM_PROCESSES": "3"}, "Rank 1 (process ", marks=pytest.mark.faults),
     ],
 )
-def test_another_number_of_devices_or_processes_on_one_rank(rank, own, says, tmp_path):
+def test_rejects_different_device_or_process_counts(rank, own, says, tmp_path):
     """That rank finds that its mesh does not fit before it has joined, and tells the other."""
     ended = wait(start(write_config(tmp_path), [[], []], own={rank: own}))
     assert [each.code for each in ended] == [2, 2], ended
@@ -77,7 +75,8 @@ def test_another_number_of_devices_or_processes_on_one_rank(rank, own, says, tmp
     assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"
 
 
-def test_other_data_on_one_rank(tmp_path):
+@pytest.mark.long
+def test_rejects_different_data_on_one_rank(tmp_path):
     """The config is the same; what stands in the file is not: each process has a working directory of its own."""
     config = write_config(tmp_path, data={"source": "data:rows"}, run={"simulate": 8, "log_every": 1})
     (tmp_path / "data.py").write_text(
@@ -92,14 +91,14 @@ def test_other_data_on_one_rank(tmp_path):
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_processes_that_agree_train(tmp_path):
+def test_agreeing_processes_train(tmp_path):
     config = write_config(tmp_path, train={"steps": 2, "global_batch": 16})
     assert [each.code for each in wait(start(config, [[], []]))] == [0, 0]
 
 
-def test_one_of_several_without_an_address_does_not_train_alone(tmp_path):
+def test_process_without_address_does_not_train_alone(tmp_path):
     config = write_config(tmp_path)
     ended = spmdkit("train", config, "run.simulate=4", SPMDKIT_NUM_PROCESSES="2", SPMDKIT_PROCESS_ID="0")
     assert ended.returncode == 2
-    assert "no address says where the others are" in ended.stderr
+    assert "the address of process 0 is missing" in ended.stderr
     assert not (tmp_path / "run").exists()

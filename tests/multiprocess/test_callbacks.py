@@ -5,8 +5,8 @@ import textwrap
 import time
 
 import pytest
-from ranks import start, wait
-from runs import losses, state_arrays, trained, write_config
+from support.processes import start, wait
+from support.runs import losses, state_arrays, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 STEPS = 4000
@@ -21,7 +21,7 @@ OWN = textwrap.dedent(
     def optimizer(learning_rate): return in_parts(optax.adam(learning_rate), {"last": "layers/1/.*"})
 
     class Wilful(Callback):
-        '''Asks for whatever comes into its mind, by the clock, each rank for something else.'''
+        '''Requests for whatever comes into its mind, by the clock, each rank for something else.'''
 
         changes_learning_rate = True
 
@@ -82,7 +82,7 @@ def heard(folder, rank):
     return [json.loads(line) for line in (folder / f"heard-{rank}.jsonl").read_text().splitlines()]
 
 
-def test_whatever_each_asks_for_all_do_the_same(tmp_path):
+def test_processes_agree_on_callback_requests(tmp_path):
     (tmp_path / "wilful.py").write_text(OWN)
     own = {"callbacks": [{"name": "wilful:make", "ends_after": 5}], "optimizer": {"name": "wilful:optimizer"}}
     config = write_config(tmp_path, **{**SECTIONS, **own})
@@ -105,7 +105,8 @@ def test_whatever_each_asks_for_all_do_the_same(tmp_path):
     assert state["opt_state/0/1/factors/last"] == asked[0]["train"] / 8
 
 
-def test_a_stop_file_is_seen_by_one_and_obeyed_by_both(tmp_path):
+@pytest.mark.long
+def test_stop_file_stops_both_processes(tmp_path):
     config = write_config(
         tmp_path, **SECTIONS, callbacks=[{"name": "stop_file", "seconds": 0}, {"name": "best_checkpoint"}]
     )

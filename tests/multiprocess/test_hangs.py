@@ -1,12 +1,10 @@
 """A process that hangs is noticed within the deadline and a few seconds, named with its phase, and the run ends."""
 
-import os
-import signal
 import time
 
 import pytest
-from ranks import start, wait
-from runs import losses, metrics, source_module, trained, write_config
+from support.processes import start, wait
+from support.runs import losses, metrics, source_module, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults]
 STEPS, DEADLINE = 40, 3
@@ -23,7 +21,7 @@ HANGING = source_module(
     """,
     take="""
     saved = Path(__file__).with_name("run").joinpath("checkpoints", "5").exists()
-    if saved and os.environ.get("HOW") in ("sleep", "lock") and os.environ["SPMDKIT_PROCESS_ID"] == "1":
+    if saved and "HOW" in os.environ and os.environ["SPMDKIT_PROCESS_ID"] == "1":
         hang()
     """,
 )
@@ -41,16 +39,14 @@ def hanging_run(folder):
     )
 
 
-@pytest.mark.parametrize("how", ["sleep", "lock", "stop"])
-def test_the_rank_that_hangs_is_named(how, tmp_path):
+@pytest.mark.parametrize("how", ["sleep", "lock"])
+def test_names_hanging_rank(how, tmp_path):
     config = hanging_run(tmp_path)
     processes = start(config, [[], []], variables={"HOW": how})
     saved, deadline = tmp_path / "run" / "checkpoints" / "5", time.monotonic() + 120
     while not saved.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    if how == "stop":
-        os.kill(processes[1].pid, signal.SIGSTOP)
     begin = time.monotonic()
     code = processes[0].wait(60)
     assert time.monotonic() - begin < DEADLINE + 5 + 10, "ten seconds for a machine with much else to do"

@@ -5,19 +5,20 @@ import subprocess
 import sys
 
 import pytest
-from ranks import Ended, wait
-from runs import environment
-from spmdkit.launch.supervision.ports import free_port
+from spmdkit.launch.supervision.workers import free_port
+from support.processes import Ended, wait
+from support.runs import environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 PROGRAM = """
-from spmdkit.training.worker import Timeouts, multi_process, processes_in_job
-with multi_process(Timeouts(rendezvous=60, shutdown=20), "runs/x"):
+from spmdkit.configs.schema import Timeouts
+from spmdkit.launch.startup.worker import joins_processes, count_processes
+with joins_processes(Timeouts(rendezvous=60, shutdown=20), "runs/x"):
     from jax._src import distributed
     state = distributed.global_state
     client = state.client
-    assert (state.num_processes, processes_in_job()) == (2, 2)
+    assert (state.num_processes, count_processes()) == (2, 2)
     client.key_value_set(f"said/{state.process_id}", "hello")
     client.wait_at_barrier("all", 30_000)
     print("joined", state.process_id, len(client.key_value_dir_get("said/")), flush=True)
@@ -55,7 +56,7 @@ POD = {
         pytest.param(SLURM, id="Slurm", marks=pytest.mark.faults),
     ],
 )
-def test_a_launcher_says_who_is_who(variables):
+def test_reads_job_from_launcher_variables(variables):
     ended = join(variables)
     assert [each.code for each in ended] == [0, 0], [each.stderr for each in ended]
     assert [each.stdout.splitlines()[-1] for each in ended] == ["joined 0 2", "joined 1 2"]

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import assert_same_arrays, environment, losses, state_arrays, trained, write_config
+from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.configs import load_config
-from spmdkit.launch.run.build import build
-from spmdkit.launch.supervision.ports import free_port
-from spmdkit.launch.supervision.processes import run_processes
-from spmdkit.launch.supervision.workers import Start
+from spmdkit.launch.startup.worker import job_environment
+from spmdkit.launch.supervision.workers import Start, free_port, run_processes
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.mesh import DeviceMesh
 from spmdkit.parallel import build_step, lay_out
-from spmdkit.training.checkpointing.checkpoints import Checkpoints
-from spmdkit.training.worker import Job, job_environment
+from spmdkit.runtime.build_run import build
+from support.runs import assert_same_arrays, environment, losses, state_arrays, trained, write_config
 
 FSDP = {"fsdp": {"size": 8, "floor_bytes": 64}}
 WRITTEN, STEPS = 4, 8
@@ -25,12 +23,12 @@ COPY = """
 import sys
 from pathlib import Path
 from spmdkit.configs import load_config
-from spmdkit.launch.run.build import build, prepare_devices
-from spmdkit.training.checkpointing.checkpoints import Checkpoints
-from spmdkit.training.worker import multi_process
+from spmdkit.runtime.build_run import build, prepare_devices
+from spmdkit.checkpoints.manager import Checkpoints
+from spmdkit.launch.startup.worker import joins_processes
 config = load_config(sys.argv[1], sys.argv[4:], num_processes=2, simulate=int(sys.argv[3]))
-prepare_devices(config)
-with multi_process(config.timeouts):
+prepare_devices(config.run, config.precision, int(sys.argv[3]))
+with joins_processes(config.timeouts):
     import jax
     assert jax.process_count() == 2
     abstract = build(config).step.abstract_state()
@@ -64,6 +62,7 @@ def uninterrupted(tmp_path_factory, written) -> dict[int, float]:
     return losses(config.parent / "run")
 
 
+@pytest.mark.long_cases("mesh0")
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"data": 2}, {"data": 1}, {"fsdp": 2}])
 def test_fewer_devices_restore_it_exactly(mesh, written):
@@ -83,6 +82,7 @@ def _rules(mesh: dict[str, int]) -> dict | None:
     return {"layers/0/kernel": [None, "fsdp"]} if "fsdp" in mesh else None
 
 
+@pytest.mark.long_cases("1-{data: 2}-64 32", "4-{fsdp: {size: 8, floor_bytes: 64}}-8 32")
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def _rules(mesh: dict[str, int]) -> dict | None:
 )
 def test_two_processes_restore_it_exactly(devices, strategy, shard, written, tmp_path):
     address = f"127.0.0.1:{free_port()}"
-    environments = [environment(**job_environment(Job(address, 2, rank, devices))) for rank in range(2)]
+    environments = [environment(**job_environment(address, 2, rank, devices)) for rank in range(2)]
     copy = tmp_path / "copy"
     command = [sys.executable, "-c", COPY, str(written), str(copy), str(devices), f"strategy={strategy}"]
     outcome = run_processes([Start(command, each) for each in environments], tmp_path)
@@ -99,6 +99,7 @@ def test_two_processes_restore_it_exactly(devices, strategy, shard, written, tmp
     assert_same_arrays(state_arrays(written, WRITTEN, copy), state_arrays(written, WRITTEN))
 
 
+@pytest.mark.long_cases("1 device", "2 processes x 1 device", "2 processes x 4 devices")
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_two_processes_restore_it_exactly(devices, strategy, shard, written, tmp
     ],
     ids=["2 devices", "1 device", "2 processes x 4 devices", "2 processes x 1 device"],
 )
-def test_training_goes_on(command, written, uninterrupted, tmp_path):
+def test_training_resumes(command, written, uninterrupted, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(written.parent / "run", folder)
     name, *rest = command

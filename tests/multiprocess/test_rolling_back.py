@@ -5,9 +5,9 @@ import time
 
 import numpy as np
 import pytest
-from ranks import start, wait
-from runs import losses, rows_of_files, write_config
 from spmdkit.launch.cli import main
+from support.processes import start, wait
+from support.runs import losses, rows_of_files, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 STEPS, BATCH, BAD = 40, 16, (5, 30)
@@ -35,7 +35,8 @@ def write_run(folder, *, deleted):
     )
 
 
-def test_two_processes_go_back_together_and_a_kill_changes_nothing(tmp_path):
+@pytest.mark.long
+def test_two_processes_roll_back_together(tmp_path):
     reference = write_run(tmp_path / "without", deleted=True)
     assert main(["train", str(reference)]) == 0
     config = write_run(tmp_path / "rows", deleted=False)

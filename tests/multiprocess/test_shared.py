@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from ranks import start, wait
-from runs import listing, source_module, trained, write_config
+from support.processes import start, wait
+from support.runs import listing, source_module, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 OPTIONS = {"train": {"steps": 8, "global_batch": 16}, "checkpoint": {"every": 4}, "eval": {"every": 0, "batches": 1}}
@@ -28,7 +28,8 @@ def assert_named(ended):
         assert "Traceback" not in each.stderr
 
 
-def test_a_new_run(hosts):
+@pytest.mark.long
+def test_rejects_unshared_directory_of_new_run(hosts):
     config, folders = hosts
     assert_named(wait(start(config, [[], []], folders=folders)))
     assert [path.name for folder in folders for path in folder.rglob("*")] == ["run"]
@@ -36,7 +37,7 @@ def test_a_new_run(hosts):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("copied", ["nothing", "an earlier step", "all"])
-def test_a_run_that_would_go_on(copied, hosts):
+def test_rejects_unshared_directory_on_resume(copied, hosts):
     config, (one, other) = hosts
     trained("train", config, f"run.dir={one}/run", "train.steps=8")
     if copied != "nothing":
@@ -48,7 +49,7 @@ def test_a_run_that_would_go_on(copied, hosts):
     assert_named(ended)
     if copied != "all":
         seen = {"nothing": 0, "an earlier step": 4}[copied]
-        assert f"newest checkpoint there: 8 on rank 0, {seen} on rank 1" in ended[0].stderr
+        assert f"latest checkpoint there: 8 on rank 0, {seen} on rank 1" in ended[0].stderr
     assert (listing(one), listing(other)) == before
 
 
@@ -63,7 +64,7 @@ LATE = source_module(
 )
 
 
-def test_the_folder_is_looked_at_once_process_0_has_made_it(tmp_path):
+def test_reads_directory_after_process_0_created_it(tmp_path):
     """Process 1 comes first, to a folder that is not there yet."""
     (tmp_path / "late.py").write_text(LATE)
     config = write_config(tmp_path, data={"source": "late:rows"}, train={"steps": 1, "global_batch": 16})

@@ -6,8 +6,8 @@ import subprocess
 import time
 
 import pytest
-from ranks import start, wait
-from runs import assert_same_arrays, command, environment, losses, state_arrays, trained, write_config
+from support.processes import start, wait
+from support.runs import assert_same_arrays, command, environment, losses, state_arrays, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 STEPS = 400
@@ -50,8 +50,9 @@ def assert_goes_on(config, undisturbed, step):
 OTHERS = [pytest.param(name, marks=pytest.mark.faults) for name in ("SIGINT", "SIGUSR1")]
 
 
+@pytest.mark.long_cases("SIGTERM")
 @pytest.mark.parametrize("name", ["SIGTERM", *OTHERS])
-def test_one_process(name, undisturbed, tmp_path):
+def test_signal_to_one_process_saves(name, undisturbed, tmp_path):
     config = write_config(tmp_path, **OPTIONS)
     process = subprocess.Popen(
         command("train", config), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -66,8 +67,9 @@ def test_one_process(name, undisturbed, tmp_path):
         assert_goes_on(config, undisturbed, step)
 
 
+@pytest.mark.long_cases("0")
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.faults)])
-def test_a_signal_to_one_of_two(rank, undisturbed, tmp_path):
+def test_signal_to_one_of_two_saves(rank, undisturbed, tmp_path):
     config = write_config(tmp_path, **OPTIONS)
     processes = start(config, [[], []])
     wait_for_step(tmp_path, 5, processes[0])
@@ -84,7 +86,7 @@ def test_a_signal_to_one_of_two(rank, undisturbed, tmp_path):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_signal_to_the_launcher(name, tmp_path):
+def test_signal_to_launcher_saves(name, tmp_path):
     config = write_config(tmp_path, **OPTIONS)
     process = subprocess.Popen(
         command("launch", config, "--on", "local:2x4"),
@@ -103,7 +105,8 @@ def test_a_signal_to_the_launcher(name, tmp_path):
     assert f"after step {step} of {STEPS}; saved." in printed
 
 
-def test_while_it_compiles_nothing_is_written(tmp_path):
+@pytest.mark.long
+def test_signal_during_compilation_writes_nothing(tmp_path):
     """There is nothing to save, and the run directory is as free as before."""
     config = write_config(tmp_path, **OPTIONS)
     process = subprocess.Popen(
@@ -121,7 +124,7 @@ def test_while_it_compiles_nothing_is_written(tmp_path):
 
 
 @pytest.mark.faults
-def test_a_second_signal_ends_it_at_once(tmp_path):
+def test_second_signal_ends_immediately(tmp_path):
     """The first is not answered here: the reader of the data stalls."""
     config = write_config(tmp_path, **{**OPTIONS, "data": {"source": "stalls:rows"}})
     (tmp_path / "stalls.py").write_text(
@@ -149,4 +152,4 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=10)
     assert process.returncode == 75
-    assert "ended by SIGTERM; the same command goes on from the newest checkpoint, if there is one" in printed
+    assert "ended by SIGTERM; the same command resumes from the latest checkpoint, if there is one" in printed

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from jax import lax
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.models.frozen import freeze, frozen_paths
@@ -16,9 +15,10 @@ from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import BlockModel, LossSums, Model, Precision, batch_axes, build_step, lay_out
 from spmdkit.parallel.sharding.stored_order import unstore_blocks
 from spmdkit.parallel.verification.collective_check import check_collectives
-from spmdkit.parallel.xla.equations import inner_programs
+from spmdkit.parallel.xla.graph import inner_programs
 from spmdkit.training.optimizing.averaging import averaged
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
+from support import toy
 
 BLOCKS, ODD = 4, 13
 ROWS, FEATURES, CLASSES = 16, 16, 8
@@ -215,7 +215,7 @@ def built(name, strategy, *, optimizer="adamw", ema=0.0, precision=FLOAT32, **op
     elif "frozen" in name:
         freezing = FREEZE if name == "frozen" else FREEZE_SPLIT
         frozen = frozen_paths(freezing, jax.eval_shape(given.init, jax.random.key(0)))
-    if "tensor" in STRATEGIES[strategy] and given.parallelize is None:
+    if "tensor" in STRATEGIES[strategy] and getattr(given, "parallelize", None) is None:
         rules = RULES["blocks" if isinstance(given, BlockModel) else "biased"]
     layouts = lay_out(
         given,
@@ -257,10 +257,11 @@ def case_name(case):
 TABLE = {case_name(case): case for case in CASES}
 
 
+@pytest.mark.slow_cases("biased, hsdp, accumulate 1", "blocks, prefetch-all, accumulate 1")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if case in QUICK else pytest.mark.long) for name, case in TABLE.items()]
 )
-def test_what_moves_is_as_predicted(name):
+def test_census_equals_the_predicted_cost(name):
     model, strategy, options = TABLE[name]
     precision = options.get("precision", FLOAT32)
     with jax.enable_x64(precision.needs_x64):
@@ -288,6 +289,20 @@ def reduced_by(jaxpr, times=1):
 WITHOUT_COMPILING = ("data", "zero1", "zero2", "local", "fsdp", "hsdp", "keep", "prefetch", "pipe")
 
 
+@pytest.mark.slow_cases(
+    "frozen-local",
+    "frozen-pipe",
+    "frozen-prefetch",
+    "frozen-zero2",
+    "lora-data",
+    "lora-hsdp",
+    "lora-keep",
+    "lora-local",
+    "lora-pipe",
+    "lora-prefetch",
+    "lora-zero1",
+    "split lora-explicit-tensor",
+)
 @pytest.mark.parametrize(
     ("model", "strategy"),
     [
@@ -309,7 +324,7 @@ def test_a_program_never_holds_gradients_of_frozen_parameters(model, strategy):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["prefetch", "hsdp", "keep", "zero2", "pipe-fsdp"])
 @pytest.mark.parametrize("model", ["lora", "frozen"])
-def test_what_trains_has_the_gradients_of_one_device(model, strategy):
+def test_trained_parameters_have_the_gradients_of_one_device(model, strategy):
     """And what does not has zeros, whatever the optimizer makes of them."""
     step, batch = built(model, strategy, accumulate=2), toy.batch(0)
     params = jax.tree.map(lambda leaf: leaf + 0.01, step.given_model.init(jax.random.key(0)))

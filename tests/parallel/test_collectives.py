@@ -15,7 +15,7 @@ def test_lines_of_one_kind_and_axes_add_up():
     assert merge(reversed(lines)) == merge(lines)
 
 
-def test_what_never_runs_is_left_out():
+def test_merge_omits_lines_without_calls():
     assert merge([gather(0, 0), gather(2, 8).times(0)]) == merge([]) == ()
 
 

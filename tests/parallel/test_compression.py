@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
-from order import unordered
+from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.parallel import DataParallelConfig, Model, build_step, census, lay_out, verify
 from spmdkit.parallel.compression import BLOCK, dequantize, quantize
-from spmdkit.training.checkpointing.checkpoints import Checkpoints
 from spmdkit.training.loop import run_steps
 from spmdkit.training.steps.not_finite import Diverged
+from support import toy
+from support.order import unordered
 
 FSDP = {"size": 2, "floor_bytes": 1024}
 STRATEGY = {"data": {"size": 4, "compress": "int8"}, "fsdp": FSDP}
@@ -31,6 +31,7 @@ def ours():
     return step, step.compile(toy.abstract(toy.batch(0)))
 
 
+@pytest.mark.slow
 def test_blocks_round_to_a_hundredth_of_their_largest():
     sizes = np.array([[1e-30], [1e-10], [0.0], [1.0], [1e20]], np.float32)
     values = np.random.default_rng(0).normal(size=(5, BLOCK)).astype(np.float32) * sizes
@@ -48,8 +49,9 @@ def test_rounding_moves_numbers_too_small_for_a_scale_into_the_error():
     assert (np.asarray(dequantize(packed)) == 0).all()
 
 
+@pytest.mark.slow_cases("inf", "nan")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_not_finite_and_touches_no_other_block(bad):
+def test_nonfinite_values_stay_in_their_block(bad):
     values = np.random.default_rng(0).normal(size=(3, BLOCK)).astype(np.float32)
     spoilt = values.copy()
     spoilt[1, 7] = bad
@@ -59,6 +61,7 @@ def test_what_is_not_finite_stays_not_finite_and_touches_no_other_block(bad):
     assert np.array_equal(back[[0, 2]], expected[[0, 2]])
 
 
+@pytest.mark.slow
 def test_a_nan_on_one_device_ends_the_run_in_its_step():
     """The gradient of one row is NaN, its loss is not: once swallowed, these parameters would never move again."""
 
@@ -85,6 +88,7 @@ def test_a_nan_on_one_device_ends_the_run_in_its_step():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.extra)))
 
 
+@pytest.mark.slow
 def test_gradients_of_all_steps_sum_to_the_exact_ones_but_for_the_last_errors(ours):
     """Error feedback, telescoped: with a model whose gradient does not depend on its parameters."""
 
@@ -110,12 +114,12 @@ def test_gradients_of_all_steps_sum_to_the_exact_ones_but_for_the_last_errors(ou
     np.testing.assert_allclose(ours - RATE * owed, theirs, atol=2e-5)
 
 
-def test_what_moves_is_what_the_cost_says(ours):
+def test_census_equals_the_cost(ours):
     step, compiled = ours
-    lines = census(compiled.as_text(), step.layouts.mesh)
+    lines = census(compiled.as_text(), step.plan.mesh)
     assert unordered(compiled.as_text()) == []
     assert lines == step.cost()
-    shards = sum(row.bytes_per_device for row in step.layouts.table.rows if row.layout.used_axes)
+    shards = sum(row.bytes_per_device for row in step.plan.table.rows if row.layout.used_axes)
     assert shards // (4 * BLOCK) == 14  # blocks, to be dealt out to 4 devices: 16
     over_data = {line.kind: line.bytes for line in lines if line.axes == ("data",)}
     assert over_data == {"all-to-all": 16 * 260, "all-gather": 16 * 260}
@@ -123,6 +127,7 @@ def test_what_moves_is_what_the_cost_says(ours):
     assert [line.bytes for line in exact] == [12]  # loss, weight and the norm
 
 
+@pytest.mark.slow
 def test_the_loss_is_exact_and_gradients_nearly(ours):
     step, _ = ours
     plain = make({"data": {"size": 4}, "fsdp": FSDP}, accumulate=2)
@@ -154,6 +159,7 @@ def test_copies_stay_equal(ours):
         assert all(np.array_equal(first, other) for first, *others in by_index.values() for other in others)
 
 
+@pytest.mark.slow
 def test_errors_are_each_devices_own_and_restored(ours, tmp_path):
     step, _ = ours
     state = step.init(0)
@@ -169,7 +175,9 @@ def test_errors_are_each_devices_own_and_restored(ours, tmp_path):
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), ours, theirs))
 
 
-def test_it_trains_as_well_as_uncompressed():
+@pytest.mark.slow
+@pytest.mark.long
+def test_trains_as_well_as_uncompressed():
     """A task with an answer, the next token of a cycle: after 48 steps, within 0.001 nats of the same loss."""
 
     def cycle(seed):
@@ -202,7 +210,7 @@ def test_it_trains_as_well_as_uncompressed():
         ({"compress": "int8", "zero": 2}, "zero=2 and compress=int8 do not combine"),
     ],
 )
-def test_options_that_cannot_be(options, message):
+def test_rejects_invalid_options(options, message):
     with pytest.raises(ValueError, match=message):
         DataParallelConfig(size=2, **options)
 
@@ -217,7 +225,7 @@ def test_axes_left_to_xla_are_refused():
         )
 
 
-def test_verify_says_that_it_is_not_one_device():
+def test_verify_reports_that_training_differs():
     with pytest.raises(
         ValueError, match=r"strategy.data.compress=int8 does not train .* set strategy.data.compress=none"
     ):

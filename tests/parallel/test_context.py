@@ -1,15 +1,23 @@
 """Which positions a device holds, which sizes fit, and attention by `all_to_all`."""
 
-import attention_case
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
-from attention_case import LENGTH, held_by_all, make_case, mixing, on_mesh, on_one_device, predicted, with_gradients
 from jax.sharding import PartitionSpec
 from spmdkit.parallel.collectives import Collective, merge
 from spmdkit.parallel.context import ContextConfig, local_positions, size_problems
+from support import attention_case, toy
+from support.attention_case import (
+    LENGTH,
+    held_by_all,
+    make_case,
+    mixing,
+    on_mesh,
+    on_one_device,
+    predicted,
+    with_gradients,
+)
 
 
 def all_to_all(size):
@@ -44,7 +52,7 @@ def test_one_device_holds_all_positions(attention):
             ContextConfig(size=8),
             (100, 4),
             [
-                "data.length=100 cannot be split over strategy.context=8: attention=ring cuts a row into 2 * 8 = 16 "
+                "data.length=100 cannot be split over strategy.context=8: attention=ring splits a row into 2 * 8 = 16 "
                 "equal pieces, and 100 % 16 = 4. Set data.length to 96 or 112, or strategy.context to 2."
             ],
         ),
@@ -52,7 +60,8 @@ def test_one_device_holds_all_positions(attention):
             ContextConfig(size=4),
             (7, 4),
             [
-                "data.length=7 cannot be split over strategy.context=4: attention=ring cuts a row into 2 * 4 = 8 equal "
+                "data.length=7 cannot be split over strategy.context=4: attention=ring splits a row into 2 * 4 = 8 "
+                "equal "
                 "pieces, and 7 % 8 = 7. Set data.length to 8, or strategy.context to 1."
             ],
         ),
@@ -60,7 +69,8 @@ def test_one_device_holds_all_positions(attention):
             all_to_all(8),
             (20, 12),
             [
-                "data.length=20 cannot be split over strategy.context=8: attention=all_to_all cuts a row into 1 * 8 = "
+                "data.length=20 cannot be split over strategy.context=8: attention=all_to_all splits a row into 1 * "
+                "8 = "
                 "8 equal pieces, and 20 % 8 = 4. Set data.length to 16 or 24, or strategy.context to 4.",
                 "model.heads: 12 heads on one device cannot be split over strategy.context=8 with "
                 "attention=all_to_all: 12 % 8 = 4. Set strategy.context to 4, model.heads to give 16 on one device, or "
@@ -69,17 +79,18 @@ def test_one_device_holds_all_positions(attention):
         ),
     ],
 )
-def test_what_does_not_fit_is_named(config, sizes, messages):
+def test_rejects_invalid_sizes(config, sizes, messages):
     assert size_problems(config, *sizes) == messages
 
 
-def test_an_unknown_attention_is_named():
+def test_rejects_unknown_attention():
     message = r"strategy\.context\.attention='rings': the choices are ring, all_to_all\. Did you mean ring\?"
     with pytest.raises(ValueError, match=message):
         ContextConfig(attention="rings")
 
 
 # Key-value heads: as many as devices or more; fewer; fewer that do not divide it.
+@pytest.mark.slow_cases("False-2-2", "False-4-2", "False-4-4", "False-8-1", "True-4-2", "True-4-4", "True-8-1")
 @pytest.mark.parametrize(("size", "kv_heads"), [(2, 2), (4, 4), (4, 2), (8, 1)])
 @pytest.mark.parametrize("packed", [False, True])
 def test_all_to_all_equals_one_device(float64, size, kv_heads, packed):
@@ -91,6 +102,7 @@ def test_all_to_all_equals_one_device(float64, size, kv_heads, packed):
     assert moved == merge(moves.forward + moves.backward)
 
 
+@pytest.mark.slow
 def test_key_value_heads_that_neither_divide_nor_are_divided(float64, monkeypatch):
     """6 key-value heads on 4 devices: each twice, 3 on a device, one for each of its query heads."""
     monkeypatch.setattr(attention_case, "HEADS", 12)

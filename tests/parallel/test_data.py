@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from jax import lax
 from jax.sharding import PartitionSpec
-from planted import BLOCK_MODEL
 from spmdkit.mesh.compat import varying_axes
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import DataParallelConfig, FSDPConfig, Precision, lay_out
 from spmdkit.parallel.collectives import Collective, StepCounts
 from spmdkit.parallel.data import axes_to_sum, cost, make_varying, reduce_gradients, scalar_width
 from spmdkit.parallel.plan import StepOptions
-from spmdkit.parallel.step.call_counts import plain_counts
+from spmdkit.parallel.step.cost import plain_counts
+from support import toy
+from support.verification import BLOCK_MODEL
 
 AXES = ("data", "fsdp")
 
@@ -137,12 +137,12 @@ def test_sums_are_in_the_reduce_dtype_and_gradients_come_back_in_their_own():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"zero": 3}, "strategy.data.zero=3 is not a stage: .*Stage 3, parameters as well, is the strategy fsdp"),
+        ({"zero": 3}, "strategy.data.zero=3 is not a valid stage: .*Stage 3, parameters as well, is the strategy fsdp"),
         ({"floor_bytes": -1}, "strategy.data.floor_bytes=-1 must be at least 0"),
         ({"local_steps": -2}, "strategy.data.local_steps=-2: give a number of steps, or 0"),
         ({"zero": 1, "compress": "int8"}, "zero=1 and compress=int8 do not combine"),
     ],
 )
-def test_options_that_are_none(options, text):
+def test_rejects_invalid_options(options, text):
     with pytest.raises(UserError, match=text):
         DataParallelConfig(size=2, **options)

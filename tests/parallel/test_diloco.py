@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import optax
 import pytest
-import toy
+from spmdkit.checkpoints.manager import CheckpointError, Checkpoints
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel import DataParallelConfig, Precision, build_step, census, lay_out, verify
-from spmdkit.training.checkpointing.checkpoints import CheckpointError, Checkpoints
+from support import toy
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 FSDP = {"size": 2, "floor_bytes": 1024}
@@ -65,6 +65,8 @@ def ours():
     return step, compiled, states
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_one_step_rounds_of_sgd_are_data_parallelism(float64):
     options = {"local_steps": 1, "outer_learning_rate": 1.0, "outer_momentum": 0.0}
     local = make({"data": {"size": 2, **options}, "fsdp": FSDP}, optax.sgd(0.5), accumulate=2)
@@ -75,6 +77,7 @@ def test_one_step_rounds_of_sgd_are_data_parallelism(float64):
     assert [float(each.loss) for each in metrics] == pytest.approx([float(each.loss) for each in expected], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_every_group_is_a_run_of_its_own_and_their_mean_moves_the_shared(float64):
     """Algorithm 1 of DiLoCo, written out on one device for each group."""
     rate, momentum, every = 0.7, 0.9, 2
@@ -84,7 +87,7 @@ def test_every_group_is_a_run_of_its_own_and_their_mean_moves_the_shared(float64
     halves = [slice(None, toy.ROWS // 2), slice(toy.ROWS // 2, None)]
     start = partial(one.init, 0, params=first_params())
     shared = jax.tree.map(np.asarray, start().params)
-    place = partial(jax.device_put, device=one.layouts.table.shardings())
+    place = partial(jax.device_put, device=one.plan.table.shardings())
     velocity = jax.tree.map(np.zeros_like, shared)
     groups, losses, norms = [start(), start()], [], []
     for index in range(2 * every):
@@ -114,6 +117,7 @@ def groups_of_one():
     return train(make(GROUPS, model=MODEL, clip_norm=0.5), 3, model=MODEL)
 
 
+@pytest.mark.long_cases("context x tensor", "fsdp x tensor", "pipe x fsdp")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "inside",
@@ -124,11 +128,11 @@ def groups_of_one():
     ],
     ids=lambda inside: " x ".join(inside),
 )
-def test_what_a_group_is_made_of_changes_nothing(float64, inside):
+def test_axes_inside_a_group_do_not_change_results(float64, inside):
     """A group of four devices trains as a group of one: the same copies, shared parameters and losses."""
     step = make({**GROUPS, **inside}, model=MODEL, clip_norm=0.5)
     batch = toy.abstract(toy.batch(0))
-    found = census(step.compile(batch).as_text(), step.layouts.mesh)
+    found = census(step.compile(batch).as_text(), step.plan.mesh)
     assert over_data(found) == over_data(step.cost(batch))
     ours, metrics = train(step, 3, model=MODEL)
     reference, expected = groups_of_one()
@@ -149,9 +153,9 @@ def test_shared_parameters_move_when_a_round_ends_and_at_no_other_step(ours):
 
 def test_what_crosses_data_is_metrics_and_once_a_round_the_parameters(ours):
     step, compiled, _ = ours
-    lines = census(compiled.as_text(), step.layouts.mesh)
+    lines = census(compiled.as_text(), step.plan.mesh)
     assert lines == step.cost()
-    shard = sum(row.bytes_per_device for row in step.layouts.table.rows)
+    shard = sum(row.bytes_per_device for row in step.plan.table.rows)
     assert [(line.kind, line.axes, line.count, line.bytes) for line in over_data(lines)] == [
         ("all-reduce", ("data",), 2, shard + 12)
     ]
@@ -160,7 +164,7 @@ def test_what_crosses_data_is_metrics_and_once_a_round_the_parameters(ours):
 def test_the_exchange_is_inside_a_conditional(ours):
     """Steps that end no round run no large collective: it is in a branch, beside an empty one."""
     step, compiled, _ = ours
-    row = step.layouts.table.row("blocks/up")
+    row = step.plan.table.row("blocks/up")
     shard = f"f32[{','.join(map(str, row.layout.shard_shape(row.shape)))}]"
     branches, entry = compiled.as_text().split("\nENTRY ")
 
@@ -183,6 +187,7 @@ def test_copies_are_laid_out_over_data(ours):
     assert counts, "each group counts its own steps"
 
 
+@pytest.mark.slow
 def test_evaluation_and_gradients_are_those_of_the_shared_parameters(ours):
     step, _, _ = ours
     plain = make({"data": {"size": 2}, "fsdp": FSDP}, precision=Precision(), clip_norm=0.5, accumulate=2)
@@ -193,7 +198,8 @@ def test_evaluation_and_gradients_are_those_of_the_shared_parameters(ours):
     assert error(step.gradients(state, batch)[0], plain.gradients(plain.init(0), batch)[0]) < 1e-6
 
 
-def test_a_restored_round_goes_on_bit_for_bit(ours, tmp_path):
+@pytest.mark.slow
+def test_restored_round_continues_bitwise(ours, tmp_path):
     step, _, states = ours
     state, _ = train(step, 4, step.init(0))  # in the middle of a round
     with Checkpoints(tmp_path, keep=1, abstract_state=step.abstract_state()) as checkpoints:
@@ -210,7 +216,8 @@ def test_a_restored_round_goes_on_bit_for_bit(ours, tmp_path):
         checkpoints.restore(4)
 
 
-def test_it_trains_nearly_as_well_as_data_parallelism():
+@pytest.mark.slow
+def test_trains_nearly_as_well_as_data_parallelism():
     """A task with an answer, the next token of a cycle: after 48 steps, 6 rounds, within 0.01 nats of the same loss."""
 
     def cycle(seed):
@@ -252,13 +259,13 @@ def test_it_trains_nearly_as_well_as_data_parallelism():
         ({"local_steps": 2, "compress": "int8"}, "compress=int8 and local_steps=2 do not combine"),
     ],
 )
-def test_options_that_cannot_be(options, message):
+def test_rejects_invalid_options(options, message):
     with pytest.raises(ValueError, match=message):
         DataParallelConfig(size=2, **options)
 
 
 def test_parameters_split_over_data_have_no_copies():
-    with pytest.raises(LayoutError, match=r"embed/table .*strategy.data.local_steps=2.*Name fsdp instead"):
+    with pytest.raises(LayoutError, match=r"embed/table .*strategy.data.local_steps=2.*Use fsdp instead"):
         lay_out(
             toy.BLOCK_MODEL,
             {"data": {"size": 2, "local_steps": 2}},
@@ -267,12 +274,12 @@ def test_parameters_split_over_data_have_no_copies():
         )
 
 
-def test_verify_says_that_it_is_not_one_device():
-    with pytest.raises(ValueError, match=r"strategy.data.local_steps=2 does not train as one device would"):
+def test_verify_reports_that_training_differs():
+    with pytest.raises(ValueError, match=r"strategy.data.local_steps=2 does not train like one device"):
         verify(toy.BLOCK_MODEL, {"data": {"size": 2, "local_steps": 2}}, [toy.batch(0)], devices=toy.devices(2))
 
 
-def test_one_group_has_nobody_to_meet():
+def test_single_group_sends_nothing():
     layouts = lay_out(toy.BLOCK_MODEL, {"data": {"size": 1, "local_steps": 2}}, devices=toy.devices(1))
     assert layouts.local_steps == 0
     assert layouts.exact is layouts

@@ -7,13 +7,12 @@ import numpy as np
 import optax
 import pytest
 import reference
-import table
-import toy
-from order import unordered
-from rows import SIZES, batches, config, first_params, model, num_devices, optimizer, plain, row_named, sizes_of
 from spmdkit.mesh.axes import AXES
 from spmdkit.parallel import Precision, build_step, census, lay_out
 from spmdkit.parallel.sharding.stored_order import unstore_blocks
+from support import table, toy
+from support.order import unordered
+from support.rows import SIZES, batches, config, first_params, model, num_devices, optimizer, plain, row_named, sizes_of
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 CLIP = 0.5
@@ -75,6 +74,7 @@ def test_first_parameters_are_the_bits_of_one_device(name):
     )
 
 
+@pytest.mark.long_cases("moe-data2-expert2-context2", "transformer-pipe2-fsdp2-tensor2", "zero2-size2")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer-pipe2-fsdp2-tensor2", "moe-data2-expert2-context2", "zero2-size2"])
 def test_some_rows_of_the_table(name, float64):

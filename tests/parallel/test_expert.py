@@ -8,11 +8,8 @@ import numpy as np
 import optax
 import pytest
 import reference
-import toy
 from jax.sharding import PartitionSpec
-from spmdkit.models.moe import moe
-from spmdkit.models.moe_config import MoEConfig
-from spmdkit.models.moe_router import route
+from spmdkit.models.moe import MoEConfig, moe, route
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
 from spmdkit.parallel.blocks.grouped_experts import apply_experts
@@ -28,6 +25,7 @@ from spmdkit.parallel.expert import (
     traffic,
 )
 from spmdkit.parallel.model import ParallelContext
+from support import toy
 
 EXPERTS, TOP_K, POSITIONS, WIDTH = 8, 3, 24, 4
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
@@ -58,7 +56,7 @@ def choices(devices=1, seed=0, skewed=False):
 
 
 def dropless(devices):
-    return buffer_of(ExpertConfig(size=devices), experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, most=POSITIONS)
+    return buffer_of(ExpertConfig(size=devices), experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, limit=POSITIONS)
 
 
 def tenfold(weights, x_mD):
@@ -81,9 +79,10 @@ def there_and_back(devices):
     return jax.jit(mapped).lower(*map(jax.ShapeDtypeStruct, shapes, dtypes)).compile()
 
 
+@pytest.mark.slow_cases("4-False", "8-False")
 @pytest.mark.parametrize("skewed", [False, True])
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-def test_every_choice_meets_its_expert_and_comes_back(devices, skewed):
+def test_choices_reach_their_experts_and_return(devices, skewed):
     """Expert e multiplies by a vector of its own: what comes back is that, and zeros for what was dropped."""
     random = np.random.default_rng(1)
     x = random.normal(size=(devices * POSITIONS, WIDTH)).astype(np.float32)
@@ -94,7 +93,7 @@ def test_every_choice_meets_its_expert_and_comes_back(devices, skewed):
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-def test_what_moves_is_what_the_cost_says(devices):
+def test_census_equals_the_cost(devices):
     moved = traffic(dropless(devices), width=WIDTH, dtype="float32", platform="cpu").forward
     assert census(there_and_back(devices).as_text(), toy.mesh(expert=devices)) == tuple(moved)
 
@@ -103,7 +102,7 @@ def test_what_moves_is_what_the_cost_says(devices):
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_buffers_hold_the_worst_case(devices, most):
     """All choices fit, as many as capacity allows, whichever experts they are for."""
-    buffer = buffer_of(ExpertConfig(size=devices), experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, most=most)
+    buffer = buffer_of(ExpertConfig(size=devices), experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, limit=most)
     assert buffer.rows % buffer.block == 0
 
     @jax.jit
@@ -125,9 +124,9 @@ def test_the_cost_of_capacity_and_of_none():
     """Capacity sends about factor * top_k positions, dropless top_k for each device in the worst case."""
     sizes = {"experts": 64, "top_k": 2, "positions": 8192}
     config = ExpertConfig(size=8)
-    limited = buffer_of(config, **sizes, most=8192 * 2 * 5 // (64 * 4))  # factor 1.25
+    limited = buffer_of(config, **sizes, limit=8192 * 2 * 5 // (64 * 4))  # factor 1.25
     assert (limited.devices * limited.rows, limited.block) == (64 * 320, 64)
-    unlimited = buffer_of(config, **sizes, most=8192)
+    unlimited = buffer_of(config, **sizes, limit=8192)
     assert unlimited.rows == 8192 * 2 + 8 * 63 // 64 * 64
     moved = traffic(limited, width=16, dtype="bfloat16", platform="cuda")
     assert [(line.count, line.bytes) for line in (*moved.forward, *moved.backward)] == [
@@ -136,6 +135,7 @@ def test_the_cost_of_capacity_and_of_none():
     ]
 
 
+@pytest.mark.slow
 def test_block_by_block_is_expert_by_expert(float64):
     """Values and all gradients against one dense product a row; empty blocks are not computed, and give zeros."""
     random = np.random.default_rng(2)
@@ -217,10 +217,12 @@ def one_device(changes):
     return params, total / weight, jax.tree.map(lambda leaf: leaf / weight, sums)
 
 
+@pytest.mark.slow_cases("dropless", "top1-tensor")
+@pytest.mark.long_cases("dropless-context", "dropless", "dropout-fsdp-context", "tied-fsdp", "top1-tensor")
 @pytest.mark.parametrize(
     "name", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in STEPS]
 )
-def test_a_step_is_that_of_one_device(name, float64):
+def test_step_equals_one_device(name, float64):
     """Loss and every gradient; what moves is what the cost says, and no device holds another's experts."""
     strategy, changes, how = STEPS[name]
     model, arrays = options(**changes), batch()
@@ -239,7 +241,7 @@ def test_a_step_is_that_of_one_device(name, float64):
 
 
 @pytest.mark.parametrize(("attention", "factor"), [("ring", 1.0), ("all_to_all", 0.0)])
-def test_a_row_whose_positions_are_apart_is_routed_as_one(attention, factor, float64):
+def test_routes_split_rows_like_whole_ones(attention, factor, float64):
     """Places are counted in the order of positions, wherever these are; shares of the losses add up."""
     context = ContextConfig(size=4, attention=attention)
     router, x = np.random.default_rng(4).normal(size=(6, 4)), np.random.default_rng(5).normal(size=(2, 16, 6))
@@ -270,14 +272,14 @@ def test_a_row_whose_positions_are_apart_is_routed_as_one(attention, factor, flo
 def test_sizes_that_do_not_fit():
     assert size_problems(ExpertConfig(size=4), 8) == size_problems(ExpertConfig(), 7) == []
     assert size_problems(ExpertConfig(size=4), 6) == [
-        "model.experts=6 cannot be shared out over strategy.expert=4: 6 % 4 = 2. Set model.experts to 8, or "
+        "model.experts=6 cannot be split over strategy.expert=4: 6 % 4 = 2. Set model.experts to 8, or "
         "strategy.expert to one of [1, 2]."
     ]
-    with pytest.raises(ValueError, match=r"model\.experts=4 cannot be shared out over strategy\.expert=8: 4 % 8 = 4"):
+    with pytest.raises(ValueError, match=r"model\.experts=4 cannot be split over strategy\.expert=8: 4 % 8 = 4"):
         lay_out(options(), {"expert": 8})
 
 
-def test_a_model_without_experts_says_so():
+def test_rejects_models_without_experts():
     dense = transformer(TransformerConfig(vocabulary=8, length=8, layers=1, width=16))
-    with pytest.raises(ValueError, match=r"this model has no experts to share out\. Set model\.name=moe"):
+    with pytest.raises(ValueError, match=r"this model does not have experts to split\. Set model\.name=moe"):
         lay_out(dense, {"expert": 2, "data": 4})

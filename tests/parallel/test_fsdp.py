@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
+from support import toy
 
 
 def first_params():
@@ -28,8 +28,9 @@ def one_step(keep):
     return (metrics, state.params), census(compiled.as_text(), layouts.mesh), step.cost()
 
 
+@pytest.mark.slow_cases("block", "step")
 @pytest.mark.parametrize("keep", ["block", "step"])
-def test_what_moves_is_what_the_cost_says(keep):
+def test_census_equals_the_cost(keep):
     _, found, predicted = one_step(keep)
     assert found == predicted
 
@@ -60,6 +61,7 @@ ODD_MODEL = replace(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("floor", [0, 1 << 30], ids=["indivisible", "under the floor"])
 def test_sums_gradients_of_parameters_that_stay_whole(floor, float64):
     """Those that fsdp cannot split, and a tiny model under the floor: as on one device, with the cost as the census."""

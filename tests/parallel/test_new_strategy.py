@@ -1,38 +1,39 @@
-"""A new strategy is one file (`toy_strategy.py`) and one line in `STRATEGIES`: everything else follows."""
+"""A new strategy is one file (`toy_strategy.py`, `work_strategy.py`) and one line in `STRATEGIES`."""
 
 import optax
 import pytest
-import toy
-import toy_strategy
 from spmdkit.configs import ConfigError, load_config
 from spmdkit.parallel import FSDPConfig, build_step, census, lay_out, verify
+from spmdkit.parallel.sharding.parallel_context import parallel_context
 from spmdkit.parallel.sharding.strategies import STRATEGIES, axis_names
+from support import toy, toy_strategy, work_strategy
 
 FSDP = FSDPConfig(size=2, floor_bytes=64)
 ABSTRACT = toy.abstract(toy.batch(0))
 
 
 @pytest.fixture(autouse=True)
-def one_line(monkeypatch):
-    """The line."""
+def added(monkeypatch):
+    """Adds the line of each."""
     monkeypatch.setitem(STRATEGIES, "toy", toy_strategy)
+    monkeypatch.setitem(STRATEGIES, "columns", work_strategy)
 
 
 def plan(**strategy):
     return lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(4))
 
 
-def test_it_is_laid_out_beside_others():
+def test_lays_out_parameters_with_other_strategies():
     found = plan(toy=2, fsdp=FSDP)
-    assert axis_names()[-1] == "toy"
-    assert (found.batch_axes, found.mesh.axis_names[-1]) == (("fsdp", "toy"), "toy")
+    assert axis_names()[-2:] == found.mesh.axis_names[-2:] == ("toy", "columns")
+    assert found.batch_axes == ("fsdp", "toy")
     stored, used = ({row.path: row.layout.axes for row in table.rows} for table in (found.table, found.used_table))
     assert (stored["blocks/up"], used["blocks/up"]) == ((None, "toy", "fsdp"), (None, None, "fsdp"))
     assert stored["blocks/scale"] == used["blocks/scale"] == (None, "fsdp")
     assert "fsdp: dim 2; toy: dim 1" in str(found)
 
 
-def test_its_own_check_is_told():
+def test_reports_its_own_check():
     with pytest.raises(ValueError, match=r"head/out has the layout .*Name toy last in this rule"):
         lay_out(
             toy.BLOCK_MODEL,
@@ -42,7 +43,8 @@ def test_its_own_check_is_told():
         )
 
 
-def test_its_cost_is_that_of_the_compiled_step():
+@pytest.mark.slow
+def test_cost_equals_the_census_of_the_compiled_step():
     step = build_step(toy.BLOCK_MODEL, optax.sgd(0.1), plan(toy=2, data=2), accumulate=2)
     predicted = step.cost(ABSTRACT)
     assert census(step.compile(ABSTRACT).as_text() or "", step.plan.mesh) == predicted
@@ -56,13 +58,13 @@ def test_its_cost_is_that_of_the_compiled_step():
     [{"toy": 2, "fsdp": FSDP}, {"toy": 2, "data": {"size": 2, "zero": 2, "floor_bytes": 1024}}],
     ids=["fsdp", "zero2"],
 )
-def test_it_trains_as_one_device(strategy):
+def test_trains_like_one_device(strategy):
     batches = [toy.batch(seed) for seed in (1, 2)]
     result = verify(toy.BLOCK_MODEL, strategy, batches, devices=toy.devices(4), clip_norm=0.5)
     assert result.ok, str(result)  # its collectives are the predicted ones, too
 
 
-def test_a_config_names_it(tmp_path):
+def test_config_accepts_it(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("strategy: {toy: 2, data: 2}\nrun: {simulate: 4}\ntrain: {global_batch: 8}\n", encoding="utf-8")
     config = load_config(path)
@@ -71,3 +73,19 @@ def test_a_config_names_it(tmp_path):
         load_config(path, ["train.global_batch=6"])
     with pytest.raises(ConfigError, match=r"strategy\.toy\.sise"):
         load_config(path, ["strategy.toy={sise: 2}"])
+
+
+def test_splits_the_work_of_a_model():
+    """The parallel context, the layouts, remat and the batch axes follow from its `SPLITS`."""
+    found = lay_out(work_strategy.MODEL, {"columns": 2, "fsdp": FSDP}, devices=toy.devices(4))
+    assert parallel_context(found).added == {"columns": work_strategy.ColumnsConfig(size=2)}
+    assert (found.batch_axes, found.gather_axes) == (("fsdp",), ("fsdp",))
+    assert found.manual_axes == ("fsdp", "columns")
+    assert found.table.row("blocks/up").layout.axes == (None, "fsdp", "columns")
+
+
+@pytest.mark.slow
+def test_trains_with_split_work_like_one_device():
+    batches = [toy.batch(seed) for seed in (1, 2)]
+    result = verify(work_strategy.MODEL, {"columns": 2, "data": 2}, batches, devices=toy.devices(4), clip_norm=0.5)
+    assert result.ok, str(result)  # including its collectives, which equal the predicted ones

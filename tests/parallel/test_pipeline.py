@@ -9,10 +9,7 @@ import numpy as np
 import optax
 import pytest
 import reference
-import toy
 from jax import lax
-from pipeline_case import FLOAT64, ROWS, TOLERANCE, differentiate, first_params, light, model
-from planted import BLOCK_MODEL
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
 from spmdkit.parallel.collectives import StepCounts
 from spmdkit.parallel.data import DataParallelConfig
@@ -20,7 +17,10 @@ from spmdkit.parallel.pipeline import PipelineConfig, begin, cost, finish
 from spmdkit.parallel.plan import StepOptions
 from spmdkit.parallel.sharding.batch_rows import check_rows
 from spmdkit.parallel.sharding.stored_order import stored_order
-from spmdkit.parallel.step.call_counts import plain_counts
+from spmdkit.parallel.step.cost import plain_counts
+from support import toy
+from support.pipelines import FLOAT64, ROWS, TOLERANCE, differentiate, first_params, light, model
+from support.verification import BLOCK_MODEL
 
 PIPE = PipelineConfig(size=2, schedule="1f1b", microbatches=4)
 SPLIT = PipelineConfig(size=2, schedule="zbv", microbatches=4, embed_and_head="split")
@@ -50,9 +50,10 @@ def means_of_one_device(dropout):
     return jax.tree.map(lambda leaf: leaf / weight, sums), jax.jit(lambda: own.loss(params, batch, None))()
 
 
+@pytest.mark.long_cases("accumulated", "embedding and head split", "gathered once")
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "dropout", "options"), BESIDE.values(), ids=BESIDE)
-def test_a_step_beside_other_strategies(float64, strategy, dropout, options):
+def test_step_combines_with_other_strategies(float64, strategy, dropout, options):
     """Gradients, evaluation, and every collective where the cost says: FSDP's in F, B and W, permutes at each tick."""
     own, batch = model(LAYERS, dropout=dropout), toy.batch(3, ROWS)
     layouts = lay_out(own, strategy, devices=toy.devices(8), precision=FLOAT64)
@@ -67,6 +68,7 @@ def test_a_step_beside_other_strategies(float64, strategy, dropout, options):
     assert max(jax.tree.leaves(errors)) < TOLERANCE
 
 
+@pytest.mark.slow_cases("pipe x fsdp", "pipe")
 @pytest.mark.parametrize("strategy", [{}, {"fsdp": FSDP}], ids=["pipe", "pipe x fsdp"])
 def test_clipping_is_by_the_norm_over_all_stages(float64, strategy):
     """Each block counts once, on whichever stage it is; what every stage holds and what fills them up does not more."""
@@ -116,10 +118,10 @@ def test_memory_follows_the_schedule():
             False,
             ["embed_and_head='first'", "the choices are whole, split"],
         ),
-        ({"pipe": {"size": 2, "chunks": 2}}, False, ["strategy.pipe.chunks: there is no such option"]),
+        ({"pipe": {"size": 2, "chunks": 2}}, False, ["strategy.pipe.chunks: unknown option"]),
     ],
 )
-def test_what_does_not_fit_is_explained(strategy, plain, messages):
+def test_rejects_invalid_pipelines(strategy, plain, messages):
     with pytest.raises(ValueError) as error:
         lay_out(
             toy.PLAIN_MODEL if plain else toy.BLOCK_MODEL,
@@ -147,12 +149,13 @@ def test_rules_leave_the_stages_to_the_pipeline():
     assert "Leave pipe out of this rule" in str(error.value)
 
 
-def test_splitting_what_is_outside_twice_is_refused():
+def test_rejects_splitting_embed_and_head_with_zero2():
     strategy = {"pipe": {"size": 2, "embed_and_head": "split"}, "data": {"size": 2, "zero": 2}}
     with pytest.raises(ValueError, match=r"strategy.pipe.embed_and_head=split.*strategy.data.zero=2.*to 1, or"):
         lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(4))
 
 
+@pytest.mark.slow_cases("adafactor", "adamw")
 @pytest.mark.parametrize(
     "optimizer", [optax.adamw(1e-3), optax.adafactor(1e-3, min_dim_size_to_factor=16)], ids=["adamw", "adafactor"]
 )
@@ -224,7 +227,8 @@ def test_embedding_and_head_cost_a_gather_and_a_scatter_each():
     assert gathers_and_scatters(split_plan("whole")) == []
 
 
-def test_what_begins_whole_ends_in_parts():
+@pytest.mark.slow
+def test_begin_gathers_and_finish_scatters():
     specs = split_plan().manual_specs(split_plan().table)
 
     def run(params):

@@ -3,16 +3,15 @@
 from dataclasses import replace
 
 import pytest
-import toy
 from jax.sharding import PartitionSpec as P
-from spmdkit.models.moe import moe
-from spmdkit.models.moe_config import MoEConfig
+from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, lay_out
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.sharding.parallel_context import parallel_context
+from support import toy
 
-from spmdkit import Layouts
+from spmdkit import ShardingPlan
 
 SIZES = {"vocabulary": 32, "length": 16, "layers": 4, "width": 16, "heads": 4, "mlp_width": 32}
 MODEL = transformer(TransformerConfig(**SIZES))
@@ -24,7 +23,7 @@ def layouts(devices, model=MODEL, **strategy):
     return lay_out(model, strategy, devices=toy.devices(devices))
 
 
-def test_what_the_axes_mean():
+def test_resolves_the_roles_of_axes():
     three = layouts(8, pipe=2, fsdp=FSDP, tensor=2)
     assert three.batch_axes == three.gather_axes == ("fsdp",)
     assert three.manual_axes == three.summed_axes == ("pipe", "fsdp", "tensor")
@@ -34,7 +33,7 @@ def test_what_the_axes_mean():
     assert three.pipeline.stages.counts == ((2,), (2,))
 
 
-def test_rows_are_over_the_experts_axis_but_nothing_is_gathered_over_it():
+def test_expert_axis_splits_rows_without_gathers():
     mixed = layouts(8, MIXTURE, data=2, fsdp=FSDP, expert=2)
     assert mixed.batch_axes == ("data", "fsdp", "expert")
     assert mixed.gather_axes == ("data", "fsdp")
@@ -72,7 +71,7 @@ def test_local_steps_sum_nothing_over_data():
     assert local.exact.summed_axes == ("data", "fsdp")
 
 
-def test_where_parameters_are_within_a_step():
+def test_used_layouts_drop_gathered_axes():
     pipe = {"size": 2, "microbatches": 4, "embed_and_head": "split"}
     split = layouts(4, pipe=pipe, data=DataParallelConfig(size=2, zero=1, floor_bytes=64))
     stored, used, updated = (
@@ -87,10 +86,10 @@ def test_where_parameters_are_within_a_step():
     assert within.gradient_table == within.update_table != within.table
 
 
-def test_a_plan_prints_its_table_and_has_its_former_name():
+def test_plan_prints_its_table():
     plan = layouts(2, data=2)
     assert str(plan) == str(plan.table)
-    assert isinstance(plan, Layouts)
+    assert isinstance(plan, ShardingPlan)
     assert plan.platform == "cpu"
     assert not plan.keeps_blocks
     assert layouts(2, fsdp=replace(FSDP, keep="step")).keeps_blocks

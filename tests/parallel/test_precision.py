@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from spmdkit.parallel import BlockModel, FSDPConfig, Model, Precision, build_step, lay_out, verify
-from spmdkit.parallel import precision as dtypes
+from spmdkit.parallel import options as dtypes
+from support import toy
 
 ROWS, SIZE, CHANNELS, CLASSES = 16, 4, 3, 8
 STRATEGIES = {
@@ -46,6 +46,7 @@ def images(seed):
     }
 
 
+@pytest.mark.slow_cases("data x fsdp", "fsdp")
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_convolution_is_verified_in_float64(strategy):
     result = verify(CONVOLUTION, strategy, [images(0), images(1)], devices=toy.devices(4))
@@ -53,6 +54,7 @@ def test_a_convolution_is_verified_in_float64(strategy):
     assert result.gradients[0].relative < 1e-9
 
 
+@pytest.mark.slow_cases("data x fsdp", "fsdp")
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_convolution_trains_and_evaluates_in_bfloat16(strategy):
     precision = Precision(compute="bfloat16")
@@ -69,6 +71,7 @@ def test_a_convolution_trains_and_evaluates_in_bfloat16(strategy):
     assert toy.relative(metrics.loss, expected[0] / expected[1]) < 1e-2
 
 
+@pytest.mark.slow_cases("{'data': {'size': 2, 'local_steps': 2}}", "{'pipe': {'size': 3, 'microbatches': 3}}")
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -108,7 +111,7 @@ def test_every_way_of_running_a_model_casts(strategy):
 @pytest.mark.parametrize(
     ("compute", "counted"), [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")]
 )
-def test_what_is_compared_or_counted_loses_no_bits(compute, counted, float64):
+def test_weights_and_targets_are_not_narrowed(compute, counted, float64):
     batch = {name: jnp.ones(4, "float32") for name in ("inputs", "targets", "weights", "noise")}
     cast = dtypes.cast_inputs({**batch, "ids": jnp.arange(4, dtype="int32")}, compute)
     assert {name: str(rows.dtype) for name, rows in cast.items()} == {
@@ -124,7 +127,7 @@ def test_what_is_compared_or_counted_loses_no_bits(compute, counted, float64):
     assert {str(rows.dtype) for rows in labels.values()} == {"int32"}
 
 
-def test_floats_alone_are_cast():
+def test_casts_only_floating_point_arrays():
     """Integers, booleans and keys stay as they are: a cast one would be another."""
     tree = {"w": jnp.ones(3), "ids": jnp.arange(3) + 300, "seen": jnp.zeros(2, bool), "key": jax.random.key(0)}
     cast = dtypes.cast_floats(tree, "bfloat16")

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 import reference
-import toy
 from jax.sharding import PartitionSpec as P
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
@@ -19,6 +18,7 @@ from spmdkit.parallel.tensor import (
     own_key_value_weight,
     split_cross_entropy,
 )
+from support import toy
 
 from spmdkit import LayoutError
 
@@ -63,7 +63,7 @@ def over_tensor(size, function, in_specs, out_specs):
         *[(2, 3, "per query"), (4, 6, "per query"), (6, 4, "per query")],
     ],
 )
-def test_how_key_value_heads_meet_devices(size, kv_heads, rule):
+def test_key_value_rule_by_sizes(size, kv_heads, rule):
     assert key_value_rule(TensorConfig(size=size), kv_heads) == rule
 
 
@@ -116,13 +116,13 @@ def test_weights_of_key_value_heads_are_split_only_where_whole_heads_are():
          "2. Set data.length to a multiple of 4."),
     ],
 )  # fmt: skip
-def test_sizes_that_do_not_divide(changes, size, problem):
+def test_rejects_indivisible_sizes(changes, size, problem):
     with pytest.raises(ValueError) as raised:
         lay_out(model(**changes), {"tensor": size}, devices=toy.devices(size))
     assert str(raised.value) == problem
 
 
-def test_all_sizes_are_said_at_once():
+def test_reports_all_invalid_sizes():
     with pytest.raises(ValueError) as raised:
         lay_out(model(), {"tensor": 5}, devices=toy.devices(5))
     assert [line.split("=")[0] for line in str(raised.value).splitlines()] == [
@@ -130,7 +130,7 @@ def test_all_sizes_are_said_at_once():
     ]  # fmt: skip
 
 
-def test_rules_that_contradict_the_model():
+def test_rejects_rules_that_contradict_the_model():
     rules = {"blocks/mlp/gate": (None, "tensor", None), "head/logits": (None, None)}
     with pytest.raises(LayoutError) as raised:
         lay_out(model(), {"tensor": 2}, devices=toy.devices(2), rules=rules)
@@ -139,8 +139,8 @@ def test_rules_that_contradict_the_model():
     for text in (
         "3 problems with the layouts",
         "blocks/mlp/gate has the layout (None, tensor, None) by rule 'blocks/mlp/gate', but the model splits its own "
-        f"work, and there dim 1 must not be split over tensor. {remedy}",
-        f"there dim 2 has to be split over tensor, before all others. {remedy}",
+        f"work, so dim 1 must not be split over tensor. {remedy}",
+        f"dim 2 must be split over tensor, before all other axes. {remedy}",
         "head/logits has the layout (None, None) by rule 'head/logits'",
     ):
         assert text in said
@@ -162,6 +162,7 @@ def test_a_token_outside_the_vocabulary_is_not_a_number():
     assert np.isnan(found[~inside]).all()
 
 
+@pytest.mark.slow
 def test_the_split_loss_and_its_gradient_are_those_of_the_whole(float64):
     """Also where the largest logits of the parts are far apart, so that one shift has to hold for all of them."""
     random, size = np.random.default_rng(1), 4
@@ -187,16 +188,18 @@ def test_the_split_loss_and_its_gradient_are_those_of_the_whole(float64):
 def whole_rows(step):
     """Values of the step's program with a whole row of logits: a position, or all of them, by the vocabulary."""
     text = step.lower(toy.abstract(batch())).as_text()
-    assert "manual_computation" in text or not step.layouts.manual_axes
+    assert "manual_computation" in text or not step.plan.manual_axes
     positions = "|".join(str(rows * length) for rows in (1, ROWS) for length in (LENGTH, LENGTH // 2))
     return set(re.findall(rf"tensor<((?:\d+x)*(?:{positions})x{VOCABULARY}xf\d+)>", text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective_matmul", [False, True])
 def test_no_device_ever_holds_a_whole_row_of_logits(collective_matmul):
     assert whole_rows(build({"tensor": TensorConfig(size=2, collective_matmul=collective_matmul)}, 2)) == set()
 
 
+@pytest.mark.slow
 def test_one_device_does():
     assert f"{ROWS}x{LENGTH}x{VOCABULARY}xf32" in whole_rows(build({"data": 1}, 1))
 
@@ -221,10 +224,11 @@ def of_toy(compute, devices):
     strategy, rules = ({"fsdp": FSDP, "tensor": LEFT}, TOY_RULES) if devices > 1 else ({"data": 1}, None)
     layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(devices), rules=rules)
     step = build_step(toy.BLOCK_MODEL, optax.sgd(0.1), layouts, clip_norm=1.0, precision=Precision(compute=compute))
-    assert step.layouts.manual_axes == (("fsdp",) if devices > 1 else ())
+    assert step.plan.manual_axes == (("fsdp",) if devices > 1 else ())
     return trained(step, [toy.batch(seed) for seed in range(3)])
 
 
+@pytest.mark.slow
 def test_an_axis_left_to_xla():
     found, params = of_toy("float32", 4)
     np.testing.assert_allclose(found, of_toy("float32", 1)[0], rtol=2e-5)
@@ -232,11 +236,13 @@ def test_an_axis_left_to_xla():
     assert shapes == {(toy.BLOCKS, toy.WIDTH // 2, 4 * toy.WIDTH // 2)}
 
 
+@pytest.mark.slow
 def test_an_axis_left_to_xla_in_bfloat16():
     """XLA's CPU backend ends the process where it has to reduce 16-bit numbers over axes that it splits itself."""
     np.testing.assert_allclose(of_toy("bfloat16", 4)[0], of_toy("float32", 1)[0], rtol=0.05)
 
 
+@pytest.mark.long_cases("False", "True")
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [False, True])
 def test_a_transformer_in_bfloat16(left):

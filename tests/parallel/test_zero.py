@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
+from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
 from spmdkit.parallel.data import DataParallelConfig
-from spmdkit.training.checkpointing.checkpoints import Checkpoints
+from support import toy
 
 ODD = Model(
     init=lambda key: {"wide": jnp.ones((6, 8)), "odd": jnp.ones((7, 9)), "small": jnp.ones((8,))},
@@ -37,8 +37,9 @@ def axes(table):
     return {row.path: row.layout.axes for row in table.rows}
 
 
+@pytest.mark.slow_cases("1-1", "2-1", "2-2")
 @pytest.mark.parametrize(("stage", "fsdp"), [(1, 1), (2, 1), (2, 2)])
-def test_two_steps_are_those_of_one_device(stage, fsdp):
+def test_two_steps_equal_one_device(stage, fsdp):
     """Clipped, in two microbatches: the norm counts each shard once, and every device gets all parameters back."""
     beside = {"fsdp": FSDPConfig(size=fsdp, floor_bytes=512)} if fsdp > 1 else {}
     params = jax.tree.map(
@@ -74,7 +75,7 @@ def test_gradients_are_summed_in_the_reduce_dtype(stage, reduce):
 
 
 def test_the_state_is_split_and_the_parameters_are_not():
-    layouts = built(1, 4).layouts
+    layouts = built(1, 4).plan
     assert not any(row.layout.used_axes for row in layouts.table.rows)
     assert axes(layouts.update_table) == {
         "blocks/down": (None, "data", None),
@@ -101,9 +102,9 @@ def test_the_dim_that_counts_blocks_is_not_split():
 
 
 @pytest.mark.parametrize(("stage", "backward", "update"), [(0, 1, 1), (1, 1, 4), (2, 4, 4)])
-def test_what_each_device_holds(stage, backward, update):
+def test_devices_hold_the_expected_shards(stage, backward, update):
     """Stage 1 splits the optimizer's state alone; stage 2 what backward returns as well."""
-    layouts = built(stage, 4).layouts
+    layouts = built(stage, 4).plan
     for table, parts in ((layouts.gradient_table, backward), (layouts.update_table, update)):
         for row in table.rows:
             expected = prod(row.shape) // (1 if row.path == "blocks/scale" else parts)
@@ -117,7 +118,7 @@ def test_bytes_of_the_optimizer_on_a_device(stage):
     assert step.optimizer_table.bytes_per_device == 2 * (LARGE // (4 if stage else 1) + SMALL) + count
 
 
-def test_the_state_is_where_the_layouts_say():
+def test_state_has_the_layouts_of_the_plan():
     state = built(2, 4).init(0)
     moment = state.opt_state[0].mu["blocks"]["up"]
     assert {shard.data.shape for shard in moment.addressable_shards} == {(3, 4, 64)}
@@ -140,18 +141,18 @@ def test_the_floor_counts_what_a_device_holds():
 
 
 def test_shards_of_shards():
-    layouts = built(2, 2, fsdp=2).layouts
+    layouts = built(2, 2, fsdp=2).plan
     assert axes(layouts.table)["embed/table"] == ("fsdp", None)
     assert axes(layouts.update_table)["embed/table"] == ("fsdp", "data")
     assert axes(layouts.update_table)["blocks/up"] == (None, "fsdp", "data")
 
 
-def test_what_cannot_be_split_stays_whole():
+def test_indivisible_parameters_stay_whole():
     layouts = lay_out(ODD, zero(1, 4, floor_bytes=0), devices=toy.devices(4))
     assert axes(layouts.update_table) == {"odd": (None, None), "small": ("data",), "wide": (None, "data")}
 
 
-def test_what_a_rule_splits_over_data_is_left_as_it_is():
+def test_keeps_rules_that_split_over_data():
     rules = {"head/out": [None, "data"]}
     layouts = lay_out(toy.BLOCK_MODEL, zero(2, 4), devices=toy.devices(4), rules=rules)
     assert axes(layouts.table)["head/out"] == axes(layouts.update_table)["head/out"] == (None, "data")
@@ -166,11 +167,12 @@ def test_one_device_along_data_has_nothing_to_split():
 
 
 @pytest.mark.parametrize("stage", [3, -1])
-def test_stages_that_there_are_not(stage):
+def test_rejects_unknown_zero_stages(stage):
     with pytest.raises(ValueError) as raised:
         DataParallelConfig(size=2, zero=stage)
     assert str(raised.value) == (
-        f"strategy.data.zero={stage!r} is not a stage: 0 splits nothing, 1 the optimizer's state, 2 gradients too. "
+        f"strategy.data.zero={stage!r} is not a valid stage: 0 splits nothing, 1 the optimizer's state, 2 gradients "
+        f"too. "
         "Stage 3, parameters as well, is the strategy fsdp."
     )
 
@@ -200,6 +202,7 @@ def test_bytes_are_those_of_one_all_reduce():
 # Checkpoints
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_to_other_meshes(tmp_path):
     step = built(2, 4)
     state, _ = step(step.init(0), toy.batch(0))

@@ -1,4 +1,4 @@
-"""The display: live on a terminal, plain lines elsewhere, silent on other processes, never in the way."""
+"""The display: live on a terminal, plain lines elsewhere, silent in other processes."""
 
 import io
 import re
@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 from spmdkit.training import display as display_module
-from spmdkit.training.display import make_display, sparkline
+from spmdkit.training.display import make_display
 
 RECORD = {
     "step": 40,
@@ -18,12 +18,10 @@ RECORD = {
     "learning_rate": 1e-3,
 }
 
-ENVIRONMENT = {"TERM": "xterm"}
-
 
 @pytest.fixture
-def shown():
-    """A function that gives a console and one that gives what was printed, without colors."""
+def make_console():
+    """A function that returns a console and a function that returns its output without escape sequences."""
 
     def make(terminal: bool, width: int = 200):
         file = io.StringIO()
@@ -35,8 +33,8 @@ def shown():
     return make
 
 
-def test_plain_lines_hold_every_metric_and_the_time_left(shown):
-    console, text = shown(terminal=False)
+def test_plain_lines_contain_metrics_and_time_left(make_console):
+    console, text = make_console(terminal=False)
     with make_display(300, 0, "quickstart", console) as display:
         display.update(RECORD)
         display.update({"step": 300, "loss": 2.0, "eval_loss": 2.1, "seconds": 0.5})
@@ -47,8 +45,8 @@ def test_plain_lines_hold_every_metric_and_the_time_left(shown):
     ]
 
 
-def test_rows_per_second_take_the_place_of_tokens(shown):
-    console, text = shown(terminal=False)
+def test_rows_per_second_replace_tokens(make_console):
+    console, text = make_console(terminal=False)
     with make_display(300, 0, "quickstart", console) as display:
         display.update(RECORD | {"rows_per_second": 950.0})
     assert "  950 rows/s  3.21 GFLOP/s" in text()
@@ -56,9 +54,8 @@ def test_rows_per_second_take_the_place_of_tokens(shown):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_what_data_and_models_write_moves_no_cursor(shown, terminal):
-    """Only what rich itself sends to a terminal is left, and `shown` has taken that away."""
-    console, text = shown(terminal)
+def test_escapes_control_characters(make_console, terminal):
+    console, text = make_console(terminal)
     with make_display(300, 0, "data \x1b]0;title\x07", console) as display:
         display.message("a sample \x1b[31mred\x9b2J\u202e\n\tin two lines")
         panel = render(console, display) if terminal else text()
@@ -67,8 +64,8 @@ def test_what_data_and_models_write_moves_no_cursor(shown, terminal):
     assert not {"\x07", "\x9b", "\u202e"} & set(panel + text())
 
 
-def test_the_live_panel_holds_the_same(shown):
-    console, text = shown(terminal=True)
+def test_live_panel_contains_metrics(make_console):
+    console, text = make_console(terminal=True)
     with make_display(300, 0, "quickstart", console) as display:
         assert "compiling" in render(console, display)
         display.update(RECORD | {"eval_loss": 2.5})
@@ -79,7 +76,7 @@ def test_the_live_panel_holds_the_same(shown):
     assert "50/300 16 %" in panel
     assert "left" in panel
     assert "loss 2.2000  eval 2.5000" in panel, "the last evaluation stays"
-    assert "█▁" in panel, "the small chart falls"
+    assert "█▁" in panel, "a falling sparkline"
     assert "checkpoint of step 50" in text()
 
 
@@ -89,26 +86,19 @@ def render(console: Console, display) -> str:
     return captured.get()
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("record", [{}, {"step": 7}, {"loss": float("nan")}, {"loss": None}, {"surprise": "text"}])
-def test_missing_and_odd_metrics_are_no_error(shown, terminal, record):
-    console, text = shown(terminal)
-    with make_display(10, 5, "odd", console) as display:
-        display.update(record)
+@pytest.mark.parametrize(("terminal", "width"), [(True, 200), (True, 24), (False, 200)])
+def test_ignores_missing_and_unknown_metrics(make_console, terminal, width):
+    console, text = make_console(terminal, width)
+    with make_display(10, 5, "a title that is longer than a narrow terminal", console) as display:
+        for record in ({}, {"step": 7}, {"loss": float("nan")}, {"loss": None}, {"surprise": "text"}):
+            display.update(record)
         display.message("[bold]as it is[/bold]")
     assert "[bold]as it is[/bold]" in text()
     assert "nan" not in text()
 
 
-def test_narrow_terminals_are_no_error(shown):
-    console, text = shown(terminal=True, width=24)
-    with make_display(10, 0, "a title that is longer than the terminal is wide", console) as display:
-        display.update(RECORD)
-    assert "loss" in text()
-
-
-def test_other_processes_show_nothing(shown, monkeypatch):
-    console, text = shown(terminal=True)
+def test_other_processes_print_nothing(make_console, monkeypatch):
+    console, text = make_console(terminal=True)
     monkeypatch.setattr(display_module, "is_main_process", lambda: False)
     with make_display(10, 0, "rank 1", console) as display:
         display.update(RECORD)
@@ -116,15 +106,10 @@ def test_other_processes_show_nothing(shown, monkeypatch):
     assert text() == ""
 
 
-def test_the_estimate_is_the_median_of_recent_steps(shown):
-    console, _ = shown(terminal=False)
+def test_estimates_time_left_from_median_step(make_console):
+    console, _ = make_console(terminal=False)
     display = make_display(110, 0, "estimate", console)
     assert display.seconds_left() is None
-    for step, seconds in ((10, 30.0), (20, 1.0), (30, 1.0)):  # the first held a compilation
+    for step, seconds in ((10, 30.0), (20, 1.0), (30, 1.0)):  # the first one includes a compilation
         display.update({"step": step, "seconds": seconds})
     assert display.seconds_left() == pytest.approx(80, abs=1)
-
-
-def test_sparkline_spans_its_range():
-    assert sparkline([3.0, 2.0, 1.0]) == "█▅▁"
-    assert sparkline([1.0, 1.0]) == "▁▁"

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from pretend_step import PretendStep, first_state
 from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.training.loop import StepLeftOut, evaluate, run_steps
+from support.training import PretendStep, first_state
 
 import spmdkit
 
@@ -77,15 +77,7 @@ def alone(model):
     return jax.device_get(state.params), losses
 
 
-def test_the_readme_lines(model, alone):
-    mesh = spmdkit.DeviceMesh.simulated(8, data=2, fsdp=4)
-    layouts = spmdkit.lay_out(model, mesh)
-    step = spmdkit.build_step(model, optax.adamw(3e-3), layouts)
-    state = spmdkit.run_steps(step, step.init(seed=0), batches(3))
-    assert int(state.step) == 3
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), state.params, alone[0])
-
-
+@pytest.mark.slow
 def test_distributions_stand_where_a_mesh_does(model, alone):
     mesh = spmdkit.DeviceMesh((8,), ("batch",), [f"cpu:{index}" for index in range(8)])
     grid = spmdkit.DeviceMesh((4, 2), ("batch", "model"), [f"cpu:{index}" for index in range(8)])
@@ -103,6 +95,7 @@ def test_distributions_stand_where_a_mesh_does(model, alone):
         assert state.params["layers"][0]["kernel"].addressable_shards[0].data.shape == shard
 
 
+@pytest.mark.slow
 def test_evaluation_weighs_rows(model):
     layouts = spmdkit.lay_out(model, {"data": 8})
     step = spmdkit.build_step(model, optax.sgd(0.1), layouts)

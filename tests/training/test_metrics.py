@@ -1,4 +1,4 @@
-"""The metrics log: whole lines, no step twice after a resume, plain JSON."""
+"""The metrics log: only whole lines, no step twice after a resume, plain JSON."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ def path(tmp_path):
     return tmp_path / "run" / "metrics.jsonl"
 
 
-def test_each_record_is_one_line_on_disk_at_once(path):
+def test_each_record_is_one_line_on_disk(path):
     with MetricsLog(path) as log:
         log.write({"step": 10, "loss": 2.5})
         assert path.read_text() == '{"step": 10, "loss": 2.5}\n'
@@ -24,13 +24,13 @@ def test_each_record_is_one_line_on_disk_at_once(path):
     assert read_metrics(path) == [{"step": 10, "loss": 2.5}, {"step": 20, "loss": 2.25, "eval_loss": 2.4}]
 
 
-def test_scalars_of_every_kind_become_plain_json(path):
+def test_scalars_become_plain_json(path):
     with MetricsLog(path) as log:
         log.write({"step": np.int32(1), "loss": jnp.float32(0.5), "grad_norm": np.inf, "eval_loss": float("nan")})
     assert json.loads(path.read_text()) == {"step": 1, "loss": 0.5, "grad_norm": None, "eval_loss": None}
 
 
-def test_a_resume_drops_the_steps_it_trains_again(path):
+def test_resume_drops_later_steps(path):
     with MetricsLog(path) as log:
         for step in (10, 20, 30):
             log.write({"step": step})
@@ -40,17 +40,12 @@ def test_a_resume_drops_the_steps_it_trains_again(path):
         log.write({"step": 25})
     assert [record["step"] for record in read_metrics(path)] == [10, 20, 25]
     assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
+    log.close()  # again
+    MetricsLog(path).close()
+    assert path.read_text() == "", "a new run starts an empty log"
 
 
-def test_a_new_run_starts_an_empty_log(path):
-    with MetricsLog(path) as log:
-        log.write({"step": 10})
-    with MetricsLog(path) as log:
-        log.write({"step": 5})
-    assert read_metrics(path) == [{"step": 5}]
-
-
-def test_only_the_last_line_may_be_cut_short(path):
+def test_rejects_invalid_line_before_the_last(path):
     path.parent.mkdir()
     path.write_text('{"step": 1}\n\n{"step": 2}\n{"st')
     assert read_metrics(path) == [{"step": 1}, {"step": 2}]
@@ -59,22 +54,16 @@ def test_only_the_last_line_may_be_cut_short(path):
         read_metrics(path)
 
 
-def test_closing_twice_is_harmless(path):
-    log = MetricsLog(path)
-    log.close()
-    log.close()
-
-
 @pytest.fixture
-def short_of_room():
-    """Files of this process may not become larger than a page, as on a full disk; SIGXFSZ is ignored by Python."""
+def small_file_limit():
+    """Limits files of this process to one page, as on a full disk; Python ignores SIGXFSZ."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_record_that_finds_no_room_leaves_no_half_line(path, short_of_room):
+def test_failed_write_leaves_no_partial_line(path, small_file_limit):
     with MetricsLog(path) as log:
         with pytest.raises(OSError, match=r"metrics\.jsonl") as raised:
             [log.write({"step": step, "loss": 0.123456789}) for step in range(1000)]
@@ -84,7 +73,7 @@ def test_a_record_that_finds_no_room_leaves_no_half_line(path, short_of_room):
         assert 4096 - 60 < len(text) <= 4096
 
 
-def test_a_resume_that_finds_no_room_leaves_the_log_as_it_was(path, monkeypatch):
+def test_failed_resume_leaves_the_log_unchanged(path, monkeypatch):
     with MetricsLog(path) as log:
         log.write({"step": 10})
         log.write({"step": 20})

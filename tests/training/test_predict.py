@@ -58,7 +58,8 @@ def test_every_array_has_the_rows_of_the_batch(predict, given):
 def test_a_model_that_predicts_nothing():
     with pytest.raises(
         UserError,
-        match=r"The model m has no `predict`, so it can predict no rows\. Give it one, .*rows of the batch on dim 0`",
+        match=r"The model m does not define `predict`, so it can predict no rows\. Give it one, .*rows of the batch "
+        r"on dim 0`",
     ):
         predictor(None)
 

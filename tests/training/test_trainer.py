@@ -9,7 +9,7 @@ from spmdkit.data.source import Splits
 from spmdkit.data.sources.arrays import ArraySource
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import Model
-from spmdkit.training.trainer import Trainer
+from spmdkit.training.trainer import Trainer, rows_in_order, rows_to_train_on
 
 import spmdkit
 
@@ -47,6 +47,7 @@ def by_hand(params):
     return found, -log_p[np.arange(ROWS), Y].mean(), (found.argmax(1) == Y).mean()
 
 
+@pytest.mark.slow
 def test_all_rows_count_once_on_eight_devices():
     """1,003 rows in batches of 64: the last one is filled up, and what fills it counts nothing."""
     made = trainer()
@@ -62,6 +63,7 @@ def test_all_rows_count_once_on_eight_devices():
     assert one.evaluate((X, Y)) == pytest.approx(scores, rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_stages_that_store_blocks_in_another_order():
     from spmdkit.models import TransformerConfig, transformer
@@ -89,6 +91,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 def test_every_form_of_data():
     made = trainer()
     expected, predicted = made.evaluate({"inputs": X, "targets": Y}), made.predict({"inputs": X})
@@ -97,6 +100,7 @@ def test_every_form_of_data():
         np.testing.assert_array_equal(made.predict(form(X, Y)), predicted, err_msg=name)
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was():
     """Two calls are one call of as many steps, bit for bit; a predictor of old parameters is not kept."""
     whole, halves, quiet = trainer(), trainer(), {"say": lambda line: None}
@@ -118,6 +122,7 @@ def test_a_state_that_is_given_is_predicted_with():
     np.testing.assert_array_equal(made.predict(rows), before)
 
 
+@pytest.mark.slow
 def test_epochs_evaluations_and_callbacks():
     class Ends(spmdkit.Callback):
         def __init__(self):
@@ -139,29 +144,12 @@ def test_epochs_evaluations_and_callbacks():
     assert fitted.records[-1]["loss"] < fitted.records[0]["loss"]
 
 
-def test_callbacks_hear_of_as_many_epochs_as_were_asked_for():
-    """40 rows in batches of 16: 2.5 steps an epoch, so that every second one ends within a step."""
-
-    class Epochs(spmdkit.Callback):
-        def __init__(self):
-            self.heard = []
-
-        def on_train_begin(self, run):
-            self.heard.append((run.batch, run.examples, run.num_steps))
-
-        def on_epoch_begin(self, run, epoch):
-            self.heard.append(("begin", run.step, epoch))
-
-        def on_epoch_end(self, run, epoch):
-            self.heard.append(("end", run.step, epoch))
-
-    epochs, made = Epochs(), trainer({"data": 8}, global_batch=16)
-    made.fit((X[:40], Y[:40]), epochs=3, callbacks=[epochs])
-    assert epochs.heard[0] == (16, 40, 8), "3 x 40 / 16 = 7.5 steps"
-    assert [each for each in epochs.heard if each[0] == "begin"] == [("begin", 0, 0), ("begin", 3, 1), ("begin", 5, 2)]
-    assert [each for each in epochs.heard if each[0] == "end"] == [("end", 3, 0), ("end", 5, 1), ("end", 8, 2)]
+def test_epochs_end_with_a_whole_step():
+    """3 x 40 rows in batches of 16: 7.5 steps."""
+    assert trainer({"data": 8}, global_batch=16).fit((X[:40], Y[:40]), epochs=3, say=lambda line: None).steps == 8
 
 
+@pytest.mark.slow
 def test_batches_one_after_the_other_are_trained_on():
     whole, streamed = trainer(), trainer()
     whole.fit((X[:192], Y[:192]), steps=3, shuffle=False)
@@ -172,13 +160,43 @@ def test_batches_one_after_the_other_are_trained_on():
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (X, "A ndarray alone is no data"),
-        (3, "A int is no data"),
-        ([(X, Y)], "batches one after the other have no known end. Give steps"),
-        ({"inputs": X, "targets": Y[:5]}, "the arrays of a source have one row per example"),
+        (X, "A ndarray alone is not enough"),
+        (3, "A int is not data"),
+        ([(X, Y)], "the end of an iterable of batches is unknown. Give steps"),
+        ({"inputs": X, "targets": Y[:5]}, "all arrays must have one row per example"),
     ],
 )
 def test_what_is_no_data_is_told(data, told):
     made = trainer()
     with pytest.raises(UserError, match=told):
         made.fit(data)
+
+
+class Table:
+    """Columns by name, as a DataFrame has them: `[]` takes a name, and the length is that of a column."""
+
+    def __init__(self, **columns):
+        self.columns = columns
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, name):
+        return self.columns[name]
+
+
+class NamedRows:
+    """A sequence whose `[]` takes no number."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, name):
+        raise TypeError(f"a name, not {name!r}")
+
+
+@pytest.mark.parametrize("data", [Table(x=np.zeros(3)), np.zeros((0, 2)), "", range(0), np.float32(3), NamedRows()])
+@pytest.mark.parametrize("take", [rows_to_train_on, lambda data: list(rows_in_order(data))])
+def test_what_has_no_first_row_by_name_is_told(data, take):
+    with pytest.raises(UserError, match=f"A {type(data).__name__} (alone )?is not (data|enough)"):
+        take(data)

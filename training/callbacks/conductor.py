@@ -1,12 +1,12 @@
-"""Calls the callbacks of a run, and does what they ask for, after the same step in every process.
+"""Calls the callbacks of a run, and performs their requests after the same step in every process.
 
-    pauses     an evaluation, a save, the end of an epoch, and wherever a callback has asked for something
-    in one     evaluate, let callbacks hear of it, agree on what process 0's have asked for, report, change the state,
-               save, and go on or end
+    pauses     an evaluation, a save, the end of an epoch, and a request of a callback
+    in one     evaluate, call the callbacks, agree on the requests of process 0, report, change the state, save, and
+               continue or end
 
-What is asked for in a pause is agreed upon there: every process gets process 0's requests, which costs it a message.
-What is asked for between two pauses goes through `Gate.ask`, and becomes a pause after the first step that no process
-has started. So whatever a callback decides by, a clock or a file, all processes do the same after the same step.
+Requests in a pause take effect there: every process receives those of process 0, which costs a message. Requests
+between two pauses go through `Gate.ask` and cause a pause after the first step that no process has started. Therefore,
+even if a callback decides by a clock or a file, all processes do the same after the same step.
 """
 
 import json
@@ -15,28 +15,25 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ...data.ordering.order import batch_number
-from ...mesh.coordination import told_by_first
-from ...mesh.errors import UserError
-from ...mesh.near_miss import did_you_mean
-from ...mesh.user_errors import told_as_users
+from ...mesh.errors import UserError, did_you_mean
+from ...mesh.processes import broadcast_text
+from ...parallel.model.user_errors import as_user_error
 from ...parallel.step.state import TrainState
-from ..ending.stopping import Gate
 from ..run_files import check_output
-from .asks import Asks
-from .callback import EVENTS, Callback, hears
+from ..stopping.gate import Gate
+from .callback import EVENTS, Callback, Requests, Run, implements
 from .rate_factor import factor_of, part_factors_of, with_factor, with_part_factors
-from .run import Run
 
 AGREEMENTS = count(1)
-"""Numbers what is agreed upon in this process, whichever conductor asks: a run that goes back has another one."""
+"""Numbers the agreements of this process, across conductors: a run that rolls back creates another one."""
 
 
 class Named(NamedTuple):
     """A callback with its name.
 
     Attributes:
-        name: for messages: "callbacks.0 (early_stopping)".
-        callback: any object with methods of `Callback`.
+        name: The name for messages: "callbacks.0 (early_stopping)".
+        callback: Any object with methods of `Callback`.
     """
 
     name: str
@@ -44,7 +41,7 @@ class Named(NamedTuple):
 
 
 class Conductor:
-    """The callbacks of one run, and what happens in its pauses. Every process has one, with the same callbacks."""
+    """The callbacks of one run, and its pauses. Every process has one, with the same callbacks."""
 
     def __init__(
         self,
@@ -62,39 +59,39 @@ class Conductor:
         """Prepares the callbacks.
 
         Args:
-            callbacks: In the order in which they are called.
-            run: What they see; `run.evaluates` says whether `evaluate` is there to be called.
-            gate: Of the run.
-            evaluates_at: After which steps to evaluate, whatever callbacks say.
-            saves_at: After which steps to save, whatever callbacks say.
-            evaluate: Evaluates; gives metrics by name.
-            save: Starts a save of a state, with notes: plain values that come back to `restore`.
-            seconds: How long processes wait for each other.
-            prepare: Let callbacks look whether they can do their work; without that, they are not to be called.
+            callbacks: The callbacks in order.
+            run: Their view of the run; `run.evaluates` is False if `evaluate` must not be called.
+            gate: The gate of the run.
+            evaluates_at: Returns whether to evaluate after a step, apart from requests.
+            saves_at: Returns whether to save after a step, apart from requests.
+            evaluate: Evaluates and returns metrics by name.
+            save: Starts saving a state with notes: plain values for `restore`.
+            seconds: The time that processes wait for each other.
+            prepare: Let callbacks check that they can work; if False, none of them may be called.
 
         Raises:
-            UserError: A callback cannot do its work.
+            UserError: A callback cannot work.
         """
         self._callbacks, self._run, self._gate = list(callbacks), run, gate
         self._evaluates_at, self._saves_at, self._evaluate, self._save = evaluates_at, saves_at, evaluate, save
         self._seconds = seconds
         self._pausing = False
-        self._asked = Asks()
-        self._heard = {name: self._methods(name) for name in EVENTS}
-        self._has_epochs = bool(run.examples and (self._heard["on_epoch_begin"] or self._heard["on_epoch_end"]))
-        self.ended = Asks()
-        run.on_ask = self._on_ask
+        self._requested = Requests()
+        self._handlers = {name: self._methods(name) for name in EVENTS}
+        self._has_epochs = bool(run.examples and (self._handlers["on_epoch_begin"] or self._handlers["on_epoch_end"]))
+        self.ended = Requests()
+        run.on_request = self._on_request
         if prepare:
             self._prepare()
 
     def restore(self, notes: Mapping[str, Any]) -> str:
-        """Lets callbacks go on from a checkpoint.
+        """Restores callbacks from a checkpoint.
 
         Args:
-            notes: As they were saved with it; of a callback that was not there then, there are none.
+            notes: The notes in the checkpoint; new callbacks have none.
 
         Returns:
-            Why the run is complete; "" where it goes on.
+            The reason that the run is already complete, or "".
         """
         states = list(notes.get("callbacks", ()))
         for name, callback in self._callbacks:
@@ -102,14 +99,14 @@ class Conductor:
             if mine is None:
                 continue
             states.remove(mine)
-            if hears(callback, "restore"):
-                with told_as_users(f"{name}, restore", callback.restore):
+            if implements(callback, "restore"):
+                with as_user_error(f"{name}, restore", callback.restore):
                     callback.restore(mine[1])
-        ends = [callback.finished() for _, callback in self._callbacks if hears(callback, "finished")]
+        ends = [callback.finished() for _, callback in self._callbacks if implements(callback, "finished")]
         return next(filter(None, ends), "")
 
     def begin(self, state: TrainState) -> TrainState:
-        """Tells that training begins; gives the state to begin with."""
+        """Calls `on_train_begin` and returns the first state."""
         run = self._run
         run.learning_rate_factor, run.parts = factor_of(state) or 1.0, part_factors_of(state)
         self._enter(run.start, state)
@@ -117,7 +114,7 @@ class Conductor:
         if self._has_epochs:
             self._call("on_epoch_begin", self._epoch(run.start))
         self._agree()
-        asked, self._asked = self._asked, Asks()
+        asked = self._take_requests()
         if asked.end:
             self._end(run.start, asked)
         elif asked:
@@ -126,62 +123,60 @@ class Conductor:
         return state
 
     def may_start(self, number: int) -> bool:
-        """Tells whether a step may start, and callbacks that it does."""
+        """Returns whether a step may start, and calls `on_step_begin` if so."""
         if not self._gate.passes(number):
             return False
         self._run.step = number
-        for name, method in self._heard["on_step_begin"]:
-            with told_as_users(name, method):
-                method(self._run)
+        self._call("on_step_begin")
         return True
 
     def logged(self, record: Mapping[str, Any]) -> None:
-        """Tells of a logged step."""
+        """Calls `on_step_end`."""
         self._call("on_step_end", record)
 
     def pauses_at(self, number: int) -> bool:
-        """Whether to pause after a step that has just been started."""
+        """Returns whether to pause after a step that has just started."""
         return bool(
             self._evaluates_at(number)
             or self._saves_at(number)
             or self._gate.asked_at(number)
-            or (self._has_epochs and self._ends_epoch(number))
+            or self._ends_epoch(number)
         )
 
     def pause(self, number: int, state: TrainState) -> dict[str, float]:
-        """The first half of a pause: evaluates, and agrees on what is asked for.
+        """Runs the first half of a pause: evaluates, and agrees on requests.
 
         Args:
-            number: Of the step that is done.
+            number: The completed step.
             state: The state after it.
 
         Returns:
-            The metrics of an evaluation.
+            The metrics of an evaluation, if there was one.
         """
         self._enter(number, state)
-        self._asked = Asks.read(self._gate.asked_at(number))
+        self._requested = Requests.read(self._gate.asked_at(number))
         found: dict[str, float] = {}
-        if self._evaluates_at(number) or self._asked.evaluate:
+        if self._evaluates_at(number) or self._requested.evaluate:
             found = self._evaluation(number, state)
-        if self._has_epochs and self._ends_epoch(number):
+        if self._ends_epoch(number):
             self._call("on_epoch_end", self._epoch(number) - 1)
         self._agree()
-        if not found and self._run.evaluates and (self._asked.evaluate or self._asked.end == "finished"):
+        if not found and self._run.evaluates and (self._requested.evaluate or self._requested.end == "finished"):
             found = self._evaluation(number, state)
             self._agree()
         return found
 
     def after_pause(self, number: int, state: TrainState) -> TrainState:
-        """The second half, after the step was reported: changes the state, saves, and ends the run where that is asked.
+        """Runs the second half, after the step was reported: changes the state, saves, and ends the run on request.
 
         Args:
-            number: Of the step that is done.
+            number: The completed step.
             state: The state after it.
 
         Returns:
-            The state to go on with.
+            The state to continue with.
         """
-        asked, self._asked = self._asked, Asks()
+        asked = self._take_requests()
         if asked.factor != 1.0:
             self._run.learning_rate_factor *= asked.factor
             self._run.state = state = with_factor(state, self._run.learning_rate_factor)
@@ -192,38 +187,38 @@ class Conductor:
             self.save(number, state)
         if asked.end:
             self._end(number, asked)
-        elif self._has_epochs and self._ends_epoch(number) and number < self._run.num_steps:
+        elif self._ends_epoch(number) and number < self._run.num_steps:
             self._call("on_epoch_begin", self._epoch(number))
         self._leave()
         return state
 
     def save(self, number: int, state: TrainState) -> None:
-        """Saves, with what callbacks have to know to go on from here.
+        """Saves the state, with the states of the callbacks.
 
         Args:
-            number: Of the step that is done.
-            state: The state after it, found finite.
+            number: The completed step.
+            state: The state after it, checked to be finite.
         """
         self._enter(number, state)
         self._call("on_save_begin")
-        having = [named for named in self._callbacks if hears(named.callback, "state")]
+        having = [named for named in self._callbacks if implements(named.callback, "state")]
         notes = {"callbacks": [[_kind(name), _state_of(name, callback)] for name, callback in having]}
         self._save(number, state, notes if having else {})
         self._call("on_save_end")
 
     def end(self, state: TrainState) -> None:
-        """Tells that training has ended in order."""
+        """Calls `on_train_end`."""
         self._run.state, self._pausing = state, True
         self._call("on_train_end")
         self._run.state = None
 
     def close(self) -> None:
-        """Closes every callback, whatever happened; the first error of one is raised when all are closed."""
+        """Closes every callback; raises the first error after all are closed."""
         failure: Exception | None = None
         for name, callback in reversed(self._callbacks):
             try:
-                if hears(callback, "close"):
-                    with told_as_users(f"{name}, close", callback.close):
+                if implements(callback, "close"):
+                    with as_user_error(f"{name}, close", callback.close):
                         callback.close()
             except Exception as error:
                 failure = failure or error
@@ -237,8 +232,8 @@ class Conductor:
                 key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
                 path = vars(callback)["path"]
                 check_output(self._run.folder, path, callback.writes, key, own, probe=self._run.is_main)
-            if hears(callback, "prepare"):
-                with told_as_users(f"{name}, prepare", callback.prepare):
+            if implements(callback, "prepare"):
+                with as_user_error(f"{name}, prepare", callback.prepare):
                     callback.prepare(self._run)
 
     def _check_monitored(self, name: str, monitored: str | None) -> None:
@@ -247,8 +242,8 @@ class Conductor:
             return
         if not self._run.evaluates:
             raise UserError(
-                f"{name} looks at {monitored or 'evaluations'}, but there is nothing to evaluate on. Raise "
-                "data.eval_fraction, or leave it out."
+                f"{name} needs {monitored or 'evaluations'}, but the evaluation split is missing. Raise "
+                "data.eval_fraction, or remove the callback."
             )
         known = self._run.metrics() if monitored else None
         if known is not None and monitored not in known:
@@ -259,35 +254,39 @@ class Conductor:
             )
 
     def _methods(self, event: str) -> list[tuple[str, Callable[..., Any]]]:
-        having = [named for named in self._callbacks if hears(named.callback, event)]
+        having = [named for named in self._callbacks if implements(named.callback, event)]
         return [(f"{name}, {event}", getattr(callback, event)) for name, callback in having]
 
     def _call(self, event: str, *arguments: Any) -> None:
-        for name, method in self._heard[event]:
-            with told_as_users(name, method):
+        for name, method in self._handlers[event]:
+            with as_user_error(name, method):
                 method(self._run, *arguments)
 
     def _enter(self, number: int, state: TrainState) -> None:
         self._run.step, self._run.state, self._pausing = number, state, True
 
     def _leave(self) -> None:
-        """Ends a pause; what was asked for after all had agreed becomes another."""
+        """Ends a pause; requests after the agreement cause another pause."""
         self._run.state, self._pausing = None, False
-        late, self._asked = self._asked, Asks()
+        late = self._take_requests()
         if late:
             self._gate.ask(late.text())
 
-    def _on_ask(self, asks: Asks) -> None:
+    def _take_requests(self) -> Requests:
+        taken, self._requested = self._requested, Requests()
+        return taken
+
+    def _on_request(self, requests: Requests) -> None:
         if self._pausing:
-            self._asked |= asks
+            self._requested |= requests
         else:
-            self._gate.ask(asks.text())
+            self._gate.ask(requests.text())
 
     def _agree(self) -> None:
-        """What process 0's callbacks ask for is what all ask for."""
+        """Replaces the requests of this process by those of process 0."""
         if self._callbacks:
-            text = told_by_first(f"callbacks/{next(AGREEMENTS)}", self._asked.text(), seconds=self._seconds)
-            self._asked = Asks.read([text])
+            text = broadcast_text(f"callbacks/{next(AGREEMENTS)}", self._requested.text(), seconds=self._seconds)
+            self._requested = Requests.read([text])
 
     def _evaluation(self, number: int, state: TrainState) -> dict[str, float]:
         self._call("on_evaluation_begin")
@@ -295,16 +294,16 @@ class Conductor:
         self._call("on_evaluation_end", found)
         return found
 
-    def _end(self, number: int, asked: Asks) -> None:
+    def _end(self, number: int, asked: Requests) -> None:
         self.ended = asked
         self._gate.stop_after(number, asked.reason)
 
     def _epoch(self, number: int) -> int:
-        """The epoch that the sample after so many steps is of, from 0."""
+        """Returns the epoch, from 0, of the first sample after a step."""
         return batch_number(number, self._run.left_out) * self._run.batch // self._run.examples
 
     def _ends_epoch(self, number: int) -> bool:
-        return self._epoch(number) > self._epoch(number - 1)
+        return self._has_epochs and self._epoch(number) > self._epoch(number - 1)
 
 
 def _state_of(name: str, callback: Any) -> dict[str, Any]:
@@ -313,7 +312,7 @@ def _state_of(name: str, callback: Any) -> dict[str, Any]:
     Raises:
         UserError: It cannot be written as JSON.
     """
-    with told_as_users(f"{name}, state", callback.state):
+    with as_user_error(f"{name}, state", callback.state):
         state = dict(callback.state())
     try:
         json.dumps(state)
@@ -326,5 +325,5 @@ def _state_of(name: str, callback: Any) -> dict[str, Any]:
 
 
 def _kind(name: str) -> str:
-    """What stays the same where callbacks are put in another order: "early_stopping"."""
+    """Returns the part of a name that does not depend on the order of callbacks: "early_stopping"."""
     return name.partition("(")[2].rstrip(")") or name

@@ -1,9 +1,9 @@
-"""A factor on the learning rate that the host may change between two steps, without compiling again.
+"""A factor on the learning rate that the host can change between two steps without compiling again.
 
     optimizer = adjustable(optax.adamw(1e-3))                               update = factor * (the update of adamw)
     optimizer = in_parts(optax.adamw(1e-3), {"backbone": "Conv_.*"})        the same for some parameters, from 0 on
 
-A factor is a float32 scalar in the optimizer's state: saved, restored and laid out with it.
+A factor is a float32 scalar in the optimizer's state and is saved, restored and laid out with it.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from ...layouts.path_patterns import meets, paths_met
-from ...layouts.paths import leaves_with_paths, map_with_path
+from ...layouts.paths import leaves_with_paths, map_with_path, match_paths, matches
 from ...mesh.processes import local_copy
 from ...parallel.step.state import TrainState
 
@@ -25,7 +24,7 @@ class RateFactor(NamedTuple):
     """The state of the transformation.
 
     Attributes:
-        factor: float32, scalar; with local steps one for each group.
+        factor: A float32 scalar; with local steps, one for each group.
     """
 
     factor: Array
@@ -35,14 +34,14 @@ class PartFactors(NamedTuple):
     """The state of `in_parts`.
 
     Attributes:
-        factors: name of a part -> float32, scalar; with local steps one for each group.
+        factors: Name of a part -> float32 scalar; with local steps, one for each group.
     """
 
     factors: dict[str, Array]
 
 
 def adjustable(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """An optimizer whose updates are multiplied by a factor in its state.
+    """Returns an optimizer that multiplies its updates by a factor in its state.
 
     Args:
         optimizer: Any optax transformation.
@@ -58,27 +57,27 @@ def adjustable(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def in_parts(optimizer: optax.GradientTransformation, parts: Mapping[str, str]) -> optax.GradientTransformation:
-    """An optimizer that does not train some parts of the parameters until a callback asks for it.
+    """Returns an optimizer that does not train some parts of the parameters until a callback requests it.
 
-    Gradients of all parts are computed, and the optimizer keeps its averages of them: a part that begins to train does
-    so with averages of its own. Updates of the others, weight decay among them, are multiplied by 0.
+    Gradients of all parts are computed, and the optimizer averages them: a part that starts to train already has its
+    averages. Updates of the other parts, including weight decay, are multiplied by 0.
 
     Args:
         optimizer: Any optax transformation.
         parts: Name of a part -> regular expression of the paths of its parameters.
 
     Raises:
-        UserError: In `init`, where an expression matches no parameter.
+        UserError: In `init`, if an expression matches no parameter.
     """
 
     def init(params: Any) -> PartFactors:
-        paths_met(list(parts.values()), [path for path, _ in leaves_with_paths(params)], "in_parts")
+        match_paths(list(parts.values()), [path for path, _ in leaves_with_paths(params)], "in_parts")
         return PartFactors({name: jnp.zeros((), jnp.float32) for name in parts})
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         def scaled(path: str, leaf: Array) -> Array:
             for name, pattern in parts.items():
-                leaf = leaf * state.factors[name].astype(leaf.dtype) if meets(pattern, path) else leaf
+                leaf = leaf * state.factors[name].astype(leaf.dtype) if matches(pattern, path) else leaf
             return leaf
 
         return map_with_path(scaled, updates), state
@@ -87,18 +86,18 @@ def in_parts(optimizer: optax.GradientTransformation, parts: Mapping[str, str]) 
 
 
 def factor_of(state: TrainState) -> float | None:
-    """The factor in a state; None where its optimizer is not adjustable."""
+    """Returns the factor in a state, or None if its optimizer is not adjustable."""
     for leaf in _factors(state.opt_state):
         return float(np.asarray(local_copy(leaf.factor)).flat[0])
     return None
 
 
 def with_factor(state: TrainState, factor: float) -> TrainState:
-    """The state with another factor, laid out as before; no process waits for another.
+    """Returns the state with another factor and the same layouts; processes do not wait for each other.
 
     Args:
-        state: Of an adjustable optimizer.
-        factor: Over 0, and finite.
+        state: The state of an adjustable optimizer.
+        factor: A positive, finite factor.
     """
 
     def changed(leaf: Any) -> Any:
@@ -108,18 +107,18 @@ def with_factor(state: TrainState, factor: float) -> TrainState:
 
 
 def part_factors_of(state: TrainState) -> dict[str, float]:
-    """The factors of the parts of an optimizer made by `in_parts`, by name; empty for any other."""
+    """Returns name -> factor of the parts of an optimizer made by `in_parts`; empty for any other."""
     found = [leaf for leaf in jax.tree.leaves(state.opt_state, is_leaf=_is_factor) if isinstance(leaf, PartFactors)]
     arrays = {name: array for each in found for name, array in each.factors.items()}
     return {name: float(np.asarray(local_copy(array)).flat[0]) for name, array in arrays.items()}
 
 
 def with_part_factors(state: TrainState, factors: Mapping[str, float]) -> TrainState:
-    """The state with other factors of some parts, laid out as before; no process waits for another.
+    """Returns the state with other factors of some parts and the same layouts; processes do not wait.
 
     Args:
-        state: Of an optimizer made by `in_parts`.
-        factors: Name of a part -> at least 0, and finite.
+        state: The state of an optimizer made by `in_parts`.
+        factors: Name of a part -> a non-negative, finite factor.
     """
 
     def changed(leaf: Any) -> Any:
@@ -133,7 +132,7 @@ def with_part_factors(state: TrainState, factors: Mapping[str, float]) -> TrainS
 
 
 def _filled(old: Array, value: float) -> Array:
-    """An array of one value, laid out like another."""
+    """Returns an array of one value with the layout of another."""
     whole = np.full(old.shape, value, old.dtype)
     return jax.make_array_from_callback(old.shape, old.sharding, lambda index: whole[index])
 

@@ -1,15 +1,15 @@
-"""An exponential moving average of the parameters, kept beside them: often the better model to evaluate and to ship.
+"""An exponential moving average of the parameters: often a better model to evaluate and to deploy.
 
-    t        = t + 1                                          updates, those left out not counted
+    t        = t + 1                                          updates, without skipped ones
     average  = average + max(1 - decay, 9 / (9 + t)) (parameters - average)
 
-The weight of the newest parameters falls from 0.9, at the first update, to 1 - decay: the average begins at the initial
-parameters, and would otherwise hold on to them for 1 / (1 - decay) steps. From t = 9 decay / (1 - decay) on (8991 for a
-decay of 0.999) it is the plain rule.
+The weight of the new parameters falls from 0.9, at the first update, to 1 - decay: otherwise the initial parameters
+would dominate the average for 1 / (1 - decay) steps. From t = 9 decay / (1 - decay) on (8991 for a decay of 0.999) it
+is the plain rule.
 
-The average is part of the optimizer's state, and each array of it is laid out as its parameter's updates are: split
-wherever these are, so that nothing is communicated. It is float32 where parameters are narrower, since they lose what
-a step of 1 - decay adds. Frozen parameters have none: they are their own average.
+The average is part of the optimizer's state, and each of its arrays is laid out like the updates of its parameter, so
+it needs no communication. It is float32 if the parameters are narrower, because rounding would lose increments of 1 -
+decay. Frozen parameters have no average: they are constant.
 
 Source: Polyak & Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging"; the weights of the first steps
 are those of TensorFlow's `ExponentialMovingAverage` with `num_updates`.
@@ -17,11 +17,12 @@ are those of TensorFlow's `ExponentialMovingAverage` with `num_updates`.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from annotated_types import Ge, Lt
 from jax import Array
 
 from ...layouts.paths import map_with_path
@@ -29,39 +30,39 @@ from ...mesh.errors import UserError
 from ...parallel.model import Params
 from ...parallel.plan import ShardingPlan
 from ...parallel.step.state import TrainState
+from ..ranges import range_problems
 from .skipping import skipped
 
 WARM_UP = 9
-"""The weight of the newest parameters is at least 9 / (9 + t)."""
+"""The weight of the new parameters is at least 9 / (9 + t)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EMAConfig:
-    """An average of the parameters, beside them."""
+    """An exponential moving average of the parameters."""
 
-    decay: float = 0.0
-    """Part of the average that stays in a step, such as 0.999; less in the first 9 decay / (1 - decay) steps. 0 = no
-    average is kept."""
+    decay: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Fraction of the average that a step keeps, such as 0.999; less in the first 9 decay / (1 - decay) steps. 0 = no
+    average."""
     evaluate: bool = False
-    """Whether evaluations during training are of the average; the training loss never is."""
+    """Evaluate the average during training; the training loss is never that of the average."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise UserError(f"optimizer.ema.decay={self.decay} has to be at least 0 and below 1; 0 keeps no average.")
+        problems = range_problems(self, "optimizer.ema.")
         if self.evaluate and not self.decay:
-            raise UserError(
-                "optimizer.ema.evaluate=true: there is no average. Give optimizer.ema.decay, such as 0.999."
-            )
+            problems.append("optimizer.ema.evaluate=true requires an average. Set optimizer.ema.decay, such as 0.999.")
+        if problems:
+            raise UserError("\n".join(problems))
 
 
 class Averaged(NamedTuple):
-    """The state of an optimizer whose parameters are averaged.
+    """The state of an optimizer with averaged parameters.
 
     Attributes:
-        updates: int32 scalar, updates that the average has seen.
-        average: structured, shaped and laid out like the parameters that train; in place of each other one a node
-            without leaves.
-        inner: the optimizer's own state.
+        updates: The number of averaged updates, an int32 scalar.
+        average: The averages, structured and laid out like the trained parameters, with nodes without leaves in place
+            of frozen ones.
+        inner: The optimizer's own state.
     """
 
     updates: Array
@@ -72,15 +73,15 @@ class Averaged(NamedTuple):
 def averaged(
     inner: optax.GradientTransformation, decay: float, frozen: Collection[str] = ()
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps an average of the parameters that an optimizer makes; the outermost of what is put around it.
+    """Averages the parameters of an optimizer; must be the outermost wrapper.
 
     Args:
-        inner: The optimizer, with all that scales or leaves out its updates.
-        decay: Part of the average that stays in a step, from 0 to below 1.
+        inner: The optimizer with all other wrappers.
+        decay: Fraction of the average that a step keeps, in [0, 1).
         frozen: Paths of parameters that do not train.
 
     Returns:
-        The same optimizer, its state in an `Averaged`.
+        The same optimizer with an `Averaged` as state.
     """
     inner = optax.with_extra_args_support(inner)
 
@@ -105,25 +106,25 @@ def averaged(
 
 
 def _weight(count: Array, decay: float) -> Array:
-    """The weight of the parameters after update number `count`, in the widest dtype that there is."""
+    """Returns the weight of the parameters after update number `count`, in the widest enabled dtype."""
     number = count.astype(float)
     return jnp.maximum(1 - decay, WARM_UP / (WARM_UP + number))
 
 
 def _accepted(before: Any, after: Any) -> Array:
-    """1, or 0 where `skip_not_finite` has left the update out."""
+    """Returns 1, or 0 if `skip_not_finite` has skipped the update."""
     were, are = skipped(before), skipped(after)
     return jnp.int32(1) if were is None or are is None else jnp.int32(1) - (are - were)
 
 
 def average_reader(plan: ShardingPlan) -> Callable[[TrainState], Params]:
-    """What makes parameters of the averages in a state: laid out and of the dtypes as these, frozen ones themselves.
+    """Returns a function from a state to its averages, with the layouts and dtypes of the parameters.
 
     Args:
-        plan: Where the parameters live; under ZeRO the averages are gathered.
+        plan: The layouts of the parameters; with ZeRO the averages are gathered.
 
     Returns:
-        A compiled function of a state whose optimizer is `averaged`.
+        A compiled function of a state with an `averaged` optimizer; frozen parameters are returned as they are.
     """
 
     def merged(params: Params, average: Any) -> Params:

@@ -1,4 +1,4 @@
-"""Parameters whose optimizer differs, by regular expression: each group has a transformation and a state of its own.
+"""Groups of parameters, by regular expression, each with its own transformation and state.
 
     optimizer:
       name: adamw
@@ -7,21 +7,22 @@
         head/.*: {learning_rate: 1e-4}
         blocks/(attention|mlp)/.*: {name: muon}
 
-`optax.partition` takes the tree of parameters apart by label and puts the updates together again. A group's state holds
-`optax.MaskedNode`, which has no leaves, in place of the others' parameters: it takes no memory, and what is left keeps
-its path, so it is laid out like its parameter. Labels stand in paths of checkpoints; they are made of the expressions.
+`optax.partition` splits the tree of parameters by label and merges the updates. In place of the parameters of other
+groups, a group's state has `optax.MaskedNode`, which has no leaves: it takes no memory, and the other leaves keep their
+paths, so they are laid out like their parameters. The labels are derived from the expressions and are part of the paths
+in checkpoints.
 """
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import optax
+from annotated_types import Gt
 
-from ...layouts.path_patterns import paths_met, some
-from ...layouts.paths import leaves_with_paths, map_with_path
+from ...layouts.paths import leaves_with_paths, map_with_path, match_paths, some
 from ...mesh.errors import UserError
 
 KEY = "optimizer.groups"
@@ -31,17 +32,18 @@ FROZEN = "frozen"
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConfig:
-    """What differs for the parameters of a group; what is null is as in `optimizer`."""
+    """Options of a group of parameters; null = as in `optimizer`."""
 
     name: str | None = None
-    """Another optimizer. What it reads besides the learning rate and its schedule then starts from its own defaults. A
-    group that names muon gives it all its matrices."""
+    """Another optimizer. Its options then have their own defaults, except the learning rate and its schedule. In a
+    group with muon, it updates all matrices."""
     learning_rate: float | None = None
-    """The highest learning rate of the group."""
-    learning_rate_factor: float | None = None
-    """In place of it: that of `optimizer`, times this."""
+    """Maximum learning rate of the group."""
+    learning_rate_factor: Annotated[float, Gt(0)] | None = None
+    """Factor on the learning rate of `optimizer`, instead of `learning_rate`. To stop training, use
+    optimizer.freeze."""
     schedule: Mapping[str, Any] | None = None
-    """A schedule of its own."""
+    """Learning rate schedule of the group."""
     weight_decay: float | None = None
     """As in `optimizer`; 0 = none."""
     betas: tuple[float, float] | None = None
@@ -54,7 +56,7 @@ class GroupConfig:
     """Keyword arguments for your own optimizer."""
 
     def given(self) -> dict[str, Any]:
-        """The options that are not null."""
+        """Returns the options that are not null."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -63,21 +65,21 @@ def assign(patterns: Sequence[str], abstract_params: Any, frozen: Collection[str
     """Finds the group of each parameter.
 
     Args:
-        patterns: The expressions of the groups; one that is a path itself goes before others that match it.
+        patterns: The expressions of the groups; one that equals a path goes before others that match it.
         abstract_params: Shapes of the parameters.
         frozen: Paths of parameters that do not train, whatever group they are in.
 
     Returns:
-        Path -> the expression of its group, or None where it is in none; without the frozen ones.
+        Path -> the expression of its group, or None; without the frozen parameters.
 
     Raises:
-        UserError: An expression matches no parameter, or none that trains; two match one parameter; all at once.
+        UserError: An expression matches no parameter, or only frozen ones; two match one parameter. Lists all.
     """
     paths = [path for path, _ in leaves_with_paths(abstract_params)]
-    met = paths_met(patterns, paths, KEY)
+    met = match_paths(patterns, paths, KEY)
     problems = [
-        f"{KEY}: {pattern!r} matches {some(found)} alone, and optimizer.freeze (or model.lora) freezes that. Take "
-        "the group out."
+        f"{KEY}: {pattern!r} matches only {some(found)}, which optimizer.freeze or model.lora freezes. Remove the "
+        "group."
         for pattern, found in met.items()
         if frozen.issuperset(found)  # pyright: ignore[reportAttributeAccessIssue]
     ]
@@ -91,7 +93,7 @@ def assign(patterns: Sequence[str], abstract_params: Any, frozen: Collection[str
             listed = " and ".join(map(repr, contending))
             problems.append(
                 f"{KEY}: {listed} match {path}. A parameter is in one group: make the expressions more specific, or "
-                "give the path itself a group, which goes before them."
+                "use the path itself as an expression, which goes before them."
             )
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
@@ -99,7 +101,7 @@ def assign(patterns: Sequence[str], abstract_params: Any, frozen: Collection[str
 
 
 def labels(groups: Mapping[str, str | None]) -> dict[str | None, str]:
-    """A label for each group: letters and digits of its expression, as they stand in paths of the state.
+    """Returns a label for each group: the letters and digits of its expression, for paths of the state.
 
     Args:
         groups: Path -> expression or None.
@@ -115,7 +117,7 @@ def labels(groups: Mapping[str, str | None]) -> dict[str | None, str]:
 
 
 def only(abstract_params: Any, paths: Collection[str]) -> Any:
-    """The parameters at some paths; in place of each other one a node without leaves, as `optax.masked` puts there."""
+    """Returns the parameters at some paths, with an `optax.MaskedNode` in place of the others."""
     return map_with_path(lambda path, leaf: leaf if path in paths else optax.MaskedNode(), abstract_params)
 
 
@@ -125,12 +127,12 @@ def by_group(
     """Joins the transformations of all groups.
 
     Args:
-        transformations: Label -> the transformation of that group's parameters.
-        label_of: Path -> label; a path that is missing is frozen: its update is zero, and it has no state.
+        transformations: Label -> the transformation of the parameters of that group.
+        label_of: Path -> label; other paths are frozen: zero update and no state.
         abstract_params: Shapes of the parameters.
 
     Returns:
-        A transformation of all parameters; what else its update is given (`value`, `grad`) each of them gets.
+        A transformation of all parameters; it passes further arguments of its update (`value`, `grad`) to each.
     """
     tree = map_with_path(lambda path, _: label_of.get(path, FROZEN), abstract_params)
     used = set(jax.tree.leaves(tree))

@@ -1,86 +1,94 @@
-"""Learning rates over the steps of a run: functions of the step by name, and their numbers on the host.
+"""Learning rate schedules: functions of the step by name, and their values on the host.
 
-Written for `optimizer.learning_rate` = peak, a run of n steps and step s = 0 .. n - 1:
+With `optimizer.learning_rate` = peak, a run of n steps and step s = 0 .. n - 1:
 
     constant        peak
     cosine          from peak down half a cosine
-    warmup_cosine   a straight line up to peak, then as cosine
-    linear          (a straight line up to peak, then) a straight line down
-    wsd             warm-up, stable, decay: a straight line up, peak, a straight line down at the end
-    plateau         (a straight line up to peak, then) peak; the optimizer scales it, as `optimizing/plateau` says
+    warmup_cosine   linear warm-up to peak, then as cosine
+    linear          (linear warm-up, then) linear decay
+    wsd             warm-up, stable, decay: linear warm-up, peak, linear decay at the end
+    plateau         (linear warm-up, then) peak, which the optimizer scales by the loss
 
-A line up starts at peak / (warmup_steps + 1), not at 0, and is at peak in step `warmup_steps`. A line or cosine down
-would reach peak * final_ratio in step n, the first one that is not taken.
+A warm-up starts at peak / (warmup_steps + 1), not at 0, and reaches peak in step `warmup_steps`. A linear or cosine
+decay would reach peak * final_ratio in step n, the first one after the run.
 
-Sources: Loshchilov & Hutter 2017, "SGDR" (cosine); Hu et al. 2024, "MiniCPM" (wsd).
+`plateau` scales updates down if the loss stops falling. The step itself decides, so all devices agree:
+
+    mean    = mean of the loss over the last `window_steps` steps
+    better  = mean < (1 - tolerance) * best
+    scale   = scale * factor after `patience` consecutive windows without improvement, at least final_ratio
+    update  = scale * update
+
+The loss is that of the batch before its update. Evaluations run between steps and do not count.
+
+Sources: Loshchilov & Hutter 2017, "SGDR" (cosine); Hu et al. 2024, "MiniCPM" (wsd); optax.contrib.reduce_on_plateau.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import optax
+import optax.contrib
+from jax import Array
 
-from ...mesh.errors import UserError
-from ...mesh.near_miss import did_you_mean, unknown_options
-from .plateau import DEFAULTS
+from ...mesh.errors import UserError, did_you_mean, unknown_options
+from .groups import REST
 
 KEY = "optimizer.schedule"
+PLATEAU = "plateau"
 TINY = float(np.finfo(np.float32).tiny)
-"""The smallest number over 0 of float32 that devices do not round to 0."""
+"""The smallest positive number of float32 that devices do not round to 0."""
 WINDOW = 2**16
-"""Steps whose rates are worked out together."""
-LOOKED_AT = 2**20
-"""Steps whose rates are looked at before a run starts, besides those of its last window."""
+"""Steps with rates that are computed together."""
+MAX_CHECKED = 2**20
+"""Steps with rates that are checked before a run, in addition to those of its last window."""
 
 
 def make_learning_rate(peak: float, schedule: Mapping[str, Any], num_steps: int) -> optax.Schedule:
-    """Builds the learning rate of a run.
+    """Returns the learning rate of a run.
 
     Args:
-        peak: `optimizer.learning_rate`, the highest.
-        schedule: `optimizer.schedule`: a name, and that schedule's options.
-        num_steps: Optimizer steps in the whole run.
+        peak: `optimizer.learning_rate`.
+        schedule: `optimizer.schedule`: a name and the options of that schedule.
+        num_steps: Optimizer steps of the whole run.
 
     Returns:
-        A function of the step (an integer, or an array of them) that gives the learning rate.
+        A function from a step, or an array of steps, to the learning rate.
 
     Raises:
-        UserError: There is no such schedule or option, or the parts of the schedule are longer than the run.
+        UserError: The schedule or an option is unknown or invalid, or the schedule is longer than the run.
     """
     problems = learning_rate_problems(schedule)
     if problems:
         raise UserError("\n".join(problems))
     options = dict(schedule)
-    return SCHEDULES[_canonical(options.pop("name", "constant"))](peak, num_steps, **options)
+    return SCHEDULES[options.pop("name", "constant")](peak, num_steps, **options)
 
 
 def learning_rate_problems(schedule: Mapping[str, Any]) -> list[str]:
-    """Lists what is wrong with `optimizer.schedule` in a run of any length: its name, its options, their values."""
+    """Returns the problems of `optimizer.schedule` that do not depend on the run: name, options and values."""
     options = dict(schedule)
     name = options.pop("name", "constant")
-    if _canonical(name) not in SCHEDULES:
+    if not isinstance(name, str) or name not in SCHEDULES:
         return [f"{KEY}.name={name!r} is not a schedule.{did_you_mean(name, SCHEDULES, otherwise='Choose from')}"]
-    _, _, *known = inspect.signature(SCHEDULES[_canonical(name)]).parameters
+    _, _, *known = inspect.signature(SCHEDULES[name]).parameters
     problems = unknown_options([option for option in options if option not in known], known, KEY, of=name)
     for option, value in options.items():
         if option.endswith("_steps") and not (_is_number(value, int) and value >= 0):
-            problems.append(f"{KEY}.{option}={value!r} has to be a number of steps, at least 0.")
+            problems.append(f"{KEY}.{option}={value!r} must be an integer, at least 0.")
         elif option == "final_ratio" and not (_is_number(value, int | float) and 0 <= value <= 1):
-            problems.append(f"{KEY}.{option}={value!r} has to be a part of the learning rate, 0 to 1.")
+            problems.append(f"{KEY}.{option}={value!r} must be a number from 0 to 1.")
         elif option in ("factor", "tolerance") and not (_is_number(value, int | float) and TINY <= value < 1):
-            problems.append(f"{KEY}.{option}={value!r} has to be between 0 and 1, in float32.")
+            problems.append(f"{KEY}.{option}={value!r} must be a number between 0 and 1.")
         elif option in ("patience", "cooldown") and not (_is_number(value, int) and value >= (option == "patience")):
             least = int(option == "patience")
-            problems.append(f"{KEY}.{option}={value!r} has to be a number of windows, at least {least}.")
+            problems.append(f"{KEY}.{option}={value!r} must be an integer, at least {least}.")
     if options.get("window_steps") == 0:
-        problems.append(f"{KEY}.window_steps=0: the loss is a mean over at least 1 step.")
+        problems.append(f"{KEY}.window_steps must be at least 1, got 0.")
     return problems
-
-
-def _canonical(name: Any) -> Any:
-    return name.replace("-", "_") if isinstance(name, str) else None
 
 
 def _is_number(value: Any, kind: Any) -> bool:
@@ -88,19 +96,19 @@ def _is_number(value: Any, kind: Any) -> bool:
 
 
 def constant(peak: float, num_steps: int) -> optax.Schedule:
-    """The same rate in every step."""
+    """Returns the same rate for every step."""
     return optax.constant_schedule(peak)
 
 
 def cosine(peak: float, num_steps: int, final_ratio: float = 0.0) -> optax.Schedule:
-    """Half a cosine from the first step to the last."""
+    """Returns half a cosine from the first step to the last."""
     return optax.cosine_decay_schedule(peak, num_steps, alpha=final_ratio)
 
 
 def warmup_cosine(
     peak: float, num_steps: int, warmup_steps: int | None = None, final_ratio: float = 0.0
 ) -> optax.Schedule:
-    """A warm-up (5 % of the steps by default), then half a cosine."""
+    """Returns a warm-up (by default 5 % of the steps), then half a cosine."""
     warmup = _part(num_steps, 0.05) if warmup_steps is None else warmup_steps
     _check_fits(num_steps, warmup_steps=warmup)
     down = optax.cosine_decay_schedule(peak, num_steps - warmup, alpha=final_ratio)
@@ -108,7 +116,7 @@ def warmup_cosine(
 
 
 def linear(peak: float, num_steps: int, warmup_steps: int = 0, final_ratio: float = 0.0) -> optax.Schedule:
-    """A warm-up (none by default), then a straight line down."""
+    """Returns a warm-up (by default none), then a linear decay."""
     _check_fits(num_steps, warmup_steps=warmup_steps)
     down = optax.linear_schedule(peak, peak * final_ratio, num_steps - warmup_steps)
     return _after_warmup(peak, warmup_steps, down)
@@ -121,7 +129,7 @@ def wsd(
     decay_steps: int | None = None,
     final_ratio: float = 0.0,
 ) -> optax.Schedule:
-    """A warm-up (5 % of the steps by default), the peak, and a straight line down (20 % of the steps by default)."""
+    """Returns a warm-up (by default 5 % of the steps), the peak, and a linear decay (by default 20 % of the steps)."""
     warmup = _part(num_steps, 0.05) if warmup_steps is None else warmup_steps
     decay = _part(num_steps, 0.2) if decay_steps is None else decay_steps
     _check_fits(num_steps, warmup_steps=warmup, decay_steps=decay)
@@ -136,14 +144,14 @@ def plateau(
     peak: float,
     num_steps: int,
     warmup_steps: int = 0,
-    factor: float = DEFAULTS["factor"],
-    patience: int = DEFAULTS["patience"],
-    window_steps: int = DEFAULTS["window_steps"],
-    cooldown: int = DEFAULTS["cooldown"],
-    tolerance: float = DEFAULTS["tolerance"],
-    final_ratio: float = DEFAULTS["final_ratio"],
+    factor: float = 0.5,
+    patience: int = 10,
+    window_steps: int = 10,
+    cooldown: int = 0,
+    tolerance: float = 1e-4,
+    final_ratio: float = 0.0,
 ) -> optax.Schedule:
-    """A warm-up (none by default), then the peak: what it is scaled by depends on the loss, not on the step."""
+    """Returns a warm-up (by default none), then the peak; its scale depends on the loss, not on the step."""
     _check_fits(num_steps, warmup_steps=warmup_steps)
     return _after_warmup(peak, warmup_steps, optax.constant_schedule(peak))
 
@@ -156,7 +164,7 @@ SCHEDULES: dict[str, Callable[..., optax.Schedule]] = {
     "wsd": wsd,
     "plateau": plateau,
 }
-"""Name -> function of (peak, num_steps, options). `warmup-cosine` means `warmup_cosine`."""
+"""Name -> function of (peak, num_steps, options)."""
 
 
 def _part(num_steps: int, share: float) -> int:
@@ -170,29 +178,25 @@ def _after_warmup(peak: float, warmup: int, rest: optax.Schedule) -> optax.Sched
 
 
 def _check_fits(num_steps: int, **parts: int) -> None:
-    """Parts that follow each other have to leave at least one step of the run after the warm-up."""
+    """Checks that the parts of a schedule leave at least one step of the run after the warm-up."""
     total = sum(parts.values())
     if total > num_steps or parts["warmup_steps"] == num_steps:
         sums = " + ".join(f"{KEY}.{name}={steps}" for name, steps in parts.items())
         raise UserError(
             f"{sums}{f' = {total} steps' if len(parts) > 1 else ''}, but the run has train.steps={num_steps}. "
-            "Make them fewer, or train for more steps."
+            "Reduce them, or train for more steps."
         )
 
 
 class LearningRates:
-    """The learning rate of each step on the host, indexed like an array of them.
-
-    A window of steps is worked out at a time: no step waits for its rate, and a run of a billion steps holds no billion
-    rates.
-    """
+    """The learning rate of each step on the host, indexed by step and computed in windows."""
 
     def __init__(self, schedule: optax.Schedule, num_steps: int) -> None:
-        """Works out nothing yet.
+        """Computes nothing yet.
 
         Args:
-            schedule: A function of an array of steps.
-            num_steps: Optimizer steps in the whole run.
+            schedule: A function from an array of steps to learning rates.
+            num_steps: Optimizer steps of the whole run.
         """
         self._schedule = schedule
         self._num_steps = num_steps
@@ -200,14 +204,14 @@ class LearningRates:
         self._window = np.zeros(0)
 
     def __len__(self) -> int:
-        """Steps in the whole run."""
+        """Returns the steps of the whole run."""
         return self._num_steps
 
     def __getitem__(self, step: int) -> float:
-        """The learning rate of a step, 0 <= step < len.
+        """Returns the learning rate of a step, 0 <= step < len.
 
         Raises:
-            IndexError: There is no such step.
+            IndexError: The step is out of range.
         """
         if not 0 <= step < self._num_steps:
             raise IndexError(f"step {step} of {self._num_steps}")
@@ -217,9 +221,9 @@ class LearningRates:
         return float(self._window[step - self._first])
 
     def first_not_finite(self) -> int | None:
-        """The first step whose rate is no finite number of float32, of the first million steps and the last ones."""
+        """Returns the first step with a rate that is not finite in float32, of the first million steps and the last."""
         last = (self._num_steps - 1) // WINDOW * WINDOW
-        for first in dict.fromkeys((*range(0, min(self._num_steps, LOOKED_AT), WINDOW), last)):
+        for first in dict.fromkeys((*range(0, min(self._num_steps, MAX_CHECKED), WINDOW), last)):
             with np.errstate(over="ignore"):
                 wrong = np.flatnonzero(~np.isfinite(self._rates(first).astype(np.float32)))
             if len(wrong):
@@ -227,6 +231,62 @@ class LearningRates:
         return None
 
     def _rates(self, first: int) -> np.ndarray:
-        """The rates of the window that begins at a step."""
+        """Returns the rates of the window that starts at a step."""
         steps = np.arange(first, min(first + WINDOW, self._num_steps))
         return np.broadcast_to(np.asarray(self._schedule(steps)), steps.shape)  # pyright: ignore
+
+
+def is_plateau(schedule: Mapping[str, Any]) -> bool:
+    """Returns whether a schedule follows the loss."""
+    return schedule.get("name") == PLATEAU
+
+
+def scale_on_plateau(schedule: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+    """Scales updates down if the loss stops falling.
+
+    Args:
+        schedule: `optimizer.schedule` with the name plateau.
+
+    Returns:
+        A transformation with an update that needs `value`, the loss, as a scalar.
+    """
+    parameters = inspect.signature(plateau).parameters.values()
+    options = {each.name: each.default for each in parameters if each.default is not each.empty} | {**schedule}
+    return optax.contrib.reduce_on_plateau(
+        factor=options["factor"],
+        patience=options["patience"],
+        rtol=options["tolerance"],
+        cooldown=options["cooldown"],
+        accumulation_size=options["window_steps"],
+        min_scale=options["final_ratio"],
+    )
+
+
+def plateau_scales(opt_state: Any) -> list[Array]:
+    """Returns the current scales of the learning rates: one scalar for each group with the schedule plateau.
+
+    Args:
+        opt_state: The optimizer's state, `TrainState.opt_state`.
+    """
+    nodes = jax.tree.leaves(opt_state, is_leaf=_is_plateau_state)
+    return [node.scale for node in nodes if _is_plateau_state(node)]
+
+
+def main_plateau_scale(opt_state: Any) -> Array | None:
+    """Returns the current scale of `optimizer.schedule`, or None if no schedule follows the loss.
+
+    Args:
+        opt_state: The optimizer's state, `TrainState.opt_state`.
+
+    Returns:
+        A scalar (with local steps, one for each group of devices): that of the parameters outside `optimizer.groups`,
+        or of the first group if there are none.
+    """
+    nodes, _ = jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=_is_plateau_state)
+    found = [(path, node.scale) for path, node in nodes if _is_plateau_state(node)]
+    rest = [scale for path, scale in found if jax.tree_util.DictKey(REST) in path]
+    return next(iter(rest or [scale for _, scale in found]), None)
+
+
+def _is_plateau_state(node: Any) -> bool:
+    return isinstance(node, optax.contrib.ReduceLROnPlateauState)

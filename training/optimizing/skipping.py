@@ -1,11 +1,11 @@
-"""Updates that are left out because a gradient is not finite: parameters and state stay as they were.
+"""Skips updates with gradients that are not finite: parameters and state stay as they were.
 
     finite      = every element of every gradient is finite
-    parameters  = updated where finite, else as they were
+    parameters  = updated if finite, otherwise unchanged
     skipped     = skipped + (not finite)
 
-A choice by element, not a conditional: XLA joins it to the update, and on CPUs a conditional would copy every array
-that passes it. On a mesh the question whether all is finite is one more reduction of a scalar, which XLA adds.
+It selects by element instead of using a conditional: XLA fuses it with the update, and on CPUs a conditional would copy
+every array that passes through it. On a mesh, XLA adds one reduction of a scalar.
 
 Source: optax.apply_if_finite, the same idea.
 """
@@ -22,9 +22,9 @@ class Skipping(NamedTuple):
     """The state of an optimizer that skips.
 
     Attributes:
-        in_a_row: int32 scalar, updates left out since the last one that was not.
-        total: int32 scalar, updates left out since the run began.
-        inner: the optimizer's own state.
+        in_a_row: Consecutive skipped updates, an int32 scalar.
+        total: All skipped updates, an int32 scalar.
+        inner: The optimizer's own state.
     """
 
     in_a_row: Array
@@ -33,15 +33,15 @@ class Skipping(NamedTuple):
 
 
 def skip_not_finite(inner: optax.GradientTransformation, most: int) -> optax.GradientTransformationExtraArgs:
-    """Leaves out updates whose gradients are not finite.
+    """Skips updates with gradients that are not finite.
 
     Args:
         inner: The optimizer.
-        most: Updates in a row that may be left out, at least 1. The next one is made whatever it holds, so that the
-            parameters are no longer finite and the run ends as diverged.
+        most: Maximum number of consecutive skipped updates, at least 1. The next one is applied in any case, so that
+            the parameters are no longer finite and the run ends as diverged.
 
     Returns:
-        The same optimizer, its state in a `Skipping`.
+        The same optimizer with a `Skipping` as state.
     """
     inner = optax.with_extra_args_support(inner)
 
@@ -64,7 +64,7 @@ def skip_not_finite(inner: optax.GradientTransformation, most: int) -> optax.Gra
 
 
 def skipped(opt_state: Any) -> Array | None:
-    """How many updates a run has left out: an int32 scalar of the state, or None where the optimizer skips none.
+    """Returns the number of skipped updates, an int32 scalar of the state, or None if the optimizer never skips.
 
     Args:
         opt_state: The optimizer's state, `TrainState.opt_state`.

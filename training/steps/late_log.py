@@ -1,4 +1,4 @@
-"""The metrics of steps, read a few steps late, when they are long done: the host waits for no step just started."""
+"""Reads the metrics of steps a few steps late, so that the host never waits for a step that has just started."""
 
 import time
 from collections import deque
@@ -12,21 +12,21 @@ from ...parallel.step.state import StepMetrics
 from .not_finite import Skips
 
 RUN_AHEAD = 2
-"""Steps that may be under way or waiting on the devices before the host waits for the oldest."""
+"""Steps that may run or wait on the devices before the host waits for the oldest."""
 READ_TOGETHER = 4
-"""Finished steps whose metrics are read at once: the first read after other work costs the host more than the rest."""
+"""Finished steps with metrics that are read together: the first read after other work is the most expensive."""
 
 
 class Progress(NamedTuple):
     """The metrics of one logged step, as numbers on the host.
 
     Attributes:
-        step: optimizer steps done.
-        loss: weighted mean of the loss over that step's batch.
-        grad_norm: global norm of its gradients before clipping.
-        tokens_per_second: weight (tokens, for a language model) per second since the last logged step.
-        seconds: seconds per step since the last logged step.
-        extra: the model's own metrics of this step, and what was measured in the pause after it (an evaluation).
+        step: The completed optimizer steps.
+        loss: The weighted mean of the loss over the batch of that step.
+        grad_norm: The global norm of its gradients before clipping.
+        tokens_per_second: The weight (tokens, for a language model) per second since the last logged step.
+        seconds: The seconds per step since the last logged step.
+        extra: The model's own metrics of this step, and those of an evaluation after it.
     """
 
     step: int
@@ -38,7 +38,7 @@ class Progress(NamedTuple):
 
 
 class LateLog:
-    """Reads metrics of steps that are done, checks them, and reports some."""
+    """Reads metrics of completed steps, checks them, and reports some."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class LateLog:
         waited: Callable[[float], None] | None,
         skips: Skips,
     ) -> None:
-        """Begins to read, and the clock.
+        """Starts the clock.
 
         Args:
-            start: Steps done.
-            every: Reports each step whose number is a multiple of this.
-            on_progress: Called with the figures of a reported step.
-            waited: Called with the seconds that the host has waited for a step; None calls nothing.
-            skips: Counts those that are not finite, whose figures are not reported.
+            start: The completed steps.
+            every: The number of steps between reports.
+            on_progress: Called with the metrics of a reported step.
+            waited: Called with the seconds that the host has waited for a step, if not None.
+            skips: Counts steps that are not finite, which are not reported.
         """
         self._running: deque[tuple[int, StepMetrics]] = deque()
         self._done: list[tuple[int, StepMetrics, float]] = []
@@ -69,7 +69,7 @@ class LateLog:
         self._restart_clock(start, time.perf_counter())
 
     def push(self, number: int, metrics: StepMetrics) -> None:
-        """Takes the metrics of a step just started; waits for the oldest where too many are under way."""
+        """Adds the metrics of a step that has just started; waits for the oldest step if too many are running."""
         self._running.append((number, metrics))
         if len(self._running) > RUN_AHEAD:
             done = self._wait_for_oldest()
@@ -78,33 +78,32 @@ class LateLog:
                 self._report_if_due()
 
     def pause(self, number: int, measured: dict[str, float]) -> None:
-        """Reports the last step, all being done, with what was measured after it; the clock stands still.
+        """Reports the last completed step with the metrics of an evaluation, and stops the clock.
 
         Args:
-            number: Of that step. Where its update was left out, what was measured keeps its number, and has the figures
-                of the last step that was finite.
-            measured: Figures by name; may be empty.
+            number: The step. If its update was skipped, the report has its number and the loss of the last finite step.
+            measured: Metrics by name; may be empty.
         """
         if measured and self._latest is not None:
             self._latest = self._latest._replace(step=number, extra=self._latest.extra | self._skips.figures)
         self._report(measured)
 
     def go_on(self) -> None:
-        """Lets the clock go on after a pause."""
+        """Restarts the clock after a pause."""
         self._since = time.perf_counter()
 
     def stop(self) -> None:
-        """Waits for every step and reports the last one only where that is due: a run that goes on has no other log."""
+        """Waits for every step and reports the last one only if it is due, as in a run without interruption."""
         self.drain()
         self._report_if_due()
 
     def finish(self) -> None:
-        """Waits for every step and reports the last one, if it was not."""
+        """Waits for every step and reports the last one unless it was reported."""
         self.drain()
         self._report({})
 
     def drain(self) -> None:
-        """Waits for every step, and reports those that are due but for the last."""
+        """Waits for every step, and reports those that are due except the last."""
         while self._running:
             done = self._wait_for_oldest()
             if done % self._every == 0 and self._running:
@@ -129,13 +128,13 @@ class LateLog:
 
     def _read(self, number: int, metrics: StepMetrics, at: float) -> None:
         own = {name: float(np.asarray(local_copy(value))) for name, value in metrics.further.items()}
-        loss, grad_norm, weight = (float(np.asarray(local_copy(value))) for value in metrics[:3])  # the cheapest way
+        loss, grad_norm, weight = (float(np.asarray(local_copy(value))) for value in metrics[:3])  # the cheapest read
         if not self._skips.takes(number, loss, grad_norm):
             self._weight += weight
             elapsed = max(at - self._since, 1e-9)
             speeds = self._weight / elapsed, elapsed / (number - self._counted)
             self._latest = Progress(number, loss, grad_norm, *speeds, own | self._skips.figures)
-        if number == self._first:  # it compiles: what follows is timed from its end
+        if number == self._first:  # it includes compilation: start timing at its end
             self._restart_clock(number, at)
 
     def _report_if_due(self) -> None:
@@ -151,5 +150,5 @@ class LateLog:
         self._on_progress(progress)
 
     def _restart_clock(self, step: int, at: float) -> None:
-        """Times and counts what comes after a step, from the time it was done."""
+        """Restarts the time and the weight at the end of a step."""
         self._counted, self._since, self._weight = step, at, 0.0

@@ -1,4 +1,4 @@
-"""Steps whose loss, norm or state is not finite: how many in a row may be, and the error of one too many."""
+"""Steps with a loss, norm or state that is not finite: counts them, and raises an error if there are too many."""
 
 import math
 from collections.abc import Callable
@@ -7,19 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...mesh.exit_codes import DIVERGED
 from ...mesh.processes import local_copy
-from ...parallel.precision import FLOAT32
-from ...parallel.step.loss_scaling import MOST_IN_A_ROW, is_dynamic
+from ...parallel.options import FLOAT32
+from ...parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS, is_dynamic
 from ...parallel.step.state import TrainState
-from ..ending.exits import DIVERGED
 
 
 class Diverged(RuntimeError):
     """The loss or the norm of the gradients is no longer a finite number.
 
     Attributes:
-        step: the first step that was found so.
-        found: what was found, in words.
+        step: The first step where this was detected.
+        found: A description of the values.
     """
 
     exit_code = DIVERGED
@@ -30,33 +30,33 @@ class Diverged(RuntimeError):
 
 
 def most_left_out(step: Any) -> int:
-    """Updates in a row that the step itself may leave out, of which one that is wrapped says nothing: 0."""
-    return MOST_IN_A_ROW if is_dynamic(getattr(step, "precision", FLOAT32)) else 0
+    """Returns the consecutive updates that the step itself may skip; 0 for a wrapped step."""
+    return MAX_CONSECUTIVE_SKIPS if is_dynamic(getattr(step, "precision", FLOAT32)) else 0
 
 
 class Skips:
-    """Steps whose loss or norm is not finite: as many in a row as may be, and how many there were."""
+    """Counts steps with a loss or norm that is not finite."""
 
     def __init__(self, most: int, on_skip: Callable[[int, str], None]) -> None:
-        """Lets so many pass.
+        """Starts at zero.
 
         Args:
-            most: In a row; 0 lets none pass.
-            on_skip: Called with the number of such a step, and what was found.
+            most: The maximum number of consecutive steps.
+            on_skip: Called with the number of such a step and a description.
         """
         self._most, self._on_skip = most, on_skip
         self._in_a_row = self._total = 0
 
     @property
     def figures(self) -> dict[str, float]:
-        """How many there were since this start, where there was one."""
+        """The number of skipped steps since this start, if there are any."""
         return {"skipped": float(self._total)} if self._total else {}
 
     def takes(self, number: int, loss: float, grad_norm: float) -> bool:
-        """Tells whether a step is one of them.
+        """Returns whether a step is not finite, and counts it.
 
         Raises:
-            Diverged: It is one too many.
+            Diverged: There are too many consecutive ones.
         """
         if math.isfinite(loss) and math.isfinite(grad_norm):
             self._in_a_row = 0
@@ -69,7 +69,7 @@ class Skips:
             raise Diverged(
                 number,
                 found,
-                f"{allowed} Lower optimizer.learning_rate, set train.clip_norm, or look at the data of this step. "
+                f"{allowed} Lower optimizer.learning_rate, set train.clip_norm, or check the data of this step. "
                 "Checkpoints on disk are from before it.",
             )
         self._on_skip(number, found)
@@ -77,11 +77,11 @@ class Skips:
 
 
 def check_finite(number: int, state: TrainState) -> None:
-    """Looks for what is not finite in the state: the loss of a step is from before its update, which shows there alone.
+    """Checks that the state is finite: the loss of a step does not include its own update.
 
     Args:
-        number: Of the step just done.
-        state: After it.
+        number: The completed step.
+        state: The state after it.
 
     Raises:
         Diverged: A parameter, the model's state or what strategies keep between steps is not finite.

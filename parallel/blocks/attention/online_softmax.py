@@ -22,15 +22,15 @@ from jax import Array, lax
 from ...collectives import varying_zeros
 
 SLICE = 1024
-"""Most positions of queries whose scores exist at once."""
+"""The largest number of query positions with scores in memory at once."""
 
 
 class Marks(NamedTuple):
-    """What decides which keys a query sees: those that are not after it, and those of its own segment.
+    """The marks of queries or keys: a query attends to keys that are not after it, and in its own segment.
 
     Attributes:
-        position_S: int32, (S,); None where every key is before every query.
-        segment_BS: int32, (B, S); None where a row is one document.
+        position_S: int32, (S,); None if every key is before every query.
+        segment_BS: int32, (B, S); None if a row is one document.
     """
 
     position_S: Array | None = None
@@ -43,7 +43,7 @@ class Part(NamedTuple):
     Attributes:
         total_BGRSK: Sum of exp(score - peak) * value over these keys.
         weight_BGRS: Sum of exp(score - peak).
-        peak_BGRS: The highest score; the lowest finite number where no key is seen.
+        peak_BGRS: The highest score; the lowest finite number if no key is seen.
     """
 
     total_BGRSK: Array
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 def attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, rows: Marks, columns: Marks) -> Part:
-    """The part that these keys contribute.
+    """Returns the part of the softmax over these keys.
 
     Args:
         query_BGRSK: Queries.
@@ -62,7 +62,7 @@ def attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, rows: Marks, 
         columns: Marks of the keys.
 
     Returns:
-        The part. Where a query sees none of the keys it holds any numbers, and a `peak` that makes `merge` drop them.
+        The part. If a query sees no keys, it contains arbitrary numbers, and a `peak` that makes `merge` drop them.
     """
 
     def one_slice(query_BGRSK: Array, rows: Marks) -> Part:
@@ -80,7 +80,7 @@ def attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, rows: Marks, 
 
 
 def merge(a: Part, b: Part) -> Part:
-    """The part over the keys of both. Where a query sees none of one's keys, that one does not count."""
+    """Merges two parts. If a query sees no keys of one part, that part is ignored."""
     peak = jnp.maximum(a.peak_BGRS, b.peak_BGRS)
     scale_a, scale_b = jnp.exp(a.peak_BGRS - peak), jnp.exp(b.peak_BGRS - peak)
     total = a.total_BGRSK * scale_a[..., None] + b.total_BGRSK * scale_b[..., None]
@@ -88,12 +88,12 @@ def merge(a: Part, b: Part) -> Part:
 
 
 def finish(part: Part) -> tuple[Array, Array]:
-    """The softmax over all keys, and the logarithm of its divisor: (B, G, R, S, K) and (B, G, R, S), both wide."""
+    """Returns the softmax over all keys, (B, G, R, S, K), and the logarithm of its divisor, (B, G, R, S), both wide."""
     return part.total_BGRSK / part.weight_BGRS[..., None], part.peak_BGRS + jnp.log(part.weight_BGRS)
 
 
 class Saved(NamedTuple):
-    """What backward knows of some queries.
+    """The residuals of some queries for backward.
 
     Attributes:
         query_BGRSK: The queries.
@@ -111,10 +111,10 @@ class Saved(NamedTuple):
 def attend_backward(
     saved: Saved, key_BGTK: Array, value_BGTK: Array, rows: Marks, columns: Marks
 ) -> tuple[Array, Array, Array]:
-    """What these keys contribute to the gradients.
+    """Returns the contribution of these keys to the gradients.
 
     Args:
-        saved: Of the queries.
+        saved: The residuals of the queries.
         key_BGTK: Keys.
         value_BGTK: Values.
         rows: Marks of the queries.
@@ -151,7 +151,7 @@ def attend_backward(
 
 
 def _scores(query_BGRSK: Array, key_BGTK: Array, rows: Marks, columns: Marks) -> Array:
-    """Scaled scores, (B, G, R, S, T), wide; the lowest finite number where a key is not seen."""
+    """Returns scaled scores, (B, G, R, S, T), wide; the lowest finite number for masked keys."""
     score_BGRST = _product("BGXK,BGTK->BGXT", query_BGRSK, key_BGTK) * query_BGRSK.shape[-1] ** -0.5
     for row, column, sees in zip(rows, columns, (jnp.greater_equal, jnp.equal), strict=True):
         if row is not None and column is not None:
@@ -162,7 +162,7 @@ def _scores(query_BGRSK: Array, key_BGTK: Array, rows: Marks, columns: Marks) ->
 
 
 def _product(subscripts: str, rows_BGRSY: Array, matrix: Array) -> Array:
-    """A product with R folded into the rows X, float32 or wider."""
+    """Computes a product with R folded into the rows X, in float32 or wider."""
     B, G, R, S, Y = rows_BGRSY.shape
     wide = jnp.promote_types(rows_BGRSY.dtype, jnp.float32)
     result = jnp.einsum(subscripts, rows_BGRSY.reshape(B, G, R * S, Y), matrix, preferred_element_type=wide)
@@ -170,13 +170,13 @@ def _product(subscripts: str, rows_BGRSY: Array, matrix: Array) -> Array:
 
 
 def _transposed(rows_BGRST: Array, rows_BGRSK: Array) -> Array:
-    """The sum over R and S of the outer products of rows: (B, G, T, K), float32 or wider."""
+    """Sums the outer products of rows over R and S: (B, G, T, K), float32 or wider."""
     wide = jnp.promote_types(rows_BGRSK.dtype, jnp.float32)
     return jnp.einsum("BGRST,BGRSK->BGTK", rows_BGRST, rows_BGRSK, preferred_element_type=wide)
 
 
 def _num_slices(length: int) -> int:
-    """The fewest equal slices of at most `SLICE` positions."""
+    """Returns the smallest number of equal slices with at most `SLICE` positions."""
     return next(n for n in range(-(-length // SLICE), length + 1) if length % n == 0)
 
 
@@ -187,7 +187,7 @@ def _slice(x: Array, num_slices: int, dim: int) -> Array:
 
 
 def _unslice(x: Array, dim: int) -> Array:
-    """The inverse of `_slice`."""
+    """Reverses `_slice`."""
     joined = jnp.moveaxis(x, 0, dim)
     return joined.reshape(*joined.shape[:dim], -1, *joined.shape[dim + 2 :])
 

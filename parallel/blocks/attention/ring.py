@@ -1,4 +1,4 @@
-"""Ring attention: keys and values go round the devices of the axis `context`, every step beside equal work on all.
+"""Ring attention: keys and values travel around the devices of the axis `context`, with equal work on all.
 
 Letters: B rows, L positions of a row, l = L / N of them on one device, H query heads, G key-value heads, R = H / G
 query heads that share one, K width of a head, C = 2 N chunks of S positions (T, where they are keys), Z the two halves
@@ -19,10 +19,10 @@ Forward, with all permutes to the next device; each has the products of the step
     steps 1 .. N-2   send KV on       | 2 products
     step N-1                          | 2 products
 
-Backward sends KV round again, and its gradients after it, which are at home after N - 1 permutes since a device keeps
-what it contributes itself. The work of step 0 is split, so that the first and the last permute have something to hide
-behind too. What it keeps are queries, keys, values, outputs, and one float a query and head; autodiff of the forward
-loop would keep the keys and values of every step, all L positions on each device.
+Backward sends KV around the ring again, followed by its gradients, which arrive at their own device after N - 1
+permutes, because a device keeps its own contribution. The work of step 0 is split, so that the first and the last
+permute overlap products too. What it keeps are queries, keys, values, outputs, and one float a query and head; autodiff
+of the forward loop would keep the keys and values of every step, all L positions on each device.
 
     step 0           send own KV      | half 1 sees half 0
     step 1           send KV on       | 2 products
@@ -41,9 +41,10 @@ from jax import Array, lax
 from ....mesh.compat import varying_axes
 from ...collectives import vary
 from ...context import AXIS, ContextConfig, chunks_of
-from ...xla.in_order import after
-from ...xla.neighbours import hop
-from .online_softmax import Marks, Part, Saved, attend, attend_backward, finish, merge
+from ...xla.ordered_collectives import order_after
+from ...xla.ring_hop import hop
+from . import online_softmax
+from .online_softmax import Marks, Part, Saved, attend_backward, finish, merge
 
 
 def ring_attention(
@@ -51,17 +52,20 @@ def ring_attention(
     key_BlGK: Array,
     value_BlGK: Array,
     *,
+    attend: Any = None,
     config: ContextConfig,
     segment_BL: Array | None = None,
 ) -> Array:
-    """Causal attention over all positions of a row, of which each device of the axis `context` holds some.
+    """Runs causal attention over all positions of a row, of which each device of the axis `context` has some.
 
     Args:
-        query_BlHK: (B, l, H, K), per-device: the positions `local_positions` of each row, any float dtype.
-        key_BlGK: (B, l, G, K), G a divisor of H.
-        value_BlGK: (B, l, G, K).
-        config: The strategy's options, N = `size`, over 1.
-        segment_BL: int32, (B, L), the same on all devices of the axis: a query sees keys of its own segment alone.
+        query_BlHK: The queries at this device's `local_positions`, (B, l, H, K), any floating-point dtype.
+        key_BlGK: The keys, (B, l, G, K), G a divisor of H.
+        value_BlGK: The values, (B, l, G, K).
+        attend: Unused: the ring has its own attention (`online_softmax.py`).
+        config: The strategy's options, N = `size` > 1.
+        segment_BL: The segments of all positions, int32 (B, L), the same on all devices of the axis: a query attends
+            only to keys of its own segment.
 
     Returns:
         (B, l, H, K), per-device, in the dtype of the query. Scores and softmax are float32 or wider.
@@ -92,7 +96,7 @@ def _ring_forward(
     def see(half: Any, kv: Array, kv_half: Any, source: Any, causal: bool = False) -> Part:
         marks = _marks(segment_CBS, config, half, kv_half, source, num_positions if causal else 0)
         key, value = _pick(kv, kv_half, 1)
-        return attend(_pick(query_ZBGRSK, half), key, value, *marks)
+        return online_softmax.attend(_pick(query_ZBGRSK, half), key, value, *marks)
 
     def visit(parts: Part, kv: Array, step: Any) -> Part:
         source = (rank - step) % size
@@ -121,7 +125,7 @@ def _ring_backward(config: ContextConfig, residuals: Any, gradient: Array) -> tu
     share_BlH1 = jnp.sum(out.astype(wide) * gradient.astype(wide), axis=-1, keepdims=True)
     split = partial(_split_queries, G=key.shape[2])
     saved_Z = Saved(split(query), split(gradient), log_weight_ZBGRS, split(share_BlH1).squeeze(-1))
-    value, key = after((out, gradient), (value, key))  # forward's loop, where it is recomputed, and the block above
+    value, key = order_after((out, gradient), (value, key))  # also of a recomputed forward
     vk_YZBGTK = _split_keys(value, key)  # not as in forward: XLA would keep what its first permute brought
 
     def see(half: Any, vk: Array, vk_half: Any, source: Any, causal: bool = False) -> tuple[Array, Array]:
@@ -173,7 +177,7 @@ def _send(x: Array, config: ContextConfig) -> Array:
 def _marks(
     segment_CBS: Array | None, config: ContextConfig, half: Any, kv_half: Any, source: Any, num_positions: int
 ) -> tuple[Marks, Marks]:
-    """Marks of a half of this device and of a half of device `source`; causal if given a number of positions."""
+    """Returns the marks of a half of this device and of device `source`; causal if `num_positions` is positive."""
     position = jnp.arange(num_positions, dtype=jnp.int32) if num_positions else None
     if segment_CBS is None:
         return Marks(position), Marks(position)
@@ -183,7 +187,7 @@ def _marks(
 
 
 def _loop(body: Any, carry: Any, steps: range) -> Any:
-    """A scan over steps, or nothing where there are none."""
+    """Scans over the steps, if there are any."""
     return lax.scan(body, carry, jnp.asarray(steps, jnp.int32)) if steps else (carry, None)
 
 
@@ -201,24 +205,24 @@ def _merge_into(parts: Part, half: Any, part: Part) -> Part:
 
 
 def _split_queries(x_BlHK: Array, G: int) -> Array:
-    """(B, l, H, K) -> (Z, B, G, R, S, K)."""
+    """Reshapes (B, l, H, K) to (Z, B, G, R, S, K)."""
     B, l, H, K = x_BlHK.shape
     return x_BlHK.reshape(B, 2, l // 2, G, H // G, K).transpose(1, 0, 3, 4, 2, 5)
 
 
 def _join_queries(x_ZBGRSK: Array) -> Array:
-    """The inverse of `_split_queries`."""
+    """Reverses `_split_queries`."""
     Z, B, G, R, S, K = x_ZBGRSK.shape
     return x_ZBGRSK.transpose(1, 0, 4, 2, 3, 5).reshape(B, Z * S, G * R, K)
 
 
 def _split_keys(key_BlGK: Array, value_BlGK: Array) -> Array:
-    """Twice (B, l, G, K) -> (Y, Z, B, G, T, K)."""
+    """Stacks two (B, l, G, K) arrays to (Y, Z, B, G, T, K)."""
     B, l, G, K = key_BlGK.shape
     return jnp.stack([key_BlGK, value_BlGK]).reshape(2, B, 2, l // 2, G, K).transpose(0, 2, 1, 4, 3, 5)
 
 
 def _join_keys(x_ZBGTK: Array) -> Array:
-    """(Z, B, G, T, K) -> (B, l, G, K)."""
+    """Reshapes (Z, B, G, T, K) to (B, l, G, K)."""
     Z, B, G, T, K = x_ZBGTK.shape
     return x_ZBGTK.transpose(1, 0, 3, 2, 4).reshape(B, Z * T, G, K)

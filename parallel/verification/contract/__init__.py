@@ -1,5 +1,5 @@
-"""Does a model do what the runtime relies on: do its sums add up, are its rows independent, does padding weigh nothing?
+"""The contract between a model and the runtime: sums add up, rows are independent, padding changes nothing.
 
-In: a model and a few rows. Out: the `Breach`es, each with what was measured and how to mend it. Read first: `breaches`
-(what is checked), then `probe` (how it is measured), `words` (how it is told), `check` (the call).
+Input: a model and a few rows. Output: `Breach`es with their measurements and remedies. Read `breaches` first (the
+checks), then `probe` (the measurements), `breach_messages` (the texts) and `check` (the public function).
 """

@@ -1,13 +1,12 @@
-"""What the runtime relies on in a model, checked on a few rows on one device when a run is built.
+"""Checks of the contract between model and runtime, on a few rows on one device, while a run is built.
 
-    the pair (sum, weight) adds up over halves of the rows      else devices and microbatches do not add up either
-    rows in another order give the same pair                    else they depend on what is beside them
-    weights of zero give (0, 0)                                 else padding counts
-    some gradient is not zero                                   else training changes nothing
+    the pairs (sum, weight) of two halves of the rows add up    otherwise, devices and microbatches do not add up either
+    rows in another order give the same pair                    otherwise, rows depend on their neighbors
+    weights of zero give (0, 0)                                 otherwise, padding counts
+    some gradient is not zero                                   otherwise, training changes nothing
 
-The pairs are measured in float32, at parameters near the initial ones, with a key as in training. Only where they do
-not agree, more runs find the kind of breach, in float64 where the model computes in it: what float32 explains is no
-breach.
+The pairs are measured in float32, near the initial parameters, with a key as in training. If they do not agree, further
+runs find the kind of breach, in float64 if the model supports it: float32 rounding is not a breach.
 """
 
 import itertools
@@ -21,34 +20,33 @@ from jax import Array
 
 from ....mesh.errors import UserError
 from ...model import BlockModel, Model, Params
-from ...xla.equations import equations
-from . import words as words
-from .probe import ROWS, HostBatch, Pair, Pairs, Probe, first_rows, moved, nudged, part
+from ...xla.graph import equations
+from . import breach_messages as messages
+from .probe import HostBatch, Pair, Pairs, Probe, first_rows, moved, nudged, part
 from .probe import NotChecked as NotChecked
 from .random_key import check_key, shared_key
 
 SCREEN = 1e-5
-"""The smallest difference that is looked into, as a part of the sums: four rows in another order round to 1e-6."""
+"""The minimum relative difference that is investigated: rounding of four reordered rows is 1e-6."""
 SAME = 1e-6
-"""The smallest that is a breach when it is looked at in float64, where rounding is 1e-15."""
+"""The minimum relative difference that is a breach in float64, where rounding is 1e-15."""
 NOISE, NARROW_NOISE = 30.0, 3.0
-"""A breach is this many times larger than the noise: the change of the sums when every parameter changes by a random
-part of 1e-6 (a model that casts to float32 by itself rounds in float64 too) or, where a model casts to fewer bits, of
-what these round. The second number is for the latter."""
+"""The minimum ratio of a breach to the noise: the change of the sums if every parameter changes by a random relative
+1e-6 (a model may cast to float32) or, if a model casts to fewer bits, by their rounding. The second number is for the
+latter."""
 MIN_UNUSUAL_ROWS = 11
-"""The smallest number of rows that a loss is traced with to find arrays (rows, rows)."""
+"""The minimum number of rows for tracing a loss to find arrays of shape (rows, rows)."""
 MANY_ROWS = 64
-"""Rows without any gradient after which a model is called dead: a few may be on the flat side of every unit."""
+"""The number of rows without gradients that make a model dead: a few rows may be on the flat side of every unit."""
 
 
 class Breach(NamedTuple):
-    """Something that the runtime relies on and a model does not do.
+    """A requirement of the runtime that a model violates.
 
     Attributes:
-        kind: "random", its random numbers depend on which rows are together; "rows", its rows depend on each other;
-            "mean", it returns a mean as the sum; "weights", what it returns is not weighted by the weights; "dead",
-            every gradient is zero.
-        message: What was measured and how to mend it.
+        kind: "random": random numbers depend on the other rows; "rows": rows depend on each other; "mean": the sum is a
+            mean; "weights": the result is not weighted; "dead": every gradient is zero.
+        message: The measurement and the fix.
     """
 
     kind: str
@@ -60,20 +58,20 @@ class ContractError(UserError):
 
 
 def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: Array | None) -> tuple[Breach, ...]:
-    """Finds what of the contract a model breaks.
+    """Finds the breaches of a model.
 
     Args:
         model: The model; it is called whole, on JAX's default device.
-        params: Its parameters, whole arrays of that device or of the host.
-        batch: Host arrays with rows on dim 0; the first four that have weight are used.
-        key: A key as in training; with None randomness is not looked at.
+        params: Its parameters, whole arrays on that device or the host.
+        batch: Host arrays with rows on dim 0; the first four rows with a weight are used.
+        key: A key as in training; None skips randomness.
 
     Returns:
-        The breaches: none for a model that keeps the contract, or whose loss is not finite here, or counts nothing.
+        The breaches; empty also if the loss is not finite here or all weights are zero.
 
     Raises:
         NotChecked: The rows need too much memory on one device.
-        Exception: Whatever the model raises for so few rows.
+        Exception: Any error of the model for so few rows.
     """
     rows = first_rows(batch)
     if rows is None:
@@ -94,7 +92,7 @@ def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: A
 
 
 class _Case:
-    """Where a model is measured: on which rows, with which key, at the initial parameters and near them."""
+    """A model with the rows, the key and the parameters of its measurements."""
 
     def __init__(self, model: Model | BlockModel, dtype: str, params: Params, rows: HostBatch, key: Array | None):
         def to_host(leaf: Any) -> np.ndarray:
@@ -114,7 +112,7 @@ class _Case:
         return self.probe.pair(self.moved, part(self.rows, which), key)
 
     def widened(self) -> "_Case":
-        """The same in float64, its bound set; as it is where the model does not compute in float64."""
+        """Returns this case in float64 with its bound; unchanged if the model does not support float64."""
         try:
             wide = _Case(self.model, "float64", self.given, self.rows, self.key)
             wide.bound = max(SAME, wide.noise())
@@ -124,27 +122,26 @@ class _Case:
         return wide
 
     def noise(self) -> float:
-        """What rounding does to the sums, as a part of them, with a margin."""
+        """Returns the relative effect of rounding on the sums, with a margin."""
         bits = self.probe.rounding(self.moved, self.rows, self.key)
         found = self.sums(self.key)
         near = self.probe.pair(nudged(self.moved, max(bits, 1e-6)), self.rows, self.key)
         return (NOISE if bits <= 1e-6 else NARROW_NOISE) * max(_apart(near, found.whole, found))
 
     def agree(self, sums: Pairs) -> bool:
-        """Whether the pair adds up, and in any order."""
+        """Checks if the pairs add up, in any order."""
         return max(*_apart(sums.halves, sums.whole, sums), *_apart(sums.shuffled, sums.whole, sums)) <= self.bound
 
     def same(self, value: float, other: float, sums: Pairs) -> bool:
-        """Whether two totals are one."""
+        """Checks if two totals agree."""
         return abs(value - other) <= self.bound * _scale(sums).total
 
 
 def _kinds(case: _Case) -> Iterator[Breach]:
-    """The breaches of a model whose sums do not agree."""
+    """Yields the breaches if the sums do not agree."""
     found = case.sums(case.key)
-    is_mean = False
     if not case.agree(found) and _pairs_rows(case):
-        yield Breach("rows", words.paired(found))
+        yield Breach("rows", messages.paired(found))
         return
     if not case.agree(found) and not _adds_a_constant(case, found) and not _only_weight_differs(case, found):
         alone = None if case.key is None else _without_key(case)
@@ -154,28 +151,26 @@ def _kinds(case: _Case) -> Iterator[Breach]:
         else:  # with the same random numbers for all rows, what is left is not theirs
             plain, key = (found, case.key) if shared is None else (case.sums(shared), shared)
         if shared is not None and case.agree(plain):
-            yield Breach("random", words.random(found, alone))
+            yield Breach("random", messages.random(found, alone))
         else:
             twice, once = case.pair([0, 1, 0, 1], key), case.pair([0, 1], key)
-            is_mean = case.same(twice.total, once.total, plain) and not case.same(once.total, 0.0, plain)
-            if is_mean:
-                yield Breach("mean", words.mean(twice, once))
-            if not is_mean or not _mean_adds_up(case, plain):
-                yield Breach("rows", words.rows(plain, is_mean))
-    if not is_mean:
-        yield from _weights(case, found)
+            if case.same(twice.total, once.total, plain) and not case.same(once.total, 0.0, plain):
+                yield Breach("mean", messages.mean(twice, once))
+                return
+            yield Breach("rows", messages.rows(plain))
+    yield from _weights(case, found)
 
 
 def _pairs_rows(case: _Case) -> bool:
-    """Whether the loss broadcasts (rows, 1) with (rows,) to (rows, rows).
+    """Checks if the loss broadcasts (rows, 1) with (rows,) to (rows, rows).
 
-    Its program is read for a number of rows that no dim of the parameters and of the batch has.
+    Reads its program for a number of rows that no dim of the parameters or the batch has.
     """
     taken = {size for leaf in jax.tree.leaves((case.given, dict(case.rows))) for size in np.shape(leaf)}
     size = next(size for size in itertools.count(MIN_UNUSUAL_ROWS, 2) if size not in taken)
     try:
         found = [*equations(case.probe.program(case.given, case.rows, case.key, size))]
-    except Exception:  # it runs for other numbers of rows alone
+    except Exception:  # the model accepts only other numbers of rows
         return False
     crosses = any(
         each.primitive.name == "broadcast_in_dim"
@@ -187,13 +182,13 @@ def _pairs_rows(case: _Case) -> bool:
 
 
 def _only_weight_differs(case: _Case, found: Pairs) -> bool:
-    """Whether the weight alone does not add up: it is not made of the rows' weights."""
+    """Checks if only the weight does not add up: it is not computed from the rows' weights."""
     totals = (found.halves.total, found.shuffled.total)
     return all(case.same(total, found.whole.total, found) for total in totals)
 
 
 def _adds_a_constant(case: _Case, found: Pairs) -> bool:
-    """Whether every call adds the same, whatever the rows: a penalty on the parameters."""
+    """Checks if every call adds the same constant: a penalty on the parameters."""
     if found.unweighted is None or not found.unweighted.is_finite:
         return False
     constant, whole = found.unweighted.total, found.whole.total
@@ -203,7 +198,7 @@ def _adds_a_constant(case: _Case, found: Pairs) -> bool:
 
 
 def _without_key(case: _Case) -> Pairs | None:
-    """The sums as in evaluation, where the model can be evaluated."""
+    """Returns the sums as in evaluation; None if the model cannot be evaluated."""
     try:
         return case.sums(None)
     except Exception:
@@ -211,42 +206,29 @@ def _without_key(case: _Case) -> Pairs | None:
 
 
 def _draws(case: _Case) -> bool:
-    """Whether another key gives another loss."""
+    """Checks if another key gives another loss."""
     assert case.key is not None
     other = case.pair([0, 1, 2, 3], jax.random.fold_in(case.key, 1))
     return other.total != case.pair([0, 1, 2, 3], case.key).total
 
 
-def _mean_adds_up(case: _Case, sums: Pairs) -> bool:
-    """Whether the sums of a model that returns means add up once these are multiplied by rows, or by weights."""
-    if not case.same(sums.shuffled.total, sums.whole.total, sums):
-        return False
-    weights = np.asarray(case.rows.get("weights", np.ones(ROWS)), np.float64).reshape(ROWS, -1).sum(axis=1)
-    half = ROWS // 2
-    for first, second in ((half, half), (weights[:half].sum(), weights[half:].sum()), (sums.first[1], sums.second[1])):
-        mean = (sums.first.total * first + sums.second.total * second) / ((first + second) or 1)
-        if case.same(mean, sums.whole.total, sums):
-            return True
-    return False
-
-
 def _weights(case: _Case, found: Pairs) -> Iterator[Breach]:
-    """What is wrong with how weights count."""
+    """Yields breaches in the use of weights."""
     zero = Pair(0.0, 0.0) if found.unweighted is None else found.unweighted
     if found.whole.weight == 0:
-        yield Breach("weights", words.no_weight(found))
+        yield Breach("weights", messages.no_weight(found))
     elif _adds_a_constant(case, found):
-        yield Breach("weights", words.constant(found))
+        yield Breach("weights", messages.constant(found))
     elif max(_apart(zero, Pair(0.0, 0.0), found)) > case.bound:
-        yield Breach("weights", words.unweighted(found))
+        yield Breach("weights", messages.unweighted(found))
     elif max(abs(found.halves.weight - found.whole.weight), abs(found.shuffled.weight - found.whole.weight)) > (
         case.bound * _scale(found).weight
     ):
-        yield Breach("weights", words.weight_alone(found))
+        yield Breach("weights", messages.weight_alone(found))
 
 
 def _dead(case: _Case, first: Pair, batch: HostBatch) -> Iterator[Breach]:
-    """The breach of a model whose gradients are all zero on more rows too, and what was tried."""
+    """Yields a breach if all gradients are zero on more rows as well."""
     rows = first_rows(batch, MANY_ROWS)
     assert rows is not None, "four were found before"
     _, moves = case.probe.moves(case.given, rows, case.key)
@@ -255,13 +237,13 @@ def _dead(case: _Case, first: Pair, batch: HostBatch) -> Iterator[Breach]:
     near, moves = case.probe.moves(case.moved, rows, case.key)
     number = sum(leaf.size for leaf in jax.tree.leaves(case.given))
     if not moves:
-        yield Breach("dead", words.dead(number, near))
-    elif first.total != 0:  # where the loss itself is 0, it may be at its least for these rows
-        yield Breach("dead", words.dead_at_first(number, first))
+        yield Breach("dead", messages.dead(number, near))
+    elif first.total != 0:  # a loss of 0 may be the minimum for these rows
+        yield Breach("dead", messages.dead_at_first(number, first))
 
 
 def _apart(pair: Pair, other: Pair, sums: Pairs) -> Pair:
-    """How far two pairs are apart, as parts of the sums; infinitely where one is not finite."""
+    """Returns the relative distances of two pairs; infinite if one is not finite."""
     return Pair(*(_relative(a - b, scale) for a, b, scale in zip(pair, other, _scale(sums), strict=True)))
 
 
@@ -272,13 +254,13 @@ def _relative(difference: float, scale: float) -> float:
 
 
 def _scale(sums: Pairs) -> Pair:
-    """What differences are measured against: the whole and its halves."""
+    """Returns the scale of differences: the largest of the whole and its halves."""
     three = (sums.whole, sums.first, sums.second)
     return Pair(sum(abs(pair.total) for pair in three), sum(abs(pair.weight) for pair in three))
 
 
 def _largest(found: Pairs) -> float:
-    """The largest difference between what should be one."""
+    """Returns the largest difference between sums that should be equal."""
     zero = Pair(0.0, 0.0)
     pairs = [(found.halves, found.whole), (found.shuffled, found.whole), (found.unweighted or zero, zero)]
     return max(max(_apart(pair, other, found)) for pair, other in pairs)

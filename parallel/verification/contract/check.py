@@ -1,4 +1,4 @@
-"""`spmdkit.check_model`: is this a model that the runtime can train? Traced, then measured on a few rows."""
+"""`spmdkit.check_model`: checks if the runtime can train a model, by tracing it and by measuring a few rows."""
 
 import warnings
 from collections.abc import Sequence
@@ -10,15 +10,14 @@ from jax import Array
 from ....mesh.errors import UserError
 from ....mesh.keys import make_key
 from ...model import BlockModel, Model, Params
-from ...precision import cast_floats
+from ...options import cast_floats
 from ...sharding.model_errors import check_loss
 from .breaches import Breach, ContractError, NotChecked, breaches
-from .draws import with_host_draws
-from .probe import HostBatch, count
+from .probe import HostBatch, compile_quickly, count
 from .random_key import check_key
 
 CHECKS = ("error", "warn", "off")
-"""What happens to a breach of the contract: the run is refused, warned of, or the contract is not looked at."""
+"""The reaction to a breach: an error, a warning, or no check."""
 
 
 def check_model(
@@ -29,13 +28,13 @@ def check_model(
     seed: int = 0,
     check: str = "error",
 ) -> tuple[Breach, ...]:
-    """Checks a model and its contract with the runtime on one device, as a run of a config does when it is built.
+    """Checks a model and its contract with the runtime on one device, as `spmdkit train` does.
 
     Args:
-        model: The model; parameters are made whole, so give a small one of the same structure.
+        model: The model; its parameters are created whole, so pass a small model of the same structure.
         batch: Host arrays with rows on dim 0, four or more; "example", the index of each row, is added if absent.
-        params: Parameters to check at; those of `model.init` by default.
-        seed: Of the parameters and of the key of training.
+        params: The parameters; by default, those of `model.init`.
+        seed: The seed of the parameters and of the training key.
         check: "error" raises for a breach, "warn" warns, "off" only traces the model's functions.
 
     Returns:
@@ -43,7 +42,7 @@ def check_model(
 
     Raises:
         ModelError: One of the model's functions cannot be called as the runtime calls it.
-        ContractError: The model breaks the contract, under "error"; every breach is told.
+        ContractError: The model breaks the contract, with "error"; lists every breach.
         UserError: The batch has arrays of unequal length, or needs too much memory on one device.
     """
     if check not in CHECKS:
@@ -68,20 +67,21 @@ def check_model(
 
 
 def initial_params(model: Model | BlockModel, key: Array) -> Params:
-    """Initial parameters, whole on the default device, in float32; of the model's distribution, but drawn otherwise."""
-    return with_host_draws(lambda key: cast_floats(model.init(key), "float32"), check_key(key))
+    """Returns float32 initial parameters, whole on the default device, from the generator of `random_key`."""
+    key = check_key(key)
+    return compile_quickly(lambda key: cast_floats(model.init(key), "float32"), key)(key)
 
 
 def report(name: str, broken: Sequence[Breach], check: str) -> None:
-    """Raises, warns or does nothing, as `check` says.
+    """Raises an error, warns, or does nothing, depending on `check`.
 
     Args:
         name: Names the model: "model.name='mine:make'".
-        broken: What was found.
+        broken: The breaches.
         check: One of `CHECKS`.
 
     Raises:
-        ContractError: Something was found, and `check` is "error".
+        ContractError: There are breaches, and `check` is "error".
     """
     if not broken or check == "off":
         return

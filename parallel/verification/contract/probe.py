@@ -1,4 +1,4 @@
-"""The sums of a few rows in several arrangements, on one device: what the contract of a model is judged by.
+"""The sums of a few rows in several arrangements, on one device, for checking a model's contract.
 
 whole        rows 0 1 2 3                 the pair (sum, weight) adds up over
 halves       rows 0 1, rows 2 3           the halves, which have their own shapes; of a model that sums over the rows of
@@ -19,25 +19,26 @@ from jax import Array
 from ....mesh.compat import is_literal, quick_compiler_options
 from ....mesh.keys import make_key
 from ...model import BlockModel, Model, Params
-from ...model.row_axes import ROW_AXES, noticing
-from ...xla.equations import equations
+from ...sharding.batch_rows import record_batch_axes
+from ...sharding.strategies import axes_that_split
+from ..rounding import narrowing
 
 ROWS = 4
 ORDER = (2, 0, 3, 1)
 RAGGED = (1.0, 0.5, 0.75, 0.25)
 """Factors of the rows' weights: equal ones hide mistakes."""
-MOST_TEMPORARY_BYTES = 1 << 30
-"""The most memory that the largest program of the check may need besides its arguments."""
+MAX_TEMPORARY_BYTES = 1 << 30
+"""The maximum memory of a program of the check besides its arguments."""
 
 HostBatch = Mapping[str, Any]
 
 
 class NotChecked(Exception):
-    """The contract cannot be checked here; the message says why, as the end of a sentence."""
+    """The contract cannot be checked; the message is the reason."""
 
 
 class Pair(NamedTuple):
-    """What a loss returns for some rows: the sum of the weighted losses and the sum of the weights."""
+    """The result of a loss for some rows: the sum of the weighted losses and the sum of the weights."""
 
     total: float
     weight: float
@@ -45,18 +46,14 @@ class Pair(NamedTuple):
     def __str__(self) -> str:
         return f"({self.total:.6g}, {self.weight:.6g})"
 
-    def plus(self, other: "Pair") -> "Pair":
-        """Both sums, added up."""
-        return Pair(self.total + other.total, self.weight + other.weight)
-
     @property
     def is_finite(self) -> bool:
-        """Whether both are finite."""
+        """Checks if both are finite."""
         return bool(np.isfinite(self).all())
 
 
 class Pairs(NamedTuple):
-    """The pairs of four rows in all arrangements; `unweighted` is None where the batch has no weights."""
+    """The pairs of four rows in all arrangements; `unweighted` is None if the batch lacks weights."""
 
     whole: Pair
     first: Pair
@@ -66,8 +63,8 @@ class Pairs(NamedTuple):
 
     @property
     def halves(self) -> Pair:
-        """What the two halves add up to."""
-        return self.first.plus(self.second)
+        """The sum of the two halves."""
+        return Pair(self.first.total + self.second.total, self.first.weight + self.second.weight)
 
 
 class Probe:
@@ -75,7 +72,7 @@ class Probe:
 
     Args:
         model: The model.
-        dtype: Of parameters and of the floating-point arrays of a batch: "float32" or "float64".
+        dtype: The dtype of parameters and floating-point arrays of a batch: "float32" or "float64".
     """
 
     def __init__(self, model: Model | BlockModel, dtype: str) -> None:
@@ -85,7 +82,7 @@ class Probe:
         self._compiled: dict[tuple[str, int, str], Any] = {}
 
     def sums(self, params: Params, rows: HostBatch, key: Array | None) -> Pairs:
-        """The pairs of four rows in all arrangements."""
+        """Returns the pairs of four rows in all arrangements."""
         without = {**rows, "weights": np.zeros_like(rows["weights"])} if "weights" in rows else None
         whole = self.pair(params, rows, key)
         first, second = self._halves(params, rows, key)
@@ -98,7 +95,7 @@ class Probe:
         )
 
     def _halves(self, params: Params, rows: HostBatch, key: Array | None) -> tuple[Pair, Pair]:
-        """The pairs of the two halves; where rows depend on each other, as two devices along `data` give them."""
+        """Returns the pairs of the two halves, of coupled rows as two devices along `data` compute them."""
         half = ROWS // 2
         if not self._couples_rows or key is None:
             first, second = (part(rows, which) for which in (slice(half), slice(half, None)))
@@ -108,29 +105,29 @@ class Probe:
         return Pair(float(totals[0]), float(weights[0])), Pair(float(totals[1]), float(weights[1]))
 
     def _sums_of_devices(self, params: Params, rows: Any, key: Array | None) -> tuple[Array, Array]:
-        return jax.vmap(lambda own: self._sums(params, own, key), axis_name=ROW_AXES[0])(rows)
+        return jax.vmap(lambda own: self._sums(params, own, key), axis_name=axes_that_split("rows")[0])(rows)
 
     def pair(self, params: Params, rows: HostBatch, key: Array | None) -> Pair:
-        """What the loss returns; four rows take the program of `moves`, which is compiled already."""
+        """Returns the pair of some rows; four rows use the compiled program of `moves`."""
         if count(rows) == ROWS:
             (total, weight), _ = self._run("one gradient", self._differentiate_one, params, rows, key)
             return Pair(float(total), float(weight))
         return Pair(*map(float, self._run("sums", self._sums, params, rows, key)))
 
     def moves(self, params: Params, rows: HostBatch, key: Array | None) -> tuple[Pair, bool]:
-        """What the loss returns, and whether any element of any gradient is not zero."""
+        """Returns the pair, and True if any element of any gradient is not zero."""
         (total, weight), moves = self._run("one gradient", self._differentiate_one, params, rows, key)
         if not moves:
             (total, weight), moves = self._run("all gradients", self._differentiate, params, rows, key)
         return Pair(float(total), float(weight)), bool(moves)
 
     def rounding(self, params: Params, rows: HostBatch, key: Array | None) -> float:
-        """By what part of itself a number is rounded in the narrowest dtype that arrays of the loss have."""
-        jaxpr = self.program(params, rows, key, count(rows))
-        return max((float(jnp.finfo(dtype).eps) / 2 for dtype in _dtypes(jaxpr)), default=0.0)
+        """Returns the relative rounding error of the narrowest dtype that arrays in the loss are cast to."""
+        narrowest = narrowing(self.program(params, rows, key, count(rows)), self.dtype, scalars=False)
+        return float(jnp.finfo(narrowest.dtype).eps) / 2
 
     def program(self, params: Params, rows: HostBatch, key: Array | None, size: int) -> Any:
-        """The traced program of the loss for `size` such rows; nothing is computed."""
+        """Traces the loss for `size` such rows."""
 
         def resized(array: Any) -> jax.ShapeDtypeStruct:
             array = self._prepared(array)
@@ -149,7 +146,7 @@ class Probe:
         return sums, jnp.stack([jnp.any(leaf != 0) for leaf in jax.tree.leaves(gradients)]).any()
 
     def _differentiate_one(self, params: Params, rows: Any, key: Array | None) -> tuple[tuple[Array, Array], Array]:
-        """The same by the leaf that is read last: its backward pass is the shortest, and mostly it is enough."""
+        """Differentiates by the leaf that is read last: its backward pass is the shortest, and usually it is enough."""
         leaves, structure = jax.tree.flatten(params)
         which = _last_read(jax.make_jaxpr(self._sums)(params, rows, key).jaxpr, leaves)
 
@@ -166,13 +163,13 @@ class Probe:
             arguments = params, {name: self._prepared(array) for name, array in rows.items()}, key
             signature = name, count(rows), "" if key is None else str(key.dtype)
             if signature not in self._compiled:
-                with noticing() as asked:
+                with record_batch_axes() as asked:
                     self._compiled[signature] = _compiled(function, arguments, count(rows))
                 self._couples_rows |= bool(asked)
             return jax.device_get(self._compiled[signature](*arguments))
 
     def _prepared(self, array: Any) -> np.ndarray:
-        """An array as the runtime would give it, floating-point ones in the dtype of the check."""
+        """Converts an array as the runtime does, floating-point ones to the dtype of the check."""
         array = np.asarray(array)
         if jnp.issubdtype(array.dtype, jnp.floating):
             return array.astype(self.dtype)
@@ -180,7 +177,7 @@ class Probe:
 
 
 def with_first_state(model: Model | BlockModel) -> Callable[..., Any]:
-    """The loss of a model, at its first state where it has one: of parameters, batch and key."""
+    """Returns a model's loss (params, batch, key), at its first state if it has one."""
     if not isinstance(model, Model) or model.init_state is None:
         return model.loss
     init_state = model.init_state
@@ -191,13 +188,13 @@ def _compiled(function: Callable[..., Any], arguments: Any, rows: int) -> Any:
     with jax.default_matmul_precision("highest"):
         compiled = compile_quickly(function, *arguments)
     needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
-    if needed > MOST_TEMPORARY_BYTES:
+    if needed > MAX_TEMPORARY_BYTES:
         raise NotChecked(f"{rows} rows on one device need {needed / 2**30:.1f} GiB")
     return compiled
 
 
 def _last_read(jaxpr: Any, leaves: list[Any]) -> int:
-    """Which floating-point leaf of the parameters, the first inputs of a loss, its operations come to last."""
+    """Returns the index of the floating-point parameter that the operations of a loss read last."""
     first_read: dict[Any, int] = {}
     for index, equation in enumerate(jaxpr.eqns):
         for variable in equation.invars:
@@ -207,24 +204,15 @@ def _last_read(jaxpr: Any, leaves: list[Any]) -> int:
     return max(floating, key=lambda n: first_read.get(jaxpr.invars[n], -1))
 
 
-def _dtypes(jaxpr: Any) -> Iterator[Any]:
-    """The floating-point dtypes of all arrays that a program makes, in its inner programs too."""
-    for equation in equations(jaxpr):
-        for variable in equation.outvars:
-            dtype = getattr(variable.aval, "dtype", None)
-            if dtype is not None and variable.aval.shape and jnp.issubdtype(dtype, jnp.floating):
-                yield dtype
-
-
 def first_rows(batch: HostBatch, most: int = ROWS) -> dict[str, np.ndarray] | None:
-    """The first rows that have weight, repeated up to four where they are fewer, their weights made to differ.
+    """Returns the first rows with a weight, repeated up to four if there are fewer, with different weights.
 
     Args:
         batch: Arrays with rows on dim 0.
-        most: How many.
+        most: The maximum number of rows.
 
     Returns:
-        The rows, or None where no row has weight.
+        The rows, or None if all weights are zero.
     """
     weights = batch.get("weights")
     rows = np.arange(count(batch))
@@ -241,17 +229,17 @@ def first_rows(batch: HostBatch, most: int = ROWS) -> dict[str, np.ndarray] | No
 
 
 def part(batch: HostBatch, which: Any) -> dict[str, np.ndarray]:
-    """Some rows of a batch."""
+    """Returns some rows of a batch."""
     return {name: np.asarray(array)[which] for name, array in batch.items()}
 
 
 def count(batch: HostBatch) -> int:
-    """The number of rows of a batch."""
+    """Returns the number of rows of a batch."""
     return len(next(iter(batch.values())))
 
 
 def moved(params: Params) -> Params:
-    """Parameters near the given ones, on the host: a table of zeros or ones hides mistakes.
+    """Returns parameters near the given ones, on the host: a table of zeros or ones hides mistakes.
 
     Every element is scaled by a random factor within a tenth of 1; zeros become small numbers over 0.
     """
@@ -259,7 +247,7 @@ def moved(params: Params) -> Params:
 
 
 def nudged(params: Params, by: float) -> Params:
-    """The same parameters, every element scaled by a random factor within `by` of 1."""
+    """Returns the parameters with every element scaled by a random factor within `by` of 1."""
     return _scaled(params, by, lambda noise: 0.0)
 
 
@@ -283,7 +271,7 @@ def compile_quickly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextmanager
 def quick_compilation() -> Iterator[None]:
-    """Leaves out what makes code fast and slow to compile; what is compiled later is compiled as before."""
+    """Disables most of XLA's optimizations within a `with` block, for short compilation."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     try:

@@ -1,4 +1,4 @@
-"""The generator of the contract's random numbers: few operations, so that a program that draws is compiled at once.
+"""The random number generator of the contract check: few operations, so that programs compile quickly.
 
 The contract needs numbers of the right distribution that depend on nothing but key and shape; it does not need the
 numbers of training. To compile 27 draws of threefry takes 2.6 s of processor on CPU, with this generator 0.8 s.
@@ -17,7 +17,7 @@ _UNSIGNED = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}
 
 
 def check_key(key: Array) -> Array:
-    """A key of this generator, from one of any other; scalar, two words as threefry's."""
+    """Returns a key of this generator for any other key: a scalar of two words, as in threefry."""
     words = jax.random.key_data(key).reshape(-1)[-2:]
     return jax.random.wrap_key_data(words, impl=_IMPLEMENTATION)
 
@@ -30,7 +30,7 @@ def _mix(words: Array) -> Array:
 
 
 def _counted(key: Array, shape: tuple[int, ...], stream: int) -> Array:
-    """One word for each element of a shape."""
+    """Returns one word for each element of a shape."""
     counts = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     return _mix(_mix(counts ^ key[0] ^ jnp.uint32(stream)) + key[1])
 
@@ -59,17 +59,17 @@ _IMPLEMENTATION = define_prng_impl(
 
 
 def shared_key(key: Array) -> Array:
-    """A key whose draws are one number for every row and element, whatever is folded in; else as `check_key`.
+    """Returns a key that draws one number for all rows and elements, for any folded-in data; see `check_key`.
 
-    A uniform number is under 1 / 16, so that a dropout keeps everything.
-    A model that still depends on which rows are together does so for another reason than its random numbers.
+    A uniform number is below 1 / 16, so that a dropout keeps everything. If a model still depends on the other rows,
+    its random numbers are not the reason.
     """
     words = jax.random.key_data(key).reshape(-1)[-2:]
     return jax.random.wrap_key_data(words, impl=_SHARED)
 
 
 def _first(draw: Callable[[Array, tuple[int, ...]], Array]) -> Callable[[Array, tuple[int, ...]], Array]:
-    """The first number, or key, of a draw, repeated for all of them."""
+    """Repeats the first number, or key, of a draw for all elements."""
 
     def repeat(key: Array, shape: tuple[int, ...]) -> Array:
         one = draw(key, (1,))[0]

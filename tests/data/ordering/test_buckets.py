@@ -10,12 +10,12 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from runs import metrics, write_config
 from spmdkit.data import bucket_by_length, eval_batches, from_dataset, train_batches
 from spmdkit.data.batches import abstract_batch, further_batches
 from spmdkit.data.ordering import buckets as buckets_file
-from spmdkit.data.ordering.buckets import BucketedSource, least_padding
+from spmdkit.data.ordering.buckets import BucketedSource, minimize_padding
 from spmdkit.launch.cli import main
+from support.runs import metrics, write_config
 
 import spmdkit
 
@@ -113,6 +113,7 @@ def sentences(config):
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_in_buckets_goes_on_where_it_was(tmp_path, monkeypatch):
     (tmp_path / "sentences.py").write_text(RUN)
@@ -127,7 +128,7 @@ def test_a_run_in_buckets_goes_on_where_it_was(tmp_path, monkeypatch):
     assert resumed == whole
 
 
-def test_the_lengths_with_the_least_padding():
+def test_the_lengths_with_the_minimize_padding():
     random = np.random.default_rng(0)
     for buckets in (1, 2, 3):
         sizes = random.integers(1, 60, 30)
@@ -137,13 +138,13 @@ def test_the_lengths_with_the_least_padding():
             return sum(min((each for each in lengths if each >= size), default=10**9) for size in sizes)
 
         best = min(total(chosen) for chosen in itertools.combinations(tops, min(buckets, len(tops))))
-        found = least_padding(sizes, buckets, 4)
+        found = minimize_padding(sizes, buckets, 4)
         assert (total(found), len(found) <= buckets) == (best, True)
 
 
 def test_one_short_example_has_a_bucket_of_its_own():
-    assert least_padding(np.array([8, 100, 100]), 2, 8) == [8, 104]
-    assert least_padding(np.array([8, 16]), 4, 8) == [8, 16]
+    assert minimize_padding(np.array([8, 100, 100]), 2, 8) == [8, 104]
+    assert minimize_padding(np.array([8, 16]), 4, 8) == [8, 16]
 
 
 def test_held_out_rows_may_be_longer_than_all_that_train():
@@ -171,12 +172,13 @@ def test_lengths_are_computed_where_none_are_given():
     ("given", "options", "message"),
     [
         (examples(), {"lengths": [4, 8]}, r"lengths=\[4, 8\]: the longest example has 16 rows of inputs"),
-        (examples(), {"lengths": []}, "Give a bucket of at least"),
+        (examples(), {"lengths": [0, 16]}, "Give lengths of at least 1"),
+        (examples(), {"lengths": []}, "Give lengths of at least 1"),
         ([(np.ones(3), 1)], {}, r"weights of the shape \(\): padding gets weights of 0"),
         ([(np.ones(0), np.ones(0))], {}, "example 0 has inputs without rows"),
     ],
 )
-def test_examples_that_cannot_be(given, options, message):
+def test_rejects_invalid_bucket_examples(given, options, message):
     with pytest.raises(ValueError, match=message):
         bucket_by_length(from_dataset(given), **options)
 
@@ -185,7 +187,7 @@ def test_an_array_of_another_length_is_named():
     splits = bucket_by_length(
         from_dataset([(np.ones(3, int), np.ones(3, int)), (np.ones(2, int), np.ones(3, int))]), lengths=[4]
     )
-    with pytest.raises(ValueError, match=r"example 1: targets has the shape \(3,\), and its length is 2"):
+    with pytest.raises(ValueError, match=r"example 1: targets has the shape \(3,\), but its length is 2"):
         splits.train[1]
 
 
@@ -203,7 +205,7 @@ def bucketed(sizes):
 
 
 def test_one_long_example_among_very_many_has_its_turn(monkeypatch):
-    monkeypatch.setattr(buckets_file, "LONGEST_PERIOD", 10)
+    monkeypatch.setattr(buckets_file, "MAX_PERIOD", 10)
     order = bucketed([1] * 40 + [2]).order(np.arange(10), seed=0, shuffle=False)
     assert 40 in order.tolist()
 

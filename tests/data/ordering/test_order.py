@@ -46,6 +46,7 @@ def test_huge_splits():
     assert np.histogram(examples, 8, (0, size))[0] == pytest.approx(1250, rel=0.15)
 
 
+@pytest.mark.slow_cases("10", "5")
 @pytest.mark.parametrize("size", [2, 3, 5, 10])
 def test_every_example_is_equally_likely_at_every_place(size):
     counts = np.zeros((size, size))
@@ -55,6 +56,7 @@ def test_every_example_is_equally_likely_at_every_place(size):
     assert ((counts - expected) ** 2 / expected).sum() / (size - 1) ** 2 < 2
 
 
+@pytest.mark.slow
 def test_all_permutations_of_four_are_equally_likely():
     orders = [tuple(epoch(4, seed)) for seed in range(4800)]
     counts = [orders.count(order) for order in set(orders)]

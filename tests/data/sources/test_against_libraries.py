@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from runs import losses, spmdkit, write_config
 from spmdkit.data import from_batches, from_dataset, from_examples
+from support.runs import losses, spmdkit, write_config
 
 pytestmark = [pytest.mark.libraries, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROWS, FEATURES = 96, 8

@@ -18,14 +18,6 @@ def test_weights_are_added():
     assert splits.evaluation is None
 
 
-def test_weights_have_one_number_per_row_or_token():
-    tokens = np.zeros((4, 7), np.int32)
-    assert from_arrays({"inputs": tokens, "targets": tokens}).train[0]["weights"].shape == (7,)
-    assert from_arrays({"images": np.zeros((4, 2, 2))}).train[0]["weights"].shape == ()
-    images = from_arrays({"inputs": np.zeros((4, 8, 8, 1)), "targets": np.zeros((4, 8, 8, 1))})
-    assert images.train[0]["weights"].shape == ()
-
-
 def test_weights_that_are_given_stay():
     splits = from_arrays({**arrays(2), "weights": np.array([0.5, 2], np.float32)}, vocabulary=9)
     assert [splits.train[i]["weights"] for i in range(2)] == [0.5, 2]
@@ -46,16 +38,16 @@ def test_arrays_are_not_copied_until_read():
     [
         ({}, None, "one row per example on dim 0"),
         ({"inputs": np.zeros((3, 2)), "targets": np.zeros(4)}, None, r"these have \{'inputs': 3, 'targets': 4\}"),
-        ({"inputs": np.zeros((0, 3))}, None, "holds no rows"),
+        ({"inputs": np.zeros((0, 3))}, None, "is empty"),
         ({"inputs": np.zeros(())}, None, r"\{'inputs': 'no dim'\}"),
-        ({"inputs": np.array(["a", "b"])}, None, r"hold numbers; inputs holds <U1\. Convert or remove them"),
-        ({"inputs": np.array([None, 1]), "ids": np.zeros(2)}, None, "hold numbers; inputs holds object"),
-        ({"when": np.zeros(3, "datetime64[s]")}, None, r"hold numbers; when holds datetime64\[s\]"),
+        ({"inputs": np.array(["a", "b"])}, None, r"'inputs' contains <U1\. Convert or remove them"),
+        ({"inputs": np.array([None, 1]), "ids": np.zeros(2)}, None, "'inputs' contains object"),
+        ({"when": np.zeros(3, "datetime64[s]")}, None, r"'when' contains datetime64\[s\]"),
         (arrays(4), arrays(4, features=2), r"training examples are .*\(3,\).*evaluation examples are .*\(2,\)"),
-        (arrays(4), {"inputs": np.zeros((4, 3), np.float32)}, "must be alike"),
+        (arrays(4), {"inputs": np.zeros((4, 3), np.float32)}, "must be the same"),
     ],
 )
-def test_says_what_does_not_fit(train, evaluation, message):
+def test_rejects_invalid_arrays(train, evaluation, message):
     with pytest.raises(ValueError, match=message):
         from_arrays(train, evaluation)
 
@@ -77,7 +69,7 @@ def test_npz_files(tmp_path):
 def test_both_splits_need_rows(tmp_path):
     np.savez(tmp_path / "few.npz", **arrays(4))
     with pytest.raises(
-        ValueError, match=r"data\.eval_fraction=0\.01 of 4 rows holds out 0.* set it to 0 to go without"
+        ValueError, match=r"data\.eval_fraction=0\.01 of 4 rows holds out 0.* set it to 0 to train without"
     ):
         open_splits(DataConfig(source="arrays", files=(f"{tmp_path}/few.npz",), eval_fraction=0.01))
 
@@ -95,7 +87,7 @@ def test_npz_files_that_do_not_fit(tmp_path):
     np.savez(tmp_path / "a.npz", **arrays())
     np.savez(tmp_path / "b.npz", images=np.zeros(3))
     with pytest.raises(
-        ValueError, match=r"b\.npz holds the arrays \['images'\], but .*a\.npz holds \['inputs', 'targets'\]"
+        ValueError, match=r"b\.npz has the arrays \['images'\], but .*a\.npz has \['inputs', 'targets'\]"
     ):
         open_splits(DataConfig(source="arrays", files=(f"{tmp_path}/*.npz",)))
 

@@ -115,15 +115,8 @@ def test_the_fingerprint_follows_names_and_content(photos):
 
 @pytest.mark.parametrize(
     ("folder", "message"),
-    [("missing", "missing is not a directory"), ("photos/cat", "has no images in subdirectories")],
+    [("missing", "missing is not a directory"), ("photos/cat", "lacks images in subdirectories")],
 )
 def test_rejects_directories_without_classes(folder, message, photos, tmp_path):
     with pytest.raises(ValueError, match=message):
         open_splits(config(tmp_path / folder))
-
-
-def test_rejects_an_image_size_without_images():
-    with pytest.raises(ValueError, match=r"data\.image_size=8: data\.source=stdlib holds no images"):
-        DataConfig(image_size=8)
-    with pytest.raises(ValueError, match=r"data\.image_size=-1 must be a number of pixels, 0 or more"):
-        config(Path("x"), image_size=-1)

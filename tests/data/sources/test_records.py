@@ -86,7 +86,7 @@ def test_other_files_for_evaluation(examples, tmp_path):
     held_out = write(tmp_path / "e.array_record", [packed(**example(99))])
     assert open_records(examples, eval_files=(held_out,)).evaluation[0]["inputs"].tolist() == [99] * 3
     other = write(tmp_path / "o.array_record", [packed(inputs=np.zeros(4))])
-    with pytest.raises(ValueError, match=r"training records are .*, evaluation records "):
+    with pytest.raises(ValueError, match=r"training records are .*, but evaluation records "):
         open_records(examples, eval_files=(other,))
 
 
@@ -118,7 +118,7 @@ def test_no_more_than_allowed(examples):
         damage(examples[0], np.full(3, row, np.float32).tobytes())
     source = open_records(examples, bad_records=1).train
     with pytest.raises(
-        BadDataError, match=r"record 5: .*That makes 2 bad records so far, data\.bad_records=1\. Mend the"
+        BadDataError, match=r"record 5: .*That makes 2 bad records so far, data\.bad_records=1\. Fix the"
     ):
         take(source, np.arange(NUMBER))
     assert take(open_records(examples, bad_records=2).train, np.arange(NUMBER))["weights"].sum() == NUMBER - 2
@@ -134,9 +134,9 @@ def test_the_form_is_that_of_the_first_record_that_can_be_read(examples):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (b"text", r"record 1: it is no archive of arrays\. Write it with np\.savez"),
-        (packed(inputs=np.zeros(4)), r"record 1: it has .*and the first record has .*'inputs': \('float32', \(3,\)\)"),
-        (packed(inputs=np.array(["a"])), "record 1: 'inputs' holds <U1"),
+        (b"text", r"record 1: it is not an archive of arrays\. Write it with np\.savez"),
+        (packed(inputs=np.zeros(4)), r"record 1: it has .*but the first record has .*'inputs': \('float32', \(3,\)\)"),
+        (packed(inputs=np.array(["a"])), "record 1: 'inputs' contains <U1"),
         (
             packed(inputs=np.array([None], object)),
             "record 1: its arrays cannot be read: Object arrays cannot be loaded",
@@ -144,7 +144,7 @@ def test_the_form_is_that_of_the_first_record_that_can_be_read(examples):
         (packed(**example(0))[:-30], "record 1: its arrays cannot be read"),
     ],
 )
-def test_records_that_are_no_examples(record, message, tmp_path):
+def test_rejects_invalid_records(record, message, tmp_path):
     path = write(tmp_path / "x.array_record", [packed(**example(0)), record])
     with pytest.raises(BadDataError, match=message):
         open_records([path]).train[1]
@@ -154,10 +154,14 @@ def test_records_that_are_no_examples(record, message, tmp_path):
     ("options", "record", "message"),
     [
         ({}, packed(**example(0)), r"record 1: it is an archive of arrays, not a text; set data\.records: arrays"),
-        ({"dtype": "uint16"}, b"abc", r"record 1: its 3 bytes are no whole number of uint16; check data\.dtype"),
+        (
+            {"dtype": "uint16"},
+            b"abc",
+            r"3 bytes must be a multiple of the size of uint16; check data\.dtype",
+        ),
     ],
 )
-def test_records_that_are_no_documents(options, record, message, tmp_path, capsys):
+def test_rejects_invalid_documents(options, record, message, tmp_path, capsys):
     path = write(tmp_path / "x.array_record", [b"abcdef", record, b"ghijkl"])
     with pytest.raises(ValueError, match=message):
         open_records([path], records="documents", length=1, **options)

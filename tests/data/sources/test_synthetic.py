@@ -24,6 +24,11 @@ def test_sizes_and_types():
     assert splits.description.startswith("synthetic: 600 noisy images of digits, 64 features, 10 classes")
 
 
+def test_opens_digits_with_the_fraction_of_the_config():
+    splits = open_splits(DataConfig(source="synthetic", eval_fraction=0.25))
+    assert splits.fingerprint == synthetic_digits(0.25).fingerprint
+
+
 def test_seeds():
     assert digits()[0].fingerprint == digits()[0].fingerprint != digits(seed=1)[0].fingerprint
 
@@ -73,9 +78,3 @@ def test_tokens_have_a_default_vocabulary_and_may_go_without_evaluation():
     other = open_splits(DataConfig(source="synthetic_tokens", eval_fraction=0, vocabulary=8))
     assert splits.fingerprint != other.fingerprint
     assert "8,192 rows of 256 random tokens, vocabulary 8" in other.description
-
-
-@pytest.mark.parametrize("key", [{"tokenizer": "tokenizer.json"}, {"packed": True}, {"files": ("a.txt",)}])
-def test_tokens_take_no_options_of_texts(key):
-    with pytest.raises(ValueError, match=f"data.{next(iter(key))}"):
-        DataConfig(source="synthetic_tokens", **key)

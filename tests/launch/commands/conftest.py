@@ -1,15 +1,9 @@
-"""Lets the tests of this folder import `small_runs`, `ranks` and `runs`, and gives them a run that was not trained."""
+"""A run with checkpoints that was not trained."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-TESTS = Path(__file__).parents[2]
-sys.path[:0] = [str(TESTS / "launch" / "finished"), str(TESTS / "multiprocess"), str(TESTS)]
-
-from runs import write_config  # noqa: E402  (found there)
-from small_runs import leave_run  # noqa: E402
+from support.runs import leave_run, write_config
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,12 @@
-"""`spmdkit report` as it is typed."""
+"""The command `spmdkit report`."""
 
 import json
 import os
 import shutil
 
 import pytest
-from runs import write_config
 from spmdkit.launch.cli import main
+from support.runs import write_config
 
 
 def call(capsys, *words):
@@ -16,8 +16,8 @@ def call(capsys, *words):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_trained(tmp_path, capsys, monkeypatch):
-    """Its report is renewed to the byte; a run that is under way says so; two runs are compared."""
+def test_reports_trained_run(tmp_path, capsys, monkeypatch):
+    """The renewed report is identical; a run in progress is reported as such; two runs are compared."""
     config = write_config(tmp_path, train={"steps": 4, "global_batch": 16}, checkpoint={"every": 2})
     assert main(["train", str(config)]) == 0
     run = tmp_path / "run"
@@ -44,15 +44,11 @@ def test_a_run_that_was_trained(tmp_path, capsys, monkeypatch):
     plain = json.loads(printed.out)
     assert [each["step"] for each in plain["runs"]] == [4, 2]
     assert plain["page"] == "compare.html"
-    assert "They are not equally far: other 2" in page_of(tmp_path) or "run 4, other 2" in page_of(tmp_path)
+    assert "run 4, other 2 steps" in (tmp_path / "compare.html").read_text(encoding="utf-8")
 
 
-def page_of(folder):
-    return (folder / "compare.html").read_text(encoding="utf-8")
-
-
-def test_a_folder_that_is_named_like_key_value(tmp_path, capsys, monkeypatch):
-    """A word that contains = is a folder only if that folder exists."""
+def test_accepts_directory_named_like_key_value(tmp_path, capsys, monkeypatch):
+    """A word that contains = is a directory only if that directory exists."""
     for name in ("strategy=data", "strategy=fsdp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text("train: {steps: 4}\n")
@@ -91,21 +87,24 @@ def test_rejects_a_target_that_is_not_a_page(kind, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["{run}"], "metrics.jsonl is missing"),
-        (["{empty}"], "is no run, and no folder of checkpoints"),
+        (["{empty}"], "is neither a run nor a directory of checkpoints"),
         (["{empty}/none"], "There is no"),
         (["{run}", "{config}"], "is given twice"),
-        (["{run}", "train.steps=3"], "train.steps=3: spmdkit report reads no config, so key=value changes nothing."),
+        (
+            ["{run}", "train.steps=3"],
+            "train.steps=3: spmdkit report does not read a config, so key=value is ignored.",
+        ),
     ],
 )
-def test_mistakes_are_one_message(untrained, tmp_path, words, said, capsys):
-    """`untrained` has checkpoints, and has logged nothing."""
+def test_rejects_invalid_runs(untrained, tmp_path, words, message, capsys):
+    """`untrained` has checkpoints, but no metrics."""
     (tmp_path / "empty").mkdir()
     places = {"run": untrained.parent / "run", "config": untrained, "empty": tmp_path / "empty"}
     code, printed = call(capsys, *(word.format(**places) for word in words))
     assert code == 2
     assert printed.err.startswith("error: ")
-    assert said in printed.err
+    assert message in printed.err
     assert "Traceback" not in printed.err

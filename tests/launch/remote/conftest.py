@@ -1,13 +1,7 @@
-"""Lets the tests of this folder import `agents`; ends what they start."""
-
-import sys
-from pathlib import Path
+"""Fixtures of these tests."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from agents import begin
+from support.remote import begin
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The script that owns a process on its host, run here through the pipes that ssh would give it."""
+"""The agent, connected through pipes instead of ssh."""
 
 import hashlib
 import os
@@ -7,8 +7,8 @@ import sys
 import time
 
 import pytest
-from agents import answer, assert_gone, frames, job, wait_for
 from spmdkit.launch.remote.agent import environment
+from support.remote import answer, assert_gone, frames, job, wait_for
 
 TELLS_ITS_NUMBER = "import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(60)"
 HAS_A_CHILD = """
@@ -19,27 +19,27 @@ time.sleep(60)
 """
 
 
-def test_streams_and_exit_status(start_agent):
+def test_sends_streams_and_exit_status(start_agent):
     agent = start_agent(job("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"))
     assert frames(agent) == {b"o": b"out\n", b"e": b"err\n", b"x": b"7"}
     assert agent.wait() == 0
 
 
-def test_a_signal_that_killed_it_is_told_as_such(start_agent):
+def test_sends_the_signal_that_killed_the_process(start_agent):
     assert frames(start_agent(job("import os; os.kill(os.getpid(), 9)")))[b"x"] == b"-9"
 
 
-def test_much_output_arrives_whole(start_agent):
+def test_sends_large_output(start_agent):
     found = frames(start_agent(job("for i in range(20000): print(i)")))
     assert found[b"o"] == b"".join(b"%d\n" % number for number in range(20000))
 
 
-def test_a_command_that_is_not_there(start_agent):
+def test_reports_a_missing_command(start_agent):
     agent = start_agent(job("", command=["/no/such/python"]))
     assert frames(agent) == {b"e": b"error: /no/such/python cannot be started: No such file or directory\n", b"x": b"2"}
 
 
-def test_signals_go_to_the_process(tmp_path, start_agent):
+def test_passes_signals_on(tmp_path, start_agent):
     catches = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(75)); "
     agent = start_agent(job(catches + TELLS_ITS_NUMBER.format(path=str(tmp_path / "pid"))))
     wait_for(tmp_path / "pid")
@@ -47,8 +47,9 @@ def test_signals_go_to_the_process(tmp_path, start_agent):
     assert frames(agent) == {b"x": b"75"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["stdin", "kill the agent", "silence"])
-def test_nothing_is_left_when_the_other_side_is_gone(end, tmp_path, start_agent):
+def test_kills_everything_if_the_client_is_lost(end, tmp_path, start_agent):
     silence = 1.0 if end == "silence" else 60.0
     agent = start_agent(job(HAS_A_CHILD.format(path=str(tmp_path / "pids")), silence=silence))
     process, child = map(int, wait_for(tmp_path / "pids").split())
@@ -62,7 +63,7 @@ def test_nothing_is_left_when_the_other_side_is_gone(end, tmp_path, start_agent)
 
 
 @pytest.mark.slow
-def test_signs_of_life_keep_it(start_agent):
+def test_heartbeats_keep_the_process(start_agent):
     agent = start_agent(job("import time; time.sleep(3)", silence=1.5))
     for _ in range(12):
         agent.stdin.write(b"here\n")
@@ -70,14 +71,14 @@ def test_signs_of_life_keep_it(start_agent):
     assert frames(agent) == {b"x": b"0"}
 
 
-def test_what_a_process_leaves_behind_is_killed(tmp_path, start_agent):
+def test_kills_processes_left_behind(tmp_path, start_agent):
     left = HAS_A_CHILD.format(path=str(tmp_path / "pids")).replace("time.sleep(60)\n", "")
     assert frames(start_agent(job(left)))[b"x"] == b"0"
     assert_gone(int((tmp_path / "pids").read_text().split()[1]))
 
 
 @pytest.mark.slow
-def test_a_signal_to_the_agent_does_not_end_it(tmp_path, start_agent):
+def test_agent_survives_a_signal(tmp_path, start_agent):
     """A host that shuts down tells every process of a session; ours gets its own signal, and saves."""
     agent = start_agent(job("import time; time.sleep(1.5)"))
     time.sleep(0.5)
@@ -85,7 +86,7 @@ def test_a_signal_to_the_agent_does_not_end_it(tmp_path, start_agent):
     assert frames(agent) == {b"x": b"0"}
 
 
-def test_the_environment_is_the_hosts_with_ours_over_it(monkeypatch):
+def test_environment_extends_that_of_the_host(monkeypatch):
     monkeypatch.setenv("SPMDKIT_PROCESS_ID", "7")
     monkeypatch.setenv("LANG", "C")
     monkeypatch.setenv("https_proxy", "http://proxy")
@@ -101,7 +102,7 @@ def question(**more) -> dict:
 
 
 @pytest.mark.slow
-def test_what_it_finds(tmp_path, start_agent):
+def test_probe_of_a_host(tmp_path, start_agent):
     (tmp_path / "my.yaml").write_text("train: {}\n")
     (tmp_path / "mark").touch()
     given = question(directory=str(tmp_path), config="my.yaml", marker="mark", versions=["spmdkit", "none-such"])
@@ -118,6 +119,7 @@ def test_what_it_finds(tmp_path, start_agent):
     assert 1024 < found["port"] < 65536
 
 
-def test_a_folder_that_is_not_there(start_agent):
+@pytest.mark.slow
+def test_probe_reports_a_missing_directory(start_agent):
     found = answer(start_agent(question(directory="/no/such", config="", marker="mark", versions=[])))
     assert (found["directory"], found["reason"]) == (None, "No such file or directory")

@@ -1,4 +1,4 @@
-"""What stands here for a process elsewhere ends as that one has, whatever it ends of."""
+"""The client ends as the remote process ended."""
 
 import json
 import os
@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from agents import SSH, assert_gone, job, wait_for
 from spmdkit.launch.remote import client
 from spmdkit.launch.remote.client import VARIABLE, message
+from support.remote import SSH, assert_gone, job, wait_for
 
 WAITS = "import os, signal, time; {before}; open({path!r}, 'w').write(str(os.getpid())); time.sleep(60)"
 
@@ -49,23 +49,23 @@ def waiting(path, before: str = "pass") -> dict:
         ("import os; os.kill(os.getpid(), 15)", -15),
     ],
 )
-def test_it_ends_as_the_process_did(program, code):
+def test_exit_status_is_that_of_the_process(program, code):
     assert run(job(program)).returncode == code
 
 
-def test_streams_stay_apart():
+def test_streams_are_separate():
     ended = run(job("import sys; print('out'); print('err', file=sys.stderr)"))
     assert (ended.stdout, ended.stderr) == ("out\n", "err\n")
 
 
 @pytest.mark.slow
-def test_what_login_scripts_print_is_left_out():
+def test_ignores_output_of_login_scripts():
     noisy = ["/bin/sh", "-c", 'echo "welcome to gpu1"; echo "spmdkit agent old"; exec "$@"', "sh", *SSH]
     assert run(job("print('mine')"), noisy).stdout == "mine\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_to_its_group_reaches_the_process(number, tmp_path):
+def test_passes_signals_on(number, tmp_path):
     catches = f"signal.signal({int(number)}, lambda *_: exit(75))"
     process = start(waiting(tmp_path / "pid", catches))
     wait_for(tmp_path / "pid")
@@ -75,7 +75,7 @@ def test_a_signal_to_its_group_reaches_the_process(number, tmp_path):
 
 
 @pytest.mark.parametrize("whole_group", [True, False])
-def test_killed_it_leaves_nothing(whole_group, tmp_path):
+def test_kills_the_process_if_it_is_killed(whole_group, tmp_path):
     process = start(waiting(tmp_path / "pid"))
     pid = int(wait_for(tmp_path / "pid"))
     (os.killpg if whole_group else os.kill)(process.pid, signal.SIGKILL)
@@ -83,8 +83,8 @@ def test_killed_it_leaves_nothing(whole_group, tmp_path):
     process.communicate(timeout=30)
 
 
-def test_a_lost_connection_is_told_as_such(tmp_path):
-    """What stands for ssh here dies; the process there ends with its agent."""
+def test_reports_a_lost_connection(tmp_path):
+    """The process that replaces ssh dies; the remote process ends with its agent."""
     process = start(waiting(tmp_path / "pid"))
     pid = int(wait_for(tmp_path / "pid"))
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -94,8 +94,9 @@ def test_a_lost_connection_is_told_as_such(tmp_path):
     assert_gone(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.faults
-def test_a_host_that_does_not_answer_is_tried_again(tmp_path):
+def test_retries_a_host_that_does_not_answer(tmp_path):
     tried = tmp_path / "tried"
     refuses = ["/bin/sh", "-c", f"echo x >> {tried}; echo 'ssh: Connection refused' >&2; exit 255"]
     start_time = time.monotonic()
@@ -106,12 +107,12 @@ def test_a_host_that_does_not_answer_is_tried_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_second_try_may_do(tmp_path):
+def test_second_attempt_succeeds(tmp_path):
     once = f'if [ -e {tmp_path}/tried ]; then exec "$@"; fi; touch {tmp_path}/tried; exit 255'
     assert run(job("print('mine')"), ["/bin/sh", "-c", once, "sh", *SSH]).stdout == "mine\n"
 
 
-def test_the_message_begins_with_the_size_of_the_agent():
+def test_message_begins_with_the_size_of_the_agent():
     size, _, rest = message({"do": "probe"}).partition(b"\n")
     assert rest[: int(size)] == client.AGENT.read_bytes()
     assert json.loads(rest[int(size) :]) == {"do": "probe"}

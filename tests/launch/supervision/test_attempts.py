@@ -1,23 +1,24 @@
-from types import SimpleNamespace
+"""Attempts of a run, and restarts after a failure."""
+
+import signal
 
 import pytest
 from spmdkit.launch.supervision import attempts
-from spmdkit.launch.supervision.attempts import Attempt, remove_new, run_attempts
-from spmdkit.launch.supervision.blame import Exit
-from spmdkit.launch.supervision.processes import Outcome
+from spmdkit.launch.supervision.attempts import Attempt, Restarts, find_latest_step, remove_created, run_attempts
+from spmdkit.launch.supervision.blame import Exit, Outcome
 
 
-def test_the_logs_of_a_mistake_are_removed_and_no_others(tmp_path):
+def test_removes_only_new_logs(tmp_path):
     logs = tmp_path / "runs" / "new" / "logs"
     logs.mkdir(parents=True)
     (logs / "rank-0.log").write_text("error")
-    assert not remove_new([], logs)  # they were there before
+    assert not remove_created([], logs)  # they were there before
     (logs.parent / "config.yaml").write_text("")
-    assert not remove_new([logs, logs.parent], logs)  # the run has started
+    assert not remove_created([logs, logs.parent], logs)  # the run has started
     assert logs.is_dir()
     (logs.parent / "config.yaml").unlink()
     (tmp_path / "runs" / "other").mkdir()
-    assert remove_new([logs, logs.parent, tmp_path / "runs"], logs)
+    assert remove_created([logs, logs.parent, tmp_path / "runs"], logs)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
 
 
@@ -43,6 +44,57 @@ def test_fresh_applies_until_the_new_run_has_the_directory(had_run, tmp_path, mo
 
     monkeypatch.setattr(attempts, "run_processes", run_processes)
     monkeypatch.setattr(attempts.time, "sleep", lambda seconds: None)
-    config = SimpleNamespace(run=SimpleNamespace(dir=str(folder)), timeouts=SimpleNamespace(stop=1))
-    assert run_attempts(config, attempt, fresh=True, restarts=5) == 0
+    assert run_attempts(str(folder), attempt, stop=1, fresh=True, restarts=5) == 0
     assert asked == [True, True, False, False]
+
+
+def ended(code, received=None):
+    return Outcome((Exit(0, code),), received, ([],))
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_other_exit_codes_are_not_restarted(code, tmp_path):
+    assert Restarts(tmp_path, 3).decide(ended(code)) == (False, 0, "")
+
+
+def test_signal_to_the_launcher_is_not_restarted(tmp_path):
+    assert not Restarts(tmp_path, 3).decide(ended(75, signal.SIGTERM)).again
+
+
+@pytest.mark.parametrize("code", [75, -signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV])
+def test_restarts_from_the_latest_checkpoint(code, tmp_path):
+    tries = Restarts(tmp_path / "checkpoints", 2)
+    assert tries.decide(ended(code)).reason.startswith("restarting in 1 s from the beginning, restart 1 of 2")
+    for step in (5, 10, 15):  # as often as it gets further
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+        assert tries.decide(ended(code)) == (True, 0, f"restarting from step {step}")
+
+
+def test_gives_up_without_progress(tmp_path):
+    (tmp_path / "8").mkdir()
+    tries = Restarts(tmp_path, 3)
+    assert [tries.decide(ended(75))[:2] for _ in range(4)] == [(True, 1), (True, 2), (True, 4), (False, 0)]
+    assert Restarts(tmp_path, 0).decide(ended(75)) == (False, 0, "")
+    many = Restarts(tmp_path, 20)
+    assert max(many.decide(ended(75)).seconds for _ in range(20)) == 60
+
+
+def test_latest_step_ignores_other_directories(tmp_path):
+    for name in ("7", "damaged-9", "removed-8", "12.orbax-checkpoint-tmp"):
+        (tmp_path / name).mkdir()
+    assert find_latest_step(tmp_path) == 7
+    assert find_latest_step(tmp_path / "none") == 0
+
+
+def test_progress_after_a_corrupt_checkpoint_counts(tmp_path):
+    (tmp_path / "999").mkdir()
+    (tmp_path / "20").mkdir()
+    tries = Restarts(tmp_path, 1)
+    (tmp_path / "999").rename(tmp_path / "damaged-999")
+    assert tries.decide(ended(75)) == (
+        True,
+        1,
+        "restarting in 1 s from step 20, restart 1 of 1 without a newer checkpoint",
+    )
+    (tmp_path / "40").mkdir()
+    assert tries.decide(ended(75)) == (True, 0, "restarting from step 40")

@@ -1,8 +1,11 @@
-"""Whose fault it was, from how processes ended and what they said; `tests/faults/test_death.py` asks real ones."""
+"""The cause of a failure, from exits and output; `tests/faults/test_death.py` uses real processes."""
+
+import signal
+from pathlib import Path
 
 import pytest
-from spmdkit.launch.supervision.blame import Exit, ending, find_cause
-from spmdkit.training.watching.notes import Note, verdict, without_service
+from spmdkit.launch.supervision.blame import Exit, Outcome, describe_end, find_cause, summarize
+from spmdkit.runtime.guards.progress_notes import Note, verdict, without_service
 
 GLOO = ["Traceback (most recent call last):", "jax.errors.JaxRuntimeError: INTERNAL: Gloo all-reduce failed: closed"]
 LOST = ["error: This process has lost another one of its run: JaxRuntimeError: Gloo AllGather failed: closed by peer"]
@@ -39,7 +42,7 @@ def told(*notes, silent=()) -> list[str]:
         ([Exit(0, 0), Exit(1, -15, stopped=True)], [[], []], 0, 75),
     ],
 )
-def test_the_first_exit_that_is_its_own(exits, tails, rank, code):
+def test_first_own_exit_is_the_cause(exits, tails, rank, code):
     cause = find_cause(exits, tails)
     assert cause is not None
     assert (cause.rank, cause.exit_code, cause.witness) == (rank, code, rank)
@@ -56,42 +59,42 @@ def test_the_first_exit_that_is_its_own(exits, tails, rank, code):
         (["error: rank 1 did not come to 'config' within 20 s (timeouts.rendezvous); 1 of 2 processes did."], 1),
     ],
 )
-def test_whom_a_witness_names(said, rank):
+def test_rank_named_by_a_witness_is_the_cause(said, rank):
     cause = find_cause([Exit(0, 75), Exit(1, -9, stopped=True)], [said, [], [], []])
     assert cause is not None
     assert (cause.rank, cause.exit_code, cause.witness) == (rank, 75, 0)
-    assert "rank 0 tells" in cause.how
+    assert "according to rank 0" in cause.how
 
 
-def test_the_process_that_keeps_the_notes_is_named_by_another():
+def test_process_without_its_service_is_named_by_another():
     said = [f"error: {without_service(Note(7, 'step', 4), 1, 3.0, 'timeouts.step')}"]
     cause = find_cause([Exit(0, -9, stopped=True), Exit(1, 75)], [[], said])
     assert cause is not None
     assert (cause.rank, cause.witness) == (0, 1)
 
 
-def test_the_one_that_hung_tells_best_where_it_ended_by_itself():
+def test_named_rank_is_its_own_witness_if_it_ended():
     said = told(Note(7, "step", 4), Note(6, "data", 4))
     cause = find_cause([Exit(0, 75), Exit(1, 75)], [said, said])
     assert cause is not None
     assert (cause.rank, cause.witness) == (1, 1)
 
 
-def test_ranks_of_a_witness_that_names_several():
+def test_witness_names_the_rank_that_is_behind():
     said = told(Note(7, "step", 4), Note(6, "data", 4), Note(6, "data", 4), Note(6, "data", 4))
     cause = find_cause([Exit(0, 75)], [said, [], [], []])
     assert cause is not None
     assert cause.rank == 1
 
 
-def test_all_at_the_same_place_is_a_cause_of_its_own():
+def test_first_exit_counts_if_all_wait_in_one_place():
     said = told(Note(7, "step", 4), Note(7, "step", 4))
     cause = find_cause([Exit(1, 75), Exit(0, 75)], [said, said])
     assert cause is not None
     assert (cause.rank, cause.how) == (1, "exit code 75")
 
 
-def test_two_that_wait_for_their_devices_in_different_places_are_both_named():
+def test_ranks_in_different_places_are_both_candidates():
     ahead = Note(8, "evaluation", 9, 2, "measure (parallel/step/train_step.py)")
     said = told(ahead, Note(8, "step", 9, 0, "_wait_for_oldest (training/steps/late_log.py)"))
     cause = find_cause([Exit(1, 75), Exit(0, 75)], [said, said])
@@ -108,7 +111,7 @@ GOT = ["got SIGTERM: all processes of the run stop after the same step"]
 BITS = [
     "error: Step 8: devices that hold copies of the same array hold other bits:",
     "  params/layers/0/kernel: cpu:2049 (rank 1) has other bits than cpu:0 (rank 0), cpu:1 (rank 0), cpu:2048 (rank 1)",
-    "The newest checkpoint is older, and its copies were equal.",
+    "The latest checkpoint is older, and its copies were equal.",
 ]
 UNDECIDED = [
     BITS[0],
@@ -120,11 +123,11 @@ UNDECIDED = [
     ("tails", "rank", "how", "candidates"),
     [
         ([[], GOT], 1, "got SIGTERM, and all stopped after one step", ()),
-        ([BITS, BITS], 1, "its device holds other bits of an array than the copies elsewhere", ()),
-        ([UNDECIDED, UNDECIDED], 0, "their devices hold other bits of an array than the copies elsewhere", (0, 1)),
+        ([BITS, BITS], 1, "its device holds other bits of an array than the other copies", ()),
+        ([UNDECIDED, UNDECIDED], 0, "their devices hold other bits of an array than the other copies", (0, 1)),
     ],
 )
-def test_all_that_end_together_do_so_because_of_one(tails, rank, how, candidates):
+def test_cause_of_a_common_end(tails, rank, how, candidates):
     """Not the one that exits first is named, but the one that is the reason."""
     cause = find_cause([Exit(0, 75), Exit(1, 75)], tails)
     assert cause is not None
@@ -134,26 +137,94 @@ def test_all_that_end_together_do_so_because_of_one(tails, rank, how, candidates
     assert killed.how == "killed by SIGKILL"
 
 
-def test_a_second_signal_is_no_common_end():
-    cause = find_cause([Exit(1, 75), Exit(0, 75)], [LOST, [*GOT, "ended by SIGTERM; the same command goes on"]])
+def test_second_signal_is_not_a_common_end():
+    cause = find_cause([Exit(1, 75), Exit(0, 75)], [LOST, [*GOT, "ended by SIGTERM; the same command resumes"]])
     assert cause is not None
     assert (cause.rank, cause.how) == (1, "exit code 75")
 
 
-def test_one_that_is_stopped():
+def test_stopped_process_is_the_cause():
     cause = find_cause([Exit(0, 75), Exit(1, -9, stopped=True)], [LOST, []], halted=[1])
     assert cause is not None
     assert (cause.rank, cause.exit_code) == (1, 75)
     assert cause.how.startswith("stopped (SIGSTOP)")
 
 
-def test_nobody_is_to_blame_for_a_signal_or_a_good_end():
+def test_signals_and_success_have_no_cause():
     assert find_cause([Exit(0, 0), Exit(1, 0)], [[], []]) is None
-    assert find_cause([Exit(0, -15, stopped=True)], [[]], asked=True) is None
-    assert find_cause([Exit(0, 75, stopped=True), Exit(1, 0)], [[], []], asked=True) is None
+    assert find_cause([Exit(0, -15, stopped=True)], [[]], was_asked=True) is None
+    assert find_cause([Exit(0, 75, stopped=True), Exit(1, 0)], [[], []], was_asked=True) is None
 
 
-def test_endings():
-    assert [ending(code) for code in (0, 3, 128, 134, -9, -250)] == [
+def test_describe_end():
+    assert [describe_end(code) for code in (0, 3, 128, 134, -9, -250)] == [
         "finished", "exit code 3", "exit code 128", "killed by SIGABRT", "killed by SIGKILL", "killed by signal 250",
     ]  # fmt: skip
+
+
+LOGS = Path("runs/a/logs")
+
+
+def test_summary_of_a_finished_run_is_empty():
+    assert summarize(Outcome((Exit(0, 0), Exit(1, 0)), None, ([], [])), LOGS) == []
+
+
+def test_summary_prints_the_error_and_one_line():
+    exits = (Exit(1, 1), Exit(0, -15, stopped=True))
+    lines = summarize(Outcome(exits, None, ([], ["Traceback (most recent call last):", "E: boom"])), LOGS)
+    assert lines == [
+        "  Traceback (most recent call last):",
+        "  E: boom",
+        "rank 1 failed first: exit code 1. Its last lines are above, all of them in runs/a/logs/rank-1.log; "
+        "rank 0 killed by SIGTERM (stopped by the launcher)",
+    ]
+
+
+def test_summary_names_the_exit_code_if_it_differs():
+    lines = summarize(Outcome((Exit(0, 75), Exit(1, -11)), None, (LOST, [])), LOGS)
+    assert lines == [
+        "rank 1 failed first: killed by SIGSEGV (exit code 75). It printed nothing; rank 0 exit code 75 "
+        "(it lost another process)"
+    ]
+
+
+def test_summary_names_all_candidates():
+    said = [
+        "error: No progress for more than 6 s (timeouts.step): all ranks wait for their devices, but not in the same "
+        "place: rank 0 at step 8, evaluation, for 9 s; rank 1 at step 8, step, for 9 s. See the stacks in their logs."
+    ]
+    line = summarize(Outcome((Exit(1, 75), Exit(0, 75)), None, (said, said)), None)[-1]
+    assert line.startswith(
+        "ranks 0, 1 may have failed first, which cannot be determined: they wait for each other in different places: "
+        "rank 0 at step 8, evaluation, for 9 s; rank 1 at step 8, step, for 9 s (exit code 75). "
+    )
+
+
+def test_summary_prints_the_lines_of_a_witness():
+    said = ["error: No progress for more than 3 s (timeouts.step): rank 1 at step 6, data, for 4 s."]
+    lines = summarize(Outcome((Exit(0, 75), Exit(1, -9, stopped=True)), None, (said, [])), None)
+    assert lines == [
+        f"  {said[0]}",
+        "rank 1 failed first: blocked the others, according to rank 0 (exit code 75). The last lines of rank 0 are "
+        "above; rank 0 exit code 75",
+    ]
+
+
+def test_summary_without_output():
+    assert summarize(Outcome((Exit(0, -9),), None, ([],)), LOGS) == [
+        "rank 0 failed first: killed by SIGKILL (exit code 75). It printed nothing"
+    ]
+
+
+def test_summary_groups_other_ranks():
+    def line(number):
+        exits = (Exit(0, 2), *(Exit(rank, -15, stopped=True) for rank in range(number, 0, -1)))
+        return summarize(Outcome(exits, None, (["error: no"],) * (number + 1)), None)[-1].partition("; ")[2]
+
+    assert line(3) == "ranks 1, 2, 3 killed by SIGTERM (stopped by the launcher)"
+    assert line(9) == "9 others killed by SIGTERM (stopped by the launcher)"
+
+
+def test_summary_of_a_signal():
+    outcome = Outcome((Exit(0, -15, stopped=True),), signal.SIGTERM, ([],))
+    assert summarize(outcome, LOGS) == ["stopped by SIGTERM; the same command resumes the run"]

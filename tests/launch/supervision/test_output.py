@@ -1,11 +1,26 @@
+"""Relayed output, logs of ranks, and output with tags."""
+
 import io
+import os
+import threading
 from collections import deque
+from contextlib import closing
 
 import pytest
-from spmdkit.launch.supervision.logs import Log
-from spmdkit.launch.supervision.output import LONGEST, TAIL_CHARACTERS, TAIL_LINES, clean, last_words, relay
-from spmdkit.launch.supervision.terminal import Terminal
-from spmdkit.training.ending.exits import MARK
+from spmdkit.launch.supervision.output import (
+    MAX_PENDING_BYTES,
+    MAX_TAIL_CHARACTERS,
+    MAX_TAIL_LINES,
+    Log,
+    MutableWriter,
+    TaggedOutput,
+    clean,
+    last_words,
+    log_file,
+    relay,
+    split_at_tags,
+)
+from spmdkit.mesh.known_causes import MARK
 
 GLOO = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
 
@@ -22,37 +37,36 @@ def relayed(tmp_path):
     """Relays bytes; gives what was shown, logged and kept for the summary."""
 
     def relayed(data: bytes, rank: int = 3, out: io.StringIO | None = None) -> tuple[str, bytes, list[str]]:
-        out, log, tail = out or io.StringIO(), Log(tmp_path / "log", print), deque(maxlen=TAIL_LINES)
-        terminal = Terminal(out)
-        relay(io.BufferedReader(io.BytesIO(data)), rank, log, tail, terminal)  # pyright: ignore
-        terminal.close(5)
+        out, log, tail = out or io.StringIO(), Log(tmp_path / "log"), deque(maxlen=MAX_TAIL_LINES)
+        writer = MutableWriter(out)
+        relay(io.BufferedReader(io.BytesIO(data)), rank, log, tail, writer)  # pyright: ignore
         log.close()
         return out.getvalue(), (tmp_path / "log").read_bytes(), list(tail)
 
     return relayed
 
 
-def test_lines_come_after_their_rank_and_are_kept(relayed):
+def test_relay_prints_ranks_and_keeps_lines(relayed):
     out, log, tail = relayed(b"one\ntwo\n\nno end")
     assert out == "[3] one\n[3] two\n[3] \n[3] no end\n"
     assert log == b"one\ntwo\n\nno end"
     assert tail == ["one", "two", "", "no end"]
 
 
-def test_last_words_are_kept_and_not_shown(relayed):
+def test_marked_lines_are_kept_but_not_printed(relayed):
     out, log, tail = relayed(f"one\n{MARK}error: no\n{MARK}  in a.yaml\x07\ntwo{MARK}\n{MARK}no end".encode())
     assert out == "[3] one\n[3] two\\x02\\x02\n"
     assert log == f"one\nerror: no\n  in a.yaml\x07\ntwo{MARK}\nno end".encode()
     assert tail == ["one", "error: no", "  in a.yaml\\x07", "two\\x02\\x02", "no end"]
 
 
-def test_gloo_is_left_out_but_logged(relayed):
+def test_gloo_greetings_are_only_logged(relayed):
     out, log, _ = relayed(f"{GLOO}\nloss 3{GLOO}\n".encode())
     assert out == "[3] loss 3\n"
     assert log.decode().count(GLOO) == 2
 
 
-def test_bytes_that_are_no_text(relayed):
+def test_relay_of_binary_output(relayed):
     data = bytes(range(256)) * 1000
     out, log, _ = relayed(data)
     assert log == data
@@ -67,21 +81,21 @@ def test_colour_on_a_terminal_only(relayed, monkeypatch):
     assert relayed(b"x\n", 1, Looked())[0] == "[1] x\n"
 
 
-def test_a_line_without_end_comes_in_pieces(relayed):
+def test_endless_line_is_printed_in_pieces(relayed):
     data = "é".encode() * 300_000  # of two bytes: no piece may cut one in half
     out, log, tail = relayed(data)
     pieces = out.splitlines()
     assert log == data
     assert "".join(piece.removeprefix("[3] ") for piece in pieces) == "é" * 300_000
     assert len(pieces) > 3
-    assert min(map(len, pieces[:-1])) > LONGEST
-    assert max(map(len, tail)) == TAIL_CHARACTERS
+    assert min(map(len, pieces[:-1])) > MAX_PENDING_BYTES
+    assert max(map(len, tail)) == MAX_TAIL_CHARACTERS
 
 
-def test_many_lines_keep_the_last(relayed):
+def test_tail_keeps_the_last_lines(relayed):
     out, _, tail = relayed(b"".join(b"%d\n" % number for number in range(100_000)))
     assert out.count("\n") == 100_000
-    assert (tail[0], tail[-1], len(tail)) == (str(100_000 - TAIL_LINES), "99999", TAIL_LINES)
+    assert (tail[0], tail[-1], len(tail)) == (str(100_000 - MAX_TAIL_LINES), "99999", MAX_TAIL_LINES)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +131,7 @@ def test_last_words_are_the_last_traceback():
     assert last_words(lines) == lines[4:]
 
 
-def test_last_words_are_a_users_error():
+def test_last_words_are_the_last_error():
     assert last_words(["step 1", "error: 2 problems in a.yaml:", "  line 1"]) == [
         "error: 2 problems in a.yaml:",
         "  line 1",
@@ -137,3 +151,126 @@ def test_long_tracebacks_keep_both_ends():
     assert last_words(whole) == whole
     words = last_words([*whole, *whole[1:]])
     assert (words[0], words[1], words[-1], len(words)) == ("Traceback (most recent call last):", "  ...", "E: e", 200)
+
+
+def test_log_appends_bytes(tmp_path):
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"before\n")
+    log = Log(path)
+    for data in (b"one", b"\xff\x00", b"", b"\n"):
+        log.write(data)
+    log.close()
+    assert path.read_bytes() == b"before\none\xff\x00\n"
+
+
+def test_log_is_created_by_the_first_byte(tmp_path):
+    Log(tmp_path / "a.log").close()
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "nothing above it"])
+def test_log_warns_once_if_it_cannot_be_written(kind, tmp_path, capsys):
+    path = tmp_path / "a.log"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path = tmp_path / "missing" / "a.log"
+    log = Log(path)
+    for _ in range(3):
+        log.write(b"line\n")
+    log.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"spmdkit launch: {path} cannot be written: ")
+    assert line.endswith("The run continues without this log.")
+
+
+def test_log_notes_missing_bytes(tmp_path):
+    path = tmp_path / "logs" / "a.log"
+    log = Log(path)
+    log.write(b"lost\n")
+    log.write(b"lost too\n")
+    path.parent.mkdir()
+    log.write(b"kept\n")
+    log.write(b"and this\n")
+    log.close()
+    assert path.read_bytes() == b"\n--- 14 bytes are missing here ---\nkept\nand this\n"
+
+
+def test_log_of_two_threads(tmp_path):
+    log = Log(tmp_path / "a.log")
+    threads = [threading.Thread(target=lambda: [log.write(b"whole line\n") for _ in range(500)]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    assert (tmp_path / "a.log").read_bytes() == b"whole line\n" * 1000
+
+
+def copied(tmp_path, raw: bytes, stream) -> tuple[TaggedOutput, str]:
+    """What is printed of a stream; the logs are in tmp_path."""
+    read, write = os.pipe()
+    os.write(write, raw)
+    os.close(write)
+    output = TaggedOutput(tmp_path, 2, "mpirun")
+    out = io.StringIO()
+    writer = MutableWriter(out, is_stderr=stream == "stderr")
+    with closing(Log(log_file(tmp_path, 0))) as log, os.fdopen(read, "rb") as pipe:
+        output(pipe, 0, log, deque(), writer)
+    return output, out.getvalue()
+
+
+def test_split_at_tags():
+    raw = b"[14779,1]<stdout>:no newline 1[14779,0]<stdout>:0\n"
+    assert list(split_at_tags(raw)) == [(1, b"no newline 1"), (0, b"0\n")]
+    assert list(split_at_tags(b"its own\n")) == [(None, b"its own\n")]
+    assert list(split_at_tags(b"own[1,10]<stderr>:ten\n")) == [(None, b"own"), (10, b"ten\n")]
+    assert list(split_at_tags(b"[prterun-vm-7@1,3]<stdout>: three\n")) == [(3, b"three\n")]
+    assert list(split_at_tags(b"[1,0]<stdout>:\n")) == [(0, b"\n")]
+
+
+def test_tagged_output_is_logged_by_rank(tmp_path):
+    """Pieces of a long line, and lines that two ranks wrote at once, are joined again."""
+    long = b"x" * 4000
+    raw = b"[1,0]<stdout>:" + long + b"[1,1]<stdout>:\xff between\n[1,0]<stdout>:" + long + b" end\n"
+    raw += b"[1,1]<stdout>:last, without a newline"
+    output, printed = copied(tmp_path, raw, "stdout")
+    assert log_file(tmp_path, 0).read_bytes() == long + long + b" end\n"
+    assert log_file(tmp_path, 1).read_bytes() == b"\xff between\nlast, without a newline"
+    assert sorted(printed.splitlines()) == sorted(
+        [f"[0] {'x' * 8000} end", "[1] \ufffd between", "[1] last, without a newline"]
+    )
+    assert output.tails[1] == ["\ufffd between", "last, without a newline"]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_tagged_output_keeps_own_lines(stream, tmp_path):
+    raw = b"[1,0]<stderr>:words of rank 0\n-----------\nThere are not enough slots\n\n[7,0]<stderr>:more\n"
+    output, printed = copied(tmp_path, raw, stream)
+    assert list(output.own) == ["There are not enough slots"]
+    assert "[mpirun] There are not enough slots\n" in printed
+    assert (tmp_path / "mpirun.log").read_text().endswith(" There are not enough slots\n")
+    assert output.tails == (["words of rank 0", "more"], [])
+
+
+class Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("stream", [Full(), io.StringIO(), None])
+def test_writer_ignores_a_stream_that_is_full_closed_or_missing(stream):
+    if type(stream) is io.StringIO:
+        stream.close()
+    MutableWriter(stream).write("a\n")
+
+
+def test_writer_prints_nothing_while_muted():
+    out = io.StringIO()
+    writer = MutableWriter(out)
+    writer.write("a\n")
+    writer.is_muted = True
+    writer.write("b\n")
+    assert out.getvalue() == "a\n"

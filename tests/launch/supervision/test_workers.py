@@ -1,42 +1,258 @@
-"""What is done to the processes of a run, against real ones: started, stopped, signalled, read to their end."""
+"""The supervision of real processes: small Python programs that end in every way a worker can."""
 
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
-from spmdkit.launch.supervision.blame import Exit
-from spmdkit.launch.supervision.terminal import Screen
+from spmdkit.launch.supervision.blame import Cause, Exit, Outcome
 from spmdkit.launch.supervision.workers import (
+    BOUND_VARIABLE,
+    GUARD,
     Start,
     Worker,
+    bind_to_parent,
     end_guard,
     finish_reading,
+    free_port,
     halted_ranks,
+    run_processes,
     send,
     start_guard,
     start_worker,
     watch,
 )
 
+SLEEP = "import time; time.sleep(60)"
+IGNORE_TERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(60)"
+
+
+def run(programs: list[str], logs: Path, **options) -> Outcome:
+    """Runs one program per rank; a failing one waits until the others have started."""
+    command = [sys.executable, "-u", "-c", "import os; exec(os.environ['PROGRAM'])"]
+    environments = [{**os.environ, "PROGRAM": program} for program in programs]
+    return run_processes([Start(command, each) for each in environments], logs, **options)
+
+
+def codes(outcome: Outcome) -> dict[int, int]:
+    return {end.rank: end.code for end in outcome.exits}
+
+
+def test_finished_run_has_no_cause(tmp_path, capsys):
+    outcome = run(["print('a')", "import sys; print('b', file=sys.stderr)"], tmp_path / "logs")
+    assert (outcome.exit_code, outcome.cause, codes(outcome)) == (0, None, {0: 0, 1: 0})
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("[0] a\n", "[1] b\n")
+
+
+def test_output_is_kept_per_rank_and_attempt(tmp_path):
+    for _ in range(2):
+        run(["print('first')", "print('second')"], tmp_path)
+    lines = (tmp_path / "rank-1.log").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("--- ")] == ["second", "second"]
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize("code", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(75, marks=pytest.mark.slow)])
+def test_failure_stops_the_others(code, tmp_path):
+    start = time.monotonic()
+    outcome = run([SLEEP, f"import sys, time; time.sleep(0.3); sys.exit({code})", SLEEP], tmp_path)
+    assert outcome.cause == Cause(1, f"exit code {code}", code, 1)
+    assert outcome.exit_code == code
+    assert codes(outcome) == {0: -signal.SIGTERM, 1: code, 2: -signal.SIGTERM}
+    assert time.monotonic() - start < 5
+
+
+STORY = """
+import signal, sys, time
+
+def told(*ignored):
+    print("a long story", flush=True)
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, told)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_stopped_processes_are_muted(tmp_path, capsys):
+    """It would bury what the one said that failed; their logs have it."""
+    outcome = run([STORY, "import sys, time; time.sleep(2); print('mine'); sys.exit(2)"], tmp_path)
+    assert codes(outcome) == {0: 143, 1: 2}
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] ready", "[1] mine"]
+    assert "a long story" in (tmp_path / "rank-0.log").read_text()
+
+
+@pytest.mark.slow
+def test_kills_processes_that_ignore_sigterm(tmp_path):
+    start = time.monotonic()
+    outcome = run([IGNORE_TERM, "import time; time.sleep(1); 1 / 0"], tmp_path, grace=0.5)
+    assert codes(outcome) == {0: -signal.SIGKILL, 1: 1}
+    assert outcome.tails[1][-1] == "ZeroDivisionError: division by zero"
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.slow
+def test_kills_halted_processes(tmp_path):
+    stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    outcome = run([stop, "import time; time.sleep(0.5); exit(1)"], tmp_path, grace=0.5)
+    assert codes(outcome)[0] == -signal.SIGKILL
+
+
+def test_death_by_a_signal_means_try_again(tmp_path):
+    outcome = run([SLEEP, "import os, time; time.sleep(0.3); os.kill(os.getpid(), 9)"], tmp_path)
+    assert outcome.cause == Cause(1, "killed by SIGKILL", 75, 1)
+    assert outcome.exit_code == 75
+
+
+FATAL = "import os, sys; print('JAX distributed service detected fatal errors', file=sys.stderr); os.abort()"
+GLOO = "import sys; print('error: Gloo all-reduce failed: Connection closed by peer', file=sys.stderr); exit(75)"
+
+
+@pytest.mark.parametrize("symptom", [FATAL, GLOO])
+def test_waits_for_the_cause_of_a_symptom(symptom, tmp_path):
+    outcome = run([symptom, "import time; time.sleep(0.4); exit(3)", SLEEP], tmp_path)
+    assert outcome.cause == Cause(1, "exit code 3", 3, 1)
+
+
+@pytest.mark.slow
+def test_symptoms_alone_are_blamed_on_the_first(tmp_path):
+    outcome = run([FATAL, SLEEP], tmp_path)
+    assert outcome.cause == Cause(0, "killed by SIGABRT, because it lost the others", 75, 0)
+
+
+def test_abort_is_a_cause(tmp_path):
+    outcome = run(["import os; os.abort()", "import time; time.sleep(0.4); exit(1)"], tmp_path)
+    assert outcome.cause == Cause(0, "killed by SIGABRT", 75, 0)
+
+
+@pytest.mark.slow
+def test_process_that_finished_early_is_the_cause(tmp_path):
+    outcome = run(["pass", GLOO.replace("import sys", "import sys, time; time.sleep(1)")], tmp_path)
+    assert outcome.cause == Cause(0, "ended with code 0 before the others finished", 75, 0)
+
+
+@pytest.mark.slow
+def test_others_may_finish_later(tmp_path):
+    start = time.monotonic()
+    outcome = run(["pass", SLEEP], tmp_path, leave=0.5)
+    assert outcome.cause == Cause(0, "ended with code 0 before the others finished", 75, 0)
+    assert codes(outcome) == {0: 0, 1: -signal.SIGTERM}
+    assert time.monotonic() - start < 10
+    assert run(["pass", "import time; time.sleep(1)"], tmp_path, leave=20).cause is None
+
+
+@pytest.mark.slow
+def test_halted_process_is_the_cause(tmp_path):
+    stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    outcome = run([stop, GLOO.replace("import sys", "import sys, time; time.sleep(1)")], tmp_path, grace=0.5)
+    assert outcome.halted == (0,)
+    assert outcome.cause is not None
+    assert (outcome.cause.rank, outcome.cause.exit_code) == (0, 75)
+
+
+def test_kills_children_of_workers(tmp_path):
+    child = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); print(p.pid)"
+    outcome = run([child], tmp_path)
+    assert outcome.exit_code == 0
+    assert wait_until_gone([int(outcome.tails[0][0])])
+
+
+LAUNCHER = f"""
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored, and stays so, where the tests run under nohup
+from pathlib import Path
+from spmdkit.launch.supervision.workers import run_processes
+from spmdkit.launch.supervision.workers import Start
+program = {IGNORE_TERM!r}.replace("'ready'", "os.getpid()").replace("import signal", "import os, signal")
+command = [sys.executable, "-u", "-c", program]
+outcome = run_processes([Start(command, dict(os.environ))] * 2, Path(sys.argv[1]), grace=1.0)
+sys.exit(outcome.exit_code)
+"""
+
+
+@pytest.fixture
+def launched(tmp_path):
+    """A launcher of two workers that ignore SIGTERM, and their process ids."""
+    command = [sys.executable, "-u", "-c", LAUNCHER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        yield launcher, [int(launcher.stdout.readline().split()[1]) for _ in range(2)]
+        launcher.kill()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: list[int], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+@pytest.mark.long_cases("15")
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_to_the_launcher_ends_all(number, launched):
+    launcher, workers = launched
+    start = time.monotonic()
+    launcher.send_signal(number)
+    assert launcher.wait(timeout=10) == 75
+    launcher.communicate()
+    assert time.monotonic() - start < 6
+    assert not any(map(alive, workers))
+
+
+@pytest.mark.slow
+def test_second_signal_ends_all_at_once(launched):
+    launcher, workers = launched
+    launcher.terminate()
+    time.sleep(0.2)
+    start = time.monotonic()
+    launcher.terminate()
+    assert launcher.wait(timeout=10) == 75
+    launcher.communicate()
+    assert time.monotonic() - start < 2.5  # of the 3 seconds that it has to stop
+    assert not any(map(alive, workers))
+
+
+@pytest.mark.slow
+def test_no_orphans_when_the_launcher_is_killed(launched):
+    launcher, workers = launched
+    assert all(map(alive, workers))
+    launcher.kill()
+    launcher.wait(timeout=10)
+    launcher.communicate()
+    assert wait_until_gone(workers)
+
 
 @pytest.fixture
 def begin(tmp_path):
     """Starts a program as the next rank, under one guard; all are killed in the end."""
-    guard, screen = start_guard(), Screen.of(sys.stdout, sys.stderr)
+    guard = start_guard()
     workers: list[Worker] = []
 
     def one(program: str, **options) -> Worker:
         start = Start([sys.executable, "-u", "-c", program], dict(os.environ), **options)
-        workers.append(start_worker(len(workers), start, tmp_path, screen, guard))
+        workers.append(start_worker(len(workers), start, tmp_path, guard))
         return workers[-1]
 
     yield one
     send(workers, signal.SIGKILL)
     end_guard(guard)
-    finish_reading(workers, screen)
+    finish_reading(workers)
 
 
 def until(condition) -> None:
@@ -46,7 +262,7 @@ def until(condition) -> None:
         time.sleep(0.01)
 
 
-def test_it_leads_a_group_and_its_end_is_an_event(begin):
+def test_worker_leads_a_group_and_its_end_is_an_event(begin):
     events: SimpleQueue = SimpleQueue()
     worker = begin("import os; print(os.getpgid(0)); raise SystemExit(3)")
     watch(worker, events)
@@ -55,7 +271,7 @@ def test_it_leads_a_group_and_its_end_is_an_event(begin):
     assert list(worker.out) == [str(worker.process.pid)]
 
 
-def test_a_process_that_was_stopped_is_told_from_those_that_run(begin):
+def test_finds_halted_ranks(begin):
     workers = [begin("import time; time.sleep(60)") for _ in range(2)]
     assert halted_ranks(workers) == []
     send(workers[1:], signal.SIGSTOP)
@@ -65,13 +281,13 @@ def test_a_process_that_was_stopped_is_told_from_those_that_run(begin):
     send(workers, signal.SIGKILL)  # to nobody
 
 
-def test_another_signal_in_place_of_one(begin):
+def test_replaces_signals(begin):
     worker = begin("import time; time.sleep(60)", signals={signal.SIGUSR1: signal.SIGTERM})
     send([worker], signal.SIGUSR1)
     assert worker.process.wait(timeout=10) == -signal.SIGTERM
 
 
-def test_what_it_prints_is_in_its_log_and_its_last_lines_are_at_hand(begin, tmp_path):
+def test_keeps_output_in_log_and_tails(begin, tmp_path):
     worker, log = begin("import sys; print('out'); print('err', file=sys.stderr)"), tmp_path / "rank-0.log"
     assert worker.process.wait(timeout=10) == 0
     until(lambda: worker.out and worker.err and len(log.read_text().splitlines()) == 3)
@@ -79,3 +295,118 @@ def test_what_it_prints_is_in_its_log_and_its_last_lines_are_at_hand(begin, tmp_
     first, *lines = log.read_text().splitlines()
     assert f"process {worker.process.pid}: {sys.executable} -u -c" in first
     assert sorted(lines) == ["err", "out"]
+
+
+pytestmark = pytest.mark.multiprocess
+
+
+def test_guard_kills_every_group_when_its_pipe_closes():
+    sleepers = [
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0) for _ in range(2)
+    ]
+    gone = subprocess.Popen([sys.executable, "-c", ""], process_group=0)
+    gone.wait()
+    groups = "".join(f"{process.pid}\n" for process in (sleepers[0], gone, sleepers[1]))
+    subprocess.run([sys.executable, "-c", GUARD], input=groups, text=True, check=True, timeout=20)
+    assert [process.wait(timeout=5) for process in sleepers] == [-signal.SIGKILL] * 2
+
+
+def test_guard_waits_while_its_pipe_is_open():
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0)
+    guard = subprocess.Popen([sys.executable, "-c", GUARD], stdin=subprocess.PIPE)
+    assert guard.stdin is not None
+    guard.stdin.write(f"{sleeper.pid}\n".encode())
+    guard.stdin.flush()
+    with pytest.raises(subprocess.TimeoutExpired):
+        guard.wait(timeout=0.5)
+    assert sleeper.poll() is None
+    guard.stdin.close()
+    assert guard.wait(timeout=5) == 0
+    assert sleeper.wait(timeout=5) == -signal.SIGKILL
+
+
+CHILD = """
+import os, time
+from spmdkit.launch.supervision.workers import bind_to_parent
+print(os.getpid(), bind_to_parent(), flush=True)
+time.sleep(60)
+"""
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+def test_bind_to_parent_needs_the_variable(monkeypatch):
+    monkeypatch.delenv(BOUND_VARIABLE, raising=False)
+    assert not bind_to_parent()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal exists on Linux alone")
+@pytest.mark.parametrize("bound", [True, False])
+def test_bound_process_dies_with_its_parent(bound):
+    environment = {**os.environ, BOUND_VARIABLE: "1" if bound else "0"}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    pid, said = parent.stdout.readline().split()
+    assert said == str(bound)
+    parent.kill()
+    parent.wait()
+    assert is_gone(int(pid), 5.0 if bound else 0.5) == bound
+    if not bound:
+        os.kill(int(pid), signal.SIGKILL)
+    parent.stdout.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal exists on Linux alone")
+def test_bound_process_dies_if_its_parent_had_ended():
+    """The number is that of its parent, or of one that has gone: another process is its parent then."""
+    program = f"from {bind_to_parent.__module__} import bind_to_parent; print(bind_to_parent())"
+    for number, code, said in ((os.getpid(), 0, "True\n"), (os.getppid(), -signal.SIGKILL, "")):
+        environment = {**os.environ, BOUND_VARIABLE: str(number)}
+        ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert (ended.returncode, ended.stdout) == (code, said)
+
+
+BELOW = """
+import subprocess, sys
+from spmdkit.launch.supervision.workers import bind_to_parent
+bound = bind_to_parent()
+below = subprocess.run([sys.executable, "-c", sys.argv[1]], capture_output=True, text=True)
+print(bound, below.returncode, below.stdout, end="")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal exists on Linux alone")
+def test_children_of_a_bound_process_are_not_bound():
+    """The number is that of the grandparent there: a process that still read it would kill itself."""
+    program = f"from {bind_to_parent.__module__} import bind_to_parent; print(bind_to_parent())"
+    environment = {**os.environ, BOUND_VARIABLE: str(os.getpid())}
+    command = [sys.executable, "-c", BELOW, program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.stdout == "True 0 False\n", ended.stderr
+
+
+def is_gone(pid: int, seconds: float) -> bool:
+    """Waits for the end of a process that is not a child."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_port_can_be_bound():
+    with socket.socket() as server:
+        server.bind(("", free_port()))
+
+
+def test_ports_differ_while_taken():
+    with socket.socket() as server:
+        server.bind(("", free_port()))
+        server.listen()
+        assert free_port() != server.getsockname()[1]

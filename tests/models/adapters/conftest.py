@@ -1,6 +1,13 @@
-"""Lets the tests of this folder import `forms_of_names`."""
+"""Keeps Keras's global settings from passing on to the next test."""
 
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def keras_settings():
+    yield
+    if keras := sys.modules.get("keras"):
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.launch.run.batches import batches_after
-from spmdkit.launch.run.build import build
 from spmdkit.layouts.paths import leaves_with_paths
+from spmdkit.runtime.build_run import build
+from spmdkit.runtime.rollbacks import batches_after
 
 FORMS = Path(__file__).parent / "documented"
 RATE, STEPS = 0.1, 3
@@ -194,6 +194,20 @@ TOLERANCE = {"keras_forms:text_transformer": 1e-6, "nnx_forms:MiniGPT": 1e-6}
 """Of a loss; 1e-9 elsewhere. The softmax of `jax.nn.dot_product_attention` is float32, whatever it is given."""
 
 
+@pytest.mark.long_cases(
+    "equinox_forms:CNN",
+    "equinox_forms:RNN",
+    "equinox_forms:VisionTransformer",
+    "keras_forms:convnet",
+    "keras_forms:recurrent",
+    "keras_forms:subclassed",
+    "keras_forms:text_transformer",
+    "linen_forms:Annotated",
+    "linen_forms:Recurrent",
+    "linen_forms:ResNet",
+    "nnx_forms:MiniGPT",
+    "nnx_forms:Recurrent",
+)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The model does not pass JAX's checks")
 @pytest.mark.parametrize("form", CASES)

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from spmdkit.mesh.errors import UserError
-from spmdkit.models.adapters.of_library import adapt
+from spmdkit.models.adapters.library_model import adapt
 from spmdkit.parallel import verify
+from support import toy
 
 ROWS, FEATURES, CLASSES = 8, 4, 4
 
@@ -42,6 +42,7 @@ def log_loss(log_probabilities, rows):
     return -jnp.take_along_axis(log_probabilities, rows["targets"][:, None], axis=1)[:, 0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nnx_with_keys_given_to_the_call():
     from flax import nnx
@@ -115,6 +116,7 @@ def test_linen_whose_norm_always_trains():
     assert jax.tree.all(jax.tree.map(jnp.array_equal, after, state))  # an evaluation changes nothing
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_keras_with_two_inputs_and_probabilities():
     os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -158,7 +160,7 @@ def test_several_names_are_several_arguments():
     model = adapt(Net(jnp.ones(())), loss="squared_error", example=example, inputs=["left", "right"])
     outputs = model.predict(model.init(jax.random.key(0)), example)
     np.testing.assert_array_equal(outputs, np.arange(ROWS) - 2)
-    with pytest.raises(UserError, match="inputs='write' is no array of the batch"):
+    with pytest.raises(UserError, match="inputs='write' is not an array of the batch"):
         adapt(Net(jnp.ones(())), loss="squared_error", example=example, inputs=["left", "write"])
 
 

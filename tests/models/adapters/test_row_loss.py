@@ -36,8 +36,8 @@ def test_weights_are_of_rows_or_of_positions():
     assert summed({**plain, "weights": positions}) == (9.0, 3.0)
 
 
-def test_what_is_no_loss_of_rows():
+def test_rejects_losses_not_per_row():
     with pytest.raises(UserError, match=r"loss returned an array of shape \(\) for 3 rows"):
         sums(lambda outputs, batch: jnp.mean(outputs), OUTPUTS, BATCH, "loss")
-    with pytest.raises(UserError, match=r"loss='squared_eror' is no loss. Did you mean squared_error"):
+    with pytest.raises(UserError, match=r"loss='squared_eror' is not a valid loss. Did you mean squared_error"):
         row_function("squared_eror", "loss")

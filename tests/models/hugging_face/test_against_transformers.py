@@ -2,9 +2,9 @@
 
 import jax
 import numpy as np
-import plain_families as plain
 import pytest
 from spmdkit.models.hugging_face import load, save
+from support import plain_families as plain
 
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
 TOKENS = np.random.default_rng(5).integers(0, 37, (2, 21)).astype(np.int32)

@@ -7,9 +7,9 @@ from functools import cache
 import jax.numpy as jnp
 import optax
 import pytest
-import toy
-from order import unordered
 from spmdkit.parallel import FSDPConfig, build_step, census, lay_out, verify
+from support import toy
+from support.order import unordered
 
 WIDTH = 128
 BLOCK_BYTES = 2 * WIDTH * 4 * WIDTH * 4
@@ -55,24 +55,26 @@ CASES = {
     "one turn, microbatches": (4, 4, 1, 2),
     "one block, microbatches": (1, 1, 1, 2),
     "one turn, copies of groups": (4, 4, 2),
+    "one block, copies of groups": (1, 1, 2),
     "one turn, dots": (4, 4, 1, 1, "dots"),
     "one turn, full": (4, 4, 1, 1, "full"),
-    "one turn, full, microbatches": pytest.param((4, 4, 1, 2, "full"), marks=slow),
-    "one block, full": pytest.param((1, 1, 1, 1, "full"), marks=slow),
-    "one block, copies of groups": pytest.param((1, 1, 2), marks=slow),
+    "one turn, full, microbatches": (4, 4, 1, 2, "full"),
+    "one block, full": (1, 1, 1, 1, "full"),
 }
 
 
+@pytest.mark.slow_cases(*sorted(CASES.keys() - {"one turn, full"}))
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_block_is_gathered_forward_and_backward(case):
     step, text, _ = compiled(*case)
-    lines = census(text, step.layouts.mesh)
+    lines = census(text, step.plan.mesh)
     gathers = sum(line.count for line in lines if line.kind == "all-gather")
     assert gathers == 2 + 2 * 2 * case[0] * step.accumulate  # the table, the head; twice the two of each block
     assert lines == step.cost()
     assert unordered(text) == []
 
 
+@pytest.mark.slow_cases("few0-many0", "few1-many1")
 @pytest.mark.parametrize(
     ("few", "many"),
     [
@@ -101,6 +103,7 @@ def test_other_platforms_are_held_back_by_barriers():
     assert barriers == 2 + 4
 
 
+@pytest.mark.slow_cases("none")
 @pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=slow)])
 def test_numbers_of_one_turn_are_those_of_one_device(remat):
     once = replace(toy.BLOCK_MODEL, scan_unroll=toy.BLOCKS)

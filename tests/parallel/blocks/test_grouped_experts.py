@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from jax import lax
 from jax.sharding import PartitionSpec
 from spmdkit.mesh.compat import varying_axes
 from spmdkit.parallel.blocks.grouped_experts import apply_experts, varying_zeros
+from support import toy
 
 EXPERTS, BLOCKS, ROWS, WIDTH = 3, 5, 2, 4
 EXPERT_B = np.array([1, 0, 1, EXPERTS, 2], np.int32)

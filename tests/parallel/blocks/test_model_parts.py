@@ -1,18 +1,18 @@
-"""The parts of a model are the model, with the gathers and casts of its parameters inside them."""
+"""The parts of a model compute the same as the model, including gathers and casts."""
 
 import jax
 import numpy as np
 import pytest
-import toy
 from jax import lax
 from jax.sharding import PartitionSpec
-from planted import BLOCK_MODEL
 from spmdkit.parallel import FSDPConfig, Precision, lay_out
 from spmdkit.parallel.blocks.forward import without_blocks
-from spmdkit.parallel.blocks.gathered_block import without_block_dim
+from spmdkit.parallel.blocks.gathered_block import block_layouts
 from spmdkit.parallel.blocks.model_parts import make_parts, recomputes_output
 from spmdkit.parallel.data import make_varying
 from spmdkit.parallel.fsdp import gather
+from support import toy
+from support.verification import BLOCK_MODEL
 
 LAYOUTS = lay_out(BLOCK_MODEL, {"fsdp": FSDPConfig(size=2, floor_bytes=256)}, devices=toy.devices(2))
 KEEPING = lay_out(BLOCK_MODEL, {"fsdp": FSDPConfig(size=2, floor_bytes=256, keep="step")}, devices=toy.devices(2))
@@ -25,7 +25,7 @@ def block_of(blocks, index):
 
 def in_parts(params, batch, *, remat="none", precision=Precision()):  # noqa: B008  (frozen)
     """(sum, weight) of a device's rows: embed, each block in its turn, head."""
-    parts = make_parts(BLOCK_MODEL, LAYOUTS, remat=remat, precision=precision)
+    parts = make_parts(BLOCK_MODEL, toy.with_options(LAYOUTS, remat=remat, precision=precision))
     outside = without_blocks(params)
     whole = gather(outside, without_blocks(LAYOUTS.table.layouts), LAYOUTS.gather_axes, precision)
     x = parts.embed({name: outside[name] for name in parts.embed_reads}, whole, batch, None)
@@ -49,8 +49,9 @@ def on_mesh(function):
     )
 
 
+@pytest.mark.slow_cases("none")
 @pytest.mark.parametrize("remat", ["none", "full"])
-def test_sums_and_gradients_are_those_of_the_model(remat):
+def test_parts_have_the_sums_and_gradients_of_the_model(remat):
     def run(params, batch):
         sums, gradients = jax.value_and_grad(lambda *given: in_parts(*given, remat=remat), has_aux=True)(params, batch)
         replicated = jax.tree.map(
@@ -67,8 +68,9 @@ def test_sums_and_gradients_are_those_of_the_model(remat):
 def block_alone(*, gathered):
     """The operations of one block, given its shards or what was gathered of them for the whole step."""
     precision = Precision(compute="bfloat16")
-    parts = make_parts(BLOCK_MODEL, KEEPING if gathered else LAYOUTS, remat="full", precision=precision)
-    layouts = jax.tree.map(without_block_dim, LAYOUTS.table.layouts["blocks"])
+    plan = toy.with_options(KEEPING if gathered else LAYOUTS, remat="full", precision=precision)
+    parts = make_parts(BLOCK_MODEL, plan)
+    layouts, _ = block_layouts(LAYOUTS)
     found = []
 
     def run(params, batch):
@@ -85,20 +87,21 @@ def block_alone(*, gathered):
     return str(found[0])
 
 
-def test_a_block_gathers_its_own_parameters_unless_they_are_there():
+def test_block_gathers_its_parameters_unless_they_are_kept():
     assert block_alone(gathered=False).count("all_gather[") == 2
     assert block_alone(gathered=True).count("all_gather[") == 0
 
 
-def test_a_block_computes_in_the_dtype_of_the_model():
+def test_block_computes_in_the_compute_dtype():
     text = block_alone(gathered=False)
     assert "bf16" in text.split("dot_general")[0]
     assert "f32[8,8,16]" not in text
 
 
-def test_what_goes_with_the_output_of_a_block_is_known_where_it_gathers_nothing():
+def test_recomputes_output_if_a_block_gathers_or_keeps_products():
     alone = lay_out(BLOCK_MODEL, {"data": 2}, devices=toy.devices(2))
-    assert [recomputes_output(alone, remat) for remat in ("none", "dots", "full")] == [False, True, False]
-    assert recomputes_output(LAYOUTS, "none")
-    assert make_parts(BLOCK_MODEL, LAYOUTS, remat="none", precision=Precision()).recomputes_output
-    assert not make_parts(BLOCK_MODEL, alone, remat="none", precision=Precision()).gathers
+    found = [recomputes_output(toy.with_options(alone, remat=remat)) for remat in ("none", "dots", "full")]
+    assert found == [False, True, False]
+    assert recomputes_output(LAYOUTS)
+    assert make_parts(BLOCK_MODEL, LAYOUTS).recomputes_output
+    assert not make_parts(BLOCK_MODEL, alone).gathers

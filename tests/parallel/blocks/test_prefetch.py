@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, build_step, census, lay_out
 from spmdkit.parallel.blocks.prefetch import check_prefetch
 from spmdkit.parallel.context import ContextConfig
+from support import toy
 
 BLOCKS, FLOOR = 5, 512
 
@@ -46,13 +46,14 @@ def trained(prefetch, remat, accumulate=1):
     before = jax.tree.map(np.asarray, state.params)
     state, metrics = step(state, toy.batch(0))
     gradients = jax.tree.map(lambda old, new: old - np.asarray(new), before, state.params)
-    return float(metrics.loss), gradients, census(compiled.as_text(), step.layouts.mesh), step.cost()
+    return float(metrics.loss), gradients, census(compiled.as_text(), step.plan.mesh), step.cost()
 
 
+@pytest.mark.slow_cases("full-1", "none-1")
 @pytest.mark.parametrize(
     ("remat", "accumulate"), [("none", 1), ("full", 1), pytest.param("none", 2, marks=pytest.mark.slow)]
 )
-def test_the_numbers_and_the_traffic_are_those_of_the_plain_form(remat, accumulate):
+def test_prefetching_keeps_numbers_and_traffic(remat, accumulate):
     loss, gradients, found, predicted = trained(1, remat, accumulate)
     plain_loss, plain, *_ = trained(0, "none")
     assert loss == pytest.approx(plain_loss, rel=1e-5)
@@ -60,6 +61,7 @@ def test_the_numbers_and_the_traffic_are_those_of_the_plain_form(remat, accumula
     assert found == predicted == built(0, remat, accumulate).cost()
 
 
+@pytest.mark.slow
 def test_each_block_is_gathered_twice_and_scattered_once():
     """Two matrices of each block; the tables outside are gathered and scattered once."""
     count = {line.kind: line.count for line in trained(1, "none")[2]}
@@ -67,36 +69,37 @@ def test_each_block_is_gathered_twice_and_scattered_once():
     assert count["reduce-scatter"] == 2 * BLOCKS + 2
 
 
+@pytest.mark.slow
 def test_evaluation_too():
     total, weight = (float(value) for value in built(1, "none").evaluate(built(1, "none").init(0).params, toy.batch(0)))
     expected = MODEL.loss(init(jax.random.key(0)), toy.batch(0), None)
     assert (total, weight) == pytest.approx(tuple(map(float, expected)), rel=1e-5)
 
 
-def test_what_it_does_not_go_with():
+def test_rejects_invalid_prefetch_options():
     check_prefetch(4, "none")
     check_prefetch(4, "full")
     with pytest.raises(ValueError) as raised:
         check_prefetch(3, "dots")
     blocks, remat = str(raised.value).splitlines()
     assert blocks == (
-        "strategy.fsdp.prefetch=1 needs 4 blocks or more, and the model has 3: in loops this short there is nothing "
-        "to hide behind. Set strategy.fsdp.prefetch to 0, or model.layers higher."
+        "strategy.fsdp.prefetch=1 needs 4 blocks or more, and the model has 3: a shorter loop cannot hide a gather. "
+        "Set strategy.fsdp.prefetch to 0, or increase model.layers."
     )
-    assert remat.startswith("train.remat=dots does not go with strategy.fsdp.prefetch=1: ")
+    assert remat.startswith("train.remat=dots does not combine with strategy.fsdp.prefetch=1: ")
     assert remat.endswith("Set train.remat to none or full, or prefetch to 0.")
 
 
-def test_mistakes_are_said_when_a_step_is_built():
-    with pytest.raises(ValueError, match=r"train\.remat=dots does not go with strategy\.fsdp\.prefetch=1"):
+def test_build_step_rejects_prefetch_with_dots():
+    with pytest.raises(ValueError, match=r"train\.remat=dots does not combine with strategy\.fsdp\.prefetch=1"):
         built(1, "dots")
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"prefetch": 2}, "strategy.fsdp.prefetch=2: a block gathers 0 or 1 blocks ahead."),
-        ({"prefetch": 1, "keep": "step"}, "strategy.fsdp.prefetch has no use with keep: step"),
+        ({"prefetch": 2}, "strategy.fsdp.prefetch=2 must be 0 or 1."),
+        ({"prefetch": 1, "keep": "step"}, "strategy.fsdp.prefetch has an effect only with keep: block"),
     ],
 )
 def test_options(options, problem):
@@ -111,8 +114,9 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("attention", ["all_to_all", pytest.param("ring", marks=pytest.mark.slow)])
-def test_packed_rows_beside_context_pass_the_checks_of_jax(attention):
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["all_to_all", "ring"])
+def test_packed_rows_with_context_pass_vma_checks(attention):
     """What varies over fewer axes than activations, segments, keeps its type: no UncheckedStep, which is an error."""
     model = transformer(TransformerConfig(vocabulary=16, length=16, layers=4, width=8, heads=2))
     strategy = {

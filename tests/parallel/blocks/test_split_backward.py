@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from jax import lax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
 from spmdkit.parallel import build_step, census, lay_out
 from spmdkit.parallel.blocks.differentiable import split_differentiable
-from spmdkit.parallel.blocks.remat import remat_block
+from spmdkit.parallel.blocks.gathered_block import remat_block
 from spmdkit.parallel.blocks.split_backward import split_block
 from spmdkit.parallel.fsdp import FSDPConfig, attach, gather
+from spmdkit.parallel.options import Precision
 from spmdkit.parallel.pipeline import PipelineConfig
-from spmdkit.parallel.precision import Precision
+from support import toy
 
 B, L, D, F = 2, 8, 64, 128
 TINY = TransformerConfig(vocabulary=32, length=8, width=16, heads=4, kv_heads=2, mlp_width=32)
@@ -55,6 +55,7 @@ def whole(block, params, x, key):
     return y, dx, gradients
 
 
+@pytest.mark.slow_cases("all recomputed", "plain", "within a jit")
 @pytest.mark.parametrize(
     "wrap", [lambda block: block, jax.checkpoint, jax.jit], ids=["plain", "all recomputed", "within a jit"]
 )
@@ -66,14 +67,6 @@ def test_the_parts_are_the_whole(float64, wrap):
     assert jnp.array_equal(y["hidden"], y_whole)
     assert jnp.array_equal(dx[0], dx_whole)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, gradients, gradients_whole))
-
-
-def test_recompute_gives_the_residuals_of_forward():
-    params, x, key = example()
-    parts = split_block(MODEL.block, params, x, key)
-    residuals, recomputed = jax.jit(parts.forward)(params, x, key)[1], jax.jit(parts.recompute)(params, x, key)
-    assert [(leaf.shape, leaf.dtype) for leaf in recomputed] == [(leaf.shape, leaf.dtype) for leaf in parts.residuals]
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, residuals, recomputed))
 
 
 def products(function, *arguments):
@@ -90,6 +83,7 @@ def _products(jaxpr):
             yield 2 * eqn.outvars[0].aval.size * int(np.prod([eqn.invars[0].aval.shape[d] for d in contracted]))
 
 
+@pytest.mark.slow
 def test_the_work_falls_into_equal_thirds():
     params, x, key = example()
     parts = split_block(MODEL.block, params, x, key)
@@ -105,6 +99,7 @@ def test_the_work_falls_into_equal_thirds():
     assert max(thirds) / min(thirds) < 1.2
 
 
+@pytest.mark.slow
 def test_little_is_held():
     """Forward leaves each operand once, no parameter; B leaves the gradients that W's products read."""
     params, x, key = example()
@@ -118,13 +113,17 @@ def test_little_is_held():
     outputs = D + 2 * heads + D + 2 * F + D  # of query, key and value, out, gate and up, down
     sums = 2 * D  # the norms' gradients
     assert sum(leaf.size for leaf in parts.deferred) == tokens * outputs + sums
-    recomputed = split_block(jax.checkpoint(MODEL.block), params, x, key)
-    assert sorted(leaf.shape for leaf in recomputed.residuals) == [(B,), (B, L, D)]
+    checkpointed = split_block(jax.checkpoint(MODEL.block), params, x, key)
+    assert sorted(leaf.shape for leaf in checkpointed.residuals) == [(B,), (B, L, D)]
+    residuals, recomputed = jax.jit(parts.forward)(params, x, key)[1], jax.jit(parts.recompute)(params, x, key)
+    assert [(leaf.shape, leaf.dtype) for leaf in recomputed] == [(leaf.shape, leaf.dtype) for leaf in parts.residuals]
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, residuals, recomputed))
 
 
+@pytest.mark.slow
 def test_gathers_are_made_again_and_gradients_scattered_last():
     """Under FSDP: gathers in F and B, none in W; the reduce-scatter in W alone; no gathered parameter is held."""
-    mesh = jax.make_mesh((2,), ("fsdp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    mesh = toy.mesh(fsdp=2).backend_mesh
     layouts = {"w": TensorLayout(("fsdp", None)), "v": TensorLayout(("fsdp", None))}
     seen = {}
 
@@ -165,7 +164,7 @@ def test_gathers_are_made_again_and_gradients_scattered_last():
 
 def test_a_recomputed_norm_is_not_gathered_again_in_w():
     """Under `dots` only W needs the normed activations once more: B makes them, with the scale that it gathers."""
-    mesh = jax.make_mesh((2,), ("fsdp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    mesh = toy.mesh(fsdp=2).backend_mesh
     layouts = {"scale": TensorLayout(("fsdp",)), "w": TensorLayout((None, None))}
     seen = []
 
@@ -200,6 +199,7 @@ def test_stages_gather_what_their_cost_says_under_dots():
     assert census(step.compile(batch).as_text(), layouts.mesh) == step.cost(batch)
 
 
+@pytest.mark.slow
 def test_random_keys_are_made_again():
     """A key of each row cannot lie in a buffer: it is folded again from the rows' indices."""
 
@@ -231,7 +231,7 @@ def test_a_loop_inside_a_block_is_one_operation():
     np.testing.assert_allclose(dx[0], gradients[1], rtol=1e-6)
 
 
-def test_a_block_has_to_return_what_it_is_given():
+def test_rejects_blocks_that_change_shapes():
     params, x, key = example()
     with pytest.raises(ValueError, match=r"like those it is given.*\(2, 8, 64\).*\(2, 8, 32\)") as error:
         split_block(lambda params, x, key: {**x, "hidden": x["hidden"][..., :32]}, params, x, key)

@@ -1,14 +1,19 @@
 """The parts of a tick run as often as its entry says, one after another, and leave their place in XLA's text."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from spmdkit.parallel.executor.tick import Tick, add, choose, is_even, put, take
+from jax import lax
+from jax.sharding import PartitionSpec
+from spmdkit.parallel.executor.tick import Message, Tick, add, choose, exchange, is_even, put, take, zeros_like_message
 from spmdkit.parallel.schedule.builders import make_schedule
+from spmdkit.parallel.schedule.schedule_table import Kind
 from spmdkit.parallel.schedule.stages import assign
-from spmdkit.parallel.schedule.table import Kind
 from spmdkit.parallel.schedule.timetable import Entry, make_timetable
+from support import toy
 
 SCHEDULE = make_schedule("1f1b", 2, 2)
 THREE = make_timetable(SCHEDULE, assign(6, SCHEDULE, ()))
@@ -75,7 +80,7 @@ def test_the_turns_of_a_loop_are_written_for_the_census():
 
 def test_after_changes_no_value():
     value = {"x": jnp.arange(3.0), "n": jnp.int32(4)}
-    assert jax.tree.all(jax.tree.map(np.array_equal, tick().after(value), value))
+    assert jax.tree.all(jax.tree.map(np.array_equal, tick().wait(value), value))
 
 
 def test_a_single_slot_is_read_after_the_loops_before():
@@ -98,3 +103,62 @@ def test_slots_are_put_taken_chosen_and_added():
     assert choose(jnp.bool_(True), {"x": jnp.int32(1)}, {"x": jnp.int32(2)}) == {"x": 1}
     assert choose(jnp.bool_(False), {"x": jnp.int32(1)}, {"x": jnp.int32(2)}) == {"x": 2}
     assert add({"x": jnp.int32(1)}, {"x": jnp.int32(2)}) == {"x": 3}
+
+
+STAGES, SLOTS = 3, 5
+BELOW, ABOVE, SELF = 1, 2, 3
+"""The slots that a test puts what arrives into."""
+
+
+@cache
+def exchanged(name, kind, fill):
+    """The inboxes of all stages after a tick in which stage s made 10 + s, and -s where it has no gradient."""
+    schedule = make_schedule(name, STAGES, STAGES)
+    timetable = make_timetable(schedule, assign(2 * STAGES, schedule, ()))
+
+    def run():
+        stage = lax.axis_index("pipe")
+        entry = Entry(**dict.fromkeys(Entry._fields, stage * 0))
+        entry = entry._replace(kind=stage * 0 + kind, from_below=stage * 0 + BELOW, from_above=stage * 0 + ABOVE)
+        entry = entry._replace(from_self=stage * 0 + SELF)
+        inbox = Message([jnp.zeros((SLOTS, 1)) + 0.0 * stage], [jnp.zeros((SLOTS,), jnp.int32) + 0 * stage])
+        made = Message([jnp.full((1,), 10.0) + stage], [-stage])
+        inbox = exchange(timetable, entry, inbox, made, fill)
+        return inbox[0][0][None, :, 0], inbox[1][0][None]
+
+    spec = PartitionSpec("pipe")
+    mapped = jax.shard_map(run, mesh=toy.mesh(pipe=STAGES).backend_mesh, in_specs=(), out_specs=(spec, spec))
+    return [np.asarray(leaf).tolist() for leaf in jax.jit(mapped)()]
+
+
+def test_both_neighbors_receive_the_message():
+    gradients, others = exchanged("1f1b", Kind.FORWARD, None)
+    assert [row[BELOW] for row in gradients] == [0, 10, 11]
+    assert [row[ABOVE] for row in gradients] == [11, 12, 0]
+    assert [row[SELF] for row in gradients] == [10, 11, 12]
+    assert [row[BELOW] for row in others] == [0, 0, -1]
+    assert [row[0] for row in gradients] == [0, 0, 0], "other slots stay"
+
+
+def test_sends_only_gradients_down_without_v_placement():
+    assert [row[ABOVE] for row in exchanged("1f1b", Kind.FORWARD, None)[1]] == [0, 0, 0]
+    assert [row[ABOVE] for row in exchanged("zbv", Kind.FORWARD, None)[1]] == [-1, -2, 0]
+
+
+def test_round_the_stages_the_last_sends_to_the_first():
+    gradients, _ = exchanged("interleaved_1f1b", Kind.FORWARD, None)
+    assert [row[BELOW] for row in gradients] == [12, 10, 11]
+    assert [row[ABOVE] for row in gradients] == [11, 12, 10]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [(Kind.FORWARD, [0, 10, 11]), (Kind.BACKWARD_INPUT, [0, 10, 11]), (Kind.BACKWARD_WEIGHT, [0, 7, 7])],
+)
+def test_unread_messages_can_be_filled(kind, sent):
+    assert [row[BELOW] for row in exchanged("1f1b", kind, 7.0)[0]] == sent
+
+
+def test_zeros_like_message_returns_zeros():
+    left = zeros_like_message(Message([jnp.ones(2)], [jnp.ones(1, jnp.int32)]))
+    assert [leaf.tolist() for leaf in jax.tree.leaves(left)] == [[0, 0], [0]]

@@ -3,8 +3,8 @@
 import time
 
 import pytest
-from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
-from spmdkit.parallel.schedule.table import Kind, check
+from spmdkit.parallel.schedule.builders import SCHEDULES, forwards_only, make_schedule
+from spmdkit.parallel.schedule.schedule_table import Kind, check
 from spmdkit.parallel.schedule.timing import measure, peak_activations, peak_inputs
 
 
@@ -43,6 +43,7 @@ def hold_to_formulas(name: str, S: int, M: int, virtual: int | None) -> None:
     assert peak_activations(schedule) == [peak_of(s, S, M, V) for s in range(S)], (S, M)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "virtual"), CASES)
 def test_formulas(name, virtual):
     for S, M in SIZES:
@@ -80,36 +81,29 @@ def test_the_bubble_of_zb_h1_is_a_third_of_that_of_1f1b():
         assert 3 * idle["zb_h1"] == idle["1f1b"]
 
 
-def test_interleaved_with_one_chunk_is_1f1b():
-    assert make_schedule("interleaved_1f1b", 4, 9, virtual=1).by_stage == make_schedule("1f1b", 4, 9).by_stage
-
-
 def test_1f1b_as_in_the_paper():
     by_stage = make_schedule("1f1b", 2, 3).by_stage
     assert [" ".join(str(action or ".") for action in actions) for actions in by_stage] == [
         "F0 F1 . . B0 W0 F2 B1 W1 . B2 W2",
         ". F0 B0 W0 F1 B1 W1 F2 B2 W2 . .",
     ]
+    assert make_schedule("interleaved_1f1b", 4, 9, virtual=1).by_stage == make_schedule("1f1b", 4, 9).by_stage
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_fewer_microbatches_than_stages(name):
-    message = r"^strategy.pipe.microbatches=3 is fewer than strategy.pipe.size=4: 3 < 4, .* strategy.pipe.size to 3 or"
+@pytest.mark.parametrize(
+    ("arguments", "virtual", "message"),
+    [
+        *[((name, 4, 3), None, "^strategy.pipe.microbatches=3 is fewer .*: 3 < 4, .*size to 3") for name in SCHEDULES],
+        (("1fb1", 2, 4), None, r"Unknown schedule '1fb1'; known: gpipe, .* Did you mean '1f1b'\?"),
+        (("gpipe", 0, 4), None, "strategy.pipe.size=0, .*: each must be at least 1"),
+        (("zb_h1", 2, 4), 2, r"zb_h1 has 1 chunk on each stage, not 2\. .* or take interleaved_1f1b\.$"),
+        (("zbv", 4, 3), 1, r"schedule zbv does not fit:\n  .*=3 is fewer .*\n  zbv has 2 chunks .* not 1"),
+        (("1f1b", 256, 4096), None, "= 1048576 forwards; a schedule has at most 262144. Set .*microbatches to 1024 "),
+    ],
+)
+def test_rejects_names_and_sizes(arguments, virtual, message):
     with pytest.raises(ValueError, match=message):
-        make_schedule(name, 4, 3)
-
-
-def test_wrong_names_and_sizes():
-    with pytest.raises(ValueError, match=r"Unknown schedule '1fb1'; known: gpipe, .* Did you mean '1f1b'\?"):
-        make_schedule("1fb1", 2, 4)
-    with pytest.raises(ValueError, match=r"strategy.pipe.size=0, .*: each must be at least 1"):
-        make_schedule("gpipe", 0, 4)
-    with pytest.raises(ValueError, match=r"zb_h1 has 1 chunk on each stage, not 2\. .* or take interleaved_1f1b\.$"):
-        make_schedule("zb_h1", 2, 4, virtual=2)
-    with pytest.raises(
-        ValueError, match=r"schedule zbv does not fit:\n  .*=3 is fewer .*\n  zbv has 2 chunks .* not 1"
-    ):
-        make_schedule("zbv", 4, 3, virtual=1)
+        make_schedule(*arguments, virtual=virtual)
 
 
 def test_large_tables_are_made_at_once():
@@ -120,8 +114,26 @@ def test_large_tables_are_made_at_once():
     assert time.monotonic() - start < 5  # 0.3 s on an idle machine
 
 
-def test_a_table_that_would_take_minutes_is_refused():
-    with pytest.raises(
-        ValueError, match=r"= 1048576 forwards; a schedule has at most 262144. Set .*microbatches to 1024 "
-    ):
-        make_schedule("1f1b", 256, 4096)
+def forwards(name, stages, microbatches):
+    return forwards_only(make_schedule(name, stages, 2 * stages), microbatches)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 3), (3, 1), (3, 8)])
+def test_every_microbatch_goes_through_every_virtual_stage_once(name, stages, microbatches):
+    schedule = forwards(name, stages, microbatches)
+    when = {
+        (schedule.virtual_stage(stage, action.chunk), action.microbatch): tick
+        for tick, stage, action in schedule.actions()
+    }
+    assert {action.kind for _, _, action in schedule.actions()} == {Kind.FORWARD}
+    assert len(when) == len(list(schedule.actions())) == schedule.num_virtual_stages * microbatches
+    for (virtual_stage, microbatch), tick in when.items():
+        assert virtual_stage == 0 or when[virtual_stage - 1, microbatch] < tick
+        assert microbatch == 0 or when[virtual_stage, microbatch - 1] < tick
+
+
+def test_forwards_keep_the_placement_and_only_fill_and_drain():
+    schedule = forwards("zbv", 2, 3)
+    assert (schedule.chunks, schedule.placement, schedule.stages, schedule.microbatches) == (2, "v", 2, 3)
+    assert [forwards("1f1b", 3, microbatches).num_ticks for microbatches in (1, 4, 7)] == [3, 6, 9]

@@ -48,7 +48,7 @@ def test_counts_and_starts_tell_each_chunk_its_blocks():
         ((4, "1f1b", 2, (5, -1)), ["none below 0"]),
     ],
 )
-def test_what_cannot_be_dealt_out_is_explained(arguments, messages):
+def test_rejects_blocks_that_cannot_be_split(arguments, messages):
     with pytest.raises(ValueError) as error:
         stages(*arguments)
     for message in messages:

@@ -4,11 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
-from spmdkit.parallel.schedule.forwards import forwards_only
+from spmdkit.parallel.schedule.builders import SCHEDULES, forwards_only, make_schedule
+from spmdkit.parallel.schedule.schedule_table import Kind
 from spmdkit.parallel.schedule.stages import assign
-from spmdkit.parallel.schedule.table import Kind
-from spmdkit.parallel.schedule.timetable import allocate, make_timetable, most_turns
+from spmdkit.parallel.schedule.timetable import allocate, count_turns, make_timetable
 
 CASES = [
     (name, stages, microbatches, recompute)
@@ -81,7 +80,7 @@ def test_every_action_finds_what_it_needs(name, stages, microbatches, recompute)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_forwards_alone_hold_little(name):
+def test_forward_schedules_hold_few_activations(name):
     """For evaluation: every virtual stage runs every microbatch once, and nothing piles up."""
     schedule, _ = timetable(name, 4, 8)
     forwards = forwards_only(schedule, 13)
@@ -93,7 +92,7 @@ def test_forwards_alone_hold_little(name):
 
 
 @pytest.mark.parametrize("microbatches", [8, 64])
-def test_what_is_held_follows_the_peak(microbatches):
+def test_buffers_follow_the_peak(microbatches):
     """The slots of residuals: S of them in 1F1B and ZB-H1, however many microbatches there are; M in GPipe."""
     slots = {name: timetable(name, 4, microbatches)[1] for name in SCHEDULES}
     assert slots["1f1b"].residuals == slots["zb_h1"].residuals == 4
@@ -104,15 +103,12 @@ def test_what_is_held_follows_the_peak(microbatches):
     assert timetable("1f1b", 4, microbatches, recompute=True)[1].residuals == 1
 
 
-def test_turns_are_those_of_the_busiest_stage():
+def test_turns_and_storage_are_those_of_the_busiest_stage():
     _, table = timetable("1f1b", 2, 4, recompute=True, blocks=3)  # 2 blocks and 1
-    turns = most_turns(table)
+    turns = count_turns(table)
     assert turns["forward"] == turns["recompute"] == turns["backward_input"] == turns["backward_weight"] == 2 * 4
     assert turns["embed"] == 2 * 4  # again before backward
     assert turns["head_forward"] == turns["head_backward"] == turns["embed_backward"] == 4
-
-
-def test_every_stage_stores_as_much():
     _, table = timetable("zbv", 2, 4, blocks=5)  # virtual stages of 2, 1, 1 and 1 blocks
     assert (table.blocks_per_slot, table.stored_blocks) == (2, 4)
 

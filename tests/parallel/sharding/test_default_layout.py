@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-import toy
 from spmdkit.parallel.sharding.default_layout import model_axes
+from support import toy
 
 
 def test_a_rule_of_the_model_is_for_whole_paths():

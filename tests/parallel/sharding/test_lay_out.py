@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-import toy
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import BlockModel, FSDPConfig, Model, Precision, lay_out
 from spmdkit.parallel.sharding.lay_out import abstract_parameters
+from support import toy
 
 from spmdkit import DataParallel, DeviceMesh, LayoutError, LayoutMap, ModelParallel
 
@@ -150,7 +150,7 @@ def test_meshes_and_mappings_mean_the_same():
 
 def test_foreign_axes_need_a_distribution():
     mesh = DeviceMesh((8,), ("rows",))
-    with pytest.raises(ValueError, match=r"\['rows'\] that no strategy owns.*ModelParallel"):
+    with pytest.raises(ValueError, match=r"\['rows'\] that do not belong to any strategy.*ModelParallel"):
         lay_out(toy.BLOCK_MODEL, mesh)
     assert lay_out(toy.BLOCK_MODEL, DataParallel(device_mesh=mesh)).batch_axes == ("rows",)
 

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from jax import lax
 from spmdkit.mesh import UserError
 from spmdkit.models import MLPConfig, mlp
 from spmdkit.parallel import Model, check_model, lay_out
-from spmdkit.parallel.precision import FLOAT32
+from spmdkit.parallel.options import FLOAT32
 from spmdkit.parallel.sharding.lay_out import abstract_parameters
 from spmdkit.parallel.sharding.model_errors import ModelError, abstract_state, check_loss
+from support import toy
 
 HERE = __file__
 
@@ -73,20 +73,21 @@ def images(params, batch, key):
     return (batch["images"] @ params["kernel"]).sum(), batch["weights"].sum()
 
 
-def test_an_array_that_the_batch_does_not_hold():
+def test_rejects_arrays_missing_from_the_batch():
     message = of_loss(images)
     line = line_of(images, "return")
     code = 'return (batch["images"] @ params["kernel"]).sum(), batch["weights"].sum()'
     assert message == (
         f"model 'mine': loss fails in {HERE}, line {line} ({code}): KeyError: 'images'. On each device the batch "
-        "holds inputs float32 (8, 4), targets int32 (8,), weights float32 (8,), example int32 (8,); the parameters are "
-        "bias float32 (3,), kernel float32 (4, 3). Read what is there (did you mean inputs), or give data of that name."
+        "contains inputs float32 (8, 4), targets int32 (8,), weights float32 (8,), example int32 (8,); the "
+        "parameters are "
+        "bias float32 (3,), kernel float32 (4, 3). Use a valid name (did you mean inputs), or add data with that name."
     )
 
 
-def test_a_name_that_is_nearly_right():
+def test_suggests_similar_names():
     message = of_loss(lambda params, batch, key: (batch["input"].sum(), 1.0))
-    assert "Read what is there (did you mean inputs), or give data of that name." in message
+    assert "Use a valid name (did you mean inputs), or add data with that name." in message
 
 
 @pytest.mark.parametrize(
@@ -98,12 +99,12 @@ def test_a_name_that_is_nearly_right():
         (lambda params, batch: params["kernal"], "kernel"),
     ],
 )
-def test_a_name_that_others_use(read, near):
+def test_suggests_synonyms(read, near):
     message = of_loss(lambda params, batch, key: (read(params, batch).sum(), 1.0))
-    assert message.endswith(f"Read what is there (did you mean {near}), or give data of that name.")
+    assert message.endswith(f"Use a valid name (did you mean {near}), or add data with that name.")
 
 
-def test_dtypes_that_do_not_fit():
+def test_explains_dtype_mismatches():
     def convolution(params, batch, key):
         x = batch["inputs"][:, None].astype(jnp.float32)
         return lax.conv(x, params["kernel"].T[:, None].astype(jnp.bfloat16), (1,), "SAME").sum(), 1.0
@@ -114,18 +115,18 @@ def test_dtypes_that_do_not_fit():
     assert "Bring both to one dtype, as in x.astype(kernel.dtype)." in message
 
 
-def test_shapes_that_do_not_fit():
+def test_explains_shape_mismatches():
     message = of_loss(loss, {**BATCH, **shapes(inputs=("float32", 8, 5))})
     assert f"in {HERE}, line {line_of(loss, 'return')} (return toy.cross_entropy(" in message
     assert "inputs float32 (8, 5)" in message
-    assert message.endswith("kernel float32 (4, 3). Mend that line, or the data.")
+    assert message.endswith("kernel float32 (4, 3). Fix that line, or the data.")
 
 
 @pytest.mark.parametrize("read", [bool, float, np.asarray])
-def test_values_that_tracing_does_not_know(read):
+def test_explains_unknown_traced_values(read):
     message = of_loss(lambda params, batch, key: (read(batch["inputs"].sum()), 1.0))
-    assert f"in {HERE}, line {line_of(test_values_that_tracing_does_not_know, 'of_loss')} (" in message
-    assert message.endswith("choose with jnp.where, keep numbers as arrays, and call jnp in place of NumPy.")
+    assert f"in {HERE}, line {line_of(test_explains_unknown_traced_values, 'of_loss')} (" in message
+    assert message.endswith("select with jnp.where, keep numbers as arrays, and call jnp instead of NumPy.")
     assert ",. " not in message
     assert ", . " not in message
 
@@ -142,7 +143,7 @@ def test_parameters_come_in_the_compute_dtype():
     assert "kernel bfloat16 (4, 3)" in message
 
 
-def test_a_loss_that_needs_a_key_in_evaluation():
+def test_rejects_losses_that_need_a_key_in_evaluation():
     def draws(params, batch, key):
         return loss(params, batch, key)[0] * jax.random.uniform(key), batch["weights"].sum()
 
@@ -154,7 +155,7 @@ def test_a_loss_that_needs_a_key_in_evaluation():
     assert f"line {line_of(draws, 'uniform')}" in message
 
 
-def test_the_error_of_the_model_stays_its_cause():
+def test_keeps_the_original_error_as_cause():
     with pytest.raises(ModelError) as caught:
         check_loss(Model(init=init, loss=images), BATCH)
     assert isinstance(caught.value.__cause__, KeyError)
@@ -173,7 +174,7 @@ def test_the_error_of_the_model_stays_its_cause():
         (lambda params: 0, "predict", "params, batch"),
     ],
 )
-def test_a_wrong_number_of_arguments(function, name, wanted):
+def test_rejects_wrong_numbers_of_arguments(function, name, wanted):
     model = Model(**{"init": init, "loss": loss, "name": "mine", name: function})
     message = told(check_loss, model, BATCH)
     line = function.__code__.co_firstlineno
@@ -184,7 +185,7 @@ def test_a_wrong_number_of_arguments(function, name, wanted):
 
 
 @pytest.mark.parametrize("name", ["embed", "block", "head"])
-def test_a_wrong_number_of_arguments_of_a_part(name):
+def test_rejects_wrong_numbers_of_arguments_of_parts(name):
     assert f"model 'mine': {name}, in {HERE}, line " in of_blocks(**{name: lambda x: x})
 
 
@@ -214,15 +215,18 @@ def test_functions_behind_others_are_found():
 @pytest.mark.parametrize(
     ("result", "given"),
     [
-        (lambda total, batch: (total, batch["weights"].sum(), total), "metrics that are 1 value, float32 (), no dict"),
+        (
+            lambda total, batch: (total, batch["weights"].sum(), total),
+            "metrics that are 1 value, float32 (), not a dict",
+        ),
         (lambda total, batch: total, "1 value, float32 ()"),
         (lambda total, batch: None, "None"),
         (lambda total, batch: [total, total], "a list of 2 values, float32 (), float32 ()"),
         (lambda total, batch: (total * batch["weights"], batch["weights"]), "2 values, float32 (8,), float32 (8,)"),
-        (lambda total, batch: (batch["targets"].sum(), total), "a sum of dtype int32, which has no gradient"),
+        (lambda total, batch: (batch["targets"].sum(), total), "a sum of dtype int32, which is not differentiable"),
     ],
 )
-def test_what_a_loss_may_not_return(result, given):
+def test_rejects_invalid_loss_results(result, given):
     def wrong(params, batch, key):
         return result(loss(params, batch, key)[0], batch)
 
@@ -247,14 +251,14 @@ def test_whole_numbers_may_be_a_weight():
         ({"name": "x"}, "more/name is 'x' of type str"),
     ],
 )
-def test_what_is_no_parameter(extra, told):
+def test_rejects_invalid_parameters(extra, told):
     def wrong(key):
         return {**init(key), "more": {name: leaf(0) if callable(leaf) else leaf for name, leaf in extra.items()}}
 
     message = of_init(wrong)
     line = wrong.__code__.co_firstlineno
-    assert message.startswith(f"model 'mine': init, in {HERE}, line {line}, returns what is no parameter: {told}. ")
-    assert "Keep constants, counters and keys out of init's result: make them where the loss uses them" in message
+    assert message.startswith(f"model 'mine': init, in {HERE}, line {line}, returns invalid parameters: {told}. ")
+    assert "Do not return constants, counters and keys from init: create them in the loss" in message
 
 
 @dataclass
@@ -262,7 +266,7 @@ class Layer:
     kernel: jax.Array
 
 
-def test_a_dataclass_is_told_how_to_register():
+def test_explains_registering_dataclasses():
     message = of_init(lambda key: {"layer": Layer(jnp.zeros(2)), "other": Layer(jnp.ones(3))})
     assert message.endswith("call jax.tree_util.register_dataclass(Layer).")
     assert "register_dataclass" not in of_init(lambda key: {"a": 0.5})
@@ -271,17 +275,17 @@ def test_a_dataclass_is_told_how_to_register():
         abstract_state(model)
 
 
-def test_all_that_is_no_parameter_is_told_at_once():
+def test_reports_all_invalid_parameters():
     message = of_init(lambda key: {"a": jnp.int32(0), "b": [jnp.zeros(2), True]})
     assert "a is int32 (), b/1 is True of type bool." in message
 
 
-def test_no_parameters():
+def test_rejects_empty_parameters():
     message = told(check_loss, Model(init=lambda key: {}, loss=loss), BATCH)
-    assert "returns no parameters ({}): there is nothing to train." in message
+    assert "returns an empty tree of parameters ({}): there is nothing to train." in message
 
 
-def test_an_init_that_raises():
+def test_locates_exceptions_of_init():
     def wrong(key):
         return {"kernel": jnp.zeros((4, 3)) @ jnp.zeros((4, 3))}
 
@@ -289,7 +293,7 @@ def test_an_init_that_raises():
     assert message.startswith(f"model 'mine': init fails in {HERE}, line {line_of(wrong, 'return')} (return {{")
 
 
-def test_laying_out_tells_it_too():
+def test_lay_out_rejects_invalid_parameters():
     model = Model(init=lambda key: {"steps": jnp.int32(0)}, loss=loss)
     assert "steps is int32 ()" in told(lay_out, model, {"data": 1}, devices=toy.devices(1))
 
@@ -305,7 +309,7 @@ def changed(part):
     return blocks
 
 
-def test_blocks_that_are_not_stacked():
+def test_rejects_blocks_that_are_not_stacked():
     def wrong(params):
         return {"blocks": {**params["blocks"], "scale": jnp.ones(toy.WIDTH)}}
 
@@ -317,7 +321,7 @@ def test_blocks_that_are_not_stacked():
     )
 
 
-def test_groups_that_are_missing():
+def test_rejects_missing_groups():
     def without_head(key):
         params = toy.init(key)
         return {name: params[name] for name in ("embed", "blocks")}
@@ -329,7 +333,7 @@ def test_groups_that_are_missing():
     assert "embed_reads or head_reads name 'table' too" in of_blocks(embed_reads=("table",))
 
 
-def test_blocks_that_change_what_flows_through_them():
+def test_rejects_blocks_that_change_activations():
     def narrower(params, x, key):
         return toy.block(params, x, key)[..., :8]
 
@@ -337,12 +341,15 @@ def test_blocks_that_change_what_flows_through_them():
     line = narrower.__code__.co_firstlineno
     assert f"block, in {HERE}, line {line}, changes x from float32 (8, 4, 16) to float32 (8, 4, 8). " in message
     message = of_blocks(block=lambda params, x, key: toy.block(params, x, key).astype(jnp.bfloat16))
-    assert "changes x from float32 (8, 4, 16) to bfloat16 (8, 4, 16). Every block gets what the one before" in message
+    assert (
+        "changes x from float32 (8, 4, 16) to bfloat16 (8, 4, 16). Every block gets the result of the previous"
+        in message
+    )
     message = of_blocks(block=lambda params, x, key: {"x": x})
     assert "changes x from float32 (8, 4, 16) to nothing, x from nothing to float32 (8, 4, 16)." in message
 
 
-def test_a_part_that_raises_and_a_head_that_returns_something_else():
+def test_rejects_failing_parts_and_invalid_heads():
     message = of_blocks(block=lambda params, x, key: x @ params["sideways"])
     assert "model 'mine': block fails in" in message
     assert "KeyError: 'sideways'" in message
@@ -356,10 +363,10 @@ def test_a_reference_model_on_other_data():
     """It is told by the file of the model, as no line of the user's is wrong."""
     model = mlp(MLPConfig(features=4, classes=3, widths=(8,)))
     message = told(check_loss, model, shapes(x=("float32", 8, 4), y=("int32", 8), weights=("float32", 8)))
-    assert "KeyError: 'inputs'. On each device the batch holds x float32 (8, 4), y int32 (8,), weights" in message
+    assert "KeyError: 'inputs'. On each device the batch contains x float32 (8, 4), y int32 (8,), weights" in message
 
 
-def test_a_mistake_of_ours_is_none_of_the_users(monkeypatch):
+def test_internal_errors_are_not_model_errors(monkeypatch):
     model = mlp(MLPConfig(features=4, classes=3, widths=(8,)))
     monkeypatch.setattr(sys.modules["spmdkit.models.mlp"], "jnp", None)
     with pytest.raises(AttributeError):
@@ -373,6 +380,7 @@ def host(shapes, rows=4):
     return {name: np.ones((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in shapes.items() if name != "example"}
 
 
+@pytest.mark.slow
 def test_check_model_checks_functions_and_contract():
     model = Model(init=init, loss=loss, name="mine")
     assert check_model(model, host(BATCH)) == ()
@@ -389,7 +397,7 @@ def test_check_model_checks_functions_and_contract():
     assert check_model(dead, host(BATCH), check="off") == ()
 
 
-def test_check_model_refuses_what_is_no_batch():
+def test_check_model_rejects_invalid_batches():
     model = Model(init=init, loss=loss)
     with pytest.raises(UserError, match=r"one row for each example on dim 0; these have \{'inputs': 4, .*'targets': 3"):
         check_model(model, {**host(BATCH), "targets": np.zeros(3, np.int32)})

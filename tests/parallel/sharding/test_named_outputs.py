@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from spmdkit.layouts import LayoutError
 from spmdkit.mesh.errors import UserError
 from spmdkit.models import MLPConfig, TransformerConfig, mlp, transformer
 from spmdkit.parallel import Model, build_step, lay_out, verify
+from support import toy
 
 from spmdkit import DeviceMesh, LayoutMap, ModelParallel, name_output
 
@@ -54,7 +54,7 @@ def keras(axes=("batch", None, "model"), shape=(2, 2)):
 
 def first_step(step):
     params = jax.tree.map(
-        lambda leaf: 0.1 * np.random.default_rng(leaf.size).normal(size=leaf.shape), step.layouts.table.abstract_arrays
+        lambda leaf: 0.1 * np.random.default_rng(leaf.size).normal(size=leaf.shape), step.plan.table.abstract_arrays
     )
     state, metrics = step(step.init(0, params=params), toy.batch(0))
     return jax.device_get((state.params, metrics))
@@ -74,6 +74,16 @@ def split_dims(sharding):
     return tuple(tuple(name for name in each if sizes[name] > 1) for each in names)
 
 
+@pytest.mark.slow_cases(
+    "ModelParallel without a split batch-blocks",
+    "ModelParallel without a split batch-plain",
+    "ModelParallel-blocks",
+    "ModelParallel-plain",
+    "data x tensor-blocks",
+    "data x tensor-plain",
+    "tensor alone-blocks",
+    "tensor alone-plain",
+)
 @pytest.mark.parametrize("model", [NAMED, PLAIN], ids=["blocks", "plain"])
 @pytest.mark.parametrize(
     ("strategy", "axis"),
@@ -85,7 +95,7 @@ def split_dims(sharding):
     ],
     ids=["data x tensor", "tensor alone", "ModelParallel", "ModelParallel without a split batch"],
 )
-def test_the_activation_lies_as_its_rule_says(expected, model, strategy, axis):
+def test_activation_has_the_layout_of_its_rule(expected, model, strategy, axis):
     rules = None if isinstance(strategy, ModelParallel) else {**PARAMETERS, **MLP}
     step = make(strategy, rules, model)
     found = first_step(step)
@@ -99,6 +109,7 @@ def test_the_activation_lies_as_its_rule_says(expected, model, strategy, axis):
         assert {split_dims(each)[2] for each in SEEN} == {()}  # nothing else would split it
 
 
+@pytest.mark.slow
 def test_null_keeps_a_dim_whole():
     """Parameters that are split would leave the activation split, too."""
     split = {"blocks/up": [None, None, "tensor"], "blocks/down": [None, "tensor", None]}
@@ -108,6 +119,7 @@ def test_null_keeps_a_dim_whole():
         assert {split_dims(each)[2] for each in SEEN} == {dims}, rules
 
 
+@pytest.mark.slow
 def test_gradients_evaluation_and_microbatches_too(expected):
     step = make({"data": 2, "tensor": 2}, {**PARAMETERS, **MLP})
     state = step.init(0)
@@ -121,7 +133,8 @@ def test_gradients_evaluation_and_microbatches_too(expected):
         assert {split_dims(each)[2] for each in SEEN} == {("tensor",)}
 
 
-def test_it_is_verified_against_one_device():
+@pytest.mark.slow
+def test_verifies_against_one_device():
     result = verify(
         NAMED,
         {"data": 2, "tensor": 2},
@@ -132,6 +145,7 @@ def test_it_is_verified_against_one_device():
     assert result.ok, str(result)
 
 
+@pytest.mark.slow
 def test_a_jitted_layer_is_traced_for_each_step():
     """JAX keeps the traces of `jax.jit`: one of a step without the rule must not serve a step that has it."""
     jitted = jax.jit(block)
@@ -154,7 +168,8 @@ def test_an_axis_that_only_activations_name_is_in_use():
     assert layouts.table.row("head/out").layout.used_axes == ()
 
 
-def test_without_rules_a_name_is_nothing():
+@pytest.mark.slow
+def test_names_without_rules_have_no_effect():
     x = jnp.ones(3)
     assert name_output(x, "some/output") is x
     with warnings.catch_warnings():
@@ -175,8 +190,9 @@ OURS = {
 }
 
 
+@pytest.mark.slow_cases("transformer")
 @pytest.mark.parametrize(("model", "rules"), OURS.values(), ids=OURS)
-def test_our_own_models_name_theirs(model, rules):
+def test_reference_models_name_activations(model, rules):
     step = make({"data": 2, "tensor": {"size": 2, "explicit": False}}, rules, model)
     images = {"inputs": np.ones((8, 8), np.float32), "targets": np.ones(8, np.int32)}
     inputs = toy.batch(0) if model.name == "transformer" else images
@@ -204,13 +220,13 @@ UNMET = {
 
 @pytest.mark.parametrize(("rules", "message"), UNMET.values(), ids=UNMET)
 @pytest.mark.parametrize("model", [NAMED, PLAIN], ids=["blocks", "plain"])
-def test_rules_that_do_not_fit_the_model(rules, message, model):
+def test_rejects_rules_that_do_not_fit_the_model(rules, message, model):
     step = make({"data": 2, "tensor": 2}, {**PARAMETERS, **rules}, model)
     with pytest.raises(LayoutError, match=message):
         step.lower(toy.abstract(toy.batch(0)))
 
 
-def test_a_dim_that_does_not_divide():
+def test_rejects_indivisible_dims():
     rules = {"head/out": [None, "tensor"], "blocks/mlp/output": [None, "tensor", None]}
     step = make({"tensor": 4}, rules)
     batch = {name: rows[:, :6] if rows.ndim > 1 else rows for name, rows in toy.batch(0).items()}
@@ -219,7 +235,8 @@ def test_a_dim_that_does_not_divide():
         step.lower(toy.abstract(batch))
 
 
-def test_a_model_that_names_nothing_is_told_how():
+@pytest.mark.slow
+def test_explains_names_for_models_without_any():
     for rules in ({**PARAMETERS, **MLP}, keras()):
         strategy = rules if isinstance(rules, ModelParallel) else {"data": 2, "tensor": 2}
         step = make(strategy, None if strategy is rules else rules, toy.BLOCK_MODEL)
@@ -227,26 +244,29 @@ def test_a_model_that_names_nothing_is_told_how():
             step(step.init(0), toy.batch(0))
 
 
-ROWS = (
-    r"their dim 0 are the rows of the batch, which lie over \[data, fsdp\]. Begin dim 0 with \[data, fsdp\], or write"
-)
+ROWS = r"the rows of the batch, which are split over \[data, fsdp\]. Begin dim 0 with \[data, fsdp\], or write"
 MANUAL = {
     "twice": ({"tensor": 4}, ["tensor", None, "tensor"], "'tensor' twice. An axis can split one dim only"),
     "rows elsewhere": ({"data": 4}, [None, None, "data"], "'data' splits the rows.*cannot split dim 2 too"),
     "some of the rows": ({"data": 2, "fsdp": {"size": 2, "floor_bytes": 0}}, ["data", None, None], ROWS),
-    "rows after": ({"data": 2, "tensor": 2}, [["tensor", "data"], None, None], "which lie over data. Begin dim 0 with"),
+    "rows after": (
+        {"data": 2, "tensor": 2},
+        [["tensor", "data"], None, None],
+        "which are split over data. Begin dim 0 with",
+    ),
     "stages": ({"pipe": {"size": 3}}, [None, "pipe", None], "the step itself splits its work over 'pipe'.*Leave pipe"),
 }
 
 
 @pytest.mark.parametrize(("strategy", "axes", "message"), MANUAL.values(), ids=MANUAL)
-def test_axes_that_the_step_decides(strategy, axes, message):
+def test_rejects_manual_axes_in_rules(strategy, axes, message):
     count = 3 if "pipe" in strategy else 4
     rules = {"blocks/mlp/output": axes, **(PARAMETERS if "tensor" in strategy else {})}
     with pytest.raises(LayoutError, match=message):
         make(strategy, rules, devices=count)
 
 
+@pytest.mark.slow_cases("axes0", "axes2")
 @pytest.mark.parametrize("axes", [["data", None, None], [["data", "tensor"], None, None], []])
 def test_the_axes_of_the_rows_may_be_named(axes, expected):
     found = first_step(make({"data": 2, "tensor": 2}, {**PARAMETERS, "blocks/mlp/output": axes}))
@@ -254,13 +274,13 @@ def test_the_axes_of_the_rows_may_be_named(axes, expected):
     assert {split_dims(each)[0] for each in SEEN} == {("tensor",) if axes and "tensor" in axes[0] else ()}
 
 
-def test_where_a_model_splits_its_own_work_tensor_is_refused():
+def test_rejects_tensor_in_rules_for_split_models():
     model = replace(NAMED, parallelize=lambda parallel: NAMED)
     with pytest.raises(LayoutError, match=r"over 'tensor', so its activations.*strategy.tensor.explicit=false"):
         make({"tensor": 4}, {"blocks/mlp/output": [None, None, "tensor"]}, model)
 
 
-def test_a_rule_may_be_a_parameters_after_all():
+def test_output_rules_can_match_parameters():
     def init(key):
         return {"layer": {"output": jax.random.normal(key, (8, 8))}}
 
@@ -275,11 +295,11 @@ def test_names_end_in_output(path):
         name_output(jnp.ones(3), path)
 
 
-def test_only_arrays_are_named():
+def test_rejects_names_for_other_values():
     def loss(params, batch, key):
         named = name_output({"a": params["head"]["out"]}, "head/output")
         return named["a"].sum(), 1.0
 
     step = make({"tensor": 4}, {**PARAMETERS, "head/output": [None]}, Model(init=toy.init, loss=loss))
-    with pytest.raises(UserError, match="got a dict; it names one array"):
+    with pytest.raises(UserError, match="got a dict, not an array"):
         step.lower(toy.abstract(toy.batch(0)))

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from jax.sharding import PartitionSpec
 from spmdkit.parallel.collectives import Collective, Traffic
 from spmdkit.parallel.context import ContextConfig
@@ -12,6 +11,7 @@ from spmdkit.parallel.expert import ExpertConfig
 from spmdkit.parallel.model import ParallelContext
 from spmdkit.parallel.sharding.parallel_context import held_positions, own_positions
 from spmdkit.parallel.tensor import TensorConfig
+from support import toy
 
 LENGTH = 16
 TENSOR, CONTEXT, EXPERT = TensorConfig(size=2), ContextConfig(size=2), ExpertConfig(size=2)
@@ -26,11 +26,11 @@ TENSOR, CONTEXT, EXPERT = TensorConfig(size=2), ContextConfig(size=2), ExpertCon
         (ParallelContext(expert=EXPERT), True, False),
     ],
 )
-def test_what_is_split(parallel, anything, positions):
+def test_axes_that_split_rows_parameters_and_work(parallel, anything, positions):
     assert (parallel.splits_anything, parallel.splits_positions) == (anything, positions)
 
 
-def test_the_options_that_send_to_neighbours():
+def test_lists_options_that_send_to_neighbors():
     ring = TensorConfig(size=2, collective_matmul=True)
     assert ParallelContext(context=CONTEXT, tensor=ring).rings == (
         *("strategy.context.attention=ring", "strategy.tensor.collective_matmul"),

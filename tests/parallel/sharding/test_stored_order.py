@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.parallel.model import BlockModel
 from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.parallel.schedule.stages import assign
 from spmdkit.parallel.sharding.stored_order import StoredOrder, in_stage_order, store_blocks, unstore_blocks
+from support import toy
 
 
 def stages(num_blocks, name="1f1b", size=2, layers=()):
@@ -96,7 +96,7 @@ def test_blocks_may_be_counted_by_another_dim():
 
 
 @pytest.mark.parametrize("none", [StoredOrder(None), order(4, "1f1b")], ids=["no stages", "the model's order"])
-def test_where_the_orders_are_one_nothing_moves(none):
+def test_natural_order_moves_nothing(none):
     tree = {"blocks": {"up": placed([0.0, 1, 2, 3], "pipe")}}
     assert none.reordered is None
     assert none.to_model(tree) is none.to_stored(tree, tree) is none.abstract_model(tree) is tree

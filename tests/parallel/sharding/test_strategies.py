@@ -20,7 +20,7 @@ FUNCTIONS = [name for name, member in vars(Strategy).items() if inspect.isfuncti
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_they_have_the_same_functions(name):
+def test_strategies_have_the_same_interface(name):
     strategy = STRATEGIES[name]
     assert len(FUNCTIONS) == 8
     for function in FUNCTIONS:
@@ -39,9 +39,9 @@ def test_the_axes_are_those_of_a_mesh_made_by_hand():
     assert axes_that_split("work") == ("expert", "context", "tensor")
 
 
-def test_what_acts_over_data_is_no_strategy_of_a_config():
+def test_zero_and_diloco_are_not_config_strategies():
     for name in ("zero", "diloco", "compression"):
-        with pytest.raises(ValueError, match=f"strategy.{name}: there is no such strategy"):
+        with pytest.raises(ValueError, match=f"strategy.{name}: unknown strategy"):
             read_strategy({name: 2})
 
 
@@ -58,20 +58,20 @@ def test_sizes_mappings_and_dataclasses_are_one():
 @pytest.mark.parametrize(
     ("strategy", "text"),
     [
-        ({"fdsp": 2}, r"strategy\.fdsp: there is no such strategy.*fsdp"),
-        ({"ddp": 2}, r"strategy\.ddp: there is no such strategy.*data"),
-        ({"fsdp": {"size": 2, "prefech": 1}}, r"strategy\.fsdp\.prefech: there is no such option.*prefetch"),
-        ({"fsdp": True}, r"strategy\.fsdp=True: give a size \(an int\) or a mapping of options"),
+        ({"fdsp": 2}, r"strategy\.fdsp: unknown strategy.*fsdp"),
+        ({"ddp": 2}, r"strategy\.ddp: unknown strategy.*data"),
+        ({"fsdp": {"size": 2, "prefech": 1}}, r"strategy\.fsdp\.prefech: unknown option.*prefetch"),
+        ({"fsdp": True}, r"strategy\.fsdp=True: give a size \(an integer\) or a mapping of options"),
         ({"fsdp": "4"}, r"strategy\.fsdp='4': give a size"),
         ({"fsdp": DataParallelConfig(size=2)}, r"strategy\.fsdp=DataParallelConfig\(.*give a size"),
     ],
 )
-def test_what_is_no_strategy(strategy, text):
+def test_rejects_unknown_strategies(strategy, text):
     with pytest.raises(UserError, match=text):
         read_strategy(strategy)
 
 
-def test_all_mistakes_are_told_at_once():
+def test_reports_all_problems():
     with pytest.raises(UserError) as raised:
         read_strategy({"fdsp": 2, "data": {"zeero": 1, "sizes": 2}, "tensor": None})
     assert len(str(raised.value).splitlines()) == 4

@@ -29,6 +29,7 @@ def test_an_option_that_XLA_does_not_know_is_its_error():
         step.evaluate(params, batch())
 
 
+@pytest.mark.slow
 def test_options_leave_the_program_as_it_was():
     shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in batch().items()}
     told, plain = build(xla={"xla_cpu_enable_fast_math": False}), build()

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from spmdkit.parallel import FSDPConfig, Model, build_step, lay_out
 from spmdkit.parallel.plan import StepOptions
 from spmdkit.parallel.sharding.strategies import STRATEGIES
 from spmdkit.parallel.step.composition import DeviceStep
+from support import toy
 
 WIDTH = 8
 BATCH = {"x": np.arange(1.0, 5, dtype=np.float32), "weights": np.array([1, 0.5, 0, 2], np.float32)}
@@ -49,6 +49,7 @@ TOTAL = float(BATCH["weights"] @ BATCH["x"])
 MEAN = TOTAL / 3.5
 
 
+@pytest.mark.slow
 def test_sums_are_divided_once_by_the_weight_of_all_rows():
     found, metrics = gradients()
     assert np.allclose(found, MEAN)

@@ -5,16 +5,18 @@ from dataclasses import replace
 import jax
 import optax
 import pytest
-import toy
 from spmdkit.models.frozen import freeze, frozen_paths
-from spmdkit.models.moe import moe
-from spmdkit.models.moe_config import MoEConfig
+from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.parallel import Model, build_step, census, lay_out
 from spmdkit.parallel.collectives import merge
+from spmdkit.parallel.schedule.builders import make_schedule
+from spmdkit.parallel.schedule.stages import assign
+from spmdkit.parallel.schedule.timetable import make_timetable
 from spmdkit.parallel.sharding.strategies import STRATEGIES, axes_that_split
-from spmdkit.parallel.step.composition import as_split
-from spmdkit.parallel.step.cost import step_cost, step_counts
+from spmdkit.parallel.step.composition import split_model
+from spmdkit.parallel.step.cost import pipeline_counts, plain_counts, step_cost, step_counts
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
+from support import toy
 
 SIZES = {"vocabulary": 32, "length": 16, "layers": 4, "width": 16, "heads": 4, "mlp_width": 32}
 MIXTURE = moe(MoEConfig(**SIZES, experts=4, top_k=2))
@@ -31,7 +33,7 @@ def built(**options):
 
 def test_every_line_of_the_model_belongs_to_one_strategy():
     plan = built().plan
-    counts = step_counts(as_split(MIXTURE, plan), plan, BATCH, "cpu")
+    counts = step_counts(split_model(MIXTURE, plan), plan, BATCH, "cpu")
     inside = [STRATEGIES[name] for name in axes_that_split("work")]
     claimed = [line for strategy in inside for line in strategy.cost(plan, counts, "cpu")]
     assert merge(claimed) == merge(counts.own) != ()
@@ -64,14 +66,15 @@ READ_ONCE = {
 }
 
 
+@pytest.mark.slow_cases("biases")
 @pytest.mark.parametrize(
     "name", ["biases", *(pytest.param(name, marks=pytest.mark.slow) for name in READ_ONCE if name != "biases")]
 )
-def test_what_backward_does_not_read_is_gathered_once(name):
+def test_unread_parameters_are_gathered_once(name):
     model, frozen, remat = READ_ONCE[name]
     step = step_of(model, FSDP, frozen, remat=remat)
     predicted = step.cost(TOY_BATCH)
-    assert census(step.compile(TOY_BATCH).as_text(), step.layouts.mesh) == predicted
+    assert census(step.compile(TOY_BATCH).as_text(), step.plan.mesh) == predicted
     assert predicted != step.cost(), "without shapes every parameter counts as read twice"
 
 
@@ -114,10 +117,11 @@ def test_without_a_parameter_the_norm_is_still_summed():
 
 
 def test_shapes_are_asked_for():
-    with pytest.raises(ValueError, match="give its shapes"):
+    with pytest.raises(ValueError, match="Pass abstract_batch"):
         built().cost()
 
 
+@pytest.mark.slow_cases("strategy0", "strategy1")
 @pytest.mark.parametrize("strategy", [{"data": 2}, FSDP])
 def test_a_weight_that_a_metric_shares_with_the_loss_travels_with_both(strategy):
     """XLA would sum it once, and less than predicted would move."""
@@ -135,4 +139,50 @@ def test_a_weight_that_a_metric_shares_with_the_loss_travels_with_both(strategy)
     dtypes = {"inputs": ((16, 8), "float32"), "targets": ((16,), "int32"), "weights": ((16,), "float32")}
     batch = {name: jax.ShapeDtypeStruct(*each) for name, each in dtypes.items()}
     step = build_step(model, optax.sgd(0.1), lay_out(model, strategy, devices=toy.devices(2)))
-    assert census(step.compile(batch).as_text(), step.layouts.mesh) == step.cost(batch)
+    assert census(step.compile(batch).as_text(), step.plan.mesh) == step.cost(batch)
+
+
+MICROBATCHES, BLOCKS = 4, toy.BLOCKS
+
+
+def of_pipeline(accumulate=1, *, model=toy.BLOCK_MODEL, **options):
+    schedule = make_schedule("1f1b", 2, MICROBATCHES, **options)
+    return pipeline_counts(model, make_timetable(schedule, assign(BLOCKS, schedule, ())), accumulate)
+
+
+def test_a_device_that_runs_the_whole_model():
+    calls = plain_counts(toy.BLOCK_MODEL, 4)
+    assert (calls.embed, calls.embed_backward, calls.head, calls.others) == (4, 4, 4, 4)
+    assert (calls.block, calls.block_backward, calls.block_weight, calls.block_again) == (12, 12, 12, 0)
+    assert (calls.rows, calls.group_gradients) == (BLOCKS, {})
+
+
+def test_a_model_without_blocks_calls_none():
+    calls = plain_counts(toy.PLAIN_MODEL, 2)
+    assert (calls.block, calls.block_backward, calls.rows, calls.others) == (0, 0, 0, 2)
+
+
+def test_of_a_pipeline_the_busiest_stage_counts():
+    """Three blocks on two stages: two and one."""
+    calls = of_pipeline()
+    assert (calls.block, calls.block_backward, calls.block_weight, calls.rows) == (2 * MICROBATCHES,) * 3 + (2,)
+    assert (calls.embed, calls.embed_backward, calls.head) == (MICROBATCHES,) * 3
+    assert calls.group_gradients == {"embed": MICROBATCHES, "head": MICROBATCHES}
+    assert (calls.block_again, calls.others) == (0, 1)
+
+
+def test_accumulating_runs_the_timetable_again():
+    once, twice = of_pipeline(), of_pipeline(2)
+    assert (twice.block, twice.head, twice.others) == (2 * once.block, 2 * once.head, 2)
+    assert twice.rows == once.rows
+
+
+def test_recomputing_runs_forward_again():
+    assert of_pipeline(recompute=True).block_again == 2 * MICROBATCHES
+
+
+def test_a_group_that_both_read_gets_two_gradients():
+    from dataclasses import replace
+
+    tied = replace(toy.BLOCK_MODEL, head_reads=("embed", "head"))
+    assert of_pipeline(model=tied).group_gradients == {"embed": 2 * MICROBATCHES, "head": MICROBATCHES}

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import toy
+import pytest
 from spmdkit.parallel import DataParallelConfig, Model, build_step, lay_out
 from spmdkit.parallel.step.diloco_step import start
 from spmdkit.parallel.step.state import TrainState
+from support import toy
 
 RATE = 0.1
 
@@ -47,6 +48,7 @@ def test_every_group_starts_at_the_shared_parameters():
     assert state.params is params
 
 
+@pytest.mark.slow
 def test_within_a_round_each_trains_on_its_own_rows():
     first = states()[0][1]
     assert np.allclose(first.extra.copies["w"], 1 - RATE * SLOPES[:, None])
@@ -61,7 +63,7 @@ def test_at_its_end_the_shared_ones_move_to_the_mean_and_all_start_there():
     assert int(last.step) == 2
 
 
-def test_what_is_reported_is_that_of_all_rows():
+def test_metrics_are_those_of_all_rows():
     metrics = states()[1][0]
     assert np.allclose([metrics.loss, metrics.weight], [4 * 29 / 6, 6])
     assert np.allclose(metrics.grad_norm, 2 * SLOPES.mean()), "the mean of the groups' norms"

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import pytest
-import toy
 from spmdkit.parallel.step.gradients import clip_factor, global_norm
+from support import toy
 
 from spmdkit import TensorLayout
 

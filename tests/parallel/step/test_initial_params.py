@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from spmdkit.parallel import FSDPConfig, build_step, lay_out
 from spmdkit.parallel.pipeline import PipelineConfig
+from spmdkit.parallel.sharding.stored_order import stored_order
+from support import toy
 
 STRATEGIES = {
     "data": (4, {"data": 4}),
@@ -31,12 +32,32 @@ def drawn():
     return jax.device_get(jax.jit(toy.init)(jax.random.key(7)))
 
 
+@pytest.mark.slow_cases("fsdp x data", "local steps", "uneven stages")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_given_parameters_start_as_drawn_ones(name, drawn):
     step = step_of(name)
     given, own = step.init(7, drawn), step.init(7)
     assert jax.tree.map(lambda leaf: leaf.sharding, given) == jax.tree.map(lambda leaf: leaf.sharding, own)
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), given, own))
+
+
+@pytest.mark.slow_cases("fsdp x data", "uneven stages")
+@pytest.mark.parametrize("name", ["fsdp x data", "uneven stages"])
+def test_accepts_parameters_that_are_laid_out_already(name, monkeypatch):
+    """As a checkpoint restores them: blocks in the model's order, on the devices of the step, in any float."""
+    step = step_of(name)
+    own, order = step.init(7), stored_order(step.plan)
+    restored = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), order.to_model(own.params))
+    halves = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), restored)
+    monkeypatch.setattr(jax, "make_array_from_callback", None)  # nothing passes through the host
+    for given in (restored, halves):
+        before = jax.device_get(given)
+        state, _ = step(step.init(7, given), toy.batch(0))
+        assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype("float32")}
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(given), before)
+    given = step.init(7, restored)
+    assert jax.tree.map(lambda leaf: leaf.sharding, given) == jax.tree.map(lambda leaf: leaf.sharding, own)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(given), jax.device_get(own))
 
 
 def test_training_leaves_the_given_arrays_alone(drawn):
@@ -79,7 +100,7 @@ def test_floats_are_cast_to_the_stored_dtype(drawn):
     assert jax.tree.all(same)
 
 
-def test_every_mistake_is_named_at_once(drawn):
+def test_reports_all_problems(drawn):
     blocks = {**drawn["blocks"], "up": drawn["blocks"]["up"][:2], "scale": 1.0}
     wrong = {"embed": {"tabel": drawn["embed"]["table"]}, "blocks": blocks, "head": {"out": np.zeros((16, 32), int)}}
     with pytest.raises(ValueError, match="do not fit the model") as error:

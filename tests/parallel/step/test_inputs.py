@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import BlockModel, FSDPConfig, Model, build_step, lay_out
+from support import toy
 
 
 def init(key):
@@ -52,7 +52,7 @@ ANY_TIME = {
     "number": (lambda b: {**b, "weights": 1.0}, r"batch\['weights'\] is a scalar.*rows on dim 0"),
     "scalar": (lambda b: {**b, "weights": np.float32(1)}, r"batch\['weights'\] is a scalar.*np.full"),
     "tuple": (lambda b: (b["inputs"], b["weights"]), "The batch is a tuple. A batch is a dict of arrays"),
-    "empty": (lambda b: {}, "The batch holds no arrays"),
+    "empty": (lambda b: {}, "The batch is empty"),
 }
 AFTER_THE_FIRST = {
     "missing": (lambda b: {"inputs": b["inputs"]}, "was compiled for inputs, weights: weights is missing"),
@@ -66,14 +66,14 @@ AFTER_THE_FIRST = {
 
 
 @pytest.mark.parametrize(("change", "message"), ANY_TIME.values(), ids=ANY_TIME)
-def test_batches_that_no_step_takes(change, message):
+def test_rejects_invalid_batches(change, message):
     fresh = make()
     with pytest.raises(UserError, match=message):
         fresh(fresh.init(0), change(batch()))
 
 
 @pytest.mark.parametrize(("change", "message"), [*ANY_TIME.values(), *AFTER_THE_FIRST.values()])
-def test_batches_that_a_compiled_step_does_not_take(step, change, message):
+def test_rejects_changed_batches(step, change, message):
     compiled, state = step._compiled, step.init(0)
     with pytest.raises(UserError, match=message):
         step(state, change(batch()))
@@ -86,17 +86,17 @@ def test_batches_for_evaluation_and_gradients(step, call):
     state = step.init(0)
     run = (lambda b: step.evaluate(state.params, b)) if call == "evaluate" else (lambda b: step.gradients(state, b))
     run(batch())
-    rows = "evaluation's batch of 6 rows.*data 2 x fsdp 2: 6 % 4 = 2. Pad it to a multiple of 4"
+    rows = "evaluation batch of 6 rows.*data 2 x fsdp 2: 6 % 4 = 2. Pad it to a multiple of 4"
     for change, message in {**ANY_TIME, **AFTER_THE_FIRST}.values():
         given = change(batch())
         if call == "evaluate" and isinstance(given, dict) and message.startswith("batch of"):
-            message = rows if message.startswith("batch of 6") else "evaluation's batch of 0 rows"
+            message = rows if message.startswith("batch of 6") else "evaluation batch of 0 rows"
         with pytest.raises(UserError, match=message):
             run(given)
     run(batch(12))  # other numbers of rows are other programs
 
 
-def test_a_batch_on_other_devices(step):
+def test_rejects_batches_on_other_devices(step):
     with pytest.raises(UserError, match=r"batch\['inputs'\] lies on 1 device.*the step runs on 4.*batch_sharding"):
         step(step.init(0), jax.device_put(batch(), jax.devices()[5]))
 
@@ -112,7 +112,7 @@ def test_a_first_mistake_is_not_what_is_expected_from_then_on():
     fresh(fresh.init(0), {**batch(), "scale": batch()["weights"]})
 
 
-def test_a_state_that_was_consumed(step):
+def test_rejects_consumed_states(step):
     """On a mesh the devices would otherwise wait for each other until XLA aborts the process."""
     state = step.init(0)
     step(state, batch())
@@ -134,12 +134,12 @@ STATES = {
     "not taken apart": (lambda s: (s.init(0), None), "tuple of 2: a step returns .state, metrics."),
     "parameters": (lambda s: s.init(0).params, "is the parameters alone, not a TrainState.*step.init"),
     "nothing": (lambda s: None, "is a NoneType, not a TrainState"),
-    "optimizer": (lambda s: make(optimizer=optax.sgd(0.1)).init(0), "no array at 'opt_state/0/.*of another optimizer"),
+    "optimizer": (lambda s: make(optimizer=optax.sgd(0.1)).init(0), "an array at 'opt_state/0/.*of another optimizer"),
     "more optimizer": (
         lambda s: make(optimizer=optax.chain(optax.scale_by_adam(), optax.scale(-1.0), optax.trace(0.9))).init(0),
         "also has an array at 'opt_state/.*another optimizer",
     ),
-    "model": (lambda s: make(model=other_model()).init(0), "no array at 'params/w'. It is of another model"),
+    "model": (lambda s: make(model=other_model()).init(0), "lacks an array at 'params/w'. It is of another model"),
     "shape": (
         lambda s: s.init(0)._replace(params={"w": jnp.zeros((8, 4))}),
         r"'params/w' is float32\[8, 4\], and this step works on float32\[8, 8\]",
@@ -168,7 +168,7 @@ def test_states_of_something_else(step, given, message, compiled):
     ("given", "message"),
     [
         (lambda s: s.init(0), "A whole state was given where the parameters belong. Give state.params."),
-        (lambda s: {"v": np.zeros((8, 8))}, "has no array at 'w'. It is of another model"),
+        (lambda s: {"v": np.zeros((8, 8))}, "lacks an array at 'w'. It is of another model"),
         (lambda s: make({"data": 2}, devices=2).init(0).params, "The parameters given: 'w' lies on 2 device"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_pipeline_checks_its_microbatches():
         piped(piped.init(0), toy.batch(0, rows=6))
 
 
-def test_what_an_error_of_the_model_says_is_left_alone():
+def test_keeps_errors_of_the_model():
     def broken(params, batch, key):
         raise RuntimeError("mine")
 
@@ -198,4 +198,6 @@ def test_an_array_that_the_loss_reads_and_the_batch_does_not_hold():
     step = make(model=Model(init=init, loss=lambda params, batch, key: (batch["mask"].sum(), 1.0)))
     with pytest.raises(KeyError, match="mask") as caught:
         step(step.init(0), batch())
-    assert caught.value.__notes__[-1] == "The batch holds inputs, weights, and no 'mask'. Did you mean 'weights'?"
+    assert (
+        caught.value.__notes__[-1] == "The batch does not contain 'mask', only inputs, weights. Did you mean 'weights'?"
+    )

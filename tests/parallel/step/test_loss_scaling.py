@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
-from rows import batches, first_params, model, num_devices, optimizer, row_named
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import Model, Precision, build_step, census, lay_out
 from spmdkit.parallel.step.loss_scaling import LossScale, next_loss_scale
 from spmdkit.parallel.verification.compare import verify
+from support import toy
+from support.rows import batches, first_params, model, num_devices, optimizer, row_named
 
 ROWS = (
     *("transformer-data4-fsdp2", "zero2-size4-accumulate", "tensor-tied-full", "transformer-pipe2-fsdp2-tensor2"),
@@ -38,6 +38,16 @@ def assert_same_bits(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.long_cases(
+    "1f1b-recompute",
+    "fsdp-prefetch-ring-full",
+    "moe-data2-expert2-context2",
+    "tensor-tied-full",
+    "transformer-data4-fsdp2",
+    "transformer-pipe2-fsdp2-tensor2",
+    "zbv-4",
+    "zero2-size4-accumulate",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_a_power_of_two_changes_no_bit(name, float64):
@@ -108,7 +118,8 @@ def rows(device=None, value=0.0):
     return {"inputs": inputs, "weights": np.ones(8, np.float32)}
 
 
-def test_what_underflows_trains_with_a_scale():
+@pytest.mark.slow
+def test_underflowing_gradients_train_with_a_scale():
     for scale, moved in (("none", 0.0), ("auto", -0.125)):
         step = step_of(loss_scale=scale, optimizer=optax.sgd(0.125 / TINY))
         state, metrics = step(step.init(0), rows())
@@ -154,7 +165,7 @@ def test_the_scale_stays_within_bounds():
     ("strategy", "devices"),
     [({"data": {"size": 2, "local_steps": 2}}, 2), ({"data": {"size": 8, "compress": "int8"}}, 8)],
 )
-def test_what_slow_links_keep_stays_too(strategy, devices):
+def test_skipped_updates_keep_errors_and_copies(strategy, devices):
     """The copies of a group whose own gradients were finite, and what compression owes."""
     dtypes = Precision(compute="float16")
     layouts = lay_out(TINY_MODEL, strategy, devices=toy.devices(devices), precision=dtypes)
@@ -183,7 +194,7 @@ def test_verify_compares_a_scaled_step_with_one_device():
     assert found.ok, str(found)
 
 
-def test_what_is_not_scaled_has_no_such_state():
+def test_unscaled_training_has_no_scale_state():
     for precision in (Precision(), Precision(compute="bfloat16"), Precision(params="float16", compute="float16")):
         assert precision.scaling == "none"
     step = step_of(loss_scale="none")
@@ -195,13 +206,13 @@ def test_what_is_not_scaled_has_no_such_state():
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"loss_scale": 0.0}, r"precision\.loss_scale=0\.0 has to be over 0, and finite"),
-        ({"loss_scale_initial": float("inf")}, r"precision\.loss_scale_initial=inf has to be over 0"),
-        ({"loss_scale_interval": 0}, r"precision\.loss_scale_interval=0: at least 1 update"),
+        ({"loss_scale": 0.0}, r"precision\.loss_scale=0\.0 must be positive and finite"),
+        ({"loss_scale_initial": float("inf")}, r"precision\.loss_scale_initial=inf must be positive"),
+        ({"loss_scale_interval": 0}, r"precision\.loss_scale_interval=0 must be at least 1"),
         ({"loss_scale": "dynamic", "params": "float16"}, r"loss_scale=dynamic with precision\.params=float16: .* Set"),
     ],
 )
-def test_what_cannot_be(given, told):
+def test_rejects_invalid_options(given, told):
     with pytest.raises(UserError, match=told):
         Precision(**{**HALF, **given})
 

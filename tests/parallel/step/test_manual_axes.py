@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from jax.sharding import AxisType, PartitionSpec
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import Model, build_step, lay_out
+from support import toy
 
 import spmdkit
 from spmdkit import DeviceMesh, TensorLayout
@@ -70,7 +70,7 @@ def test_tensor_alone(given):
     assert {shard.data.shape for shard in state.params["up"].addressable_shards} == {(8, 4)}
 
 
-def test_beside_an_axis_of_the_batch_it_is_one_sentence():
+def test_nested_shard_map_is_one_message():
     by_hand = model(axis_names={"tensor"})
     layouts = lay_out(by_hand, {"data": 2, "tensor": 2}, rules=RULES, devices=toy.devices(4))
     step = build_step(by_hand, optax.sgd(0.1), layouts)

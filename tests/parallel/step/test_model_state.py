@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from jax import lax
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import FSDPConfig, LossSums, Model, Precision, batch_axes, build_step, lay_out, verify
 from spmdkit.parallel.sharding.model_errors import ModelError, abstract_state, check_loss
+from support import toy
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 WIDTH, ROWS = 8, 16
@@ -98,9 +98,10 @@ def steps_on(mesh, accumulate, model=MODEL):
         return losses, near, jax.device_get(state.model_state), [float(sums.total), float(sums.metrics["near"][0])]
 
 
+@pytest.mark.slow_cases("data x fsdp-1", "data-1", "data-2", "fsdp-1", "fsdp-2")
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("mesh", MESHES)
-def test_every_mesh_is_one_device(mesh, accumulate):
+def test_every_mesh_equals_one_device(mesh, accumulate):
     _, *expected = plain_steps(accumulate)
     jax.tree.map(
         lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-12),
@@ -120,6 +121,7 @@ def test_statistics_of_a_device_alone_are_averaged_and_the_loss_is_another():
     assert averaged["batches"] == 2
 
 
+@pytest.mark.slow
 def test_verify_proves_the_state_too():
     result = verify(MODEL, BOTH, [batch(seed) for seed in range(2)], devices=toy.devices(4), accumulate=2)
     assert result.ok, str(result)
@@ -129,6 +131,7 @@ def test_verify_proves_the_state_too():
     assert "how much the model's own sums" not in " ".join(result.not_looked_at)
 
 
+@pytest.mark.slow
 def test_verify_finds_statistics_that_each_device_has_of_its_own():
     alone = Model(init=init, init_state=init_state, loss=lambda *given: loss(*given, axes=lambda: ()), name="alone")
     result = verify(alone, {"data": 4}, [batch(0)], devices=toy.devices(4))
@@ -137,6 +140,7 @@ def test_verify_finds_statistics_that_each_device_has_of_its_own():
     assert "batch_axes" in result.first_difference.hint
 
 
+@pytest.mark.slow
 def test_verify_finds_a_state_that_is_not_of_all_rows():
     def wrong(params, rows, key, state):
         found = loss(params, rows, key, state)
@@ -150,10 +154,10 @@ def test_verify_finds_a_state_that_is_not_of_all_rows():
     assert (result.first_difference.what, result.first_difference.where) == ("the model's state", "mean")
 
 
-def test_an_evaluation_asks_for_the_state():
+def test_evaluation_requires_the_state():
     step = build_step(MODEL, optax.sgd(0.1), lay_out(MODEL, {"data": 2}, devices=toy.devices(2)))
     state = step.init(0)
-    with pytest.raises(UserError, match=r"reads: give it as well, step\.evaluate\(state\.params, batch, state\.model_"):
+    with pytest.raises(UserError, match=r"needs: pass it too, step\.evaluate\(state\.params, batch, state\.model_"):
         step.evaluate(state.params, batch(0))
 
 
@@ -179,12 +183,12 @@ def test_local_steps_and_a_state_do_not_combine():
         (lambda key: {"count": 0}, "count is 0 of type int"),
     ],
 )
-def test_what_is_no_state(state, told):
-    with pytest.raises(ModelError, match=f"returns what is no array of numbers: {told}"):
+def test_rejects_invalid_states(state, told):
+    with pytest.raises(ModelError, match=f"returns values that are not arrays of numbers: {told}"):
         abstract_state(Model(init=init, loss=loss, init_state=state))
 
 
-def test_a_loss_that_forgets_the_state():
+def test_rejects_losses_without_the_next_state():
     model = Model(init=init, init_state=init_state, loss=lambda *given: tuple(loss(*given)[:2]))
     shapes = {name: jax.ShapeDtypeStruct(array.shape, "float32") for name, array in batch(0).items()}
     with pytest.raises(ModelError, match="returns a state without 'batches'"):

@@ -6,9 +6,9 @@ import warnings
 import jax
 import jax.numpy as jnp
 import pytest
-import toy
 from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.parallel.step.recompilation import RecompilationWatch
+from support import toy
 
 
 @pytest.fixture
@@ -46,14 +46,14 @@ def test_the_first_call_and_calls_that_compile_nothing_are_silent(watch):
     ],
     ids=["shape", "dtype", "absent"],
 )
-def test_what_changed_is_named(watch, changed, text):
+def test_reports_changed_arguments(watch, changed, text):
     program = fresh(3)
     watch(program, {"x": jnp.ones(3), "y": jnp.ones(2)})
     with pytest.warns(RuntimeWarning, match=f"the step was compiled again, which costs as much.*{text}"):
         watch(program, changed)
 
 
-def test_another_sharding_is_named(watch):
+def test_reports_changed_shardings(watch):
     mesh, program = toy.mesh(data=2).backend_mesh, fresh(4)
     whole, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("data",)))
     watch(program, jax.device_put(jnp.ones(4), whole))
@@ -61,13 +61,13 @@ def test_another_sharding_is_named(watch):
         watch(program, jax.device_put(jnp.ones(4), split))
 
 
-def test_where_no_argument_changed_that_is_said(watch):
+def test_reports_unchanged_arguments(watch):
     watch(fresh(5), jnp.ones(3))
     with pytest.warns(RuntimeWarning, match="no argument changed shape, dtype or sharding"):
         watch(fresh(6), jnp.ones(3))
 
 
-def test_what_another_thread_compiles_does_not_count(watch):
+def test_ignores_compilations_of_other_threads(watch):
     program = fresh(7)
     watch(program, jnp.ones(3))
 

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-import toy
 from jax.sharding import PartitionSpec
-from planted import BLOCK_MODEL
 from spmdkit.parallel import FSDPConfig, build_step, lay_out
-from spmdkit.parallel.step.state import MOST_SEED, seed_problem
+from spmdkit.parallel.step.state import MAX_SEED, seed_problem
+from support import toy
+from support.verification import BLOCK_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_an_abstract_state_is_that_of_the_first_one(step):
     ]
 
 
-@pytest.mark.parametrize("seed", [0, 1, MOST_SEED])
+@pytest.mark.parametrize("seed", [0, 1, MAX_SEED])
 def test_seeds_of_32_bits_are_right(seed):
     assert seed_problem(seed, "train.seed") is None
 
@@ -51,10 +51,9 @@ def test_seeds_of_32_bits_are_right(seed):
 @pytest.mark.parametrize(
     ("seed", "text"),
     [
-        (-1, "train.seed=-1 has to be from 0 to 2**32 - 1 = 4294967295"),
-        (2**32, "train.seed=4294967296 has"),
-        (2**4000, "train.seed=a number of 4001 bits has"),
+        (-1, "train.seed=-1 must be from 0 to 2**32 - 1 = 4294967295"),
+        (2**32, "train.seed=4294967296 must"),
     ],
 )
-def test_other_seeds_would_be_cut_off(seed, text):
+def test_rejects_seeds_out_of_range(seed, text):
     assert seed_problem(seed, "train.seed").startswith(text)

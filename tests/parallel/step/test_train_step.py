@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import pytest
 import reference
-import toy
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
 from spmdkit.parallel.step import initial_params
 from spmdkit.parallel.step.manual_axes import UncheckedStep
-from spmdkit.parallel.step.state import MOST_SEED
+from spmdkit.parallel.step.state import MAX_SEED
+from support import toy
 
 from spmdkit import DataParallel, DeviceMesh, LayoutMap, ModelParallel
 
@@ -51,13 +51,14 @@ def expected(one_device):
     return run(one_device)[1]
 
 
-def test_metrics_are_those_of_one_device(layouts, expected):
+def test_metrics_equal_one_device(layouts, expected):
     _, metrics = run(layouts)
     for name in ("loss", "grad_norm", "weight"):
         assert toy.relative(getattr(metrics, name), getattr(expected, name)) < 1e-5, name
     assert metrics.loss.sharding.is_fully_replicated
 
 
+@pytest.mark.slow
 def test_state_keeps_its_layouts_and_is_donated(layouts):
     step = build_step(toy.BLOCK_MODEL, optax.adamw(1e-2), layouts)
     state = step.init(0, params=first_params())
@@ -97,6 +98,7 @@ def test_initial_parameters_do_not_depend_on_the_mesh(layouts, drawn_by_one_devi
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), ours, reference))
 
 
+@pytest.mark.slow_cases("{'compress': 'int8'}", "{'local_steps': 2}", "{'zero': 2}")
 @pytest.mark.parametrize("data", [{"zero": 1}, {"zero": 2}, {"local_steps": 2}, {"compress": "int8"}], ids=str)
 def test_initial_parameters_do_not_depend_on_what_else_there_is(data, drawn_by_one_device):
     layouts = lay_out(toy.DRAWN_MODEL, {"data": {"size": 2, **data}}, devices=toy.devices(2))
@@ -108,6 +110,7 @@ def test_initial_parameters_do_not_depend_on_what_else_there_is(data, drawn_by_o
     assert jax.tree.all(same)
 
 
+@pytest.mark.slow
 def test_microbatches_change_nothing(float64):
     precision = Precision(params="float64", compute="float64", reduce="float64")
     strategy = {"fsdp": FSDPConfig(size=2, floor_bytes=0), "data": 2}
@@ -118,6 +121,7 @@ def test_microbatches_change_nothing(float64):
     assert max(jax.tree.leaves(errors)) < 1e-12
 
 
+@pytest.mark.slow
 def test_clipping_scales_to_the_norm(layouts):
     step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, clip_norm=0.01)
     gradients, metrics = step.gradients(step.init(0, params=first_params()), toy.batch(0))
@@ -125,6 +129,7 @@ def test_clipping_scales_to_the_norm(layouts):
     assert float(optax.tree.norm(gradients)) == pytest.approx(0.01, rel=1e-4)
 
 
+@pytest.mark.slow_cases("adafactor", "lamb", "masked chain", "muon")
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -142,6 +147,7 @@ def test_any_optax_optimizer_is_right_on_shards(layouts, one_device, optimizer):
     assert max(jax.tree.leaves(errors)) < 1e-4
 
 
+@pytest.mark.slow
 def test_mixed_precision_reduces_in_float32(layouts, expected):
     mixed = Precision(compute="bfloat16")
     step = build_step(toy.BLOCK_MODEL, optax.adamw(1e-2), layouts, precision=mixed)
@@ -163,8 +169,9 @@ def test_mixed_precision_reduces_in_float32(layouts, expected):
 REMAT = ("none", "dots", "full")
 
 
+@pytest.mark.slow_cases("data", "fsdp")
 @pytest.mark.parametrize("strategy", [{"data": 2}, {"fsdp": FSDPConfig(size=2, floor_bytes=256)}], ids=["data", "fsdp"])
-def test_how_much_a_policy_computes_again(strategy):
+def test_policies_recompute_the_expected_operations(strategy):
     """`full` computes once more the one product of a block that its backward reads; `dots` the tanh behind it alone."""
     layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(2))
     products, arithmetic = {}, {}
@@ -177,6 +184,7 @@ def test_how_much_a_policy_computes_again(strategy):
     assert arithmetic["dots"] == arithmetic["full"] == 2
 
 
+@pytest.mark.slow_cases("data x context", "fsdp x tensor")
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -248,6 +256,7 @@ def test_gradients_are_those_that_the_next_step_uses():
         assert float(used.grad_norm) == pytest.approx(float(metrics.grad_norm), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_step_lowers_for_devices_that_do_not_exist():
     strategy = {"fsdp": FSDPConfig(size=8, floor_bytes=0), "data": 128}
     layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=[f"cuda:{index}" for index in range(1024)])
@@ -258,6 +267,7 @@ def test_a_step_lowers_for_devices_that_do_not_exist():
     assert layouts.mesh.size == 1024
 
 
+@pytest.mark.slow
 def test_a_model_whose_loops_do_not_type_still_trains():
     def init(key):
         return {"table": jax.random.normal(key, (32, 16)), "w": jax.random.normal(key, (16, 16)) * 0.1}
@@ -280,6 +290,7 @@ def test_a_model_whose_loops_do_not_type_still_trains():
     assert max(jax.tree.leaves(jax.tree.map(toy.relative, state.params, reference.params))) < 1e-5
 
 
+@pytest.mark.slow
 def test_keras_distributions_take_the_place_of_a_strategy(expected):
     mesh = DeviceMesh((2, 4), ("batch", "model"))
     layout_map = LayoutMap(mesh)
@@ -293,6 +304,7 @@ def test_keras_distributions_take_the_place_of_a_strategy(expected):
     assert toy.relative(metrics.loss, expected.loss) < 1e-5
 
 
+@pytest.mark.slow
 def test_recompilation_warns_with_what_changed(layouts):
     step = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
     state, _ = step(step.init(0, params=first_params()), toy.batch(0))
@@ -303,7 +315,7 @@ def test_recompilation_warns_with_what_changed(layouts):
         step(state, toy.batch(2, rows=32))
 
 
-def test_a_loss_that_is_not_a_pair_says_what_to_return(layouts):
+def test_rejects_losses_that_are_not_a_pair(layouts):
     model = Model(init=toy.init, loss=lambda params, batch, key: jnp.mean(params["head"]["out"]))
     step = build_step(model, optax.sgd(1.0), lay_out(model, toy.mesh(data=2)))
     with pytest.raises(ValueError, match=r"\(losses \* batch.*\)\.sum\(\)"):
@@ -320,20 +332,20 @@ def test_a_loss_that_is_not_a_pair_says_what_to_return(layouts):
         ({"remat": "some"}, "train.remat='some'.*none, dots, full"),
     ],
 )
-def test_options_out_of_range(layouts, options, message):
+def test_rejects_options_out_of_range(layouts, options, message):
     with pytest.raises(ValueError, match=message):
         build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, **options)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**63, 2**70])
-def test_a_seed_that_keys_would_cut_off(layouts, seed):
+def test_rejects_seeds_out_of_range(layouts, seed):
     """Keys take 32 bits: 2**32 would draw the parameters of seed 0."""
-    with pytest.raises(ValueError, match=rf"seed={seed} has to be from 0 to 2\*\*32 - 1 = 4294967295"):
+    with pytest.raises(ValueError, match=rf"seed={seed} must be from 0 to 2\*\*32 - 1 = 4294967295"):
         build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts).init(seed)
 
 
 def test_the_largest_seed_draws_of_its_own():
-    keys = [jax.random.key_data(jax.random.key(seed)).tolist() for seed in (0, 1, 2**31, MOST_SEED)]
+    keys = [jax.random.key_data(jax.random.key(seed)).tolist() for seed in (0, 1, 2**31, MAX_SEED)]
     assert len({tuple(key) for key in keys}) == 4
 
 
@@ -343,6 +355,7 @@ def test_rows_that_cannot_be_split_show_the_arithmetic(layouts):
         step.lower(toy.abstract(toy.batch(0, rows=24)))
 
 
+@pytest.mark.slow
 def test_compiled_ahead_it_runs_what_was_compiled(layouts):
     step = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
     compiled = step.compile(toy.abstract(toy.batch(0)))

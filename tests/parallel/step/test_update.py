@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 import pytest
-import toy
+from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import FSDPConfig, build_step, lay_out, verify
-from spmdkit.training.checkpointing.checkpoints import Checkpoints
+from support import toy
 
 STEPS = 4
 MESHES = {
@@ -72,6 +72,18 @@ def expected():
     return {name: by_hand(make_optimizer()) for name, make_optimizer in OPTIMIZERS.items()}
 
 
+@pytest.mark.slow_cases(
+    "data x fsdp-grad",
+    "data x fsdp-polyak",
+    "data x fsdp-reduce_on_plateau",
+    "one device-grad",
+    "one device-polyak",
+    "one device-reduce_on_plateau",
+    "zero-grad",
+    "zero-polyak",
+    "zero-reduce_on_plateau",
+)
+@pytest.mark.long_cases("one device-reduce_on_plateau")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(("strategy", "devices"), MESHES.values(), ids=MESHES)
 def test_the_loss_is_given_on_every_mesh(expected, strategy, devices, name):
@@ -95,8 +107,10 @@ def lbfgs():
     return optax.lbfgs(0.01, memory_size=2, linesearch=None)
 
 
+@pytest.mark.slow_cases("plateau_of_gradient")
+@pytest.mark.long_cases("lbfgs")
 @pytest.mark.parametrize("make_optimizer", [plateau_of_gradient, pytest.param(lbfgs, marks=pytest.mark.slow)])
-def test_it_is_verified_against_one_device(make_optimizer):
+def test_verifies_against_one_device(make_optimizer):
     batches = [toy.batch(0), toy.batch(0), toy.batch(1)]
     strategy, count = MESHES["data x fsdp"]
     result = verify(
@@ -105,6 +119,7 @@ def test_it_is_verified_against_one_device(make_optimizer):
     assert result.ok, str(result)
 
 
+@pytest.mark.slow
 def test_local_steps_give_each_group_the_loss_of_its_own_rows():
     layouts = lay_out(toy.PLAIN_MODEL, {"data": {"size": 2, "local_steps": 4}}, devices=toy.devices(2))
     step = build_step(toy.PLAIN_MODEL, wants_gradient(), layouts)
@@ -124,6 +139,7 @@ def test_local_steps_give_each_group_the_loss_of_its_own_rows():
         assert max(jax.tree.leaves(errors)) < 1e-6
 
 
+@pytest.mark.slow
 def test_its_state_is_saved_and_restored_onto_another_mesh(tmp_path):
     step = make(*MESHES["data x fsdp"], plateau())
     state = step.init(0)
@@ -160,14 +176,17 @@ REFUSED = {
         "needs 'value_fn', which a step does not have.*runs the model once.*linesearch=None",
     ),
     "None": (broken(lambda g, s, p=None: None), r"returned a NoneType. It has to return \(updates, state\)"),
-    "no updates": (broken(lambda g, s, p=None: (None, s)), "returned updates that has no array at 'blocks/down'"),
-    "part": (broken(lambda g, s, p=None: ({"head": g["head"]}, s)), "no array at 'blocks/down', unlike the parameters"),
-    "more": (broken(lambda g, s, p=None: ({**g, "x": 0.0}, s)), "also has an array at 'x', unlike the parameters"),
+    "no updates": (broken(lambda g, s, p=None: (None, s)), "returned updates without an array at 'blocks/down'"),
+    "part": (
+        broken(lambda g, s, p=None: ({"head": g["head"]}, s)),
+        "without an array at 'blocks/down', unlike the parameters",
+    ),
+    "more": (broken(lambda g, s, p=None: ({**g, "x": 0.0}, s)), "with a further array at 'x', unlike the parameters"),
     "shape": (
         broken(lambda g, s, p=None: (jax.tree.map(lambda leaf: leaf.sum(), g), s)),
         r"with shape \[\] at 'blocks/down', but the parameters has shape \[3, 64, 16\]",
     ),
-    "state": (broken(lambda g, s, p=None: (g, {}), counts), "returned a state that has no array at 'count'"),
+    "state": (broken(lambda g, s, p=None: (g, {}), counts), "returned a state without an array at 'count'"),
     "state's dtype": (
         broken(lambda g, s, p=None: (g, {"count": s["count"] + 0.5}), counts),
         r"a state with float32\[\] at 'count', but the state that it was given has int32\[\]",
@@ -175,19 +194,19 @@ REFUSED = {
     "Python": (broken(asks_python, counts), "needs the value of an array in Python.*jnp.where or jax.lax.cond"),
     "text": (
         broken(lambda g, s, p=None: (g, s), lambda params: {"mode": "fast"}),
-        "init returned something that is no array: .*'str'.*'mode'",
+        "init returned something other than an array: .*'str'.*'mode'",
     ),
 }
 
 
 @pytest.mark.parametrize(("optimizer", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_an_optimizer_cannot_do_is_one_sentence(optimizer, message):
+def test_rejects_unsupported_optimizers(optimizer, message):
     step = make({"data": 1}, 1, optimizer)
     with pytest.raises(UserError, match=message):
         step.lower(toy.abstract(toy.batch(0)))
 
 
-def test_an_error_of_the_optimizer_itself_is_left_alone():
+def test_keeps_errors_of_the_optimizer():
     def update(updates, state, params=None):
         raise TypeError("mine")
 

@@ -6,14 +6,19 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-import toy
 from jax import lax
 from spmdkit.parallel import BlockModel, DataParallelConfig, FSDPConfig, Model, build_step, lay_out
 from spmdkit.parallel import data as data_strategy
+from spmdkit.parallel.collectives import Collective
 from spmdkit.parallel.step import train_step as step_file
-from spmdkit.parallel.verification.collective_check import check_collectives
-from spmdkit.parallel.verification.update_traffic import looks_across
+from spmdkit.parallel.verification.collective_check import (
+    check_collectives,
+    looks_across,
+    predicted_of_update,
+    traffic_of_update,
+)
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
+from support import toy
 
 WIDTH = 128
 STRATEGIES = {
@@ -39,11 +44,7 @@ def frozen_loss(params, batch, key):
 
 
 MODEL, FROZEN = Model(init=init, loss=loss), Model(init=init, loss=frozen_loss)
-BATCH = {
-    "inputs": jnp.ones((4, WIDTH)),
-    "targets": jnp.zeros(4, jnp.int32),
-    "weights": jnp.ones(4),
-}
+BATCH = {"inputs": jnp.ones((4, WIDTH)), "targets": jnp.zeros(4, jnp.int32), "weights": jnp.ones(4)}
 
 
 @cache
@@ -60,15 +61,10 @@ def step_of(name, strategy, model=MODEL):
     return build_step(model, optimizer(name), layouts)
 
 
-SLOW = [(name, strategy) for name in ("muon", "adafactor", "frozen") for strategy in STRATEGIES]
-QUICK = [("muon", "zero 1"), ("adafactor", "zero 2"), ("adafactor", "fsdp")]
-
-
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW if each not in QUICK)],
-)
-def test_optimizers_that_move_for_themselves(name, strategy):
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ["muon", "adafactor", "frozen"])
+def test_attributes_optimizer_collectives_to_xla(name, strategy):
     step = step_of(name, strategy)
     result = check_collectives(step, BATCH)
     assert result.unexpected == ()
@@ -76,15 +72,17 @@ def test_optimizers_that_move_for_themselves(name, strategy):
     assert looks_across(step) == (name != "frozen")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_parameters_that_the_model_freezes_or_never_reads(strategy):
+def test_accepts_missing_collectives_of_frozen_parameters(strategy):
     step = step_of("adamw", strategy, FROZEN)
     assert check_collectives(step, BATCH, frozen=("up", "bias")).unexpected == ()
     named = check_collectives(step, BATCH).unexpected
     assert any(text.startswith("reduce-scatter") for text in named), "they need not be moved, and are not"
 
 
-def test_a_block_that_is_frozen_in_part():
+@pytest.mark.slow
+def test_accepts_partly_frozen_block():
     def block(params, x, key):
         return toy.block({**params, "up": lax.stop_gradient(params["up"])}, x, key)
 
@@ -96,7 +94,8 @@ def test_a_block_that_is_frozen_in_part():
     assert check_collectives(step, batch, frozen=("blocks/scale",)).unexpected != ()
 
 
-def test_one_too_many_among_the_gradients_of_muon(monkeypatch):
+@pytest.mark.slow
+def test_finds_extra_collective_beside_muon(monkeypatch):
     right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
@@ -108,30 +107,30 @@ def test_one_too_many_among_the_gradients_of_muon(monkeypatch):
     assert text == "all-reduce over data: 1 moving 12 bytes predicted, 1 moving 16 bytes found"
 
 
-def test_one_too_many_beside_frozen_parameters(monkeypatch):
+@pytest.mark.slow
+def test_finds_extra_collective_beside_frozen_parameters(monkeypatch):
     """Less moves for these, and just as much less may: not so much that another one fits in between."""
     right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
         summed, scalars = right(gradients, *rest)
-        return {
-            **summed,
-            "down": summed["down"] + lax.psum_scatter(jnp.ones((2, 3)) * scalars[0], "data").sum(),
-        }, scalars
+        more = lax.psum_scatter(jnp.ones((2, 3)) * scalars[0], "data").sum()
+        return {**summed, "down": summed["down"] + more}, scalars
 
     monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
     step = step_of("adamw", "zero 1", FROZEN)
     assert any("reduce-scatter" in text for text in check_collectives(step, BATCH, frozen=("up", "bias")).unexpected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_one_too_many_in_the_update(name, monkeypatch):
+def test_finds_extra_collective_in_update(name, monkeypatch):
     """It is in the step, and neither in the gradients nor in what the optimizer needs."""
     right = step_file.Step._step
 
     def wrong(step, *given):
         state, metrics = right(step, *given)
-        whole = lax.with_sharding_constraint(state.opt_state, step.layouts.replicated())
+        whole = lax.with_sharding_constraint(state.opt_state, step.plan.replicated())
         least = sum(jnp.sort(leaf, axis=None)[0] for leaf in jax.tree.leaves(whole) if leaf.ndim == 2)
         return state, metrics._replace(weight=metrics.weight + 0 * least)
 
@@ -139,7 +138,8 @@ def test_one_too_many_in_the_update(name, monkeypatch):
     assert any("all-gather over data" in text for text in check_collectives(step_of(name, "zero 1"), BATCH).unexpected)
 
 
-def test_an_optimizer_whose_state_lies_elsewhere(monkeypatch):
+@pytest.mark.slow
+def test_finds_misplaced_optimizer_state(monkeypatch):
     """One that treats every element by itself moves nothing, unless its state lies where its parameter does not."""
     right = step_file.resolve_optimizer_state
 
@@ -153,7 +153,8 @@ def test_an_optimizer_whose_state_lies_elsewhere(monkeypatch):
     assert any("though the optimizer treats every element by itself" in text for text in texts)
 
 
-def test_at_the_start_of_a_run_nothing_is_compiled_apart(monkeypatch):
+@pytest.mark.slow
+def test_compiles_once_at_start_of_run(monkeypatch):
     """What is moved beyond the prediction is then left to XLA under an optimizer that looks across elements, alone."""
     monkeypatch.setattr("spmdkit.parallel.verification.collective_check.traffic_of_update", None)
     quick = check_collectives(step_of("muon", "fsdp"), BATCH, compiles_apart=False)
@@ -168,3 +169,39 @@ def test_at_the_start_of_a_run_nothing_is_compiled_apart(monkeypatch):
 
 def replicated(layout):
     return type(layout)((None,) * len(layout.axes), layout.device_mesh)
+
+
+UPDATE_MODEL = Model(
+    init=lambda key: {"w": jnp.full((WIDTH, WIDTH), 0.1)},
+    loss=lambda params, batch, key: (((batch["x"] @ params["w"]) ** 2).sum(), batch["weights"].sum()),
+)
+UPDATE_STRATEGIES = {**STRATEGIES, "data": {"data": 2}}
+ACROSS = optax.stateless(
+    lambda updates, params: jax.tree.map(lambda leaf: leaf - leaf.mean(axis=0, keepdims=True), updates)
+)
+SORTED = optax.stateless(lambda updates, params: jax.tree.map(lambda leaf: jnp.sort(leaf, axis=0), updates))
+
+
+@cache
+def update_step(strategy, optimizer):
+    layouts = lay_out(UPDATE_MODEL, UPDATE_STRATEGIES[strategy], devices=toy.devices(2))
+    return build_step(UPDATE_MODEL, optimizer, layouts)
+
+
+GATHERS = (Collective("all-gather", ("data",), 1, 4 * WIDTH * WIDTH),)
+
+
+@pytest.mark.parametrize(("strategy", "moved"), [("data", ()), ("fsdp", ()), ("zero 1", GATHERS)])
+def test_update_moves_gathers_of_zero_alone(strategy, moved):
+    step = update_step(strategy, optax.sgd(0.1))
+    assert predicted_of_update(step) == traffic_of_update(step) == moved
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "across"),
+    [(optax.adamw(1e-3), False), (ACROSS, True), (SORTED, True)],
+    ids=["adam", "mean", "sort"],
+)
+def test_detects_optimizer_that_combines_elements(optimizer, across):
+    """Operations that change shapes, and those that do not and look across all the same."""
+    assert looks_across(update_step("fsdp", optimizer)) == across

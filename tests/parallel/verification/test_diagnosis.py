@@ -1,31 +1,31 @@
-"""From a difference to its usual cause, on made numbers; `test_compare.py` plants the mistakes themselves."""
+"""Causes of differences: factors, replicas, rows that do not count once, and updates."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from jax.sharding import NamedSharding, PartitionSpec
-from planted import MODEL
-from spmdkit.parallel import FSDPConfig, lay_out
+from spmdkit.parallel import lay_out
+from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.verification import diagnosis
 from spmdkit.parallel.verification.reference import Sums
-from spmdkit.parallel.verification.row_counts import Case
-
-SIZES = {"data": 2, "fsdp": 4}
+from spmdkit.parallel.verification.row_counts import Case, of_rows, of_stages
+from support import toy
+from support.verification import BLOCK_MODEL, MESH, MODEL
 
 
 @cache
-def layouts(data=2, fsdp=2):
-    return lay_out(MODEL, {"data": data, "fsdp": FSDPConfig(size=fsdp, floor_bytes=512)}, devices=toy.devices(4))
+def layouts():
+    return lay_out(MODEL, MESH, devices=toy.devices(4))
 
 
-def case(**changed):
-    """A model that keeps its contract, and a batch in which no row stands out."""
-    made = Case(changed.pop("layouts", layouts()), 1, None, None, None, {})
-    made.__dict__["contract"] = changed.pop("contract", "")  # else it would be measured
+def case(contract=""):
+    """A model with this breach of its contract, and a batch without weights."""
+    made = Case(layouts(), 1, None, None, None, {})
+    made.__dict__["contract"] = contract  # else it would be measured
     return made
 
 
@@ -37,29 +37,21 @@ def on_mesh(whole, spec=()):
 # Factors and orders
 
 
-@pytest.mark.parametrize("times", [4.0, 0.5])
-def test_a_uniform_factor_is_a_measurement_without_a_cause(times):
-    """A loss scale, a sum done twice and a wrong divisor look the same; nor is it the same numbers in other places."""
-    value = np.arange(6.0).reshape(2, 3)
-    assert diagnosis.how_it_differs(times * value, value) == f"{times:g} times the reference in every element."
+VALUE = np.arange(6.0).reshape(2, 3)
 
 
-def test_a_factor_near_to_1_is_told_with_the_digits_that_tell_it_from_1():
-    value = np.arange(6.0).reshape(2, 3)
-    text = diagnosis.how_it_differs((1 + 3e-6) * value, value)
-    assert text == "1 + 3.0e-06 times the reference in every element."
-    found = {name: (1 - 3e-6) * leaf for name, leaf in ARRAYS.items()}
-    assert diagnosis.digits(diagnosis._of_all(found, ARRAYS)) == "1 - 3.0e-06"
-
-
-def test_the_same_numbers_in_another_order():
-    value = np.arange(6.0).reshape(2, 3)
-    assert diagnosis.how_it_differs(value.T.reshape(2, 3), value) == "the same numbers in other places."
-    assert diagnosis.how_it_differs(value + 1, value).startswith("no multiple of the reference; on average")
-
-
-def test_axes_in_words():
-    assert [diagnosis.named(axes) for axes in ((), ("data",), ("data", "fsdp"))] == ["no axis", "data", "data x fsdp"]
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (4 * VALUE, "4 times the reference in every element."),
+        ((1 - 3e-6) * VALUE, "1 - 3.0e-06 times the reference in every element."),
+        (VALUE.T.reshape(2, 3), "the same numbers in other places."),
+        (VALUE + 1, "no multiple of the reference"),
+    ],
+    ids=["factor", "near one", "order", "other"],
+)
+def test_describes_difference_of_arrays(wrong, text):
+    assert diagnosis.how_it_differs(wrong, VALUE).startswith(text)
 
 
 # Loss, weight and evaluation
@@ -69,41 +61,18 @@ def sums(total=10.0, weight=4.0, **gradients):
     return Sums(total, weight, gradients)
 
 
-def test_a_loss_that_is_not_finite_is_the_models_own():
-    assert "the model itself, not the strategy" in diagnosis.of_loss(case(contract="x"), sums(), sums(np.nan))
+def test_broken_contract_explains_all_differences():
+    broken = case("The model: so and so.")
+    assert diagnosis.explain_loss(broken, sums(20.0), sums()) == "The model: so and so."
+    assert diagnosis.explain_gradient(broken, "first", sums(), sums(), (1.0, 1.0)) == "The model: so and so."
+    assert diagnosis.explain_evaluation(broken, (1.0, 1.0), (2.0, 1.0), None, {}) == "The model: so and so."
 
 
-def test_a_broken_contract_explains_everything_else():
-    broken = case(contract="The model: so and so.")
-    assert diagnosis.of_loss(broken, sums(20.0), sums()) == "The model: so and so."
-    assert diagnosis.of_gradient(broken, "first", sums(), sums(), (1.0, 1.0)) == "The model: so and so."
-    assert diagnosis.of_evaluation(broken, (1.0, 1.0), (2.0, 1.0), None, {}) == "The model: so and so."
-
-
-def test_a_weight_that_differs_is_a_measurement():
-    text = diagnosis.of_loss(case(), sums(weight=48.0), sums(weight=12.0))
+def test_reports_measured_loss_and_weight_without_cause():
+    text = diagnosis.explain_loss(case(), sums(weight=48.0), sums(weight=12.0))
     assert text == "It is divided by a weight of 48, and one device by 12."
-    text = diagnosis.of_weight(48.0, 12.0)
-    assert text.startswith("It is 48, and 12 on one device: 4 times the reference.")
-
-
-def test_a_loss_that_differs_alone_is_a_measurement():
-    """Nothing has shown that a weight, a divisor or a parameter is wrong."""
-    text = diagnosis.of_loss(case(), sums(total=9.8), sums())
+    text = diagnosis.explain_loss(case(), sums(total=9.8), sums())
     assert text == "The weight is right; the sum of the losses is 0.98 times the reference."
-
-
-def test_an_evaluation_that_draws_is_told_from_one_that_sums_wrongly():
-    class Random:
-        def sums(self, params, batch):
-            return sums(total=7.0)
-
-    drawn = Case(layouts(), 1, None, None, Random(), {})
-    drawn.__dict__["contract"] = ""
-    assert "random numbers of step 0: an evaluation has none" in diagnosis.of_evaluation(drawn, (7, 4), (5, 4), {}, {})
-    text = diagnosis.of_evaluation(drawn, (10, 4), (5, 4), {}, {})
-    assert text == "The sum of the losses is 10, and 5 on one device: 2 times the reference."
-    assert diagnosis.of_evaluation(drawn, (5, 2), (5, 4), {}, {}).startswith("The weight is 2, and 4 on one device")
 
 
 # Gradients and their norm
@@ -111,18 +80,17 @@ def test_an_evaluation_that_draws_is_told_from_one_that_sums_wrongly():
 ARRAYS = {"first": np.arange(256.0).reshape(16, 16), "scale": np.arange(16.0), "second": np.ones((16, 8))}
 
 
-def of_gradient(path, wrong, *, norms=(2.0, 1.0)):
+def of_gradient(path, wrong):
     found = {name: on_mesh(leaf) for name, leaf in ARRAYS.items()}
-    return diagnosis.of_gradient(case(), path, sums(**{**found, path: wrong}), sums(**ARRAYS), norms)
+    return diagnosis.explain_gradient(case(), path, sums(**{**found, path: wrong}), sums(**ARRAYS), (2.0, 1.0))
 
 
-@pytest.mark.parametrize("times", [3.0, 1.25])
-def test_a_factor_of_all_gradients_is_told_with_all_its_digits(times):
-    found = {name: on_mesh(times * leaf) for name, leaf in ARRAYS.items()}
-    text = diagnosis.of_gradient(case(), "first", sums(**found), sums(**ARRAYS), (1.0, 1.0))
-    assert text == f"Every gradient is {times:g} times the reference; the norm that the step reports is right."
-    text = diagnosis.of_gradient(case(), "first", sums(**found), sums(**ARRAYS), (times, 1.0))
-    assert text.endswith(f"the norm that the step reports is {times:g} times the reference as well.")
+def test_formats_factor_of_all_gradients():
+    found = {name: on_mesh(3 * leaf) for name, leaf in ARRAYS.items()}
+    text = diagnosis.explain_gradient(case(), "first", sums(**found), sums(**ARRAYS), (1.0, 1.0))
+    assert text == "Every gradient is 3 times the reference; the norm that the step reports is right."
+    text = diagnosis.explain_gradient(case(), "first", sums(**found), sums(**ARRAYS), (3.0, 1.0))
+    assert text.endswith("the norm that the step reports is 3 times the reference as well.")
 
 
 def copies(leaf, *shares):
@@ -133,57 +101,125 @@ def copies(leaf, *shares):
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)
 
 
-def test_copies_that_add_up_are_a_missing_sum():
+def test_replicas_that_add_up_are_missing_sum():
     text = of_gradient("scale", copies(ARRAYS["scale"], 0.25, 0.25, 0.75, 0.75))
     assert "Devices along data hold different values, and their sum is the reference: a missing psum over data" in text
     text = of_gradient("scale", copies(ARRAYS["scale"], 0.5, 0.5, 0.75, 0.25))
-    assert text.startswith("Devices along data x fsdp hold different values of what has to be the same.")
+    assert text.startswith("Devices along data x fsdp hold different values of what must be the same.")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        (2 * ARRAYS["first"], "2 times the reference in every element."),
-        (ARRAYS["first"].T, "The same numbers in other places"),
-        (ARRAYS["first"] ** 1.5, "No multiple of the reference; on average"),
-    ],
-)
-def test_a_gradient_that_all_devices_agree_on(wrong, text):
-    said = of_gradient("first", on_mesh(wrong, ("fsdp",)))
-    assert said.startswith(text)
-    assert said.endswith("Its layout is (fsdp, None).")
-
-
-def test_a_norm_is_a_measurement():
-    assert diagnosis.of_norm(1.5, 1.0) == "It is 1.5 times the reference, while every gradient is right."
+def test_describes_gradient_that_all_devices_agree_on():
+    text = of_gradient("first", on_mesh(ARRAYS["first"].T, ("fsdp",)))
+    assert text == "The same numbers in other places. Its layout is (fsdp, None)."
 
 
 # Initial parameters and refusals
 
 
-def test_initial_parameters_that_differ():
+def test_describes_different_initial_parameters():
     class Drawn:
         def init(self, dtype):
             return ARRAYS
 
-    def told(path, leaf):
-        return diagnosis.of_init(Case(layouts(), 1, None, {**ARRAYS, path: leaf}, Drawn(), {}), path)
-
-    changed = ARRAYS["second"].copy()
-    changed[3] += 1
-    changed[11] -= 1
-    assert told("second", changed).endswith("rows 3, 11 of the 16 of dim 0 alone.")
-    assert "the same numbers in other places" in told("first", ARRAYS["first"].T)
-    assert "in all of scale: no multiple of the reference" in told("scale", ARRAYS["scale"] * 1.5 + 1)
+    params = {**ARRAYS, "first": ARRAYS["first"].T}
+    text = diagnosis.explain_init(Case(layouts(), 1, None, params, Drawn(), {}), "first")
+    assert text == "The same seed draws other parameters on this mesh: the same numbers in other places."
 
 
-def test_what_jax_refuses_is_read(monkeypatch):
-    text = (
-        "shard_map applied to the function 'gradients' was given out_specs which require replication which can't be "
-        "statically inferred given the mesh: out_specs[0]['blocks']['up'] is PartitionSpec('fsdp',), which implies the "
-        "output is only varying across mesh axes {fsdp} and replicated over {data}, but it was varying over {data,fsdp}"
-    )
-    path, cause = diagnosis.refused(ValueError(text), layouts())
-    assert path == "blocks/up"
-    assert "along data, which have to hold the same: a missing psum over data." in cause
-    assert diagnosis.refused(ValueError("out of memory"), layouts()) is None
+ROWS = 8
+LOSSES = np.arange(1.0, ROWS + 1)
+
+
+class Reference:
+    """One device, on which each row counts once."""
+
+    def sums(self, params, batch):
+        return counted(batch, np.ones(ROWS))
+
+
+def counted(batch, times):
+    """What a step sums up that counts row n `times[n]` times."""
+    weights = np.asarray(batch["weights"]) * times
+    return Sums(float(weights @ LOSSES), float(weights.sum()), {"up": (weights @ LOSSES) * np.ones((4, 2))})
+
+
+def rows_case(times, microbatches=1, **batch):
+    given = {"weights": np.full(ROWS, 0.5, np.float32), **batch}
+    return Case(layouts(), microbatches, lambda params, batch: counted(batch, times), {}, Reference(), given)
+
+
+def times(*rows, count=0):
+    each = np.ones(ROWS)
+    each[list(rows)] = count
+    return each
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "microbatches", "text"),
+    [
+        ((2,), 0, 1, "row 2 of 8 is not counted."),
+        ((1, 6), 2, 1, "rows 1, 6 of 8 counts 2 times."),
+        ((4, 5, 6, 7), 2, 1, "what lies at data 1 (rows 4, 5, 6, 7 of 8) counts 2 times."),
+        ((2, 3, 6, 7), 0, 1, "what lies at fsdp 1 (rows 2, 3, 6, 7 of 8) is not counted."),
+        ((1, 3, 5, 7), 0, 2, "microbatch 2 of the 2 of every device (rows 1, 3, 5, 7 of 8) is not counted."),
+    ],
+)
+def test_names_rows_by_common_place(rows, count, microbatches, text):
+    assert of_rows(rows_case(times(*rows, count=count), microbatches), None) == text
+
+
+TWO = times(2, count=0) + times(3, count=2) - 1
+
+
+@pytest.mark.parametrize("wrong", [np.ones(ROWS), times(1, count=1.5), TWO], ids=["right", "half", "two"])
+def test_reports_nothing_for_complex_cases(wrong):
+    assert of_rows(rows_case(wrong), None) == ""
+
+
+def test_runs_nothing_without_weights_or_with_many_rows():
+    def run(params, batch):
+        raise AssertionError
+
+    many = Case(layouts(), 1, run, {}, Reference(), {"weights": np.ones(65)})
+    without = Case(layouts(), 1, run, {}, Reference(), {"inputs": np.ones(8)})
+    assert of_rows(many, None) == of_rows(without, None) == ""
+
+
+def test_finds_rows_of_one_gradient():
+    assert of_rows(rows_case(times(3)), "up") == "row 3 of 8 is not counted."
+
+    def run(params, batch):
+        found = counted(batch, times(3))
+        return found._replace(gradients={"up": found.gradients["up"] + np.arange(8.0).reshape(4, 2)})
+
+    assert of_rows(replace(rows_case(times(3)), run=run), "up") == "", "no multiple of the reference"
+
+
+def test_names_stage_of_pipeline():
+    """One block on each of three stages; the gradient of the second is wrong."""
+    layouts = lay_out(BLOCK_MODEL, {"pipe": PipelineConfig(size=3, microbatches=3)}, devices=toy.devices(3))
+    found, expected = Case(layouts, 1, None, None, None, {}), np.ones((3, 2))
+    value = expected * np.array([[1.0], [2.0], [1.0]])
+    assert of_stages(found, "blocks/up", value, expected) == "it is wrong on stage 1 of pipe alone."
+    assert of_stages(found, "blocks/up", 2 * expected, expected) == "", "all stages are wrong"
+    assert of_stages(found, "head/out", value, expected) == "", "it is on every stage"
+    assert of_stages(rows_case(times(3)), "first", value, expected) == "", "there are no stages"
+
+
+BEFORE, MOVED = np.array([1.0, 2.0, 4.0]), np.array([-0.1, 0.3, -0.2])
+
+
+@pytest.mark.parametrize(
+    ("moved", "text"),
+    [
+        (0 * MOVED, "w does not move."),
+        (3 * MOVED, "its change is 3 times the reference in every element."),
+        (MOVED - 0.01 * BEFORE, "w has -0.01 times itself added, beyond the update of one device."),
+        (MOVED[::-1], "its change is the same numbers in other places."),
+        (MOVED + np.array([0.0, 0.5, 0.1]), "its change is no multiple of the reference."),
+        (MOVED, "w is right after the first update that is wrong."),
+    ],
+    ids=["still", "far", "decayed", "ordered", "other", "right"],
+)
+def test_describes_parameter_change(moved, text):
+    assert diagnosis._of_update("w", BEFORE, BEFORE + moved, BEFORE + MOVED) == text

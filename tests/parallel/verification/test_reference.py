@@ -1,14 +1,25 @@
-"""One device in plain JAX, held to formulas in NumPy: what every strategy is compared with has to be right itself."""
+"""One device in plain JAX against formulas in NumPy, the perturbed model, and errors of arrays."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 from spmdkit.parallel import Model
 from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.parallel.schedule.stages import assign
+from spmdkit.parallel.verification.differences import (
+    SMALL,
+    SMALL_IN_FLOAT32,
+    LeafError,
+    leaf_errors,
+    numbers,
+    state_errors,
+)
+from spmdkit.parallel.verification.perturb import JITTER, prepared
 from spmdkit.parallel.verification.reference import OneDevice
+from support import toy
 
 RATE, CLIP = 0.1, 0.5
 
@@ -58,7 +69,7 @@ def close(found, expected):
 
 
 @pytest.mark.parametrize("step", [0, 5])
-def test_sums_of_a_batch_with_the_numbers_of_their_step(step):
+def test_sums_batch_with_random_numbers_of_step(step):
     mean, gradients = by_hand()
     found = one().sums(PARAMS, BATCH, step)
     assert found.weight == 1.75
@@ -66,13 +77,12 @@ def test_sums_of_a_batch_with_the_numbers_of_their_step(step):
     close(found.gradients, jax.tree.map(lambda leaf: 1.75 * leaf, gradients))
 
 
-def test_an_evaluation_draws_nothing():
-    total, weight = one().evaluate(PARAMS, BATCH)
-    assert (total, weight) == (pytest.approx(1.75 * by_hand()[0], rel=1e-6), 1.75)
+def test_evaluation_is_deterministic():
+    assert one().measure(PARAMS, BATCH)[:2] == (pytest.approx(1.75 * by_hand()[0], rel=1e-6), 1.75)
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, CLIP])
-def test_two_steps_of_gradient_descent(clip_norm):
+def test_takes_two_steps_of_gradient_descent(clip_norm):
     batches = [BATCH, {**BATCH, "weights": BATCH["weights"][::-1]}]
     found = one(clip_norm=clip_norm).train(PARAMS, batches)
     params, norms = PARAMS, []
@@ -85,20 +95,21 @@ def test_two_steps_of_gradient_descent(clip_norm):
     close(found.params, params)
     close(found.gradients, by_hand()[1])
     assert found.norms == pytest.approx(norms, rel=1e-5)
-    assert (found.weight, found.norm, found.weights) == (1.75, found.norms[0], (1.75, 1.75))
+    assert found.weights == (1.75, 1.75)
 
 
-def test_a_batch_without_weight_divides_by_nothing():
+def test_accepts_batch_without_weight():
     found = one().train(PARAMS, [{**BATCH, "weights": np.zeros(3, np.float32)}])
     assert (found.losses, found.weights, found.norms) == ((0.0,), (0.0,), (0.0,))
     close(found.params, PARAMS)
 
 
-def test_blocks_are_stored_stage_by_stage_and_computed_in_order():
+def test_stores_blocks_by_stage_and_computes_them_in_order():
     """Down the stages and up again; the order of the model is what counts."""
     stages = assign(4, make_schedule("zbv", 2, 4), ())
     order = [0, 3, 1, 2]
     device = one(stages=stages)
+    assert device.init("bfloat16")["w"].dtype == jnp.bfloat16
     stored = device.init("float32")
     assert stored["blocks"]["b"].tolist() == order
     close(device.to_model(stored), PARAMS)
@@ -108,7 +119,7 @@ def test_blocks_are_stored_stage_by_stage_and_computed_in_order():
     )
 
 
-def test_rows_that_fill_up_a_stage_are_zeros_and_not_read():
+def test_padding_of_stage_is_zero_and_unread():
     device = one(stages=assign(4, make_schedule("1f1b", 3, 3), ()))  # 0 1 | 2 - | 3 -
     stored = device.init("float32")
     assert stored["blocks"]["b"].tolist() == [0, 1, 2, 0, 3, 0]
@@ -116,12 +127,7 @@ def test_rows_that_fill_up_a_stage_are_zeros_and_not_read():
     close(device.to_model(stored), PARAMS)
 
 
-def test_first_parameters_are_stored_as_asked_for():
-    assert one().init("bfloat16")["w"].dtype == jnp.bfloat16
-    close(one().init("float32"), PARAMS)
-
-
-def test_parameters_and_inputs_are_cast_and_exact_counts_are_not():
+def test_casts_parameters_and_inputs_but_not_weights():
     seen = {}
 
     def recording(params, batch, key):
@@ -132,7 +138,7 @@ def test_parameters_and_inputs_are_cast_and_exact_counts_are_not():
     assert seen == {"inputs": "bfloat16", "w": "bfloat16", "targets": "float32", "weights": "float32"}
 
 
-def test_an_optimizer_may_ask_for_the_loss():
+def test_passes_loss_to_optimizer():
     def update(updates, state, params=None, *, value, **extra):
         return jax.tree.map(lambda leaf: -value * jnp.ones_like(leaf), updates), state
 
@@ -141,7 +147,7 @@ def test_an_optimizer_may_ask_for_the_loss():
     close(found.params["w"], PARAMS["w"] - found.losses[0])
 
 
-def test_tolerances_follow_from_what_the_model_casts_to():
+def test_tolerances_follow_casts():
     def tolerances(**options):
         loss, update = one(**options).narrowings(PARAMS, BATCH)
         return loss.tolerance, max(loss.tolerance, update.tolerance)
@@ -152,3 +158,101 @@ def test_tolerances_follow_from_what_the_model_casts_to():
     rate = optax.scale_by_schedule(lambda count: (count + 0.1).astype("bfloat16").astype("float32"))
     assert tolerances(optimizer=rate) == (1e-5, 1e-5), "one number is the same everywhere"
     assert tolerances(compute="bfloat16") == (5e-2, 5e-2)
+
+
+GIVEN = {"ones": jnp.ones((3, 4)), "steps": jnp.arange(3), "zeros": jnp.zeros(5), "zeros_too": jnp.zeros(5)}
+
+
+def narrow_loss(params, batch, key):
+    return jnp.bfloat16(2.0), jnp.bfloat16(4.0)
+
+
+PERTURB_MODEL = Model(init=lambda key: GIVEN, loss=narrow_loss)
+
+
+def test_perturbs_zeros_and_ones():
+    init = prepared(PERTURB_MODEL, "float32").init
+    moved = jax.jit(init)(jax.random.key(0))
+    assert 0 < np.abs(moved["ones"] - 1).max() <= JITTER * 1.0001
+    assert (moved["zeros"] > 0).all()
+    assert moved["zeros"].max() <= 2.5 * JITTER
+    for name in ("ones", "zeros"):
+        assert len(np.unique(moved[name])) == moved[name].size, "no two parts are the same in another order"
+    assert not np.array_equal(moved["zeros"], moved["zeros_too"])
+    assert (moved["steps"].tolist(), moved["steps"].dtype) == ([0, 1, 2], GIVEN["steps"].dtype)
+    assert jax.tree.all(jax.tree.map(np.array_equal, moved, init(jax.random.key(0)))), "the same in every program"
+
+
+def test_sums_have_dtype_of_gradients():
+    total, weight = prepared(PERTURB_MODEL, "float32").loss({}, {}, None)
+    assert (total.dtype, weight.dtype, float(total), float(weight)) == (jnp.float32, jnp.float32, 2, 4)
+
+
+MESH = toy.mesh(data=2, fsdp=2)
+
+
+def placed(spec, *parts):
+    """An array whose parts on devices 0, 1, 2 and 3 are given, copies that differ included."""
+    sharding = jax.sharding.NamedSharding(MESH.backend_mesh, PartitionSpec(*spec))
+    devices = MESH.backend_mesh.devices.flat
+    arrays = [jax.device_put(np.float32(part), device) for part, device in zip(parts, devices, strict=True)]
+    shape = (len(parts[0]) * (2 if spec else 1),)
+    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+
+
+def test_finds_replica_that_differs():
+    right = placed(("fsdp",), [1, 2], [3, 4], [1, 2], [3, 4])
+    wrong = placed(("fsdp",), [1, 2], [3, 4], [1, 2], [3, 6])
+    reference = {"x": np.array([1.0, 2, 3, 4])}
+    assert leaf_errors({"x": right}, reference) == [LeafError(0.0, "x")]
+    assert leaf_errors({"x": wrong}, reference) == [LeafError(2 / 4, "x")]
+    wrong = placed(("fsdp",), [1, 2], [3, 4], [1, 2], [3, np.nan])
+    assert leaf_errors({"x": wrong}, reference) == [LeafError(np.inf, "x")]
+
+
+def test_sorts_errors_and_scales_reference():
+    found = {"a": jnp.array([2.0]), "b": {"c": jnp.array([2.0, 5.0])}}
+    reference = {"a": np.array([1.0]), "b": {"c": np.array([1.0, 2.0])}}
+    assert leaf_errors(found, reference, scale=2.0) == [LeafError(0.25, "b/c"), LeafError(0.0, "a")]
+
+
+@pytest.mark.parametrize(("tolerance", "noise"), [(1e-9, SMALL), (1e-5, SMALL_IN_FLOAT32)])
+def test_scales_error_of_small_leaf(tolerance, noise):
+    found = {"large": jnp.array([1.0]), "small": jnp.array([noise / 4])}
+    reference = {"large": np.array([1.0]), "small": np.array([noise / 2])}
+    (worst, _) = leaf_errors(found, reference, tolerance=tolerance)
+    assert worst.path == "small"
+    assert worst.relative == pytest.approx(1 / 4, rel=1e-6)
+
+
+def test_scales_error_by_measured_rounding():
+    found, reference = {"x": jnp.array([2.0]), "y": jnp.array([2.0])}, {"x": np.array([1.0]), "y": np.array([1.0])}
+    other = {"x": np.array([1.0]), "y": np.array([1.0 + 1e-9])}
+    (x, y) = sorted(leaf_errors(found, reference, tolerance=1e-9, moved=other), key=lambda error: error.path)
+    assert x.relative == 1.0
+    assert y.relative == pytest.approx(1 / 16, rel=1e-6)
+    assert state_errors(found, reference, {}, tolerance=1e-9, moved=other) == [x, y]
+
+
+def test_scales_moments_by_their_kind():
+    """A second moment is small beside a first one: against that, it would be lost."""
+    params = {"w": jnp.ones(1), "b": jnp.ones(1)}
+    reference = {"mu": {"w": np.array([1.0]), "b": np.array([1.0])}, "nu": {"w": np.array([1e-8]), "b": np.zeros(1)}}
+    found = {"mu": {"w": jnp.array([1.0]), "b": jnp.array([1.0])}, "nu": {"w": jnp.array([2e-8]), "b": jnp.zeros(1)}}
+    (worst, *others) = state_errors(found, reference, params)
+    assert worst.path == "nu/w"
+    assert worst.relative == pytest.approx(1.0, rel=1e-6)
+    assert [each.relative for each in others] == [0, 0, 0]
+
+
+def test_accepts_equal_infinite_state():
+    """Such as the best loss so far, before the first step."""
+    assert state_errors({"best": jnp.array(jnp.inf)}, {"best": np.array(np.inf)}, {}) == [LeafError(0.0, "best")]
+    assert state_errors({"best": jnp.array(1.0)}, {"best": np.array(np.inf)}, {}) == [LeafError(np.inf, "best")]
+
+
+def test_compares_keys_by_data():
+    key = jax.random.key(3)
+    assert np.array_equal(numbers(key), jax.random.key_data(key))
+    assert state_errors({"rng": key}, {"rng": jax.random.key(3)}, {}) == [LeafError(0.0, "rng")]
+    assert state_errors({"rng": key}, {"rng": jax.random.key(4)}, {})[0].relative > 0

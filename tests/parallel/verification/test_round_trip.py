@@ -1,6 +1,5 @@
-"""A state that is saved and restored: blocks in another order, arrays that are others, a count that is lost."""
+"""Saving and restoring a state: blocks in another order, changed arrays, a lost count."""
 
-from dataclasses import replace
 from functools import cache
 
 import jax
@@ -8,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
-from planted import given_init
 from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
 from spmdkit.parallel.sharding import stored_order
 from spmdkit.parallel.sharding.stored_order import StoredOrder
@@ -17,18 +14,8 @@ from spmdkit.parallel.verification import round_trip as file
 from spmdkit.parallel.verification.compare import verify_step
 from spmdkit.parallel.verification.reference import OneDevice
 from spmdkit.parallel.verification.round_trip import in_memory, round_trip
-
-FIVE = 5
-
-
-def five(key):
-    """One block more than the toy has places for on 2 stages of 2 chunks: two rows are filled up."""
-    params = given_init(key)
-    return {**params, "blocks": jax.tree.map(lambda leaf: jnp.concatenate([leaf, -leaf[:2]]), params["blocks"])}
-
-
-MODEL = replace(toy.BLOCK_MODEL, init=five, num_blocks=FIVE)
-OPTIMIZER = optax.adamw(1e-2)
+from support import toy
+from support.verification import FIVE_BLOCKS
 
 
 def counting(params):
@@ -40,16 +27,16 @@ def counted(updates, state, params=None):
     return updates, jax.tree.map(lambda count: count + 1, state)
 
 
-OPTIMIZER = optax.chain(OPTIMIZER, optax.GradientTransformation(counting, counted))
+OPTIMIZER = optax.chain(optax.adamw(1e-2), optax.GradientTransformation(counting, counted))
 
 
 @cache
 def training():
     """A pipeline whose stages store blocks in another order, and one device; compiled once."""
-    layouts = lay_out(MODEL, {"pipe": {"size": 2, "schedule": "zbv", "microbatches": 2}}, devices=toy.devices(2))
-    step = build_step(MODEL, OPTIMIZER, layouts, precision=Precision())
+    layouts = lay_out(FIVE_BLOCKS, {"pipe": {"size": 2, "schedule": "zbv", "microbatches": 2}}, devices=toy.devices(2))
+    step = build_step(FIVE_BLOCKS, OPTIMIZER, layouts, precision=Precision())
     stages = layouts.pipeline.stages
-    one_device = OneDevice(MODEL, OPTIMIZER, clip_norm=0.0, compute="float32", seed=0, stages=stages)
+    one_device = OneDevice(FIVE_BLOCKS, OPTIMIZER, clip_norm=0.0, compute="float32", seed=0, stages=stages)
     batch = toy.batch(0, rows=4)
     reference = one_device.train(jax.tree.map(np.asarray, step.init(0).params), [batch])
     return step, one_device, batch, reference
@@ -63,7 +50,8 @@ def sent(save_and_restore=None, plant=lambda: None):
     return round_trip(step, state, batch, reference, one_device, save_and_restore=save_and_restore, tolerance=1e-5)
 
 
-def test_it_comes_back():
+@pytest.mark.slow
+def test_state_comes_back():
     result = sent()
     assert (dict(result.mesh), result.differing) == ({"fsdp": 2}, ())
     assert result.params[0].relative < 1e-5
@@ -71,8 +59,9 @@ def test_it_comes_back():
     assert result.arrays == len(jax.tree.leaves(training()[0].abstract_state()))
 
 
-def test_blocks_that_stay_in_the_order_of_the_stages(monkeypatch):
-    """Saved and restored alike: nothing is lost, but every other mesh takes one block for another."""
+@pytest.mark.slow
+def test_finds_blocks_saved_in_order_of_stages(monkeypatch):
+    """Saved and restored alike: nothing is lost, but other meshes confuse the blocks."""
 
     def first_rows(order, tree):
         blocks = order.stages.num_blocks
@@ -85,7 +74,8 @@ def test_blocks_that_stay_in_the_order_of_the_stages(monkeypatch):
     assert result.params[0].relative > 0.1
 
 
-def test_blocks_that_are_not_put_back(monkeypatch):
+@pytest.mark.slow
+def test_finds_blocks_not_put_back(monkeypatch):
     def padded(blocks, stages):
         order = stages.order
         return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[: len(order) - stages.num_blocks] * 0]), blocks)
@@ -116,24 +106,23 @@ def rounded(state, like):
     return back._replace(params={**back.params, "embed": {"table": jax.device_put(table, back.step.sharding)}})
 
 
-@pytest.mark.parametrize(
-    ("planted", "line"),
-    [
-        (
-            swapped,
-            "params/blocks/up, restored onto fsdp 2, has the same rows of dim 0 in another order: [1, 0, 2, 3, 4]",
-        ),
-        (uncounted, "step, restored onto fsdp 2, "),
-        (rounded, "params/embed/table, restored onto fsdp 2, differs in "),
-    ],
-)
-def test_what_does_not_come_back(planted, line):
+CHANGED = {
+    swapped: "params/blocks/up, restored onto fsdp 2, has the same rows of dim 0 in another order: [1, 0, 2, 3, 4]",
+    uncounted: "step, restored onto fsdp 2, ",
+    rounded: "params/embed/table, restored onto fsdp 2, differs in ",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", CHANGED, ids=lambda planted: planted.__name__)
+def test_finds_changed_arrays(planted):
     result = sent(planted)
-    assert any(each.startswith(line) for each in result.differing)
+    assert any(each.startswith(CHANGED[planted]) for each in result.differing)
     assert result.next_step == float("inf")
 
 
-def test_verify_names_it():
+@pytest.mark.slow
+def test_verify_names_changed_array():
     layouts = lay_out(toy.PLAIN_MODEL, {"fsdp": FSDPConfig(size=2, floor_bytes=1)}, devices=toy.devices(2))
     step = build_step(toy.PLAIN_MODEL, optax.sgd(0.1), layouts)
     result = verify_step(step, [toy.batch(0, rows=4)], save_and_restore=uncounted)

@@ -1,11 +1,10 @@
-"""The tolerance of a comparison is that of the narrowest numbers in a program; where noise is all, it is measured."""
+"""Tolerances: those of the narrowest dtype in a program, and measured ones for arrays of rounding noise."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from jax import lax
 from spmdkit.parallel import Model, batch_axes, verify
 from spmdkit.parallel import data as data_strategy
@@ -17,58 +16,55 @@ from spmdkit.parallel.verification.rounding import (
     measured_by,
     moved,
     narrowing,
-    tolerance,
     undecided,
-    width,
 )
+from support import toy
+from support.verification import unchecked
+
+
+def tolerance(jaxpr, stored, **options):
+    return narrowing(jaxpr, stored, **options).tolerance
 
 
 def traced(function, dtype="float32"):
     return jax.make_jaxpr(function)(jnp.ones(3, dtype)).jaxpr
 
 
-def test_without_a_cast_the_stored_dtype_decides():
-    assert tolerance(traced(jnp.sin), "float32") == TOLERANCES["float32"]
-    assert tolerance(traced(jnp.sin, "bfloat16"), "bfloat16") == TOLERANCES["bfloat16"]
-    assert tolerance(traced(jnp.sin), "float64") == TOLERANCES["float64"]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_cast_to_fewer_bits_decides(dtype):
-    assert tolerance(traced(lambda x: jnp.sin(x.astype(dtype)).astype(x.dtype)), "float32") == TOLERANCES[dtype]
-
-
-def test_casts_to_more_bits_and_of_whole_numbers_do_not_count(float64):
-    assert tolerance(traced(lambda x: x.astype("float64")), "float32") == TOLERANCES["float32"]
-    assert tolerance(traced(lambda x: x.astype("float32"), "float16"), "float64") == TOLERANCES["float64"]
-    assert tolerance(traced(lambda x: x.astype("int8")), "float64") == TOLERANCES["float64"]
-    assert tolerance(traced(lambda x: x.astype("float32"), "float64"), "float64") == TOLERANCES["float32"]
-
-
-@pytest.mark.parametrize(
-    "inside",
-    [
-        lambda x: lax.scan(lambda carry, _: (narrowed(carry), None), x, length=2)[0],
-        lambda x: lax.cond(x.sum() > 0, narrowed, lambda x: x, x),
-        lambda x: jax.jit(narrowed)(x),
-    ],
-    ids=["loop", "branch", "call"],
-)
-def test_casts_inside_of_programs_count(inside):
-    assert tolerance(traced(inside), "float32") == TOLERANCES["bfloat16"]
-
-
 def narrowed(x):
     return x.astype("bfloat16").astype(x.dtype)
 
 
-def test_scalars_count_only_where_asked_for():
+@pytest.mark.parametrize(
+    ("function", "given", "stored", "narrowest"),
+    [
+        (jnp.sin, "float32", "float32", "float32"),
+        (jnp.sin, "bfloat16", "bfloat16", "bfloat16"),
+        (lambda x: jnp.sin(x.astype("float16")).astype(x.dtype), "float32", "float32", "float16"),
+        (lambda x: x.astype("float64"), "float32", "float32", "float32"),
+        (lambda x: x.astype("float32"), "float16", "float64", "float64"),
+        (lambda x: x.astype("float32"), "float64", "float64", "float32"),
+        (lambda x: x.astype("int8"), "float32", "float64", "float64"),
+        (
+            lambda x: lax.scan(lambda carry, _: (narrowed(carry), None), x, length=2)[0],
+            "float32",
+            "float32",
+            "bfloat16",
+        ),
+        (lambda x: lax.cond(x.sum() > 0, narrowed, lambda x: x, x), "float32", "float32", "bfloat16"),
+        (lambda x: jax.jit(narrowed)(x), "float32", "float32", "bfloat16"),
+    ],
+)
+def test_tolerance_is_that_of_narrowest_dtype(function, given, stored, narrowest, float64):
+    assert tolerance(traced(function, given), stored) == TOLERANCES[narrowest]
+
+
+def test_counts_scalars_only_if_requested():
     program = traced(lambda x: x * narrowed(x.sum()))
     assert tolerance(program, "float32") == TOLERANCES["bfloat16"]
     assert tolerance(program, "float32", scalars=False) == TOLERANCES["float32"]
 
 
-def test_a_constant_scalar_narrows_no_array(float64):
+def test_ignores_constant_scalars(float64):
     """The rate of a dropout, cast to float32: the same number on every mesh."""
 
     def scaled(x):
@@ -81,17 +77,13 @@ def test_a_constant_scalar_narrows_no_array(float64):
     assert tolerance(traced(lambda x: passed(x, x.sum()), "float64"), "float64") == TOLERANCES["float32"]
 
 
-def test_a_narrowing_names_its_array_and_its_line(float64):
+def test_narrowing_names_array_and_line(float64):
     found = narrowing(traced(lambda x: x.astype("float32"), "float64"), "float64")
     assert (found.dtype, found.array) == ("float32", "float64[3]")
     assert found.place.startswith("verification/test_rounding.py:")
 
 
-def test_width_in_bits():
-    assert [width(dtype) for dtype in ("float64", "bfloat16", "")] == [64, 16, 0]
-
-
-def test_parameters_move_by_their_last_place():
+def test_moves_parameters_by_last_place():
     params = {"a": np.linspace(1, 2, 50), "zero": np.zeros(3), "count": np.arange(3)}
     found = moved(params, TOLERANCES["float64"])
     steps = np.abs(found["a"] - params["a"]) / np.spacing(params["a"])
@@ -104,7 +96,7 @@ def test_parameters_move_by_their_last_place():
     assert np.abs(wide - 1) == pytest.approx(np.full(5, 2.0**-23), rel=0.6)
 
 
-def test_an_array_is_measured_by_what_rounding_moves_up_to_a_limit():
+def test_scale_of_error_grows_with_rounding_up_to_limit():
     found, bound = np.array([1.0, 2.0]), TOLERANCES["float64"]
     assert measured_by(2.0, found, found, bound) == 2.0
     assert measured_by(2.0, found, found + 1e-12, bound) == 2.0, "less than its size explains"
@@ -115,7 +107,7 @@ def test_an_array_is_measured_by_what_rounding_moves_up_to_a_limit():
     assert measured_by(0.0, np.zeros((0, 3)), np.zeros((0, 3)), bound) == 0.0
 
 
-def test_elements_of_which_rounding_decides_the_update():
+def test_masks_elements_with_update_decided_by_rounding():
     gradient = np.array([1e-17, -2e-17, 0.5])
     other = gradient + np.array([3e-17, 1e-17, 1e-17])
     after, flipped = np.array([1.0, 2.0, 3.0]), np.array([1.5, 2.0, 3.0])
@@ -175,7 +167,8 @@ def errors(result, kind="gradients"):
     return {each.path: each.relative for each in getattr(result, kind)}
 
 
-def test_a_gradient_that_is_rounding_alone_is_no_difference(monkeypatch):
+@pytest.mark.slow
+def test_ignores_gradient_of_rounding_alone(monkeypatch):
     result = verified()
     assert result.ok, str(result)
     assert max(errors(result).values()) < 1e-9
@@ -189,7 +182,7 @@ def test_a_gradient_that_is_rounding_alone_is_no_difference(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_sign_of_rounding_is_no_difference(monkeypatch):
+def test_ignores_sign_of_rounding(monkeypatch):
     """lion moves a bias whose true gradient is zero by its whole rate, up or down: the other arrays are compared."""
     result = verified(optax.lion(1e-2))
     assert result.ok, str(result)
@@ -208,31 +201,31 @@ def test_the_sign_of_rounding_is_no_difference(monkeypatch):
     assert (result.first_difference.what, result.first_difference.where) == ("parameters", "after")
 
 
-@pytest.mark.parametrize("name", ["after", "little", "kernel"])
-def test_a_part_in_a_thousand_is_found_beside_it(name, monkeypatch):
+def plant(monkeypatch, change):
+    """Changes one summed gradient: change(summed, gradient of a device)."""
     right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
         summed, scalars = right(gradients, *rest)
-        return {**summed, name: summed[name] * 1.001} if name in summed else summed, scalars
+        return change(summed, gradients) if isinstance(summed, dict) else summed, scalars
 
     monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
+
+
+@pytest.mark.slow_cases("after", "kernel", "little")
+@pytest.mark.parametrize("name", ["after", "little", "kernel"])
+def test_finds_part_in_a_thousand_beside_rounding(name, monkeypatch):
+    plant(monkeypatch, lambda summed, _: {**summed, name: summed[name] * 1.001})
     result = verified()
     assert (result.first_difference.what, result.first_difference.where) == ("gradients", name)
     assert result.first_difference.relative > 1e-7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["before", "little"])
-def test_a_missing_sum_of_a_small_gradient_is_found_beside_it(name, monkeypatch):
-    """Of the array that is noise itself too: before the sum it is none."""
-    right = data_strategy.reduce_gradients
-
-    def wrong(gradients, *rest):
-        summed, scalars = right(gradients, *rest)
-        return {**summed, name: gradients[name]} if name in summed else summed, scalars
-
-    checked = jax.shard_map
-    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
-    monkeypatch.setattr(jax, "shard_map", lambda *given, **more: checked(*given, **{**more, "check_vma": False}))
-    result = verified()
+def test_finds_missing_sum_of_small_gradient(name, monkeypatch):
+    """Also for the array that is noise after the sum, since before the sum it is not."""
+    plant(monkeypatch, lambda summed, gradients: {**summed, name: gradients[name]})
+    with unchecked(monkeypatch):
+        result = verified()
     assert (result.first_difference.what, result.first_difference.where) == ("gradients", name)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from jax.sharding import PartitionSpec as P
 from spmdkit.parallel.xla.collective_matmul import ring_gather_products, ring_product_scatter
+from support import toy
 
 ROWS, POSITIONS, WIDTH, COLUMNS = 2, 12, 3, 24
 
@@ -34,6 +34,7 @@ def assert_same(ring, plain, direction, *arguments):
     )
 
 
+@pytest.mark.slow_cases("3", "4")
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_gather(size, float64):
     x, weights = normal(ROWS, POSITIONS, WIDTH), (normal(WIDTH, COLUMNS), normal(WIDTH, 2 * COLUMNS))
@@ -51,6 +52,7 @@ def test_gather(size, float64):
     assert_same(ring, plain, normal(ROWS, POSITIONS, 3 * COLUMNS), x, *weights)
 
 
+@pytest.mark.slow_cases("3", "4")
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_scatter(size, float64):
     h, weight = normal(ROWS, POSITIONS, COLUMNS), normal(COLUMNS, WIDTH)

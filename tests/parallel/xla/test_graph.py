@@ -2,7 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from spmdkit.parallel.xla.graph import run_equations, trace
+from jax import lax
+from spmdkit.parallel.xla.graph import equations, inner_programs, run_equations, trace
 
 
 def function(x, w):
@@ -20,7 +21,7 @@ def test_calls_are_opened_up():
     assert len(graph.inputs) == 2
 
 
-def test_all_of_it_is_the_function():
+def test_run_equations_computes_the_function():
     graph, _ = trace(function, X, W)
     (y,) = run_equations(graph, graph.equations, graph.inputs, graph.outputs)(X, W)
     assert jnp.array_equal(y, function(X, W)["y"])
@@ -33,3 +34,27 @@ def test_a_part_of_it_starts_from_what_it_is_given():
     (between,) = graph.equations[first].outvars
     rest = run_equations(graph, graph.equations[first + 1 :], [graph.inputs[1], between], graph.outputs)
     assert jnp.array_equal(rest(W, jnp.sin(X))[0], function(X, W)["y"])
+
+
+@jax.custom_vjp
+def squared(x):
+    return x * jnp.sin(x)
+
+
+squared.defvjp(lambda x: (squared(x), x), lambda x, dy: (2 * x * dy,))
+
+
+def program(x):
+    looped = lax.fori_loop(0, 3, lambda _, each: jnp.tanh(each), x)
+    chosen = lax.cond(x.sum() > 0, jnp.exp, jnp.log1p, looped)
+    return jax.jit(jnp.cos)(squared(chosen))
+
+
+def test_operations_inside_loops_branches_and_functions():
+    found = list(equations(jax.make_jaxpr(program)(jnp.ones(3)).jaxpr))
+    names = [each.primitive.name for each in found]
+    assert {"tanh", "exp", "log1p", "cos", "sin"} <= set(names)
+    assert names.index("cond") < names.index("exp")
+    branches = next(each for each in found if each.primitive.name == "cond")
+    assert len(inner_programs(branches)) == 2
+    assert inner_programs(found[names.index("tanh")]) == []

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import toy
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
 from spmdkit.parallel import FSDPConfig, build_step, census, lay_out
 from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.tensor import TensorConfig
 from spmdkit.parallel.xla.platform import TRICKS, by_platform, scope
+from support import toy
 
 FSDP = FSDPConfig(size=2, floor_bytes=256, prefetch=1)
 GATHERED = FSDPConfig(size=2, floor_bytes=256)
@@ -74,6 +74,7 @@ def count(pattern, name, platform):
     return len(re.findall(pattern, program(name, platform)))
 
 
+@pytest.mark.slow_cases("data", "pipe, there and back")
 @pytest.mark.parametrize("name", EACH)
 def test_gpus_run_no_trick_and_simulated_devices_all_that_they_need(name):
     used = {platform: {trick for trick in TRICKS if scope(trick) in program(name, platform)} for platform in PLATFORMS}
@@ -84,6 +85,7 @@ def test_each_trick_is_looked_for():
     assert set().union(*(case.tricks for case in CASES.values())) == set(TRICKS)
 
 
+@pytest.mark.slow_cases("pipe, there and back")
 @pytest.mark.parametrize("name", EACH)
 def test_the_barriers_of_simulated_devices_are_not_on_gpus(name):
     """What is left keeps prefetched gathers inside the loop over microbatches, on every platform."""
@@ -92,6 +94,7 @@ def test_the_barriers_of_simulated_devices_are_not_on_gpus(name):
     assert count(barrier, name, "cpu") > count(barrier, name, "cuda")
 
 
+@pytest.mark.slow_cases("pipe, there and back")
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_skips_by_conditionals_on_gpus_and_by_loops_on_simulated_devices(name):
     loop, conditional = (rf"turns_\d+_of_\d+/{kind}" for kind in ("while", "cond"))
@@ -99,6 +102,7 @@ def test_a_stage_skips_by_conditionals_on_gpus_and_by_loops_on_simulated_devices
     assert count(conditional, name, "cuda") > 0 == count(loop, name, "cuda")
 
 
+@pytest.mark.slow
 def test_a_hop_beside_a_pipeline_is_a_permute_on_gpus():
     name = "pipe, there and back"
     assert count("stablehlo.all_to_all", name, "cpu") > 0 == count("stablehlo.all_to_all", name, "cuda")
@@ -117,16 +121,17 @@ def test_a_trick_that_is_off_leaves_the_other_way(monkeypatch):
     assert [equation.primitive.name for equation in traced.eqns] == ["cos"]
 
 
+@pytest.mark.long_cases("pipe, round")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pipe, round", "pipe, v"])
 def test_conditionals_give_the_numbers_and_the_census_of_loops(name, monkeypatch):
     """The program that GPUs run, run here: what it moves is what `cost` says, what it computes the same bits."""
     looped = step_of(name)
     monkeypatch.setitem(TRICKS, "loops", TRICKS["loops"]._replace(platforms=()))
-    branched = build_step(looped.given_model, optax.sgd(0.1), looped.layouts)
+    branched = build_step(looped.given_model, optax.sgd(0.1), looped.plan)
     text = branched.compile(toy.abstract(BATCH)).as_text()
     assert " conditional(" in text
-    assert census(text, looped.layouts.mesh) == looped.cost(toy.abstract(BATCH))
+    assert census(text, looped.plan.mesh) == looped.cost(toy.abstract(BATCH))
     states = [step(step.init(0), BATCH) for step in (looped, branched)]
     params, metrics = ([each[part] for each in states] for part in (0, 1))
     assert float(metrics[0].loss) == float(metrics[1].loss)

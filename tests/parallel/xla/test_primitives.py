@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
-import toy
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from spmdkit.parallel.xla.platform import by_platform
 from spmdkit.parallel.xla.primitives import CALLS, COLLECTIVES, GATHERS, JOINS, MOVES, PLATFORM_CHOICE, PRODUCTS
+from support import toy
 
 EXAMPLES = {
     "moves": (

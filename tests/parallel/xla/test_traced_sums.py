@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import pytest
-import toy
 from jax import lax
 from jax.sharding import PartitionSpec
 from spmdkit.parallel.collectives import Collective, merge, vary
 from spmdkit.parallel.xla.census import census
 from spmdkit.parallel.xla.graph import trace
 from spmdkit.parallel.xla.traced_sums import SumKey, all_reduces, sum_key
+from support import toy
 
 MESH = toy.mesh(data=2, fsdp=2)
 SIZES = {"data": 2, "fsdp": 2}

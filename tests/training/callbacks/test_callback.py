@@ -1,4 +1,4 @@
-from spmdkit.training.callbacks.callback import EVENTS, Callback, hears
+from spmdkit.training.callbacks.callback import EVENTS, Callback, Requests, implements
 
 
 class Mine(Callback):
@@ -9,19 +9,25 @@ class Plain:
     def on_step_begin(self, run): ...
 
 
-def test_only_what_is_its_own_is_heard():
-    assert [name for name in EVENTS if hears(Mine(), name)] == ["on_train_end"]
-    assert [name for name in EVENTS if hears(Plain(), name)] == ["on_step_begin"]
-    assert not any(hears(Callback(), name) for name in EVENTS)
+def test_finds_own_methods():
+    assert [name for name in EVENTS if implements(Mine(), name)] == ["on_train_end"]
+    assert [name for name in EVENTS if implements(Plain(), name)] == ["on_step_begin"]
+    assert not any(implements(Callback(), name) for name in EVENTS)
 
 
-def test_the_base_class_does_nothing():
-    callback = Callback()
-    assert (callback.state(), callback.finished()) == ({}, "")
-    for name in EVENTS:
-        arguments = (None,) * (callback_arguments(name))
-        assert getattr(callback, name)(*arguments) is None
+def test_combines_requests_and_keeps_the_first_end():
+    both = Requests(end="interrupted", reason="a file", evaluate=True, factor=0.5) | Requests(
+        end="finished", reason="enough", save=True, factor=0.5
+    )
+    assert both == Requests(end="interrupted", reason="a file", evaluate=True, save=True, factor=0.25)
 
 
-def callback_arguments(name: str) -> int:
-    return getattr(Callback, name).__code__.co_argcount - 1
+def test_requests_survive_as_text():
+    requests = [Requests(save=True, factor=0.1), Requests(end="finished", reason='it is "done"')]
+    assert Requests.read(each.text() for each in requests) == requests[0] | requests[1]
+
+
+def test_last_factor_of_a_part_wins():
+    requests = [Requests(parts={"body": 0.5, "head": 1.0}), Requests(parts={"body": 0.0})]
+    assert Requests.read(each.text() for each in requests) == Requests(parts={"body": 0.0, "head": 1.0})
+    assert Requests(parts={"body": 0.0})

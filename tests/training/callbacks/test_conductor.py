@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from play import play
 from spmdkit.mesh.errors import UserError
 from spmdkit.training.callbacks.callback import EVENTS
 from spmdkit.training.callbacks.rate_factor import factor_of
+from support.training import play
 
 
 class Listening:
@@ -43,40 +43,27 @@ def at(step, action):
 def test_events_come_in_order():
     listening = Listening()
     played = play(listening, steps=3, losses=[5.0, 4.0], every=2, saves=(2,))
-    assert listening.of(
-        "train_begin", "step_begin", "evaluation_begin", "evaluation_end", "save_begin", "save_end"
-    ) == [
-        ("train_begin", 0),
-        ("step_begin", 1),
-        ("step_begin", 2),
-        ("evaluation_begin", 2),
-        ("evaluation_end", 2),
-        ("save_begin", 2),
-        ("save_end", 2),
-        ("step_begin", 3),
-    ]
+    pauses = ["evaluation_begin", "evaluation_end", "save_begin", "save_end"]
+    begun = [("train_begin", 0), ("step_begin", 1), ("step_begin", 2)]
+    expected = [*begun, *((event, 2) for event in pauses), ("step_begin", 3)]
+    assert listening.of("train_begin", "step_begin", *pauses) == expected
     assert listening.heard[-1] == ("train_end", 3)
     assert len(listening.of("step_end")) == 3
     assert [record.get("eval_loss") for record in played.records] == [None, 5.0, None]
 
 
-def test_epochs_end_where_every_example_was_read_and_not_elsewhere():
+def test_epochs_end_when_every_example_was_read():
     """10 rows an epoch, 4 a step: the first is read after 2.5 steps, the second after 5."""
     listening = Listening()
     play(listening, steps=6, step_batch=(4, 10))
-    assert listening.of("epoch_begin", "epoch_end") == [
-        ("epoch_begin", 0),
-        ("epoch_end", 3),
-        ("epoch_begin", 3),
-        ("epoch_end", 5),
-        ("epoch_begin", 5),
-    ]
+    last = [("epoch_end", 5), ("epoch_begin", 5)]
+    assert listening.of("epoch_begin", "epoch_end") == [("epoch_begin", 0), ("epoch_end", 3), ("epoch_begin", 3), *last]
     resumed = Listening()
     play(resumed, steps=6, start=4, step_batch=(4, 10))
-    assert resumed.of("epoch_begin", "epoch_end") == [("epoch_begin", 4), ("epoch_end", 5), ("epoch_begin", 5)]
+    assert resumed.of("epoch_begin", "epoch_end") == [("epoch_begin", 4), *last]
 
 
-def test_without_callbacks_that_hear_of_epochs_nothing_pauses():
+def test_runs_without_pauses_if_no_callback_uses_epochs():
     class Quiet:
         def on_step_begin(self, run): ...
 
@@ -84,38 +71,38 @@ def test_without_callbacks_that_hear_of_epochs_nothing_pauses():
 
 
 @pytest.mark.parametrize("event", ["on_evaluation_end", "on_evaluation_begin"])
-def test_a_stop_in_a_pause_is_at_that_step(event):
+def test_stop_in_a_pause_ends_at_that_step(event):
     played = play(Listening(**{event: at(4, lambda run: run.stop("enough"))}), losses=[1.0], steps=12)
     assert (played.step, played.ended.end, played.ended.reason) == (4, "finished", "enough")
     assert list(played.saved) == [4]
 
 
 @pytest.mark.parametrize("event", ["on_step_begin", "on_step_end"])
-def test_a_stop_elsewhere_is_at_the_next_step_evaluated_and_saved(event):
+def test_stop_between_pauses_evaluates_and_saves_the_next_step(event):
     played = play(Listening(**{event: at(5, lambda run: run.stop("enough"))}), losses=[1.0], every=100, steps=12)
     assert played.step == 6
     assert played.records[-1] == {"step": 6, "loss": 6.0, "eval_loss": 1.0}
     assert list(played.saved) == [6]
 
 
-def test_a_stop_before_the_first_step():
+def test_stops_before_the_first_step():
     played = play(Listening(on_train_begin=at(0, lambda run: run.stop("nothing to do"))), steps=12)
     assert (played.step, played.records) == (0, [])
 
 
-def test_an_interruption_is_saved_and_not_evaluated():
+def test_interruption_saves_without_evaluation():
     interrupt = at(3, lambda run: run.interrupt("a file", try_again=True))
     played = play(Listening(on_step_begin=interrupt), losses=[1.0], every=100)
     assert (played.step, played.ended.end, list(played.saved)) == (4, "try_again", [4])
     assert not any("eval_loss" in record for record in played.records)
 
 
-def test_what_is_asked_for_while_a_save_goes_on_comes_at_the_next_step():
+def test_request_during_a_save_takes_effect_at_the_next_step():
     played = play(Listening(on_save_end=at(4, lambda run: run.stop("saved once"))), saves=(4,))
     assert (played.step, list(played.saved)) == (5, [4, 5])
 
 
-def test_an_evaluation_and_a_save_are_done_once_each():
+def test_repeated_requests_run_once():
     def ask(run):
         for _ in range(3):
             run.evaluate()
@@ -127,7 +114,7 @@ def test_an_evaluation_and_a_save_are_done_once_each():
     assert [record["step"] for record in played.records if "eval_loss" in record] == [4]
 
 
-def test_an_evaluation_asked_for_at_the_end_of_an_epoch_comes_at_once():
+def test_evaluates_at_the_end_of_an_epoch_on_request():
     evaluate_and_stop = {
         "on_epoch_end": lambda run, epoch: run.evaluate(),
         "on_evaluation_end": at(3, lambda run: run.stop("the first epoch was enough")),
@@ -137,7 +124,7 @@ def test_an_evaluation_asked_for_at_the_end_of_an_epoch_comes_at_once():
     assert played.records[-1]["eval_loss"] == 1.0
 
 
-def test_the_factor_is_in_the_state_before_that_is_saved():
+def test_saved_state_contains_the_new_factor():
     seen = []
     scale = Listening(
         on_evaluation_end=lambda run, metrics: run.scale_learning_rate(0.5),
@@ -150,7 +137,7 @@ def test_the_factor_is_in_the_state_before_that_is_saved():
     assert resumed.run.learning_rate_factor == 0.25
 
 
-def test_the_state_is_there_in_pauses_alone():
+def test_state_is_only_available_in_pauses():
     seen = {}
 
     def note(name):
@@ -161,7 +148,7 @@ def test_the_state_is_there_in_pauses_alone():
     assert seen.keys() == set(EVENTS)
 
 
-def test_notes_go_to_the_callback_that_made_them():
+def test_restores_notes_to_the_callback_that_wrote_them():
     class Counting:
         def __init__(self):
             self.count = 0
@@ -192,7 +179,7 @@ def test_rejects_a_state_that_is_not_json():
         play(callback, saves=[2])
 
 
-def test_an_error_is_told_with_its_place_and_all_are_closed():
+def test_error_names_its_line_and_closes_all_callbacks():
     closed = []
 
     class Closing:
@@ -212,18 +199,18 @@ def test_an_error_is_told_with_its_place_and_all_are_closed():
     assert len(closed) == 2
 
 
-def test_what_cannot_be_asked_for():
-    with pytest.raises(UserError, match="no evaluation split"):
+def test_rejects_invalid_requests():
+    with pytest.raises(UserError, match="the evaluation split is missing"):
         play(Listening(on_step_begin=lambda run: run.evaluate()))
-    with pytest.raises(UserError, match=r"by=0\): the factor has to be a number over 0"):
+    with pytest.raises(UserError, match=r"by=0\): the factor must be a positive, finite number"):
         play(Listening(on_step_begin=lambda run: run.scale_learning_rate(0)))
 
 
-def test_what_looks_at_evaluations_needs_some():
+def test_monitoring_callback_requires_evaluations():
     class Watching:
         monitors = "eval_loss"
 
         def on_step_begin(self, run): ...
 
-    with pytest.raises(UserError, match=r"0 \(Watching\) looks at eval_loss, but there is nothing to evaluate on"):
+    with pytest.raises(UserError, match=r"0 \(Watching\) needs eval_loss, but the evaluation split is missing"):
         play(Watching())

@@ -4,18 +4,16 @@ import jax
 import numpy as np
 import optax
 import pytest
-from flip import flip_in
+from spmdkit.checkpoints.manager import Checkpoints
+from spmdkit.checkpoints.replicas import ReplicasDiffer
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.processes import local_copy
 from spmdkit.models.mlp import MLPConfig, mlp
-from spmdkit.parallel.precision import Precision
-from spmdkit.training.callbacks.best_checkpoint import BestCheckpoint
-from spmdkit.training.callbacks.early_stopping import EarlyStopping
+from spmdkit.parallel.options import Precision
 from spmdkit.training.callbacks.fit import fit
-from spmdkit.training.callbacks.plateau import ReduceOnPlateau
+from spmdkit.training.callbacks.monitoring import BestCheckpoint, ReduceOnPlateau
 from spmdkit.training.callbacks.rate_factor import adjustable, factor_of
-from spmdkit.training.checkpointing.checkpoints import Checkpoints
-from spmdkit.training.watching.replicas import ReplicasDiffer
+from support.faults import flip_in
 
 import spmdkit
 
@@ -32,9 +30,10 @@ def batch(step):
     random = np.random.default_rng(0)
     rows = {"inputs": random.normal(size=(16, 8)).astype(np.float32), "targets": np.arange(16, dtype=np.int32) % 4}
     rows |= {"weights": np.ones(16, np.float32), "example": np.arange(16, dtype=np.int32)}
-    return jax.device_put(rows, step.layouts.batch_sharding())
+    return jax.device_put(rows, step.plan.batch_sharding())
 
 
+@pytest.mark.slow
 def test_it_trains_to_the_end(step, batch, tmp_path):
     epochs = []
 
@@ -48,6 +47,7 @@ def test_it_trains_to_the_end(step, batch, tmp_path):
     assert epochs == [(3, 0), (6, 1)]
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_a_checkpoint(step, batch, tmp_path):
     """The plateau's count and the factor, and which checkpoint is the best, come back with the state."""
     losses = iter([3.0, 4.0, 5.0, 6.0, 7.0, 8.0] * 2)
@@ -75,20 +75,12 @@ def test_it_goes_on_from_a_checkpoint(step, batch, tmp_path):
     assert factor_of(fitted.state) == 0.25
 
 
-def test_a_stop_says_why(step, batch, tmp_path):
-    stop = EarlyStopping(patience=2)
-    evaluate = {"evaluate": lambda state: {"eval_loss": 1.0}, "evaluate_every": 1}
-    fitted = fit(step, step.init(0), iter([batch] * 9), callbacks=[stop], **evaluate, num_steps=9, folder=tmp_path)
-    assert fitted.steps == 3
-    assert fitted.why.startswith("early stopping, for eval_loss has not fallen from 1 in 2 evaluations")
-
-
 def test_what_is_missing(step, batch, tmp_path):
-    with pytest.raises(UserError, match="these batches have no length"):
+    with pytest.raises(UserError, match="these batches do not have a length"):
         fit(step, step.init(0), iter([batch]), folder=tmp_path)
-    with pytest.raises(UserError, match="a dict that hears of nothing"):
+    with pytest.raises(UserError, match="a dict without any event"):
         fit(step, step.init(0), [batch], callbacks=[{}], folder=tmp_path)
-    plain = spmdkit.build_step(step.given_model, optax.sgd(0.1), step.layouts)
+    plain = spmdkit.build_step(step.given_model, optax.sgd(0.1), step.plan)
     evaluate = {"evaluate": lambda state: {"eval_loss": 1.0}, "evaluate_every": 1}
     with pytest.raises(UserError, match="give build_step the optimizer `adjustable"):
         fit(plain, plain.init(0), [batch] * 3, callbacks=[ReduceOnPlateau(patience=1)], **evaluate, folder=tmp_path)
@@ -106,6 +98,7 @@ def test_float16_leaves_updates_out_until_its_scale_fits(step, batch, tmp_path):
     assert fitted.records[-1]["loss"] < fitted.records[0]["loss"]
 
 
+@pytest.mark.slow
 def test_copies_are_compared_before_a_save(step, batch, tmp_path):
     def flipping(state, batch):
         if int(local_copy(state.step)) == 3:

@@ -12,7 +12,7 @@ from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.parallel import FSDPConfig
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.step.state import TrainState
-from spmdkit.training.callbacks.asks import Asks
+from spmdkit.training.callbacks.callback import Requests, Run
 from spmdkit.training.callbacks.rate_factor import (
     adjustable,
     factor_of,
@@ -21,7 +21,6 @@ from spmdkit.training.callbacks.rate_factor import (
     with_factor,
     with_part_factors,
 )
-from spmdkit.training.callbacks.run import Run
 
 import spmdkit
 
@@ -30,7 +29,7 @@ PARAMS = {"w": jnp.float32([1.0, 3.0])}
 
 
 @pytest.mark.parametrize("make", [lambda: optax.sgd(0.1), lambda: optax.adamw(0.1, weight_decay=0.3)])
-def test_it_multiplies_the_update(make):
+def test_factor_multiplies_the_update(make):
     plain, _ = make().update(GRADIENTS, make().init(PARAMS), PARAMS)
     optimizer = adjustable(make())
     state = TrainState(jnp.int32(0), PARAMS, optimizer.init(PARAMS), jnp.zeros(2, jnp.uint32))
@@ -41,7 +40,7 @@ def test_it_multiplies_the_update(make):
         np.testing.assert_allclose(found["w"], factor * plain["w"], rtol=1e-6)
 
 
-def test_a_state_without_one():
+def test_state_without_a_factor():
     assert factor_of(TrainState(jnp.int32(0), PARAMS, optax.adam(1.0).init(PARAMS), jnp.zeros(2))) is None
 
 
@@ -51,8 +50,9 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.slow_cases("fsdp", "local steps")
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_compiled_step_takes_it(name):
+def test_compiled_step_applies_the_factor(name):
     model = mlp(MLPConfig(features=8, widths=(8,), classes=4))
     plan = spmdkit.lay_out(model, STRATEGIES[name])
     step = spmdkit.build_step(model, adjustable(optax.sgd(1e-3)), plan)
@@ -70,7 +70,7 @@ def test_the_compiled_step_takes_it(name):
     jax.tree.map(lambda half, whole: np.testing.assert_allclose(half, whole / 2, atol=1e-5), moved[1], moved[0])
 
 
-def test_parts_train_as_their_factors_say():
+def test_parts_train_by_their_factors():
     params = {"body": {"w": jnp.float32([1.0, 3.0])}, "head": jnp.float32([2.0])}
     gradients = {"body": {"w": jnp.float32([0.5, -2.0])}, "head": jnp.float32([1.0])}
     plain, _ = optax.adamw(0.1, weight_decay=0.3).update(gradients, optax.adamw(0.1).init(params), params)
@@ -86,18 +86,18 @@ def test_parts_train_as_their_factors_say():
     assert factor_of(state) is None
 
 
-def test_a_callback_asks_for_a_part():
+def test_callback_changes_a_part():
     asked = []
-    run = Run(folder=Path(), start=0, num_steps=1, parts={"body": 0.0}, on_ask=asked.append)
+    run = Run(folder=Path(), start=0, num_steps=1, parts={"body": 0.0}, on_request=asked.append)
     run.train_part("body")
     run.train_part("body", 0)
-    assert asked == [Asks(parts={"body": 1.0}), Asks(parts={"body": 0.0})]
+    assert asked == [Requests(parts={"body": 1.0}), Requests(parts={"body": 0.0})]
     with pytest.raises(UserError, match=r"train_part\('bdy'\): the optimizer has body\. Make it in_parts"):
         run.train_part("bdy")
-    with pytest.raises(UserError, match="the factor has to be a number from 0, and finite"):
+    with pytest.raises(UserError, match="the factor must be a non-negative, finite number"):
         run.train_part("body", -0.5)
 
 
-def test_a_part_without_parameters_is_told():
+def test_rejects_parts_without_parameters():
     with pytest.raises(UserError, match=r"in_parts.*'wx'"):
         in_parts(optax.sgd(0.1), {"body": "wx"}).init(PARAMS)

@@ -1,15 +1,14 @@
-"""Paths that users choose never lead to a file that the run itself keeps."""
+"""Paths of callbacks never lead to the run's own files."""
 
 import os
 
 import pytest
-from play import play
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.callbacks.csv_log import CSVLog
-from spmdkit.training.callbacks.profile import Profile
-from spmdkit.training.callbacks.stop_file import StopFile
-from spmdkit.training.callbacks.trackers.tensorboard import TensorBoard
+from spmdkit.training.callbacks.callback_catalog import StopFile
+from spmdkit.training.callbacks.recording import CSVLog, Profile
+from spmdkit.training.callbacks.trackers import TensorBoard
 from spmdkit.training.run_files import BESIDE, PIECES, own_file
+from support.training import play
 
 OWN = r"\.path=.* leads to .*, which the run itself keeps in run.dir"
 BAD = {
@@ -33,7 +32,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_rejects_a_path_before_training(name, tmp_path):
+def test_rejects_invalid_path_before_training(name, tmp_path):
     callback, message = BAD[name]
     (tmp_path / "a").mkdir()
     (tmp_path / "notes").write_text("mine")
@@ -50,7 +49,7 @@ def test_accepts_other_paths(callback, tmp_path):
 
 
 @pytest.mark.parametrize("name", [*PIECES, *BESIDE])
-def test_every_name_of_a_run_is_its_own(name, tmp_path):
+def test_recognizes_own_files(name, tmp_path):
     assert own_file(tmp_path, tmp_path / name) == name
     assert own_file(tmp_path, tmp_path / "a" / name) is None
     assert own_file(tmp_path, tmp_path.parent / name) is None

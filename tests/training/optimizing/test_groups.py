@@ -69,8 +69,9 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_cases("adafactor-head/.*")
 @pytest.mark.parametrize(("name", "pattern"), CASES)
-def test_a_group_is_updated_as_if_it_were_alone(name, pattern):
+def test_groups_are_updated_independently(name, pattern):
     group, alone = ALONE[name]
     found = updates(make_optimizer(replace(BASE, groups={pattern: group}), 10, params()))
     inside = IN_GROUPS[pattern]
@@ -78,7 +79,8 @@ def test_a_group_is_updated_as_if_it_were_alone(name, pattern):
     same(found, updates(make_optimizer(BASE, 10, params())), found[0].keys() - inside)
 
 
-def test_against_optax_by_hand():
+@pytest.mark.slow
+def test_groups_equal_separate_optax_optimizers():
     """Two optimizers of optax, each on a tree of its own."""
     config = OptimizerConfig(learning_rate=0.1, groups={"head/.*": GroupConfig(learning_rate=0.01, betas=(0.5, 0.6))})
     found = updates(make_optimizer(config, 10, params()))
@@ -103,7 +105,7 @@ def test_frozen_parameters_stay_and_have_no_state():
     same(updates(optimizer), updates(make_optimizer(BASE, 10, params())), ["blocks/kernel", "blocks/norm"])
 
 
-def test_frozen_by_path():
+def test_freezes_by_path():
     """As adapters freeze what they adapt."""
     found = updates(make_optimizer(BASE, 10, params(), frozen={"blocks/kernel"}), steps=1)[0]
     assert [path for path, leaf in found.items() if not leaf.any()] == ["blocks/kernel"]
@@ -113,18 +115,12 @@ def test_frozen_by_path():
         )
 
 
-def test_the_state_is_as_before_without_groups():
-    """A checkpoint of a run without groups has none of their paths."""
-    state = make_optimizer(BASE, 10, params()).init(params())
-    assert not [path for path, _ in leaves_with_paths(state) if "inner_state" in path]
-
-
 def test_a_group_of_all_parameters_leaves_no_rest():
     config = replace(BASE, groups={".*": GroupConfig(name="sgd")})
     assert not [leaf for _, leaf in leaves_with_paths(make_optimizer(config, 10, params()).init(params())) if leaf.ndim]
 
 
-def test_an_optimizer_of_ones_own_gets_its_group_alone():
+def test_user_optimizer_receives_only_its_group():
     def own(path, leaf):
         return leaf if path.startswith("head") else optax.MaskedNode()
 
@@ -150,46 +146,27 @@ def test_an_optimizer_of_ones_own_gets_its_group_alone():
 # Which parameter is in which group
 
 
-def test_a_path_goes_before_expressions():
+def test_exact_path_goes_before_patterns():
     groups = assign(("head/.*", "head/norm"), params(), {"embed/tokens"})
-    assert groups == {
-        "blocks/kernel": None,
-        "blocks/norm": None,
-        "head/logits": "head/.*",
-        "head/norm": "head/norm",
-    }
+    assert groups == {"blocks/kernel": None, "blocks/norm": None, "head/logits": "head/.*", "head/norm": "head/norm"}
 
 
 @pytest.mark.parametrize(
     ("patterns", "frozen", "message"),
     [
         (("haed/.*",), (), "optimizer.groups: 'haed/.*' matches no parameter. Did you mean head/"),
-        (
-            ("head/.*", ".*/norm"),
-            (),
-            r"optimizer.groups: 'head/.\*' and '.\*/norm' match head/norm. A parameter is in o",
-        ),
-        (
-            ("head/.*",),
-            ("head/logits", "head/norm"),
-            r"'head/.\*' matches head/logits, head/norm alone, and optimizer.fr",
-        ),
+        (("head/.*", ".*/norm"), (), r"'head/.\*' and '.\*/norm' match head/norm. A parameter is in o"),
+        (("head/.*",), ("head/logits", "head/norm"), r"'head/.\*' matches only head/logits, head/norm, which opti"),
     ],
 )
-def test_groups_that_cannot_be(patterns, frozen, message):
+def test_rejects_invalid_groups(patterns, frozen, message):
     with pytest.raises(ValueError, match=message):
         assign(patterns, params(), frozenset(frozen))
 
 
-def test_labels_are_words_of_their_own():
+def test_labels_are_unique_words():
     found = labels({"a": "head/.*", "b": "head", "c": ".*", "d": None, "e": "head.*"})
-    assert found == {
-        None: "rest",
-        "head/.*": "group_head",
-        "head": "group_head_2",
-        ".*": "group_all",
-        "head.*": "group_head_3",
-    }
+    assert [*found.values()] == ["rest", "group_head", "group_head_2", "group_all", "group_head_3"]
 
 
 # Options
@@ -198,46 +175,28 @@ def test_labels_are_words_of_their_own():
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        (GroupConfig(), r"optimizer.groups.head/.\* gives no option"),
-        (
-            GroupConfig(learning_rate=float("nan")),
-            r"^optimizer.groups.head/.\*.learning_rate=nan has to be over 0, and f",
-        ),
-        (GroupConfig(learning_rate=-1.0), r"^optimizer.groups.head/.\*.learning_rate=-1.0 has to be over 0"),
-        (
-            GroupConfig(learning_rate_factor=0.0),
-            r"learning_rate_factor=0.0 has to be over 0.* name them in optimizer.fr",
-        ),
-        (GroupConfig(learning_rate_factor=1e308 * 10), r"learning_rate_factor=inf has to be over 0"),
-        (GroupConfig(learning_rate=1.0, learning_rate_factor=1.0), "are two ways to say one thing"),
-        (GroupConfig(weight_decay=float("inf")), r"^optimizer.groups.head/.\*.weight_decay=inf has to be at least 0"),
+        (GroupConfig(), r"optimizer.groups.head/.\* is empty"),
+        (GroupConfig(learning_rate=-1.0), r"^optimizer.groups.head/.\*.learning_rate must be greater than 0, got -1.0"),
+        (GroupConfig(learning_rate_factor=1e308 * 10), r"learning_rate_factor must be a finite number, got inf"),
+        (GroupConfig(learning_rate=1.0, learning_rate_factor=1.0), "exclude each other"),
         (GroupConfig(name="adamm"), r"^optimizer.groups.head/.\*.name='adamm' is not an optimizer. Did you mean adam"),
-        (GroupConfig(momentum=0.9), r"^optimizer.groups.head/.\*.momentum: adamw does not read it"),
-        (GroupConfig(name="sgd", betas=(0.1, 0.2)), r"^optimizer.groups.head/.\*.betas: sgd does not read it"),
-        (
-            GroupConfig(schedule={"name": "cosin"}),
-            r"^optimizer.groups.head/.\*.schedule.name='cosin' is not a schedule",
-        ),
+        (GroupConfig(momentum=0.9), r"^optimizer.groups.head/.\*.momentum: adamw does not use it"),
+        (GroupConfig(schedule={"name": "cosin"}), r"^optimizer.groups.head/.\*.schedule.name='cosin' is not a sched"),
     ],
 )
-def test_options_that_cannot_be(group, message):
+def test_rejects_invalid_group_options(group, message):
     with pytest.raises(ValueError, match=message):
         OptimizerConfig(groups={"head/.*": group})
 
 
-def test_a_pattern_that_is_none():
-    with pytest.raises(ValueError, match=r"optimizer.groups: '\(' is not a regular expression"):
+def test_rejects_invalid_patterns():
+    with pytest.raises(ValueError, match=r"optimizer.groups: '\(' is not a valid regular expression"):
         OptimizerConfig(groups={"(": GroupConfig(learning_rate=1.0)})
-    with pytest.raises(ValueError, match=r"optimizer.freeze: '\(' is not a regular expression"):
+    with pytest.raises(ValueError, match=r"optimizer.freeze: '\(' is not a valid regular expression"):
         OptimizerConfig(freeze=("(",))
 
 
-def test_a_schedule_that_does_not_fit_the_run_is_told_of_its_group():
+def test_schedule_error_names_its_group():
     config = replace(BASE, groups={"head/.*": GroupConfig(schedule={"name": "linear", "warmup_steps": 50})})
     with pytest.raises(ValueError, match=r"^optimizer.groups.head/.\*.schedule.warmup_steps=50, but .* train.steps=10"):
         make_optimizer(config, 10, params())
-
-
-def test_names():
-    groups = {"head/.*": GroupConfig(name="sgd"), "embed/.*": GroupConfig(weight_decay=0.1)}
-    assert OptimizerConfig(groups=groups).names == ("adamw", "sgd")

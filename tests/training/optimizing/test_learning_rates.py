@@ -1,8 +1,20 @@
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from spmdkit.training.optimizing.learning_rates import SCHEDULES, WINDOW, LearningRates, make_learning_rate
+from spmdkit.parallel import build_step, lay_out
+from spmdkit.training.optimizing.groups import GroupConfig
+from spmdkit.training.optimizing.learning_rates import (
+    SCHEDULES,
+    WINDOW,
+    LearningRates,
+    main_plateau_scale,
+    make_learning_rate,
+    plateau_scales,
+)
 from spmdkit.training.optimizing.optimizer_config import OptimizerConfig
+from spmdkit.training.optimizing.optimizers import make_optimizer
+from support import toy
 
 STEPS = WINDOW + 1000
 COSINE = {"name": "warmup_cosine", "warmup_steps": 100}
@@ -14,7 +26,6 @@ VALUES = {
     "cosine": ({"name": "cosine"}, 100, {0: 1, 50: 0.5, 25: 0.5 + 0.5**1.5, 100: 0}),
     "cosine to a tenth": ({"name": "cosine", "final_ratio": 0.1}, 100, {0: 1, 50: 0.55, 100: 0.1}),
     "warm-up": ({"name": "warmup_cosine", "warmup_steps": 9}, 109, {0: 0.1, 4: 0.5, 9: 1, 59: 0.5, 109: 0}),
-    "hyphen": ({"name": "warmup-cosine", "warmup_steps": 9}, 109, {0: 0.1, 9: 1}),
     "default warm-up": ({"name": "warmup_cosine"}, 100, {0: 1 / 6, 5: 1}),
     "no warm-up": ({"name": "warmup_cosine", "warmup_steps": 0}, 100, {0: 1, 50: 0.5}),
     "linear": ({"name": "linear"}, 100, {0: 1, 25: 0.75, 99: 0.01}),
@@ -31,7 +42,7 @@ def schedule_of(options, num_steps, peak=3e-4):
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_values(name):
+def test_computes_rates(name):
     options, num_steps, expected = VALUES[name]
     schedule = schedule_of(options, num_steps)
     rates = [float(schedule(step)) / 3e-4 for step in expected]
@@ -39,7 +50,7 @@ def test_values(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_step_of_a_run_has_a_rate(name):
+def test_gives_every_step_a_rate(name):
     """As an array on the host, and under jit."""
     schedule = schedule_of({"name": name}, 40)
     steps = np.arange(40)
@@ -50,7 +61,7 @@ def test_every_step_of_a_run_has_a_rate(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_runs_of_one_step(name):
+def test_supports_runs_of_one_step(name):
     assert float(schedule_of({"name": name}, 1)(0)) == pytest.approx(3e-4)
 
 
@@ -64,12 +75,12 @@ def test_runs_of_one_step(name):
             {"name": "wsd", "decay_step": 3},
             "decay_step is not an option of wsd. Did you mean decay_steps",
         ),
-        ({"name": "wsd", "decay_steps": -1}, "optimizer.schedule.decay_steps=-1 has to be a number of steps"),
-        ({"name": "wsd", "warmup_steps": 2.5}, "optimizer.schedule.warmup_steps=2.5 has to be a number of steps"),
-        ({"name": "linear", "final_ratio": 1.5}, "optimizer.schedule.final_ratio=1.5 has to be a part"),
+        ({"name": "wsd", "decay_steps": -1}, "optimizer.schedule.decay_steps=-1 must be an integer"),
+        ({"name": "wsd", "warmup_steps": 2.5}, "optimizer.schedule.warmup_steps=2.5 must be an integer"),
+        ({"name": "linear", "final_ratio": 1.5}, "optimizer.schedule.final_ratio=1.5 must be a number from 0 to 1"),
     ],
 )
-def test_problems_of_any_run(options, message):
+def test_rejects_invalid_schedules(options, message):
     with pytest.raises(ValueError, match=message):
         OptimizerConfig(schedule=options)
 
@@ -84,12 +95,13 @@ def test_problems_of_any_run(options, message):
         ),
     ],
 )
-def test_parts_longer_than_the_run(options, message):
+def test_rejects_schedules_longer_than_the_run(options, message):
     with pytest.raises(ValueError, match=message):
         schedule_of(options, 50)
 
 
-def test_rates_are_those_of_all_steps_at_once():
+@pytest.mark.slow
+def test_windows_give_the_same_rates():
     schedule = make_learning_rate(0.1, COSINE, STEPS)
     rates, together = LearningRates(schedule, STEPS), np.asarray(schedule(np.arange(STEPS)))
     for step in (0, 1, 99, 100, WINDOW - 1, WINDOW, STEPS - 1, 5):  # back again as well
@@ -97,35 +109,108 @@ def test_rates_are_those_of_all_steps_at_once():
     assert len(rates) == STEPS
 
 
-def test_a_short_run_is_one_window_with_the_very_same_numbers():
-    schedule = make_learning_rate(0.1, COSINE, 500)
-    assert [LearningRates(schedule, 500)[step] for step in range(500)] == np.asarray(schedule(np.arange(500))).tolist()
-
-
-@pytest.mark.parametrize("name", ["constant", "cosine", "warmup_cosine", "linear", "wsd"])
-def test_two_billion_steps(name):
-    """As an array they would be 16 GiB, made before the first step."""
-    steps = 2**31 - 1
-    rates = LearningRates(make_learning_rate(0.1, {"name": name}, steps), steps)
-    assert all(0 <= rates[step] <= 0.1 * (1 + 1e-7) for step in (0, steps // 2, steps - 1))
-
-
 @pytest.mark.parametrize("step", [-1, 12])
-def test_steps_that_there_are_not(step):
+def test_rejects_steps_out_of_range(step):
     with pytest.raises(IndexError, match="of 12"):
         LearningRates(make_learning_rate(0.1, {}, 12), 12)[step]
 
 
 @pytest.mark.parametrize("step", [0, 7, WINDOW - 1, WINDOW, 5 * WINDOW + 3])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1e39])
-def test_the_first_rate_that_is_no_number_of_float32(step, wrong):
+def test_finds_the_first_rate_that_is_not_finite(step, wrong):
     rates = LearningRates(lambda steps: np.where(steps >= step, wrong, 0.1), 6 * WINDOW)
     assert rates.first_not_finite() == step
 
 
-def test_rates_that_are_numbers():
+def test_accepts_finite_rates():
     assert LearningRates(make_learning_rate(0.1, COSINE, STEPS), STEPS).first_not_finite() is None
     assert (
         LearningRates(lambda steps: np.where(steps == 2**31 - 2, np.nan, 0.1), 2**31 - 1).first_not_finite()
         == 2**31 - 2
     )
+
+
+PARAMS = {"w": jnp.ones(2), "b": jnp.ones(2)}
+
+
+def scales(losses, **options):
+    """The rate of each step, as a part of the highest, for these losses."""
+    config = OptimizerConfig(name="sgd", learning_rate=1.0, schedule={"name": "plateau", **options})
+    optimizer = make_optimizer(config, len(losses), PARAMS)
+    state, found = optimizer.init(PARAMS), []
+    for loss in losses:
+        updates, state = optimizer.update(PARAMS, state, PARAMS, value=jnp.float32(loss))
+        found.append(-float(updates["w"][0]))
+        assert "warmup_steps" in options or float(plateau_scales(state)[0]) == found[-1]
+    return found
+
+
+CASES = {
+    # losses, options, rates
+    "falls": ([4, 3, 2, 1], {"patience": 1, "window_steps": 1}, [1, 1, 1, 1]),
+    "stands": ([4, 4, 4, 4], {"patience": 2, "window_steps": 1}, [1, 1, 0.5, 0.5]),
+    "factor": ([4, 4, 4], {"patience": 1, "window_steps": 1, "factor": 0.1}, [1, 0.1, 0.01]),
+    "tolerance": ([4, 3.9, 3.8], {"patience": 1, "window_steps": 1, "tolerance": 0.1}, [1, 0.5, 0.25]),
+    "cooldown": ([4, 4, 4, 4], {"patience": 1, "window_steps": 1, "cooldown": 1}, [1, 0.5, 0.5, 0.25]),
+    "at least": ([4, 4, 4, 4], {"patience": 1, "window_steps": 1, "final_ratio": 0.4}, [1, 0.5, 0.4, 0.4]),
+    "means": ([4, 2, 3, 3, 3, 3], {"patience": 1, "window_steps": 2}, [1, 1, 1, 0.5, 0.5, 0.25]),
+    "after a warm-up": ([4, 3, 2], {"warmup_steps": 1}, [0.5, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plateau_scales_by_the_loss(name):
+    losses, options, expected = CASES[name]
+    np.testing.assert_allclose(scales(losses, **options), expected, rtol=1e-6)
+
+
+def test_plateau_works_in_a_step_on_a_mesh():
+    """Losses that never fall by half: after two steps the rate is half of it, everywhere."""
+    schedule = {"name": "plateau", "patience": 1, "window_steps": 1, "tolerance": 0.5}
+    config = OptimizerConfig(name="sgd", learning_rate=1e-3, schedule=schedule)
+    model = toy.BLOCK_MODEL
+    optimizer = make_optimizer(config, 10, jax.eval_shape(toy.init, jax.random.key(0)))
+    step = build_step(model, optimizer, lay_out(model, {"fsdp": {"size": 8, "floor_bytes": 0}}))
+    state = step.init(0)
+    for expected in (1.0, 0.5, 0.25):
+        state, _ = step(state, toy.batch(0))
+        (scale,) = plateau_scales(state.opt_state)
+        assert float(scale) == expected
+        assert scale.sharding.is_fully_replicated
+
+
+def test_host_rate_of_plateau_is_the_peak():
+    """What it is scaled by is not known there."""
+    np.testing.assert_array_equal(make_learning_rate(0.5, {"name": "plateau"}, 10)(np.arange(10)), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"factor": 1.0}, "optimizer.schedule.factor=1.0 must be a number between 0 and 1"),
+        ({"factor": 1e-320}, "optimizer.schedule.factor=1e-320 must be a number between 0 and 1"),
+        ({"factor": float("nan")}, "optimizer.schedule.factor=nan must be a number between 0 and 1"),
+        ({"tolerance": 0}, "optimizer.schedule.tolerance=0 must be a number between 0 and 1"),
+        ({"patience": 0}, "optimizer.schedule.patience=0 must be an integer, at least 1"),
+        ({"cooldown": -1}, "optimizer.schedule.cooldown=-1 must be an integer, at least 0"),
+        ({"window_steps": 0}, "optimizer.schedule.window_steps must be at least 1, got 0"),
+        ({"decay_steps": 3}, "optimizer.schedule.decay_steps is not an option of plateau"),
+    ],
+)
+def test_rejects_invalid_plateau_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizerConfig(schedule={"name": "plateau", **options})
+
+
+def test_main_scale_is_that_of_ungrouped_parameters():
+    """Whatever the label of the group, before or after `rest` in the state."""
+    never = {"name": "plateau", "patience": 50, "window_steps": 1}
+    soon = {"name": "plateau", "patience": 1, "window_steps": 1}
+    config = OptimizerConfig(name="sgd", schedule=never, groups={"w": GroupConfig(schedule=soon)})
+    optimizer = make_optimizer(config, 10, PARAMS)
+    state = optimizer.init(PARAMS)
+    for _ in range(3):
+        _, state = optimizer.update(PARAMS, state, PARAMS, value=jnp.float32(1.0))
+    assert sorted(map(float, plateau_scales(state))) == [0.25, 1.0]
+    assert float(main_plateau_scale(state)) == 1.0
+    assert main_plateau_scale(make_optimizer(OptimizerConfig(), 10, PARAMS).init(PARAMS)) is None

@@ -6,13 +6,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_optimizations import one_update, quadratic, stacked_params, train
 from spmdkit.layouts.paths import leaves_with_paths
-from spmdkit.training.optimizing.directions import DIRECTIONS
+from spmdkit.models.mlp import MLPConfig, mlp
+from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.training.optimizing.learning_rates import make_learning_rate
-from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
+from spmdkit.training.optimizing.optimizer_config import OptimizerConfig
+from spmdkit.training.optimizing.optimizers import (
+    DIRECTIONS,
+    is_stacked,
+    make_optimizer,
+    select,
+)
+from support.training import one_update, quadratic, stacked_params, train
 
 
+@pytest.mark.slow_cases("config2-expected2")
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -24,7 +32,7 @@ from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimiz
         (OptimizerConfig(name="lion", learning_rate=0.1), optax.lion(0.1, weight_decay=0.0)),
     ],
 )
-def test_same_updates_as_optax(config, expected):
+def test_gives_the_updates_of_optax(config, expected):
     params = stacked_params()
     mine, theirs = make_optimizer(config, 10, params), expected
     states = mine.init(params), theirs.init(params)
@@ -37,8 +45,9 @@ def test_same_updates_as_optax(config, expected):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-9), updates, reference)
 
 
+@pytest.mark.slow_cases("adafactor")
 @pytest.mark.parametrize("name", [name for name in DIRECTIONS if name != "adam"])
-def test_matrices_are_decayed_and_norms_are_not(name):
+def test_decays_matrices_but_not_norms(name):
     """With gradients of zero the only update is -rate * decay * parameter, exactly."""
     params = stacked_params()
     config = OptimizerConfig(name=name, learning_rate=0.5, weight_decay=0.2)
@@ -49,7 +58,7 @@ def test_matrices_are_decayed_and_norms_are_not(name):
             np.testing.assert_allclose(update, -0.1 * dict(leaves_with_paths(params))[path], rtol=1e-6)
 
 
-def test_the_schedule_scales_every_update():
+def test_schedule_scales_every_update():
     params, gradients = stacked_params(), stacked_params(seed=1)
     config = OptimizerConfig(name="sgd", learning_rate=0.5, schedule={"name": "linear", "final_ratio": 0.2})
     optimizer, rates = make_optimizer(config, 5, params), make_learning_rate(config.learning_rate, config.schedule, 5)
@@ -62,16 +71,18 @@ def test_the_schedule_scales_every_update():
     assert float(rates(0)) == 0.5 > float(rates(4)) > 0.1
 
 
-def test_decay_skip():
+def test_decay_skip_excludes_matrices():
     params = stacked_params()
     config = OptimizerConfig(name="sgd", learning_rate=1.0, weight_decay=0.1, decay_skip=("embed/.*",))
     updates = one_update(config, params, jax.tree.map(jnp.zeros_like, params))
     assert [path for path, leaf in leaves_with_paths(updates) if leaf.any()] == ["blocks/kernel", "head/logits"]
-    with pytest.raises(ValueError, match=r"optimizer.decay_skip: 'embde/.*' matches no parameter"):
+    with pytest.raises(
+        ValueError, match=r"optimizer.decay_skip: 'embde/.*' matches no parameter. Did you mean embed/to"
+    ):
         make_optimizer(OptimizerConfig(decay_skip=("embde/.*",)), 10, params)
 
 
-def test_stacked_can_be_said():
+def test_stacked_can_be_set():
     params = {"blocks": {"norm": jnp.ones((2, 3))}}
     config = OptimizerConfig(name="sgd", weight_decay=0.1)
     zeros = jax.tree.map(jnp.zeros_like, params)
@@ -97,7 +108,7 @@ def user_module(monkeypatch):
     return lambda **objects: vars(module).update(objects)
 
 
-def test_own_optimizer(user_module):
+def test_uses_an_own_optimizer(user_module):
     def make(learning_rate, scale, num_steps):
         assert num_steps == 10
         return optax.chain(optax.scale(scale), optax.scale_by_learning_rate(learning_rate))
@@ -108,17 +119,137 @@ def test_own_optimizer(user_module):
     np.testing.assert_allclose(one_update(config, params, params)["head"]["logits"], -1.5 * params["head"]["logits"])
 
 
-def test_optax_by_name():
+def test_uses_optax_by_name():
     config = OptimizerConfig(name="optax:adabelief", learning_rate=0.1, options={"b1": 0.8})
     params, goal = stacked_params(), stacked_params(seed=1)
     assert quadratic(train(config, params, goal, 60), goal) < 0.1 * quadratic(params, goal)
 
 
-def test_problems_of_own_optimizers(user_module):
+def test_rejects_invalid_own_optimizers(user_module):
     user_module(make=lambda: 3, value=3)
-    with pytest.raises(ValueError, match=r"optimizer.name='mine:make' returned a int. It has to return an optax.Grad"):
+    with pytest.raises(ValueError, match=r"optimizer.name='mine:make' must return an optax.Grad"):
         make_optimizer(OptimizerConfig(name="mine:make"), 10, {})
     with pytest.raises(ValueError, match=r"optimizer.name='mine:value' is a int, not a function"):
         make_optimizer(OptimizerConfig(name="mine:value"), 10, {})
     with pytest.raises(ValueError, match=r"b3 is not an option. The options of adabelief are learning_rate, b1"):
         make_optimizer(OptimizerConfig(name="optax:adabelief", options={"b3": 1}), 10, {})
+
+
+@pytest.mark.slow_cases("adafactor")
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_minimizes_a_quadratic(name):
+    params, goal = stacked_params(), stacked_params(seed=1)
+    config = OptimizerConfig(name=name, learning_rate=0.3, schedule={"name": "linear"})
+    trained = train(config, params, goal, 100)
+    assert quadratic(trained, goal) < 0.02 * quadratic(params, goal)
+
+
+def test_muon_has_momentum_by_default():
+    params = stacked_params()
+
+    def third_update(**options):
+        optimizer = make_optimizer(OptimizerConfig(name="muon", **options), 10, params)
+        state, update = optimizer.init(params), jax.jit(optimizer.update)
+        for seed in range(3):
+            updates, state = update(stacked_params(seed), state, params)
+        return jax.device_get(updates)
+
+    jax.tree.map(np.testing.assert_array_equal, third_update(), third_update(momentum=0.95))
+
+
+def test_muon_orthogonalizes_each_matrix():
+    params, gradients = stacked_params(), stacked_params(seed=1)
+    gradients["blocks"]["kernel"] = gradients["blocks"]["kernel"].at[0].multiply(1000.0)
+    update = one_update(OptimizerConfig(name="muon", learning_rate=1.0), params, gradients)["blocks"]["kernel"]
+    for layer in range(2):
+        singular_values = np.linalg.svd(np.asarray(update[layer]), compute_uv=False)
+        np.testing.assert_allclose(singular_values / (0.2 * 8**0.5), 1.0, atol=0.35)
+        np.testing.assert_allclose(np.sqrt(np.mean(update[layer] ** 2)), 0.2 * 0.5**0.5 * 2**0.5, rtol=0.35)
+
+
+@pytest.mark.slow
+def test_muon_uses_adam_for_the_rest():
+    params, gradients = stacked_params(), stacked_params(seed=1)
+    muon, adam = (one_update(OptimizerConfig(name=name), params, gradients) for name in ("muon", "adam"))
+    for group, name in (("embed", "tokens"), ("blocks", "norm"), ("head", "logits")):
+        np.testing.assert_allclose(muon[group][name], adam[group][name], rtol=1e-6)
+    everything = one_update(OptimizerConfig(name="muon", muon_skip=()), params, gradients)
+    assert (jnp.abs(everything["head"]["logits"] - adam["head"]["logits"]) > 1e-5).any()
+
+
+@pytest.mark.slow_cases("adafactor-shape0-1e-06", "muon-shape1-0.0001")
+@pytest.mark.parametrize(("name", "shape", "rounding"), [("adafactor", (128, 130), 1e-6), ("muon", (2, 2), 1e-4)])
+def test_treats_blocks_separately(name, shape, rounding):
+    """Three updates of a stack are those of each of its blocks alone, however much louder and larger another is.
+
+    The first update of adafactor hardly depends on a gradient's scale: what it compares with comes later, and only dims
+    of 128 and more are factored. For muon there are more blocks than rows and columns: they set no scale.
+    """
+    random, sizes = np.random.default_rng(0), np.array([1.0, 100.0, 0.01])
+
+    def draw(*shape):
+        return {
+            "blocks": {
+                "kernel": random.normal(size=(3, *shape)) * sizes[:, None, None],
+                "norm": random.normal(size=(3, 4)),
+            }
+        }
+
+    def numbers(tree, block=slice(None)):
+        whole = {"embed": {"tokens": np.ones((6, 4))}, "head": {"logits": np.ones((4, 6))}, **tree}
+        return jax.tree.map(
+            lambda leaf: jnp.asarray(leaf, jnp.float32),
+            {**whole, "blocks": jax.tree.map(lambda leaf: leaf[block], tree["blocks"])},
+        )
+
+    params, rounds = draw(*shape), [draw(*shape) for _ in range(3)]
+    for number, each in enumerate(rounds):
+        each["blocks"]["kernel"][0] *= 10.0**number  # one block grows louder than it was
+
+    def updates(block):
+        own = numbers(params, block)
+        optimizer = make_optimizer(OptimizerConfig(name=name, learning_rate=1.0), 10, own)
+        state, update, found = optimizer.init(own), jax.jit(optimizer.update), []
+        for gradients in rounds:
+            change, state = update(numbers(gradients, block), state, own)
+            found.append(change["blocks"])
+        return found
+
+    together = updates(slice(None))
+    for block in range(3):
+        alone = updates(slice(block, block + 1))
+        for mine, whole in zip(alone, together, strict=True):
+            jax.tree.map(
+                lambda a, b, block=block: np.testing.assert_allclose(a[0], b[block], rtol=2e-4, atol=rounding),
+                mine,
+                whole,
+            )
+
+
+def shapes_of(model):
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+TRANSFORMER = shapes_of(transformer(TransformerConfig(vocabulary=16, length=8, layers=2, width=8, heads=2)))
+MLP = shapes_of(mlp(MLPConfig(features=4, classes=2, widths=(3,))))
+
+
+def picked(params, **options):
+    return {path for path, chosen in leaves_with_paths(select(params, is_stacked(params), **options)) if chosen}
+
+
+def test_selects_matrices_of_the_transformer():
+    attention = {f"blocks/attention/{name}" for name in ("query", "key", "value", "out")}
+    hidden = {f"blocks/mlp/{name}" for name in ("gate", "up", "down")}
+    assert picked(TRANSFORMER) == {"embed/tokens", *attention, *hidden, "head/logits"}
+
+
+def test_skips_paths():
+    assert picked(MLP, skip=("layers",)) == {"layers/0/kernel", "layers/1/kernel"}
+    assert picked(MLP, skip=("layers/0/.*",)) == {"layers/1/kernel"}
+
+
+def test_only_block_models_are_stacked():
+    assert not is_stacked({"embed": 0, "blocks": 0, "head": 0, "more": 0})
+    unstacked = {"blocks": [{"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}]}
+    assert picked(unstacked) == {"blocks/0/kernel"}

@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 import pytest
-from pretend_step import PretendStep, first_state
 from spmdkit.training.loop import run_steps
 from spmdkit.training.steps.late_log import RUN_AHEAD
+from support.training import PretendStep, first_state
 
 
 def steps_reported(num_steps: int, **options) -> list[int]:
@@ -37,14 +37,14 @@ def test_logged_steps(num_steps, options, expected):
     assert steps_reported(num_steps, **options) == expected
 
 
-def test_what_is_reported():
+def test_reports_loss_and_norm_of_logged_steps():
     reported = []
     run_steps(PretendStep(), first_state(), [{}] * 4, log_every=2, on_progress=reported.append)
     assert [(progress.step, progress.loss, progress.grad_norm) for progress in reported] == [(2, 102, 1), (4, 104, 1)]
     assert all(progress.extra == {} for progress in reported)
 
 
-def test_metrics_are_read_late_and_in_order():
+def test_reads_metrics_late_and_in_order():
     step = PretendStep()
     run_steps(step, first_state(), [{}] * 9, log_every=1)
     assert [number for number, _ in step.awaited] == list(range(1, 10))
@@ -52,7 +52,7 @@ def test_metrics_are_read_late_and_in_order():
     assert lags == [RUN_AHEAD] * 7 + [1, 0]  # the last ones when there is nothing left to start
 
 
-def test_the_host_does_not_run_further_ahead():
+def test_host_runs_at_most_run_ahead_steps_ahead():
     step = PretendStep()
 
     def batches():
@@ -63,27 +63,8 @@ def test_the_host_does_not_run_further_ahead():
     run_steps(step, first_state(), batches())
 
 
-def test_pauses_do_not_count_as_training():
-    reported = []
-    run_steps(
-        PretendStep(seconds=0.01),
-        first_state(),
-        [{}] * 12,
-        log_every=4,
-        pause_at=lambda number: number in (4, 6),
-        on_pause=lambda number, state: time.sleep(0.5) or {},
-        after_pause=lambda number, state: time.sleep(0.5),
-        on_progress=reported.append,
-    )
-    assert [progress.step for progress in reported] == [4, 6, 8, 12]
-    assert all(0.01 <= progress.seconds < 0.2 for progress in reported)
-    assert all(50 < progress.tokens_per_second <= 1000 for progress in reported)
-    assert [progress.tokens_per_second * progress.seconds for progress in reported] == pytest.approx(
-        [10] * len(reported)
-    )
-
-
-def test_the_first_step_compiles_and_is_not_timed():
+@pytest.mark.slow
+def test_first_step_and_pauses_are_not_timed():
     class Compiling(PretendStep):
         def __call__(self, state, batch):
             if not self.started:
@@ -91,8 +72,18 @@ def test_the_first_step_compiles_and_is_not_timed():
             return super().__call__(state, batch)
 
     reported = []
-    run_steps(Compiling(seconds=0.01), first_state(6), [{}] * 6, start=6, log_every=5, on_progress=reported.append)
-    assert [progress.step for progress in reported] == [10, 12]
+    run_steps(
+        Compiling(seconds=0.01),
+        first_state(6),
+        [{}] * 12,
+        start=6,
+        log_every=5,
+        pause_at=lambda number: number in (10, 12),
+        on_pause=lambda number, state: time.sleep(0.5) or {},
+        after_pause=lambda number, state: time.sleep(0.5),
+        on_progress=reported.append,
+    )
+    assert [progress.step for progress in reported] == [10, 12, 15, 18]
     assert all(0.01 <= progress.seconds < 0.2 for progress in reported)
     assert all(50 < progress.tokens_per_second <= 1000 for progress in reported)
     assert [progress.tokens_per_second * progress.seconds for progress in reported] == pytest.approx(
@@ -107,7 +98,7 @@ def test_the_first_step_compiles_and_is_not_timed():
         (10, [(2, 101, 2.0), (4, 103, 4.0), (6, 106, 6.0)]),
     ],
 )
-def test_an_evaluation_after_a_step_that_was_left_out_keeps_its_step(every, expected):
+def test_evaluation_after_a_skipped_step_keeps_its_step(every, expected):
     step, reported = PretendStep(losses={2: np.nan, 4: np.nan}), []
     run_steps(
         step,
@@ -123,7 +114,7 @@ def test_an_evaluation_after_a_step_that_was_left_out_keeps_its_step(every, expe
     assert [each.extra["skipped"] for each in reported if each.step in (2, 4, 6)] == [1.0, 2.0, 2.0]
 
 
-def test_the_last_step_is_left_out_and_evaluated():
+def test_evaluates_after_a_skipped_last_step():
     reported = []
     run_steps(
         PretendStep(losses={1: np.nan, 3: np.nan}),

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from spmdkit.parallel.blocks.attention import online_softmax
 from spmdkit.parallel.blocks.attention.online_softmax import Marks, Saved, attend, attend_backward, finish, merge
+from support import toy
 
 B, G, R, S, T, K = 2, 2, 3, 6, 8, 4
 
@@ -49,6 +49,7 @@ def test_parts_are_the_whole_in_any_order(float64):
         assert toy.relative(out, whole) < 1e-14
 
 
+@pytest.mark.slow_cases("1024")
 @pytest.mark.parametrize("slice_size", [1024, 2])
 def test_outputs_and_gradients_in_slices(float64, monkeypatch, slice_size):
     monkeypatch.setattr(online_softmax, "SLICE", slice_size)

@@ -7,44 +7,47 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
-from attention_case import HEAD_SIZE, HEADS, LENGTH, ROWS, make_case, mixing, on_mesh, on_one_device, predicted
-from attention_case import with_gradients as gradients_of
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
-from spmdkit.models.layers.attention import causal_attention
+from spmdkit.models.attention import causal_attention
 from spmdkit.parallel.blocks.attention import online_softmax
-from spmdkit.parallel.blocks.remat import remat_block
+from spmdkit.parallel.blocks.gathered_block import remat_block
 from spmdkit.parallel.collectives import Collective, merge
 from spmdkit.parallel.context import ContextConfig, traffic
+from support import toy
+from support.attention_case import HEAD_SIZE, HEADS, LENGTH, ROWS, make_case, mixing, on_mesh, on_one_device, predicted
+from support.attention_case import with_gradients as gradients_of
 
 
 def ring(size):
     return ContextConfig(size=size)
 
 
+def assert_equals_one_device(config, case, kv_heads, **other_axes):
+    """Compares outputs, gradients and traffic; returns the traffic."""
+    results, moved = on_mesh(gradients_of(mixing(config)), config, case, **other_axes)
+    for found, expected in zip(results, on_one_device(case), strict=True):
+        assert toy.relative(found, expected) < 1e-12
+    moves = predicted(config, kv_heads, rows=ROWS // other_axes.get("data", 1))
+    assert moved == merge(moves.forward + moves.backward)
+    return moved
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("size", "kv_heads"), [(2, 2), (4, 8), (4, 1), (8, 2)])
 def test_equals_one_device_and_moves_what_it_says(float64, size, kv_heads, packed):
-    case = make_case(kv_heads, packed=packed)
-    results, moved = on_mesh(gradients_of(mixing(ring(size))), ring(size), case)
-    for found, expected in zip(results, on_one_device(case), strict=True):
-        assert toy.relative(found, expected) < 1e-12
-    moves = predicted(ring(size), kv_heads)
-    assert moved == merge(moves.forward + moves.backward)
+    assert_equals_one_device(ring(size), make_case(kv_heads, packed=packed), kv_heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_sending_in_groups(float64, size):
-    case, config = make_case(2), ContextConfig(size=size, send="groups")
-    results, moved = on_mesh(gradients_of(mixing(config)), config, case)
-    for found, expected in zip(results, on_one_device(case), strict=True):
-        assert toy.relative(found, expected) < 1e-12
-    moves = predicted(config, 2)
-    assert moved == merge(moves.forward + moves.backward)
+    moved = assert_equals_one_device(ContextConfig(size=size, send="groups"), make_case(2), 2)
     assert {line.kind for line in moved} == {"all-to-all"}
 
 
+@pytest.mark.slow
 def test_in_groups_a_part_of_the_mesh_can_run_a_ring_alone():
     """As in a pipeline, whose stages do different things: half of the devices attend, the others do not."""
     config = ContextConfig(size=4, send="groups")
@@ -59,22 +62,18 @@ def test_in_groups_a_part_of_the_mesh_can_run_a_ring_alone():
     assert np.array_equal(mixed[1], case.arrays[0][1])
 
 
+@pytest.mark.slow
 def test_with_rows_split_over_another_axis(float64):
-    case = make_case(2, packed=True)
-    results, moved = on_mesh(gradients_of(mixing(ring(4))), ring(4), case, data=2)
-    for found, expected in zip(results, on_one_device(case), strict=True):
-        assert toy.relative(found, expected) < 1e-12
-    assert moved == merge([*predicted(ring(4), 2, rows=1).forward, *predicted(ring(4), 2, rows=1).backward])
+    assert_equals_one_device(ring(4), make_case(2, packed=True), 2, data=2)
 
 
+@pytest.mark.slow
 def test_long_rows_are_worked_on_in_slices(float64, monkeypatch):
     monkeypatch.setattr(online_softmax, "SLICE", 2)
-    case = make_case(2, packed=True)
-    results, _ = on_mesh(gradients_of(mixing(ring(2))), ring(2), case)
-    for found, expected in zip(results, on_one_device(case), strict=True):
-        assert toy.relative(found, expected) < 1e-12
+    assert_equals_one_device(ring(2), make_case(2, packed=True), 2)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_summed_in_float32():
     """Gradients of keys and values travel in float32; the output is off by its own rounding alone."""
     case = make_case(2, dtype=jnp.bfloat16)
@@ -98,6 +97,7 @@ def test_on_a_gpu_bfloat16_keys_travel_as_such_and_their_gradients_in_float32():
     )
 
 
+@pytest.mark.slow_cases("dots", "full", "none")
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_layers_in_a_loop_and_recomputed(float64, remat):
     """Each layer's forward, backward and, unless everything is kept, forward again."""
@@ -132,6 +132,7 @@ def products(jaxpr, times=1):
     return flops, names
 
 
+@pytest.mark.slow_cases("4", "8")
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_every_device_computes_half_of_the_square_and_a_bit(size):
     """2 N + 1 products of chunks out of 4 N, in a program without branches: the same work on every device."""

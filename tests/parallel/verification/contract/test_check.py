@@ -1,4 +1,6 @@
-"""`check_model`: what it is given is looked at first, then the model is traced, then its contract is measured."""
+"""`check_model`, its measurements of a few rows, and the generator of its random numbers."""
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,21 @@ from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.keys import make_key
 from spmdkit.parallel import Model
 from spmdkit.parallel.verification.contract import check as file
+from spmdkit.parallel.verification.contract import probe as probe_file
 from spmdkit.parallel.verification.contract.breaches import Breach, ContractError, NotChecked
 from spmdkit.parallel.verification.contract.check import check_model, initial_params, report
+from spmdkit.parallel.verification.contract.probe import (
+    ROWS,
+    Pair,
+    Pairs,
+    Probe,
+    count,
+    first_rows,
+    moved,
+    quick_compilation,
+)
+from spmdkit.parallel.verification.contract.probe import NotChecked as ProbeNotChecked
+from spmdkit.parallel.verification.contract.random_key import check_key, shared_key
 
 BATCH = {"inputs": np.ones((4, 3), np.float32), "weights": np.ones(4, np.float32)}
 BROKEN = (Breach("rows", "its rows depend."), Breach("mean", "it is a mean."))
@@ -38,11 +53,12 @@ def measured(monkeypatch):
     return given
 
 
-def test_a_right_model_breaks_nothing():
+def test_accepts_correct_model():
     assert check_model(MODEL, BATCH) == ()
 
 
-def test_a_breach_is_an_error_a_warning_or_not_looked_for():
+@pytest.mark.slow
+def test_breach_is_error_warning_or_ignored():
     with pytest.raises(ContractError, match=r"model 'mine' breaks the contract \(mean\): its loss returns a mean"):
         check_model(MEAN, BATCH)
     with pytest.warns(UserWarning, match="breaks the contract"):
@@ -51,7 +67,7 @@ def test_a_breach_is_an_error_a_warning_or_not_looked_for():
     assert check_model(MEAN, BATCH, check="off") == ()
 
 
-def test_off_traces_the_functions_all_the_same(measured):
+def test_off_traces_functions_without_measuring(measured):
     assert check_model(MODEL, BATCH, check="off") == ()
     assert measured == []
     wrong = Model(init=init, loss=lambda params, batch, key: batch["inputs"] @ params["absent"])
@@ -67,18 +83,18 @@ def test_off_traces_the_functions_all_the_same(measured):
         ({**BATCH, "rate": np.float32(1)}, "error", "'rate': 'no dim'"),
     ],
 )
-def test_what_it_is_given_is_looked_at(batch, check, text):
+def test_rejects_invalid_arguments(batch, check, text):
     with pytest.raises(UserError, match=text):
         check_model(MODEL, batch, check=check)
 
 
-def test_the_index_of_each_row_is_added_and_a_given_one_kept(measured):
+def test_adds_missing_row_index(measured):
     check_model(MODEL, BATCH)
     check_model(MODEL, {**BATCH, "example": np.arange(7, 11)})
     assert [arguments[2]["example"].tolist() for arguments in measured] == [[0, 1, 2, 3], [7, 8, 9, 10]]
 
 
-def test_wide_whole_numbers_are_traced_as_the_runtime_gives_them(measured):
+def test_traces_wide_integers_as_int32(measured):
     seen = []
 
     def recording(params, batch, key):
@@ -89,7 +105,7 @@ def test_wide_whole_numbers_are_traced_as_the_runtime_gives_them(measured):
     assert set(seen) == {"int32"}
 
 
-def test_parameters_are_those_given_or_drawn_by_the_seed(measured):
+def test_uses_given_or_drawn_parameters(measured):
     given = {"w": np.ones(3)}
     check_model(MODEL, BATCH, params=given)
     check_model(MODEL, BATCH, seed=0)
@@ -102,7 +118,7 @@ def test_parameters_are_those_given_or_drawn_by_the_seed(measured):
     assert keys[0] == jax.random.key_data(jax.random.fold_in(make_key(0), 0)).tolist(), "as in the first step"
 
 
-def test_too_large_a_model_is_the_users_own_matter(monkeypatch):
+def test_rejects_model_that_needs_too_much_memory(monkeypatch):
     def too_large(*given):
         raise NotChecked("4 rows on one device need 3.0 GiB")
 
@@ -111,13 +127,13 @@ def test_too_large_a_model_is_the_users_own_matter(monkeypatch):
         check_model(MODEL, BATCH)
 
 
-def test_first_parameters_are_in_float32(float64):
+def test_initial_parameters_are_float32(float64):
     model = Model(init=lambda key: {"w": jnp.ones(3, "float64"), "n": jnp.arange(2)}, loss=loss)
     found = initial_params(model, jax.random.key(0))
     assert (found["w"].dtype, found["n"].dtype) == (jnp.float32, jnp.int64)
 
 
-def test_all_breaches_are_reported_at_once():
+def test_reports_all_breaches_at_once():
     with pytest.raises(ContractError) as raised:
         report("model.name='mine'", BROKEN, "error")
     assert str(raised.value) == (
@@ -127,3 +143,129 @@ def test_all_breaches_are_reported_at_once():
     )
     report("x", BROKEN, "off")
     report("x", (), "error")
+
+
+INPUTS = np.arange(1.0, ROWS + 1, dtype=np.float32)
+PROBE_BATCH = {"inputs": INPUTS, "weights": np.array([1.0, 0.5, 0.75, 0.25], np.float32), "n": np.arange(ROWS)}
+
+
+def probe_loss(params, batch, key):
+    """Counts the row's place in the batch, so that the arrangements differ."""
+    place = jnp.arange(len(batch["inputs"]), dtype=batch["inputs"].dtype)
+    return (batch["weights"] * (batch["inputs"] * params["w"] + 10 * place)).sum(), batch["weights"].sum()
+
+
+PROBE_MODEL = Model(init=lambda key: {"w": jnp.ones(())}, loss=probe_loss)
+PARAMS = {"w": np.float32(2.0)}
+
+
+def pair_of(rows):
+    weights = PROBE_BATCH["weights"][rows]
+    return Pair(float(weights @ (2 * INPUTS[rows] + 10 * np.arange(len(rows)))), float(weights.sum()))
+
+
+def test_sums_each_arrangement():
+    found = Probe(PROBE_MODEL, "float32").sums(PARAMS, PROBE_BATCH, None)
+    assert found == Pairs(*map(pair_of, ([0, 1, 2, 3], [0, 1], [2, 3], [2, 0, 3, 1])), Pair(0, 0))
+    assert found.halves == tuple(np.add(pair_of([0, 1]), pair_of([2, 3])))
+
+
+def test_compiles_once_per_number_of_rows(monkeypatch):
+    compiled, right = [], probe_file.compile_quickly
+    monkeypatch.setattr(probe_file, "compile_quickly", lambda *given: compiled.append(given) or right(*given))
+    probe = Probe(PROBE_MODEL, "float32")
+    for _ in range(2):
+        probe.sums(PARAMS, PROBE_BATCH, None)
+    assert len(compiled) == 2
+
+
+def test_float64_probe_keeps_integers_narrow():
+    seen = {}
+
+    def recording(params, batch, key):
+        seen.update({name: str(array.dtype) for name, array in batch.items()})
+        return probe_loss(params, batch, key)
+
+    Probe(replace(PROBE_MODEL, loss=recording), "float64").pair({"w": np.float64(2)}, PROBE_BATCH, None)
+    assert seen == {"inputs": "float64", "weights": "float64", "n": "int32"}
+    assert not jax.config.jax_enable_x64
+
+
+def test_skips_rows_that_need_too_much_memory(monkeypatch):
+    monkeypatch.setattr(probe_file, "MAX_TEMPORARY_BYTES", -1)
+    with pytest.raises(ProbeNotChecked, match=r"^4 rows on one device need 0.0 GiB$"):
+        Probe(PROBE_MODEL, "float32").sums(PARAMS, PROBE_BATCH, None)
+
+
+def test_selects_first_rows_with_weight_and_makes_weights_ragged():
+    weights = np.array([0, 2, 0, 4, 8, 16, 32], np.float32)
+    for shape in ((7,), (7, 1)):  # of rows, of tokens
+        found = first_rows({"n": np.arange(7), "weights": weights.reshape(shape)})
+        assert found["n"].tolist() == [1, 3, 4, 5]
+        assert found["weights"].ravel().tolist() == [2, 2, 6, 4]
+        assert found["weights"].dtype == np.float32
+
+
+def test_repeats_few_rows():
+    assert first_rows({"n": np.arange(3)})["n"].tolist() == [0, 1, 2, 0]
+    assert count(first_rows({"n": np.arange(99)}, most=64)) == 64
+    assert first_rows({"n": np.arange(3), "weights": np.zeros(3)}) is None
+    assert first_rows({"weights": np.full(4, 2)})["weights"].tolist() == [2, 2, 2, 2], "integers stay"
+
+
+def test_moves_parameters_off_zero_and_one():
+    given = {"ones": np.ones(50, np.float32), "zeros": np.zeros(50, np.float32), "n": np.arange(3)}
+    found = moved(given)
+    assert 0 < np.abs(found["ones"] - 1).max() <= 0.1
+    assert ((found["zeros"] >= 0.05) & (found["zeros"] <= 0.15)).all()
+    assert len(np.unique(found["zeros"])) == 50
+    assert (found["n"] is given["n"], found["ones"].dtype) == (True, np.float32)
+
+
+def test_quick_compilation_restores_option(monkeypatch):
+    changed = []
+    monkeypatch.setattr(jax.config, "update", lambda name, value: changed.append(value))
+    before = jax.config.read("jax_disable_most_optimizations")
+    with pytest.raises(ZeroDivisionError), quick_compilation():
+        raise ZeroDivisionError
+    assert changed == [True, before]
+
+
+@pytest.fixture
+def key():
+    return check_key(jax.random.key(3))
+
+
+@pytest.mark.slow
+def test_numbers_have_requested_distribution(key):
+    normal = np.asarray(jax.random.normal(jax.random.split(key, 5)[3], (1000, 10)))
+    assert (abs(normal.mean()) < 0.05, abs(normal.std() - 1) < 0.05) == (True, True)
+    assert abs(np.corrcoef(normal[:-1].ravel(), normal[1:].ravel())[0, 1]) < 0.05
+    assert abs(float(jnp.mean(jax.random.bernoulli(key, 0.3, (10_000,)))) - 0.3) < 0.02
+
+
+@pytest.mark.slow
+def test_different_keys_draw_different_numbers(key):
+    keys = [key, jax.random.fold_in(key, 0), jax.random.fold_in(key, 1), *jax.random.split(key, 3)]
+    drawn = {tuple(jax.random.bits(key, (4,)).tolist()) for key in [*keys, check_key(jax.random.key(4))]}
+    assert len(drawn) == 7
+    folded = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(key, n), ()))(jnp.arange(1000))
+    assert len(np.unique(folded)) > 990
+    assert abs(float(folded.mean()) - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("bits", ["uint8", "uint16", "uint32"])
+def test_words_fill_their_width(key, bits):
+    drawn = np.asarray(jax.random.bits(key, (4096,), bits))
+    assert drawn.dtype == bits
+    assert drawn.max() > 0.99 * np.iinfo(bits).max
+
+
+@pytest.mark.slow
+def test_shared_key_draws_one_small_number_for_all_rows(key):
+    shared = shared_key(key)
+    rows = jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(shared, row), (3,)))(jnp.arange(4))
+    assert len(np.unique(rows)) == 1
+    assert 0 <= float(rows[0, 0]) < 1 / 16
+    first, second = jax.random.split(shared)
+    assert first == second != shared

@@ -1,0 +1,187 @@
+"""Errors of checkpoints: damaged files, a machine that cannot read them, or a checkpoint of another run.
+
+A checkpoint is reported as damaged only if its bytes were read and are wrong, or if one of its files is missing. A
+missing permission, no memory, a failing file system, or a path or format that a reader rejects say nothing about the
+files: such a checkpoint may be intact, and no message suggests to remove it.
+"""
+
+import errno
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..layouts.sizes import counted
+from ..mesh.errors import UserError
+from ..mesh.exit_codes import TRY_AGAIN
+from ..mesh.known_causes import TRACEBACK_VARIABLE, is_out_of_memory
+
+NOT_DAMAGE = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+)
+"""Error numbers of the system after which the same command may work later."""
+MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR))
+"""Error numbers of the system for a missing file."""
+WRONG_BYTES = re.compile(r"DATA_LOSS|OUT_OF_RANGE|NOT_FOUND|FAILED_PRECONDITION|CRC|Error decoding|Invalid JSON")
+"""Texts of TensorStore's errors about the contents of files; an error about a path or an option has none of them."""
+MAX_LISTED = 20
+"""Problems listed in one message."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint is missing or damaged, or it does not fit the state of this run."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint differs from what was saved: files are missing or cut, or an array has other bits."""
+
+
+class CheckpointUnavailable(RuntimeError):
+    """The machine or the file system cannot read a checkpoint now; nothing shows that it is damaged."""
+
+    exit_code = TRY_AGAIN
+
+
+class SaveFailed(RuntimeError):
+    """A checkpoint could not be written; the ones before it are intact."""
+
+    exit_code = TRY_AGAIN
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Raises the error that `explain` returns for an error of the block, which reads a checkpoint."""
+    try:
+        yield
+    except Exception as error:
+        explained = explain(folder, error)
+        if explained is error:
+            raise
+        raise explained from error
+
+
+def explain(folder: Path, error: Exception) -> Exception:
+    """Classifies an error of reading a checkpoint.
+
+    Args:
+        folder: The checkpoint.
+        error: An error of Python, Orbax or TensorStore.
+
+    Returns:
+        DamagedCheckpoint, CheckpointUnavailable, CheckpointError if it cannot be opened for another reason, or the
+        error itself if memory ran out, which `known_causes` explains.
+    """
+    if is_out_of_memory(error) or isinstance(error, CheckpointError | CheckpointUnavailable):
+        return error
+    while isinstance(error.__cause__, Exception):  # Orbax wraps what TensorStore raises
+        error = error.__cause__
+    number = error_number(error)
+    if number in NOT_DAMAGE:
+        return CheckpointUnavailable(
+            f"The checkpoint {folder} cannot be read now: {reason(error)}. It may be intact: leave it there, repair "
+            "its permissions or the file system, and start the same command again."
+        )
+    if number in MISSING or (number is None and WRONG_BYTES.search(str(error))):
+        return DamagedCheckpoint(f"The checkpoint {folder} is damaged: {reason(error)}.")
+    return CheckpointError(
+        f"The checkpoint {folder} cannot be opened: {reason(error)}. Nothing shows that it is damaged: keep it. Check "
+        "its path and the file system, and open it with the versions of orbax-checkpoint and tensorstore that saved it."
+    )
+
+
+def error_number(error: BaseException) -> int | None:
+    """Returns the system's number of an error; TensorStore puts it into its text."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = re.search(r"(?:OS error |os_error_code=')(\d+)", str(error))
+    return int(found[1]) if found else None
+
+
+def reason(error: Exception) -> str:
+    """Returns an error in one line, the system's own words first, without the settings that TensorStore repeats."""
+    text = " ".join(str(error).partition("[tensorstore_spec=")[0].split())
+    text = f"{type(error).__name__}: {text}".rstrip(".")
+    number = error_number(error)
+    system = f"{os.strerror(number)}: " if number and not isinstance(error, OSError) else ""
+    return f"{system}{text}" if len(text) <= 400 else f"{system}{text[:400]} ..."
+
+
+def other_bits(folder: Path, paths: Sequence[str], total: int) -> DamagedCheckpoint:
+    """Returns the error of a checkpoint with arrays that differ from what was saved.
+
+    Args:
+        folder: The checkpoint.
+        paths: The paths of the arrays with a different checksum, at least one.
+        total: The number of arrays that were compared.
+    """
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return DamagedCheckpoint(
+        f"The checkpoint {folder} is damaged: {', '.join(paths[:3])}{more} of {total} arrays read as other bits than "
+        "were saved (their checksums differ)."
+    )
+
+
+def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Compares the arrays of a checkpoint with those that are to be restored.
+
+    Args:
+        wanted: Path -> a shape and a dtype, of the run.
+        found: Path -> a shape and a dtype, of the checkpoint.
+
+    Returns:
+        A line for each array that is missing, extra, or of another shape or dtype.
+    """
+    missing = [f"{path}: not in the checkpoint" for path in wanted if path not in found]
+    extra = [f"{path}: only in the checkpoint" for path in found if path not in wanted]
+    changed = [
+        f"{path}: {kind(found[path])} in the checkpoint, {kind(wanted[path])} in this run"
+        for path in wanted
+        if path in found and kind(found[path]) != kind(wanted[path])
+    ]
+    return missing + extra + changed
+
+
+def mismatch(begin: str, problems: Sequence[str], advice: str) -> CheckpointError:
+    """Returns the error of a checkpoint that does not fit.
+
+    Args:
+        begin: The begin of the message, up to the number of arrays.
+        problems: A line for each array, at least one.
+        advice: What to change.
+    """
+    left_out = len(problems) - MAX_LISTED
+    listed = [*problems[:MAX_LISTED], *([f"... and {left_out} more"] if left_out > 0 else [])]
+    return CheckpointError("\n  ".join([f"{begin}, in {counted(len(problems), 'array')}:", *listed]) + f"\n{advice}")
+
+
+def kind(array: Any) -> str:
+    """Returns dtype and shape in one word, such as "float32[3, 16]"."""
+    return f"{np.dtype(array.dtype)}{list(array.shape)}"
+
+
+@cache
+def leave_errors_to_one_message() -> None:
+    """Suppresses what Orbax and TensorStore print of a failure, with tracebacks, before our own message.
+
+    Orbax logs it. If one of several reads or writes fails, it closes its event loop with the others still in progress;
+    each of these finds the loop closed, with a traceback that TensorStore passes to `sys.unraisablehook`.
+    """
+    if os.environ.get(TRACEBACK_VARIABLE, "0") != "0":
+        return
+    logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
+    # If several tasks fail, asyncio logs that the errors of all but one were never retrieved.
+    logging.getLogger("asyncio").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.getMessage())
+    before = sys.unraisablehook
+
+    def hook(raised: Any) -> None:
+        if not (raised.exc_type is RuntimeError and str(raised.exc_value) == "Event loop is closed"):
+            before(raised)
+
+    sys.unraisablehook = hook

@@ -1,0 +1,143 @@
+"""`spmdkit checkpoint verify`: compares every array of a checkpoint with its checksum."""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..layouts.sizes import counted, format_bytes
+from ..mesh.errors import printable
+from .damage import MAX_LISTED, DamagedCheckpoint
+from .directory import Found, display_path
+from .restore import StoredCheckpoint
+
+PROGRESS_SECONDS = 5.0
+"""Seconds between two lines of progress."""
+
+
+class ByteProgress:
+    """Prints a line about a long operation to stderr now and then; none in the first seconds."""
+
+    def __init__(self, what: str, total: int) -> None:
+        """Begins to count.
+
+        Args:
+            what: The operation, such as "step 40".
+            total: The bytes of the whole operation.
+        """
+        self._what, self._total, self._done = what, total, 0
+        self._printed = time.monotonic()
+
+    def add(self, num_bytes: int) -> None:
+        """Counts bytes that are done."""
+        self._done += num_bytes
+        now = time.monotonic()
+        if now - self._printed >= PROGRESS_SECONDS:
+            self._printed = now
+            done, total = format_bytes(self._done), format_bytes(self._total)
+            print(printable(f"{self._what}: {done} of {total}"), file=sys.stderr, flush=True)
+
+
+class Verdict(NamedTuple):
+    """The result of verifying one checkpoint.
+
+    Attributes:
+        folder: Its directory.
+        arrays: The number of arrays that were read.
+        num_bytes: Their bytes.
+        problems: The path of an array, or "" for the whole checkpoint -> the problem.
+    """
+
+    folder: Path
+    arrays: int
+    num_bytes: int
+    problems: dict[str, str]
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no problem was found."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {
+            "folder": str(self.folder),
+            "whole": self.is_whole,
+            "arrays": self.arrays,
+            "bytes": self.num_bytes,
+            "problems": self.problems,
+        }
+
+    def __str__(self) -> str:
+        return printable("\n".join(self._lines()))
+
+    def _lines(self) -> Iterator[str]:
+        if self.is_whole:
+            read = f"{counted(self.arrays, 'array')}, {format_bytes(self.num_bytes)}"
+            yield f"{display_path(self.folder)}: whole; {read} are bit for bit what was saved"
+            return
+        yield f"{display_path(self.folder)}: DAMAGED"
+        for path, problem in list(self.problems.items())[:MAX_LISTED]:
+            yield f"  {path}: {problem}" if path else f"  {problem}"
+        if len(self.problems) > MAX_LISTED:
+            yield f"  ... and {len(self.problems) - MAX_LISTED} more"
+
+
+def verify(found: Found) -> Iterator[Verdict]:
+    """Verifies the checkpoint that was chosen, or all of a run, oldest first.
+
+    Raises:
+        CheckpointError: There is none.
+        CheckpointUnavailable: The machine or the file system cannot read one.
+    """
+    if found.chosen is not None or not found.contents.steps:
+        yield verify_one(found.one)
+        return
+    for step in found.contents.steps:
+        yield verify_one(found.checkpoints / str(step))
+
+
+def verify_one(folder: Path) -> Verdict:
+    """Reads every array of a checkpoint and compares it with its checksum; continues after a damaged one.
+
+    Raises:
+        CheckpointUnavailable: The machine or the file system cannot read it.
+    """
+    try:
+        stored = StoredCheckpoint(folder)
+        sizes = {path: array.nbytes for path, array in stored.arrays.items()}
+        stored.checksums  # noqa: B018 - damage here concerns every array
+    except DamagedCheckpoint as error:
+        return Verdict(folder, 0, 0, {"": _shorten(folder, error)})
+    progress = ByteProgress(display_path(folder), sum(sizes.values()))
+    problems: dict[str, str] = {}
+    for group in stored.groups(sizes):
+        try:
+            stored.read(group)
+        except DamagedCheckpoint:
+            for path in group:
+                try:
+                    stored.read([path])
+                except DamagedCheckpoint as error:
+                    problems[path] = _shorten(folder, error)
+        progress.add(sum(sizes[path] for path in group))
+    return Verdict(folder, len(sizes), sum(sizes.values()), problems)
+
+
+def summary(verdicts: list[Verdict]) -> str:
+    """Returns the last line: the number of damaged checkpoints, and what to do about them."""
+    damaged = [each.folder.name for each in verdicts if not each.is_whole]
+    if not damaged:
+        return f"{counted(len(verdicts), 'checkpoint')} verified"
+    return (
+        f"{len(damaged)} of {counted(len(verdicts), 'checkpoint')} damaged: {', '.join(damaged)}. A run that resumes "
+        "skips a damaged checkpoint, uses the one before it, and sets the damaged one aside; you need not remove "
+        "anything"
+    )
+
+
+def _shorten(folder: Path, error: Exception) -> str:
+    """Returns the problem without the name of the checkpoint, which the line above contains."""
+    text = str(error).removeprefix(f"The checkpoint {folder} is damaged: ")
+    return "it reads as other bits than were saved" if "their checksums differ" in text else text

@@ -1,0 +1,323 @@
+"""Saves the checkpoints of one run in the background, restores them, and removes old ones."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import orbax.checkpoint as ocp
+
+from ..layouts.sizes import array_bytes, format_bytes
+from ..mesh.errors import UserError
+from ..mesh.files import absolute_path
+from ..mesh.processes import is_main_process
+from .checksums import checksums, with_description
+from .damage import CheckpointError, DamagedCheckpoint, SaveFailed, leave_errors_to_one_message, reason
+from .directory import CHECKSUMS, DAMAGED, REMOVED, UNFINISHED, contents, set_aside
+from .restore import Restored, StoredCheckpoint, compared_state, open_fitting, restore_newest, stored_arrays
+
+MIN_WAIT_SECONDS = 1.0
+"""Training logs a wait for the previous save if it takes at least this long."""
+
+
+class Checkpoints:
+    """The checkpoints of one run; a context manager that ends with everything written.
+
+    Every process of the run creates one, for the same directory of a shared file system, and calls the same methods.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int,
+        abstract_state: Any,
+        about: Mapping[str, Any] | None = None,
+        save_seconds: int = 1200,
+    ) -> None:
+        """Opens a directory of checkpoints; nothing is written or removed before the first `save`.
+
+        Args:
+            directory: The directory, shared by all processes; it need not exist.
+            keep: The number of latest checkpoints to keep, at least 1.
+            abstract_state: The state as a pytree of ShapeDtypeStructs with the shardings of this run.
+            about: Plain values about the run, which every checkpoint contains for `spmdkit checkpoint inspect`.
+            save_seconds: The longest that writing one may take in the background before it counts as failed.
+
+        Raises:
+            UserError: If `keep` is less than 1.
+        """
+        if keep < 1:
+            raise UserError(f"checkpoint.keep={keep} must be at least 1.")
+        self._directory = absolute_path(directory)
+        self._keep, self._abstract_state = keep, abstract_state
+        self._also_keep: frozenset[int] = frozenset()
+        self._saving: int | None = None
+        self._failure: SaveFailed | None = None
+        self._has_swept = False
+        self._restores = 0
+        self._about = dict(about or {})
+        self._description: dict[str, Any] = {}
+        self._waited = self._logged = 0.0
+        self._remover = ThreadPoolExecutor(1, "remove-checkpoints")
+        leave_errors_to_one_message()
+        # If directories cannot be created in the background, Orbax's threads wait for minutes, at exit too.
+        at_once = ocp.AsyncOptions(create_directories_asynchronously=False, timeout_secs=save_seconds)
+        # Compression hardly makes floats smaller, and takes more processor time than the rest of a save together.
+        handler = ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(async_options=at_once),
+            state=ocp.PyTreeCheckpointHandler(use_compression=False),
+        )
+        self._orbax = ocp.AsyncCheckpointer(with_description(handler, lambda: self._description), async_options=at_once)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self.close()
+        elif jax.process_count() == 1:  # of several, the others may never answer
+            try:
+                self.close()
+            except Exception as second:
+                error.add_note(str(second))
+
+    def steps(self) -> list[int]:
+        """Lists the steps of the checkpoints that are complete on disk, in order."""
+        return list(contents(self._directory).steps)
+
+    def latest(self) -> int | None:
+        """Returns the latest complete step on disk, or None."""
+        return max(self.steps(), default=None)
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        log: Callable[[str], None] = lambda line: None,
+        *,
+        notes: Mapping[str, Any] | None = None,
+        also_keep: Iterable[int] = (),
+    ) -> None:
+        """Starts to write a checkpoint, and returns as soon as the state may be changed or donated.
+
+        Waits for the previous save first, so that no more than one copy of the state exists. A checkpoint of the same
+        step is replaced. The next `save`, `wait` or `close` removes all but the latest `keep`, and those of later steps
+        than this, which training has left behind by going back.
+
+        Args:
+            step: Optimizer steps done.
+            state: Arrays structured like `abstract_state`.
+            log: Receives a line if training waited for the previous save.
+            notes: Plain values that `notes` returns.
+            also_keep: Steps whose checkpoints are kept from now on, in addition to the latest `keep`.
+
+        Raises:
+            SaveFailed: If this save could not start, or the previous one failed.
+        """
+        self._also_keep = frozenset(also_keep)
+        self._wait_for_previous(step, log)
+        self._saving = step
+        if is_main_process():
+            if not self._has_swept:
+                self._remove(f"*{UNFINISHED}*", f"{REMOVED}*")
+            self._watch(partial(self._keep_foreign, step))
+        self._has_swept = True
+        self._description = json.loads(json.dumps({"about": self._about, "notes": dict(notes or {})}))
+        arrays = stored_arrays(state)
+        tree = ocp.args.PyTreeSave({**arrays, CHECKSUMS: checksums(arrays)})  # pyright: ignore[reportCallIssue]
+        target, args = self._directory / str(step), ocp.args.Composite(state=tree)
+        self._watch(partial(self._orbax.save, target, args=args, force=True))
+
+    def check(self) -> None:
+        """Raises the error of a save that failed in the background; cheap enough for every step.
+
+        Raises:
+            SaveFailed: If one did.
+        """
+        self._watch(self._orbax.check_for_errors)
+
+    def wait(self) -> None:
+        """Waits until the current save is complete, and removes the checkpoints that are not kept.
+
+        Raises:
+            SaveFailed: If it, or one before it, failed.
+        """
+        self._watch(self._orbax.wait_until_finished)
+        if self._saving is not None and is_main_process():
+            self._watch(partial(self._remove_old, self._saving))
+        self._saving = None
+
+    def close(self) -> None:
+        """Waits, and ends the background threads.
+
+        Raises:
+            SaveFailed: If a save failed.
+        """
+        try:
+            self.wait()
+        finally:
+            try:
+                self._orbax.close()
+            finally:
+                self._remover.shutdown()
+                if self._failure is not None:
+                    self._make_room()  # once more: now no thread writes any longer
+
+    def check_fits(self) -> None:
+        """Compares the latest intact checkpoint with `abstract_state`, by its description: reads no array.
+
+        Raises:
+            CheckpointError: Its arrays are not those of `abstract_state`; every path that differs is named.
+            CheckpointUnavailable: The machine or the file system cannot read it.
+        """
+        for step in reversed(self.steps()):
+            with suppress(DamagedCheckpoint):  # `restore_newest` skips it with a message
+                open_fitting(self._directory / str(step), self._abstract_state)
+                return
+
+    def restore(self, step: int | None = None) -> Any:
+        """Reads a checkpoint onto the shardings of `abstract_state`, whatever mesh wrote it.
+
+        Args:
+            step: A complete step; None for the latest.
+
+        Returns:
+            The state, structured like `abstract_state`.
+
+        Raises:
+            CheckpointError: If the checkpoint is missing, or its arrays are not those of `abstract_state`; every path
+                that differs is named.
+            DamagedCheckpoint: If it cannot be read, or an array differs from what was saved.
+            CheckpointUnavailable: If the machine or the file system cannot read it.
+        """
+        stored = open_fitting(self._directory / str(self._existing(step)), self._abstract_state)
+        arrays = stored.restore(stored_arrays(self._abstract_state))
+        return compared_state(stored, arrays, self._abstract_state)
+
+    def restore_newest(self, seconds: float, log: Callable[[str], None] = lambda line: None) -> Restored:
+        """Restores the latest checkpoint that all processes can read; damaged ones are skipped, never removed.
+
+        Every process of the run calls this: if one of them finds a checkpoint damaged, all use the one before.
+
+        Args:
+            seconds: How long processes wait for each other.
+            log: Receives a line for every checkpoint that is skipped.
+
+        Raises:
+            CheckpointError: There is none, all are damaged, or the arrays of one are not those of this run.
+            CheckpointUnavailable: The machine or the file system cannot read one.
+            ProcessesMissing: A process did not report what it found.
+        """
+        self._restores += 1
+        self._existing(None)
+        return restore_newest(
+            self._directory,
+            reversed(self.steps()),
+            self._abstract_state,
+            name=f"restore {self._restores}",
+            seconds=seconds,
+            log=log,
+        )
+
+    def notes(self, step: int) -> dict[str, Any]:
+        """Returns the notes that a checkpoint was saved with.
+
+        Args:
+            step: A complete step.
+
+        Raises:
+            CheckpointError: The checkpoint is missing.
+            DamagedCheckpoint: Its description is missing or was changed.
+            CheckpointUnavailable: The machine or the file system cannot read it.
+        """
+        return StoredCheckpoint(self._directory / str(self._existing(step))).notes
+
+    def keep_aside(self, steps: Iterable[int]) -> list[Path]:
+        """Renames damaged checkpoints, so that they are neither restored nor counted; nothing is removed.
+
+        Args:
+            steps: The steps of the checkpoints; only process 0 calls this.
+
+        Returns:
+            Their new paths.
+        """
+        return set_aside(self._directory, map(str, steps), DAMAGED)
+
+    def _existing(self, step: int | None) -> int:
+        steps = self.steps()
+        if not steps:
+            raise CheckpointError(f"No complete checkpoint in {self._directory}.")
+        if step is not None and step not in steps:
+            raise CheckpointError(f"No complete checkpoint of step {step} in {self._directory}; only {steps}.")
+        return steps[-1] if step is None else step
+
+    def _watch(self, action: Callable[[], Any]) -> None:
+        """Runs an action that may raise the error of a save, and raises it again at every later call."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            action()
+        except Exception as error:
+            self._make_room()
+            self._failure = self._save_failed(error)
+            raise self._failure from error
+
+    def _save_failed(self, error: Exception) -> SaveFailed:
+        """Returns the error of a checkpoint that could not be written, with the complete ones and the free space."""
+        there = "What is complete there cannot be listed now."
+        with suppress(OSError):
+            free = format_bytes(shutil.disk_usage(self._directory).free)
+            wanted = sum(array_bytes(leaf.shape, leaf.dtype) for leaf in stored_arrays(self._abstract_state).values())
+            room = f"a checkpoint takes up to {format_bytes(wanted)}, and {free} are free"
+            there = f"Complete there: {self.steps() or 'none'}; {room}."
+        return SaveFailed(
+            f"Checkpoint of step {self._saving} could not be written to {self._directory}: {reason(error)}. {there} "
+            "Free space or repair the file system, then start the same command again: it resumes from the latest "
+            "complete checkpoint."
+        )
+
+    def _make_room(self) -> None:
+        """Removes what a failed save has written: if the disk is full, the next command needs the space."""
+        if is_main_process() and self._saving is not None:
+            self._remove(f"{self._saving}{UNFINISHED}*")
+
+    def _remove(self, *patterns: str) -> None:
+        for pattern in patterns:
+            for leftover in self._directory.glob(pattern):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def _keep_foreign(self, step: int) -> None:
+        """Renames anything else with the name of a checkpoint, such as a file, which Orbax would replace."""
+        if os.path.lexists(self._directory / str(step)) and step not in self.steps():
+            set_aside(self._directory, [str(step)], DAMAGED)
+
+    def _remove_old(self, saved: int) -> None:
+        """Removes all but the latest checkpoints, and those of steps after `saved`; process 0 does it for all."""
+        steps = self.steps()
+        ours = [step for step in steps if step <= saved]
+        kept = {*ours[-self._keep :], *self._also_keep.intersection(ours)}
+        for leaving in set_aside(self._directory, map(str, sorted({*steps} - kept)), REMOVED):
+            self._remover.submit(shutil.rmtree, leaving, ignore_errors=True)
+
+    def _wait_for_previous(self, step: int, log: Callable[[str], None]) -> None:
+        begin, previous = time.monotonic(), self._saving
+        self.wait()
+        seconds = time.monotonic() - begin
+        if previous is None or seconds < MIN_WAIT_SECONDS:
+            return
+        self._waited += seconds
+        if self._waited >= 2 * self._logged:  # less and less often
+            self._logged = self._waited
+            log(
+                f"warning: training waited {seconds:.1f} s at step {step} for the checkpoint of step {previous} "
+                f"({self._waited:.0f} s in all): writing one takes longer than the steps between two saves. Raise "
+                "checkpoint.every, or give run.dir a faster file system."
+            )

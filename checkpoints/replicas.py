@@ -1,0 +1,186 @@
+"""Compares the replicas of an array that several devices hold: finds a flipped bit, and names the device.
+
+If no mesh axis shards a parameter, every device along that axis holds a replica, and XLA assumes that the replicas are
+equal: a reader of such an array reads one of them. So each device hashes its own memory, and only the hashes travel:
+
+    per device     sums[arrays] = checksum of this device's own part of each array      no communication
+    then           all-gather of the sums over the whole mesh: 4 bytes an array and device
+    on each host   devices that hold the same part of an array have the same sum, or a replica has changed
+
+Arrays without replicas (parameters under `fsdp` alone) cannot be compared.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..layouts.paths import leaves_with_paths
+from ..mesh.compat import Device
+from ..mesh.devices import device_name
+from ..mesh.exit_codes import TRY_AGAIN
+from .checksums import checksums
+
+MAX_ARRAYS = 4
+MAX_DEVICES = 6
+"""Arrays and devices listed in one message."""
+
+
+class ReplicasDiffer(RuntimeError):
+    """The replicas of an array differ; the same command continues from the last checkpoint."""
+
+    exit_code = TRY_AGAIN
+
+
+class Difference(NamedTuple):
+    """Replicas of one part of an array that are not equal.
+
+    Attributes:
+        path: The path of the array in the state, such as "params/blocks/query".
+        odd: The devices that differ from the majority, by their number in the mesh; without a majority, all that hold
+            the part.
+        agreeing: The devices of the majority; () if there is none.
+    """
+
+    path: str
+    odd: tuple[int, ...]
+    agreeing: tuple[int, ...]
+
+
+class ReplicaCheck:
+    """Compares the replicas in the state of one run."""
+
+    def __init__(self, abstract_state: Any) -> None:
+        """Finds the arrays with replicas, and compiles nothing yet.
+
+        Args:
+            abstract_state: A pytree of arrays or ShapeDtypeStructs with a NamedSharding over one mesh of real devices;
+                arrays on a single device have no replicas.
+        """
+        leaves = {
+            path: leaf
+            for path, leaf in leaves_with_paths(abstract_state)
+            if leaf.size and isinstance(getattr(leaf, "sharding", None), NamedSharding)
+        }
+        self._mesh: Any = next((leaf.sharding.mesh for leaf in leaves.values()), None)
+        self.devices: tuple[Device, ...] = tuple(self._mesh.devices.flat) if self._mesh is not None else ()
+        groups = {path: _groups(leaf, self.devices) for path, leaf in leaves.items()}
+        self._groups = {path: found for path, found in sorted(groups.items()) if found}
+        self._abstract = {path: leaves[path] for path in self._groups}
+        self._compiled: jax.stages.Compiled | None = None
+        self.bytes_of_state = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
+        self.bytes_compared = sum(leaf.size * leaf.dtype.itemsize for leaf in self._abstract.values())
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The arrays that have replicas, sorted."""
+        return tuple(self._groups)
+
+    def compile(self) -> jax.stages.Compiled:
+        """Compiles the program of `begin`, once; its text shows what crosses devices."""
+        if self._compiled is None:
+            specs = {path: leaf.sharding.spec for path, leaf in self._abstract.items()}
+            axes = tuple(self._mesh.axis_names)
+
+            def own(parts: dict[str, Array]) -> Array:
+                return lax.all_gather(checksums(parts), axes)
+
+            program = jax.shard_map(own, mesh=self._mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False)
+            shaped = {
+                path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+                for path, leaf in self._abstract.items()
+            }
+            self._compiled = jax.jit(program).lower(shaped).compile()
+        return self._compiled
+
+    def begin(self, state: Any) -> Array:
+        """Starts to hash every device's own replicas without waiting, so the state may be donated afterwards.
+
+        Args:
+            state: Arrays structured and laid out like `abstract_state`.
+
+        Returns:
+            (devices, arrays) uint32, replicated.
+        """
+        leaves = dict(leaves_with_paths(state))
+        return self.compile()({path: leaves[path] for path in self._groups})
+
+    def differences(self, sums: Array) -> list[Difference]:
+        """Compares the result of `begin`, after waiting for it. Every process finds the same.
+
+        Args:
+            sums: (devices, arrays) uint32.
+        """
+        table = np.asarray(sums.addressable_data(0))
+        assert table.shape == (len(self.devices), len(self._groups)), table.shape
+        found = []
+        for column, (path, groups) in zip(table.T, self._groups.items(), strict=True):
+            for members in groups:
+                difference = _compare(path, members, column[members])
+                found += [difference] if difference else []
+        return found
+
+    def check(self, number: int, state: Any) -> None:
+        """Compares the replicas in a state that is about to be saved; waits for the devices.
+
+        Args:
+            number: Steps done.
+            state: Arrays structured and laid out like `abstract_state`.
+
+        Raises:
+            ReplicasDiffer: Some differ; they are named.
+        """
+        found = self.differences(self.begin(state)) if self.paths else []
+        if found:
+            raise ReplicasDiffer(f"{self.describe(number, found)}\nThe state was not saved; earlier checkpoints stay.")
+
+    def describe(self, number: int, found: Sequence[Difference]) -> str:
+        """Returns the lines of an error: each array with the devices that differ.
+
+        Args:
+            number: Steps done.
+            found: The result of `differences`.
+        """
+        lines = [self._line(each) for each in found[:MAX_ARRAYS]]
+        more = [f"... and {len(found) - MAX_ARRAYS} more"] if len(found) > MAX_ARRAYS else []
+        begin = f"Step {number}: devices that hold copies of the same array hold other bits:"
+        return "\n  ".join([begin, *lines, *more])
+
+    def _line(self, difference: Difference) -> str:
+        odd, agreeing = ([self._name(each) for each in numbers] for numbers in (difference.odd, difference.agreeing))
+        if not agreeing:
+            return f"{difference.path}: {few(odd)} differ from each other; with no majority, any may be at fault"
+        return f"{difference.path}: {few(odd)} {'has' if len(odd) == 1 else 'have'} other bits than {few(agreeing)}"
+
+    def _name(self, number: int) -> str:
+        device = self.devices[number]
+        return f"{device_name(device)} (rank {device.process_index})"
+
+
+def few(names: Sequence[str]) -> str:
+    """Joins the first of some names and the number of the others."""
+    more = f" and {len(names) - MAX_DEVICES} more" if len(names) > MAX_DEVICES else ""
+    return ", ".join(names[:MAX_DEVICES]) + more
+
+
+def _groups(leaf: Any, devices: Sequence[Device]) -> list[np.ndarray]:
+    """Returns the devices that hold the same part of an array, by number in the mesh, for every part with replicas."""
+    indices = leaf.sharding.devices_indices_map(tuple(leaf.shape))
+    holders: dict[Any, list[int]] = {}
+    for number, device in enumerate(devices):
+        part = tuple(each.indices(size)[:2] for each, size in zip(indices[device], leaf.shape, strict=True))
+        holders.setdefault(part, []).append(number)
+    return [np.array(held) for held in holders.values() if len(held) > 1]
+
+
+def _compare(path: str, members: np.ndarray, sums: np.ndarray) -> Difference | None:
+    counted = Counter(sums.tolist()).most_common()
+    if len(counted) == 1:
+        return None
+    (common, most), (_, next_most) = counted[:2]
+    agreeing = tuple(members[sums == common].tolist()) if most > next_most else ()
+    return Difference(path, tuple(int(each) for each in members if each not in agreeing), agreeing)

@@ -1,0 +1,433 @@
+"""Reads checkpoints through Orbax: onto the layouts of any mesh, in whole or in part, or as arrays of the host.
+
+    StoredCheckpoint(folder)        its description: paths, shapes and dtypes, the notes of the run; reads no array
+        .restore({path: abstract})  global arrays on the current mesh; each process reads the parts of its devices
+        .compare(arrays)            compares them with their checksums; all processes together
+        .read(paths)                whole arrays of the host, compared with their checksums
+
+Everything that reads a checkpoint uses these: a resume, `load_run`, a warm start, inspect, verify and export. Orbax has
+no public way to read a part of an array without a device for it, so that the host reads arrays one by one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from ..layouts.paths import leaves_with_paths
+from ..layouts.sizes import array_bytes
+from ..mesh.files import absolute_path
+from ..mesh.processes import exchange, local_copy
+from .checksums import checksums, host_checksum, read_description
+from .damage import (
+    CheckpointError,
+    DamagedCheckpoint,
+    differences,
+    leave_errors_to_one_message,
+    mismatch,
+    other_bits,
+    reading,
+)
+from .directory import CHECKSUMS, STATE, display_path
+
+AVERAGES = "opt_state/average/"
+"""Prefix of the path of a parameter's average; see training/optimizing/averaging.py."""
+GROUP_BYTES = 64 << 20
+"""Arrays of the host are read together up to this size."""
+
+
+@cache
+def _handler() -> ocp.PyTreeCheckpointHandler:
+    leave_errors_to_one_message()
+    return ocp.PyTreeCheckpointHandler()
+
+
+class StoredArray(NamedTuple):
+    """An array of a checkpoint.
+
+    Attributes:
+        path: Its path, such as "params/blocks/query".
+        shape: Its global shape.
+        dtype: Its dtype; one of ml_dtypes if NumPy has none.
+        chunk: The shape of the pieces that it is stored in.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunk: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole array in memory."""
+        return array_bytes(self.shape, self.dtype)
+
+
+class StoredCheckpoint:
+    """A checkpoint on disk, opened for reading.
+
+    Attributes:
+        folder: Its directory.
+        arrays: Its arrays by path, without the array of checksums.
+        about: Plain values about the run that saved it, see runtime/directory/saved_with.py.
+        notes: Plain values of the save, such as the state of callbacks.
+        saved: Seconds since 1970 when it was complete.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Reads and checks the description.
+
+        Args:
+            folder: The directory of the checkpoint.
+
+        Raises:
+            DamagedCheckpoint: The description is missing or was changed.
+            CheckpointUnavailable: The machine or the file system cannot read it.
+            CheckpointError: It cannot be opened for another reason.
+        """
+        self.folder = absolute_path(folder)
+        with reading(self.folder):
+            self.about, self.notes, self.saved = read_description(self.folder)
+            self._tree = dict(_handler().metadata(epath.Path(self.folder / STATE)).tree)
+        if CHECKSUMS not in self._tree:
+            raise DamagedCheckpoint(f"The checkpoint {self.folder} is damaged: the array of checksums is missing.")
+        self.arrays = {
+            path: StoredArray(path, tuple(array.shape), np.dtype(array.dtype), tuple(array.storage.chunk_shape))
+            for path, array in self._tree.items()
+            if path != CHECKSUMS
+        }
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The mesh that saved it: axis -> size, without axes of size 1."""
+        if "mesh" in self.about:
+            return self.about["mesh"]
+        sharding = self._tree[CHECKSUMS].sharding
+        axes = zip(getattr(sharding, "axis_names", ()), getattr(sharding, "shape", ()), strict=False)
+        return {axis: int(size) for axis, size in axes if size > 1}
+
+    @property
+    def step(self) -> int | None:
+        """The number of optimizer steps done; None if the state does not contain it."""
+        array = self.arrays.get("step")
+        return int(self.read(["step"])["step"].item()) if array is not None and array.size == 1 else None
+
+    @cached_property
+    def checksums(self) -> dict[str, int]:
+        """The checksum of each array before it was saved, by path.
+
+        Raises:
+            DamagedCheckpoint: They cannot be read, or their number is another.
+            CheckpointUnavailable: The machine or the file system cannot read them.
+        """
+        values = self._restore({CHECKSUMS: ocp.RestoreArgs(restore_type=np.ndarray)})[CHECKSUMS]
+        if len(values) != max(len(self.arrays), 1):
+            raise DamagedCheckpoint(
+                f"The checkpoint {self.folder} is damaged: it has {len(values)} checksums for "
+                f"{len(self.arrays)} arrays."
+            )
+        return dict(zip(sorted(self.arrays), map(int, values), strict=False))
+
+    def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
+        """Reads whole arrays into memory, and compares them with their checksums.
+
+        Args:
+            paths: The paths of the arrays.
+
+        Raises:
+            DamagedCheckpoint: An array cannot be read, or has other bits than were saved.
+            CheckpointUnavailable: The machine or the file system cannot read it.
+        """
+        arrays = self._restore({path: ocp.RestoreArgs(restore_type=np.ndarray) for path in paths})
+        wrong = [path for path, array in arrays.items() if host_checksum(array) != self.checksums[path]]
+        if wrong:
+            raise other_bits(self.folder, wrong, len(self.arrays))
+        return arrays
+
+    def groups(self, paths: Iterable[str]) -> Iterator[list[str]]:
+        """Divides paths into groups that `read` takes at once, of small arrays together or of one large array."""
+        group: list[str] = []
+        num_bytes = 0
+        for path in paths:
+            if group and num_bytes + self.arrays[path].nbytes > GROUP_BYTES:
+                yield group
+                group, num_bytes = [], 0
+            group.append(path)
+            num_bytes += self.arrays[path].nbytes
+        if group:
+            yield group
+
+    def restore(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        """Reads arrays onto their devices, and waits for no other process.
+
+        Args:
+            abstract: Path -> shape, dtype and sharding, which must be those of `arrays`, but for the sharding.
+
+        Returns:
+            Global arrays, which `compare` has yet to compare with their checksums.
+
+        Raises:
+            DamagedCheckpoint: An array cannot be read.
+            CheckpointUnavailable: The machine or the file system cannot read it.
+        """
+        # The checksums are read here: in `compare`, an error in one process would block the others.
+        if not abstract or not self.checksums:
+            return {}
+        return self._restore(ocp.checkpoint_utils.construct_restore_args(dict(abstract)))
+
+    def compare(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Compares restored arrays with their checksums; all processes call this together.
+
+        Args:
+            arrays: Path -> global array.
+
+        Raises:
+            DamagedCheckpoint: Some have other bits than were saved; they are named.
+        """
+        if not arrays:
+            return
+        found = np.asarray(jax.device_get(local_copy(checksums(arrays))))
+        wrong = [path for path, each in zip(sorted(arrays), found, strict=True) if int(each) != self.checksums[path]]
+        if wrong:
+            raise other_bits(self.folder, wrong, len(arrays))
+
+    def averages(self) -> dict[str, str]:
+        """Returns the path of a parameter -> the path of its average; frozen parameters have none.
+
+        Raises:
+            CheckpointError: The checkpoint contains no averages.
+        """
+        found = {path.removeprefix(AVERAGES): path for path in self.arrays if path.startswith(AVERAGES)}
+        if not found:
+            raise CheckpointError(
+                f"The checkpoint {display_path(self.folder)} contains no averages of its parameters: its run was "
+                "trained without optimizer.ema.decay. Omit --ema (in Python ema=True), or train with "
+                "optimizer.ema={decay: 0.999}."
+            )
+        return found
+
+    def _restore(self, how: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
+        request = dict.fromkeys(how, 0)
+        args = ocp.args.PyTreeRestore(request, restore_args=dict(how), partial_restore=True)  # pyright: ignore[reportCallIssue]
+        with reading(self.folder):
+            # `Checkpointer.restore` adds a barrier: a process without damage would wait for one that found some.
+            return dict(_handler().restore(epath.Path(self.folder / STATE), args=args))
+
+
+def stored_arrays(state: Any) -> dict[str, Any]:
+    """Returns the arrays of a state by path, without empty arrays, which Orbax cannot store."""
+    return {path: leaf for path, leaf in leaves_with_paths(state) if leaf.size}
+
+
+def open_fitting(folder: Path, abstract_state: Any) -> StoredCheckpoint:
+    """Opens a checkpoint and compares its arrays with those of a state, without reading them.
+
+    Args:
+        folder: The directory of the checkpoint.
+        abstract_state: A pytree of ShapeDtypeStructs.
+
+    Raises:
+        CheckpointError: Its arrays differ from those of the state; every path that differs is named.
+        DamagedCheckpoint, CheckpointUnavailable: As `StoredCheckpoint`.
+    """
+    stored = StoredCheckpoint(folder)
+    problems = differences(stored_arrays(abstract_state), stored.arrays)
+    if problems:
+        raise mismatch(
+            f"The checkpoint {folder} does not fit the state of this run",
+            problems,
+            "Set model, optimizer, precision.params, precision.compute, precision.loss_scale and callbacks that change "
+            "the learning rate back to what wrote it, or train into another run.dir. strategy.data as well, if it has "
+            "local_steps or compress: its groups keep arrays of their own.",
+        )
+    return stored
+
+
+def compared_state(stored: StoredCheckpoint, arrays: Mapping[str, jax.Array], abstract_state: Any) -> Any:
+    """Returns restored arrays as a state, compared with their checksums; all processes call this together.
+
+    The checksums are compared by path in the state that training gets, not in what was read.
+
+    Raises:
+        DamagedCheckpoint: Some arrays have other bits than were saved; they are named.
+    """
+    state = _as_tree(arrays, abstract_state)
+    stored.compare(stored_arrays(state))
+    return state
+
+
+def _as_tree(arrays: Mapping[str, jax.Array], abstract: Any) -> Any:
+    """Puts arrays into the structure of `abstract`; empty arrays are made."""
+    leaves = [
+        arrays[path] if leaf.size else jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+        for path, leaf in leaves_with_paths(abstract)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+
+
+def read_tree(stored: StoredCheckpoint, group: str, abstract: Any) -> Any:
+    """Reads one part of the state, onto the layouts of any mesh; all processes call this together.
+
+    Args:
+        stored: The checkpoint.
+        group: "params", or another field of the train state.
+        abstract: Shapes, dtypes and shardings of the part, in the model's own order of blocks.
+
+    Returns:
+        Global arrays, structured and laid out like `abstract`.
+
+    Raises:
+        CheckpointError: The checkpoint has other arrays; every path that differs is named.
+        DamagedCheckpoint: An array cannot be read, or has other bits than were saved.
+        CheckpointUnavailable: The machine or the file system cannot read it.
+    """
+    wanted = stored_arrays({group: abstract})
+    held = [path for path in stored.arrays if path.split("/")[0] == group]
+    return _as_tree(_read(stored, group, wanted, held), {group: abstract})[group]
+
+
+def read_averages(stored: StoredCheckpoint, abstract: Any) -> Any:
+    """Reads the averages of the parameters that a run kept (`optimizer.ema`); for a frozen parameter, the parameter.
+
+    Args:
+        stored: The checkpoint.
+        abstract: Shapes, dtypes and shardings of the parameters, in the model's own order of blocks.
+
+    Returns:
+        Global arrays, structured and laid out like `abstract`, with the same dtypes.
+
+    Raises:
+        CheckpointError: The checkpoint lacks averages, or those of other parameters.
+        DamagedCheckpoint, CheckpointUnavailable: As `read_tree`.
+    """
+    names = stored.averages()
+    wanted = {}
+    for path, leaf in stored_arrays(abstract).items():
+        dtype = jnp.promote_types(leaf.dtype, jnp.float32) if path in names else leaf.dtype
+        stored_as = names.get(path, f"params/{path}")
+        wanted[stored_as] = jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding)
+    held = [path for path in dict.fromkeys([*wanted, *names.values()]) if path in stored.arrays]
+    arrays = _read(stored, "averages", wanted, held)
+    by_path = {path: arrays[names.get(path, f"params/{path}")] for path in stored_arrays(abstract)}
+    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), _as_tree(by_path, abstract), abstract)
+
+
+def _read(stored: StoredCheckpoint, what: str, wanted: Mapping[str, Any], held: Sequence[str]) -> dict[str, jax.Array]:
+    problems = differences(wanted, {path: stored.arrays[path] for path in held})
+    if problems:
+        raise mismatch(
+            f"The checkpoint {stored.folder} holds other {what} than the model of its config has",
+            problems,
+            "Set model and precision.params back to what wrote it, and data if that determines the sizes of the model.",
+        )
+    arrays = stored.restore(wanted)
+    stored.compare(arrays)
+    return arrays
+
+
+class Restored(NamedTuple):
+    """The result of `restore_newest`.
+
+    Attributes:
+        step: The step of the checkpoint.
+        state: The state, structured like `abstract_state`.
+        damaged: Newer steps that could not be used, each with the reason.
+    """
+
+    step: int
+    state: Any
+    damaged: dict[int, str]
+
+
+def restore_newest(
+    directory: Path,
+    steps: Iterable[int],
+    abstract_state: Any,
+    *,
+    name: str,
+    seconds: float,
+    log: Callable[[str], None],
+) -> Restored:
+    """Restores the first of some checkpoints that all processes can read; damaged ones are skipped.
+
+    Args:
+        directory: The directory of checkpoints.
+        steps: The steps of the checkpoints, the newest first; at least one.
+        abstract_state: The state as a pytree of ShapeDtypeStructs with the shardings of this run.
+        name: The name of this restore: the same in every process, another for every restore.
+        seconds: How long processes wait for each other.
+        log: Receives a line for every checkpoint that is skipped.
+
+    Raises:
+        CheckpointError: All are damaged, or the arrays of one are not those of this run.
+        CheckpointUnavailable: The machine or the file system cannot read one.
+        ProcessesMissing: A process did not report what it found.
+    """
+    damaged: dict[int, str] = {}
+    for step in steps:
+        folder, opened, states = directory / str(step), [], []
+
+        def read(folder: Path = folder, opened: list[Any] = opened) -> None:
+            stored = open_fitting(folder, abstract_state)
+            opened.append((stored, stored.restore(stored_arrays(abstract_state))))
+
+        def compare(opened: list[Any] = opened, states: list[Any] = states) -> None:
+            stored, arrays = opened[0]
+            states.append(compared_state(stored, arrays, abstract_state))
+
+        damage = find_damage(read, compare, f"{step} of {name}", seconds, log)
+        if not damage:
+            return Restored(step, states[0], damaged)
+        damaged[step] = damage
+        log(f"{damage} Going back to the checkpoint before it.")
+    raise CheckpointError(
+        f"No checkpoint in {directory} can be used:\n  "
+        + "\n  ".join(damaged.values())
+        + "\nReplace one of them by a copy, or start anew with --fresh, which moves this run aside."
+    )
+
+
+def find_damage(
+    read: Callable[[], None],
+    compare: Callable[[], None],
+    name: str,
+    seconds: float,
+    log: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Reads and compares arrays in all processes together; the first damage that one of them finds counts for all.
+
+    Args:
+        read: Reads the parts of this process; may raise DamagedCheckpoint.
+        compare: Compares checksums, which all processes compute together: only called if each has read its part.
+        name: The name of this check: the same in every process, another for every check.
+        seconds: How long processes wait for each other.
+        log: Receives a line now and then about processes that are missing.
+
+    Returns:
+        The damage, or "".
+
+    Raises:
+        ProcessesMissing: A process did not report what it found.
+    """
+    for phase, action in (("read", read), ("compare", compare)):
+        damage = ""
+        try:
+            action()
+        except DamagedCheckpoint as error:
+            damage = str(error)
+        found = next(filter(None, exchange(f"{phase} {name}", damage, seconds=seconds, say=log)), "")
+        if found:
+            return found
+    return ""

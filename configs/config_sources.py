@@ -1,0 +1,146 @@
+"""Sources of a config: a YAML file, the name of a preset, or the directory of a run.
+
+The directory of a run stands for the config.yaml in it, with that directory as run.dir:
+
+    spmdkit train runs/one        is        spmdkit train runs/one/config.yaml run.dir=runs/one
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from ..mesh.errors import SITE, did_you_mean
+from .config_errors import ConfigError
+from .schema import Config
+from .yaml_reader import read_text, read_yaml
+
+PRESETS = Path(__file__).parent / "presets"
+CONFIG = "config.yaml"
+CHECKPOINTS = "checkpoints"
+SCHEMA_URL = f"{SITE}schema.json"
+"""The JSON schema of a config on the documentation site."""
+SCHEMA_LINE = f"# yaml-language-server: $schema={SCHEMA_URL}"
+"""The first line of a config, with which editors complete keys and mark errors."""
+
+
+def starter_text() -> str:
+    """Returns the small config with comments that `spmdkit init` prints."""
+    return (PRESETS.parent / "starter.yaml").read_text(encoding="utf-8")
+
+
+def preset_names() -> list[str]:
+    """Returns the names of the presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def preset_text(name: str) -> str:
+    """Returns the file of a preset with its comments.
+
+    Args:
+        name: One of `preset_names()`.
+    """
+    return (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def describe_presets() -> str:
+    """Returns the names of all presets with one line each, for `spmdkit train --list`."""
+    names = preset_names()
+    width = max(map(len, names))
+    lines = [f"  {name:<{width}}  {preset_text(name).splitlines()[2].removeprefix('# ')}" for name in names]
+    head = "Presets, each a complete config; `spmdkit init NAME > my.yaml` copies one to adapt:"
+    return "\n".join([head, "", *lines, "", "start here: spmdkit train quickstart"]) + "\n"
+
+
+def find_preset(name: str) -> str:
+    """Returns the name of a preset, given with or without `.yaml`.
+
+    Raises:
+        ConfigError: The preset is unknown; suggests similar names.
+    """
+    names, stem = preset_names(), name.removesuffix(".yaml")
+    if stem in names:
+        return stem
+    near = did_you_mean(stem, names, count=3)
+    raise ConfigError([f"unknown preset.{near} Presets: {', '.join(names)}."], name or "an empty name")
+
+
+def find_config(source: str | Path) -> Path:
+    """Returns `source` if it is a file, otherwise the file of the preset with that name.
+
+    Raises:
+        ConfigError: The file or preset is unknown; suggests similar presets.
+    """
+    if source == "":  # Path("") is the working directory
+        message = f"expected a YAML file, a preset or the directory of a run. Presets: {', '.join(preset_names())}."
+        raise ConfigError([message], "an empty name")
+    path = Path(source)
+    if os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
+        return path
+    preset = PRESETS / f"{path.name.removesuffix('.yaml')}.yaml"
+    if path.parent == Path() and os.path.isfile(preset):
+        return preset
+    raise ConfigError([_explain_missing(path)], str(source))
+
+
+def _explain_missing(path: Path) -> str:
+    """Returns the reason that a path is not a config, and what to give instead."""
+    names = preset_names()
+    presets = f"Presets: {', '.join(names)}."
+    try:
+        path.stat()
+    except FileNotFoundError:
+        near = did_you_mean(path.name.removesuffix(".yaml"), names, count=3)
+        return f"no such file or preset.{near} {presets}"
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return f"no such file or preset: {reason}. {presets}"
+    if not path.is_dir():
+        return f"not a regular file. Give the path of a YAML file, or a preset. {presets}"
+    run = run_of_checkpoint(path)
+    if run is not None:
+        return (
+            f"this directory contains checkpoints of the run {run}. To continue that run, give {run}; to start another "
+            f"run from its parameters, give a config with another run.dir and checkpoint.start_from={path}."
+        )
+    files = sorted(each.name for each in path.glob("*.yaml"))[:5]
+    hint = f"a file in it ({', '.join(files)})" if files else "a YAML file"
+    return f"this is a directory. Give {hint}, or a preset. {presets}"
+
+
+def resolve_run_directory(source: str | Path, overrides: Sequence[str] = ()) -> tuple[str | Path, list[str]]:
+    """Replaces the directory of a run by the config in it, with that directory as run.dir.
+
+    Args:
+        source: The argument of a command: a directory, a file or a preset.
+        overrides: `key=value` arguments; they go before run.dir of the directory.
+
+    Returns:
+        The config.yaml and the overrides with run.dir before them, or the arguments as they are.
+    """
+    folder = Path(source)
+    is_preset = folder.parent == Path() and folder.name in preset_names()
+    if source == "" or is_preset or not is_run_directory(folder):
+        return source, list(overrides)
+    return folder / CONFIG, [f"run.dir={json.dumps(str(folder))}", *overrides]
+
+
+def is_run_directory(folder: Path) -> bool:
+    """Returns whether a directory contains a run: a config.yaml with all sections, or with output of training."""
+    path = folder / CONFIG
+    if not os.path.isfile(path):
+        return False
+    if any(os.path.exists(folder / name) for name in (CHECKPOINTS, "metrics.jsonl")):
+        return True
+    text, problems = read_text(path)
+    value = None if problems else read_yaml(text).value
+    return isinstance(value, dict) and {field.name for field in fields(Config)} - {"source"} <= {*value}
+
+
+def run_of_checkpoint(folder: Path) -> Path | None:
+    """Returns the run directory of a checkpoint or of a directory of checkpoints, or None."""
+    checkpoints = next((each for each in (folder, folder.parent) if each.name == CHECKPOINTS), None)
+    if checkpoints is None or not is_run_directory(checkpoints.parent):
+        return None
+    return checkpoints.parent

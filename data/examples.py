@@ -1,0 +1,151 @@
+"""Examples as flat dicts of NumPy arrays, from what users and other libraries give.
+
+    {"image": a, "targets": {"label": b, "box": c}}      an example, as given
+    {"image": a, "targets/label": b, "targets/box": c}   its form in a batch, which a loss reads
+
+A batch is flat, so that every array in it has one name in messages, checks and layouts. `nested` restores the other
+form for a loss; under `jit` it costs nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..mesh.errors import UserError
+
+SEPARATOR = "/"
+PAIR = ("inputs", "targets")
+
+
+def flat(example: Any, names: Sequence[str] = PAIR) -> dict[str, Any]:
+    """Returns the arrays of an example by name.
+
+    Args:
+        example: A mapping, whose values may be mappings and lists; or a tuple or list.
+        names: The names of the entries of a tuple; a third entry after inputs and targets is weights, as in tf.data
+            and Keras.
+
+    Returns:
+        Name -> leaf; "/" joins the names of levels, and the entries of lists are "0", "1", ...
+
+    Raises:
+        UserError: The example has another form, the number of entries does not match the names, or two joined names
+            are the same.
+    """
+    if isinstance(example, tuple | list):
+        names = (*names, "weights") if tuple(names) == PAIR and len(example) == 3 else names
+        if len(example) != len(names):
+            raise UserError(
+                f"an example has {len(example)} entries, but {len(names)} names ({', '.join(names)}). Give a name for "
+                "each entry, or make examples dicts."
+            )
+        example = dict(zip(names, example, strict=True))
+    if not isinstance(example, Mapping):
+        raise UserError(
+            f"an example must be a dict of arrays, or a tuple of them with names, got a {type(example).__name__}."
+        )
+    pairs = [*_leaves(example)]
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for name in found if [each for each, _ in pairs].count(name) > 1)
+        raise UserError(f"an example has {twice!r} twice: nested, and under the joined name. Rename one.")
+    return found
+
+
+def _leaves(tree: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields every leaf with its joined name; lists of numbers are leaves."""
+    for key, value in tree.items():
+        if isinstance(value, tuple | list) and any(_is_array_or_tree(item) for item in value):
+            value = {str(number): item for number, item in enumerate(value)}
+        if isinstance(value, Mapping):
+            yield from ((f"{key}{SEPARATOR}{name}", leaf) for name, leaf in _leaves(value))
+        else:
+            yield str(key), value
+
+
+def _is_array_or_tree(value: Any) -> bool:
+    return isinstance(value, Mapping) or getattr(value, "ndim", 0) > 0
+
+
+def nested(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a batch in nested form: {"targets/box": a} becomes {"targets": {"box": a}}.
+
+    Args:
+        batch: Name -> array.
+
+    Returns:
+        Nested dicts; former lists are dicts with the keys "0", "1", ...
+    """
+    tree: dict[str, Any] = {}
+    for name, value in batch.items():
+        *parents, last = name.split(SEPARATOR)
+        inner = tree
+        for part in parents:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return tree
+
+
+def as_array(value: Any, name: str) -> np.ndarray:
+    """Returns a value as an array of numbers.
+
+    Args:
+        value: An array, a tensor of PyTorch or TensorFlow (on any device, with or without a gradient), a number, a list
+            of numbers, or any other object with `__array__`.
+        name: The name of the value, for messages.
+
+    Raises:
+        UserError: The value contains something other than numbers, or lists of different lengths.
+    """
+    try:
+        if hasattr(value, "detach") and hasattr(value, "cpu"):
+            value = value.detach().cpu()
+        array = np.asarray(value.numpy() if callable(getattr(value, "numpy", None)) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{name} must be an array of numbers, got a {type(value).__name__}: {reason}") from error
+    if not is_numeric(array.dtype):
+        raise UserError(f"{name} contains {array.dtype}; examples must be numbers. Convert it, or leave it out.")
+    return array
+
+
+def as_arrays(example: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns an example, or a batch of examples, as arrays by name; see `flat`.
+
+    Args:
+        example: A mapping, nested or not, or a tuple or list.
+        names: The names of the entries of a tuple.
+
+    Raises:
+        UserError: The example has another form, or contains something other than numbers.
+    """
+    return {name: as_array(value, name) for name, value in flat(example, names).items()}
+
+
+def with_weights(arrays: Mapping[str, np.ndarray], dims: int) -> dict[str, np.ndarray]:
+    """Adds "weights" of 1 (float32) if missing: one for each row or, if targets are tokens, for each target.
+
+    Targets are tokens if each row of inputs and of targets is a sequence of integers, of the same length.
+
+    Args:
+        arrays: Name -> array.
+        dims: The number of leading row dims: 0 for one example, 1 for a batch.
+    """
+    if "weights" in arrays:
+        return dict(arrays)
+    pair = [arrays[name] for name in PAIR if name in arrays]
+    sequences = len(pair) == 2 and all(array.dtype.kind in "iu" and array.ndim == dims + 1 for array in pair)
+    tokens = sequences and pair[0].shape == pair[1].shape
+    shape = pair[1].shape if tokens else next(iter(arrays.values())).shape[:dims]
+    return {**arrays, "weights": np.ones(shape, np.float32)}
+
+
+def is_numeric(dtype: np.dtype) -> bool:
+    """Returns True if values of a dtype are numbers, not objects, strings, times or records."""
+    return dtype.kind not in "OSUMm" and dtype.names is None
+
+
+def shapes_of(example: Mapping[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Returns dtype and shape of each array of an example, by name."""
+    return {name: (str(array.dtype), np.shape(array)) for name, array in sorted(example.items())}

@@ -1,0 +1,114 @@
+"""The part of a mixture that each sample comes from: shares are exact at every moment, not only on average.
+
+    weights 5 : 3 : 2      part of sample 0, 1, 2, ...:  0 1 0 2 0 1 0 2 1 0 | 0 1 0 2 ...
+
+After any number of samples, n, each part has given its share n * weight / sum to within one sample: at most
+1 - 1 / (2 * parts - 2) off, the best that any sequence can do. The sequence repeats itself after as many samples as the
+whole weights add up to, so one period of it is a table, and any sample is found in it without those before.
+
+Grain's `MapDataset.mix` also depends on the position alone, but it rounds weights down to hundredths of the smallest
+(0.7 : 0.3 becomes 233 : 100), splits off one part after the other with another rounding each, and ends with the first
+part that ends.
+
+Source: Tijdeman, The chairman assignment problem (Discrete Mathematics 32, 1980).
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from ..mesh.errors import UserError
+
+MAX_PERIOD = 1 << 16
+
+
+class Turns(NamedTuple):
+    """One period of the sequence of parts.
+
+    Attributes:
+        part: int64, (period,), the part of each sample.
+        number: int64, (period,), the number of samples of the same part before it in the period.
+        counts: int64, (parts,), samples of each part in a period.
+    """
+
+    part: np.ndarray
+    number: np.ndarray
+    counts: np.ndarray
+
+
+def whole_weights(weights: Sequence[float], key: str) -> tuple[int, ...]:
+    """Returns the smallest integers in the ratio of weights.
+
+    Args:
+        weights: Each above 0, read as the decimal number that it is written as: 0.7 is seven tenths.
+        key: The config key of the weights, for messages.
+
+    Raises:
+        UserError: A weight is not positive, or the integers add up to more than 65,536.
+    """
+    wrong = [weight for weight in weights if not 0 < weight < math.inf]
+    if wrong:
+        raise UserError(f"{key}: weights must be positive and finite, got {wrong[0]}. Leave out parts without a share.")
+    exact = [Fraction(str(weight)) for weight in weights]
+    scale = math.lcm(*(weight.denominator for weight in exact))
+    whole = [int(weight * scale) for weight in exact]
+    divisor = math.gcd(*whole)
+    ratio = tuple(weight // divisor for weight in whole)
+    if sum(ratio) > MAX_PERIOD:
+        percent = ", ".join(f"{100 * weight / sum(ratio):.1f}" for weight in ratio)
+        given = ", ".join(map(str, weights))
+        raise UserError(
+            f"{key}: the shares of the weights {given} are exact only every {sum(ratio):,} samples; the maximum is "
+            f"{MAX_PERIOD:,}. Round them, for example to {percent}."
+        )
+    return ratio
+
+
+def locate(samples: np.ndarray, weights: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the parts that samples of a mixture come from, and their places in these parts.
+
+    Args:
+        samples: int64, (N,), global sample indices, >= 0.
+        weights: From `whole_weights`.
+
+    Returns:
+        The part of each sample, and the number of samples of that part before it: int64, (N,), both.
+    """
+    table = turns(weights)
+    periods, places = np.divmod(samples, len(table.part))
+    part = table.part[places]
+    return part, periods * table.counts[part] + table.number[places]
+
+
+@functools.lru_cache(maxsize=16)
+def turns(weights: tuple[int, ...]) -> Turns:
+    """Returns one period of the sequence of parts with these weights."""
+    part = np.fromiter(_sequence(weights), np.int64, sum(weights))
+    number = np.empty_like(part)
+    for each, count in enumerate(weights):
+        number[part == each] = np.arange(count)
+    return Turns(part, number, np.array(weights, np.int64))
+
+
+def _sequence(weights: tuple[int, ...]) -> list[int]:
+    """Returns the parts of one period: next is the most urgent of the parts that are far enough behind their share."""
+    if len(weights) == 1:
+        return [0] * weights[0]
+    period, bound = sum(weights), 2 * len(weights) - 2
+    behind = [0] * len(weights)  # the deficit before the next sample, times `period`
+    chosen = []
+    for _ in range(period):
+        best, best_left = -1, 0
+        for part, weight in enumerate(weights):
+            behind[part] += weight
+            left = bound * (period - behind[part]) - period  # the slack, times `bound * period`
+            far_enough = bound * behind[part] >= period
+            if far_enough and (best < 0 or left * weights[best] < best_left * weight):
+                best, best_left = part, left
+        behind[best] -= period
+        chosen.append(best)
+    return chosen

@@ -1,0 +1,335 @@
+"""Data that can only be read from its beginning, as splits: loaders, iterators and generators of other libraries.
+
+Their rows, one after the other, are the samples of the run: row g is global sample g. Every process reads all rows and
+keeps its own, so the order is that of one process on any mesh; the cost is that each process does the work of reading
+all. A resumed run reads the rows again that it has trained on, and drops them.
+
+    rows of the stream   0 1 2 3 | 4 5 6 7 | ...     batches of four
+    process 0 keeps      0 1     | 4 5     |
+    process 1 keeps          2 3 |     6 7 |
+
+A killed worker process of a loader is a fault of the machine, not of the code. A PyTorch `DataLoader` detects it in two
+places: while it waits for the next batch, after five seconds, and in a signal handler, which raises in whatever the
+main thread is doing. Both give the same message, which is recognized here.
+"""
+
+import bisect
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ...layouts.sizes import format_bytes
+from ...mesh.errors import UserError
+from ...mesh.exit_codes import TRY_AGAIN
+from ...mesh.known_causes import WORKER_REMEDY, lost_worker
+from ...parallel.model.user_errors import as_user_error
+from ..examples import PAIR, as_arrays, with_weights
+from ..source import Splits, fingerprint
+from ..value_ranges import check_vocabulary
+from .arrays import ArraySource
+
+Rows = dict[str, np.ndarray]
+STREAM_LENGTH = 2**62
+"""The length of a stream: more samples than any run has."""
+HEAD_ROWS, HEAD_BYTES = 1024, 1 << 26
+"""The first rows of a stream that are kept, for checks of the data before training."""
+MAX_HELD_OUT = 1 << 30
+"""Bytes of held-out examples, which are read into memory."""
+
+
+class WorkerLost(RuntimeError):
+    """A worker process of a loader was killed; the same command may work."""
+
+    exit_code = TRY_AGAIN
+
+
+@contextmanager
+def raise_lost_worker(what: str) -> Iterator[None]:
+    """Raises a `WorkerLost` in place of a library's error about a lost worker.
+
+    Args:
+        what: The name of what is read.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        found = lost_worker(error)
+        if not found:
+            raise
+        raise WorkerLost(f"{what} has lost a worker process: {found}. {WORKER_REMEDY}") from error
+
+
+def _is_of_machine(error: Exception) -> bool:
+    """Returns True if an error comes from the machine, not from the code that creates a stream."""
+    return isinstance(error, OSError | MemoryError | WorkerLost)
+
+
+class StreamSource:
+    """The rows of a stream by their number, read in one direction.
+
+    If an earlier row is needed again, the stream is read again from the beginning, if it can begin again.
+
+    Args:
+        make: The function from the number of an epoch, from 0, to an iterable.
+        batched: An item contains many rows, on dim 0.
+        names: The names of the entries of an item, if items are tuples.
+        once: The iterator can be read only once.
+        what: The name of the stream, for messages.
+    """
+
+    is_stream = True
+
+    def __init__(
+        self, make: Callable[[int], Iterable[Any]], *, batched: bool, names: Sequence[str], once: bool, what: str
+    ) -> None:
+        self._make, self._batched, self._names, self._once, self.what = make, batched, names, once, what
+        self._lock = threading.Lock()
+        self._form: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        self._head: list[Rows] = []
+        self._head_starts = [0]
+        self._head_bytes = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Resets the position to before the first row."""
+        self._epoch, self._items = -1, iter(())
+        self._rows_of_epoch = 1
+        self._chunk: Rows = {}
+        self._start = self._stop = 0  # the rows of `_chunk`
+
+    def __len__(self) -> int:
+        """Returns more than any run needs: a stream that ends begins again."""
+        return STREAM_LENGTH
+
+    def __getitem__(self, index: int) -> Rows:
+        """Returns row `index`."""
+        return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
+
+    def order(self, samples: np.ndarray, *, seed: int, shuffle: bool) -> np.ndarray:
+        """Returns the samples: sample g is row g, and only the stream itself can shuffle."""
+        del seed, shuffle
+        return samples
+
+    def take(self, indices: np.ndarray) -> Rows:
+        """Returns the rows at `indices` (int64, (N,)), stacked on dim 0.
+
+        Raises:
+            UserError: The stream has ended or would have to go back, and can be read only once; rows differ in names,
+                dtypes or shapes; or the code of the stream raises an error.
+        """
+        with self._lock:
+            found: Rows = {}
+            places = np.argsort(indices, kind="stable")
+            ordered, done = indices[places], 0
+            while done < len(ordered):
+                rows, start = self._find(int(ordered[done]))
+                until = int(np.searchsorted(ordered, start + len(next(iter(rows.values())))))
+                for name, array in rows.items():
+                    into = found.setdefault(name, np.empty((len(indices), *array.shape[1:]), array.dtype))
+                    into[places[done:until]] = array[ordered[done:until] - start]
+                done = until
+        return found
+
+    def first_rows(self) -> Rows:
+        """Returns all rows of the first item."""
+        self.take(np.array([0]))
+        return self._head[0]
+
+    def rows_of_one_epoch(self) -> Iterator[Rows]:
+        """Yields all rows of the first epoch, an item at a time.
+
+        Raises:
+            UserError: See `take`.
+        """
+        self._begin()
+        self._next_epoch()
+        while (item := self._next_item()) is not None:
+            self._take_in(item)
+            yield self._chunk
+
+    def origin(self, index: int) -> str:
+        """Returns the name of a row in messages."""
+        return f"row {index:,} of the {self.what}"
+
+    def _find(self, index: int) -> tuple[Rows, int]:
+        """Returns the chunk of a row, and the number of its first row."""
+        if index < self._head_starts[-1]:
+            number = bisect.bisect_right(self._head_starts, index) - 1
+            return self._head[number], self._head_starts[number]
+        if index < self._start:
+            if self._once:
+                raise UserError(
+                    f"the {self.what} was read up to row {self._stop:,} and cannot go back to row {index:,}: it can be "
+                    "read only once. Give a function of the number of the epoch that makes a new one, or an iterable "
+                    "that can begin again."
+                )
+            self._begin()
+        while index >= self._stop:
+            self._read()
+        return self._chunk, self._start
+
+    def _read(self) -> None:
+        """Reads the next item that has any rows."""
+        item = self._next_item()
+        while item is None:
+            self._next_epoch()
+            item = self._next_item()
+        self._take_in(item)
+
+    def _take_in(self, item: Any) -> None:
+        """Makes an item the current chunk."""
+        arrays = as_arrays(item, self._names)
+        rows = with_weights(arrays if self._batched else {name: value[None] for name, value in arrays.items()}, 1)
+        self._check(rows)
+        self._start, self._stop = self._stop, self._stop + len(next(iter(rows.values())))
+        self._rows_of_epoch += self._stop - self._start
+        self._chunk = rows
+        self._keep_head(rows)
+
+    def _next_item(self) -> Any:
+        """Returns the next item, or None at the end of an epoch."""
+        with as_user_error(f"reading the {self.what}", passes=_is_of_machine), raise_lost_worker(f"the {self.what}"):
+            return next(self._items, None)
+
+    def _next_epoch(self) -> None:
+        if self._once and self._epoch == 0:
+            raise UserError(
+                f"the {self.what} ended after {self._stop:,} rows and can be read only once, but the run needs more. "
+                "Give a function of the number of the epoch that makes a new one, or an iterable that can begin again; "
+                "or lower train.steps."
+            )
+        if not self._rows_of_epoch:
+            raise UserError(f"the {self.what} gave no rows in its epoch {self._epoch}. Give it some.")
+        self._epoch += 1
+        self._rows_of_epoch = 0
+        beginning = as_user_error(f"beginning epoch {self._epoch} of the {self.what}", passes=_is_of_machine)
+        with beginning, raise_lost_worker(f"the {self.what}"):  # workers may outlive epochs, and die between them
+            self._items = iter(self._make(self._epoch))
+
+    def _check(self, rows: Rows) -> None:
+        """Raises a UserError if arrays have different numbers of rows, or rows have another form than the first."""
+        numbers = {name: len(array) if array.ndim else "no dim" for name, array in rows.items()}
+        if len(set(numbers.values())) != 1 or "no dim" in numbers.values():
+            raise UserError(
+                f"an item of the {self.what} has the rows {numbers}; items must be batches, with a row per example on "
+                "dim 0 of every array. Give single examples to from_examples."
+            )
+        form = {name: (array.dtype, array.shape[1:]) for name, array in rows.items()}
+        self._form = self._form or form
+        if form != self._form:
+            first, now = (
+                {name: f"{dtype}{list(shape)}" for name, (dtype, shape) in each.items()} for each in (self._form, form)
+            )
+            raise UserError(
+                f"rows of the {self.what} are {first} at first and {now} from row {self._stop:,} on; all must have the "
+                "same names, dtypes and shapes. Pad them, with weights of 0."
+            )
+
+    def _keep_head(self, rows: Rows) -> None:
+        """Keeps the first rows."""
+        if self._start != self._head_starts[-1] or self._start >= HEAD_ROWS:
+            return
+        self._head_bytes += sum(array.nbytes for array in rows.values())
+        if self._head and self._head_bytes > HEAD_BYTES:
+            return
+        self._head.append(rows)
+        self._head_starts.append(self._stop)
+
+
+def from_batches(
+    train: Any, evaluation: Any = None, *, names: Sequence[str] = PAIR, vocabulary: int | None = None
+) -> Splits:
+    """Makes splits of batches that come one after the other, such as those of a PyTorch `DataLoader`.
+
+    The runtime makes its own batches of their rows: the given batches may have any size, and different sizes.
+
+    Args:
+        train: An iterable, iterated once an epoch; or a function from the number of the epoch, from 0, to an iterable.
+            An item is a mapping, nested or not, or a tuple, of arrays or tensors with rows on dim 0. "weights" of 1
+            are added if missing. Every process must get the same rows in the same order: seed all shuffling.
+        evaluation: The held-out examples, likewise; it must end, and is read into memory once.
+        names: The names of the entries of a tuple.
+        vocabulary: Number of token ids, if examples are tokens.
+
+    Returns:
+        The splits. A resume reads and drops the rows before it. Their fingerprint is that of the first batch, so a run
+        stops before the first step if first batches differ between processes, or from those before a resume.
+
+    Raises:
+        UserError: Rows are missing, or they have another form; or over 1 GiB of held-out examples.
+    """
+    return _from_stream(train, evaluation, names, vocabulary, batched=True)
+
+
+def from_examples(
+    train: Any, evaluation: Any = None, *, names: Sequence[str] = PAIR, vocabulary: int | None = None
+) -> Splits:
+    """Makes splits of examples that come one after the other, such as those of a generator: see `from_batches`.
+
+    Args:
+        train: Like that of `from_batches`, but an item is one example.
+        evaluation: The held-out examples, likewise; it must end, and is read into memory once.
+        names: The names of the entries of a tuple.
+        vocabulary: Number of token ids, if examples are tokens.
+
+    Returns:
+        The splits, like those of `from_batches`.
+
+    Raises:
+        UserError: See `from_batches`.
+    """
+    return _from_stream(train, evaluation, names, vocabulary, batched=False)
+
+
+def _from_stream(train: Any, evaluation: Any, names: Sequence[str], vocabulary: int | None, *, batched: bool) -> Splits:
+    check_vocabulary(vocabulary)
+    source = _stream(train, names, batched)
+    first = source[0]
+    held_out = None if evaluation is None else _held_out(_stream(evaluation, names, batched))
+    if held_out is not None and held_out[0].keys() != first.keys():
+        raise UserError(
+            f"training rows have {', '.join(sorted(first))}, but evaluation rows {', '.join(sorted(held_out[0]))}; "
+            "the names must be the same."
+        )
+    kind = "batches" if batched else "examples"
+    return Splits(
+        train=source,
+        evaluation=held_out,
+        vocabulary=vocabulary,
+        description=source.what + (f", {len(held_out):,} evaluation examples" if held_out is not None else ""),
+        fingerprint=fingerprint([array for _, array in sorted(source.first_rows().items())], sorted(first), kind),
+    )
+
+
+def _held_out(stream: StreamSource) -> ArraySource:
+    """Reads the rows of one epoch into memory."""
+    parts, size = [], 0
+    for rows in stream.rows_of_one_epoch():
+        parts.append(rows)
+        size += sum(array.nbytes for array in rows.values())
+        if size > MAX_HELD_OUT:
+            raise UserError(
+                f"the {stream.what} for evaluation has more than {format_bytes(MAX_HELD_OUT)}, and is read into "
+                "memory. Give fewer rows, or a dataset with random access (Splits._replace(evaluation=...))."
+            )
+    if not parts:
+        raise UserError(f"the {stream.what} for evaluation gave no rows. Give some, or evaluation=None.")
+    return ArraySource({name: np.concatenate([rows[name] for rows in parts]) for name in parts[0]})
+
+
+def _stream(given: Any, names: Sequence[str], batched: bool) -> StreamSource:
+    """Returns the rows of an iterable, an iterator, or a function of the epoch."""
+    once = hasattr(given, "__next__")
+    is_iterable = once or hasattr(given, "__iter__")
+    if not is_iterable and not callable(given):
+        raise UserError(
+            f"a {type(given).__name__} cannot be iterated; give a loader, an iterator, or a function from the number "
+            "of the epoch to one."
+        )
+    name = f"a {type(given).__name__}" if is_iterable else getattr(given, "__name__", type(given).__name__)
+    what = f"stream of {'batches' if batched else 'examples'} of {name}"
+    make: Any = (lambda epoch: given) if is_iterable else given
+    return StreamSource(make, batched=batched, names=names, once=once, what=what)

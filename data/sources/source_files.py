@@ -1,0 +1,175 @@
+"""Files of a source: found by glob, in an order and under names that do not depend on the machine; bad records."""
+
+import glob
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ...mesh.errors import UserError, counted, nearest
+from ...mesh.processes import print_progress
+
+STARTS = "Paths in a YAML file start from its directory (run.root), those in key=value from the working directory."
+MAX_NAMED = 5
+"""Files or patterns named in a message."""
+
+
+class FoundFile(NamedTuple):
+    """A file, and the name that stands for it on every machine.
+
+    Attributes:
+        path: Its path on this machine.
+        name: Its path below the directory in which its pattern's wildcards begin, with forward slashes.
+    """
+
+    path: Path
+    name: str
+
+
+class BadRecords:
+    """The records of one source that were left out because they cannot be read; each is logged.
+
+    Args:
+        limit: `data.bad_records`, the maximum number; 0: the first one is an error.
+        error_class: The exception to raise if there are more.
+    """
+
+    def __init__(self, limit: int, error_class: type[UserError] = UserError) -> None:
+        self._limit, self._error_class = limit, error_class
+        self._seen: set[str] = set()
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def leave_out(self, where: str, reason: str, records: int = 1) -> None:
+        """Counts and logs records that cannot be read, each only once.
+
+        Args:
+            where: The file, and record, line or offset in it.
+            reason: The reason, and the fix.
+            records: The number of records.
+
+        Raises:
+            UserError: There are more than the limit allows; of type `error_class`.
+        """
+        with self._lock:
+            if where in self._seen:
+                return
+            self._seen.add(where)
+            self.count += records
+            count = self.count
+        if not self._limit:
+            raise self._error_class(f"{where}: {reason}")
+        so_far = f"{counted(count, 'bad record')} so far, data.bad_records={self._limit:,}"
+        if count > self._limit:
+            raise self._error_class(
+                f"{where}: {reason} That makes {so_far}. Fix the data, or raise data.bad_records to leave out more."
+            )
+        print_progress(f"data: left out {where}: {reason} ({so_far})")
+
+    def description(self) -> str:
+        """Returns "" or ", 3 bad records left out", for descriptions of the data."""
+        return f", {counted(self.count, 'bad record')} left out" if self.count else ""
+
+
+@contextmanager
+def explain_missing(needed_by: str, package: str, extra: str) -> Iterator[None]:
+    """Raises a UserError in place of the ImportError of a package that only one source needs."""
+    try:
+        yield
+    except ImportError as error:
+        message = f"{needed_by} needs {package}, which is not installed: pip install 'spmdkit[{extra}]'"
+        raise UserError(message) from error
+
+
+def raise_system_error(error: BaseException) -> None:
+    """Raises an error of the file system again; other errors come from the content of a file."""
+    if getattr(error, "errno", None) is not None or isinstance(error, UserError | MemoryError):
+        raise error
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the message of another library's error in one line, without a final period."""
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+
+
+def find_files(patterns: tuple[str, ...], *, key: str, suffixes: tuple[str, ...] = ()) -> tuple[FoundFile, ...]:
+    """Returns all files that the patterns match, each once, sorted by name.
+
+    Args:
+        patterns: Paths or globs, relative to the working directory; `**` spans directories, `~` is the home directory.
+        key: Config key of the patterns, for messages.
+        suffixes: The extensions that this source can read; () for any.
+
+    Returns:
+        The files; never empty.
+
+    Raises:
+        UserError: A pattern does not match any file, or a file has an extension that this source cannot read.
+    """
+    found: dict[Path, FoundFile] = {}
+    missing: dict[str, list[str]] = {}
+    for pattern in patterns:
+        matches = _matches(pattern)
+        if not matches:
+            missing.setdefault(_explain_no_match(pattern), []).append(pattern)
+        for file in matches:
+            found.setdefault(file.path.resolve(), file)
+    problems = [f"{key}: no file matches {_some(those)}. {why}" for why, those in missing.items()]
+    unreadable: dict[str, list[str]] = {}
+    for file in found.values():
+        if suffixes and file.path.suffix not in suffixes:
+            unreadable.setdefault(file.path.suffix, []).append(str(file.path))
+    problems += [
+        f"{key}: invalid extension {suffix!r} of {_some(sorted(those))}: this source reads {', '.join(suffixes)} "
+        "(data.source selects the source)."
+        for suffix, those in unreadable.items()
+    ]
+    if problems:
+        raise UserError("\n".join(problems))
+    return tuple(sorted(found.values(), key=lambda file: (file.name, str(file.path))))
+
+
+def _matches(pattern: str) -> list[FoundFile]:
+    """Returns the files that one pattern matches, in any order."""
+    pattern = os.path.expanduser(pattern)
+    if os.path.isfile(pattern):
+        return [FoundFile(Path(pattern), os.path.basename(pattern))]
+    root = _fixed_directory(pattern)
+    paths = [Path(match) for match in glob.glob(pattern, recursive=True) if os.path.isfile(match)]
+    return [FoundFile(path, path.relative_to(root).as_posix()) for path in paths]
+
+
+def _fixed_directory(pattern: str) -> Path:
+    """Returns the part of a pattern before the first component with a wildcard."""
+    parts = Path(pattern).parts
+    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return Path(*parts[:fixed])
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{', '.join(map(repr, names[:MAX_NAMED]))}{more}"
+
+
+def _explain_no_match(pattern: str) -> str:
+    """Returns the reason why a pattern does not match, as far as the file system shows it."""
+    directory = _fixed_directory(os.path.expanduser(pattern)).absolute()
+    if os.path.isdir(os.path.expanduser(pattern)):
+        return f"It is a directory; to read the files below it, write {pattern.rstrip('/') + '/**/*'!r}."
+    if os.path.isdir(directory):
+        return f"The directory {directory} exists and contains {_entries(directory)}. {STARTS}"
+    existing = next(parent for parent in directory.parents if os.path.isdir(parent))
+    missing = directory.relative_to(existing).parts[0]
+    hint = "".join(f" Did you mean {each!r} for {missing!r}?" for each in nearest(missing, os.listdir(existing)))
+    there = f"The directory {directory} does not exist; {existing} does, and contains {_entries(existing)}."
+    return f"{there}{hint} {STARTS}"
+
+
+def _entries(directory: Path) -> str:
+    """Returns the number of entries of a directory, and the first few."""
+    names = sorted(os.listdir(directory))
+    if not names:
+        return "nothing"
+    return f"{counted(len(names), 'entry', 'entries')}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"

@@ -1,0 +1,281 @@
+"""Documents of token ids: text files as bytes, the standard library's source, memory-mapped arrays of token ids.
+
+A split must not depend on the machine, on the order of files, or on the number of processes: a document is held out if
+the hash of its key (its name, or its content) is below the fraction. If that would hold out fewer than `MIN_HELD_OUT`
+documents, as with one big file, the end of every document is held out instead.
+
+The embedded data set, `read_stdlib`, is real text on every machine with Python, without a download. Its files are fixed
+here, so that distributions that leave out or add some parts still give nearly the same text: every `*.py` in the
+standard library's directory, except tests, installed packages, optional parts (idlelib, lib2to3, distutils,
+ensurepip, tkinter, turtledemo), tables (encodings, pydoc_data), and files written at build or install time.
+"""
+
+import hashlib
+import os
+import platform
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ...mesh.errors import UserError, counted
+from ..config import DataConfig
+from .source_files import FoundFile, find_files, raise_system_error, reason_of
+
+MIN_HELD_OUT = 5
+BYTES = 256
+"""The vocabulary of text without a tokenizer, whose tokens are its bytes."""
+SEPARATOR = np.zeros(1, np.uint8)
+NO_SEPARATOR = np.zeros(0, np.uint8)
+MAPPED_BYTES = 1 << 26
+"""Text files of this size are memory-mapped."""
+RAW_SUFFIXES = (".bin", ".raw", ".dat")
+SKIPPED_DIRECTORIES = frozenset(
+    {"test", "tests", "site-packages", "dist-packages", "__pycache__", "__phello__"}
+    | {"idlelib", "lib2to3", "distutils", "ensurepip", "tkinter", "turtledemo"}
+    | {"encodings", "pydoc_data"}
+)
+SKIPPED_FILES = frozenset({"sitecustomize.py", "usercustomize.py", "__phello__.foo.py", "_sysconfig_vars.py"})
+SKIPPED_PREFIXES = ("config-", "_sysconfigdata")
+MIN_STDLIB_BYTES = 1 << 20
+
+
+class Document(NamedTuple):
+    """Token ids that belong together.
+
+    Attributes:
+        key: Decides the side of the split that the document is on.
+        ids: Unsigned integers, (tokens,).
+        name: The name in messages.
+        mapped: Memory-mapped: stays a stream of its own and is never copied whole.
+    """
+
+    key: bytes
+    ids: np.ndarray
+    name: str
+    mapped: bool = False
+
+
+class Corpus(NamedTuple):
+    """The documents that a reader found.
+
+    Attributes:
+        documents: The documents, in an order that does not depend on the machine.
+        separator: Ids put after each document that is joined with others: one or none.
+        vocabulary: Number of token ids if the reader knows it (256 for bytes), else None.
+        description: A description for people.
+    """
+
+    documents: Sequence[Document]
+    separator: np.ndarray
+    vocabulary: int | None
+    description: str
+
+
+class Stream(NamedTuple):
+    """A run of token ids that examples are cut from."""
+
+    name: str
+    ids: np.ndarray
+
+
+class ByteCodec:
+    """Text as its UTF-8 bytes, and back."""
+
+    def encode(self, text: str | bytes) -> list[int]:
+        """Returns the bytes of a text."""
+        return list(text.encode() if isinstance(text, str) else text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of bytes, with replacement characters for invalid UTF-8."""
+        return bytes(tokens).decode("utf-8", errors="replace")
+
+
+def hash_fraction(key: bytes) -> float:
+    """Returns a number in [0, 1) that depends on the key alone, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big") / 2**48
+
+
+def hold_out(rows: int, fraction: float) -> np.ndarray:
+    """Returns which of a number of rows are held out, by the hash of their number: bool, (rows,)."""
+    return np.array([hash_fraction(b"%d" % row) < fraction for row in range(rows)], bool)
+
+
+def split_documents(documents: Sequence[Document], eval_fraction: float) -> tuple[list[Document], list[Document]]:
+    """Divides documents into training and evaluation documents, each in the order given.
+
+    Args:
+        documents: All documents.
+        eval_fraction: The share to hold out, in [0, 1).
+    """
+    held_out = [hash_fraction(document.key) < eval_fraction for document in documents]
+    if eval_fraction > 0 and sum(held_out) < MIN_HELD_OUT:
+        cuts = [(each, len(each.ids) - round(len(each.ids) * eval_fraction)) for each in documents]
+        return [each._replace(ids=each.ids[:cut]) for each, cut in cuts], [
+            each._replace(ids=each.ids[cut:]) for each, cut in cuts
+        ]
+    sides = [*zip(documents, held_out, strict=True)]
+    return [document for document, out in sides if not out], [document for document, out in sides if out]
+
+
+def join(documents: Sequence[Document], separator: np.ndarray) -> list[Stream]:
+    """Joins documents into as few streams as possible: memory-mapped ones stay alone, the others become one.
+
+    Args:
+        documents: The documents in their order; empty ones are left out.
+        separator: Ids (0 or 1 of them) put after each joined document.
+
+    Returns:
+        The joined stream first, if any, then the memory-mapped documents.
+    """
+    documents = [document for document in documents if len(document.ids)]
+    small = [part for document in documents if not document.mapped for part in (document.ids, separator)]
+    joined = [Stream("documents", np.concatenate(small))] if small else []
+    return joined + [Stream(document.name, document.ids) for document in documents if document.mapped]
+
+
+def read_text(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
+    """Reads text files as bytes, each one document; byte 0 follows each.
+
+    Args:
+        patterns: Files or globs.
+        config: Not used: bytes need no options.
+        key: Config key of the patterns, for messages.
+
+    Returns:
+        The corpus; files of 64 MiB and more are memory-mapped, smaller ones read into memory.
+
+    Raises:
+        UserError: A pattern does not match any file.
+    """
+    del config
+    return _text_corpus(find_files(patterns, key=key), "text files")
+
+
+def _text_corpus(files: Sequence[FoundFile], description: str) -> Corpus:
+    documents = []
+    for file in files:
+        mapped = file.path.stat().st_size >= MAPPED_BYTES
+        ids = np.memmap(file.path, np.uint8, mode="r") if mapped else np.fromfile(file.path, np.uint8)
+        documents.append(Document(file.name.encode(), np.asarray(ids), file.name, mapped))
+    num_bytes = sum(len(document.ids) for document in documents)
+    size = f"{counted(len(documents), 'file')}, {num_bytes:,} bytes"
+    return Corpus(documents, SEPARATOR, BYTES, f"{description} ({size})")
+
+
+def stdlib_files(root: Path) -> tuple[FoundFile, ...]:
+    """Returns the files of the embedded data set, sorted by relative path.
+
+    Args:
+        root: The standard library's directory, `sysconfig.get_paths()["stdlib"]`.
+    """
+    found = []
+    for directory, children, names in os.walk(root):
+        children[:] = [name for name in children if not _is_skipped(name)]
+        paths = [Path(directory, name) for name in names if name.endswith(".py") and not _is_skipped(name)]
+        found += [FoundFile(path, path.relative_to(root).as_posix()) for path in paths]
+    return tuple(sorted(found, key=lambda file: file.name))
+
+
+def _is_skipped(name: str) -> bool:
+    return name in SKIPPED_DIRECTORIES or name in SKIPPED_FILES or name.startswith(SKIPPED_PREFIXES)
+
+
+def read_stdlib(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
+    """Reads the standard library's source as a corpus of bytes.
+
+    Args:
+        patterns: Not used: the files are fixed.
+        config: Not used: bytes need no options.
+        key: Not used.
+
+    Raises:
+        UserError: The source is missing, as in an embedded Python that has it in a zip file.
+    """
+    del patterns, config, key
+    root = Path(sysconfig.get_paths()["stdlib"])
+    corpus = _text_corpus(stdlib_files(root), f"source of Python {platform.python_version()}")
+    num_bytes = sum(len(document.ids) for document in corpus.documents)
+    if num_bytes < MIN_STDLIB_BYTES:
+        raise UserError(
+            f"data.source=stdlib: {root} has {num_bytes:,} bytes of Python source, fewer than {MIN_STDLIB_BYTES:,}. "
+            "This Python was installed without its source; set data.source: text and data.files to your own text."
+        )
+    return corpus
+
+
+def token_separator(config: DataConfig) -> np.ndarray:
+    """Returns the id that ends a document of token ids, if the config gives one."""
+    return NO_SEPARATOR if config.separator < 0 else np.array([config.separator], np.uint32)
+
+
+def read_tokens(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
+    """Maps token files, .npy or raw (native byte order), each a stream of its own.
+
+    Args:
+        patterns: Files or globs.
+        config: `dtype` (required for raw files), `length`, and `separator`.
+        key: Config key of the patterns, for messages.
+
+    Returns:
+        The corpus; its ids are read from the files when examples need them.
+
+    Raises:
+        UserError: A pattern does not match any file, or files are not one-dimensional arrays of ids of the right type,
+            or too short for one example; all files are checked first.
+    """
+    problems, documents = [], []
+    for file in find_files(patterns, key=key, suffixes=(".npy", *RAW_SUFFIXES)):
+        try:
+            ids = _map_npy(file.path, config.dtype) if file.path.suffix == ".npy" else _map_raw(file.path, config.dtype)
+            if len(ids) <= config.length:
+                raise UserError(
+                    f"its {len(ids):,} tokens are too few for one example: data.length + 1 = {config.length + 1:,}."
+                )
+        except UserError as error:
+            problems.append(f"{key}: {file.path}: {error}")
+        else:
+            documents.append(Document(file.name.encode(), np.asarray(ids), file.name, mapped=True))
+    if problems:
+        raise UserError("\n".join(problems))
+    num_tokens = sum(len(document.ids) for document in documents)
+    size = f"{counted(len(documents), 'file')}, {num_tokens:,} tokens"
+    return Corpus(documents, token_separator(config), None, f"token files ({size})")
+
+
+def _map_npy(path: Path, dtype: str) -> np.ndarray:
+    """Returns a .npy file as a memory map."""
+    try:
+        ids = np.load(path, mmap_mode="r")
+    except Exception as error:  # NumPy raises any of several types for invalid content
+        raise_system_error(error)
+        raise UserError(
+            f"it cannot be read as .npy: {reason_of(error)}. Write it with np.save, an array of integers."
+        ) from None
+    if not isinstance(ids, np.ndarray):
+        raise UserError("it is an archive of arrays (.npz). Save the token ids alone, with np.save.")
+    if ids.dtype.kind not in "ui":
+        raise UserError(
+            f"token ids must be integers, got {ids.dtype} of shape {ids.shape}. Save ids.astype(np.uint32), after you "
+            "have made sure that these are ids."
+        )
+    if ids.ndim != 1:
+        raise UserError(f"token ids must have one dim, got {ids.dtype} of shape {ids.shape}. Save ids.reshape(-1).")
+    if dtype and ids.dtype != dtype:
+        raise UserError(f"it has {ids.dtype}, but data.dtype={dtype}; leave data.dtype out: .npy files have a dtype.")
+    return ids
+
+
+def _map_raw(path: Path, dtype: str) -> np.ndarray:
+    """Returns a raw file as a memory map."""
+    if not dtype:
+        raise UserError("a raw file does not state its dtype; set data.dtype to uint8, uint16 or uint32.")
+    size, width = path.stat().st_size, np.dtype(dtype).itemsize
+    if size % width:
+        raise UserError(
+            f"its {size:,} bytes must be a multiple of {width}, the size of {dtype}: {size:,} % {width} = "
+            f"{size % width}. Check data.dtype, and that the file is complete."
+        )
+    return np.memmap(path, dtype, mode="r") if size else np.zeros(0, dtype)

@@ -1,0 +1,375 @@
+"""Checks of the job: rank and coordinator, run.dir, and the comparison of all processes."""
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ...mesh.devices import count_gpus
+from ...mesh.errors import UserError
+from ...mesh.processes import differences
+from ...runtime.machine_check import DirectoryUnavailable, check_directory
+from ..startup.addresses import Address, PortTaken, find_proxy, listen, own_ip
+from ..startup.detection import Job, count_visible_gpus
+from ..startup.initialize import check_host_names
+from ..startup.rendezvous import Rendezvous, join_rendezvous
+from ..startup.variables import SOURCES
+
+GIB = 2**30
+MIN_DISK_SPACE = GIB
+MAX_SKEW = 5.0
+"""Seconds between two clocks; a larger difference makes the times of files and log lines misleading."""
+MAX_LISTED_HOSTS = 8
+LOCAL_FILE_SYSTEMS = ("tmpfs", "ramfs", "overlay", "devtmpfs")
+"""Kinds of file systems that hosts cannot share."""
+VISIBLE_SECONDS = 5.0
+"""The time for a new file to become visible: network file systems cache listings for some seconds."""
+MOUNTS = Path("/proc/self/mounts")
+
+
+class Finding(NamedTuple):
+    """The result of a check.
+
+    Attributes:
+        name: The subject.
+        found: Its value.
+        level: ok; note, which may be intended; wrong, which will not work.
+        fix: The fix.
+        variable: The environment variable that sets it.
+    """
+
+    name: str
+    found: str
+    level: Literal["ok", "note", "wrong"] = "ok"
+    fix: str = ""
+    variable: str = ""
+
+
+def describe_job(job: Job | None) -> list[Finding]:
+    """Returns the parts of a job with the variables that set them.
+
+    Args:
+        job: The job; None = there is only this process.
+    """
+    if job is None:
+        return [Finding("job", "one process: no variable sets a number of processes")]
+    variables = job.variables
+    both = [variables[fact] for fact in ("process_id", "num_processes") if fact in variables]
+    found = [
+        Finding("job", f"process {job.process_id} of {job.num_processes}", variable=", ".join(dict.fromkeys(both))),
+        Finding("job", f"detected from {job.source}"),
+    ]
+    if job.address is not None and job.is_shared:
+        found.append(Finding("coordinator", str(job.address), variable=variables.get("address", "")))
+    if job.local_rank is not None and job.local_processes is not None:
+        text = f"process {job.local_rank} of {job.local_processes} on its host"
+        found.append(Finding("job", text, variable=variables.get("local_rank", "")))
+    if job.identity:
+        found.append(Finding("job", f"identity: {job.identity}", variable=variables.get("identity", "")))
+    return found
+
+
+def find_other_jobs(job: Job | None, environ: Mapping[str, str]) -> list[Finding]:
+    """Returns sources that describe another job and are ignored, such as a launcher around this one.
+
+    Args:
+        job: The detected job.
+        environ: The environment of this process.
+    """
+    found = []
+    for name, read in SOURCES.items():
+        try:
+            facts = read(environ)
+        except UserError:
+            continue
+        if facts is None or job is None or not facts.is_complete or name == job.source:
+            continue
+        if (facts.process_id, facts.num_processes) != (job.process_id, job.num_processes):
+            text = f"{name}: process {facts.process_id} of {facts.num_processes}, ignored because of its lower priority"
+            found.append(Finding("job", text, "note"))
+    return found
+
+
+def check_coordinator(job: Job, environ: Mapping[str, str], several_hosts: bool) -> list[Finding]:
+    """Checks the coordinator's name and port, and that no proxy is used for it.
+
+    Args:
+        job: The job, with several processes.
+        environ: The environment of this process.
+        several_hosts: If the processes are on several hosts, as far as that is known.
+    """
+    assert job.address is not None
+    found = []
+    proxy = find_proxy(environ, job.address.host)
+    if proxy:
+        text = f"{proxy} applies to {job.address.host}; a run adds it to no_proxy automatically"
+        found.append(Finding("proxy", text, "note", f"export no_proxy=$no_proxy,{job.address.host}", proxy))
+    if job.address.is_loopback and several_hosts:
+        fix = "set the address of process 0's host that the other hosts can reach (SPMDKIT_JOB_ADDRESSES)"
+        text = f"{job.address} refers to a different host on each host"
+        return [*found, Finding("coordinator", text, "wrong", fix)]
+    return [*found, check_port(job.address) if job.process_id == 0 else resolve_host(job.address)]
+
+
+def resolve_host(address: Address) -> Finding:
+    """Checks that the coordinator's host can be resolved."""
+    try:
+        ips = {str(each[4][0]) for each in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        text = f"{address.host} cannot be resolved on {socket.gethostname()}: {error.strerror}"
+        return Finding("coordinator", text, "wrong", "use a name that every host can resolve, or an IP address")
+    return Finding("coordinator", f"{address.host} is {', '.join(sorted(ips))}")
+
+
+def check_port(address: Address) -> Finding:
+    """Checks that process 0 can listen at the coordinator's address."""
+    try:
+        listening = listen(address)
+    except socket.gaierror:
+        return resolve_host(address)
+    except PortTaken:
+        text = f"port {address.port} is in use on {socket.gethostname()}"
+        return Finding(
+            "coordinator", text, "wrong", "wait for the end of the program that uses it, or set another port"
+        )
+    except (OSError, UserError) as error:
+        return Finding("coordinator", f"cannot listen at {address}: {error}", "wrong", "set another address")
+    listening.socket.close()
+    if not listening.announced:
+        text = f"{address} is not an address of this host, {socket.gethostname()}: it would listen on {listening.bind}"
+        return Finding("coordinator", text, "note", "run process 0 on that host, or set the address of this host")
+    return Finding("coordinator", f"port {address.port} is free; listens on {listening.bind.host} only")
+
+
+def check_run_dir(run_dir: Path, several_hosts: bool) -> list[Finding]:
+    """Checks run.dir, which need not exist; leaves no files.
+
+    Args:
+        run_dir: The absolute path.
+        several_hosts: If the run has processes on other hosts.
+    """
+    try:
+        check_directory(run_dir)
+    except UserError as error:
+        return [Finding("run.dir", str(error), "wrong", "set run.dir to a writable directory")]
+    except DirectoryUnavailable as error:
+        return [Finding("run.dir", str(error), "wrong", "free some space, or repair the file system")]
+    existing = existing_part(run_dir)
+    return [check_disk(existing, run_dir, several_hosts), check_clock(existing)]
+
+
+def existing_part(path: Path) -> Path:
+    """Returns the nearest existing parent of a path, or the path itself."""
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+def check_disk(existing: Path, run_dir: Path, several_hosts: bool) -> Finding:
+    """Checks the free space, and that the file system can be shared.
+
+    Args:
+        existing: A directory on the file system of run.dir.
+        run_dir: The absolute path.
+        several_hosts: If the run has processes on other hosts.
+    """
+    free, kind = shutil.disk_usage(existing).free, find_file_system(existing)
+    text = f"{run_dir}: writable, {free / GIB:.1f} GiB free{f', {kind}' if kind else ''}"
+    if free < MIN_DISK_SPACE:
+        return Finding("run.dir", text, "wrong", "free some space, or set run.dir to another file system")
+    if several_hosts and kind in LOCAL_FILE_SYSTEMS:
+        fix = "set run.dir to a shared file system: each host would write its part of a checkpoint to its own"
+        return Finding("run.dir", f"{text}, which only this host can access", "wrong", fix)
+    return Finding("run.dir", text)
+
+
+def find_file_system(path: Path, mounts: Path = MOUNTS) -> str:
+    """Returns the kind of a file system, such as nfs4; "" if it is unknown.
+
+    Args:
+        path: A directory on it.
+        mounts: The kernel's list of mounts.
+    """
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    found = [(fields[1].replace("\\040", " "), fields[2]) for fields in map(str.split, lines) if len(fields) > 2]
+    real = path.resolve()
+    above = [(place, kind) for place, kind in found if real.is_relative_to(place)]
+    return max(above, key=lambda mounted: len(mounted[0]), default=("", ""))[1]
+
+
+def check_clock(existing: Path) -> Finding:
+    """Compares this host's clock with that of a file system, which stamps every file.
+
+    Args:
+        existing: A directory on the file system.
+    """
+    before = time.time()
+    with tempfile.NamedTemporaryFile(dir=existing, prefix=".spmdkit-doctor-") as probe:
+        stamped = os.stat(probe.name).st_mtime
+    seconds = stamped - min(max(stamped, before), time.time())
+    if abs(seconds) > MAX_SKEW:
+        text = f"the file system of run.dir is {describe_skew(seconds)} this host, {socket.gethostname()}"
+        return Finding("clock", text, "wrong", "synchronize both with the same time server (chrony, ntpd)")
+    return Finding("clock", "agrees with the file system of run.dir")
+
+
+def describe_skew(seconds: float) -> str:
+    """Returns a difference of clocks for people: "60 s ahead of"."""
+    return f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'}"
+
+
+@contextmanager
+def write_probe(run_dir: Path, rank: int) -> Iterator[str]:
+    """Creates a temporary file that the other processes should see.
+
+    Args:
+        run_dir: The directory, or one that does not exist yet.
+        rank: The rank of this process.
+
+    Yields:
+        Its name; "" if it could not be written.
+    """
+    path = existing_part(run_dir) / f".spmdkit-doctor-{socket.gethostname()}-{os.getpid()}-{rank}"
+    try:
+        path.write_text("", encoding="ascii")
+        was_written = True
+    except OSError:
+        was_written = False
+    try:
+        yield path.name if was_written else ""
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def find_probes(run_dir: Path, names: Sequence[str], hosts: Sequence[str], seconds: float = VISIBLE_SECONDS) -> Finding:
+    """Checks that this process sees the probes of all processes.
+
+    Args:
+        run_dir: The directory.
+        names: The names of the probes by rank; "" if none was written.
+        hosts: The hosts by rank.
+        seconds: How long to wait for them.
+    """
+    existing, deadline = existing_part(run_dir), time.monotonic() + seconds
+    while True:
+        here = set(os.listdir(existing))
+        missing = sorted({host for name, host in zip(names, hosts, strict=True) if name and name not in here})
+        if not missing or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    if missing:
+        fix = "mount the same file system on all hosts, or set run.dir to one that they share"
+        text = f"files written by {', '.join(missing)} to {existing} are not visible on {socket.gethostname()}"
+        return Finding("shared", text, "wrong", fix)
+    return Finding("shared", f"all {len(names)} processes see the same {existing}")
+
+
+def compare(
+    job: Job,
+    own: Sequence[Finding],
+    run_dir: Path,
+    versions: Mapping[str, str],
+    *,
+    on_cpu: bool,
+    seconds: float,
+    say: Callable[[str], None],
+    probe_seconds: float = VISIBLE_SECONDS,
+) -> list[list[Finding]]:
+    """Connects the doctors of all processes, and compares their findings.
+
+    Args:
+        job: The job, with several processes.
+        own: The findings of this process.
+        run_dir: The directory of the run, absolute.
+        versions: The versions by package.
+        on_cpu: If the run computes on the CPU.
+        seconds: How long to wait for the others.
+        say: Prints a line from time to time that names the missing processes.
+        probe_seconds: How long to wait for the files of the others.
+
+    Returns:
+        The findings of each process by rank.
+
+    Raises:
+        ProcessesMissing: Some processes did not connect.
+        PortTaken: The port of the coordinator is in use.
+        UserError: The job is invalid.
+    """
+    name = "spmdkit doctor"
+    with write_probe(run_dir, job.process_id) as probe:
+        visible = count_visible_gpus(os.environ, count_gpus())
+        note = {"own_ip": own_ip(), "probe": probe, "versions": dict(versions), "gpus": visible}
+        meeting = join_rendezvous(job, seconds=seconds, run=name, note=note, share=True, say=say)
+        probes = [str(each.get("probe", "")) for each in meeting.notes]
+        found = [
+            *own,
+            find_probes(run_dir, probes, meeting.hosts, probe_seconds),
+            describe_hosts(meeting),
+            compare_clocks(meeting),
+            *compare_versions(meeting.notes),
+            *check_names(meeting, on_cpu),
+            *check_oversubscription(meeting),
+        ]
+        note = {"findings": [list(finding) for finding in found]}
+        answers = join_rendezvous(job, seconds=seconds, run=name, note=note, share=True, say=say)
+    return [[Finding(*map(str, each)) for each in note["findings"]] for note in answers.notes]  # pyright: ignore
+
+
+def describe_hosts(meeting: Rendezvous) -> Finding:
+    """Returns the number of processes on each host."""
+    counts = {host: meeting.hosts.count(host) for host in dict.fromkeys(meeting.hosts)}
+    text = ", ".join(f"{count} on {host}" for host, count in list(counts.items())[:MAX_LISTED_HOSTS])
+    more = f" and {len(counts) - MAX_LISTED_HOSTS} more hosts" if len(counts) > MAX_LISTED_HOSTS else ""
+    return Finding("processes", f"all {len(meeting.hosts)} have connected: {text}{more}")
+
+
+def compare_clocks(meeting: Rendezvous) -> Finding:
+    """Compares the clocks of the hosts with that of process 0."""
+    furthest: dict[str, float] = {}
+    for host, skew in zip(meeting.hosts, meeting.skews, strict=True):
+        if abs(skew) > abs(furthest.get(host, 0.0)):
+            furthest[host] = skew
+    wrong = {host: skew for host, skew in furthest.items() if abs(skew) > MAX_SKEW}
+    if not wrong:
+        return Finding("clock", f"all hosts agree within {MAX_SKEW:.0f} s")
+    text = ", ".join(f"{host} {skew:+.0f} s" for host, skew in wrong.items())
+    fix = "synchronize all hosts with the same time server (chrony, ntpd)"
+    return Finding("clock", f"compared with {meeting.hosts[0]}: {text}", "wrong", fix)
+
+
+def compare_versions(notes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Returns the packages whose versions differ between processes."""
+    versions = [note.get("versions") or {} for note in notes]
+    packages = list(dict.fromkeys(package for each in versions for package in each))
+    wrong = [package for package in packages if len({each.get(package) for each in versions}) > 1]
+    fix = "install the same versions on all hosts"
+    return [
+        Finding("versions", differences(name, [str(each.get(name, "none")) for each in versions]), "wrong", fix)
+        for name in wrong
+    ]
+
+
+def check_names(meeting: Rendezvous, on_cpu: bool) -> list[Finding]:
+    """Returns host names that the other processes cannot reach."""
+    try:
+        check_host_names(meeting, on_cpu=on_cpu)
+    except UserError as error:
+        return [Finding("host name", str(error), "wrong")]
+    return []
+
+
+def check_oversubscription(meeting: Rendezvous) -> list[Finding]:
+    """Returns hosts with more processes than GPUs, if the processes are not bound to single GPUs."""
+    wrong = []
+    for host in dict.fromkeys(meeting.hosts):
+        seen = [note.get("gpus", 0) for note, other in zip(meeting.notes, meeting.hosts, strict=True) if other == host]
+        if max(seen) > 1 and len(seen) > max(seen):
+            fix = f"start at most {max(seen)} processes on each host (launch.processes_per_node)"
+            wrong.append(Finding("GPUs", f"{len(seen)} processes on {host}, for {max(seen)} GPUs", "wrong", fix))
+    return wrong

@@ -1,0 +1,190 @@
+"""The launchers: one file each in this directory, and one entry in LAUNCHERS.
+
+    local         processes on this machine
+    ssh           processes on hosts that are reached over SSH
+    slurm         a batch job of a Slurm cluster
+    mpi           mpirun of Open MPI, on this machine or on the hosts of a hostfile
+    kubernetes    pods of a JobSet or an Indexed Job
+
+A launcher has three functions. `parse` reads the part of `--on` after its name. `describe` returns what would be
+started, as text: the command lines, the batch script, or the manifest. `launch` starts it, and returns the exit code if
+this command waits for the end of the run. Placing, starting and requeueing jobs is left to the scheduler.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, Self, cast
+
+from ..configs import load_config
+from ..configs.launch_config import LaunchConfig
+from ..configs.schema import Timeouts
+from ..configs.secret_variables import redact, redact_override
+from ..mesh.errors import UserError, did_you_mean
+
+MAX_SHOWN = 60
+"""Characters of an invalid `--on` in a message."""
+
+
+class LaunchRequest(NamedTuple):
+    """The arguments of `spmdkit launch`.
+
+    Attributes:
+        source: A YAML file or the name of a preset.
+        overrides: Arguments of the form `key=value`.
+        fresh: Start from step 0; process 0 moves the contents of the run's directory aside, except its logs.
+        restarts: The maximum number of restarts in a row without a newer checkpoint.
+        wait: Wait for the end of the run, if a scheduler takes it.
+    """
+
+    source: str
+    overrides: tuple[str, ...] = ()
+    fresh: bool = False
+    restarts: int = 0
+    wait: bool = False
+
+
+class LaunchJob(NamedTuple):
+    """A run to launch: the request, and the parts of its config that launchers need.
+
+    Attributes:
+        request: The arguments of `spmdkit launch`.
+        launch: The section `launch` of the config.
+        timeouts: The section `timeouts`.
+        run_dir: The directory of the run.
+        simulate: The number of CPU devices that each process simulates; 0 = real devices.
+    """
+
+    request: LaunchRequest
+    launch: LaunchConfig
+    timeouts: Timeouts
+    run_dir: str
+    simulate: int
+
+    @classmethod
+    def load(cls, request: LaunchRequest, *, num_processes: int | None = None, simulate: int | None = None) -> Self:
+        """Reads and checks the config for a number of processes; None = that of the section `launch`.
+
+        Raises:
+            UserError: The config is invalid.
+        """
+        config = load_config(request.source, request.overrides, num_processes=num_processes, simulate=simulate)
+        return cls(request, config.launch, config.timeouts, config.run.dir, config.run.simulate)
+
+    def command(self, python: str, *, fresh: bool) -> list[str]:
+        """Returns the command line of every process."""
+        arguments = ["train", self.request.source, *map(redact_override, self.request.overrides)]
+        return [python, "-P", "-m", "spmdkit", *arguments, *(["--fresh"] if fresh else [])]
+
+    def run_setup(self, command: list[str], *options: str) -> list[str]:
+        """Returns a command line that runs the lines of `launch.setup` before a command, if there are any.
+
+        Args:
+            command: The command line.
+            options: Options of bash, such as "-e".
+        """
+        if not self.launch.setup:
+            return command
+        return ["bash", *options, "-c", "\n".join([*self.launch.setup, 'exec "$@"']), "bash", *command]
+
+
+class Launcher(Protocol):
+    """The functions of a launcher's module."""
+
+    def parse(self, given: str) -> Any:
+        """Reads the part of `--on` after "name:"; an empty string if there is only the name.
+
+        Raises:
+            UserError: It is invalid.
+        """
+        ...
+
+    def describe(self, request: LaunchRequest, target: Any) -> str:
+        """Returns what `--dry-run` prints; starts and writes nothing.
+
+        Raises:
+            UserError: The config cannot be launched with this launcher.
+        """
+        ...
+
+    def launch(self, request: LaunchRequest, target: Any) -> int:
+        """Starts the run; returns its exit code, or 0 if a scheduler has taken it.
+
+        Raises:
+            UserError: The config or the directory of the run cannot be used; nothing was started.
+            DirectoryUnavailable: The file system of run.dir cannot be written.
+        """
+        ...
+
+
+class Form(NamedTuple):
+    """The usage of a launcher.
+
+    Attributes:
+        usage: The argument of `--on`.
+        text: An explanation.
+    """
+
+    usage: str
+    text: str
+
+
+LAUNCHERS = {
+    "local": Form("local:PxD", "P processes on this machine that simulate D CPU devices each, such as local:2x4"),
+    "ssh": Form("ssh:FILE", "the hosts of a YAML file, such as ssh:hosts.yaml"),
+    "slurm": Form("slurm[:PARTITION]", "a job of this Slurm cluster, with the sizes in the config's section launch"),
+    "mpi": Form("mpi[:HOSTFILE or :N]", "mpirun of Open MPI, with those sizes, on the hosts of a hostfile; or N local "
+                "processes"),
+    "kubernetes": Form("kubernetes", "pods as described by the section launch of the config"),
+}  # fmt: skip
+"""By name, which is also the name of the module."""
+
+
+def find_launcher(on: str | None) -> tuple[Launcher, Any]:
+    """Parses `--on`; None if it is missing.
+
+    Returns:
+        The launcher, and the result of its `parse`.
+
+    Raises:
+        UserError: `--on` is missing, or its launcher or target is not valid; the message lists the valid forms.
+    """
+    if on is None:
+        width = max(len(form.usage) for form in LAUNCHERS.values())
+        forms = [f"  --on {form.usage:<{width}}  {form.text}" for form in LAUNCHERS.values()]
+        raise UserError("\n".join(["spmdkit launch needs a launcher. Add one of these:", *forms]))
+    name, _, rest = on.partition(":")
+    if name not in LAUNCHERS:
+        hint = did_you_mean(name, LAUNCHERS)
+        raise UserError(f"--on {on[:MAX_SHOWN]!r}: unknown launcher {name[:MAX_SHOWN]!r}.{hint} Use {list_forms()}.")
+    launcher = cast(Launcher, import_module(f".{name}", __package__))
+    return launcher, launcher.parse(rest)
+
+
+def invalid_target(name: str, given: str, reason: str = "") -> UserError:
+    """Returns the error for a launcher whose argument is invalid.
+
+    Args:
+        name: The launcher.
+        given: The part of `--on` after its name.
+        reason: An explanation that begins with ": ", or "".
+    """
+    on = f"{name}:{given}" if given else name
+    form = LAUNCHERS[name]
+    return UserError(f"--on {on[:MAX_SHOWN]!r} is not valid{reason}; use {form.usage}: {form.text}.")
+
+
+def list_forms() -> str:
+    """Returns all forms of `--on` in one line."""
+    return " or ".join(form.usage for form in LAUNCHERS.values())
+
+
+def shell_line(command: Sequence[str], variables: Mapping[str, str | None]) -> str:
+    """Returns a line for a shell: environment variables, then a command."""
+    return " ".join([*assignments(variables), shlex.join(command)])
+
+
+def assignments(variables: Mapping[str, str | None]) -> list[str]:
+    """Returns assignments of environment variables for a shell; secrets and null values refer to the variable."""
+    redacted = redact(variables).items()
+    return [f'{name}="${name}"' if value is None else f"{name}={shlex.quote(value)}" for name, value in redacted]

@@ -1,0 +1,462 @@
+"""The rendezvous: the processes of a run meet at the coordinator's address before JAX starts there.
+
+JAX's own start waits silently, and aborts the process if a rank does not start, the port is in use, the host name is
+unknown, or a process of another run has the same address. The rendezvous reports all of these, within
+`timeouts.rendezvous`:
+
+    rank 0     listens at the address; accepts processes of this run and refuses others; reports missing ranks; refuses
+               all of them if one cannot start, or has another number of processes
+    others     connect until rank 0 answers, then wait until it releases them
+
+When all processes are there, rank 0 has their notes and can still refuse all of them. Then it closes its socket, and
+JAX's coordinator binds to the same address.
+"""
+
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Collection
+from contextlib import closing, suppress
+from typing import Any, NamedTuple, NoReturn
+
+from ...mesh.errors import UserError
+from ...mesh.processes import PROGRESS_SECONDS, ProcessesMissing, ranks
+from .addresses import Address, Listening, PortTaken, is_loopback, listen
+from .detection import Job
+from .messages import FAILED, Connection, Hello, encode, parse_hello
+
+STATUS_SECONDS = 1.0
+SILENT_SECONDS = 15.0
+"""The silence of rank 0 after which its connection counts as lost."""
+FOREIGN_SECONDS = 10.0
+"""The time for which another program may answer at the address, such as a run that has just ended."""
+REFUSING_SECONDS = 30.0
+"""The time for which a process that cannot start waits for the others, to notify them."""
+UNSURE_SECONDS = 3.0
+"""The same for ranks that only some of the processes expect."""
+UNKNOWN_SECONDS = 10.0
+"""The time for which a name may be unknown, outside Kubernetes, where a pod has no name before it runs."""
+RETRY_SECONDS = 0.1
+HANDOVER_SECONDS = 20.0
+SPARE_FILES = 512
+UNROUTED = "192.0.2.1"
+"""An address on no network (RFC 5737), in place of hosts with unknown names."""
+
+Say = Callable[[str], None]
+
+
+class Rendezvous(NamedTuple):
+    """The processes of the run. Complete in rank 0; in other ranks only if rank 0 shares it.
+
+    Attributes:
+        hosts: The host name of each process, by rank.
+        notes: The note of each process, by rank.
+        skews: The clock of each process minus the clock of rank 0, in seconds, by rank.
+        bind: The address that JAX's coordinator binds to; None except in rank 0.
+    """
+
+    hosts: list[str]
+    notes: list[dict[str, Any]]
+    skews: list[float]
+    bind: Address | None
+
+
+def join_rendezvous(
+    job: Job,
+    *,
+    seconds: float,
+    run: str = "",
+    note: dict[str, Any] | None = None,
+    check: Callable[[Rendezvous], None] = lambda rendezvous: None,
+    share: bool = False,
+    say: Say,
+) -> Rendezvous:
+    """Waits until all processes of a run are there.
+
+    Args:
+        job: The job, of several processes.
+        seconds: The timeout.
+        run: The run, such as its run.dir; a process with another value belongs to another run.
+        note: A message to the other processes, of JSON types.
+        check: Called in rank 0 when all are there; a UserError that it raises is sent to all processes.
+        share: Sends the notes of all processes to all, which grows with the square of their number.
+        say: Called now and then with a line about missing and refused processes.
+
+    Raises:
+        ProcessesMissing: Some ranks did not come in time.
+        PortTaken: Another program listens at the coordinator's address.
+        UserError: The address is unknown, this process does not belong to the run, or `check` failed.
+    """
+    mine = Hello.mine(job.identity, run, job.num_processes, job.process_id, note or {})
+    if job.process_id:
+        return Participant(job, mine, seconds, say).join()
+    listening = _listen(job, seconds)
+    with closing(listening.socket):
+        return Coordinator(job, mine, listening, seconds, say).gather(check, share)
+
+
+def announce_failure(job: Job, reason: str, *, say: Say) -> None:
+    """Notifies the other processes of a run that this one cannot start, so that they do not wait for it."""
+    mine = Hello.mine(job.identity, "", job.num_processes, job.process_id, {FAILED: reason})
+    with suppress(UserError, ProcessesMissing, PortTaken, OSError):
+        if job.process_id:
+            Participant(job, mine, REFUSING_SECONDS, say).join()
+        else:
+            listening = _listen(job, REFUSING_SECONDS)
+            with closing(listening.socket):
+                Coordinator(job, mine, listening, REFUSING_SECONDS, say).gather(lambda rendezvous: None, share=False)
+
+
+def _listen(job: Job, seconds: float) -> Listening:
+    """Listens at the address of the job; in Kubernetes, waits until its name resolves."""
+    assert job.address is not None
+    begin = time.monotonic()
+    elsewhere = job.local_processes is not None and job.local_processes < job.num_processes
+    others = list(dict.fromkeys([*job.hosts, *job.nodes])) or ([UNROUTED] if elsewhere else [])
+    while True:
+        try:
+            return listen(job.address, others)
+        except socket.gaierror as error:
+            if time.monotonic() - begin > name_timeout(job, seconds):
+                raise _unknown_host(job, error) from error
+        time.sleep(RETRY_SECONDS * 2)
+
+
+def name_timeout(job: Job, seconds: float) -> float:
+    """Returns the time for which the name of the coordinator's host may be unknown."""
+    in_pod = job.source == "Kubernetes" or "KUBERNETES_SERVICE_HOST" in os.environ
+    return seconds if in_pod else min(seconds, UNKNOWN_SECONDS)
+
+
+def _unknown_host(job: Job, error: OSError) -> UserError:
+    assert job.address is not None
+    return UserError(
+        f"The coordinator's host {job.address.host!r} ({job.variables.get('address', 'job_addresses')}) is unknown on "
+        f"{socket.gethostname()}: {error.strerror}. Use a name that every host of the run resolves, or an IP address."
+    )
+
+
+def wait_until_listening(address: Address, seconds: float = HANDOVER_SECONDS) -> None:
+    """Waits until JAX's coordinator listens; a client of JAX that connects earlier loses a second.
+
+    Args:
+        address: The coordinator's address.
+        seconds: The timeout, after which JAX itself waits.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(address, timeout=1.0).close()
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return
+
+
+class Participant:
+    """A rank other than 0: connects until rank 0 accepts it, and waits until rank 0 releases it."""
+
+    def __init__(self, job: Job, mine: Hello, seconds: float, say: Say) -> None:
+        self._job, self._mine, self._seconds, self._say = job, mine, seconds, say
+        self._begin = self._reported = time.monotonic()
+        self._foreign_since: float | None = None
+        self._reason = "it does not answer"
+
+    def join(self) -> Rendezvous:
+        """Waits until rank 0 releases all processes; raises as `join_rendezvous` does."""
+        while True:
+            if connection := self._connect():
+                with closing(connection):
+                    rendezvous = self._wait(Connection(connection))
+                if rendezvous is not None:
+                    return rendezvous
+            now = time.monotonic()
+            if now - self._begin > self._seconds:
+                raise ProcessesMissing(
+                    f"Rank 0 was not reachable at {self._job.address} within {self._seconds:.0f} s "
+                    f"(timeouts.rendezvous): {self._reason}. Check that it was started, its log, and that no "
+                    f"firewall blocks that port for {socket.gethostname()}."
+                )
+            if now - self._reported > PROGRESS_SECONDS:
+                self._reported = now
+                self._say(f"waiting for rank 0 at {self._job.address} ({now - self._begin:.0f} s): {self._reason}")
+            time.sleep(RETRY_SECONDS)
+
+    def _connect(self) -> socket.socket | None:
+        assert self._job.address is not None
+        try:
+            return socket.create_connection(self._job.address, timeout=5.0)
+        except socket.gaierror as error:
+            self._reason = f"its name is unknown here ({error.strerror})"
+            if time.monotonic() - self._begin > name_timeout(self._job, self._seconds):
+                raise _unknown_host(self._job, error) from error
+        except OSError as error:
+            self._reason = (error.strerror or str(error)).lower()
+        self._foreign_since = None
+        return None
+
+    def _wait(self, connection: Connection) -> Rendezvous | None:
+        """Introduces this process and waits for its release; returns None if the connection is lost."""
+        hello = self._mine._replace(note={**self._mine.note, "time": time.time()})
+        connection.send(encode(hello=hello._asdict()))
+        heard, welcome = time.monotonic(), False
+        while not connection.is_closed and not connection.is_foreign:
+            connection.socket.settimeout(STATUS_SECONDS)
+            for message in connection.read():
+                heard = time.monotonic()
+                if "refused" in message:
+                    raise UserError(str(message["refused"]))
+                if "late" in message:
+                    raise ProcessesMissing(str(message["late"]))
+                if "go" in message:
+                    return Rendezvous(*(message.get(name, []) for name in ("hosts", "notes", "skews")), bind=None)
+                welcome = True
+            if time.monotonic() - heard > (SILENT_SECONDS if welcome else SILENT_SECONDS / 3):
+                break
+        self._reason = "the connection was lost"
+        if not welcome:
+            self._check_foreign()
+        return None
+
+    def _check_foreign(self) -> None:
+        """Raises PortTaken if another program has answered for a while."""
+        now = time.monotonic()
+        self._foreign_since = self._foreign_since or now
+        self._reason = "a program that is not rank 0 of this run answers there"
+        if now - self._foreign_since > min(FOREIGN_SECONDS, self._seconds):
+            raise PortTaken(
+                f"The coordinator's address {self._job.address} is in use: {self._reason}, maybe another run. Wait "
+                "until it ends, or choose another port for this run."
+            )
+
+
+class Coordinator:
+    """Rank 0: accepts the other processes, and releases them when all are there."""
+
+    def __init__(self, job: Job, mine: Hello, listening: Listening, seconds: float, say: Say) -> None:
+        self._job, self._mine, self._listening, self._seconds, self._say = job, mine, listening, seconds, say
+        self._begin = self._reported = time.monotonic()
+        self._status = 0.0
+        self._unknown: dict[Connection, float] = {}
+        self._present: dict[int, tuple[Hello, Connection | None]] = {0: (mine, None)}
+        self._skews = {0: 0.0}
+        self._refused: set[str] = set()
+        self._selector = selectors.DefaultSelector()
+
+    def gather(self, check: Callable[[Rendezvous], None], share: bool) -> Rendezvous:
+        """Waits until all processes are there and releases them; raises as `join_rendezvous` does."""
+        allow_connections(self._job.num_processes)
+        self._listening.socket.setblocking(False)
+        self._selector.register(self._listening.socket, selectors.EVENT_READ)
+        try:
+            if reason := self._run_problem(self._mine):
+                self._refuse_all(reason, {0}, self._job.num_processes)
+            while len(self._present) < self._job.num_processes:
+                for key, _ in self._selector.select(STATUS_SECONDS / 2):
+                    self._receive(key.data)
+                self._check_time()
+            return self._release(check, share)
+        finally:
+            for connection in [*self._unknown, *(each for _, each in self._present.values() if each)]:
+                self._end(connection)
+            self._selector.close()
+
+    def _receive(self, connection: Connection | None) -> None:
+        """Accepts a new connection (None), or reads from one."""
+        if connection is None:
+            with suppress(OSError):
+                accepted, _ = self._listening.socket.accept()
+                accepted.setblocking(False)
+                connection = Connection(accepted)
+                self._selector.register(accepted, selectors.EVENT_READ, connection)
+                self._unknown[connection] = time.monotonic()
+            return
+        messages = connection.read()
+        if connection in self._unknown:
+            hello = parse_hello(messages[0]) if messages else None
+            if hello is not None:
+                del self._unknown[connection]
+                self._accept(hello, connection)
+            elif connection.is_closed or connection.is_foreign or messages:
+                del self._unknown[connection]
+                self._end(connection)
+
+    def _end(self, connection: Connection) -> None:
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(connection.socket)
+        connection.close()
+
+    def _accept(self, hello: Hello, connection: Connection) -> None:
+        if reason := self._run_problem(hello):
+            connection.send(encode(refused=reason))
+            self._end(connection)
+            self._present.pop(hello.rank, None)
+            self._refuse_all(reason, {hello.rank}, hello.num_processes)
+        if reason := self._process_problem(hello):
+            connection.send(encode(refused=reason))
+            self._end(connection)
+            if reason not in self._refused:
+                self._refused.add(reason)
+                self._say(f"refused a process: {reason}")
+            return
+        connection.send(encode(welcome=True))
+        self._present[hello.rank] = (hello, connection)
+        sent = hello.note.get("time")
+        self._skews[hello.rank] = sent - time.time() if isinstance(sent, int | float) else 0.0
+
+    def _process_problem(self, hello: Hello) -> str:
+        """Returns the reason to refuse one process, or ""."""
+        mine = self._mine
+        if hello.identity != mine.identity or hello.run != mine.run:
+            theirs, ours = (
+                " ".join(filter(None, (each.run and f"run.dir {each.run}", each.identity and f"job {each.identity}")))
+                for each in (hello, mine)
+            )
+            return (
+                f"{hello} belongs to another run ({theirs or 'unknown'}) than rank 0 at {self._job.address} "
+                f"({ours or 'unknown'}; {mine}). Give each run its own address."
+            )
+        if hello.rank in self._present:
+            return (
+                f"rank {hello.rank} is there twice: {self._present[hello.rank][0]}, and {hello}. Give each process its "
+                "own rank, from 0 (SPMDKIT_PROCESS_ID)."
+            )
+        return ""
+
+    def _run_problem(self, hello: Hello) -> str:
+        """Returns the reason why the whole run cannot start, as one of its processes shows, or ""."""
+        mine = self._mine
+        if hello.identity != mine.identity:
+            return ""
+        if failed := hello.note.get(FAILED):
+            return f"Rank {hello.rank} ({hello}) cannot start, so no process of this run can: {failed}"
+        if hello.run == mine.run and hello.num_processes != mine.num_processes:
+            return (
+                f"Rank {hello.rank} ({hello}) has num_processes={hello.num_processes}, but rank 0 ({mine}) has "
+                f"{mine.num_processes}: all processes of a run must have the same number. Set it in all of them "
+                "(SPMDKIT_NUM_PROCESSES)."
+            )
+        return ""
+
+    def _refuse_all(self, reason: str, refused: Collection[int], num_processes: int) -> NoReturn:
+        """Refuses the present processes and, for a while, later ones, so that none waits.
+
+        Args:
+            reason: The message.
+            refused: Ranks that have the message already.
+            num_processes: The number of processes according to the refused process.
+
+        Raises:
+            UserError: Always.
+        """
+        self._send(encode(refused=reason))
+        known, begin = {*refused, *self._present}, time.monotonic()
+        fewer, more = sorted([num_processes, self._job.num_processes])
+        self._listening.socket.settimeout(STATUS_SECONDS)
+        while missing := {*range(more)} - known:
+            if time.monotonic() - begin > (REFUSING_SECONDS if min(missing) < fewer else UNSURE_SECONDS):
+                break
+            with suppress(OSError):
+                accepted, _ = self._listening.socket.accept()
+                with closing(accepted):
+                    accepted.settimeout(STATUS_SECONDS)
+                    messages = Connection(accepted).read()
+                    hello = parse_hello(messages[0]) if messages else None
+                    if hello is not None and hello.identity == self._mine.identity:
+                        accepted.sendall(encode(refused=reason))
+                        known.add(hello.rank)
+        raise UserError(reason)
+
+    def _check_time(self) -> None:
+        """Drops lost and foreign connections, sends the missing ranks, and raises after the timeout."""
+        now = time.monotonic()
+        for connection, since in list(self._unknown.items()):
+            if now - since > FOREIGN_SECONDS:
+                del self._unknown[connection]
+                self._end(connection)
+        for rank, (hello, connection) in list(self._present.items()):
+            if connection and connection.is_closed:
+                del self._present[rank]
+                self._end(connection)
+                self._say(f"rank {rank} ({hello}) has left before all were there")
+        missing = [rank for rank in range(self._job.num_processes) if rank not in self._present]
+        if not missing:
+            return
+        if now - self._begin > self._seconds:
+            reason = self._timeout_message(missing)
+            self._send(encode(late=reason))
+            raise ProcessesMissing(reason)
+        if now - self._reported > PROGRESS_SECONDS:
+            self._reported = now
+            self._say(f"waiting for {self._describe(missing)} at {self._job.address} ({now - self._begin:.0f} s)")
+        if now - self._status > STATUS_SECONDS:
+            self._status = now
+            self._send(encode(missing=missing))
+
+    def _describe(self, missing: list[int]) -> str:
+        """Returns the missing ranks, with their hosts if known."""
+        job = self._job
+        if job.hosts:
+            return f"{ranks(missing)} on {_join(list(dict.fromkeys(job.hosts[rank] for rank in missing)))}"
+        present = {hello.host for hello, _ in self._present.values()}
+        silent = [node for node in job.nodes if node not in present]
+        nothing = silent and present & set(job.nodes)
+        return f"{ranks(missing)} (nothing came from {_join(silent)})" if nothing else ranks(missing)
+
+    def _timeout_message(self, missing: list[int]) -> str:
+        listening, announced, hint = self._listening, self._job.address, ""
+        assert announced is not None
+        if not listening.announced:
+            hint = (
+                f" Process 0 listened at {listening.bind}, because {announced.host} does not resolve to an address of "
+                f"its host {socket.gethostname()} that other hosts can reach: set one (SPMDKIT_JOB_ADDRESSES)."
+            )
+        elif is_loopback(listening.bind.host) and not announced.is_loopback:
+            hint = (
+                f" {announced.host} resolves to {listening.bind.host} on this host, so only processes of this "
+                "host reach process 0. For several hosts, use its IP address (SPMDKIT_JOB_ADDRESSES; with --on ssh, "
+                "`address` in the hosts file)."
+            )
+        return (
+            f"{self._describe(missing).capitalize()} did not come within {self._seconds:.0f} s (timeouts.rendezvous); "
+            f"{len(self._present)} of {self._job.num_processes} processes did, at {self._job.address}.{hint} Check "
+            "that they were started, their logs, and that their hosts reach this one."
+        )
+
+    def _send(self, text: bytes) -> None:
+        for _, connection in list(self._present.values()):
+            if connection:
+                connection.send(text)
+
+    def _release(self, check: Callable[[Rendezvous], None], share: bool) -> Rendezvous:
+        """Closes the socket for JAX's coordinator, then releases all processes."""
+        hellos = [self._present[rank][0] for rank in range(self._job.num_processes)]
+        skews = [self._skews[rank] for rank in range(self._job.num_processes)]
+        hosts, notes = [hello.host for hello in hellos], [hello.note for hello in hellos]
+        rendezvous = Rendezvous(hosts, notes, skews, self._listening.bind)
+        try:
+            check(rendezvous)
+        except UserError as error:
+            self._send(encode(refused=str(error)))
+            raise
+        self._selector.unregister(self._listening.socket)
+        self._listening.socket.close()
+        self._send(encode(go=True, **(rendezvous._replace(bind=None)._asdict() if share else {})))
+        return rendezvous
+
+
+def allow_connections(count: int) -> None:
+    """Raises the limit of open files to one connection per process, as far as the host allows."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count + SPARE_FILES
+        if 0 <= soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard) if hard >= 0 else wanted, hard))
+
+
+def _join(names: list[str]) -> str:
+    shown = names[:8] if len(names) > 9 else names
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

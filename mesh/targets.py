@@ -1,0 +1,254 @@
+"""Targets: accelerators that are not on this machine, such as "h100:16x8" (16 hosts with 8 GPUs each).
+
+A program can be compiled for them, but not run. Their devices are named "gpu:0@h100:16x8", "gpu:1@h100:16x8", ..., in
+the order of the hosts. A file in `cards/` describes each accelerator and cites its sources; users can write their own.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import yaml
+from jax.experimental import topologies
+
+from .compat import Device, answer_cudnn_checks, jax_settings
+from .errors import UserError, unknown_name
+
+CARDS = Path(__file__).parent / "cards"
+MARK = "@"
+"""Separates a device from its target in a name."""
+MAX_DEVICES = 1 << 16
+CUDNN_VERSION = 91000
+"""cuDNN 9.10, which `TARGET_CONFIG` names."""
+CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+TARGET_CONFIG = """
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {shared_memory}
+  threads_per_core_limit: 2048
+  core_count: {cores}
+  fpus_per_core: {fpus}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {memory_bandwidth:.0f}
+  l2_cache_size: {l2_bytes}
+  clock_rate_ghz: {clock_ghz}
+  device_memory_size: {memory_bytes}
+  shared_memory_per_block_optin: {shared_memory_per_block}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+runtime_version {{ major: 13 minor: 0 patch: 0 }}
+device_description_str: "{name}"
+"""
+"""XLA's description of a GPU (stream_executor.GpuTargetConfigProto), with the versions of cuDNN and CUDA."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Card:
+    """One accelerator and its network.
+
+    Attributes:
+        name: The name of the device.
+        compute_capability: CUDA's, such as "9.0".
+        cores: Streaming multiprocessors.
+        clock_ghz: Clock rate.
+        memory_bytes: Memory of one device.
+        memory_bandwidth: Bytes per second to its memory.
+        l2_bytes: Size of its L2 cache.
+        shared_memory: Bytes of shared memory of a multiprocessor.
+        shared_memory_per_block: The largest part of it that a block can use.
+        flops: Dtype -> peak operations per second of dense matrix products.
+        gpus_per_host: Devices of a host that its fast links connect.
+        link: Bytes per second of one device to others of its host, in one direction.
+        network: Bytes per second of one device to other hosts, in one direction.
+    """
+
+    name: str
+    compute_capability: str
+    cores: int
+    clock_ghz: float
+    memory_bytes: int
+    memory_bandwidth: float
+    l2_bytes: int
+    shared_memory: int
+    shared_memory_per_block: int
+    flops: Mapping[str, float]
+    gpus_per_host: int
+    link: float
+    network: float
+
+    def target_config(self) -> str:
+        """Returns the text that XLA's compiler needs in place of a device."""
+        major, minor = self.compute_capability.split(".")
+        fpus = 64 if self.compute_capability == "8.0" else 128
+        return TARGET_CONFIG.format(**dataclasses.asdict(self), major=major, minor=minor, fpus=fpus)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A number of hosts with equal accelerators.
+
+    Attributes:
+        text: The target as the user wrote it.
+        card: The accelerator.
+        hosts: Number of hosts.
+        gpus: Accelerators of each host.
+    """
+
+    text: str
+    card: Card
+    hosts: int
+    gpus: int
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return self.hosts * self.gpus
+
+    def device_names(self) -> list[str]:
+        """Returns the names of all devices, host by host."""
+        return [f"gpu:{number}{MARK}{self.text}" for number in range(self.size)]
+
+
+@cache
+def parse_target(text: str) -> Target:
+    """Returns the target of a text.
+
+    Args:
+        text: CARD:HOSTSxGPUS, such as "h100:16x8". CARD is a file of `cards/` without its suffix, or the path of a
+            YAML file with the same keys.
+
+    Raises:
+        UserError: The card is unknown or invalid, or the numbers are.
+    """
+    card, separator, shape = text.rpartition(":")
+    numbers = shape.split("x")
+    if not separator or len(numbers) != 2 or not all(each.isascii() and each.isdigit() for each in numbers):
+        raise UserError(f"target {text!r} is invalid: expected CARD:HOSTSxGPUS, such as h100:16x8.")
+    hosts, gpus = map(int, numbers)
+    found = _read_card(card)
+    if not 1 <= hosts * gpus <= MAX_DEVICES:
+        raise UserError(f"target {text!r}: {hosts} x {gpus} = {hosts * gpus:,} devices; allowed: 1 .. {MAX_DEVICES:,}.")
+    if gpus > found.gpus_per_host:
+        raise UserError(
+            f"target {text!r}: a host has {found.gpus_per_host} of {found.name} (gpus_per_host), got {gpus}. "
+            f"For {hosts * gpus} devices, write {card}:{math.ceil(hosts * gpus / found.gpus_per_host)}x"
+            f"{found.gpus_per_host}."
+        )
+    return Target(text, found, hosts, gpus)
+
+
+def target_of(device: str) -> Target | None:
+    """Returns the target of a device by its name; None for a device of JAX."""
+    _, mark, text = device.partition(MARK)
+    return parse_target(text) if mark else None
+
+
+@contextmanager
+def compiling_for(target: Target | None) -> Iterator[None]:
+    """Lets programs be lowered and compiled for a target; None means the devices of this machine.
+
+    Their programs do not enter JAX's compilation cache: without a device, it can write but not read them.
+    """
+    if target is None:
+        yield
+        return
+    before = jax_settings()["jax_persistent_cache_min_compile_time_secs"]
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+    try:
+        with answer_cudnn_checks(target.card.compute_capability, CUDNN_VERSION):
+            yield
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+
+
+@cache
+def target_devices(text: str) -> Mapping[str, Device]:
+    """Returns JAX's compile-only devices of a target by name.
+
+    Raises:
+        UserError: The compiler plugin is missing, or it cannot describe the card.
+    """
+    target = parse_target(text)
+    if not any(_is_installed(plugin) for plugin in CUDA_PLUGINS):
+        raise UserError(
+            f"target {text!r} needs the CUDA compiler of JAX, which is not installed (0.7 GB, no GPU needed): "
+            "pip install 'spmdkit[targets]'"
+        )
+    try:
+        devices = topologies.get_topology_desc(
+            platform="cuda",
+            topology_name=target.card.name,
+            topology=f"{target.hosts}x1x{target.gpus}",
+            target_config=target.card.target_config(),
+        ).devices
+    except Exception as error:  # the plugin's own errors: another version, or a card that it does not know
+        raise UserError(f"target {text!r}: JAX's CUDA compiler cannot describe it: {_first_line(error)}") from error
+    ordered = sorted(devices, key=lambda device: device.id)
+    return dict(zip(target.device_names(), ordered, strict=True))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent
+        return False
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _read_card(card: str) -> Card:
+    known = sorted(path.stem for path in CARDS.glob("*.yaml"))
+    path = CARDS / f"{card}.yaml" if card in known else Path(card)
+    if card not in known and path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{unknown_name('target', card, known)} For another one, write the path of a YAML file.")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"target file {path}: {error}") from error
+    return _make_card(path, values)
+
+
+def _make_card(path: Path, values: Any) -> Card:
+    """Returns the card of a file; UserError with all problems of its keys."""
+    types = {field.name: field.type for field in dataclasses.fields(Card)}
+    if not isinstance(values, Mapping) or values.keys() != types.keys():
+        given = set(values) if isinstance(values, Mapping) else set()
+        missing, unknown = sorted(types.keys() - given), sorted(map(str, given - types.keys()))
+        raise UserError(
+            f"target file {path}: missing keys: {', '.join(missing) or 'none'}; unknown keys: "
+            f"{', '.join(unknown) or 'none'}. {CARDS / 'h100.yaml'} is an example."
+        )
+    problems = []
+    for key, value in values.items():
+        for name, number in value.items() if key == "flops" and isinstance(value, Mapping) else [(key, value)]:
+            if types[key] is str:
+                valid = isinstance(number, str) and (key == "name" or _is_version(number))
+            else:
+                valid = isinstance(number, int | float) and 0 < number < math.inf
+                valid = valid and (types[key] is not int or isinstance(number, int))
+            if not valid:
+                problems.append(f"{name}: invalid value {number!r}")
+    if problems:
+        raise UserError(f"target file {path}: {'; '.join(problems)}. {CARDS / 'h100.yaml'} is an example.")
+    return Card(**values)
+
+
+def _is_version(text: str) -> bool:
+    major, _, minor = text.partition(".")
+    return major.isdigit() and minor.isdigit()

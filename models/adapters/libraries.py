@@ -1,0 +1,157 @@
+"""The libraries of modules: which library a module belongs to, how one is made, and the library's names of its arrays.
+
+library      parameters                    state
+Flax Linen   params/Dense_0/kernel         batch_stats/BatchNorm_0/mean     flax.traverse_util.flatten_dict, sep="/"
+Flax NNX     first/kernel                  norm/mean                        nnx.to_flat_state, joined by "/"
+Equinox      first/weight                  state/0, state/1, ...            jax.tree_util.keystr, simple; leaf by leaf
+Keras        sequential/dense/kernel       sequential/norm/moving_mean      variable.path
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from inspect import Parameter
+from types import FunctionType
+from typing import Any
+
+from ...mesh.errors import UserError
+from ...parallel.model.user_options import find_parameters, takes_option, with_options
+
+GROUPS = ("params", "model_state")
+"""The parts of a train state that a library keeps in its modules."""
+
+
+def own_name(library: str, path: str) -> str:
+    """Returns the library's own name of an array.
+
+    Args:
+        library: `Model.library`; "" for other models.
+        path: The path of an array below one of `GROUPS`: "params/Dense_0/kernel".
+    """
+    group, _, name = path.partition("/")
+    if library == "flax.linen" and group == "params":
+        return path
+    if library == "equinox" and group == "model_state":
+        return f"state/{name}"
+    return name
+
+
+def groups_of(library: str) -> tuple[str, ...]:
+    """Returns the parts of a train state that an export of a model's parameters has."""
+    return GROUPS if library else GROUPS[:1]
+
+
+LIBRARIES = {
+    "flax.linen": ("Module", "linen", "adapt_linen"),
+    "flax.nnx": ("Module", "nnx", "adapt_nnx"),
+    "equinox": ("Module", "equinox", "adapt_equinox"),
+    "keras": ("Layer", "keras", "adapt_keras"),
+}
+"""The library's module -> its base class, the file here and the function in it. A new library is "
+"one file and one line."""
+MAKERS = {"rngs": "flax.nnx", "key": "equinox"}
+"""The argument of a function that makes a module -> the module's library."""
+KEYS = ("rng", "rngs", "key", "keys", "rng_key", "prng_key", "random_key")
+"""Names of arguments for random keys."""
+NO_OPTIONS = ("parent", "name")
+"""Fields that Linen adds to every module: its parent, and its name there."""
+
+NOTHING: Mapping[str, Any] = {}
+
+
+def library_of(module: Any, *, makers: bool = True) -> str | None:
+    """Returns the library of a module, or None.
+
+    Args:
+        module: Any object.
+        makers: A function of `rngs` or `key` counts as one that makes a module.
+    """
+    values = module if isinstance(module, tuple) else (module,)
+    for library in LIBRARIES:
+        if any(_is_of(type(value), library) for value in values[:1]):
+            return library
+    return MAKERS.get(_maker_argument(module)) if makers and callable(module) else None
+
+
+def library_of_class(named: Any) -> str | None:
+    """Returns the library of a class of modules; None for any other object."""
+    if not isinstance(named, type):
+        return None
+    return next((library for library in LIBRARIES if _is_of(named, library)), None)
+
+
+def makes_modules(named: Any, options: Mapping[str, Any] = NOTHING) -> bool:
+    """Returns True if a class or function certainly creates modules.
+
+    Args:
+        named: A class of a library does, and a function that cannot be called without `rngs` or `key`.
+        options: Its options; a function that gets such an argument from them does not.
+    """
+    argument = _maker_argument(named) if isinstance(named, type | FunctionType | partial) else ""
+    required = any(each.default is each.empty for each in _parameters(named) if each.name == argument)
+    return library_of_class(named) is not None or bool(argument and required and argument not in options)
+
+
+def made_with(
+    maker: Any,
+    options: Mapping[str, Any],
+    facts: Mapping[str, Any] = NOTHING,
+    *,
+    what: str = "",
+    beside: Sequence[str] = (),
+) -> Any:
+    """Calls a class or function that makes a module with its options, after checking them.
+
+    Args:
+        maker: A class of modules, or a function of the user's that returns one.
+        options: The options in the config.
+        facts: The sizes from the data; passed to a maker with a parameter of that name.
+        what: The name of the maker, for messages: "model.name='mine:Net'".
+        beside: Other keys of the config's section, for suggestions.
+
+    Returns:
+        A function of `rngs` or `key` if the maker takes one of these; else the module.
+
+    Raises:
+        UserError: Options are unknown or missing, or the maker raises an error.
+    """
+    argument, library = _maker_argument(maker), library_of_class(maker)
+    hidden = NO_OPTIONS if library == "flax.linen" else ()
+    later = (argument,) if argument else ()
+    try:
+        call = with_options(maker, options, facts, "model", what, later=later, hidden=hidden, beside=beside)
+    except UserError as error:
+        raise UserError(f"{error}{_key_hint(maker, library)}") from None
+    if argument == "rngs":
+        return lambda rngs: call(rngs=rngs)
+    return (lambda key: call(key=key)) if argument else call()
+
+
+def _key_hint(maker: Any, library: str | None) -> str:
+    """Returns a hint for a class that has another name for random keys than its library."""
+    wanted = next((name for name, of in MAKERS.items() if of == library), "")
+    others = [each.name for each in _parameters(maker) if each.default is each.empty and each.name in KEYS]
+    if not wanted or not others or _maker_argument(maker):
+        return ""
+    return f" A class of {library} gets its random keys in an argument {wanted}: rename {others[0]}."
+
+
+def _maker_argument(function: Any) -> str:
+    """Returns the argument of a maker for random keys, "rngs" or "key"; for a class, only that of its own library."""
+    library = library_of_class(function)
+    wanted = [name for name, of in MAKERS.items() if library in (None, of)]
+    return next((name for name in wanted if takes_option(function, name)), "")
+
+
+def _parameters(function: Any) -> tuple[Parameter, ...]:
+    try:
+        return find_parameters(function).parameters
+    except (TypeError, ValueError):
+        return ()
+
+
+def _is_of(kind: type, library: str) -> bool:
+    """Returns True if a class descends from a library's base class, without importing the library."""
+    package = library.partition(".")[0]
+    found = any(each.__module__.partition(".")[0] == package for each in kind.__mro__)
+    return found and issubclass(kind, getattr(import_module(library), LIBRARIES[library][0]))

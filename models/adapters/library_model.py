@@ -1,0 +1,241 @@
+"""`spmdkit.adapt`: a module of another library and a loss of its outputs become a `Model`."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from ...mesh.errors import UserError
+from ...parallel.model import Batch, Model, Params
+from ...parallel.model.batch_names import explain_key_error, guess_name
+from ...parallel.model.loss_sums import LossSums
+from ...parallel.model.user_code import import_function
+from ...parallel.model.user_errors import as_user_error
+from ...parallel.model.user_options import takes_option
+from ...parallel.sharding.batch_rows import batch_axes
+from .adapted import Adapted, Rows, row_keys
+from .libraries import LIBRARIES, library_of
+from .row_loss import NAMED, row_function, sums
+
+
+class ModuleError(UserError):
+    """An error in making a module, or in calling it with the data."""
+
+
+def adapt(
+    module: Any,
+    *,
+    loss: str | Callable[[Any, Batch], Any],
+    example: Mapping[str, Any],
+    metrics: Mapping[str, str | Callable[[Any, Batch], Any]] | None = None,
+    inputs: str | Sequence[str] | Callable[..., Any] = "inputs",
+    name: str = "",
+) -> Model:
+    """Makes a `Model` of a module of Flax Linen, Flax NNX, Equinox or Keras.
+
+    Batch norm sums its statistics over the rows of all devices, its running statistics are the model's state, and
+    dropout draws a mask for each row: loss and gradients do not depend on the mesh.
+
+    Args:
+        module: A `flax.linen.Module`; a `flax.nnx.Module` or a function of `rngs` that makes one; an `equinox.Module`
+            for one row, a pair (module, state) of `equinox.nn.make_with_state`, or a function of `key` that makes
+            either; a `keras.Layer` or `keras.Model` of the JAX backend. A function's module is drawn from the run's
+            seed; a module starts from its own values.
+        loss: (outputs, batch) -> one number for each row, or for each position of each row, not summed; or one of
+            softmax_cross_entropy, sigmoid_cross_entropy, squared_error, which compare with `batch["targets"]`.
+        example: A batch of at least one row, arrays with rows on dim 0.
+        metrics: Name -> the same as for `loss`; also accuracy.
+        inputs: The arguments of the module from a batch: the name of an array, several names, or batch -> arrays; a
+            tuple is several arguments, or the inputs of a functional Keras model. A function with an argument `keys`
+            is also given uint32 (rows, 2), a key for each row of this step, for a module that draws by itself.
+        name: The name in reports; by default, its class.
+
+    Returns:
+        The model; its parameters have the library's own paths.
+
+    Raises:
+        ModuleError: The module raises an error while it is made or called.
+        UserError: The library of the module, or the loss, is unknown.
+    """
+    for key, value, entry in (("example", example, "inputs: array"), ("metrics", metrics or {}, "name: function")):
+        if not isinstance(value, Mapping):
+            raise UserError(f"adapt: {key} must be a mapping {{{entry}}}, got a {type(value).__name__}.")
+    of_batch = _inputs(inputs)
+    first_row = {"example": np.zeros(1, np.int32), **{key: array[:1] for key, array in example.items()}}
+    what = f"model {name or _name_of(module)!r}"
+    given = _called(of_batch, first_row, f"{what}: inputs", inputs)
+    with _name_inputs(what, module, given):
+        adapted = _adapted(module, given)
+    of_rows = row_function(loss, "loss")
+    more = {key: row_function(each, f"metrics.{key}") for key, each in (metrics or {}).items()}
+
+    def run(params: Params, state: Any, batch: Batch, key: Array | None) -> tuple[Any, Any]:
+        axes = batch_axes() if adapted.keeps_state and key is not None else ()
+        return adapted.call(params, state, of_batch(batch, key), Rows(key=key, example=batch["example"], axes=axes))
+
+    def model_loss(params: Params, batch: Batch, key: Array | None, state: Any = ()) -> LossSums:
+        outputs, after = run(params, state, batch, key)
+        total, weight = sums(of_rows, outputs, batch, "loss")
+        found = {name: sums(function, outputs, batch, f"metrics.{name}") for name, function in more.items()}
+        return LossSums(total, weight, found, after if adapted.keeps_state else ())
+
+    def predict(params: Params, batch: Batch, state: Any = ()) -> Any:
+        rows = next(iter(batch.values())).shape[0]
+        return run(params, state, {"example": jax.numpy.zeros(rows, "int32"), **batch}, None)[0]
+
+    shared: dict[str, Any] = {"name": name or adapted.name, "library": library_of(module) or ""}
+    if adapted.keeps_state:
+        return Model(
+            init=lambda key: adapted.init(key)[0],
+            init_state=lambda key: adapted.init(key)[1],
+            loss=model_loss,
+            predict=predict,
+            **shared,
+        )
+    return Model(
+        init=lambda key: adapted.init(key)[0],
+        loss=lambda params, batch, key: model_loss(params, batch, key),
+        predict=lambda params, batch: predict(params, batch),
+        **shared,
+    )
+
+
+def _name_of(module: Any) -> str:
+    """Returns the name in messages of a module without a given name."""
+    module = module[0] if isinstance(module, tuple) and module else module
+    return getattr(module, "__name__", type(module).__name__)
+
+
+def _called(of_batch: Callable[..., Any], row: Batch, what: str, inputs: Any) -> Any:
+    """Returns the arguments of a module for one row."""
+    try:
+        with as_user_error(what, inputs if callable(inputs) else None, ModuleError):
+            return of_batch(row, None)
+    except ModuleError as error:
+        hint = explain_key_error(error.__cause__, row) if isinstance(error.__cause__, KeyError) else ""
+        raise ModuleError(f"{str(error).rstrip('.')}. {hint}" if hint else str(error)) from error.__cause__
+
+
+@contextmanager
+def _name_inputs(what: str, module: Any, given: Any) -> Iterator[None]:
+    """Adds a module's inputs to the errors that it raises while it is made or called."""
+    first = module[0] if isinstance(module, tuple) and module else module
+    code = module if library_of(module, makers=False) is None else type(first).__call__
+    try:
+        with as_user_error(f"{what}: the module", code, ModuleError):
+            yield
+    except ModuleError as error:
+        leaves = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in jax.tree.leaves(given) if _is_array(leaf))
+        row = f"One row of the data, as model.inputs gives it to the module, is {leaves}."
+        raise ModuleError(f"{str(error).rstrip('.')}. {row}") from error.__cause__
+
+
+def _is_array(leaf: Any) -> bool:
+    """Returns True if a leaf of a module's arguments has a shape and a dtype."""
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+
+
+def _adapted(module: Any, inputs: Any) -> Adapted:
+    library = library_of(module)
+    if library is None:
+        raise UserError(
+            f"adapt does not support a {type(module).__name__}. It takes a module of Flax Linen, Flax NNX, Equinox or "
+            "Keras, or a function of rngs (NNX) or key (Equinox) that makes one. A plain pair of functions is a "
+            "spmdkit.Model."
+        )
+    _, file, function = LIBRARIES[library]
+    return getattr(import_module(f".{file}", __package__), function)(module, inputs)
+
+
+def _inputs(given: str | Sequence[str] | Callable[..., Any]) -> Callable[[Batch, Array | None], Any]:
+    """Returns the function from a batch and the key of a step to the module's arguments."""
+    if callable(given):
+        if takes_option(given, "keys"):
+            return lambda batch, key: given(batch, keys=row_keys(key, batch["example"]))
+        return lambda batch, key: given(batch)
+    if not isinstance(given, str):
+        each = [_inputs(name) for name in given]
+        return lambda batch, key: tuple(named(batch, key) for named in each)
+
+    def named(batch: Batch, key: Array | None) -> Any:
+        if given not in batch:
+            near = guess_name(given, batch)
+            hint = f" Did you mean {near!r}?" if near else ""
+            raise UserError(f"inputs={given!r} is not an array of the batch, which has {', '.join(batch)}.{hint}")
+        return batch[given]
+
+    return named
+
+
+OF_OUTPUTS = ("loss", "metrics", "inputs")
+"""Keys of the section `model` about a module's inputs and outputs."""
+
+
+def adapt_configured(
+    module: Any,
+    name: str,
+    options: Mapping[str, Any],
+    search_path: Sequence[str | Path],
+    example: Callable[[], Mapping[str, Any]] | None,
+) -> Model:
+    """Makes a `Model` of a module, `model.loss`, `model.metrics` and `model.inputs`.
+
+    Args:
+        module: See `adapt`.
+        name: The config's `model.name`.
+        options: The given options of `OF_OUTPUTS`.
+        search_path: Directories to search first for the user's functions.
+        example: Returns a batch of at least one row.
+
+    Raises:
+        UserError: The loss is missing, or a function does not exist.
+    """
+    if "loss" not in options:
+        raise UserError(
+            f"model.name={name!r} is a module of another library: model.loss is missing. Set it to "
+            f"{', '.join(list(NAMED)[:-1])}, or your own module:function, (outputs, batch) -> one number for each row."
+        )
+    if example is None:
+        raise UserError(f"model.name={name!r} is a module of another library, which requires an example of the data.")
+    named = _named(options.get("metrics", {}))
+
+    def found(given: Any, key: str) -> Any:
+        is_own = isinstance(given, str) and ":" in given
+        return import_function(given, key, search_path) if is_own else row_function(given, key)
+
+    inputs = options.get("inputs", "inputs")
+    is_name = isinstance(inputs, str)
+    if not is_name and not (isinstance(inputs, Sequence) and all(isinstance(each, str) for each in inputs)):
+        raise UserError(
+            f"model.inputs={inputs!r} must be the name of an array of the data, or module:function, or a list of names."
+        )
+    return adapt(
+        module,
+        loss=found(options["loss"], "model.loss"),
+        metrics={key: found(each, f"model.metrics.{key}") for key, each in named.items()},
+        inputs=import_function(inputs, "model.inputs", search_path) if is_name and ":" in inputs else inputs,
+        example=example(),
+        name=name,
+    )
+
+
+def _named(metrics: Any) -> Mapping[str, Any]:
+    """Returns metrics by their names, from a list of names or a mapping."""
+    if isinstance(metrics, Mapping):
+        return metrics
+    if (
+        isinstance(metrics, Sequence)
+        and not isinstance(metrics, str)
+        and all(isinstance(each, str) for each in metrics)
+    ):
+        return {each: each for each in metrics}
+    example = f"[{metrics}]" if isinstance(metrics, str) else "[accuracy]"
+    raise UserError(
+        f"model.metrics={metrics!r} must be a list of names, such as {example}, or a mapping of names to "
+        "module:function."
+    )

@@ -1,0 +1,165 @@
+"""Text generation: one compiled program that reads a fixed window and samples token after token."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..mesh.errors import UserError
+from ..mesh.keys import make_key
+from ..parallel.model import LOGITS, Batch, BlockModel, Model, Params, without_predict
+from ..parallel.step.state import seed_problem
+
+
+class Window(NamedTuple):
+    """The tokens that the model reads.
+
+    Attributes:
+        tokens: (W,) int32, the last tokens of the text, then padding.
+        filled: int32 scalar, the number of tokens that are text; at least 1.
+    """
+
+    tokens: Array
+    filled: Array
+
+
+def generate(
+    model: Model | BlockModel,
+    params: Params,
+    prompt: str | bytes | Sequence[int],
+    *,
+    length: int,
+    window: int,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> list[int]:
+    """Continues a prompt.
+
+    The parameters may be laid out over a mesh, also of several processes: the program runs on their devices and XLA
+    adds the communication. All processes must call this, with the same arguments.
+
+    Args:
+        model: A language model whose `predict` turns {"inputs": (1, window) int32} into logits (1, window, V), which
+        at each position
+            do not depend on later ones.
+        params: The parameters, global arrays.
+        prompt: The first tokens; text is read as its bytes. The model sees the end that fits the window; an empty
+        prompt
+            is read as one token 0, which separates documents in byte-level text.
+        length: Tokens to generate, >= 1.
+        window: Tokens that the model sees at once, >= 1: usually the length of the training rows.
+        temperature: 0 selects the most likely token each time; 1 samples from the model's own distribution.
+        seed: The seed of the sampling; the result is the same on every mesh, up to rounding.
+
+    Returns:
+        The whole prompt and `length` new tokens. The program is compiled once for each model, length and window.
+
+    Raises:
+        UserError: The model has no `predict`, its predictions are not logits over tokens, a token of the prompt is
+            outside its vocabulary, or a number is out of range.
+    """
+    predict = model.predict
+    if predict is None:
+        raise UserError(without_predict(model.name, "it cannot continue a prompt", LOGITS))
+    if isinstance(prompt, str):
+        check_text(prompt)
+    tokens = list(prompt.encode() if isinstance(prompt, str) else prompt)
+    start = (tokens or [0])[-window:]
+    _check_numbers(length=(length, 1), window=(window, 1), temperature=(temperature, 0))
+    if problem := seed_problem(seed, "seed"):
+        raise UserError(problem)
+    _check_tokens(predict, params, start, window)
+    buffer = np.zeros((window,), np.int32)
+    buffer[: len(start)] = start
+    new_tokens = _continue(
+        params,
+        Window(buffer, np.int32(len(start))),  # pyright: ignore[reportArgumentType]
+        np.float32(temperature),
+        np.uint32(seed),
+        predict=predict,
+        length=length,
+        replicated=_replicated(params),
+    )
+    return tokens + np.asarray(new_tokens).tolist()
+
+
+@functools.partial(jax.jit, static_argnames=("predict", "length", "replicated"))
+def _continue(
+    params: Params,
+    window: Window,
+    temperature: Array,
+    seed: Array,
+    *,
+    predict: Callable[[Params, Batch], Array],
+    length: int,
+    replicated: NamedSharding | None,
+) -> Array:
+    """Returns the new tokens, (length,) int32, replicated."""
+
+    def write(window: Window, key: Array) -> tuple[Window, Array]:
+        logits_LV = predict(params, {"inputs": window.tokens[None, :]})[0]
+        logits_V = lax.dynamic_index_in_dim(logits_LV, window.filled - 1, keepdims=False)
+        token = _draw(logits_V.astype(jnp.float32), temperature, key)
+        return _append(window, token), token
+
+    _, tokens = lax.scan(write, window, jax.random.split(make_key(seed), length))
+    return tokens if replicated is None else lax.with_sharding_constraint(tokens, replicated)
+
+
+def _draw(logits_V: Array, temperature: Array, key: Array) -> Array:
+    likeliest = jnp.argmax(logits_V)
+    drawn = jax.random.categorical(key, logits_V / jnp.maximum(temperature, 1e-6))
+    return jnp.where(temperature > 0, drawn, likeliest).astype(jnp.int32)
+
+
+def _append(window: Window, token: Array) -> Window:
+    """Appends a token to the window; a full one loses its first."""
+    size = window.tokens.shape[0]
+    full = window.filled == size
+    kept = jnp.where(full, jnp.roll(window.tokens, -1), window.tokens)
+    position = jnp.where(full, size - 1, window.filled)
+    return Window(kept.at[position].set(token), position + 1)
+
+
+def _replicated(params: Params) -> NamedSharding | None:
+    """Returns the replicated sharding on the mesh of the parameters, if they have one."""
+    for leaf in jax.tree.leaves(params):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            return NamedSharding(sharding.mesh, PartitionSpec())
+    return None
+
+
+def check_text(prompt: str) -> None:
+    """Raises a UserError if a prompt cannot be encoded; the shell passes invalid UTF-8 as unpaired surrogates."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"The prompt {prompt!r:.80} is not valid UTF-8: {error.reason}. Write it in UTF-8.") from None
+
+
+def _check_numbers(**numbers: tuple[float, float]) -> None:
+    problems = [
+        f"{name}={given} must be at least {least}." for name, (given, least) in numbers.items() if not given >= least
+    ]
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def _check_tokens(predict: Callable[[Params, Batch], Array], params: Params, start: Sequence[int], window: int) -> None:
+    """Checks the tokens against the shape of the model's predictions."""
+    inputs: Any = jax.ShapeDtypeStruct((1, window), jnp.int32)
+    shape = jax.eval_shape(predict, params, {"inputs": inputs}).shape
+    if len(shape) != 3 or shape[:2] != (1, window):
+        raise UserError(
+            f"The model predicts an array of shape {shape} for {window} tokens. To continue a prompt it must predict "
+            f"logits for each position: (1, {window}, vocabulary)."
+        )
+    outside = [token for token in start if not 0 <= token < shape[2]]
+    if outside:
+        raise UserError(f"The prompt has the tokens {outside[:5]}, but the model's vocabulary is 0 to {shape[2] - 1}.")

@@ -1,0 +1,289 @@
+"""Hugging Face directories as a transformer and its parameters, which are read from the files on demand."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ...layouts.paths import leaves_with_paths, map_with_path
+from ...mesh.errors import UserError, did_you_mean
+from ...parallel.model import BlockModel, Params
+from ..transformer import transformer
+from ..transformer_config import TransformerConfig
+from .config_json import NAME, read_config, read_object
+from .families import FAMILIES, NO_WEIGHTS, Family, Stored, without_prefix
+from .safetensors import open_arrays
+
+
+class Stacked:
+    """The arrays of the blocks as one, stacked on a new dim 0; indexing reads only the indexed part into memory.
+
+    The index of dim 0 is a slice, an integer or an array of integers; those of other dims are any of NumPy's.
+    `np.asarray` reads everything.
+
+    Attributes:
+        shape: (number of arrays, *shape of each).
+        dtype: The dtype of each.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        """Stacks arrays.
+
+        Args:
+            arrays: At least one, usually memory maps or views of them.
+
+        Raises:
+            UserError: They differ in shape or dtype.
+        """
+        self._arrays = list(arrays)
+        first = self._arrays[0]
+        self.shape = (len(self._arrays), *first.shape)
+        self.dtype = first.dtype
+        for number, array in enumerate(self._arrays):
+            if (array.shape, array.dtype) != (first.shape, first.dtype):
+                raise UserError(
+                    f"Block {number} is {array.dtype}{list(array.shape)}, but block 0 "
+                    f"{first.dtype}{list(first.shape)}; all blocks must be the same."
+                )
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims, with the first."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        rows, *rest = index if isinstance(index, tuple) else (index,)
+        chosen = np.arange(len(self._arrays))[rows]
+        if np.ndim(chosen) == 0:
+            return np.asarray(self._arrays[int(chosen)][tuple(rest)])
+        parts = [self._arrays[number][tuple(rest)] for number in chosen]
+        return np.stack(parts) if parts else np.empty((0, *self._arrays[0][tuple(rest)].shape), self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("The blocks are separate arrays, which need a copy to become one.")
+        return np.asarray(self[:], dtype)
+
+    def __repr__(self) -> str:
+        return f"Stacked({self.dtype}{list(self.shape)})"
+
+
+ONE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_LISTED = 10
+"""Arrays listed in one message."""
+
+
+class Loaded(NamedTuple):
+    """The content of a directory.
+
+    Attributes:
+        config: The sizes and options of the transformer.
+        model: The transformer.
+        params: The parameters, for `step.init(seed, params)`: read-only memory maps, and `Stacked` ones for blocks.
+    """
+
+    config: TransformerConfig
+    model: BlockModel
+    params: Params
+
+
+def load(folder: str | Path, *, length: int = 0, **options: Any) -> Loaded:
+    """Opens a directory; reads its config and the headers of its files, but not the weights.
+
+    Args:
+        folder: A directory with config.json, and model.safetensors or model.safetensors.index.json and the files it
+        names. length: Positions in a row, for counting operations; 0 = the maximum of the model. **options: Options
+        of the transformer that are not in the files: `dropout`, `scan_unroll`.
+
+    Returns:
+        The transformer and its parameters. Logits are those of `transformers`, up to rounding. Every process maps the
+        same files and reads parts on demand.
+
+    Raises:
+        UserError: The directory or a file cannot be read, is not of a supported family, or has unsupported options; an
+            array is missing, unknown, or has another shape.
+    """
+    folder = Path(folder)
+    config = transformer_config(folder, length=length, **options)
+    model = transformer(config)
+    return Loaded(config, model, load_params(folder, model))
+
+
+def transformer_config(folder: Path, *, length: int = 0, **options: Any) -> TransformerConfig:
+    """Returns the transformer of a directory's config.json; arguments and errors are those of `load`."""
+    content = read_config(folder)
+    made_for = content.get("max_position_embeddings") or content.get("n_positions") or 0
+    given = family_in(folder).options(content)
+    known: dict[str, Any] = {**given, "length": length or made_for, **options}
+    return TransformerConfig(**known)
+
+
+def family_in(folder: Path) -> Family:
+    """Returns the family of a directory's config.json.
+
+    Raises:
+        UserError: The family is not supported.
+    """
+    kind = read_config(folder).get("model_type")
+    if kind not in FAMILIES:
+        raise UserError(
+            f"{folder / NAME}: unsupported model_type={kind!r}." + did_you_mean(kind, FAMILIES, otherwise="Choose from")
+        )
+    return FAMILIES[kind]
+
+
+def load_params(folder: Path, model: BlockModel) -> Params:
+    """Returns the parameters of a directory's transformer, see `Loaded.params`.
+
+    Raises:
+        UserError: An array is missing, unknown, or has another shape; all at once.
+    """
+    family, arrays = family_in(folder), _arrays_in(folder)
+    abstract = jax.eval_shape(model.init, jax.random.key(0))
+    used: set[str] = set()
+    problems: list[str] = []
+
+    def find(stored: Stored, block: int, shape: tuple[int, ...]) -> np.ndarray | None:
+        """Returns one array of the files in the form of the parameter (of one block); None if there is a problem."""
+        name = stored.name.format(block)
+        name = name if name in arrays else without_prefix(name)
+        if name not in arrays:
+            problems.append(f"{stored.name.format(block)} is missing.")
+            return None
+        used.add(name)
+        array, wanted = arrays[name], _stored_shape(stored, shape)
+        if list(array.shape) != wanted:
+            problems.append(f"{name} is {list(array.shape)}; {NAME} requires {wanted}.")
+            return None
+        which, columns = stored.part[0], shape[-1]
+        return (array.T if stored.transposed else array)[..., which * columns : (which + 1) * columns]
+
+    def parameter(path: str, leaf: jax.ShapeDtypeStruct) -> Any:
+        stored = family.stored[path]
+        if "{}" not in stored.name:
+            return find(stored, 0, leaf.shape)
+        found = [find(stored, block, leaf.shape[1:]) for block in range(leaf.shape[0])]
+        blocks = [array for array in found if array is not None]
+        return Stacked(blocks) if len(blocks) == len(found) else None
+
+    params = map_with_path(parameter, abstract)
+    unused = _unused(arrays, used, abstract)
+    problems += [f"{name} is not an array of a {family.model_type} of these sizes." for name in unused]
+    if problems:
+        more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
+        first = f"{folder} does not match its {NAME}:"
+        raise UserError("\n  ".join([first, *problems[:MAX_LISTED], *more]))
+    return params
+
+
+def _unused(arrays: Mapping[str, np.ndarray], used: set[str], abstract: Params) -> list[str]:
+    """Returns arrays that are not parameters; a tied head may be stored beside its table."""
+    tied = "head/logits" not in dict(leaves_with_paths(abstract))
+    return [
+        name
+        for name in arrays
+        if name not in used and not NO_WEIGHTS.search(name) and not (tied and name == "lm_head.weight")
+    ]
+
+
+def _stored_shape(stored: Stored, shape: tuple[int, ...]) -> list[int]:
+    shape = (*shape[:-1], shape[-1] * stored.part[1])
+    return list(reversed(shape) if stored.transposed else shape)
+
+
+def _arrays_in(folder: Path) -> dict[str, np.ndarray]:
+    """Returns all arrays of a directory's files, mapped into memory."""
+    if (folder / ONE_FILE).is_file():
+        return open_arrays(folder / ONE_FILE)
+    if not (folder / INDEX).is_file():
+        other = " (pytorch_model.bin does: save it again with save_pretrained)" if _has_pickles(folder) else ""
+        raise UserError(f"{folder}: neither {ONE_FILE} nor {INDEX} exists{other}.")
+    index = read_object(folder / INDEX).get("weight_map", {})
+    if not isinstance(index, dict) or not all(map(_is_file_name, index.values())):
+        raise UserError(f"{folder / INDEX}: weight_map must map names of arrays to names of files.")
+    missing = sorted({file for file in index.values() if not (folder / file).is_file()})
+    if missing:
+        raise UserError(f"{folder}: {INDEX} names missing files: {', '.join(missing)}.")
+    opened = functools.cache(lambda file: open_arrays(folder / file))
+    wrong = [name for name, file in index.items() if name not in opened(file)]
+    if wrong:
+        raise UserError(f"{folder}: {INDEX} maps {wrong[0]} to {index[wrong[0]]}, which does not contain it.")
+    return {name: opened(file)[name] for name, file in index.items()}
+
+
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).name == value
+
+
+def _has_pickles(folder: Path) -> bool:
+    return any(folder.glob("pytorch_model*.bin*"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceConfig:
+    """A transformer with the sizes of a Hugging Face directory; training starts from its weights."""
+
+    folder: str = ""
+    """Directory with config.json and .safetensors files (Llama, Qwen2, Qwen3 or GPT-2), below run.root."""
+    vocabulary: int = 0
+    """Number of different tokens in the data, at most the directory's; 0 = the data's."""
+    length: int = 0
+    """Positions in a row, for counting operations; 0 = the data's."""
+    weights: bool = True
+    """Start training from the directory's weights; false draws new ones."""
+    dropout: float = 0.0
+    """Fraction of the values dropped after the embedding and after each half of a block; 0 <= dropout < 1."""
+    scan_unroll: int = 1
+    """Blocks in one iteration of the loop over blocks, as in the transformer."""
+
+
+def hugging_face(config: HuggingFaceConfig) -> BlockModel:
+    """Builds the transformer of a directory.
+
+    The headers of the files are read too, so that mismatches are reported before compilation.
+
+    Raises:
+        UserError: The directory is missing, cannot be read, is not of a supported family, does not match its
+            config.json, or has fewer tokens than the data.
+    """
+    if not config.folder:
+        raise UserError("model.folder is missing. Give a directory with config.json and .safetensors files.")
+    if not Path(config.folder).is_dir():
+        raise UserError(
+            f"model.folder={config.folder} does not exist, neither below run.root nor in the working directory. Give a "
+            "directory written by `save_pretrained` or a download."
+        )
+    sizes = transformer_config(
+        Path(config.folder), length=config.length, dropout=config.dropout, scan_unroll=config.scan_unroll
+    )
+    if config.vocabulary > sizes.vocabulary:
+        raise UserError(
+            f"The data has {config.vocabulary} tokens, but model.folder={config.folder} {sizes.vocabulary}. Tokenize "
+            "the data with the model's own tokenizer."
+        )
+    model = transformer(sizes)
+    weights_of(config, model)
+    return model
+
+
+def weights_of(config: HuggingFaceConfig, model: BlockModel) -> Params | None:
+    """Returns the initial parameters, see `Loaded.params`; None if they are drawn.
+
+    Raises:
+        UserError: The files do not match the model.
+    """
+    return load_params(Path(config.folder), model) if config.weights else None
+
+
+def find_folder(folder: str, search_path: Sequence[str | Path]) -> str:
+    """Returns a directory below the first of some places that has it, or itself."""
+    places = [Path(place) / folder for place in search_path]
+    return str(next((place for place in places if place.is_dir()), folder))

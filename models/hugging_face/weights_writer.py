@@ -1,0 +1,182 @@
+"""Parameters of a transformer as a directory that `transformers` loads."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...layouts.paths import in_blocks, leaves_with_paths
+from ...mesh.errors import UserError
+from ...mesh.files import atomic_write
+from ...parallel.model import Params
+from ..transformer import transformer
+from ..transformer_config import TransformerConfig
+from .config_json import NAME, read_config
+from .families import Stored, family_of
+from .safetensors import NAMES, Entry, write_arrays
+from .weights_reader import INDEX, ONE_FILE
+
+BESIDE = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "generation_config.json")
+"""Files that are copied from `like`."""
+
+
+class Piece(NamedTuple):
+    """A parameter, or one block of it, as a part of a stored array.
+
+    Attributes:
+        path: The path of the parameter.
+        block: The number of the block; None for a parameter outside blocks.
+        stored: Its place in the files.
+    """
+
+    path: str
+    block: int | None
+    stored: Stored
+
+
+def save(
+    folder: str | Path,
+    config: TransformerConfig,
+    params: Params,
+    *,
+    dtype: Any = None,
+    max_file_bytes: int = 5 << 30,
+    like: str | Path | None = None,
+) -> None:
+    """Writes config.json and .safetensors files atomically.
+
+    Arrays are read from the devices one by one, a block at a time.
+
+    Args:
+        folder: The new directory; it must not exist.
+        config: The transformer.
+        params: The parameters in the model's order of blocks, as in a checkpoint or from `load`; those of a pipeline
+            with several chunks per stage through `stored_order(layouts).to_model`. JAX arrays must be on devices of
+            this process.
+        dtype: The dtype of the files; None for that of each parameter.
+        max_file_bytes: The maximum size of a file; more files have an index.
+        like: A directory to copy other fields of config.json (such as special tokens) and tokenizer files from.
+
+    Raises:
+        UserError: The options do not match a family; the directory exists; the parameters do not match the model, are
+            spread over processes, or have an unsupported dtype.
+        OSError: The disk is full.
+    """
+    folder, family = Path(folder), family_of(config)
+    leaves = _checked(config, params)
+    if folder.exists():
+        raise UserError(f"{folder} already exists. Give another directory, or remove it.")
+    content = {"architectures": [family.architecture], "model_type": family.model_type, **family.sizes(config)}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder) as partial:
+        partial.mkdir()
+        widest = np.dtype(jnp.dtype(dtype)) if dtype is not None else _widest(leaves)
+        _write_config(partial, {**content, "torch_dtype": widest.name}, None if like is None else Path(like))
+        stored = _stored_arrays(leaves, family.stored)
+        entries = [_entry(name, pieces, leaves, dtype) for name, pieces in stored.items()]
+        _write_files(partial, _split(entries, max_file_bytes), stored, leaves)
+
+
+def _checked(config: TransformerConfig, params: Params) -> dict[str, Any]:
+    """Returns the parameters by path, after checking them."""
+    expected = dict(leaves_with_paths(jax.eval_shape(transformer(config).init, jax.random.key(0))))
+    leaves = dict(leaves_with_paths(params))
+    shapes = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+    wrong = [
+        f"{path} is {list(shapes[path]) if path in shapes else 'missing'}; the model's is {list(leaf.shape)}."
+        for path, leaf in expected.items()
+        if shapes.get(path) != leaf.shape
+    ]
+    wrong += [f"{path} is not a parameter of the model." for path in leaves if path not in expected]
+    wrong += [
+        f"{path} is spread over several processes. Save a checkpoint, and write from it in one process."
+        for path, leaf in leaves.items()
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+    ]
+    if wrong:
+        raise UserError("Parameters that cannot be written:\n  " + "\n  ".join(wrong))
+    return {path: leaves[path] for path in expected}
+
+
+def _stored_arrays(leaves: dict[str, Any], names: Any) -> dict[str, list[Piece]]:
+    """Returns the pieces of each stored array, in order, by its name."""
+    found: dict[str, list[Piece]] = {}
+    for path, leaf in leaves.items():
+        stored = names[path]
+        blocks = range(leaf.shape[0]) if in_blocks(path) else [None]
+        for block in blocks:
+            found.setdefault(stored.name.format(block), []).append(Piece(path, block, stored))
+    return {name: sorted(pieces, key=lambda piece: piece.stored.part) for name, pieces in found.items()}
+
+
+def _entry(name: str, pieces: list[Piece], leaves: dict[str, Any], dtype: Any) -> Entry:
+    leaf, stored = leaves[pieces[0].path], pieces[0].stored
+    shape = tuple(leaf.shape[1:] if pieces[0].block is not None else leaf.shape)
+    shape = (*shape[:-1], shape[-1] * stored.part[1])
+    return Entry(name, shape[::-1] if stored.transposed else shape, np.dtype(jnp.dtype(dtype or leaf.dtype)))
+
+
+def _split(entries: list[Entry], most: int) -> list[list[Entry]]:
+    """Distributes arrays over files of at most `most` bytes, in order; a larger array has its own file."""
+    files: list[list[Entry]] = [[]]
+    for entry in entries:
+        if files[-1] and sum(each.nbytes for each in files[-1]) + entry.nbytes > most:
+            files.append([])
+        files[-1].append(entry)
+    return files
+
+
+def _write_files(
+    folder: Path, files: list[list[Entry]], stored: dict[str, list[Piece]], leaves: dict[str, Any]
+) -> None:
+    names = [ONE_FILE] if len(files) == 1 else list(_file_names(len(files)))
+    for name, entries in zip(names, files, strict=True):
+        ordered = sorted(entries, key=lambda entry: -entry.dtype.itemsize)
+        arrays = (_assemble(entry, stored[entry.name], leaves) for entry in ordered)
+        write_arrays(folder / name, ordered, arrays, {"format": "pt"})
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(entry.nbytes for entries in files for entry in entries)},
+            "weight_map": {entry.name: name for name, entries in zip(names, files, strict=True) for entry in entries},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def _assemble(entry: Entry, pieces: list[Piece], leaves: dict[str, Any]) -> np.ndarray:
+    """Returns a stored array made of its pieces."""
+    array = np.empty(entry.shape, entry.dtype)
+    for piece in pieces:
+        leaf = leaves[piece.path]
+        value = np.asarray(leaf if piece.block is None else leaf[piece.block])
+        target = array.T if piece.stored.transposed else array
+        which, parts = piece.stored.part
+        columns = target.shape[-1] // parts
+        target[..., which * columns : (which + 1) * columns] = value
+    return array
+
+
+def _file_names(number: int) -> Iterator[str]:
+    for file in range(1, number + 1):
+        yield f"model-{file:05d}-of-{number:05d}.safetensors"
+
+
+def _widest(leaves: dict[str, Any]) -> np.dtype:
+    dtypes = {np.dtype(jnp.dtype(leaf.dtype)) for leaf in leaves.values()}
+    unknown = [dtype for dtype in dtypes if dtype not in NAMES]
+    if unknown:
+        raise UserError(f"safetensors does not support {unknown[0]}. Give dtype=.")
+    return max(dtypes, key=lambda dtype: (dtype.itemsize, dtype.name))
+
+
+def _write_config(folder: Path, content: dict[str, Any], like: Path | None) -> None:
+    if like is not None:
+        content = {**read_config(like), **content}
+        for pattern in BESIDE:
+            for file in like.glob(pattern):
+                shutil.copyfile(file, folder / file.name)
+    (folder / NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,203 @@
+"""The parameters of a block that backward gathers again, read from the block's own traced program.
+
+Backward needs a matrix for the gradient of its product's input. It does not need a bias that was only added, or a
+frozen matrix if the value computed from it is kept. The traced forward and backward of a block show which are needed:
+XLA removes operations that no result depends on, and so does the count here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+from jax import Array
+
+from ...layouts.paths import leaves_with_paths
+from ...mesh.keys import make_key
+from ..collectives import Collective, Traffic, wire_bytes
+from ..model import Activations, BlockModel, Params
+from ..plan import ShardingPlan
+from ..xla.graph import Graph, dependencies, trace
+from ..xla.primitives import GATHERS, gathered_over
+from .differentiable import join_differentiable, split_differentiable
+from .forward import block_of_loop
+from .model_parts import make_parts, on_activations
+from .prefetch import make_stack, prefetches_blocks
+from .split_backward import split_block
+
+ALL_TO_ALL = "all-to-all"
+
+
+class BackwardGathers(NamedTuple):
+    """Paths of parameters of blocks that backward gathers again.
+
+    Attributes:
+        inner: In a block with an input that has a gradient.
+        first: In the first block.
+    """
+
+    inner: frozenset[str]
+    first: frozenset[str]
+
+
+def find_backward_gathers(
+    model: BlockModel, plan: ShardingPlan, microbatch: Mapping[str, jax.ShapeDtypeStruct]
+) -> BackwardGathers:
+    """Returns the parameters that backward gathers again, block by block.
+
+    Args:
+        model: The model, split over the axes inside it.
+        plan: A plan that gathers blocks and does not keep them, with the options of the step.
+        microbatch: The per-device shapes of one microbatch.
+    """
+
+    def find(params: Params, x: Activations) -> BackwardGathers:
+        shards, key = jax.tree.map(lambda leaf: leaf[0], params["blocks"]), make_key(0)
+        if plan.pipeline:
+            inner = _of_split(make_parts(model, plan).block, plan, shards, x, key)
+            return BackwardGathers(inner, inner)
+        if prefetches_blocks(plan):
+            inner = _of_prefetched(model, plan, params["blocks"], x)
+            return BackwardGathers(inner, inner)
+        block, unroll = block_of_loop(model, plan)
+        run = partial(_of_loop, lambda shards, kept, x: block(x, shards, kept, key), plan, shards, x)
+        inner = run(to_input=True)
+        ends_here = unroll == model.num_blocks and _is_frozen(model.embed_reads, plan)
+        return BackwardGathers(inner, run(to_input=False) if ends_here else inner)
+
+    return on_activations(find, model, plan, microbatch)
+
+
+def find_backward_all_to_alls(
+    model: BlockModel,
+    plan: ShardingPlan,
+    microbatch: Mapping[str, jax.ShapeDtypeStruct],
+    moved: Traffic,
+    platform: str,
+) -> tuple[Collective, ...]:
+    """Returns the lines of `moved.again` without the all-to-alls that no gradient depends on.
+
+    If matrix products are kept, the all-to-all that brings attention heads back is repeated only for the gradient of
+    the matrix behind it, which a frozen matrix does not have.
+
+    Args:
+        model: The model, split over the axes inside it.
+        plan: A plan without a pipeline, with the options of the step.
+        microbatch: The per-device shapes of one microbatch.
+        moved: The traffic of one block.
+        platform: The platform of the step.
+    """
+
+    def count(params: Params, x: Activations) -> list[Counter[int]]:
+        shards = jax.tree.map(lambda leaf: leaf[0], params["blocks"])
+        block, _ = block_of_loop(model, plan)
+        alone, both, differentiable = _passes(lambda shards, kept, x: block(x, shards, kept, make_key(0)), plan, x)
+        once, twice = trace(alone, shards, differentiable), trace(both, shards, differentiable, differentiable)
+        return [_all_to_alls(graph, platform) for graph, _ in (once, twice)]
+
+    once, twice = on_activations(count, model, plan, microbatch)
+    if once != _lines(moved.forward):  # the model's `traffic` does not describe its program
+        return moved.again
+    needed, kept = twice - once - _lines(moved.backward), []
+    for line in moved.again:
+        if line.kind != ALL_TO_ALL or needed[line.bytes]:
+            needed[line.bytes] -= 1
+            kept.append(line)
+    return tuple(kept)
+
+
+def _lines(lines: Iterable[Collective]) -> Counter[int]:
+    return Counter(line.bytes for line in lines if line.kind == ALL_TO_ALL)
+
+
+def _all_to_alls(graph: Graph, platform: str) -> Counter[int]:
+    """Returns the bytes of the all-to-alls that the results of a graph depend on."""
+    arrays = (eqn.invars[0].aval for eqn in dependencies(graph, graph.outputs)[0] if eqn.primitive.name == "all_to_all")
+    return Counter(array.size * wire_bytes(array.dtype, platform) for array in arrays)
+
+
+def _is_frozen(groups: Collection[str], plan: ShardingPlan) -> bool:
+    return plan.frozen.issuperset(row.path for row in plan.table.rows if row.path.split("/")[0] in groups)
+
+
+def _split_frozen(plan: ShardingPlan, blocks: Params) -> tuple[Params, Params]:
+    """Returns the frozen and the trained parameters of blocks."""
+    frozen, trained = plan.split_frozen({"blocks": blocks})
+    return frozen["blocks"], trained["blocks"]
+
+
+_Block: TypeAlias = Callable[[Params, Params, Activations], Activations]
+"""A block as a function of its trained parameters, its frozen ones and its input."""
+
+
+def _of_loop(block: _Block, plan: ShardingPlan, shards: Params, x: Activations, *, to_input: bool) -> frozenset[str]:
+    """Returns what forward and backward together gather more often than forward alone."""
+    alone, both, differentiable = _passes(block, plan, x, to_input=to_input)
+    once = _gathers(alone, plan, shards, differentiable)
+    twice = _gathers(both, plan, shards, differentiable, differentiable)
+    return frozenset(path for path in twice if twice[path] > once[path])
+
+
+def _passes(
+    block: _Block, plan: ShardingPlan, x: Activations, *, to_input: bool = True
+) -> tuple[Callable[..., Any], Callable[..., Any], list[Array]]:
+    """Returns forward alone, forward and backward together, and the arrays of `x` that they are functions of."""
+    differentiable, others = split_differentiable(x)
+
+    def differentiate(shards: Params, differentiable: list[Array]) -> Any:
+        frozen, trained = _split_frozen(plan, shards)
+
+        def forward(trained: Params, differentiable: list[Array]) -> list[Array]:
+            return split_differentiable(block(trained, frozen, join_differentiable(x, differentiable, others)))[0]
+
+        return jax.vjp(forward, trained, differentiable)
+
+    def alone(shards: Params, differentiable: list[Array]) -> list[Array]:
+        return differentiate(shards, differentiable)[0]  # traced by vjp too: custom gradients would hide their insides
+
+    def both(shards: Params, differentiable: list[Array], dy: list[Array]) -> Any:
+        y, pull = differentiate(shards, differentiable)
+        gradients, dx = pull(dy)
+        return y, gradients, dx if to_input else ()
+
+    return alone, both, differentiable
+
+
+def _of_split(
+    block: Callable[..., Activations], plan: ShardingPlan, shards: Params, x: Activations, key: Array
+) -> frozenset[str]:
+    """Returns what backward to the input gathers, if a stage runs it in a tick of its own."""
+    frozen, trained = _split_frozen(plan, shards)
+    parts = split_block(lambda shards, x, rest: block(shards, rest[0], x, rest[1]), trained, x, (frozen, key))
+
+    def backward(shards: Params, residuals: Any, dy: list[Array]) -> Any:
+        frozen, trained = _split_frozen(plan, shards)
+        return parts.backward_input(trained, (frozen, key), residuals, dy)
+
+    return frozenset(_gathers(backward, plan, shards, parts.residuals, split_differentiable(x)[0]))
+
+
+def _of_prefetched(model: BlockModel, plan: ShardingPlan, blocks: Params, x: Activations) -> frozenset[str]:
+    """Returns what backward reads of a block's whole parameters, if they are gathered in advance."""
+    key = make_key(0)
+    frozen, trained = _split_frozen(plan, blocks)
+    stack = make_stack(model, plan, (trained, frozen), x, jax.random.key_data(key))
+
+    def backward(shards: Params, kept: Any, dy: list[Array]) -> Any:
+        return stack.differentiate(stack.gather_one(shards, like=(trained, frozen)), kept, key, dy)
+
+    one, kept = jax.tree.map(lambda leaf: leaf[0], blocks), stack.parts.residuals if stack.parts else x
+    return frozenset(_gathers(backward, plan, one, kept, split_differentiable(x)[0]))
+
+
+def _gathers(function: Callable[..., Any], plan: ShardingPlan, shards: Params, *rest: Any) -> Counter[str]:
+    """Counts the gathers of each parameter that the results of a function depend on."""
+    graph, _ = trace(function, shards, *rest)
+    paths = [f"blocks/{path}" for path, _ in leaves_with_paths(shards)]
+    found: Counter[str] = Counter()
+    for eqn in dependencies(graph, graph.outputs)[0]:
+        if eqn.primitive.name in GATHERS and gathered_over(eqn.params) <= set(plan.gather_axes):
+            sources = dependencies(graph, eqn.invars)[1]
+            found.update(path for path, variable in zip(paths, graph.inputs, strict=False) if variable in sources)
+    return found

@@ -1,0 +1,154 @@
+"""The loss of a pipeline on one device, and its executor: one loop over the ticks of a timetable.
+
+All stages run the same program. A tick has these parts. Each stage runs a part as often as its entry of the timetable
+says, and skips the others:
+
+    embed              once        in F or R of the first virtual stage
+    forward            per block   in F
+    recompute          per block   in R: recomputes the residuals of forward (for a single block, only these)
+    head               once        in B of the last virtual stage: forward and backward of the head
+    backward_input     per block   in B
+    backward_weight    per block   in W
+    embed's gradient   once        in B of the first virtual stage
+
+One message passes through them. Each part returns it unchanged, or replaces it with its result, or with zeros if there
+is nothing left to send. At the end of the tick, every stage sends it to both neighbors, whether or not they need it,
+and puts what it receives into its inbox.
+
+How a stage skips a part depends on the platform, see `xla/optional_turns.py`. In both ways, stages with unequal numbers
+of blocks run without padding.
+
+Collectives inside a part (of FSDP or tensor) run over the devices of one stage. These devices read the same entry, run
+the same number of turns, and therefore call the same collectives in the same order.
+"""
+
+from collections.abc import Mapping
+from math import gcd
+from typing import Any
+
+import jax
+from jax import Array, lax
+
+from ..blocks.differentiable import split_differentiable
+from ..blocks.forward import Kept, LocalLoss, keep_for_step, make_carriers
+from ..blocks.model_parts import ModelParts, make_parts, on_activations
+from ..model import Activations, Batch, BlockModel, Params
+from ..model.loss_sums import LossSums
+from ..plan import ShardingPlan
+from ..schedule.builders import forwards_only
+from ..schedule.schedule_table import Kind
+from ..schedule.timetable import Entry, Pipeline, Timetable, make_timetable
+from .stage import Inputs, Stage, State
+from .tick import Fill, Message, exchange
+
+
+def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
+    """Combines a model in stages with the gathering of its parameters.
+
+    Args:
+        model: The model, split over the axes inside it.
+        plan: A plan with a pipeline, and the options of the step.
+    """
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    parts = make_parts(model, plan)
+
+    def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
+        timetable = _forward_timetable(pipeline, batch)
+        return run_forward(parts, timetable, Inputs(shards, kept, batch, key), axes=plan.manual_axes)
+
+    def differentiate(
+        shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any, scale: Array | None
+    ) -> tuple[LossSums, Params]:
+        inputs = Inputs(shards, kept, batch, key, scale)
+        gradients, sums = run_gradients(parts, pipeline.timetable, inputs, axes=plan.manual_axes)
+        return sums, gradients
+
+    return LocalLoss(keep_for_step(plan), make_carriers(plan), loss, differentiate)
+
+
+def _forward_timetable(pipeline: Pipeline, batch: Batch) -> Timetable:
+    """Returns a timetable of forwards; the rows of an evaluation may not be divisible by the training microbatches."""
+    rows = next(iter(batch.values())).shape[0]
+    schedule = forwards_only(pipeline.schedule, gcd(rows, pipeline.schedule.microbatches))
+    return make_timetable(schedule, pipeline.stages)
+
+
+def sent_at_a_tick(
+    model: BlockModel, plan: ShardingPlan, microbatch: Mapping[str, jax.ShapeDtypeStruct]
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns the per-device arrays that a stage sends at every tick: activations up, and gradients down.
+
+    Args:
+        model: The model, split over the axes inside it.
+        plan: A plan with a pipeline, and the options of the step.
+        microbatch: The per-device shapes of one microbatch.
+    """
+    assert plan.pipeline is not None
+
+    def shapes(_: Params, x: Activations) -> Activations:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x)
+
+    differentiable, others = split_differentiable(on_activations(shapes, model, plan, microbatch))
+    down = [*differentiable, *others] if plan.pipeline.timetable.both_ways else differentiable
+    return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (*differentiable, *others, *down))
+
+
+def run_gradients(
+    parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: Fill = None
+) -> tuple[Params, LossSums]:
+    """Runs a timetable of forwards and backwards. Inside `shard_map`.
+
+    Args:
+        parts: The model.
+        timetable: The timetable of a complete schedule.
+        inputs: The inputs of this device.
+        axes: The manual axes; parameters vary over all of them.
+        fill: The initial value of buffers, and the value of messages that no stage reads; no result depends on it.
+            None means 0, and the output of the last action.
+
+    Returns:
+        Gradients like the parameters, summed over the microbatches of this device (for the groups outside the blocks,
+        each stage has its own part), and this device's share of the sums, 0 except on the stage that runs the head.
+    """
+    stage = Stage(parts, timetable, inputs, axes, fill)
+
+    def run(state: State, entry: Entry) -> tuple[State, None]:
+        tick = stage.tick(entry)
+        inbox, residuals, deferred, gradients, sums = state
+        message = stage.embed(tick, stage.read(tick, inbox))
+        if timetable.recomputes:
+            message, _ = stage.forward(tick, Kind.FORWARD, message, ())
+            message, residuals = stage.recompute(tick, message, residuals)
+        else:
+            message, residuals = stage.forward(tick, Kind.FORWARD, message, residuals)
+        message, gradients, sums = stage.head_backward(tick, message, gradients, sums)
+        message, deferred = stage.backward_input(tick, message, residuals, deferred)
+        gradients = stage.backward_weight(tick, residuals, deferred, gradients)
+        message, gradients = stage.embed_backward(tick, message, gradients)
+        inbox = exchange(timetable, entry, inbox, message, fill)
+        return State(inbox, residuals, deferred, gradients, sums), None
+
+    state, _ = lax.scan(run, stage.start(), stage.entries())
+    return state.gradients, state.sums
+
+
+def run_forward(
+    parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: Fill = None
+) -> LossSums:
+    """Runs a timetable of forwards. Inside `shard_map`. The arguments are those of `run_gradients`.
+
+    Returns:
+        This device's share of the sums, 0 except on the stage that runs the head.
+    """
+    stage = Stage(parts, timetable, inputs, axes, fill)
+
+    def run(state: tuple[Message, LossSums], entry: Entry) -> tuple[Any, None]:
+        tick = stage.tick(entry)
+        inbox, sums = state
+        message, _ = stage.forward(tick, Kind.FORWARD, stage.embed(tick, stage.read(tick, inbox)), ())
+        message, sums = stage.head_forward(tick, message, sums)
+        return (exchange(timetable, entry, inbox, message, fill), sums), None
+
+    (_, sums), _ = lax.scan(run, (stage.new_inbox(), stage.no_sums()), stage.entries())
+    return sums

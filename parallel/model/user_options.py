@@ -1,0 +1,243 @@
+"""Options of a config section for the user's own function or class, all checked before it is called.
+
+For `def make(width: int, depth=2)`:
+
+    {width: 64}          make(width=64)
+    {widht: 64}          widht is not an option, did you mean width? width is required
+    {width: wide}        width must be an integer
+
+If an option without an annotation has another type than its default, the error of a failing call contains a hint.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import Parameter
+from types import UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin
+
+from ...mesh.errors import UserError, did_you_mean, nearest
+from .user_errors import OwnCodeError, as_user_error
+
+TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", type(None): "null"}
+"""The types that are checked; others are not."""
+NAMED = {kind.__name__: kind for kind in (bool, int, float, str)} | {"None": type(None)}
+"""The same by name, for annotations that are strings."""
+BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+class Signature(NamedTuple):
+    """The keyword parameters of a function.
+
+    Attributes:
+        parameters: The named parameters, in order.
+        takes_any: True if the function also takes `**options`.
+    """
+
+    parameters: tuple[Parameter, ...]
+    takes_any: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters, in order."""
+        return [parameter.name for parameter in self.parameters]
+
+
+def find_parameters(function: Any) -> Signature:
+    """Returns the keyword parameters of a function; of a class, those of its `__init__` and of inherited ones.
+
+    Args:
+        function: A function, a class, a partial application of one, or any callable object. Metaclasses and `__new__`
+            are ignored: those of Flax, Equinox and Keras accept anything.
+
+    Raises:
+        TypeError, ValueError: The signature is unknown, as for some built-in functions.
+    """
+    if isinstance(function, partial):
+        inner = find_parameters(function.func)
+        given = [each.replace(default=function.keywords.get(each.name, each.default)) for each in inner.parameters]
+        return Signature(tuple(given[len(function.args) :]), inner.takes_any)
+    if isinstance(function, type) and function.__init__ is not object.__init__:
+        return _taken_by_class(function)
+    return _taken(inspect.signature(function).parameters.values())
+
+
+def _taken(parameters: Any) -> Signature:
+    parameters = list(parameters)
+    named = tuple(each for each in parameters if each.kind in BY_NAME)
+    return Signature(named, any(each.kind is Parameter.VAR_KEYWORD for each in parameters))
+
+
+def _taken_by_class(made: type) -> Signature:
+    """Returns the parameters of `__init__`, with those of base classes as long as `**options` are passed on."""
+    found: dict[str, Parameter] = {}
+    takes: list[Signature] = []
+    for base in made.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        takes.append(_taken(list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]))
+        for each in takes[-1].parameters:  # the class itself may pass what a base class requires
+            found.setdefault(each.name, each if len(takes) == 1 else each.replace(default=None))
+        if not takes[-1].takes_any:
+            break
+    return Signature(tuple(found.values()), takes[0].takes_any)
+
+
+def takes_option(function: Any, name: str) -> bool:
+    """Returns True if a function, or the `__init__` of a class, has a parameter of this name."""
+    try:
+        return name in find_parameters(function).names
+    except (TypeError, ValueError):
+        return False
+
+
+def call_with_options(
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    offered: Mapping[str, Any],
+    key: str,
+    what: str = "",
+    *,
+    beside: Sequence[str] = (),
+) -> Any:
+    """Calls a user's function with the options of its config section.
+
+    Args:
+        function: The function; its options are keyword arguments.
+        options: The options in the config; each must be a parameter.
+        offered: Values of the run, passed to parameters of that name unless the config sets them.
+        key: The config section, for messages.
+        what: The function, for messages: "model.name='mine:make'".
+        beside: Other keys of the section, proposed for unknown options.
+
+    Returns:
+        The result of the function.
+
+    Raises:
+        UserError: Options are invalid, or the function fails; the message has the file and line.
+    """
+    return with_options(function, options, offered, key, what, beside=beside)()
+
+
+def with_options(
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    offered: Mapping[str, Any],
+    key: str,
+    what: str = "",
+    *,
+    later: Sequence[str] = (),
+    hidden: Sequence[str] = (),
+    beside: Sequence[str] = (),
+) -> Callable[..., Any]:
+    """Returns a user's function with the options of its config section, after checking them.
+
+    Args:
+        function, options, offered, key, what, beside: As for `call_with_options`.
+        later: Parameters that the runtime passes with each call.
+        hidden: Parameters that are not options.
+
+    Returns:
+        A function of the parameters `later`, by name.
+
+    Raises:
+        UserError: Options are unknown, of the wrong type, or missing; the message lists all of them.
+    """
+    taken = find_parameters(function)
+    taken = taken._replace(parameters=tuple(p for p in taken.parameters if p.name not in (*later, *hidden)))
+    given = {name: value for name, value in offered.items() if name in taken.names and value is not None}
+    arguments = given | dict(options)
+    name = _name(function)
+    problems = _unknown([] if taken.takes_any else options, taken.names, key, name, beside)
+    problems += [problem for each in taken.parameters if (problem := _type_problem(each, options, key, name))]
+    missing = [p.name for p in taken.parameters if p.default is p.empty and p.name not in arguments]
+    meant = " ".join(["", *_similar_names(taken, options, key)])
+    problems += [f"{key}.{each} is required: {name} lacks a default for it.{meant}" for each in missing]
+    if problems:
+        raise UserError("\n".join(problems))
+
+    def call(**more: Any) -> Any:
+        try:
+            with as_user_error(what or f"{key}: {name}", function, OwnCodeError):
+                return function(**more, **arguments)
+        except OwnCodeError as error:
+            hints = [*_similar_names(taken, options, key), *_other_types(taken, options, key)]
+            if not hints:
+                raise
+            raise OwnCodeError(" ".join([f"{str(error).rstrip('.')}.", *hints])) from error.__cause__
+
+    return call
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _unknown(options: Any, known: Sequence[str], key: str, function: str, beside: Sequence[str]) -> list[str]:
+    """Returns one problem for each unknown option, with the nearest and all known ones."""
+    problems = []
+    for option in options:
+        if option in known:
+            continue
+        near = did_you_mean(option, [*known, *beside], prefix=f"{key}.")
+        listed = f" The options of {function} are {', '.join(known)}." if known else f" {function} takes none."
+        problems.append(f"{key}.{option} is not an option.{near}{listed}")
+    return problems
+
+
+def _type_problem(parameter: Parameter, options: Mapping[str, Any], key: str, function: str) -> str:
+    """Returns the problem of an option whose type differs from the parameter's annotation, or ""."""
+    kinds = _plain_types(parameter.annotation)
+    if parameter.name not in options or not kinds or any(_is(options[parameter.name], kind) for kind in kinds):
+        return ""
+    wanted, value = " or ".join(TYPE_NAMES[kind] for kind in kinds), options[parameter.name]
+    hint = " | ".join("None" if each is type(None) else each.__name__ for each in kinds)
+    got = f"{_format(value)} ({_type_name(value).partition(' ')[2]})"
+    return f"{key}.{parameter.name} must be {wanted}, got {got}: {function} takes {parameter.name}: {hint}."
+
+
+def _plain_types(annotation: Any) -> list[type]:
+    """Returns the types of an annotation, if all of them are in TYPE_NAMES."""
+    if isinstance(annotation, str):
+        kinds: list[Any] = [NAMED.get(part.strip()) for part in annotation.split("|")]
+    elif get_origin(annotation) in (Union, UnionType):
+        kinds = list(get_args(annotation))
+    else:
+        kinds = [annotation]
+    return kinds if all(isinstance(kind, type) and kind in TYPE_NAMES for kind in kinds) else []
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Returns True if a YAML value is of a type: 3 is also a number, 3.0 also an integer, and true is neither."""
+    if kind in (int, float) and not isinstance(value, bool):
+        return isinstance(value, int) or (isinstance(value, float) and (kind is float or value.is_integer()))
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _similar_names(taken: Signature, options: Mapping[str, Any], key: str) -> list[str]:
+    """Returns hints about options that are accepted only by `**options` and similar to a named parameter."""
+    others = [option for option in options if option not in taken.names] if taken.takes_any else []
+    near = {option: nearest(option, taken.names) for option in others}
+    return [f"Did you mean {key}.{found[0]} instead of {key}.{option}?" for option, found in near.items() if found]
+
+
+def _other_types(taken: Signature, options: Mapping[str, Any], key: str) -> list[str]:
+    """Returns hints about options of another type than the default of their parameter."""
+    hints = []
+    for name, default in ((each.name, each.default) for each in taken.parameters if each.name in options):
+        value = options[name]
+        if default is not None and type(default) in TYPE_NAMES and not _is(value, type(default)):
+            types = f"{_type_name(value)}, and its default, {_format(default)}, {_type_name(default)}"
+            hints.append(f"{key}.{name}={_format(value)} is {types}.")
+    return hints
+
+
+def _type_name(value: Any) -> str:
+    return TYPE_NAMES.get(type(value), f"a {type(value).__name__}")
+
+
+def _format(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,91 @@
+"""Sends an array to the next device of a ring, in ring attention and in products that overlap a gather or scatter.
+
+    in general               collective-permute: each device to its neighbor
+    simulated devices        all-to-all within the ring, with zeros for all other devices: N times the bytes
+    with a pipeline          (the trick `hop_in_groups` of `platform.py`)
+
+XLA:CPU's collective-permute waits for every device of the mesh, including those of other stages, which may be running
+another part of a tick. Only in this case, a hop uses another transport. The rest of the program and the bits of the
+results are the same.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..collectives import Collective
+from .platform import TRICKS, by_platform
+
+PIPE = "pipe"
+
+
+def hop(x: Array, axis: str, size: int, direction: int = 1, *, in_groups: bool = False) -> Array:
+    """Sends an array to the next device of a ring and returns the array of the previous one. Inside `shard_map`.
+
+    Args:
+        x: A per-device array of any shape and dtype.
+        axis: The mesh axis of the ring.
+        size: N, its size.
+        direction: 1 towards higher indices, -1 towards lower.
+        in_groups: Whether to send by all-to-all on every platform, as with `strategy.context.send=groups`.
+
+    Returns:
+        The neighbor's array; its gradient travels in the opposite direction in the same way.
+    """
+    if in_groups:
+        return send_by_all_to_all(x, axis, size, direction)
+    return _hop(x, axis, size, direction) if _has_stages() else send_by_permute(x, axis, size, direction)
+
+
+def send_by_permute(x: Array, axis: str, size: int, direction: int) -> Array:
+    """Sends by collective-permute."""
+    return lax.ppermute(x, axis, [(source, (source + direction) % size) for source in range(size)])
+
+
+def send_by_all_to_all(x: Array, axis: str, size: int, direction: int) -> Array:
+    """Sends by all-to-all, in which devices outside the ring do not take part."""
+    rank = lax.axis_index(axis)
+    for_each = (jnp.arange(size) == (rank + direction) % size).astype(x.dtype)
+    from_each = lax.all_to_all(jnp.multiply.outer(for_each, x), axis, split_axis=0, concat_axis=0)
+    return lax.dynamic_index_in_dim(from_each, (rank - direction) % size, 0, keepdims=False)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _hop(x: Array, axis: str, size: int, direction: int) -> Array:
+    ways: Any = {"axis": axis, "size": size, "direction": direction}
+    return by_platform("hop_in_groups", partial(send_by_all_to_all, **ways), partial(send_by_permute, **ways), x)
+
+
+def _hop_forward(x: Array, axis: str, size: int, direction: int) -> tuple[Array, None]:
+    return _hop(x, axis, size, direction), None
+
+
+def _hop_backward(axis: str, size: int, direction: int, _: None, gradient: Array) -> tuple[Array]:
+    return (_hop(gradient, axis, size, -direction),)
+
+
+_hop.defvjp(_hop_forward, _hop_backward)
+
+
+def _has_stages() -> bool:
+    """Returns whether this runs on one of several pipeline stages."""
+    try:
+        return lax.axis_size(PIPE) > 1
+    except NameError:  # the axis is missing or not manual
+        return False
+
+
+def convert_hops(line: Collective, size: int, platform: str) -> Collective:
+    """Returns the actual collective of a hop in a pipeline, from a line of a model's `traffic`.
+
+    Args:
+        line: The line; only collective-permutes change.
+        size: N, the number of devices in its group.
+        platform: The platform of the step.
+    """
+    if platform not in TRICKS["hop_in_groups"].platforms or line.kind != "collective-permute":
+        return line
+    return Collective("all-to-all", line.axes, line.count, size * line.bytes)

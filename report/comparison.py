@@ -1,0 +1,229 @@
+"""The page that compares runs: their curves in the same charts, their figures and configs side by side."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from ..checkpoints.directory import display_path
+from ..layouts.paths import flatten_mapping
+from ..layouts.sizes import counted, format_bytes
+from ..mesh.errors import UserError
+from ..mesh.files import check_replaceable
+from ..training.quantities import compact, duration, is_number, loss_text, three_digits
+from .charts import Series, collect_points, make_chart, run_look
+from .page import REPORT, figures_of, own_metrics, write_report
+from .run_record import RunRecord, final_figures
+from .templates import write_page
+from .time_course import NAMES
+
+MISSING = object()
+"""The value of a key that a config lacks."""
+NONE = "–"
+"""The text for a missing figure or key."""
+IDENTITY = ("run.dir",)
+"""Keys that always differ."""
+
+
+class Row(NamedTuple):
+    """A row of the table of figures.
+
+    Attributes:
+        name: The name of the figure.
+        write: Formats a value.
+        best: Picks the best of several values; None if no value is better than another.
+    """
+
+    name: str
+    write: Callable[[Any], str]
+    best: Callable[..., Any] | None = None
+
+
+ROWS: dict[str, Row] = {
+    "step": Row("steps trained", "{:,}".format),
+    "steps": Row("steps of the config", "{:,}".format),
+    "loss": Row("training loss", loss_text, min),
+    "eval_loss": Row("evaluation loss", loss_text, min),
+    "best_eval_loss": Row("lowest evaluation loss", loss_text, min),
+    "best_eval_step": Row("at step", "{:,}".format),
+    "tokens_per_second": Row("tokens per second, median", compact, max),
+    "rows_per_second": Row("rows per second, median", compact, max),
+    "seconds_per_step": Row("time per step, median", duration, min),
+    "flops_per_second": Row("model FLOP/s, median", compact, max),
+    "seconds": Row("total time", duration),
+    "goodput": Row("goodput", lambda share: f"{100 * share:.1f} %", max),
+    "starts": Row("starts", "{:,}".format),
+    "parameters": Row("parameters", "{:,}".format),
+    "devices": Row("devices", "{:,}".format),
+    "predicted_bytes": Row("memory per device, predicted", format_bytes, min),
+    "measured_bytes": Row("memory, measured", format_bytes),
+    "collective_bytes": Row("collectives of a step", format_bytes, min),
+}
+"""Figure -> its row, in the order of the table."""
+
+
+def write_comparison(path: Path, records: Sequence[RunRecord]) -> None:
+    """Writes a page that compares runs; the file is replaced atomically.
+
+    Args:
+        path: The HTML file.
+        records: At least two runs in different directories.
+    """
+    names = short_names([record.folder for record in records])
+    differences = config_differences([record.config for record in records])
+    steps = [record.step for record in records]
+    times = [(name, record.goodput) for name, record in zip(names, records, strict=True) if record.goodput]
+    lengths = ", ".join(f"{name} {step:,}" for name, step in zip(names, steps, strict=True))
+    write_page(
+        path,
+        "comparison.html",
+        runs=[(name, *run_look(number)) for number, name in enumerate(names)],
+        lengths=lengths if len(set(steps)) > 1 else "",
+        charts=_charts(names, records),
+        figures=_figure_rows([final_figures(record) for record in records]),
+        times=times,
+        kinds=[each for each in NAMES.items() if any(goodput.seconds.get(each[0]) for _, goodput in times)],
+        differences=[
+            (key, [NONE if value is MISSING else value_text(value) for value in values])
+            for key, values in differences.items()
+        ],
+    )
+
+
+def write_pages(records: Sequence[RunRecord], out: Path | None, several: Path) -> Path:
+    """Writes the report of one run, or the page that compares several.
+
+    Args:
+        records: The runs.
+        out: The file; None for report.html of the one run.
+        several: The file for several runs if `out` is None.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: The file cannot be written, or the path is a file that is not an HTML page.
+    """
+    path = out or (records[0].folder / REPORT if len(records) == 1 else several)
+    check_replaceable(path)
+    if path.is_file() and path.stat().st_size and not path.read_bytes()[:100].lstrip().lower().startswith(b"<!doctype"):
+        raise UserError(f"--out {path} is a file, but not an HTML page, and would be lost. Give another name.")
+    if path.is_dir():
+        name = REPORT if len(records) == 1 else several.name
+        raise UserError(f"--out {path} is a directory. Give the name of a file in it: {path / name}.")
+    try:
+        if len(records) == 1:
+            return write_report(records[0], path)
+        write_comparison(path, records)
+    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}. Give another file with --out.") from error
+    return path
+
+
+def comparison_json(records: Sequence[RunRecord], page: Path) -> dict[str, Any]:
+    """Returns the content of a page for a program.
+
+    Returns:
+        `page`, `runs` (directory and figures of each run), `config_differences` (key -> a value for each run; None if
+        the key is missing or null).
+    """
+    differences = config_differences([record.config for record in records])
+    return {
+        "page": str(page),
+        "runs": [{"folder": str(record.folder), **final_figures(record)} for record in records],
+        "config_differences": {
+            key: [None if value is MISSING else value for value in values] for key, values in differences.items()
+        },
+    }
+
+
+def summarize(records: Sequence[RunRecord], page: Path) -> str:
+    """Summarizes a page in a line for each run."""
+    lines = []
+    for record in records:
+        figures = final_figures(record)
+        losses = [f"{ROWS[name].name} {loss_text(figures[name])}" for name in ("loss", "eval_loss") if name in figures]
+        of = f" of {record.steps:,}" if record.steps else ""
+        lines.append(f"{display_path(record.folder)}: {', '.join([f'step {record.step:,}{of}', *losses])}")
+    if len(records) > 1:
+        differences = config_differences([record.config for record in records])
+        lines.append(f"{counted(len(differences), 'key')} of their configs differ: {', '.join(differences) or 'none'}")
+    for record in records:
+        if record.facts is None:
+            lines.append(
+                f"{display_path(record.folder)}: report.json is missing; layouts, memory and collectives are not shown."
+            )
+    return "\n".join([*lines, f"Wrote {display_path(page)}"])
+
+
+def value_text(value: Any) -> str:
+    """Returns a value of a config in one line of YAML."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Names directories relative to their common parent; keeps absolute paths if that is the root.
+
+    Args:
+        folders: Distinct absolute paths.
+    """
+    common = Path(os.path.commonpath([folder.parent for folder in folders]))
+    if common == Path(common.anchor):  # without it they would read as relative
+        return [folder.as_posix() for folder in folders]
+    return [folder.relative_to(common).as_posix() for folder in folders]
+
+
+def config_differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Finds the keys with different values.
+
+    Args:
+        configs: Plain data: sections of keys.
+
+    Returns:
+        Key, as in key=value arguments -> its value in each config, `MISSING` if a config lacks it. A list is one
+        value; `run.dir` is left out.
+    """
+    leaves = [flatten_mapping(config) for config in configs]
+    keys = dict.fromkeys(key for each in leaves for key in each)
+    values = {key: [each.get(key, MISSING) for each in leaves] for key in keys if key not in IDENTITY}
+    return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+
+
+def _charts(names: Sequence[str], records: Sequence[RunRecord]) -> list[dict[str, Any] | None]:
+    """Returns the two large charts of the losses first, then the small charts."""
+
+    def overlay(title: str, key: str, write: Callable[[float], str], height: int = 150) -> dict[str, Any] | None:
+        series = [
+            Series(name, collect_points(record.metrics, key), *run_look(number))
+            for number, (name, record) in enumerate(zip(names, records, strict=True))
+        ]
+        return make_chart(title, series, write=write, height=height)
+
+    figures = {key: figure for record in records for key, figure in figures_of(record.metrics).items()}
+    own = sorted({name for record in records for name in own_metrics(record.metrics)})
+    return [
+        overlay("Training loss", "loss", loss_text, 320),
+        overlay("Evaluation loss", "eval_loss", loss_text, 240),
+        *(overlay(title, key, write) for key, (title, write) in figures.items()),
+        *(
+            overlay(title, key, three_digits)
+            for name in own
+            for title, key in ((name, name), (f"{name}, evaluation", f"eval_{name}"))
+        ),
+    ]
+
+
+def _figure_rows(figures: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[tuple[str, bool, bool]]]]:
+    """Yields the name of each figure, and for each run its text, True if it is the best, and True if it ties."""
+    own = {name: Row(name, three_digits) for each in figures for name in each if name not in ROWS}
+    for key, row in {**ROWS, **own}.items():
+        values = [each.get(key) for each in figures]
+        numbers = [value for value in values if is_number(value)]
+        if numbers:
+            texts = [row.write(value) if is_number(value) else NONE for value in values]
+            # compared as text: values that look the same tie
+            best = row.write(row.best(numbers)) if row.best and len(numbers) > 1 else None
+            yield row.name, [(text, text == best, text == best and texts.count(text) > 1) for text in texts]

@@ -1,0 +1,70 @@
+"""The report that a run writes: report.json when training starts, and report.html at the end."""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..mesh.errors import printable
+from ..runtime.build_run import Built
+from ..runtime.explain import Explanation, describe_schedule
+from ..runtime.finish import Ending
+from .page import REPORT, write_report
+from .run_facts import Facts, StepCosts, read_facts, write_facts
+from .run_record import latest, read_run
+
+MAX_DRAWN = 4000
+"""Stages times ticks of the largest schedule that the report draws, about one megabyte."""
+
+
+class RunReporter:
+    """Writes the report of a run; `runtime.finish.Reporter` describes the methods."""
+
+    def is_finished(self, folder: Path, step: int) -> bool:
+        """Returns True if the report belongs to this step: not older than its checkpoint, and written by the run."""
+        report, facts, checkpoint = folder / REPORT, read_facts(folder), folder / "checkpoints" / str(step)
+        newer = report.exists() and report.stat().st_mtime >= checkpoint.stat().st_mtime
+        return newer and (facts is None or facts.finished >= step)
+
+    def start(self, built: Built, explanation: Explanation, folder: Path) -> None:
+        """Writes report.json, so that the report can be drawn during training; ignores a file system that refuses."""
+        with suppress(OSError):
+            write_facts(folder, run_facts(built, explanation))
+
+    def finish(
+        self, built: Built, explanation: Explanation, folder: Path, ending: Ending
+    ) -> tuple[dict[str, Any], Path]:
+        """Writes report.json and report.html; returns the final figures and the file."""
+        end = {"figures": ending.figures, "measured": ending.measured, "sample": printable(ending.sample)}
+        write_facts(folder, replace(run_facts(built, explanation), finished=ending.step, **end))
+        record = read_run(folder)
+        loss = latest(record.metrics, "eval_loss")
+        figures = {"steps": record.step, **ending.figures} | ({} if loss is None else {"eval_loss": loss})
+        return figures, write_report(record)
+
+
+def run_facts(built: Built, explanation: Explanation) -> Facts:
+    """Returns the content of report.json that is known when a run starts."""
+    return Facts(
+        model=built.model.name,
+        parameters=built.layouts.num_parameters,
+        data=printable(built.splits.description),
+        table=built.layouts.table,
+        costs=step_costs(explanation),
+    )
+
+
+def step_costs(explanation: Explanation) -> StepCosts:
+    """Returns the part of an explanation that the report shows; a large schedule only as text."""
+    schedule = explanation.schedule
+    drawn = schedule is not None and schedule.stages * schedule.num_ticks <= MAX_DRAWN
+    return StepCosts(
+        held=explanation.bytes_per_device,
+        compiled=explanation.compiled,
+        predicted=explanation.predicted,
+        found=explanation.found,
+        notes=explanation.notes,
+        unexpected=explanation.unexpected,
+        schedule=schedule if drawn else None,
+        schedule_text=describe_schedule(schedule) if schedule is not None else "",
+    )

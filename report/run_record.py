@@ -1,0 +1,165 @@
+"""The content of a run directory, and the figures of the run. It is only read, and the run may be in progress."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from ..configs.secret_variables import redact_config
+from ..configs.yaml_reader import read_yaml
+from ..mesh.errors import UserError, counted
+from ..runtime.goodput import NAME as GOODPUT
+from ..runtime.goodput import Goodput, ledger_lines, read_goodput
+from ..training.callbacks.recording import SAMPLES
+from ..training.metrics import read_metrics
+from ..training.quantities import OWN_FIGURES, is_number, speed_key
+from .run_facts import Facts, read_facts
+from .time_course import Course, course_of
+
+
+class RunRecord(NamedTuple):
+    """The files of a run so far.
+
+    Attributes:
+        folder: The run directory.
+        config: All keys, plain data.
+        metrics: The records of metrics.jsonl, at least one, steps ascending.
+        facts: The content of report.json; None if it is missing or corrupt.
+        goodput: The time split; None if it is unknown.
+        course: The time split over the time of the run, with its events.
+        samples: The texts that the model generated during training: `step` and `text` of each.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    facts: Facts | None = None
+    goodput: Goodput | None = None
+    course: Course = Course([], [])
+    samples: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def step(self) -> int:
+        """The last logged step."""
+        return self.metrics[-1]["step"]
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps in the config; None if the config lacks it."""
+        train = self.config.get("train")
+        steps = train.get("steps") if isinstance(train, dict) else None
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def title(self) -> str:
+        """The run directory as the config names it."""
+        run = self.config.get("run")
+        return str(run.get("dir") if isinstance(run, dict) and run.get("dir") else self.folder)
+
+    @property
+    def status(self) -> str:
+        """The progress, such as "step 20 of 60"."""
+        if self.facts and self.facts.finished >= self.step:
+            return f"finished, {counted(self.step, 'step')}"
+        return f"step {self.step:,}" + (f" of {self.steps:,}" if self.steps else "")
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Reads a run directory.
+
+    Args:
+        folder: The directory.
+
+    Raises:
+        UserError: The config or the metrics are missing, or a line of a file is corrupt.
+    """
+    metrics = _read_steps(folder / "metrics.jsonl")
+    return RunRecord(
+        folder=folder,
+        config=_read_config(folder / "config.yaml"),
+        metrics=metrics,
+        facts=read_facts(folder),
+        goodput=read_goodput(folder / GOODPUT),
+        course=course_of(ledger_lines(folder / GOODPUT), metrics),
+        samples=read_metrics(folder / SAMPLES) if (folder / SAMPLES).is_file() else [],
+    )
+
+
+def final_figures(record: RunRecord) -> dict[str, Any]:
+    """Returns the figures by which runs are compared, as far as they are known.
+
+    Returns:
+        Name -> a finite number; the latest logged value, unless the name says otherwise. The model's own metrics come
+        last.
+    """
+    metrics, facts = record.metrics, record.facts
+    found: dict[str, Any] = {"step": record.step, "steps": record.steps}
+    speed = speed_key(metrics)
+    for key, name in ((speed, speed), ("seconds", "seconds_per_step"), ("flops_per_second", "flops_per_second")):
+        values = [each[key] for each in metrics if is_number(each.get(key))]
+        found[name] = median(values) if values else None
+    found |= {name: latest(metrics, name) for name in ("loss", "eval_loss")}
+    evaluated = [each for each in metrics if is_number(each.get("eval_loss"))]
+    if evaluated:
+        best = min(evaluated, key=lambda each: each["eval_loss"])
+        found |= {"best_eval_loss": best["eval_loss"], "best_eval_step": best["step"]}
+    if record.goodput:
+        found |= {"goodput": record.goodput.share, "starts": record.goodput.starts, "seconds": record.goodput.total}
+    if facts:
+        found |= {
+            "parameters": facts.parameters,
+            "devices": facts.table.mesh.size,
+            "predicted_bytes": facts.costs.compiled.get("total"),
+            "measured_bytes": max(facts.measured.values(), default=None),
+            "collective_bytes": sum(line.bytes for line in facts.costs.found),
+        }
+    own = {name for each in metrics for name in each if name.removeprefix("eval_") not in OWN_FIGURES}
+    found |= {name: latest(metrics, name) for name in sorted(own)}
+    return {name: value for name, value in found.items() if is_number(value)}
+
+
+def seconds_trained(metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """Returns the time of all steps; None if a record lacks its seconds."""
+    if not all(is_number(each.get("seconds")) and is_number(each.get("step")) for each in metrics):
+        return None
+    ends = [0, *(each["step"] for each in metrics)]
+    return sum(each["seconds"] * (end - start) for each, (start, end) in zip(metrics, pairwise(ends), strict=True))
+
+
+def latest(metrics: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Returns the latest value of a metric that is a finite number; None if there is none."""
+    return next((each[name] for each in reversed(metrics) if is_number(each.get(name))), None)
+
+
+def _read_steps(path: Path) -> list[dict[str, Any]]:
+    records = read_metrics(path) if path.is_file() else []
+    if not records:
+        raise UserError(
+            f"{path} {'is empty' if path.is_file() else 'is missing'}: metrics to show are missing. Wait until the "
+            "run has logged a step (run.log_every), or give another run."
+        )
+    before = 0
+    for number, record in enumerate(records, 1):
+        step = record.get("step")
+        if type(step) is not int or step <= before:
+            raise UserError(
+                f"{path}, record {number}: invalid step {step!r} after step {before}; steps must be ascending "
+                "integers. Remove the record."
+            )
+        before = step
+    return records
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        document = read_yaml(path.read_text(encoding="utf-8"))
+        wrong = "; ".join(problem.message for problem in document.problems)
+        wrong = wrong or ("" if isinstance(document.value, dict) else "it must be a mapping of sections")
+    except FileNotFoundError:
+        raise UserError(f"{path}, the config of the run, is missing. Restore it, or give another run.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not valid UTF-8 ({error.reason}). Restore it, or give another run.") from error
+    if wrong:
+        raise UserError(f"{path} is not a valid config of a run: {wrong}. Restore it, or give another run.")
+    return redact_config(document.value)

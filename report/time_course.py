@@ -1,0 +1,199 @@
+"""The time split of a run: its sums, its course over the time of the run, and the events, read from goodput.jsonl.
+
+The time is that of all processes, one after the other; the time between a regular end and the next start is not
+included.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..mesh.errors import counted
+from ..runtime.goodput import KINDS, Goodput
+from ..training.quantities import duration, is_number
+from .charts import Mark, ticks
+
+TOGETHER = 0.05
+"""Maximum seconds between lines of the ledger that were written together."""
+BINS = 160
+"""Number of intervals that are drawn."""
+MAX_EVENTS = 50
+"""Events in the description for screen readers."""
+NAMES = {
+    "step": "steps that count",
+    "lost": "steps computed again",
+    "data": "waiting for data",
+    "evaluation": "evaluations",
+    "save": "blocked by saves",
+    "compile": "compiling",
+    "start": "starting",
+    "restart": "not running",
+}
+"""Kind -> name."""
+
+
+class Stretch(NamedTuple):
+    """An interval of the ledger.
+
+    Attributes:
+        start: Seconds since the start of the run.
+        end: Seconds at its end, likewise.
+        seconds: Kind -> seconds; they add up to `end - start`.
+        step: Steps done at the end.
+    """
+
+    start: float
+    end: float
+    seconds: dict[str, float]
+    step: int
+
+
+class Course(NamedTuple):
+    """The time split over the time of a run.
+
+    Attributes:
+        stretches: Consecutive intervals.
+        events: Restarts, saves, lost steps and skipped updates, each with the seconds since the start of the run.
+    """
+
+    stretches: list[Stretch]
+    events: list[tuple[float, Mark]]
+
+    @property
+    def marks(self) -> list[Mark]:
+        """The events without their times, by step."""
+        return sorted((mark for _, mark in self.events), key=lambda mark: mark.step)
+
+    @property
+    def seconds(self) -> float:
+        """The total time."""
+        return self.stretches[-1].end if self.stretches else 0.0
+
+
+def course_of(lines: Iterable[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]] = ()) -> Course:
+    """Reads the course of a run.
+
+    Args:
+        lines: The lines of goodput.jsonl from `ledger_lines`.
+        metrics: The records of metrics.jsonl, which contain the skipped updates.
+    """
+    stretches: list[Stretch] = []
+    events: list[tuple[float, Mark]] = []
+    saved: set[int] = set()
+    step = starts = 0
+    for group in _group_by_time(lines):
+        seconds: dict[str, float] = {}
+        for line in group:
+            if line["kind"] != "lost" and line["seconds"] > 0:  # lost steps are already in earlier lines
+                seconds[line["kind"]] = seconds.get(line["kind"], 0.0) + line["seconds"]
+        begin = stretches[-1].end if stretches else 0.0
+        at = begin + seconds.get("restart", 0.0)
+        for line in group:
+            if line["kind"] == "lost":
+                step = line["from"] - 1
+                events.append((at, Mark(step, "lost", f"steps {line['from']:,} to {line['to']:,} were lost")))
+            starts += line["kind"] == "begin"
+            if line["kind"] == "begin" and starts > 1:
+                events.append((at, Mark(step, "start", f"start {starts}, after step {step:,}")))
+        step = max([step, *(line["to"] for line in group if line["kind"] == "step" and "to" in line)])
+        if seconds:
+            stretches.append(Stretch(begin, begin + sum(seconds.values()), seconds, step))
+        if "save" in seconds and step not in saved:
+            saved.add(step)
+            events.append((stretches[-1].end, Mark(step, "save", f"save of step {step:,}")))
+    return Course(stretches, events + [(_time_of(mark.step, stretches), mark) for mark in _skipped_updates(metrics)])
+
+
+def shares(goodput: Goodput) -> list[tuple[str, str, float, str]]:
+    """Returns (kind, name, percent, duration) of every kind with some time, in the order of display."""
+    total = goodput.total or 1.0
+    found = ((kind, goodput.seconds.get(kind, 0.0)) for kind in KINDS)
+    return [(kind, NAMES[kind], 100 * spent / total, duration(spent)) for kind, spent in found if spent > 0]
+
+
+def make_timeline(course: Course) -> dict[str, Any] | None:
+    """Prepares the timeline for the macro `timeline` of parts.html; None if too little is known."""
+    if course.seconds <= 0 or len(course.stretches) < 3:
+        return None
+    bins = divide(course.stretches, BINS)
+    placed = [(min(at / course.seconds, 1.0), mark) for at, mark in course.events]
+    events = list({(mark.kind, round(place * BINS)): (place, mark) for place, mark in placed}.values())
+    words = [f"{duration(at)}: {mark.text}" for at, mark in course.events[:MAX_EVENTS]]
+    return {
+        "bins": BINS,
+        "areas": [(kind, area) for kind in KINDS if (area := _area(bins, kind))],
+        "description": ". ".join([f"{duration(course.seconds)} in total", *words]) + ".",
+        "events": [(mark.kind, f"{place * BINS:.2f}", mark.text) for place, mark in events],
+        "labels": [
+            (round(100 * at / course.seconds, 2), duration(at) if at else "0")
+            for at in ticks(0, course.seconds, count=4)
+            if at <= 0.96 * course.seconds
+        ],
+    }
+
+
+def divide(stretches: Sequence[Stretch], count: int) -> list[dict[str, float]]:
+    """Divides the time of a run into intervals of equal length.
+
+    Args:
+        stretches: Consecutive intervals, from 0.
+        count: The number of equal intervals.
+
+    Returns:
+        For each interval, kind -> share; the shares add up to 1.
+    """
+    width = stretches[-1].end / count
+    bins: list[dict[str, float]] = [{} for _ in range(count)]
+    for stretch in stretches:
+        first, last = int(stretch.start / width), min(int(stretch.end / width), count - 1)
+        for place in range(first, last + 1):
+            both = min(stretch.end, (place + 1) * width) - max(stretch.start, place * width)
+            part = max(both, 0.0) / width / max(stretch.end - stretch.start, 1e-12)
+            for kind, seconds in stretch.seconds.items():
+                bins[place][kind] = bins[place].get(kind, 0.0) + part * seconds
+    return bins
+
+
+def _area(bins: Sequence[dict[str, float]], kind: str) -> str:
+    """Returns the SVG path of one kind in all intervals, stacked on the kinds before it."""
+    below = KINDS[: KINDS.index(kind)]
+    corners = []
+    for place, split in enumerate(bins):
+        height = 100 * split.get(kind, 0.0)
+        if height >= 0.1:
+            bottom = 100 * (1 - sum(split.get(other, 0.0) for other in below))
+            corners.append(f"M{place} {bottom:.1f}h1v{-height:.1f}h-1z")
+    return "".join(corners)
+
+
+def _time_of(step: float, stretches: Sequence[Stretch]) -> float:
+    """Returns the seconds since the start of the run at which a step was done for the last time."""
+    before = 0.0
+    for stretch in reversed(stretches):
+        if stretch.step < step:
+            break
+        before = stretch.end
+    return before
+
+
+def _group_by_time(lines: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+    group: list[Mapping[str, Any]] = []
+    for line in lines:
+        if group and abs(line["at"] - group[-1]["at"]) > TOGETHER:
+            yield group
+            group = []
+        group.append(line)
+    if group:
+        yield group
+
+
+def _skipped_updates(metrics: Sequence[Mapping[str, Any]]) -> list[Mark]:
+    """Returns the records with more skipped updates than the record before; a new process counts from 0 again."""
+    found, before = [], 0.0
+    for record in metrics:
+        total = record.get("skipped", 0.0)
+        if not (is_number(total) and is_number(record.get("step"))):
+            continue
+        if total > before:
+            found.append(Mark(record["step"], "skipped", f"{counted(round(total - before), 'update')} skipped so far"))
+        before = total
+    return found

@@ -1,0 +1,461 @@
+"""Compilation of the step: XLA's options, JAX's persistent cache, and compilation.json.
+
+    run.xla: default                 the line of PRESETS for the platform
+             none                    no options
+             [xla_gpu_x=true, ...]   these instead; xla_gpu_, xla_tpu_ and xla_cpu_ apply to that platform only
+
+The options belong to the compiled step and are not put into XLA_FLAGS: XLA ends a process if XLA_FLAGS contain an
+unknown name, but raises an error for an unknown option. Therefore each option is tried on a program of one addition,
+and an unknown option of a preset is left out. XLA_FLAGS of the user take precedence.
+
+    run.cache: ""          JAX_COMPILATION_CACHE_DIR if it is set, otherwise spmdkit/programs in the user's caches
+               none        no cache
+               directory   this directory
+
+JAX's key contains the program, its options, XLA's flags, the version of jaxlib and the devices. On a CPU it does not
+contain the instruction set, so the name of the directory does.
+
+On GPUs, the processes of a run autotune a program together: if one process reads a program that another one compiles,
+the other one waits for its part of the tuning forever. Therefore all processes of a run read the same programs: process
+0 lists the cache, each process reports which of these programs it does not see, and everything else is compiled by all.
+
+Source: JAX's documentation, "Persistent compilation cache".
+"""
+
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from ..configs.schema import RunConfig
+from ..layouts.sizes import format_bytes
+from ..mesh.compat import backend_started, coordination_client, is_intact_program, keep_programs
+from ..mesh.devices import has_accelerators
+from ..mesh.errors import UserError
+from ..mesh.exit_codes import TRY_AGAIN
+from ..mesh.files import atomic_write, write_text
+from ..mesh.processes import exchange, is_main_process
+
+DEFAULT, NONE, PLATFORMS = "default", "none", "jax_platforms"
+DIRECTORY, MIN_SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+MIN_COMPILE_SECONDS = 0.0
+"""Stores every program; JAX's default is those over 1 second. Loading a small one takes less time than compiling it: a
+second start of the preset mlp takes 3.5 s instead of 7.2 s (2 cores, 2026-11-23)."""
+SUFFIX = "-cache"
+"""The suffix of JAX's files."""
+NOT_SHARED = "the processes of this run do not see the same directory"
+NAME = "compilation.json"
+HIT = "/jax/compilation_cache/cache_hits"
+COMPILED = "/jax/core/compile/backend_compile_duration"
+PRESETS: dict[str, dict[str, bool | int]] = {
+    "cuda": {
+        "xla_gpu_enable_latency_hiding_scheduler": True,
+        "xla_gpu_enable_while_loop_double_buffering": True,
+    },
+}
+"""Options that made steps faster, with the evidence:
+
+latency_hiding_scheduler    puts products between the start and the end of a collective. NVIDIA's images of JAX set it;
+                            without it the gather of the next block does not overlap the current one
+double_buffering            a loop over blocks that carries gathered weights no longer copies them in every iteration:
+                            1,847 ms per step instead of 1,888 (compiled for H100s, 8B parameters, fsdp 128, prefetch;
+                            estimated from the schedule, not run)
+
+Collectives are asynchronous in XLA by default. The thresholds for combining keep their defaults: `fsdp` gathers one
+block at a time already, and combining across blocks holds more of them at once. No option made CPUs faster."""
+UNKNOWN = re.compile(r"No such compile option: '([^']*)'")
+BOOLEANS = {"true": True, "false": False}
+PREFIXES = {"cuda": "xla_gpu_", "gpu": "xla_gpu_", "rocm": "xla_gpu_", "tpu": "xla_tpu_", "cpu": "xla_cpu_"}
+
+_users: dict[str, str] = {}
+"""Directory that a run of this process configured -> the one that the user had configured, or ""."""
+
+
+class XlaOptions(NamedTuple):
+    """XLA's options for a step.
+
+    Attributes:
+        used: Option -> value.
+        left_out: Option of a preset -> the reason why it is not used.
+    """
+
+    used: Mapping[str, Any] = {}
+    left_out: Mapping[str, str] = {}
+
+    def __str__(self) -> str:
+        used = ", ".join(f"{name}={str(value).lower()}" for name, value in self.used.items()) or "no options of XLA"
+        return used + "".join(f"; {name} left out: {why}" for name, why in self.left_out.items())
+
+
+def xla_options(xla: str | Sequence[str], platform: str, *, flags: str | None = None) -> XlaOptions:
+    """Returns XLA's options for a step on a platform.
+
+    Args:
+        xla: `run.xla`.
+        platform: The platform, as `ShardingPlan.platform`. Options are tried if this process has such devices.
+        flags: XLA_FLAGS; those of this process by default.
+
+    Raises:
+        UserError: XLA does not know an option of the user, or its value.
+    """
+    flags = os.environ.get("XLA_FLAGS", "") if flags is None else flags
+    given = parse_options(xla, platform)
+    named = {name: "XLA_FLAGS names it" for name in given if re.search(rf"--{name}\b", flags)}
+    wanted = {name: value for name, value in given.items() if name not in named}
+    if not wanted or not _has_devices(platform):
+        return XlaOptions(wanted, named)
+    problems = _problems(tuple(wanted.items()))
+    if problems and xla != DEFAULT:
+        raise UserError("\n".join(f"run.xla: {why}" for why in problems.values()))
+    return XlaOptions({name: value for name, value in wanted.items() if name not in problems}, {**named, **problems})
+
+
+def parse_options(xla: str | Sequence[str], platform: str) -> dict[str, Any]:
+    """Returns the options that `run.xla` names for a platform, with typed values."""
+    if xla == DEFAULT:
+        return dict(PRESETS.get("cuda" if platform == "gpu" else platform, {}))
+    pairs = [each.removeprefix("--").partition("=") for each in ([] if xla == NONE else xla)]
+    given = {name: _parse_value(value) if equals else True for name, equals, value in pairs}
+    foreign = tuple({*PREFIXES.values()} - {PREFIXES.get(platform, "")})
+    return {name: value for name, value in given.items() if not name.startswith(foreign)}
+
+
+def _parse_value(text: str) -> Any:
+    """Returns a boolean, a number or the text itself."""
+    if text.lower() in BOOLEANS:
+        return BOOLEANS[text.lower()]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _has_devices(platform: str) -> bool:
+    """Returns True if this process has opened devices of a platform; opens none."""
+    named = ("gpu", "cuda") if platform in ("gpu", "cuda") else (platform,)
+    return backend_started() and jax.default_backend() in named
+
+
+@functools.cache
+def _problems(options: tuple[tuple[str, Any], ...]) -> dict[str, str]:
+    """Returns XLA's errors for options, by name; tries them together first, and one by one if that fails."""
+    if not _find_problem(dict(options)):
+        return {}
+    found = {name: _find_problem({name: value}) for name, value in options}
+    return {name: why for name, why in found.items() if why}
+
+
+def _find_problem(options: Mapping[str, Any]) -> str:
+    try:
+        jax.jit(lambda x: x + 1).lower(0.0).compile(compiler_options=dict(options))
+    except jax.errors.JaxRuntimeError as error:
+        unknown = UNKNOWN.search(str(error))
+        if unknown:
+            return f"XLA of jaxlib {version('jaxlib')} does not know {unknown[1]}; remove it, or find its new name"
+        return f"{', '.join(options)}: {str(error).splitlines()[0]}"
+    return ""
+
+
+class CacheDirectory(NamedTuple):
+    """The directory of the compilation cache.
+
+    Attributes:
+        path: The directory or bucket; "" = no cache.
+        origin: The setting that names it, or the reason why there is no cache.
+    """
+
+    path: str
+    origin: str
+
+    @property
+    def on_disk(self) -> bool:
+        """True for a directory of a file system, False for a bucket and for no cache."""
+        return bool(self.path) and "://" not in self.path
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.origin})" if self.path else f"not kept ({self.origin})"
+
+
+def cache_directory(cache: str, *, on_cpu: bool) -> CacheDirectory:
+    """Returns the cache directory that `run.cache` selects.
+
+    Args:
+        cache: The value of the key.
+        on_cpu: Whether the programs run on CPUs.
+    """
+    if cache == NONE:
+        return CacheDirectory("", "run.cache: none")
+    if not cache and (given := users_directory()):
+        return CacheDirectory(given, "jax_compilation_cache_dir")
+    try:
+        root = Path(cache).expanduser().absolute() if cache else users_caches() / "spmdkit" / "programs"
+    except RuntimeError:
+        return CacheDirectory("", "this user lacks a home directory; set run.cache")
+    name = f"jax-{version('jax')}{f'-cpu-{processor_hash()}' if on_cpu else ''}"
+    return CacheDirectory(str(root / name), "run.cache" if cache else "the user's caches")
+
+
+def users_directory() -> str:
+    """Returns the directory that the user configured in JAX, not an earlier run of this process; "" if none."""
+    given = str(getattr(jax.config, DIRECTORY) or "")
+    return _users.get(given, given)
+
+
+def users_caches() -> Path:
+    """Returns the user's cache directory by the XDG Base Directory Specification.
+
+    Raises:
+        RuntimeError: The home directory is unknown.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return given if given.is_absolute() else Path.home() / ".cache"
+
+
+def processor_hash() -> str:
+    """Returns eight digits that identify the instruction set: programs for another one may end in SIGILL."""
+    features = platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(features.encode()).hexdigest()[:8]
+
+
+def runs_on_cpu(simulated: int) -> bool:
+    """Returns True if this process computes on CPUs, as far as that is known before it opens devices."""
+    platforms = str(getattr(jax.config, PLATFORMS) or "")
+    return simulated > 0 or platforms.startswith("cpu") or not has_accelerators()
+
+
+def open_cache(run: RunConfig, simulated: int, rendezvous: float, say: Callable[[str], None]) -> CacheDirectory:
+    """Configures JAX's cache. Every process of a run calls this after the rendezvous.
+
+    Args:
+        run: The section `run`.
+        simulated: CPU devices that this process simulates, or 0.
+        rendezvous: Seconds to wait for the other processes.
+        say: Prints a warning if the directory is not usable, which never ends a run.
+
+    Raises:
+        ProcessesMissing: Some processes did not answer in time.
+    """
+    directory = cache_directory(run.cache, on_cpu=runs_on_cpu(simulated))
+    problem = _make(Path(directory.path)) if directory.on_disk else ""
+    keys: frozenset[str] | None = None
+    if coordination_client() is not None and jax.process_count() > 1:
+        problem, keys = _agree(directory, problem, rendezvous)
+    if problem:
+        warning = f"warning: compiled programs are not kept in {directory.path}: {problem}."
+        say(f"{warning} Set run.cache, or run.cache: none.")
+        directory = CacheDirectory("", problem)
+    users, before = users_directory(), str(getattr(jax.config, DIRECTORY) or "")
+    if directory.path != users:
+        _users[directory.path] = users
+        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+            jax.config.update(MIN_SECONDS, MIN_COMPILE_SECONDS)
+    jax.config.update(DIRECTORY, directory.path or None)
+    if directory.path != before or keys is not None:
+        keep_programs(AgreedPrograms(Path(directory.path), keys) if keys is not None and directory.path else None)
+    return directory
+
+
+def describe_cache(directory: CacheDirectory) -> str:
+    """Returns the directory, with the number and size of its programs if it exists."""
+    sizes = []
+    if directory.on_disk:
+        for path in Path(directory.path).glob(f"*{SUFFIX}"):
+            with suppress(OSError):
+                sizes.append(path.stat().st_size)
+    return f"{directory}, {len(sizes):,} programs, {format_bytes(sum(sizes))}" if directory.on_disk else str(directory)
+
+
+class ProgramLost(BaseException):
+    """A program that the processes of this run agreed to read is missing or corrupt.
+
+    Not an `Exception`: JAX turns those of its cache into warnings, and compiles.
+    """
+
+    exit_code = TRY_AGAIN
+
+
+class AgreedPrograms:
+    """The cache of one of several processes: reads the programs that all of them see, in JAX's own format.
+
+    Args:
+        directory: The cache directory.
+        keys: The programs to read.
+    """
+
+    def __init__(self, directory: Path, keys: frozenset[str]) -> None:
+        self._path, self._keys = directory, keys
+
+    def get(self, key: str) -> bytes | None:
+        """Returns a program; None if the processes did not agree on it.
+
+        Raises:
+            ProgramLost: The file is missing or corrupt.
+        """
+        if key not in self._keys:
+            return None
+        path = self._path / f"{key}{SUFFIX}"
+        with suppress(OSError):
+            value = path.read_bytes()
+            if is_intact_program(value):
+                return value
+            path.unlink(missing_ok=True)
+        raise ProgramLost(
+            f"the compiled program {path} was there when this run started, and is missing or corrupt now. The other "
+            "processes may have read it, and would not help to compile it. The same command compiles it. If this "
+            "comes back, set run.cache to another directory, or to none."
+        )
+
+    def put(self, key: str, value: bytes) -> None:
+        """Stores a program."""
+        with atomic_write(self._path / f"{key}{SUFFIX}") as partial:
+            partial.write_bytes(value)
+
+
+def _make(directory: Path) -> str:
+    """Creates the directory for this user only, because programs run unchecked; returns the problem, or ""."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.listdir(directory)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return ""
+
+
+def _agree(directory: CacheDirectory, problem: str, seconds: float) -> tuple[str, frozenset[str] | None]:
+    """Returns the problem of the processes together, or "", and the keys that all of them see; None for a bucket."""
+    path = Path(directory.path) if directory.on_disk and not problem else None
+    seen = frozenset(_keys(path)) if path else frozenset()
+    mark = path / f"{uuid.uuid4().hex}.mark" if path and jax.process_index() == 0 else None
+    try:
+        if mark:
+            with suppress(OSError):
+                mark.write_text(json.dumps(sorted(seen)), encoding="utf-8")
+        mine = json.dumps([problem, "" if path else directory.path, mark.name if mark else ""])
+        problems, kinds, names = zip(*map(json.loads, exchange("cache", mine, seconds=seconds)), strict=True)
+        listed = _read_mark(path / names[0]) if path and names[0] else None
+        missing = None if listed is None else sorted(listed - seen)
+        answers = [json.loads(each) for each in exchange("cache is seen", json.dumps(missing), seconds=seconds)]
+    finally:
+        if mark:
+            with suppress(OSError):
+                mark.unlink(missing_ok=True)
+    if any(problems):
+        return problem or NOT_SHARED, None
+    if len({*kinds}) > 1:
+        return NOT_SHARED, None
+    if path is None:
+        return "", None
+    return (NOT_SHARED, None) if listed is None or None in answers else ("", listed.difference(chain(*answers)))
+
+
+def _keys(directory: Path) -> list[str]:
+    with suppress(OSError):
+        return [name.removesuffix(SUFFIX) for name in os.listdir(directory) if name.endswith(SUFFIX)]
+    return []
+
+
+def _read_mark(mark: Path) -> frozenset[str] | None:
+    """Returns the keys that process 0 listed; None if this process does not see its file."""
+    try:
+        return frozenset(json.loads(mark.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+class Compiled(NamedTuple):
+    """The programs that a process compiled.
+
+    Attributes:
+        programs: Their number.
+        read: The number of those that were read from the cache.
+        seconds: The time of all of them.
+    """
+
+    programs: int
+    read: int
+    seconds: float
+
+
+class Compilation:
+    """Counts the programs that this process compiles from now on.
+
+    Args:
+        directory: The cache.
+    """
+
+    def __init__(self, directory: CacheDirectory) -> None:
+        self.directory = directory
+        self._before = compiled()
+
+    @property
+    def found(self) -> Compiled:
+        """The programs so far."""
+        now, before = compiled(), self._before
+        return Compiled(now.programs - before.programs, now.read - before.read, now.seconds - before.seconds)
+
+    def line(self) -> str:
+        """Returns the programs so far as a line of text."""
+        found, directory = self.found, self.directory
+        read = f", {found.read} of them read from {directory.path}" if directory.path else f"; {directory}"
+        return f"Compiled {found.programs} programs in {found.seconds:.1f} s{read}."
+
+    def write(self, folder: Path, options: XlaOptions) -> None:
+        """Writes compilation.json in process 0: versions, devices, flags, options and the programs of this start.
+
+        Args:
+            folder: The run directory.
+            options: XLA's options for the step.
+        """
+        if not is_main_process():
+            return
+        device = jax.devices()[0]
+        record = {
+            "jax": version("jax"),
+            "jaxlib": version("jaxlib"),
+            "devices": f"{jax.device_count()} x {device.device_kind} ({device.platform})",
+            "xla_flags": os.environ.get("XLA_FLAGS", "").strip(),
+            "options": dict(options.used),
+            "left_out": dict(options.left_out),
+            "kept_in": str(self.directory),
+            **{**self.found._asdict(), "seconds": round(self.found.seconds, 3)},
+        }
+        write_text(folder / NAME, json.dumps(record, indent=2) + "\n")
+
+
+def compiled() -> Compiled:
+    """Returns what this process has compiled since the first call."""
+    counts = _counts()
+    return Compiled(int(counts[COMPILED]), int(counts[HIT]), counts["seconds"])
+
+
+@functools.cache
+def _counts() -> dict[str, float]:
+    """Registers listeners for JAX's events, and returns the counts that they update."""
+    counts = {COMPILED: 0.0, HIT: 0.0, "seconds": 0.0}
+
+    def count(event: str, **_: Any) -> None:
+        if event == HIT:
+            counts[HIT] += 1
+
+    def add(event: str, duration_secs: float, **_: Any) -> None:
+        if event == COMPILED:
+            counts[COMPILED] += 1
+            counts["seconds"] += duration_secs
+
+    jax.monitoring.register_event_listener(count)
+    jax.monitoring.register_event_duration_secs_listener(add)
+    return counts

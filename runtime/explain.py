@@ -1,0 +1,197 @@
+"""`spmdkit explain`: the memory and communication of a run, from its layouts and its compiled step."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..configs.schema import Config
+from ..layouts.sizes import format_bytes
+from ..layouts.table import LayoutTable
+from ..mesh.devices import list_devices
+from ..mesh.errors import docs_url, printable
+from ..mesh.files import absolute_path, atomic_write
+from ..parallel.collectives import Collective
+from ..parallel.schedule.schedule_figures import schedule_to_json, summarize
+from ..parallel.schedule.schedule_table import Schedule
+from ..parallel.schedule.timing import measure
+from ..parallel.verification.collective_check import check_collectives
+from .build_run import Built, build, keep_programs, prepare_devices
+
+REMEDY = (
+    f"How to read the rows, and what to do: {docs_url('troubleshooting', 'collectives-that-are-not-as-predicted')}. "
+    "`spmdkit verify` checks if the numbers are those of one device all the same."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """The memory and communication of a run, known without training.
+
+    Attributes:
+        mesh: The mesh, drawn.
+        axes: Mesh axis -> size.
+        network_axes: The axes that cross processes, so hosts.
+        target: The accelerators that the step is compiled for, if they are not on this machine.
+        table: The layouts of the parameters.
+        bytes_per_device: Kind -> bytes on each device: parameters, optimizer, slow links (if they need any), gradients,
+            batch.
+        compiled: XLA's memory analysis of one device, in bytes: arguments, outputs, temporaries, aliased (the part of
+            the outputs that reuses the arguments), and their total.
+        predicted: The collectives of one step by the strategies' own formulas.
+        found: The collectives of the compiled step.
+        left_to_xla: Those of `found` that no strategy predicts, because XLA decides on them.
+        of_the_model: Those of `found` that include sums of the model itself, which are not compared.
+        unexpected: One line for each kind and set of axes that differs from the prediction, with the bytes.
+        schedule: The pipeline schedule, if the mesh has the axis `pipe`.
+        notes: Differences between this program and that of other devices.
+    """
+
+    mesh: str
+    axes: dict[str, int]
+    table: LayoutTable
+    bytes_per_device: dict[str, int]
+    compiled: dict[str, int]
+    predicted: tuple[Collective, ...]
+    found: tuple[Collective, ...]
+    left_to_xla: tuple[Collective, ...] = ()
+    of_the_model: tuple[Collective, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    network_axes: tuple[str, ...] = ()
+    target: str | None = None
+    schedule: Schedule | None = None
+    notes: tuple[str, ...] = ()
+
+    def link(self, line: Collective) -> str:
+        """Returns the slowest link of a collective: "network" between hosts, or "host" within one."""
+        return "network" if set(line.axes) & set(self.network_axes) else "host"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values for `--json`; `schedule` only if there is one."""
+        schedule = self.schedule
+        return {
+            "target": self.target,
+            "mesh": self.axes,
+            "layouts": self.table.to_json(),
+            "bytes_per_device": self.bytes_per_device,
+            "compiled_memory": self.compiled,
+            "collectives": [{**_to_json(line), "link": self.link(line)} for line in self.found],
+            "predicted_collectives": [{**_to_json(line), "link": self.link(line)} for line in self.predicted],
+            "as_predicted": not self.unexpected,
+            "not_as_predicted": list(self.unexpected),
+            "notes": list(self.notes),
+            **({"schedule": schedule_to_json(schedule, measure(schedule))} if schedule else {}),
+        }
+
+    def __str__(self) -> str:
+        parts = [
+            self.mesh,
+            self.table.text(),
+            _listing("Bytes on each device", self.bytes_per_device),
+            _listing("Memory of the compiled step, each device", self.compiled),
+            "\n".join(_collectives(self)),
+        ]
+        if self.unexpected:
+            parts.append("\n".join(["Not as predicted", *(f"  {line}" for line in self.unexpected), REMEDY]))
+        parts += [f"Note: {note}" for note in self.notes]
+        if self.schedule:
+            parts.append(describe_schedule(self.schedule))
+        return printable("\n\n".join(parts))
+
+
+def explain(config: Config, target: str | None = None, hlo: Path | None = None) -> Explanation:
+    """Lays out and compiles the run of a config, without training.
+
+    Args:
+        config: The run's configuration.
+        target: Accelerators to compile for instead of the devices of this machine, such as "h100:16x8".
+        hlo: The file to which the scheduled HLO of the step is written.
+
+    Raises:
+        UserError: The config or the target is invalid, see `build` and `list_devices`.
+    """
+    if target is None:
+        prepare_devices(config.run, config.precision)
+        keep_programs(config.run, config.timeouts.rendezvous)
+    elif config.precision.needs_x64:
+        jax.config.update("jax_enable_x64", True)
+    built = build(config, devices=list_devices(target=target) if target else None)
+    if hlo is not None:
+        with atomic_write(absolute_path(hlo)) as partial:
+            partial.write_text(built.step.compile(built.batch).as_text() or "", encoding="utf-8")
+    return explain_built(built, compiles_apart=target is None)
+
+
+def explain_built(built: Built, *, compiles_apart: bool = False) -> Explanation:
+    """Compiles the step of a run and returns its memory and communication.
+
+    Args:
+        built: The run.
+        compiles_apart: If the step differs from the prediction, also compile gradients and update separately, to
+            distinguish the optimizer's collectives from the unpredicted ones.
+    """
+    step, layouts = built.step, built.layouts
+    compiled = step.compile(built.batch)
+    moved = check_collectives(step, built.batch, compiles_apart=compiles_apart)
+    mesh = layouts.mesh
+    return Explanation(
+        mesh=str(mesh),
+        axes=dict(zip(mesh.axis_names, mesh.shape, strict=True)),
+        network_axes=mesh.axes_across_processes,
+        target=mesh.target.text if mesh.target else None,
+        table=layouts.table,
+        bytes_per_device={
+            "parameters": layouts.table.bytes_per_device,
+            "optimizer": step.optimizer_table.bytes_per_device,
+            **({"slow links": step.extra_table.bytes_per_device} if step.extra_table.rows else {}),
+            "gradients": layouts.table.bytes_per_device,
+            "batch": sum(leaf.size * leaf.dtype.itemsize for leaf in built.batch.values()) // layouts.num_batch_shards,
+        },
+        compiled=compiled_memory(compiled),
+        **moved._asdict(),
+        schedule=layouts.pipeline.schedule if layouts.pipeline else None,
+        notes=(*([built.re_formed] if built.re_formed else []), *layouts.notes),
+    )
+
+
+def describe_schedule(schedule: Schedule) -> str:
+    """Returns the costs of a schedule as a few lines of text, in units of a pass."""
+    title = f"Pipeline schedule {schedule.name}, {schedule.microbatches:,} microbatches, in units of a pass"
+    figures = summarize(schedule, measure(schedule)).splitlines()
+    return "\n".join([title, *(f"  {line}" for line in figures)])
+
+
+def compiled_memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Returns the bytes of a compiled program on one device; the backend's own peak omits temporaries on CPU."""
+    memory: Any = compiled.memory_analysis()
+    sizes = {
+        "arguments": memory.argument_size_in_bytes,
+        "outputs": memory.output_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "aliased": memory.alias_size_in_bytes,
+    }
+    return {**sizes, "total": sum(sizes.values()) - 2 * sizes["aliased"]}
+
+
+def _to_json(collective: Collective) -> dict[str, Any]:
+    return {**asdict(collective), "axes": list(collective.axes)}
+
+
+def _listing(title: str, sizes: dict[str, int]) -> str:
+    return "\n".join([title, *(f"  {name:<12} {format_bytes(size):>12}" for name, size in sizes.items())])
+
+
+def _collectives(explanation: Explanation) -> Iterator[str]:
+    """Yields the lines about the collectives of the compiled step."""
+    exactly = "exactly as predicted" if explanation.predicted == explanation.found else "as predicted"
+    yield f"Collectives of the compiled step, {'NOT as predicted' if explanation.unexpected else exactly}"
+    for line in explanation.found:
+        left = "   left to XLA" if line in explanation.left_to_xla else ""
+        left = "   with the model's own" if line in explanation.of_the_model else left
+        axes = f"{' x '.join(line.axes):<14}"
+        link = f"   {explanation.link(line)}" if explanation.network_axes else ""
+        yield f"  {line.kind:<18} over {axes} {line.count:>5,} a step {format_bytes(line.bytes):>12}{link}{left}"
+    if not explanation.found:
+        yield "  none"

@@ -1,0 +1,115 @@
+"""Finds the run that an argument names: its directory, one of its checkpoints, or the config that trained it."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ...checkpoints.directory import Found, display_path, find, refuse_empty
+from ...configs.config_sources import find_config, preset_names
+from ...configs.load import ON_COMMAND_LINE, load_config
+from ...mesh.errors import UserError
+from ...mesh.files import absolute_path
+
+
+class FoundRun(NamedTuple):
+    """A run on disk.
+
+    Attributes:
+        found: Its checkpoints, and the selected one.
+        config: The file of its config.
+    """
+
+    found: Found
+    config: Path
+
+
+def find_run(
+    given: str | Path, step: int | None = None, changes: Sequence[str] = (), place: str = ON_COMMAND_LINE
+) -> FoundRun:
+    """Finds the run that an argument names.
+
+    Args:
+        given: The directory of a run or of one of its checkpoints; or a YAML file or preset with `run.dir`.
+        step: The step of a checkpoint.
+        changes: `key=value` overrides of the config, which may set another `run.dir`.
+        place: The place of the overrides, for messages.
+
+    Raises:
+        UserError: The run does not exist (CheckpointError: its checkpoint), or its config is missing.
+    """
+    source = _config_file(given)
+    found = find_checkpoints(given, step, changes, place)
+    return FoundRun(found, _config_of(found) if source is None else source)
+
+
+def find_checkpoints(
+    given: str | Path, step: int | None = None, changes: Sequence[str] = (), place: str = ON_COMMAND_LINE
+) -> Found:
+    """Finds the checkpoints of the run that an argument names; works without a config beside them.
+
+    Args:
+        given: See `find_run`.
+        step: The step of a checkpoint.
+        changes: See `find_run`.
+        place: See `find_run`.
+
+    Raises:
+        UserError: The run does not exist (CheckpointError: its checkpoint).
+    """
+    source = _config_file(given)
+    if source is None:
+        return find(str(given), step)
+    folder = absolute_path(load_config(source, changes, sizes=False, place=place).run.dir)
+    if not folder.is_dir():
+        raise UserError(
+            f"{given} sets run.dir={folder}, and that directory does not exist: it is not trained yet. Train it "
+            f"(spmdkit train {given}), or give the directory of a run."
+        )
+    return find(str(folder), step)
+
+
+def find_folder(given: str | Path) -> Path:
+    """Finds the run directory that an argument names; it need not contain a checkpoint yet.
+
+    Args:
+        given: See `find_run`.
+
+    Returns:
+        The absolute path.
+
+    Raises:
+        UserError: The run does not exist.
+    """
+    refuse_empty(given)
+    source, path = _config_file(given), absolute_path(given)
+    if source is None and any((path / name).is_file() for name in ("metrics.jsonl", "config.yaml")):
+        return path.resolve()
+    if source is not None:
+        folder = absolute_path(load_config(source, sizes=False).run.dir)
+        if folder.is_dir():
+            return folder.resolve()
+    return find_checkpoints(given).run.resolve()
+
+
+def names_folder(given: str | Path) -> bool:
+    """Returns True if an argument names a directory, not a config that accepts overrides."""
+    return _config_file(given) is None
+
+
+def _config_file(given: str | Path) -> Path | None:
+    """Returns the YAML file or preset; None for a directory."""
+    path = Path(given)
+    is_preset = not path.exists() and path.parent == Path() and path.name.removesuffix(".yaml") in preset_names()
+    return find_config(path) if path.is_file() or is_preset else None
+
+
+def _config_of(found: Found) -> Path:
+    config = found.run / "config.yaml"
+    with suppress(OSError):
+        if config.is_file():
+            return config
+    raise UserError(
+        f"{display_path(found.run)} has checkpoints, but config.yaml, which names their model, is missing. Restore it, "
+        "or give the YAML file that the run was trained with instead of the directory."
+    )

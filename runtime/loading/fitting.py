@@ -1,0 +1,152 @@
+"""Fits the strategy of a run to the available devices, for a model that is not trained.
+
+If the sizes of the run's own strategy multiply to the number of devices, they stay. Otherwise
+
+    1. pipe becomes fsdp: the parameters of stages are stored in shards, because there is no schedule;
+    2. tensor, context and expert keep their sizes, or are 1: other sizes may not divide the dims that they split;
+    3. fsdp gets as close to its size as possible, and data takes the rest of the devices;
+    4. if the parameters cannot be laid out this way (`loaded_run`), all devices go to data.
+
+One device fits every run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+from ...configs.checks import REST
+from ...configs.elastic import refit
+from ...mesh.errors import UserError
+from ...parallel.sharding.strategies import axes_that_split, option_types, read_strategy
+
+TRAINING = {"zero": 0, "local_steps": 0, "compress": "none"}
+"""Options of `data` that only concern gradients and the optimizer -> their neutral value."""
+
+
+class Fitted(NamedTuple):
+    """A strategy that fits the devices.
+
+    Attributes:
+        strategy: Axis -> options with resolved sizes.
+        devices: The number of devices.
+        as_given: Whether its sizes are the requested ones, or those that the run was trained on.
+    """
+
+    strategy: dict[str, Any]
+    devices: int
+    as_given: bool = True
+
+
+def fit_own(
+    strategy: Mapping[str, Any], num_devices: int, num_processes: int = 1, trained_on: Mapping[str, int] | None = None
+) -> Fitted:
+    """Fits the strategy of a run, by the rules above.
+
+    Args:
+        strategy: Axis -> options.
+        num_devices: The number of devices of all processes together.
+        num_processes: The number of processes, with equally many devices each.
+        trained_on: The mesh of the run: axis -> size, if over 1. Resolves -1 for axes that split more than rows.
+    """
+    sizes = {axis: options.size for axis, options in strategy.items()}
+    for axis in ("pipe", *axes_that_split("work")):
+        if sizes.get(axis) == REST and trained_on is not None:
+            sizes[axis] = trained_on.get(axis, 1)
+    exact = _resolved(sizes, num_devices)
+    if exact is not None:
+        as_trained = trained_on is None or {axis: size for axis, size in exact.items() if size > 1} == dict(trained_on)
+        return Fitted(_with_sizes(strategy, exact), num_devices, as_given=as_trained)
+    stages = sizes.pop("pipe", 1)
+    if stages != 1:
+        sizes["fsdp"] = REST if REST in (stages, sizes.get("fsdp", 1)) else stages * sizes.get("fsdp", 1)
+    work = [axis for axis in axes_that_split("work") if axis in sizes]
+    sizes = {"data": 1, **sizes}
+
+    def fits(found: Mapping[str, int]) -> bool:
+        return all(found[axis] in (1, sizes[axis]) for axis in work)
+
+    elastic = ["data", *(axis for axis in sizes if axis not in ("data", *work)), *work]
+    found = refit(sizes, elastic, num_devices, fits, multiple=num_processes)
+    assert found is not None, "data takes any number of devices"
+    return Fitted(_with_sizes(strategy, found), prod(found.values()), as_given=False)
+
+
+def rows_alone(num_devices: int) -> Fitted:
+    """Returns the strategy that fits every model: each device holds all of it, and takes its share of the rows."""
+    return Fitted(_with_sizes({}, {"data": num_devices}), num_devices, as_given=False)
+
+
+def fit_given(mesh: Mapping[str, Any], num_devices: int, num_processes: int = 1) -> Fitted:
+    """Parses the strategy that a user gives for a run; it may use fewer devices than available.
+
+    Args:
+        mesh: Axis -> size or options, like `strategy` in YAML; -1 = the rest of the devices.
+        num_devices: The number of devices of all processes together.
+        num_processes: The number of processes, with equally many devices each.
+
+    Raises:
+        UserError: An axis or option does not exist, or the sizes do not fit the devices.
+    """
+    if not isinstance(mesh, Mapping):
+        raise UserError(f'mesh={mesh!r}: give a mapping of mesh axes to sizes, such as {{"fsdp": 8}}, or None.')
+    strategy = read_strategy(mesh)
+    sizes = {axis: options.size for axis, options in strategy.items()}
+    given = " x ".join(f"{axis} {size}" for axis, size in sizes.items()) or "1 device"
+    used = num_devices if REST in sizes.values() else prod(sizes.values())
+    if list(sizes.values()).count(REST) > 1:
+        raise UserError(f"The mesh {given}: only one axis can be the rest (-1); size the others.")
+    if used > num_devices:
+        raise UserError(
+            f"The mesh {given} needs {used} devices, and there {_are(num_devices)}: {used} > {num_devices}. Make it "
+            "smaller, or simulate more devices first thing in the program (spmdkit.DeviceMesh.simulated, "
+            "run.simulate on the command line)."
+        )
+    resolved = _resolved(sizes, used)
+    if resolved is None:
+        others = prod(size for size in sizes.values() if size != REST)
+        raise UserError(
+            f"The mesh {given}: there {_are(num_devices)}, and {num_devices} % {others} = {num_devices % others}. "
+            "Give sizes that divide them."
+        )
+    if used % num_processes:
+        raise UserError(
+            f"The mesh {given} uses {used} devices of {num_processes} processes, each of which needs equally many: "
+            f"{used} % {num_processes} = {used % num_processes}. Give a multiple of {num_processes}."
+        )
+    return Fitted(_with_sizes(strategy, resolved), used)
+
+
+def devices_of(mesh: Mapping[str, Any]) -> int:
+    """Returns the minimum number of devices of a strategy.
+
+    Raises:
+        UserError: An axis or option does not exist.
+    """
+    return prod(options.size for options in read_strategy(mesh).values() if options.size != REST)
+
+
+def fitting_rows(rows: int, fitted: Fitted) -> int:
+    """Returns the smallest number of rows, at least `rows`, that the strategy can split."""
+    pipe = fitted.strategy.get("pipe")
+    pieces = (pipe.microbatches or 2 * pipe.size) if pipe is not None and pipe.size > 1 else 1
+    multiple = fitted.devices * pieces
+    return -(-rows // multiple) * multiple
+
+
+def _resolved(sizes: Mapping[str, int], num_devices: int) -> dict[str, int] | None:
+    """Returns the sizes with -1 resolved; None if they do not multiply to the number of devices."""
+    fixed = prod(size for size in sizes.values() if size != REST)
+    if num_devices % fixed or (REST not in sizes.values() and fixed != num_devices):
+        return None
+    return {axis: num_devices // fixed if size == REST else size for axis, size in sizes.items()}
+
+
+def _with_sizes(strategy: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    types = option_types()
+    options = {axis: replace(strategy.get(axis) or types[axis](), size=size) for axis, size in sizes.items()}
+    return {axis: replace(each, **TRAINING) if axis == "data" else each for axis, each in options.items()}
+
+
+def _are(number: int) -> str:
+    return "is 1" if number == 1 else f"are {number}"

@@ -1,0 +1,232 @@
+"""`load_run`: the model of a run with its parameters, on any mesh, whatever mesh trained it.
+
+    run = spmdkit.load_run("runs/one")
+    run.evaluate()                      {"loss": 1.43}
+    run.predict({"inputs": x})          a row for each row of x
+
+    directory -> config.yaml -> model (with the sizes in the checkpoint) -> strategy fitted to the devices -> layouts
+              -> checkpoint: its parameters, and nothing else of the state
+
+The data is opened on first use: predictions and generation do not need it.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from ...checkpoints.damage import CheckpointError, DamagedCheckpoint
+from ...checkpoints.restore import StoredCheckpoint
+from ...configs.load import ON_COMMAND_LINE, load_config
+from ...configs.schema import Config, Timeouts
+from ...data.config import FILE_SOURCES
+from ...mesh.compat import backend_started
+from ...mesh.processes import broadcast_text
+from ..build_run import keep_programs, prepare_devices
+from ..provenance import changed_model
+from .find_run import FoundRun, find_run
+from .fitting import devices_of, fit_given, fit_own
+from .loaded_run import LoadedRun as LoadedRun
+
+AGREEMENTS = count(1)
+"""Numbers of the agreements of processes, which all load equally often, in the same order."""
+SEE_SECONDS = 60.0
+"""The time for a checkpoint to appear on another host: network file systems cache its absence for so long."""
+POLL_SECONDS = 0.2
+TRIES = 3
+"""Attempts to load the latest checkpoint while the run continues and removes it."""
+IN_CHANGES = "in changes"
+"""The place of the key=value arguments of `load_run`, for messages."""
+
+
+class _Request(NamedTuple):
+    """The arguments of a load."""
+
+    given: str | Path
+    step: int | None
+    mesh: Mapping[str, Any] | None
+    changes: Sequence[str]
+    ema: bool
+
+
+def load_run(
+    dir: str | Path,
+    step: int | None = None,
+    mesh: Mapping[str, Any] | None = None,
+    *,
+    changes: Sequence[str] = (),
+    ema: bool = False,
+) -> LoadedRun:
+    """Loads a run: its model, and its parameters from a checkpoint. Only reads the run directory, which may be in use.
+
+    Args:
+        dir: The run directory (`run.dir`), the directory of one of its checkpoints, or the YAML file that trained it.
+        step: The step of the checkpoint; the latest by default.
+        mesh: Mesh axes and their sizes, like `strategy` in YAML: {"fsdp": 8}; may use fewer devices than available.
+            None = the run's own strategy, fitted to all devices (see `fitting`).
+        changes: `key=value` overrides of the config: "data.eval_files=[new/*.txt]".
+        ema: Load the averages that the run kept (`optimizer.ema`) instead of the parameters.
+
+    Returns:
+        The loaded run. If the run was simulated and JAX has not opened devices yet, as many are simulated; for
+        parameters in float64, 64-bit types are enabled.
+
+    Raises:
+        UserError: The run, the checkpoint or the mesh does not exist; the checkpoint is corrupt (the message names the
+            others) or does not fit the config; or the model's own code is missing.
+        CheckpointUnavailable: The machine or the file system prevents reading the checkpoint.
+    """
+    place = find_run(dir, step, changes, IN_CHANGES)
+    config = read_config(place, changes, IN_CHANGES)
+    open_devices(config, mesh)
+    return _load(_Request(dir, step, mesh, changes, ema), place, config)
+
+
+@contextmanager
+def loaded(
+    given: str,
+    step: int | None,
+    changes: Sequence[str],
+    *,
+    ema: bool = False,
+    join: Callable[[Timeouts, str], AbstractContextManager[None]],
+    simulate: int | None = None,
+) -> Iterator[LoadedRun]:
+    """Loads a run for a command, which may be one of several processes; `strategy` among the changes is its mesh.
+
+    Args:
+        given: The run, as `dir` of `load_run`.
+        step: The step of the checkpoint; the latest by default.
+        changes: `key=value` arguments.
+        ema: See `load_run`.
+        join: Joins the other processes, given the timeouts and the directory of the run.
+        simulate: The number of CPU devices to simulate in place of `run.simulate`, if any.
+
+    Raises:
+        UserError: See `load_run`.
+    """
+    place = find_run(given, step, changes)
+    config = read_config(place, changes)
+    mesh = config.strategy if _names("strategy", changes) else None
+    open_devices(config, mesh, simulate)
+    with join(config.timeouts, str(place.found.run)):
+        keep_programs(config.run, config.timeouts.rendezvous)
+        yield _load(_Request(given, step, mesh, changes, ema), place, config)
+
+
+def read_config(place: FoundRun, changes: Sequence[str] = (), source: str = ON_COMMAND_LINE) -> Config:
+    """Returns the config of a run with overrides; does not compare its sizes with devices.
+
+    If `data.files` is overridden without an evaluation split, all of the new files are evaluated.
+
+    Raises:
+        ConfigError: The config or an override is invalid.
+    """
+    config = load_config(place.config, changes, sizes=False, place=source)
+    data = config.data
+    split_again = _names("data.eval_files", changes) or _names("data.eval_fraction", changes)
+    if _names("data.files", changes) and data.source in FILE_SOURCES and not split_again:
+        data = replace(data, eval_files=data.files)
+    return replace(config, data=data, run=replace(config.run, dir=str(place.found.run)))
+
+
+def open_devices(config: Config, mesh: Mapping[str, Any] | None, simulate: int | None = None) -> None:
+    """Prepares devices like those of the run, including simulated ones, unless JAX has already opened devices."""
+    if config.precision.needs_x64:
+        jax.config.update("jax_enable_x64", True)
+    if backend_started():
+        return
+    simulated = max(config.run.simulate, devices_of(mesh)) if mesh and config.run.simulate else config.run.simulate
+    prepare_devices(replace(config.run, simulate=simulated), config.precision, simulate)
+
+
+def agree_on_checkpoint(place: FoundRun, seconds: float) -> Path:
+    """Returns the directory of the checkpoint to load; every process of the command calls this.
+
+    Args:
+        place: The run, as this process sees it.
+        seconds: Seconds to wait for process 0.
+
+    Returns:
+        The requested checkpoint, or the latest one that process 0 sees.
+
+    Raises:
+        CheckpointError: There is none, or this process does not see that of process 0.
+        ProcessesMissing: Process 0 did not answer.
+    """
+    if place.found.chosen is not None or jax.process_count() == 1:
+        return place.found.one
+    steps = place.found.contents.steps
+    latest = str(steps[-1]) if steps else ""
+    name = broadcast_text(f"the checkpoint to load/{next(AGREEMENTS)}", latest, seconds=seconds)
+    if not name:
+        raise CheckpointError(f"No complete checkpoint in {place.found.checkpoints}, as rank 0 sees it.")
+    folder = place.found.checkpoints / name
+    deadline = time.monotonic() + SEE_SECONDS
+    while not folder.is_dir():
+        if time.monotonic() > deadline:
+            raise CheckpointError(
+                f"Rank 0 loads the checkpoint {folder}, and rank {jax.process_index()} sees none there. Give a path on "
+                "a file system that all hosts mount, under the same name."
+            )
+        time.sleep(POLL_SECONDS)
+    return folder
+
+
+def _load(request: _Request, place: FoundRun, config: Config) -> LoadedRun:
+    """Loads a checkpoint; if the run removes the latest one meanwhile, loads the next.
+
+    With several processes, none tries again: the others may have read it before it was removed.
+    """
+    for last in (*[False] * (TRIES - 1), True):
+        folder = agree_on_checkpoint(place, config.timeouts.rendezvous)
+        try:
+            stored = StoredCheckpoint(folder)
+            devices, processes = jax.device_count(), jax.process_count()
+            if request.mesh is not None:
+                fitted = fit_given(request.mesh, devices, processes)
+            else:
+                fitted = fit_own(config.strategy, devices, processes, stored.mesh)
+            own_data = not _names("data", request.changes)
+            run = LoadedRun(place, stored, config, fitted, own_data=own_data, ema=request.ema)
+        except CheckpointError as error:
+            if folder.is_dir():
+                detailed = _name_others(error, place, folder)
+                if detailed is error:
+                    raise
+                raise detailed from error
+            if last or request.step is not None or jax.process_count() > 1:
+                raise CheckpointError(
+                    f"The checkpoint {folder} was removed while it was read: its run goes on, and keeps the latest "
+                    f"checkpoint.keep={config.checkpoint.keep}. Load the latest, or copy the one you want first."
+                ) from error
+            place = find_run(request.given, request.step, request.changes)
+            continue
+        changed = changed_model(place.found.run, str(config.model["name"]))
+        if changed:
+            warnings.warn(changed, stacklevel=3)
+        return run
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _name_others(error: CheckpointError, place: FoundRun, folder: Path) -> CheckpointError:
+    """Adds the other steps to the error of a corrupt checkpoint."""
+    others = [str(step) for step in place.found.contents.steps if str(step) != folder.name]
+    if not isinstance(error, DamagedCheckpoint) or not others:
+        return error
+    return DamagedCheckpoint(
+        f"{error} There are others, of the steps {', '.join(others)}: load one with step={others[-1]} (on the command "
+        f"line --step {others[-1]})."
+    )
+
+
+def _names(key: str, changes: Sequence[str]) -> bool:
+    """Returns True if an override names a key, a part of it, or a section that contains it."""
+    given = [change.partition("=")[0].strip() for change in changes]
+    return any(f"{each}.".startswith(f"{key}.") or f"{key}.".startswith(f"{each}.") for each in given)

@@ -1,0 +1,170 @@
+"""Checks of the machine and the run directory, before anything is compiled or written."""
+
+import errno
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+
+from ..layouts.sizes import format_bytes
+from ..mesh.errors import UserError
+from ..mesh.exit_codes import TRY_AGAIN
+from ..training.run_files import BESIDE, PIECES, Kind, reason
+from .build_run import Built
+
+LONG_NAME = "0" * 120
+"""About as long as the path of a checkpoint's file, below the run directory."""
+PROBE_BYTES = 1 << 16
+MACHINE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE} | {errno.ENFILE, errno.EMFILE, errno.ETIMEDOUT}
+)
+"""Errors of the machine, which no other command avoids."""
+
+
+class DirectoryUnavailable(RuntimeError):
+    """The file system of run.dir is not writable now; the same command may work later."""
+
+    exit_code = TRY_AGAIN
+
+
+def check_directory(folder: Path) -> None:
+    """Checks that a directory, which need not exist, can hold a run; leaves nothing behind.
+
+    Args:
+        folder: The absolute path of `run.dir`.
+
+    Raises:
+        UserError: Its name is too long or not UTF-8, a file is in its place or in that of a parent, it is not writable,
+            or a part of a run in it is a directory instead of a file or the other way round (lists all of them).
+        DirectoryUnavailable: The file system is full, read-only or broken.
+    """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"The directory {folder} of run.dir has a name that is not valid UTF-8, so no checkpoint can be saved in "
+            "it. Set run.dir to another directory."
+        ) from None
+    try:
+        os.lstat(folder / LONG_NAME)  # only for its errors: a name that is too long, or a file instead of a directory
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise explain_unusable(folder, error) from error
+    if os.path.lexists(folder) and not folder.exists():
+        raise UserError(
+            f"The directory {folder} of run.dir cannot be created: it is a broken symbolic link. Set run.dir to "
+            "another directory."
+        )
+    if folder.exists():
+        for name in PIECES:
+            if (folder / name).exists() and os.statvfs(folder / name).f_flag & os.ST_RDONLY:
+                raise explain_unusable(folder / name, OSError(errno.EROFS, os.strerror(errno.EROFS)))
+        found = [_problem(folder / name, kind) for pieces in (PIECES, BESIDE) for name, kind in pieces.items()]
+        problems = [problem for problem in found if problem]
+        if problems and _is_read_only(folder):
+            raise explain_unusable(folder, OSError(errno.EROFS, os.strerror(errno.EROFS)))
+        if problems:
+            raise UserError("\n".join(problems))
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        raise explain_unusable(folder, error, existing) from error
+
+
+def _is_read_only(folder: Path) -> bool:
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def _problem(path: Path, kind: Kind) -> str | None:
+    """Returns the problem of one part of a run, if it exists."""
+    if not os.path.lexists(path):
+        return None
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return f"{path} is not usable: {reason(error)}. Remove it, or set run.dir to another directory."
+    if kind == "file" and path.is_symlink() and path.name != "config.yaml":  # the user's own config.yaml is renamed
+        return (
+            f"{path} is a symbolic link, but a run replaces this file as a whole. Remove it, or set run.dir to another "
+            "directory."
+        )
+    is_directory = stat.S_ISDIR(mode)
+    if is_directory if kind == "folder" else stat.S_ISREG(mode):
+        needed = os.R_OK | os.W_OK | (os.X_OK if kind == "folder" else 0)
+        if os.access(path, needed):
+            return None
+        return f"{path} is not readable and writable. Change its permissions, or set run.dir to another directory."
+    found = "directory" if is_directory else "file" if stat.S_ISREG(mode) else "device or pipe"
+    expected = "directory" if kind == "folder" else kind
+    return f"{path} is a {found}; a run keeps a {expected} of that name. Move it, or set run.dir to another directory."
+
+
+def explain_unusable(
+    folder: Path, error: OSError | ValueError, existing: Path | None = None
+) -> UserError | DirectoryUnavailable:
+    """Returns the error of a directory that cannot be created or written to: the user's or the machine's."""
+    if isinstance(error, OSError) and error.errno in MACHINE:
+        return DirectoryUnavailable(
+            f"The directory {folder} of run.dir is not writable: {reason(error)}. Free space or repair the file "
+            "system, then start the same command again; or set run.dir to a directory elsewhere."
+        )
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        file = next((each for each in (folder, *folder.parents) if each.is_file()), folder)
+        return UserError(
+            f"The directory {folder} of run.dir cannot be created: {file} is a file. Set run.dir to another directory, "
+            "or move the file."
+        )
+    what = f"written to: {existing}" if existing == folder else f"created: {existing}" if existing else "created"
+    return UserError(
+        f"The directory {folder} of run.dir cannot be {what}: {reason(error)}. Set run.dir to another directory."
+    )
+
+
+def check_memory(built: Built) -> None:
+    """Checks, before compilation, that this process can hold its part of the parameters and the optimizer's state.
+
+    Activations, gradients and copies come in addition, so a run that passes may still run out of memory.
+
+    Raises:
+        UserError: It cannot.
+    """
+    tables = (built.layouts.table, built.step.optimizer_table, built.step.extra_table)
+    each = sum(table.bytes_per_device for table in tables)
+    devices = jax.local_devices()
+    limit, holder = _available_memory(devices)
+    together = 1 if holder == "device" else len(devices)
+    if limit is None or each * together <= limit:
+        return
+    arithmetic = f"{together} x {format_bytes(each)} = {format_bytes(each * together)}" if together > 1 else ""
+    holds = f"a device has {format_bytes(limit)}" if holder == "device" else f"{holder} {format_bytes(limit)}"
+    raise UserError(
+        f"The state of this run does not fit: parameters and optimizer take {format_bytes(each)} on each device"
+        f"{f', {arithmetic}' if arithmetic else ''}, and {holds}. Make the model smaller (model.width, model.layers), "
+        "split its state over more devices (strategy.fsdp), or use an optimizer with a smaller state (adafactor, sgd)."
+    )
+
+
+def _available_memory(devices: list) -> tuple[int | None, str]:
+    """Returns the available bytes, or None if unknown, and their holder."""
+    if devices[0].platform != "cpu":
+        statistics = devices[0].memory_stats() or {}
+        return statistics.get("bytes_limit"), "device"
+    limits = []
+    with suppress(OSError, ValueError, AttributeError):
+        limits.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        limits.append((resource.getrlimit(resource.RLIMIT_AS)[0], "ulimit -v allows"))
+    return min([each for each in limits if each[0] > 0], default=(None, ""))

@@ -1,0 +1,124 @@
+"""Checks the model of a run before anything is compiled for its mesh: its functions, then its contract."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..data.ordering.order import source_order
+from ..data.source import Source, take
+from ..layouts.sizes import format_bytes
+from ..mesh.compat import Device
+from ..mesh.keys import make_key
+from ..mesh.processes import is_main_process
+from ..parallel.model import BlockModel, Model
+from ..parallel.model.user_errors import as_user_error, describe_error
+from ..parallel.options import FLOAT32
+from ..parallel.sharding.lay_out import abstract_parameters
+from ..parallel.sharding.model_errors import ModelError, check_loss
+from ..parallel.step.train_step import Step
+from ..parallel.verification.contract.breaches import NotChecked, breaches
+from ..parallel.verification.contract.check import initial_params, report
+
+MAX_BYTES = 256 << 20
+"""The largest parameters, in float32, that are created on one device to check a model."""
+MAX_ROWS = 64
+"""Rows of the data that are searched for rows with weight."""
+MESH_ERRORS = ("axis name", "mesh")
+"""Words of JAX's errors for a collective that is traced outside its mesh."""
+
+
+def check_functions(
+    model: Model | BlockModel, step: Step, batch: Mapping[str, jax.ShapeDtypeStruct], *, evaluates: bool
+) -> bool:
+    """Traces the model's functions on the rows of one device.
+
+    Args:
+        model: The model, not split.
+        step: Its step, in which a model with collectives of its own is traced on the mesh.
+        batch: Global shapes and dtypes of a batch.
+        evaluates: Whether the loss is also called without a key.
+
+    Returns:
+        True if the model runs on one device; False if it runs only on the mesh.
+
+    Raises:
+        ModelError: It does neither.
+    """
+    pieces = step.plan.rows(step.accumulate).total
+    local = {
+        name: jax.ShapeDtypeStruct((leaf.shape[0] // pieces, *leaf.shape[1:]), leaf.dtype)
+        for name, leaf in batch.items()
+    }
+    try:
+        check_loss(model, local, compute=step.precision.compute, evaluates=evaluates)
+    except ModelError as error:
+        cause = error.__cause__
+        if cause is None:
+            raise
+        try:
+            with as_user_error(f"model {model.name!r}: on the mesh, loss", model.loss, ModelError):
+                jax.eval_shape(step.gradients, step.abstract_state(), dict(batch))
+                if evaluates:
+                    jax.eval_shape(step.evaluate, step.abstract_state().params, dict(batch))
+        except ModelError as on_the_mesh:
+            raise (on_the_mesh if any(word in describe_error(cause) for word in MESH_ERRORS) else error) from cause
+        return False
+    return True
+
+
+def check_contract(
+    options: Mapping[str, Any],
+    model: Model | BlockModel,
+    source: Source,
+    device: Device,
+    *,
+    seed: int,
+    shuffle: bool,
+) -> None:
+    """Checks the contract of the user's own model on the first rows of its data, as `model.check` selects.
+
+    Models of the catalog are not checked: their tests do that.
+
+    Args:
+        options: The section `model`.
+        model: The model, not split.
+        source: The training examples.
+        device: A device of this process; nothing moves between processes.
+        seed: `run.seed`.
+        shuffle: `data.shuffle`.
+
+    Raises:
+        ContractError: The model violates the contract, and `model.check` is `error`.
+    """
+    check, name = options.get("check", "error"), str(options["name"])
+    if check == "off" or ":" not in name:
+        return
+    size = sum(leaf.size * 4 for leaf in jax.tree.leaves(abstract_parameters(model, FLOAT32)))
+    if size > MAX_BYTES:
+        _warn_skipped(f"its parameters are {format_bytes(size)}, more than {format_bytes(MAX_BYTES)}")
+        return
+    samples = np.arange(min(MAX_ROWS, len(source)))
+    order = source_order(samples, source=source, seed=seed, shuffle=shuffle)
+    rows = {**take(source, order), "example": samples.astype(np.int32)}
+    try:
+        with jax.default_device(device):
+            key = make_key(seed)
+            broken = breaches(model, initial_params(model, key), rows, jax.random.fold_in(key, 0))
+    except NotChecked as error:
+        _warn_skipped(str(error))
+    except Exception as error:  # the model was traced on a device's rows: it may need as many, or the machine failed
+        _warn_skipped(f"on 4 rows, and on 2, of one device it raises {describe_error(error)}")
+    else:
+        report(f"model.name={name!r}", broken, check)
+
+
+def _warn_skipped(reason: str) -> None:
+    if is_main_process():
+        warnings.warn(
+            f"The model's contract is not checked: {reason}. `spmdkit verify` compares a smaller run with one device; "
+            "model.check: off disables this warning.",
+            stacklevel=2,
+        )

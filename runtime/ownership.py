@@ -1,0 +1,334 @@
+"""Ownership of a run directory: one job owns it at a time, and another one can take it over if the owner is gone.
+
+`owner.json` names the owner: host, process, time. The owner touches the file every few seconds and removes it at its
+end. Another job that wants the directory
+
+    finds no file                                     takes it
+    finds a process of this machine that has ended    takes it over at once
+    finds a process of this machine that is running   is refused
+    finds an owner on another machine                 watches the file: if it is touched, the job is refused; if it is
+                                                      not touched for half a minute, the job takes it over
+
+Clocks of different machines are never compared, only whether the file changes. An owner that was stopped for so long
+that another job took over notices before its next save, and ends without writing.
+
+If several jobs take over the same file, one of them must win. File systems cannot replace a file on the condition that
+it is unchanged, so there is a claim for each file that was left, named after its token:
+
+    owner.json                 names A, which has ended
+    owner.json.after-A         created by exactly one job (O_EXCL); the others are refused
+                               if owner.json still names A, the claim is renamed to owner.json, atomically
+                               otherwise, another job was faster, and the claim is removed
+
+Without the claim of A, no job replaces the file of A, and a replaced file never names A again: therefore a check and a
+rename are safe. A process that dies with a claim leaves a file like any other, taken over in the same way
+(owner.json.after-B). The file system must support exclusive creation and renames; NFS does.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+from uuid import uuid4
+
+from ..mesh.errors import UserError
+from ..mesh.exit_codes import TRY_AGAIN
+
+NAME = "owner.json"
+MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+CLAIM = f"{NAME}.after-"
+TOUCH_SECONDS = 5.0
+STALE_SECONDS = 30.0
+"""The time without a touch after which an owner on another machine counts as gone."""
+
+
+class Owner(NamedTuple):
+    """The owner of a directory.
+
+    Attributes:
+        host: The name of its machine.
+        place: The scope of its process number: machine, boot and process namespace.
+        pid: The process number.
+        started: The start of that process, as its machine reports it; a later process can have the same number.
+        since: The local time of the claim.
+        token: The identifier of this ownership.
+    """
+
+    host: str
+    place: str
+    pid: int
+    started: str
+    since: str
+    token: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+    @property
+    def is_gone(self) -> bool:
+        """True if the process has ended; always False for another machine."""
+        return self.place == this_place() and start_of(self.pid) != self.started
+
+
+class OwnerFile(NamedTuple):
+    """The file of an owner at one moment.
+
+    Attributes:
+        owner: The owner; None if the content is invalid.
+        changed: The modification time, in nanoseconds of the file system's clock.
+    """
+
+    owner: Owner | None
+    changed: int
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """Returns the owner of a directory; None if there is none, or its file is invalid."""
+    found = read_owner_file(folder / NAME)
+    return found.owner if found else None
+
+
+def read_owner_file(path: Path) -> OwnerFile | None:
+    """Reads the file of an owner; None if it is missing, or was just replaced on a network file system.
+
+    Raises:
+        OSError: The file exists and cannot be read.
+    """
+    try:
+        changed, text = path.stat().st_mtime_ns, path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        if error.errno not in MISSING or path.is_symlink():
+            raise
+        return None
+    try:
+        return OwnerFile(_parse_owner(json.loads(text)), changed)
+    except (ValueError, TypeError, RecursionError):
+        return OwnerFile(None, changed)
+
+
+def _parse_owner(values: Any) -> Owner:
+    owner = Owner(**values)
+    if type(owner.pid) is not int or not all(isinstance(value, str) for value in owner if value is not owner.pid):
+        raise TypeError(f"{values} is not an owner")
+    return owner
+
+
+def this_process() -> Owner:
+    """Returns this process as an owner, with a new token."""
+    return Owner(
+        host=socket.gethostname(),
+        place=this_place(),
+        pid=os.getpid(),
+        started=start_of(os.getpid()),
+        since=time.strftime("%Y-%m-%d %H:%M:%S"),
+        token=uuid4().hex,
+    )
+
+
+def this_place() -> str:
+    """Returns the scope of process numbers: the host, its boot and, in containers, the process namespace."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+    with suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+def start_of(pid: int) -> str:
+    """Returns the start time of a process of this machine, in its own units; "" if it has ended or is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return ""
+    except OSError:
+        return ""
+    try:  # without /proc, only the existence of a process with that number is known
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        pass
+    return "unknown"
+
+
+class DirectoryInUse(UserError):
+    """Another job owns the run directory."""
+
+
+class OwnershipLost(RuntimeError):
+    """Another job took over the directory while this one was stopped."""
+
+    exit_code = TRY_AGAIN
+
+
+class Ownership:
+    """This job's ownership of a directory, for a `with` block; writes nothing before `take`."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None] = lambda line: None) -> None:
+        """Prepares to own a directory.
+
+        Args:
+            folder: The run directory.
+            say: Prints a line if the job must wait.
+        """
+        self._path = folder / NAME
+        self._say = say
+        self._mine: Owner | None = None
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._mine is not None:
+            self._release(self._mine)
+        self._mine = None
+
+    def take(self) -> None:
+        """Takes the directory, which must exist.
+
+        Raises:
+            DirectoryInUse: It belongs to another running job.
+        """
+        mine = this_process()
+        self._acquire(self._path, mine)
+        self._mine = mine
+        own_claim = _claim(self._path, OwnerFile(mine, 0))
+        for claim in self._path.parent.glob(f"{CLAIM}*"):  # claims on files that are replaced for good
+            if claim != own_claim:
+                claim.unlink(missing_ok=True)
+        self._thread = threading.Thread(target=self._touch, name="own-run-directory", daemon=True)
+        self._thread.start()
+
+    def _acquire(self, path: Path, mine: Owner) -> None:
+        """Makes a file this process's own: that of the owner, or a claim to take over another file.
+
+        Raises:
+            DirectoryInUse: It belongs to a running job.
+        """
+        while not _create(path, mine):
+            left = read_owner_file(path)
+            if left is None:
+                continue  # it was just released
+            if left.owner is None or not left.owner.is_gone:
+                self._watch(path, left)
+            claim = _claim(path, left)
+            self._acquire(claim, mine)
+            if read_owner_file(path) == left:
+                with suppress(FileNotFoundError):  # removed by the new owner, so nothing is left to claim
+                    claim.replace(path)
+                    return
+            claim.unlink(missing_ok=True)
+
+    def _release(self, mine: Owner) -> None:
+        """Removes the file of the owner if it is still this process's and no other job is taking it over."""
+        claim = _claim(self._path, OwnerFile(mine, 0))
+        try:
+            is_free = _create(claim, mine)
+        except OSError:  # a full disk
+            is_free = True
+        if is_free:
+            if read_owner(self._path.parent) == mine:
+                self._path.unlink(missing_ok=True)
+            claim.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Checks that the directory is still this job's, before anything in it is replaced.
+
+        Raises:
+            OwnershipLost: It belongs to another job, or was removed.
+        """
+        if self._mine is None:
+            return
+        owner = read_owner(self._path.parent)
+        if owner is None and not os.path.exists(self._path.with_name("config.yaml")):
+            raise OwnershipLost(
+                f"{self._path.parent} was removed or emptied during this run: {NAME} and config.yaml are missing. The "
+                "run ends; the same command starts from the beginning."
+            )
+        if owner != self._mine:
+            raise OwnershipLost(
+                f"{self._path.parent} was taken over by {owner or 'a job that has ended since'}: this process was "
+                f"stopped for more than {STALE_SECONDS:.0f} s. It ends without writing; the other job continues."
+            )
+
+    def _touch(self) -> None:
+        while not self._end.wait(TOUCH_SECONDS):
+            with suppress(OSError):  # the next save reports the error of the file system
+                os.utime(self._path)
+
+    def _watch(self, path: Path, before: OwnerFile) -> None:
+        """Waits until the owner of a file counts as gone.
+
+        Raises:
+            DirectoryInUse: The owner is still there.
+        """
+        owner = before.owner
+        if owner is not None and owner.place == this_place():
+            raise _in_use(self._path.parent, owner)
+        self._say(
+            f"{self._path.parent} belongs to {owner or 'an unknown job'}; waiting {STALE_SECONDS:.0f} s to see if it "
+            "is still there."
+        )
+        deadline = time.monotonic() + STALE_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(min(1.0, STALE_SECONDS / 10))
+            now = read_owner_file(path)
+            if now is None:
+                return
+            if now != before:
+                raise _in_use(self._path.parent, now.owner)
+
+
+def refuse_if_in_use(folder: Path) -> None:
+    """Checks if a directory belongs to a running job of this machine; writes nothing.
+
+    Raises:
+        DirectoryInUse: It does.
+    """
+    owner = read_owner(folder)
+    if owner is not None and owner.place == this_place() and not owner.is_gone and owner.pid != os.getpid():
+        raise _in_use(folder, owner)
+
+
+def _create(path: Path, owner: Owner) -> bool:
+    """Writes the file of an owner if there is none; the first process wins."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(owner._asdict(), file)
+    except OSError:  # a full disk: other jobs would wait for an empty file
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _claim(path: Path, left: OwnerFile) -> Path:
+    """Returns the claim on the content that was left in a file."""
+    token = left.owner.token if left.owner else f"{left.changed}"
+    key = hashlib.sha256(f"{path.name} {token}".encode()).hexdigest()[:32]
+    return path.with_name(f"{CLAIM}{key}")
+
+
+def _in_use(folder: Path, owner: Owner | None) -> DirectoryInUse:
+    return DirectoryInUse(
+        f"run.dir {folder} is in use by another job: {owner or 'an unknown one'}. Two jobs in one directory would "
+        "overwrite each other's checkpoints. Wait for it or stop it, or set run.dir to another directory."
+    )

@@ -1,0 +1,289 @@
+"""Checks of the processes of a run against each other, before the first step.
+
+JAX compares nothing: processes with different learning rates, seeds, batches or programs train together without an
+error. Here, every process publishes its values. If two differ, all processes end with one message that names the ranks
+and the first differences.
+
+    at the start                      versions, devices, settings, every key of the config    nothing is built
+    once the directory is read        the latest checkpoint                                   nothing is compiled
+    before the first step             data, layouts, the program, settings again              everything is compiled
+    once process 0 owns run.dir       the directory itself                                    nothing else is written
+
+Settings are those of JAX and XLA that change a program or its numbers: XLA_FLAGS, `jax.config`, and some variables.
+
+run.dir must be the same directory for all processes: each one writes its part of a checkpoint there, and reads it
+again. Otherwise (a local disk of each host, another working directory) all would train, and no checkpoint would be
+complete.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+
+from ..configs.config_text import as_plain
+from ..configs.schema import Config
+from ..layouts.paths import flatten_mapping
+from ..mesh.compat import coordination_client, jax_settings
+from ..mesh.errors import UserError
+from ..mesh.processes import PREFIX, differences, exchange, is_main_process, print_progress, ranks
+from .build_run import Built
+from .ownership import read_owner, this_place
+from .provenance import Definition, Provenance
+
+PACKAGES = ("spmdkit", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
+HOST_KEYS = ("run.root",)
+"""Keys of the config that may differ between hosts."""
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+VARIABLES = ("NVIDIA_TF32_OVERRIDE",)
+FLAGS_THAT_MAY_DIFFER = re.compile(r"dump|_log|cache_(dir|file)|force_host_platform_device_count")
+SETTINGS_THAT_MAY_DIFFER = re.compile(
+    "dump|debug|_log|explain|traceback|source_|pprint|report"  # output
+    "|cache|share_binary"  # the compilation cache
+    "|num_cpu_devices|visible_devices|default_device|platform|xla_backend|mock_"  # compared as devices of a process
+    "|address|timeout|cross_host|topology|preemption|recoverability"  # the rendezvous
+)
+MAX_LISTED = 8
+MAX_CHARACTERS = 80
+NOT_SET = "not set"
+SEE_SECONDS = 60.0
+"""The time for a file to appear on another host: network file systems cache its absence for so long."""
+POLL_SECONDS = 0.2
+LEAVE_SECONDS = 5.0
+"""The time that process 0 waits for the others before it ends."""
+
+
+class Disagreement(UserError):
+    """The processes of a run are about to do different things."""
+
+
+class NotShared(UserError):
+    """The processes of a run see different directories under one name."""
+
+
+def agree_on_config(config: Config) -> None:
+    """Checks that all processes have the same software, settings, config, and number of devices.
+
+    Raises:
+        Disagreement: They differ; names the differences and the ranks.
+        ProcessesMissing: Some did not answer within `timeouts.rendezvous`.
+    """
+    if coordination_client() is None:
+        return
+    found = {f"version of {name}": text for name, text in _versions().items()}
+    found["devices of a process"] = f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}"
+    found |= numeric_settings(os.environ, jax_settings())
+    keys = flatten_mapping(as_plain(config))
+    found |= {key: json.dumps(value, default=str) for key, value in keys.items() if key not in HOST_KEYS}
+    _agree("config", found, config.timeouts.rendezvous)
+
+
+def agree_on_start(built: Built, provenance: Provenance) -> None:
+    """Checks that all processes are about to run the same program on the same data.
+
+    Args:
+        built: The run.
+        provenance: Its data and source.
+
+    Raises:
+        Disagreement: They differ; names the differences and the ranks.
+        ProcessesMissing: Some did not answer within `timeouts.rendezvous`.
+    """
+    if jax.process_count() == 1:
+        return
+    found = {
+        "the data (fingerprint)": provenance.fingerprint,
+        "the source of model.name": _hash_sources(provenance.model),
+        "the source of optimizer.name": _hash_sources(provenance.optimizer),
+        "the layouts of the parameters": _short_hash(str(built.layouts.table.to_json())),
+        "the program of a step (StableHLO)": _short_hash(built.step.lower(built.batch).as_text()),
+        **numeric_settings(os.environ, jax_settings()),  # the user's own modules may have changed some
+    }
+    _agree("start", found, built.config.timeouts.rendezvous)
+
+
+def numeric_settings(environ: Mapping[str, str], settings: Mapping[str, object]) -> dict[str, str]:
+    """Returns the settings that change a program or its numbers, and so must be equal in all processes.
+
+    Args:
+        environ: The environment variables of this process.
+        settings: The values of `jax.config` by name.
+
+    Returns:
+        Each flag of XLA, each variable and each setting of JAX, by name, as text.
+    """
+    found = {
+        f"{variable} {name}": value
+        for variable in FLAGS
+        for name, value in _flags(environ.get(variable, "")).items()
+        if not FLAGS_THAT_MAY_DIFFER.search(name)
+    }
+    found |= {name: environ[name] for name in VARIABLES if name in environ}
+    return found | {
+        f"jax.config.{name}": str(value)
+        for name, value in settings.items()
+        if not SETTINGS_THAT_MAY_DIFFER.search(name)
+    }
+
+
+def check_same_step(folder: Path, step: int, seconds: float, name: str = "the step to go on from") -> None:
+    """Checks that all processes would continue from the same checkpoint. Every process of the run calls this.
+
+    Args:
+        folder: The absolute path of `run.dir`.
+        step: The step of the latest checkpoint that this process sees; 0 = none.
+        seconds: Seconds to wait for the other processes.
+        name: The name of this comparison, used once.
+
+    Raises:
+        NotShared: Some see other checkpoints; names them.
+        ProcessesMissing: Some did not answer in time.
+    """
+    steps = exchange(name, str(step), seconds=seconds)
+    other = next((rank for rank, each in enumerate(steps) if each != steps[0]), None)
+    if other is not None:
+        wait_until_all_know()
+        raise not_shared(folder, other, differences("latest checkpoint there", steps))
+
+
+def check_shared(folder: Path, seconds: float) -> None:
+    """Checks that all processes see the directory that process 0 owns. Every process of the run calls this.
+
+    Args:
+        folder: The absolute path of `run.dir`; process 0 has created it and owns it.
+        seconds: Seconds to wait for the other processes.
+
+    Raises:
+        NotShared: Some see another directory; names them.
+        ProcessesMissing: Some did not answer in time.
+    """
+    if jax.process_count() == 1:
+        return
+    text = ""
+    if jax.process_index() == 0:
+        owner = read_owner(folder)
+        text = json.dumps([owner.token if owner else "", *_identity(folder)])
+    texts = exchange("run.dir is owned", text, seconds=seconds)
+    token, place, number = json.loads(texts[0])
+    mine = _identity(folder)  # not earlier: process 0 has just created it
+    another = place == mine[0] and number != mine[1]  # on one host, every file is visible at once
+    seen = not another and _sees(folder, token, min(seconds, SEE_SECONDS))
+    answers = exchange("run.dir is seen", "yes" if seen else "no", seconds=seconds + SEE_SECONDS)
+    blind = [rank for rank, answer in enumerate(answers) if answer != "yes"]
+    if blind:
+        wait_until_all_know()
+        raise not_shared(folder, blind[0])
+
+
+def not_shared(folder: Path, rank: int, seen: str = "") -> NotShared:
+    """Returns the error of a directory that a process does not share with process 0.
+
+    Args:
+        folder: `run.dir`.
+        rank: The other process.
+        seen: The difference between them.
+    """
+    return NotShared(
+        f"run.dir is not shared between {ranks([0, rank])}: {folder} of one is not that of the other"
+        f"{f' ({seen})' if seen else ''}. Every process writes its part of a checkpoint into it. Set run.dir to an "
+        "absolute path on a file system that all hosts mount."
+    )
+
+
+def wait_until_all_know() -> None:
+    """Delays the end of process 0; every process calls this before it ends for a reason that all of them found.
+
+    Process 0 runs the service through which they found it. If it ended first, JAX would abort the others before they
+    print the reason.
+    """
+    client, left = coordination_client(), f"{PREFIX}leaving/"
+    if client is None:
+        return
+    client.key_value_set(f"{left}{jax.process_index()}", "", allow_overwrite=True)
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while jax.process_index() == 0 and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        if len(client.key_value_dir_get(left)) == jax.process_count():
+            time.sleep(POLL_SECONDS)
+            return
+
+
+def _flags(text: str) -> dict[str, str]:
+    """Parses "--a=1 --b" as XLA does: the last of several counts, and a text without a dash names a file of flags."""
+    if text.strip() and not text.lstrip().startswith("-"):
+        with suppress(OSError):
+            text = Path(text.strip()).read_text(encoding="utf-8", errors="replace")
+    parts = (word.partition("=") for word in text.split())
+    return {name: value if equals else "true" for name, equals, value in parts}
+
+
+def _agree(name: str, found: Mapping[str, str], seconds: float) -> None:
+    say = print_progress if is_main_process() else (lambda line: None)
+    texts = exchange(name, json.dumps(found), seconds=seconds, say=say)
+    if len(set(texts)) == 1:
+        return
+    answers = [json.loads(text) for text in texts]
+    keys = list(dict.fromkeys(key for each in answers for key in each))
+    differing = [key for key in keys if len({each.get(key) for each in answers}) > 1]
+    lines = [differences(key, [_cut(each.get(key, NOT_SET)) for each in answers]) for key in differing[:MAX_LISTED]]
+    more = [f"... and {len(differing) - MAX_LISTED} more"] if len(differing) > MAX_LISTED else []
+    wait_until_all_know()
+    raise Disagreement(
+        f"The {len(texts)} processes of this run differ, and would train different things together:\n  "
+        + "\n  ".join([*lines, *more])
+        + "\nGive all of them the same config, data, software and settings, and start them again; nothing was trained."
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _hash_sources(definition: Definition) -> str:
+    """Returns a hash of the user's source files, whose paths may differ between hosts."""
+    return _short_hash(str({module: hashed for module, (_, hashed) in definition.files.items()}))
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 4]} ..."
+
+
+def _identity(folder: Path) -> tuple[str, str]:
+    """Returns the host, and the identity of a directory there."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return this_place(), "nothing"
+    return this_place(), f"{found.st_dev} {found.st_ino}"
+
+
+def _sees(folder: Path, token: str, seconds: float) -> bool:
+    """Returns True if the owner's mark is in a directory, or appears in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if os.path.isdir(folder):
+            os.listdir(folder)  # refreshes the cache of a network file system
+        owner = read_owner(folder)
+        if owner is not None and owner.token == token:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,135 @@
+"""Runs a config: build, check, compile, restore, train, evaluate, sample and report.
+
+This file and `training_run.py` show the whole run. All checks come first: nothing is written until the step is compiled
+and a checkpoint and the first batch are read. A command that fails earlier leaves no trace.
+"""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from ..checkpoints.manager import Checkpoints
+from ..configs.schema import Config
+from ..parallel.sharding.stored_order import stored_order
+from ..parallel.step.state import TrainState
+from ..training.display import make_display
+from ..training.loop import is_due
+from ..training.stopping.gate import stops_on_signals
+from .build_run import Built, build, keep_programs
+from .compilation import Compilation
+from .finish import Reporter, explain_missing_sample
+from .guards.guards import Guards
+from .machine_check import check_memory
+from .ownership import DirectoryInUse, Ownership
+from .process_check import agree_on_config, check_same_step
+from .provenance import describe_run, provenance_of, read_provenance, remarks
+from .rollbacks import Rollbacks
+from .run_context import RunContext
+from .run_directory import adopt_directory, is_run, write_config
+from .training_run import TrainingRun
+from .warm_start import WarmStart
+
+
+def train(config: Config, *, fresh: bool = False, reporter: Reporter | None = None) -> int:
+    """Trains a config, or continues the run in its directory.
+
+    Call `prepare_devices` first, and join the other processes of the run.
+
+    Call `prepare_devices` first, and join the other processes of the run.
+
+    Args:
+        config: The run's configuration.
+        fresh: Start from step 0; the run in the directory is moved aside once the new one is ready.
+        reporter: Writes the report; None writes none.
+
+    Returns:
+        The exit code: 0 if finished, 75 if a signal stopped it, or the exit code of the callback that stopped it.
+
+    Raises:
+        UserError: The config or a file that it names is invalid; nothing was lost.
+        BadDataError: A value in the data is not allowed.
+        DirectoryInUse: Another job owns run.dir.
+        DirectoryUnavailable: run.dir is not writable.
+        Diverged: The loss is not finite, and `train.not_finite` allows nothing else.
+    """
+    with ExitStack() as stack:
+        run = _prepare(config, stack, fresh=fresh, reporter=reporter)
+        checkpoints, start = run.checkpoints, run.start
+
+        def claim_directory(corrupt: Iterable[int]) -> list[str]:
+            def keep_aside() -> list[str]:
+                found = 0 if fresh else checkpoints.latest() or 0
+                if found != start:
+                    raise DirectoryInUse(
+                        f"run.dir {run.folder} held step {start} when this command began, and holds step {found} now: "
+                        "another job has trained there meanwhile. Start the command again to go on from there."
+                    )
+                return [f"Kept as {path}." for path in checkpoints.keep_aside(corrupt)]
+
+            claim = {"ownership": run.context.ownership, "on_claim": keep_aside}
+            return write_config(config, run.folder, run.provenance, fresh=fresh, **claim)
+
+        run.run(claim_directory)
+    return run.exit_code
+
+
+def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporter | None) -> TrainingRun:
+    """Builds and checks a run; writes nothing."""
+    rendezvous = config.timeouts.rendezvous
+    agree_on_config(config)
+    compilation = Compilation(keep_programs(config.run, rendezvous))
+    gate = stack.enter_context(stops_on_signals())
+    built = build(config)
+    check_memory(built)
+    provenance = provenance_of(built)
+    folder = adopt_directory(config, provenance, fresh=fresh)
+    before = read_provenance(folder) if not fresh and is_run(folder) else None
+    abstract = stored_order(built.layouts).abstract_model(built.step.abstract_state())
+    checkpoints = stack.enter_context(_open_checkpoints(built, folder, abstract))
+    start = 0 if fresh else checkpoints.latest() or 0
+    check_same_step(folder, start, rendezvous)
+    if start:
+        checkpoints.check_fits()
+    warm_start = None
+    if config.checkpoint.start_from and not start:
+        warm_start = WarmStart(
+            config.checkpoint, built.model, abstract.params, seed=config.run.seed, seconds=rendezvous
+        )
+    display = stack.enter_context(make_display(config.train.steps, start, title(built)))
+    notes = remarks(before, provenance, config.data.source, goes_on=start > 0)
+    for line in filter(None, [*notes, explain_missing_sample(built)]):
+        display.message(line)
+    rollbacks = Rollbacks(config.train, folder, rendezvous, fresh=fresh)
+    for line in rollbacks.lines():
+        display.message(line)
+    saves_at = partial(is_due, every=config.checkpoint.every, last=config.train.steps)
+    context = RunContext(
+        built=built,
+        folder=folder,
+        checkpoints=checkpoints,
+        display=display,
+        ownership=stack.enter_context(Ownership(folder, display.message)),
+        gate=gate,
+        guards=Guards(config.guards, config.timeouts, display.message, saves_at),
+        rollbacks=rollbacks,
+    )
+    return TrainingRun(context, provenance, start, warm_start, compilation, reporter)
+
+
+def _open_checkpoints(built: Built, folder: Path, abstract: TrainState) -> Checkpoints:
+    return Checkpoints(
+        folder / "checkpoints",
+        keep=built.config.checkpoint.keep,
+        abstract_state=abstract,
+        about=describe_run(built),
+        save_seconds=built.config.timeouts.writing,
+    )
+
+
+def title(built: Built) -> str:
+    """Returns the model, the data and the mesh as one line."""
+    mesh = built.layouts.mesh
+    axes = " x ".join(f"{name} {mesh.axis_size(name)}" for name in mesh.axis_names if mesh.axis_size(name) > 1)
+    parameters = built.layouts.num_parameters
+    return f"{built.model.name}, {parameters:,} parameters, {built.splits.description}; mesh {axes or '1 device'}"

@@ -1,0 +1,276 @@
+"""A run in progress: restored or initialized, trained step by step, stopped, rolled back, finished.
+
+`train.py` has built and checked everything before. Nothing is written until the step is compiled, a checkpoint and the
+first batch are read, and all processes agree.
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, closing, suppress
+from itertools import chain, islice
+
+import numpy as np
+
+from ..checkpoints.damage import SaveFailed
+from ..checkpoints.replicas import ReplicasDiffer
+from ..configs.config_paths import search_path
+from ..data.batches import further_batches
+from ..mesh.errors import UserError
+from ..mesh.exit_codes import FINISHED, TRY_AGAIN
+from ..mesh.processes import is_main_process, local_copy
+from ..models.catalog import initial_params
+from ..parallel.model import Batch, Params
+from ..parallel.sharding.stored_order import stored_order
+from ..parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS, is_dynamic
+from ..parallel.step.state import TrainState
+from ..training.callbacks.fit import run_with_callbacks
+from ..training.loop import StepLeftOut
+from ..training.steps.not_finite import Diverged
+from .compilation import Compilation
+from .explain import explain_built
+from .finish import Reporter, finish, is_finished
+from .goodput import NAME as GOODPUT
+from .goodput import read_goodput
+from .process_check import agree_on_start, check_same_step
+from .provenance import Provenance
+from .rollbacks import batches_after, check_first_batch, check_position
+from .run_context import RunContext, StepHooks
+from .warm_start import WarmStart
+
+
+class TrainingRun:
+    """A run in progress, from its first step to its last."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        provenance: Provenance,
+        start: int,
+        warm_start: WarmStart | None,
+        compilation: Compilation,
+        reporter: Reporter | None,
+    ) -> None:
+        """Stores what was built and checked.
+
+        Args:
+            context: The run, its directory and its guards.
+            provenance: Its data and code, for all processes to agree on.
+            start: Steps done.
+            warm_start: The source of its first parameters; None if they are initialized.
+            compilation: Counts the compiled programs.
+            reporter: Writes its report; None writes none.
+        """
+        self.context = context
+        self.built, self.config = context.built, context.built.config
+        self.folder, self.checkpoints, self.display = context.folder, context.checkpoints, context.display
+        self.gate, self.guards, self.rollbacks = context.gate, context.guards, context.rollbacks
+        self.provenance, self.warm_start = provenance, warm_start
+        self.compilation, self.reporter = compilation, reporter
+        self.start = start
+        self.stopped_after: int | None = None
+        self.hooks = StepHooks(context, start)
+
+    def run(self, claim_directory: Callable[[Iterable[int]], list[str]]) -> None:
+        """Restores or initializes, trains the remaining steps, and finishes; a finished run is left unchanged.
+
+        Args:
+            claim_directory: Writes to the run directory that it belongs to this run, and moves the corrupt checkpoints
+                of these steps aside; called after the last check. Returns lines to print.
+        """
+        if is_finished(self.built, self.folder, self.checkpoints, self.start, self.reporter, self.display.message):
+            return
+        self.guards.times.switch("compile")
+        explanation = explain_built(self.built)  # compiles the step, which then starts at once
+        source, sharding = self.built.splits.train, self.built.layouts.batch_sharding()
+        for other in further_batches(source, self.config.train.global_batch, sharding):
+            self.built.step.compile(other)  # one program for each length of bucketed data
+        self.guards.times.switch("start")
+        agree_on_start(self.built, self.provenance)
+        self.display.message(str(explanation))
+        if self.config.optimizer.ema.evaluate:
+            self.display.message("Evaluations are of the averages of the parameters (optimizer.ema.evaluate).")
+        state, corrupt, ended = self.first_state()
+        self.display.message(self.compilation.line())
+        with ExitStack() as reading:
+            batches = reading.enter_context(self.batches())
+            first = list(islice(batches, 1))
+            for batch in first:
+                check_first_batch(batch, self.start, self.rollbacks.left_out)
+            for line in claim_directory(corrupt):
+                self.display.message(line)
+            self.compilation.write(self.folder, self.built.xla)
+            if self.reporter is not None and is_main_process():
+                self.reporter.start(self.built, explanation, self.folder)
+            if self.start < self.config.train.steps and not ended:
+                self.guards.open(self.built, self.folder, self.start)
+                with self.guards.watching():
+                    state = self.train(state, chain(first, batches), reading)
+                goodput = read_goodput(self.folder / GOODPUT) if is_main_process() else None
+                if goodput:
+                    self.display.message(str(goodput))
+        self.compilation.write(self.folder, self.built.xla)
+        if self.is_complete:
+            finish(self.built, explanation, state, self.folder, self.display, self.reporter)
+
+    def batches(self) -> closing[Generator[Batch, None, None]]:
+        """Returns the batches of the remaining steps."""
+        return closing(batches_after(self.start, self.built, self.rollbacks.left_out, self.guards.took))
+
+    def train(self, state: TrainState, batches: Iterable[Batch], reading: ExitStack) -> TrainState:
+        """Trains the remaining steps; rolls back if a step is not finite, as often as `train.not_finite` allows.
+
+        Args:
+            state: The state before the first batch.
+            batches: The batches of the remaining steps.
+            reading: Closes the batches.
+        """
+        while True:
+            try:
+                return self.run_steps(state, self.guards.batches(batches, self.start))
+            except (ReplicasDiffer, StepLeftOut):  # the last good checkpoint may not be complete yet
+                with suppress(SaveFailed):
+                    self.checkpoints.wait()
+                raise
+            except Diverged as error:
+                self.rollbacks.check(error)
+                step, found = error.step, error.found
+            reading.close()
+            state = self.roll_back(step, found)  # the error held the old state in its frames
+            batches = reading.enter_context(self.batches())
+
+    def roll_back(self, step: int, found: str) -> TrainState:
+        """Returns the state of the latest checkpoint, or the first state, and skips the batch of a step from now on.
+
+        A save in progress is of an earlier step: each save starts after its step was found finite.
+        """
+        self.guards.suspend()
+        self.checkpoints.wait()
+        self.start = self.checkpoints.latest() or 0
+        number, seconds = len(self.rollbacks) + 1, self.config.timeouts.rendezvous
+        check_same_step(self.folder, self.start, seconds, f"the step to go back to, {number}")
+        self.rollbacks.add(step, found, self.start)
+        self.hooks = StepHooks(self.context, self.start)
+        state, corrupt, _ = self.first_state()
+        self.gate.go_back(self.start, f"going back, {number}", seconds)
+        self.context.ownership.check()
+        self.display.message(self.rollbacks.write(self.start))
+        if is_main_process():
+            self.checkpoints.keep_aside(corrupt)
+        self.guards.roll_back(self.start)
+        return state
+
+    def run_steps(self, state: TrainState, batches: Iterable[Batch]) -> TrainState:
+        """Trains until the last step, or until the run must stop."""
+        hooks = self.hooks
+        with hooks.recorder.open(self.folder, self.start):
+            state = run_with_callbacks(
+                hooks.conductor,
+                self.guards.step(self.built.step),
+                state,
+                batches,
+                finish_saves=self.finish_saves,
+                start=self.start,
+                log_every=self.config.run.log_every,
+                on_progress=hooks.record,
+                on_pause=hooks.pause,
+                after_pause=hooks.after_pause,
+                on_stop=self.stop,
+                after_step=self.after_step,
+                waited=self.guards.waited,
+                most_skipped=self.max_skipped,
+                on_skip=self.report_skip,
+            )
+        self.guards.done(self.last_step)
+        return state
+
+    @property
+    def last_step(self) -> int:
+        """The last step of this start: the step at which the run stopped, or else the last one of the config."""
+        return self.config.train.steps if self.stopped_after is None else self.stopped_after
+
+    def finish_saves(self) -> None:
+        """Waits until the checkpoints are on disk."""
+        self.guards.watchdog.note(self.last_step, "save")
+        self.checkpoints.wait()
+
+    def first_state(self) -> tuple[TrainState, Iterable[int], str]:
+        """Returns the state to start from, the steps of corrupt checkpoints, and why callbacks ended the run, or ""."""
+        if self.start == 0:
+            return self.built.step.init(self.config.run.seed, self.first_params()), (), ""
+        restored = self.checkpoints.restore_newest(self.config.timeouts.rendezvous, self.display.message)
+        self.start = self.hooks.seen.start = restored.step
+        self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")
+        notes = self.checkpoints.notes(self.start)
+        if "data" in notes:  # not in those of `fit`
+            check_position(notes["data"], self.start, self.rollbacks.left_out)
+        done = int(np.asarray(local_copy(restored.state.step)).flat[0])
+        if done != self.start:
+            raise UserError(
+                f"The checkpoint {self.folder / 'checkpoints' / str(self.start)} contains the state after step {done}, "
+                f"not {self.start}. Give its directory the name {done} again, or remove the copy."
+            )
+        ended = self.hooks.conductor.restore(notes)
+        like = self.built.step.abstract_state()
+        return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged, ended
+
+    def first_params(self) -> Params | None:
+        """Returns the parameters of step 0; None if the step initializes them."""
+        if self.warm_start is not None:
+            self.display.message(str(self.warm_start))
+            return self.warm_start.params()
+        run = self.config.run
+        return initial_params(self.config.model, self.built.model, search_path(run.root), seed=run.seed)
+
+    @property
+    def after_step(self) -> Callable[[int, TrainState], None] | None:
+        """The hook for every started step and the state after it, which must not wait; None if nothing needs it."""
+        hooks = [hook for hook in (self.hooks.recorder.after_step, self.guards.after_step) if hook is not None]
+        if len(hooks) < 2:
+            return hooks[0] if hooks else None
+
+        def call_all(number: int, state: TrainState) -> None:
+            for hook in hooks:
+                hook(number, state)
+
+        return call_all
+
+    def stop(self, number: int, state: TrainState) -> None:
+        """Saves after a signal or a callback stopped the run, in every process at the same step."""
+        self.stopped_after = number
+        self.finish_saves()
+        position = f"after step {number} of {self.config.train.steps}"
+        if self.is_complete:
+            self.display.message(f"Complete {position}: {self.gate.reason}.")
+        elif number == self.start:
+            stopped = f"Stopped by {self.gate.reason} {position}, before any other was trained."
+            self.display.message(f"{stopped} The same command starts again from there.")
+        else:
+            if self.checkpoints.latest() != number:
+                self.hooks.conductor.save(number, state)
+                self.finish_saves()
+            self.display.message(
+                f"Stopped by {self.gate.reason} {position}; saved. The same command goes on from there."
+            )
+
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing is left to train: all steps are done, or a callback ended the run."""
+        return self.stopped_after is None or (
+            self.stopped_after > self.start and self.hooks.conductor.ended.end == "finished"
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the run."""
+        in_order = self.is_complete or self.hooks.conductor.ended.end in ("finished", "interrupted")
+        return FINISHED if in_order else TRY_AGAIN
+
+    def report_skip(self, number: int, found: str) -> None:
+        """Prints that an update was skipped."""
+        scaled = is_dynamic(self.config.precision)
+        why = "precision.loss_scale, which halves" if scaled else "train.not_finite"
+        self.display.message(f"Step {number}: {found}; its update was left out ({why}).")
+
+    @property
+    def max_skipped(self) -> int:
+        """The number of consecutive updates that the run may skip."""
+        return max(self.config.train.max_skips, MAX_CONSECUTIVE_SKIPS if is_dynamic(self.config.precision) else 0)

@@ -1,0 +1,180 @@
+"""`checkpoint.start_from`: a new run begins with the parameters of another, and with nothing else of its state.
+
+    taken over      every parameter of the same path and shape; its dtype becomes that of this run
+    initialized     parameters that `checkpoint.start_fresh` matches, and low-rank adapters if the other run had none
+    error           everything else: parameters that are missing there, are not here, or have another shape
+
+Each device reads its own part of an array from disk: no process holds a whole one. All processes compare the arrays
+with their checksums before the first step.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..checkpoints.damage import DamagedCheckpoint, kind, mismatch
+from ..checkpoints.directory import display_path, find
+from ..checkpoints.restore import StoredCheckpoint, find_damage
+from ..configs.schema import CheckpointConfig
+from ..layouts.paths import leaves_with_paths, map_with_path, match_paths, some
+from ..layouts.sizes import counted
+from ..mesh.keys import make_key
+from ..mesh.processes import differences, exchange
+from ..models.lora import NAME as ADAPTERS
+from ..parallel.model import BlockModel, Model, Params
+from .process_check import Disagreement, wait_until_all_know
+
+GROUP = "params/"
+
+
+class WarmStart:
+    """The parameters that a new run begins with, from a checkpoint of another run."""
+
+    def __init__(
+        self, config: CheckpointConfig, model: Model | BlockModel, abstract: Params, *, seed: int, seconds: float
+    ) -> None:
+        """Compares the parameters of the checkpoint with those of the model, without reading an array.
+
+        Args:
+            config: The section `checkpoint`, which names the other run.
+            model: The model of this run.
+            abstract: Shapes, dtypes and shardings of its parameters, in the model's own order of blocks.
+            seed: The seed of this run, for parameters that are initialized.
+            seconds: How long processes wait for each other.
+
+        Raises:
+            CheckpointError: The checkpoint is missing, or parameters do not fit; all are named.
+            UserError: An expression of `checkpoint.start_fresh` matches no parameter.
+            Disagreement: The processes of this run see different checkpoints there.
+            ProcessesMissing: Some did not answer in time.
+            CheckpointUnavailable: The machine or the file system cannot read it.
+        """
+        self._model, self._wanted, self._seed, self._seconds = model, abstract, seed, seconds
+        self._reads = 0
+        try:
+            self._stored = StoredCheckpoint(find(config.start_from).one)
+            agree_on(self._stored, seconds)
+        except DamagedCheckpoint as error:
+            raise DamagedCheckpoint(_with_advice(error)) from error
+        wanted = {path: leaf for path, leaf in leaves_with_paths(abstract) if leaf.size}
+        held = {
+            path.removeprefix(GROUP): array for path, array in self._stored.arrays.items() if path.startswith(GROUP)
+        }
+        matched = match_paths(config.start_fresh, list({**wanted, **held}), "checkpoint.start_fresh")
+        adapters = [] if _has_adapters(held) else [path for path in wanted if _has_adapters([path])]
+        self._initialized = frozenset([*adapters, *(path for found in matched.values() for path in found)])
+        _check_fits(
+            self._stored,
+            {path: leaf for path, leaf in wanted.items() if path not in self._initialized},
+            {path: array for path, array in held.items() if path not in self._initialized},
+        )
+
+    def __str__(self) -> str:
+        paths = [path for path, _ in leaves_with_paths(self._wanted)]
+        initialized = [path for path in paths if path in self._initialized]
+        rest = f"; initialized: {some(initialized)}" if initialized else ""
+        taken = counted(len(paths) - len(initialized), "array")
+        return f"Starting from the parameters of {display_path(self._stored.folder)} ({taken}){rest}."
+
+    def params(self) -> Params:
+        """Reads the parameters, for `step.init(seed, params)`; all processes call this together.
+
+        Raises:
+            DamagedCheckpoint: An array has other bits than were saved.
+            CheckpointUnavailable: The machine or the file system cannot read it.
+        """
+        wanted = {
+            GROUP + path: jax.ShapeDtypeStruct(
+                leaf.shape, self._stored.arrays[GROUP + path].dtype, sharding=leaf.sharding
+            )
+            for path, leaf in leaves_with_paths(self._wanted)
+            if leaf.size and path not in self._initialized
+        }
+        arrays: dict[str, Any] = {}
+        self._reads += 1
+        damage = find_damage(
+            lambda: arrays.update(self._stored.restore(wanted)),
+            lambda: self._stored.compare(arrays),
+            f"the parameters to start from/{self._reads}",
+            self._seconds,
+        )
+        if damage:
+            raise DamagedCheckpoint(_with_advice(damage))
+        initialized = self._initialize()
+
+        def choose(path: str, leaf: Any) -> Any:
+            if path in initialized:
+                return initialized[path]
+            return arrays[GROUP + path] if leaf.size else np.zeros(leaf.shape, leaf.dtype)
+
+        return map_with_path(choose, self._wanted)
+
+    def _initialize(self) -> dict[str, jax.Array]:
+        """Initializes what is not taken over, as a run from scratch does; XLA drops the rest of the computation."""
+        wanted = self._initialized
+
+        def init(key: jax.Array) -> dict[str, jax.Array]:
+            return {path: leaf for path, leaf in leaves_with_paths(self._model.init(key)) if path in wanted}
+
+        return jax.jit(init)(make_key(self._seed)) if wanted else {}
+
+
+def agree_on(stored: StoredCheckpoint, seconds: float) -> None:
+    """Checks that all processes begin with the same parameters; every process of the run calls this.
+
+    If the other run still trains, or a file system shows a checkpoint late to one host, processes may find different
+    latest checkpoints.
+
+    Args:
+        stored: The checkpoint that this process has found.
+        seconds: How long to wait for the others.
+
+    Raises:
+        Disagreement: They have found different ones; the ranks are named.
+        ProcessesMissing: Some did not answer in time.
+    """
+    checksums = repr(sorted(stored.checksums.items()))
+    mine = f"{stored.folder.name} (checksums {hashlib.sha256(checksums.encode()).hexdigest()[:12]})"
+    found = exchange("the checkpoint to start from", mine, seconds=seconds)
+    if len(set(found)) > 1:
+        wait_until_all_know()
+        raise Disagreement(
+            f"checkpoint.start_from: {differences('the step of the checkpoint', found)}. All processes must begin "
+            "with the same parameters. Name one of its steps, as <run>/<step>, by an absolute path on a file system "
+            "that all hosts mount; nothing was trained."
+        )
+
+
+def _check_fits(stored: StoredCheckpoint, wanted: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+    problems = [f"{path}: {kind(leaf)} here, not there" for path, leaf in wanted.items() if path not in held]
+    problems += [f"{path}: {kind(array)} there, not here" for path, array in held.items() if path not in wanted]
+    problems += [
+        f"{path}: {kind(held[path])} there, {kind(leaf)} here"
+        for path, leaf in wanted.items()
+        if path in held and (held[path].shape != leaf.shape or _is_float(held[path]) != _is_float(leaf))
+    ]
+    if problems:
+        has_more = _has_adapters(held) and not _has_adapters(wanted)
+        advice = " (it has low-rank adapters: keep its model.lora)" if has_more else ""
+        raise mismatch(
+            f"checkpoint.start_from: the parameters of {display_path(stored.folder)} are not those of this run's model",
+            problems,
+            f"Set model to what wrote it{advice}, or list the parameters to initialize, or not to take over, in "
+            "checkpoint.start_fresh.",
+        )
+
+
+def _with_advice(damage: object) -> str:
+    return f"checkpoint.start_from: {damage} Give another of its steps, as <run>/<step>."
+
+
+def _has_adapters(paths: Iterable[str]) -> bool:
+    return any(ADAPTERS in path.split("/") for path in paths)
+
+
+def _is_float(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))

@@ -1,0 +1,165 @@
+"""Errors of reading a checkpoint: damage is reported only if it is certain, in one message."""
+
+import errno
+import logging
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from spmdkit.checkpoints.damage import (
+    NOT_DAMAGE,
+    CheckpointError,
+    CheckpointUnavailable,
+    DamagedCheckpoint,
+    differences,
+    explain,
+    leave_errors_to_one_message,
+    mismatch,
+    other_bits,
+    reason,
+)
+from spmdkit.checkpoints.manager import Checkpoints
+from spmdkit.mesh.known_causes import TRACEBACK_VARIABLE
+from support.checkpoint_states import abstract, host_state, placed, unfinished_reads
+
+FOLDER = Path("/runs/one/checkpoints/20")
+
+
+@pytest.mark.parametrize("number", sorted(NOT_DAMAGE))
+def test_errors_of_the_machine_are_not_damage(number):
+    texts = f"failed [OS error {number}: x]", f"failed [tensorstore_spec='..'] [os_error_code='{number}']"
+    for error in (OSError(number, os.strerror(number)), *map(ValueError, texts)):
+        meant = explain(FOLDER, error)
+        if number == errno.ENOMEM and isinstance(error, OSError):
+            assert meant is error or isinstance(meant, CheckpointUnavailable)
+            continue
+        assert isinstance(meant, CheckpointUnavailable)
+        assert meant.exit_code == 75
+        assert "leave it there" in str(meant)
+        assert "remove" not in str(meant)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "x"), ValueError("CRC differs")])
+def test_wrong_bytes_and_missing_files_are_damage(error):
+    meant = explain(FOLDER, error)
+    assert isinstance(meant, DamagedCheckpoint)
+    assert str(meant).startswith(f"The checkpoint {FOLDER} is damaged: {type(error).__name__}: ")
+    assert meant.exit_code == 2
+
+
+def test_out_of_memory_is_passed_on():
+    for error in (MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")):
+        assert explain(FOLDER, error) is error
+
+
+def test_an_explained_error_is_passed_on():
+    error = DamagedCheckpoint("known")
+    assert explain(FOLDER, error) is error
+
+
+def test_a_reason_is_one_line_without_settings():
+    assert reason(ValueError("a\n  b [tensorstore_spec='{\"x\": 1}']")) == "ValueError: a b"
+    assert reason(ValueError("x" * 1000)).endswith(" ...")
+    assert reason(ValueError(f"{'x' * 1000} [OS error 28: ...]")).startswith("No space left on device: ValueError: xx")
+
+
+def test_differences_name_every_array():
+    def kinds(**shapes):
+        return {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+
+    found = differences(kinds(a=(2,), b=(3,), c=()), kinds(b=(4,), c=(), d=(1,)))
+    assert found == [
+        "a: not in the checkpoint",
+        "d: only in the checkpoint",
+        "b: float32[4] in the checkpoint, float32[3] in this run",
+    ]
+    assert str(mismatch("x", found, "Fix it.")).startswith("x, in 3 arrays:\n  a: not in")
+    assert str(mismatch("x", found[:1] * 25, "Fix it.")).endswith("... and 5 more\nFix it.")
+
+
+def test_names_arrays_with_other_bits():
+    assert "a, b, c and 1 more of 9 arrays read as other bits" in str(other_bits(FOLDER, ["a", "b", "c", "d"], 9))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError('Error parsing object member "base": Invalid file path: "/a/../b/" [tensorstore_spec=\'{}\']'),
+        OSError(errno.ELOOP, os.strerror(errno.ELOOP)),
+        OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)),
+        RuntimeError("unsupported version"),
+        KeyError("state"),
+    ],
+)
+def test_does_not_report_damage_if_a_checkpoint_cannot_be_opened(error):
+    meant = explain(FOLDER, error)
+    assert isinstance(meant, CheckpointError)
+    assert not isinstance(meant, DamagedCheckpoint)
+    assert str(meant).startswith(f"The checkpoint {FOLDER} cannot be opened: {type(error).__name__}: ")
+    assert "Nothing shows that it is damaged: keep it." in str(meant)
+
+
+@pytest.mark.slow
+@unfinished_reads
+@pytest.mark.parametrize("how", ["truncate", "remove"])
+def test_cut_files_of_large_arrays_are_damage(how, tmp_path):
+    """Orbax wraps TensorStore's error of an array that is in files of its own; only the cause has its kind."""
+    state = placed(host_state(0)._replace(params={"large": np.ones((64, 256), np.float32)}), 8, "fsdp", split=True)
+    with Checkpoints(tmp_path / "checkpoints", keep=3, abstract_state=abstract(state)) as checkpoints:
+        checkpoints.save(10, state)
+        checkpoints.wait()
+        files = [path for path in (tmp_path / "checkpoints" / "10").rglob("d/*") if path.stat().st_size > 8192]
+        assert files
+        for path in files:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]) if how == "truncate" else path.unlink()
+        with pytest.raises(DamagedCheckpoint, match="is damaged: "):
+            checkpoints.restore(10)
+
+
+# What Orbax prints
+
+ORBAX, OURS = "/site-packages/orbax/checkpoint/save.py", "/site-packages/spmdkit/loop.py"
+CLOSED, OTHER = RuntimeError("Event loop is closed"), RuntimeError("something else")
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """The function as at the first checkpoint of a process, and the errors that were not suppressed."""
+    passed = []
+    for name in ("absl", "asyncio"):
+        monkeypatch.setattr(logging.getLogger(name), "filters", [])
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: passed.append(raised.exc_value))
+    return leave_errors_to_one_message.__wrapped__, passed
+
+
+def lets_through(logger: str, path: str, text: str = "") -> bool:
+    record = logging.LogRecord(logger, logging.ERROR, path, 1, text, (), None)
+    return bool(logging.getLogger(logger).filter(record))
+
+
+def raise_unraisable(error: Exception) -> None:
+    sys.unraisablehook(SimpleNamespace(exc_type=type(error), exc_value=error))
+
+
+def test_suppresses_errors_of_orbax_only(quiet, monkeypatch):
+    suppress, passed = quiet
+    monkeypatch.delenv(TRACEBACK_VARIABLE, raising=False)
+    suppress()
+    assert [lets_through("absl", path) for path in (ORBAX, OURS)] == [False, True]
+    assert [lets_through("asyncio", OURS, f"Task exception: {path}") for path in (ORBAX, OURS)] == [False, True]
+    for error in (CLOSED, OTHER):
+        raise_unraisable(error)
+    assert passed == [OTHER]
+
+
+def test_suppresses_nothing_if_tracebacks_are_requested(quiet, monkeypatch):
+    suppress, passed = quiet
+    monkeypatch.setenv(TRACEBACK_VARIABLE, "1")
+    suppress()
+    assert lets_through("absl", ORBAX)
+    raise_unraisable(CLOSED)
+    assert passed == [CLOSED]

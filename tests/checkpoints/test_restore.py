@@ -1,0 +1,333 @@
+"""Reading checkpoints onto any mesh, in whole or in part, and on the host; no flipped bit is restored."""
+
+import errno
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from spmdkit.checkpoints import restore as restore_file
+from spmdkit.checkpoints.damage import CheckpointError, CheckpointUnavailable, DamagedCheckpoint
+from spmdkit.checkpoints.manager import Checkpoints
+from spmdkit.checkpoints.restore import Restored, StoredCheckpoint, read_averages, read_tree, restore_newest
+from spmdkit.layouts.paths import leaves_with_paths
+from support.checkpoint_states import (
+    ABOUT,
+    State,
+    abstract,
+    assert_equal,
+    host_state,
+    placed,
+    run_state,
+    unfinished_reads,
+    write,
+)
+from support.faults import damage
+from support.runs import whole
+
+# A state onto a mesh
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "axis", "split"),
+    [
+        (8, "fsdp", True),  # as it was written
+        (2, "data", False),  # fewer devices, another axis, everything whole
+        (2, "data", True),  # other parts
+        (1, "data", False),  # one device
+    ],
+)
+def test_restores_exactly_onto_any_mesh(written, num_devices, axis, split):
+    target = placed(host_state(0), num_devices, axis, split)
+    with Checkpoints(written, keep=3, abstract_state=abstract(target)) as checkpoints:
+        assert checkpoints.latest() == 20
+        assert_equal(checkpoints.restore(), host_state(20))
+        restored = checkpoints.restore(10)
+    assert_equal(restored, host_state(10))
+    assert jax.tree.map(lambda leaf: leaf.sharding, restored) == jax.tree.map(lambda leaf: leaf.sharding, target)
+
+
+def test_names_every_difference_from_the_state(written):
+    state = host_state(0)
+    params = {"blocks": {"kernel": np.zeros((3, 16, 9), np.float32)}, "norm": np.zeros(16, np.float32)}
+    params |= {"bias": np.zeros(4, np.float32)} | {f"w{i}": np.zeros(2, np.float32) for i in range(30)}
+    other = placed(State(state.step, params, state.opt_state[:1]), 1, "data", False)
+    checkpoints = Checkpoints(written, keep=3, abstract_state=abstract(other))
+    with checkpoints, pytest.raises(CheckpointError) as caught:
+        checkpoints.restore()
+    message = str(caught.value)
+    assert "does not fit the state of this run, in 34 arrays" in message
+    assert "params/bias: not in the checkpoint" in message
+    assert "... and 14 more" in message
+    assert "run.dir" in message
+
+
+def test_check_fits_reads_no_array(written, monkeypatch):
+    state = placed(host_state(0), 1, "data", split=False)
+    other = placed(State(np.int32(0), {"w": np.zeros(3, np.float32)}, {}), 1, "data", split=False)
+    (written / "999").mkdir()  # damaged: skipped, as in a restore
+    monkeypatch.setattr(ocp.args, "PyTreeRestore", None)
+    with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
+        checkpoints.check_fits()
+    wrong = pytest.raises(CheckpointError, match=r"/20 does not fit the state of this run, in 6 arrays")
+    with Checkpoints(written, keep=3, abstract_state=abstract(other)) as checkpoints, wrong:
+        checkpoints.check_fits()
+    with Checkpoints(written / "none", keep=3, abstract_state=abstract(other)) as checkpoints:
+        checkpoints.check_fits()
+
+
+@pytest.mark.slow
+@unfinished_reads
+def test_restores_no_flipped_bit(written):
+    """A few bits of every file in turn: each is found, or nothing that is read contains it."""
+    state = placed(host_state(0), 1, "data", split=False)
+    files = sorted(path for path in (written / "20").rglob("*") if path.is_file() and path.stat().st_size)
+    random, found = np.random.default_rng(0), 0
+    with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
+        for path in files:
+            content = path.read_bytes()
+            for position in random.integers(0, len(content), 3):
+                flipped = bytearray(content)
+                flipped[position] ^= 1 << int(random.integers(8))
+                path.write_bytes(flipped)
+                try:
+                    assert_equal(checkpoints.restore(20), host_state(20))
+                except CheckpointError:
+                    found += 1
+            path.write_bytes(content)
+        assert_equal(checkpoints.restore(20), host_state(20))
+    assert found >= 3
+
+
+def test_names_arrays_that_changed_before_they_were_written(written, monkeypatch):
+    right = restore_file.checksums
+    monkeypatch.setattr(restore_file, "checksums", lambda arrays: right(arrays).at[2].add(1))
+    state = placed(host_state(0), 8, "fsdp", split=True)
+    with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
+        name = sorted(dict(leaves_with_paths(state)).keys() - {"opt_state/2"})[2]
+        with pytest.raises(DamagedCheckpoint, match=rf"damaged: {name} of 6 arrays read as other bits"):
+            checkpoints.restore()
+
+
+def test_finds_arrays_that_were_swapped_after_they_were_read(written, monkeypatch):
+    """The checksums are compared by path in the state that training gets, not in what was read."""
+    state = placed(host_state(0), 1, "data", split=False)
+    right, one, other = restore_file._as_tree, "params/blocks/kernel", "opt_state/0/blocks/kernel"
+
+    def swapped(arrays, abstract_state):
+        return right({**arrays, one: arrays[other], other: arrays[one]}, abstract_state)
+
+    monkeypatch.setattr(restore_file, "_as_tree", swapped)
+    with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
+        with pytest.raises(DamagedCheckpoint, match=f"{other}, {one} of 6 arrays"):
+            checkpoints.restore(20)
+        with pytest.raises(CheckpointError, match="No checkpoint in"):
+            checkpoints.restore_newest(5)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("of_tensorstore", [False, True])
+def test_an_unreadable_checkpoint_is_not_called_damaged(written, monkeypatch, number, of_tensorstore):
+    state = placed(host_state(0), 1, "data", split=False)
+
+    def refuse(*ignored):
+        text = f"Error reading local file: {os.strerror(number)} [OS error {number}: ...]"
+        raise ValueError(text) if of_tensorstore else OSError(number, os.strerror(number), "x")
+
+    with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
+        monkeypatch.setattr(restore_file, "read_description", refuse)
+        with pytest.raises(CheckpointUnavailable):
+            checkpoints.check_fits()
+        with pytest.raises(CheckpointUnavailable, match="may be intact: leave it there") as raised:
+            checkpoints.restore_newest(5)
+        assert raised.value.exit_code == 75
+
+
+# The newest that all processes can read
+
+
+@pytest.mark.slow
+@unfinished_reads
+@pytest.mark.parametrize("victim", ["_METADATA", "manifest.ocdbt"])
+def test_skips_damaged_checkpoints_and_keeps_them(written, victim):
+    (written / "20" / "state" / victim).unlink()
+    (written / "999").mkdir()  # as a file system may leave it
+    state = placed(host_state(0), 1, "data", split=False)
+    lines = []
+    with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
+        with pytest.raises(DamagedCheckpoint, match=r"/20 is damaged: "):
+            checkpoints.restore(20)
+        restored = checkpoints.restore_newest(5, lines.append)
+        assert_equal(restored.state, host_state(10))
+        assert (restored.step, sorted(restored.damaged)) == (10, [20, 999])
+        assert [line.split(" is damaged")[0][-4:] for line in lines] == ["/999", "s/20"]
+        assert checkpoints.steps() == [10, 20, 999], "a read moves nothing"
+        assert [path.name for path in checkpoints.keep_aside(restored.damaged)] == ["damaged-999", "damaged-20"]
+        assert checkpoints.steps() == [10]
+        checkpoints.save(20, state)
+        checkpoints.wait()
+        assert checkpoints.steps() == [10, 20]
+    assert (written / "damaged-20" / "state").is_dir()
+
+
+class FakeCheckpoints:
+    """Checkpoints that are damaged when they are read, when they are compared, or not at all."""
+
+    def __init__(self, monkeypatch, **damage):
+        self.damage, self.calls, self.names, self.others, self.lines = damage, [], [], {}, []
+        monkeypatch.setattr(restore_file, "open_fitting", lambda folder, state: self.open(folder))
+        monkeypatch.setattr(restore_file, "compared_state", self.compare)
+        monkeypatch.setattr(restore_file, "exchange", self.exchange)
+
+    def open(self, folder):
+        self.folder = folder
+        return self
+
+    def restore(self, abstract_state):
+        self.calls.append(f"read {self.folder.name}")
+        if self.damage.get(f"read_{self.folder.name}"):
+            raise DamagedCheckpoint(f"{self.folder.name} is cut.")
+        return {"w": self.folder.name}
+
+    def compare(self, stored, arrays, abstract_state):
+        self.calls.append(f"compare {self.folder.name}")
+        if self.damage.get(f"compare_{self.folder.name}"):
+            raise DamagedCheckpoint(f"{self.folder.name} has other bits.")
+        return f"state of {arrays['w']}"
+
+    def exchange(self, name, text, *, seconds, say):
+        self.names.append(name)
+        return [text, self.others.get(name, "")]
+
+    def restore_newest(self, *steps):
+        return restore_newest(Path("run"), steps, {}, name="restore 1", seconds=5, log=self.lines.append)
+
+
+def test_uses_the_newest_and_reads_no_other(monkeypatch):
+    fake = FakeCheckpoints(monkeypatch)
+    assert fake.restore_newest(30, 20) == Restored(30, "state of 30", {})
+    assert fake.calls == ["read 30", "compare 30"]
+    assert fake.names == ["read 30 of restore 1", "compare 30 of restore 1"]
+    assert fake.lines == []
+
+
+def test_all_processes_go_back_if_one_finds_damage(monkeypatch):
+    fake = FakeCheckpoints(monkeypatch)
+    fake.others = {"read 30 of restore 1": "rank 1 cannot read 30.", "compare 20 of restore 1": "rank 1: other bits."}
+    assert fake.restore_newest(30, 20, 10) == Restored(
+        10, "state of 10", {30: "rank 1 cannot read 30.", 20: "rank 1: other bits."}
+    )
+    assert fake.calls == ["read 30", "read 20", "compare 20", "read 10", "compare 10"], "30 is never compared"
+    assert fake.lines[0] == "rank 1 cannot read 30. Going back to the checkpoint before it."
+
+
+def test_lists_every_reason_if_all_are_damaged(monkeypatch):
+    fake = FakeCheckpoints(monkeypatch, read_30=True, compare_20=True)
+    with pytest.raises(CheckpointError, match=r"(?s)No checkpoint in run can be used.*30 is cut.*20 has.*--fresh") as e:
+        fake.restore_newest(30, 20)
+    assert e.value.exit_code == 2
+    assert fake.names == ["read 30 of restore 1", "read 20 of restore 1", "compare 20 of restore 1"]
+
+
+def test_an_error_that_is_not_damage_ends_the_restore(monkeypatch):
+    fake = FakeCheckpoints(monkeypatch)
+    fake.open = lambda folder: (_ for _ in ()).throw(CheckpointError("does not fit"))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        fake.restore_newest(30, 20)
+    assert fake.names == []
+
+
+# On the host
+
+
+@pytest.fixture
+def stored(original):
+    return StoredCheckpoint(original / "checkpoints" / "20")
+
+
+def test_every_array_reads_as_it_was_saved(stored):
+    expected = dict(leaves_with_paths(run_state(20)))
+    assert set(stored.arrays) == set(expected)
+    found = stored.read(list(expected))
+    for path, leaf in expected.items():
+        array, leaf = stored.arrays[path], np.asarray(leaf)
+        assert (array.shape, array.dtype, array.nbytes) == (leaf.shape, leaf.dtype, leaf.nbytes)
+        np.testing.assert_array_equal(found[path], leaf)
+    assert (stored.step, stored.about, stored.mesh) == (20, ABOUT, {"fsdp": 8})
+
+
+def test_groups_join_small_arrays(stored, monkeypatch):
+    paths = list(stored.arrays)
+    assert list(stored.groups(paths)) == [paths]
+    monkeypatch.setattr(restore_file, "GROUP_BYTES", 1)
+    assert list(stored.groups(paths)) == [[path] for path in paths]
+    assert list(stored.groups([])) == []
+
+
+def test_a_flipped_bit_is_damage(run):
+    damage(run / "checkpoints" / "20", "flip")
+    with pytest.raises(DamagedCheckpoint, match="/20 is damaged: "):
+        StoredCheckpoint(run / "checkpoints" / "20").read(["params/norm", "params/blocks/kernel"])
+
+
+def test_another_checksum_is_damage(stored):
+    stored.checksums["params/norm"] ^= 1
+    stored.read(["key"])
+    with pytest.raises(DamagedCheckpoint, match="params/norm of 7 arrays read as other bits than were saved"):
+        stored.read(["params/norm", "key"])
+
+
+# A part of the state onto a mesh
+
+
+def laid_out(params, devices):
+    """Their shapes, on so many devices."""
+    return abstract(placed(params, devices))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_parameters_are_read_onto_any_mesh(stored, devices):
+    params = run_state(20).params
+    wanted = laid_out(params, devices)
+    found = read_tree(stored, "params", wanted)
+    for (path, array), expected in zip(whole(found).items(), jax.tree.leaves(params), strict=True):
+        assert array.tobytes() == np.asarray(expected).tobytes(), path
+    assert jax.tree.map(lambda leaf: leaf.sharding, found) == jax.tree.map(lambda leaf: leaf.sharding, wanted)
+    assert read_tree(stored, "model_state", ()) == ()
+
+
+def test_differences_from_the_model_are_named(stored):
+    wanted = laid_out({"blocks": {"kernel": np.zeros((3, 16, 4), np.float32)}, "bias": np.zeros(2, np.float32)}, 8)
+    with pytest.raises(CheckpointError) as raised:
+        read_tree(stored, "params", wanted)
+    message = str(raised.value)
+    assert "holds other params than the model of its config has, in 3 arrays:" in message
+    assert "params/blocks/kernel: float32[3, 16, 8] in the checkpoint, float32[3, 16, 4] in this run" in message
+    assert "params/bias: not in the checkpoint" in message
+    assert "params/norm: only in the checkpoint" in message
+
+
+def test_a_changed_parameter_is_found_by_its_checksum(stored):
+    stored.checksums["params/norm"] ^= 1
+    with pytest.raises(DamagedCheckpoint, match=r"params/norm of 2 arrays read as other bits than were saved"):
+        read_tree(stored, "params", laid_out(run_state(20).params, 8))
+
+
+@pytest.mark.slow
+def test_averages_replace_the_parameters_that_have_one(tmp_path):
+    params = {"base": np.ones((16, 8), jnp.bfloat16), "head": np.full(16, 2, jnp.bfloat16)}
+    average = {"average": {"head": np.full(16, 2.5, np.float32)}}  # base was frozen
+    state = State(np.int32(4), params, average, np.array([0, 1], np.uint32))
+    stored = StoredCheckpoint(write(tmp_path / "run", state) / "checkpoints" / "4")
+    found = read_averages(stored, laid_out(params, 2))
+    assert (found["head"].dtype, float(found["head"][0]), float(found["base"][0, 0])) == (jnp.bfloat16, 2.5, 1)
+    with pytest.raises(CheckpointError, match="holds other averages than the model"):
+        read_averages(stored, laid_out({"base": params["base"]}, 2))
+
+
+def test_a_checkpoint_without_averages_is_an_error(stored):
+    with pytest.raises(CheckpointError, match=r"contains no averages of its parameters.*optimizer\.ema"):
+        stored.averages()

@@ -1,0 +1,304 @@
+"""`spmdkit evaluate`, `predict` and `generate` from the command line."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from spmdkit.launch.cli import main
+from spmdkit.launch.commands.model_commands import split_prompt
+from support.processes import start_each, wait
+from support.runs import leave_run, metrics, write_config, write_language_config
+
+import spmdkit
+
+
+def evaluate(capsys, *words):
+    capsys.readouterr()
+    code = main(["evaluate", *map(str, words)])
+    return code, capsys.readouterr()
+
+
+def test_prints_run_data_and_loss(untrained, capsys):
+    run = untrained.parent / "run"
+    code, printed = evaluate(capsys, run)
+    title, data, split, loss, log = printed.out.splitlines()
+    assert code == 0
+    assert title == f"{run} at step 8: mlp, 2,410 parameters; mesh data 2 x fsdp 4"
+    assert data.startswith("synthetic: 8,192 noisy images")
+    assert split == "evaluation split: all 420 rows, 27 batches of 16"
+    assert loss.split()[0] == "loss"
+    assert 2 < float(loss.split()[1]) < 4
+    assert log == "The log of the run has figures of 32 of them (eval.batches=2): --batches 2 takes the same."
+
+
+@pytest.mark.parametrize(
+    ("words", "split", "log"),
+    [
+        (["--batches", "2"], "evaluation split: 32 of 420 rows, 2 batches of 16, as in the log of the run", ""),
+        (["eval.batches=2"], "evaluation split: 32 of 420 rows, 2 batches of 16, as in the log of the run", ""),
+        (["--batches", "1"], "evaluation split: 16 of 420 rows, 1 batch of 16", "figures of 32 of them"),
+        (["eval.batches=0"], "evaluation split: all 420 rows, 27 batches of 16", "figures of 32 of them"),
+        (["--split", "train", "--batches", "3"], "train split: 48 of 7,772 rows, 3 batches of 16", ""),
+        (["data.eval_fraction=0.1", "--batches", "1"], "evaluation split: 16 of 8", ""),
+    ],
+)
+def test_prints_the_rows_of_result_and_log(words, split, log, untrained, capsys):
+    code, printed = evaluate(capsys, untrained, *words)
+    lines = printed.out.splitlines()
+    assert code == 0
+    assert lines[2].startswith(split)
+    assert ("The log of the run" in lines[-1]) == bool(log)
+    assert log in lines[-1]
+
+
+def trained_otherwise(untrained, tmp_path, old="", new=""):
+    """A run of the config of `untrained` whose own config.yaml says something else; run.dir=... of it."""
+    folder = shutil.copytree(untrained.parent / "run", tmp_path / "run")
+    own = (folder / "config.yaml").read_text()
+    assert old in own
+    (folder / "config.yaml").write_text(own.replace(old, new))
+    return f"run.dir={folder}"
+
+
+def test_uses_the_log_of_the_run(untrained, tmp_path, capsys):
+    run = trained_otherwise(untrained, tmp_path, "  batches: 2\n", "  batches: 5\n")
+    code, printed = evaluate(capsys, untrained, run, "--batches", "2")
+    assert code == 0
+    assert "as in the log" not in printed.out
+    assert printed.out.splitlines()[-1].startswith("The log of the run has figures of 80 of them (eval.batches=5)")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("eval_fraction: 0.05", "eval_fraction: 0.2"), ("train:", "trian:"), ("data:", "\t{")]
+)
+def test_ignores_a_log_of_other_rows(old, new, untrained, tmp_path, capsys):
+    code, printed = evaluate(capsys, untrained, trained_otherwise(untrained, tmp_path, old, new), "--batches", "2")
+    assert code == 0
+    assert "log" not in printed.out.replace(str(tmp_path), "")
+
+
+@pytest.mark.slow
+def test_reports_both_values_if_the_log_has_another(untrained, tmp_path, capsys):
+    folder = shutil.copytree(untrained.parent / "run", tmp_path / "run")
+    loss = json.loads(evaluate(capsys, folder, "--batches", "2", "--json")[1].out)["loss"]
+    (folder / "metrics.jsonl").write_text(f'{{"step": 8, "loss": 1.0, "eval_loss": {loss}}}\n')
+    code, printed = evaluate(capsys, folder, "--batches", "2")
+    assert (code, "warning" in printed.out, "as in the log of the run" in printed.out) == (0, False, True)
+    (folder / "metrics.jsonl").write_text(f'{{"step": 8, "loss": 1.0, "eval_loss": {loss + 0.02}}}\n')
+    code, printed = evaluate(capsys, folder, "--batches", "2")
+    assert (code, "as in the log of the run" in printed.out) == (0, False)
+    warning = printed.out.splitlines()[-1]
+    assert warning.startswith("warning: the log of the run has other values for the same rows and step: loss ")
+    assert f"{loss:.6g} here, {loss + 0.02:.6g} in the log" in warning
+    assert "warning" not in evaluate(capsys, folder, "--batches", "2", "--step", "4")[1].out, "the log has no step 4"
+    found = json.loads(evaluate(capsys, folder, "--batches", "2", "--json")[1].out)
+    assert (found["log"], found["differs_from_log"]) == ({"loss": loss + 0.02}, True)
+
+
+def test_json_contains_the_rows_of_the_log(untrained, capsys):
+    found = [
+        json.loads(evaluate(capsys, untrained, "--json", *words)[1].out) for words in ([], ["data.eval_fraction=0.1"])
+    ]
+    assert [(each["rows_of_split"], each["rows_in_log"]) for each in found] == [(420, 32), (found[1]["rows"], None)]
+
+
+@pytest.mark.slow
+def test_json_on_another_mesh_and_step(untrained, capsys):
+    found = {}
+    for words in (
+        [],
+        ["strategy={data: 1}"],
+        ["--step", "4"],
+        ["--batches", "2"],
+        ["--split", "train", "--batches", "1"],
+    ):
+        code, printed = evaluate(capsys, untrained, "--json", *words)
+        assert code == 0
+        found[" ".join(words)] = json.loads(printed.out)
+    assert {name: (each["step"], each["rows"], each["split"]) for name, each in found.items()} == {
+        "": (8, 420, "evaluation"),
+        "strategy={data: 1}": (8, 420, "evaluation"),
+        "--step 4": (4, 420, "evaluation"),
+        "--batches 2": (8, 32, "evaluation"),
+        "--split train --batches 1": (8, 16, "train"),
+    }
+    losses = [each["loss"] for each in found.values()]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert len({round(loss, 4) for loss in losses}) == 4
+
+
+def test_evaluates_other_files_completely(untrained, tmp_path, capsys):
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(1003, 64)).astype(np.float32)
+    np.savez(tmp_path / "new.npz", inputs=inputs, targets=random.integers(0, 10, 1003).astype(np.int32))
+    words = ["data.source=arrays", f"data.files=[{tmp_path / 'new.npz'}]", "--json"]
+    code, printed = evaluate(capsys, untrained.parent / "run", *words)
+    assert (code, json.loads(printed.out)["rows"]) == (0, 1003)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--step", "5"], "there are: 4, 8."),
+        (["--batches", "0"], "--batches must be at least 1, got 0."),
+        (["strategy={fsdp: 16}"], "The mesh fsdp 16 needs 16 devices, and there are 8: 16 > 8."),
+        (["train.globl_batch=8"], "train.globl_batch is not a valid key. Did you mean train.global_batch?"),
+        (["data.eval_fraction=0"], "The run lacks an evaluation split (data.eval_fraction=0.0)"),
+    ],
+)
+def test_rejects_invalid_arguments(words, said, untrained, capsys):
+    code, printed = evaluate(capsys, untrained.parent / "run", *words)
+    assert code == 2
+    assert printed.err.startswith("error: ")
+    assert said in printed.err
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.slow
+def test_loss_is_that_of_training(tmp_path, capsys):
+    config = write_config(tmp_path)
+    assert main(["train", str(config)]) == 0
+    trained = metrics(tmp_path / "run")[-1]["eval_loss"]
+    _, printed = evaluate(capsys, config, "--batches", "2", "--json")
+    assert json.loads(printed.out)["loss"] == trained
+
+
+def read(path):
+    with np.load(path) as archive:
+        return dict(archive)
+
+
+def test_writes_one_prediction_per_row(untrained, tmp_path, capsys):
+    words = ["--out", str(tmp_path / "out.npz"), "--keep", "targets,example", "train.global_batch=64"]
+    assert main(["predict", str(untrained.parent / "run"), *words]) == 0
+    wrote = f"Wrote {tmp_path / 'out.npz'}: predictions 420x10, targets 420, example 420; 3 arrays, "
+    assert wrote in capsys.readouterr().out
+    found = read(tmp_path / "out.npz")
+    np.testing.assert_array_equal(found["example"], np.arange(420))
+    alone = spmdkit.load_run(untrained.parent / "run", mesh={})
+    rows = [alone.splits.evaluation[index] for index in range(420)]
+    np.testing.assert_array_equal(found["targets"], [row["targets"] for row in rows])
+    expected = alone.predict({"inputs": np.stack([row["inputs"] for row in rows])})
+    np.testing.assert_allclose(found["predictions"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_replaces_files_only_with_force(untrained, tmp_path, capsys):
+    (tmp_path / "out.npz").write_bytes(b"before")
+    words = ["predict", str(untrained), "--out", str(tmp_path / "out.npz")]
+    assert main(words) == 2
+    assert "out.npz exists. Choose another name, or give --force to replace it" in capsys.readouterr().err
+    assert main([*words, "--force"]) == 2, "no export wrote it"
+    assert "--force replaces only what an earlier export wrote" in capsys.readouterr().err
+    assert (tmp_path / "out.npz").read_bytes() == b"before"
+    (tmp_path / "out.npz").unlink()
+    assert main([*words]) == 0
+    capsys.readouterr()
+    assert main([*words, "--force", "--step", "4", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["step"], told["arrays"]) == (4, {"predictions": [420, 10]})
+    assert read(tmp_path / "out.npz").keys() == {"predictions"}
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_several_processes_write_the_same(untrained, tmp_path):
+    words = [untrained.parent / "run", "--keep", "targets", "--out"]
+    ended = wait(start_each([("predict", *words, tmp_path / "two.npz")] * 2))
+    assert [each.code for each in ended] == [0, 0], [each.stderr for each in ended]
+    assert ["Wrote" in each.stdout for each in ended] == [True, False]
+    assert main(["predict", *map(str, words), str(tmp_path / "one.npz")]) == 0
+    one, two = read(tmp_path / "one.npz"), read(tmp_path / "two.npz")
+    assert one.keys() == two.keys()
+    np.testing.assert_array_equal(one["targets"], two["targets"])
+    np.testing.assert_allclose(one["predictions"], two["predictions"], rtol=1e-6)
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([None], (None, [])),
+        (["def main"], ("def main", [])),
+        (["run.simulate=0"], (None, ["run.simulate=0"])),
+        (["run.simulate=0", "def main", "strategy={data: 1}"], ("def main", ["run.simulate=0", "strategy={data: 1}"])),
+        (["x = 1"], ("x = 1", [])),
+        (["f(data=3)"], ("f(data=3)", [])),
+        (["train.stps=3"], (None, ["train.stps=3"])),
+    ],
+)
+def test_separates_prompt_and_overrides(words, expected):
+    assert split_prompt(words[0], words[1:]) == expected
+
+
+def test_prompt_option_may_look_like_an_override():
+    assert split_prompt(None, [], "data.files=[") == ("data.files=[", [])
+    assert split_prompt("run.seed=1", [], "run.seed=") == ("run.seed=", ["run.seed=1"])
+
+
+def test_rejects_two_prompts():
+    with pytest.raises(ValueError, match=r"one PROMPT, got 2: 'def', 'main'\. Quote a prompt of several words"):
+        split_prompt("def", ["main"])
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory):
+    config = write_language_config(tmp_path_factory.mktemp("generate"), strategy={"fsdp": 8}, sample={"length": 3})
+    leave_run(config, steps=(4,))
+    return config
+
+
+def call_generate(capsys, *words):
+    capsys.readouterr()
+    code = main(["generate", *map(str, words)])
+    return code, capsys.readouterr()
+
+
+@slow
+def test_continues_a_prompt(language, capsys):
+    run = language.parent / "run"
+    code, printed = call_generate(capsys, run, "mesh ", "--length", "4", "--temperature", "0", "--json")
+    found = json.loads(printed.out)
+    assert (code, found["step"], bytes(found["tokens"][:5]), len(found["tokens"])) == (0, 4, b"mesh ", 9)
+    code, printed = call_generate(
+        capsys, language, "strategy={data: 1}", "mesh ", "--length", "4", "--temperature", "0", "run.seed=3"
+    )
+    assert (code, printed.out[:5]) == (0, "mesh ")
+
+
+@slow
+def test_defaults_come_from_the_config(language, capsys):
+    found = [
+        json.loads(call_generate(capsys, language, "--json", *words)[1].out) for words in ([], [], ["--seed", "7"])
+    ]
+    assert bytes(found[0]["tokens"][:4]) == b"def "
+    assert len(found[0]["tokens"]) == 7
+    assert found[0] == found[1] != found[2]
+
+
+@slow
+def test_rejects_other_models(untrained, capsys):
+    for prompt in ("1 2", "def main"):
+        code, printed = call_generate(capsys, untrained, prompt)
+        assert code == 2
+        assert "The inputs of mlp are 64 numbers, not tokens, so it cannot continue a prompt." in printed.err
+
+
+@slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--length", "1000000000"], "sample.length must be at most"),
+        (["--seed", "4294967296"], "run.seed must be at most 4294967295"),
+        (["--temperature", "nan"], "sample.temperature must be a number"),
+        (["\udcff"], "The prompt '\\udcff' is not valid UTF-8"),
+    ],
+)
+def test_rejects_invalid_options(language, words, said, capsys):
+    code, printed = call_generate(capsys, language.parent / "run", *words)
+    assert code == 2
+    assert said in printed.err
+    assert "Traceback" not in printed.err

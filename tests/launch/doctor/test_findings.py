@@ -1,0 +1,98 @@
+"""The whole command, in one process and in two, and the output of findings."""
+
+import json
+
+import pytest
+from spmdkit.launch.cli import main
+from spmdkit.launch.doctor.findings import format_finding, format_text, has_problems
+from spmdkit.launch.doctor.job_checks import Finding
+from support.processes import start_each, wait
+from support.runs import write_config
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_config(tmp_path)
+
+
+def test_reports_no_problems(config, capsys):
+    assert main(["doctor", str(config)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("spmdkit doctor\n")
+    assert "ok    job           one process: no variable sets a number of processes" in printed
+    assert "8 simulated CPU devices in each process" in printed
+    assert printed.endswith("No problems found.\n")
+    assert not (config.parent / "run").exists()
+
+
+def test_as_json(config, capsys):
+    assert main(["doctor", "--json", str(config)]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["ok"]
+    assert {"job", "versions", "devices", "cores", "run.dir"} <= {finding["name"] for finding in values["findings"]}
+
+
+@pytest.mark.slow_cases("arguments0-variables0-config-train.stps is not a valid key")
+@pytest.mark.parametrize(
+    ("arguments", "variables", "name", "found"),
+    [
+        (["train.stps=3"], {}, "config", "train.stps is not a valid key"),
+        ([], {"SPMDKIT_PROCESS_ID": "1"}, "job", "SPMDKIT_PROCESS_ID, this is process 1, but the number of"),
+        ([], {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "job", "this is the batch script itself"),
+        (["run.dir=/proc/nothing"], {}, "run.dir", "/proc/nothing"),
+    ],
+)
+def test_reports_problems(arguments, variables, name, found, config, capsys, monkeypatch):
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert main(["doctor", str(config), "--json", *arguments, "run.simulate=8"]) == 2
+    values = json.loads(capsys.readouterr().out)
+    assert not values["ok"]
+    assert any(
+        each["name"] == name and each["level"] == "wrong" and found in each["found"] for each in values["findings"]
+    )
+
+
+def test_rejects_an_invalid_wait(capsys):
+    assert main(["doctor", "--wait", "-1"]) == 2
+    assert "--wait must be more than 0 seconds and less than a day, got -1." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_processes_together(config):
+    ended = wait(start_each([("doctor", config)] * 2))
+    assert [each.code for each in ended] == [0, 0], ended
+    printed = ended[0].stdout
+    assert printed.startswith("spmdkit doctor of 2 processes\n")
+    assert "rank 1: process 1 of 2 (SPMDKIT_PROCESS_ID, SPMDKIT_NUM_PROCESSES)" in printed
+    assert "all 2 have connected: 2 on" in printed
+    assert "all 2 processes see the same" in printed
+    assert ended[1].stdout == ""
+    assert not (config.parent / "run").exists()
+
+
+FINE = Finding("host name", "a is 10.0.0.1")
+BAD = Finding("GPUs", "none visible", "wrong", "unset CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+
+
+def test_format_finding():
+    assert format_finding(FINE) == ["  ok    host name     a is 10.0.0.1"]
+    assert format_finding(BAD, "rank 3") == [
+        "  WRONG GPUs          rank 3: none visible (CUDA_VISIBLE_DEVICES)",
+        "                      fix: unset CUDA_VISIBLE_DEVICES",
+    ]
+
+
+def test_common_findings_are_listed_once():
+    own = Finding("host name", "b is 10.0.0.2")
+    assert format_text([[FINE, BAD], [own, BAD]], None).splitlines()[2:-2] == [
+        "  ok    host name     rank 0: a is 10.0.0.1",
+        "  ok    host name     rank 1: b is 10.0.0.2",
+        *format_finding(BAD),
+    ]
+
+
+def test_has_problems():
+    assert has_problems([FINE, BAD])
+    assert not has_problems([FINE, BAD._replace(level="note")])

@@ -1,0 +1,205 @@
+"""Checks of the host."""
+
+import os
+import sys
+
+import pytest
+from spmdkit.configs.schema import RunConfig
+from spmdkit.launch.doctor import host_checks
+from spmdkit.launch.doctor.host_checks import (
+    check_compilation,
+    check_cores,
+    check_devices,
+    check_gpus,
+    check_host_name,
+    check_limits,
+    check_locale,
+    check_machine,
+    check_memory,
+    check_shared_memory,
+    check_versions,
+    installed_versions,
+    open_devices,
+)
+from spmdkit.launch.doctor.job_checks import GIB
+from spmdkit.launch.startup.detection import Job
+
+
+def test_checks_this_host():
+    found = check_machine(8)
+    assert {"cores", "memory", "open files", "host name", "locale"} <= {finding.name for finding in found}
+
+
+@pytest.mark.parametrize(("devices", "count", "level"), [(0, 2, "ok"), (8, 2, "note"), (8, 8, "ok"), (2, 1.5, "note")])
+def test_cores(devices, count, level):
+    assert check_cores(devices, count).level == level
+
+
+@pytest.mark.parametrize(("available", "level"), [(8 * GIB, "ok"), (GIB // 2, "wrong"), (None, "ok")])
+def test_memory(available, level):
+    assert check_memory(available).level == level
+
+
+@pytest.mark.parametrize(
+    ("files", "addresses", "levels"),
+    [(65536, -1, ["ok"]), (-1, -1, ["ok"]), (256, -1, ["wrong"]), (4096, 20 * GIB, ["ok", "note"])],
+)
+def test_limits(files, addresses, levels):
+    assert [finding.level for finding in check_limits(files, addresses)] == levels
+
+
+@pytest.mark.parametrize(
+    ("ip", "level", "found"),
+    [
+        ("10.0.0.1", "ok", "n1 is 10.0.0.1"),
+        ("127.0.1.1", "ok", "n1 is 127.0.1.1: enough for one host, not for several"),
+        ("", "wrong", "n1 cannot be resolved"),
+    ],
+)
+def test_host_name(ip, level, found):
+    finding = check_host_name("n1", ip)
+    assert (finding.level, finding.found) == (level, found)
+
+
+def test_notes_a_missing_locale(monkeypatch):
+    monkeypatch.setenv("LC_ALL", "xx_XX.UTF-8")
+    found = check_locale()
+    assert (found.level, found.found) == ("note", "xx_XX.UTF-8, which is not installed on this host")
+
+
+def test_cgroups_limit_cores_and_memory(tmp_path, monkeypatch):
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    monkeypatch.setattr(host_checks, "CGROUP", tmp_path)
+    assert host_checks._count_cores() == 0.5
+    assert host_checks._free_memory() == 2000
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert host_checks._count_cores() >= 1
+
+
+def test_rejects_small_shared_memory_with_gpus(tmp_path, monkeypatch):
+    assert check_shared_memory(tmp_path) == []
+    monkeypatch.setattr(host_checks, "count_gpus", lambda: 8)
+    monkeypatch.setattr(host_checks, "MIN_SHARED_MEMORY", 2**62)
+    (found,) = check_shared_memory(tmp_path)
+    assert (found.level, found.fix) == ("wrong", "start the container with --shm-size=8g, or --ipc=host")
+
+
+CUDA = {"jax-cuda13-plugin": "0.10.2"}
+
+
+def environ(**variables: str) -> dict[str, str]:
+    return {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
+
+
+def test_does_not_open_simulated_devices(monkeypatch):
+    monkeypatch.setattr(host_checks, "PROGRAM", "raise SystemExit('opened')")
+    assert [finding.level for finding in check_devices({}, 8, None, {})] == ["ok"]
+
+
+@pytest.mark.slow
+def test_opens_devices_in_a_child(monkeypatch):
+    monkeypatch.setattr(host_checks, "count_gpus", lambda: 0)
+    (found,) = check_devices(environ(JAX_NUM_CPU_DEVICES="3", SPMDKIT_NUM_PROCESSES="2"), 0, None, {})
+    assert (found.level, found.found) == ("ok", "cpu: 3 x cpu")
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        ("import sys; sys.exit('no driver')", "could not open its devices (exit code 1): no driver"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "could not open its devices (killed by signal 11)"),
+        ("import time; time.sleep(60)", "JAX did not open its devices within 0 s"),
+        ("print('nothing')", "could not open its devices (exit code 0)"),
+    ],
+)
+def test_reports_devices_that_do_not_open(program, found, monkeypatch):
+    monkeypatch.setattr(host_checks, "PROGRAM", program)
+    opened = open_devices(environ(), seconds=60 if "sleep" not in program else 0.4)
+    assert opened.level == "wrong"
+    assert found in opened.found
+    assert sys.executable
+
+
+@pytest.mark.parametrize(
+    ("variables", "of_host", "on_cpu", "processes", "versions", "level", "found", "fix"),
+    [
+        ({}, 8, False, None, CUDA, "ok", "8 on this host, 8 visible", ""),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 8, True, None, CUDA, "wrong", "8 on this host, 0 visible", "unset CUDA_VIS"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, 0, True, None, CUDA, "note", "no NVIDIA driver is loaded", ""),
+        ({}, 8, True, None, {}, "wrong", "but JAX computes on the CPU", "pip install --upgrade 'spmdkit[cuda]'"),
+        ({"JAX_PLATFORMS": "cpu"}, 8, True, None, CUDA, "wrong", "computes on the CPU", "unset JAX_PLATFORMS=cpu"),
+        ({}, 8, True, None, CUDA, "wrong", "but JAX computes on the CPU", "check the driver"),
+        ({}, 4, False, 8, CUDA, "wrong", "4 visible, for 8 processes", "start at most 4 processes on each host"),
+        ({}, 8, False, 3, CUDA, "wrong", "3 processes do not divide them", "start a number of processes"),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, 8, False, 8, CUDA, "ok", "8 on this host, 1 visible", ""),
+    ],
+)
+def test_gpus(variables, of_host, on_cpu, processes, versions, level, found, fix):
+    job = Job("Slurm", None, 16, 3, 1, processes) if processes else None
+    (finding,) = check_gpus(variables, of_host, on_cpu, job, versions)
+    assert finding.level == level
+    assert found in finding.found
+    assert finding.fix.startswith(fix)
+
+
+def test_lists_the_gpus_of_a_process():
+    job = Job("Slurm", None, 4, 1, 1, 4, (2, 3))
+    assert check_gpus({}, 8, False, job, CUDA)[0].found == "8 on this host, 8 visible; for this process: 2, 3"
+
+
+SAME = {"spmdkit": "0.1.0", "jax": "0.10.2", "jaxlib": "0.10.2"}
+
+
+def test_installed_versions():
+    found = installed_versions()
+    assert {"spmdkit", "jax", "jaxlib"} <= set(found)
+    assert [finding.level for finding in check_versions(found)] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "fix"),
+    [
+        ({"jaxlib": "0.9.0"}, "jax 0.10.2 with jaxlib 0.9.0", "pip install jaxlib==0.10.2"),
+        ({"jax-cuda13-plugin": "0.9.0"}, "jaxlib 0.10.2 with jax-cuda13-plugin 0.9.0", "pip install --upgrade"),
+        (
+            {"jax-cuda12-plugin": "0.10.2", "jax-cuda13-plugin": "0.10.2"},
+            "plugins for jax-cuda12 and jax-cuda13 are both installed",
+            "pip uninstall jax-cuda12-plugin",
+        ),
+    ],
+)
+def test_rejects_mismatched_versions(changes, found, fix):
+    wrong = [finding for finding in check_versions({**SAME, **changes}) if finding.level == "wrong"]
+    assert [finding.found for finding in wrong] == [found]
+    assert wrong[0].fix.startswith(fix)
+
+
+def test_accepts_a_matching_plugin():
+    assert [finding.level for finding in check_versions({**SAME, "jax-cuda13-plugin": "0.10.2"})] == ["ok"]
+
+
+def test_reports_missing_packages():
+    assert check_versions({})[-1].found == "jax and jaxlib not installed"
+
+
+def test_reports_cache_and_xla_options(tmp_path):
+    run = RunConfig(cache=str(tmp_path / "programs"), xla=("xla_cpu_enable_fast_math=false",))
+    found = {finding.name: finding for finding in check_compilation(run, 8, {**os.environ, "XLA_FLAGS": ""})}
+    assert found["programs"].found.startswith(f"{tmp_path}/programs/jax-")
+    assert found["programs"].found.endswith("(run.cache), 0 programs, 0 B")
+    assert found["XLA options"].found == "xla_cpu_enable_fast_math=false (run.xla)"
+    assert "XLA_FLAGS" not in found
+    assert not (tmp_path / "programs").exists()
+
+
+def test_notes_unwritable_cache_and_shows_flags(tmp_path):
+    (tmp_path / "file").write_text("")
+    found = {
+        each.name: each
+        for each in check_compilation(RunConfig(cache=str(tmp_path / "file")), 8, {"XLA_FLAGS": "--a=1"})
+    }
+    assert found["programs"].level == "note"
+    assert "every start compiles again" in found["programs"].found
+    assert found["XLA_FLAGS"].found == "--a=1"

@@ -1,0 +1,228 @@
+"""Checks of the job, of run.dir, and of all processes together."""
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from spmdkit.launch.doctor import job_checks
+from spmdkit.launch.doctor.job_checks import (
+    Finding,
+    check_clock,
+    check_coordinator,
+    check_names,
+    check_oversubscription,
+    check_run_dir,
+    compare,
+    compare_clocks,
+    compare_versions,
+    describe_job,
+    find_file_system,
+    find_other_jobs,
+    find_probes,
+    write_probe,
+)
+from spmdkit.launch.startup.addresses import Address
+from spmdkit.launch.startup.detection import Job, find_job
+from spmdkit.launch.startup.rendezvous import Rendezvous
+from spmdkit.launch.supervision.workers import free_port
+from spmdkit.mesh.processes import ProcessesMissing
+
+SLURM = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+
+
+def test_describes_one_process():
+    assert [finding.found for finding in describe_job(None)] == ["one process: no variable sets a number of processes"]
+
+
+def test_every_part_names_its_variable():
+    job = find_job(SLURM)
+    assert job is not None
+    assert [(finding.found, finding.variable) for finding in describe_job(job)] == [
+        ("process 3 of 4", "SLURM_PROCID, SLURM_NTASKS"),
+        ("detected from Slurm", ""),
+        (str(job.address), "SLURM_STEP_NODELIST"),
+        ("process 1 of 2 on its host", "SLURM_LOCALID"),
+        ("identity: slurm 77.0 restart 0", "SLURM_JOB_ID"),
+    ]
+    assert find_other_jobs(job, SLURM) == []
+
+
+def test_notes_ignored_jobs():
+    environ = {**SLURM, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    job = find_job({**environ, "PMIX_NAMESPACE": "1"})
+    (found,) = find_other_jobs(job, environ)
+    assert (found.level, found.found) == ("note", "Slurm: process 3 of 4, ignored because of its lower priority")
+
+
+def test_accepts_a_free_port():
+    address = Address("127.0.0.1", free_port())
+    (found,) = check_coordinator(Job("test", address, 2, 0), {}, False)
+    assert (found.level, found.found) == ("ok", f"port {address.port} is free; listens on 127.0.0.1 only")
+
+
+def test_rejects_a_port_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (found,) = check_coordinator(Job("test", Address("127.0.0.1", port), 2, 0), {}, False)
+    assert (found.level, found.found) == ("wrong", f"port {port} is in use on {socket.gethostname()}")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rejects_an_unknown_host(rank):
+    (found,) = check_coordinator(Job("test", Address("no-such-host.invalid", 80), 2, rank), {}, False)
+    assert found.level == "wrong"
+    assert found.found.startswith(f"no-such-host.invalid cannot be resolved on {socket.gethostname()}: ")
+
+
+def test_rejects_loopback_for_several_hosts():
+    (found,) = check_coordinator(Job("test", Address("127.0.0.1", 80), 2, 0), {}, True)
+    assert (found.level, found.found) == ("wrong", "127.0.0.1:80 refers to a different host on each host")
+
+
+def test_notes_a_proxy():
+    job = Job("test", Address("127.0.0.1", free_port()), 2, 0)
+    found = check_coordinator(job, {"http_proxy": "http://proxy"}, False)[0]
+    assert (found.level, found.variable) == ("note", "http_proxy")
+    assert (
+        check_coordinator(job, {"http_proxy": "http://proxy", "no_proxy": "127.0.0.1"}, False)[0].name == "coordinator"
+    )
+
+
+def test_accepts_a_missing_run_dir(tmp_path):
+    found = check_run_dir(tmp_path / "not" / "there", several_hosts=False)
+    assert [(finding.name, finding.level) for finding in found] == [("run.dir", "ok"), ("clock", "ok")]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rejects_a_file_as_run_dir(tmp_path):
+    (tmp_path / "file").write_text("")
+    (found,) = check_run_dir(tmp_path / "file" / "run", several_hosts=False)
+    assert found.level == "wrong"
+    assert "is a file" in found.found
+
+
+def test_rejects_a_full_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_checks, "MIN_DISK_SPACE", 2**62)
+    found = check_run_dir(tmp_path, several_hosts=False)[0]
+    assert (found.level, found.fix) == ("wrong", "free some space, or set run.dir to another file system")
+
+
+@pytest.mark.parametrize(
+    ("kind", "several", "level"), [("tmpfs", True, "wrong"), ("tmpfs", False, "ok"), ("nfs4", True, "ok")]
+)
+def test_rejects_a_local_file_system_for_several_hosts(kind, several, level, tmp_path, monkeypatch):
+    monkeypatch.setattr(job_checks, "find_file_system", lambda path: kind)
+    found = check_run_dir(tmp_path, several)[0]
+    assert found.level == level
+    assert kind in found.found
+
+
+def test_find_file_system(tmp_path):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"root / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n")
+    assert find_file_system(tmp_path / "mounts", mounts) == "nfs4"
+    assert find_file_system(tmp_path.parent, mounts) == "ext4"
+    assert find_file_system(tmp_path, tmp_path / "none") == ""
+
+
+def test_rejects_a_wrong_clock(tmp_path, monkeypatch):
+    stat = os.stat
+
+    def later(path, **options):
+        found = stat(path, **options)
+        return os.stat_result([*found[:8], found.st_mtime + 100, *found[9:10]])
+
+    assert check_clock(tmp_path).level == "ok"
+    monkeypatch.setattr(job_checks.os, "stat", later)
+    assert "100 s ahead of" in check_clock(tmp_path).found
+
+
+def test_probes(tmp_path):
+    with write_probe(tmp_path / "run", 0) as one, write_probe(tmp_path / "run", 1) as other:
+        assert find_probes(tmp_path / "run", [one, other], ["a", "b"]).level == "ok"
+        found = find_probes(tmp_path / "run", [one, "another"], ["a", "b"], seconds=0.2)
+        assert found.level == "wrong"
+        assert f"files written by b to {tmp_path} are not visible on {socket.gethostname()}" in found.found
+    assert list(tmp_path.iterdir()) == []
+
+
+def compare_all(folders, count: int, seconds: float = 30.0) -> list[list[list[Finding]]]:
+    job = Job("test", Address("127.0.0.1", free_port()), count, 0)
+
+    def one(rank: int) -> list[list[Finding]]:
+        own = [Finding("own", f"of {rank}")]
+        versions = {"jax": "0.10.2" if rank else "0.10.1"}
+        mine = job._replace(process_id=rank)
+        options = {"seconds": seconds, "say": lambda line: None, "probe_seconds": 0.3}
+        return compare(mine, own, folders[rank], versions, on_cpu=True, **options)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(len(folders))))
+
+
+def test_all_processes_get_all_findings(tmp_path):
+    found = compare_all([tmp_path, tmp_path], 2)
+    assert found[0] == found[1]
+    first, second = found[0]
+    assert (first[0].found, second[0].found) == ("of 0", "of 1")
+    assert [finding.found for finding in first if finding.level == "wrong"] == [
+        "jax: 0.10.1 on rank 0, 0.10.2 on rank 1"
+    ]
+    assert any(finding.found == f"all 2 processes see the same {tmp_path}" for finding in second)
+    assert any(finding.found.startswith("all 2 have connected: 2 on ") for finding in first)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rejects_different_directories(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    found = compare_all([tmp_path / "a", tmp_path / "b"], 2)
+    assert all(any(finding.name == "shared" and finding.level == "wrong" for finding in each) for each in found[0])
+
+
+def test_reports_missing_processes(tmp_path):
+    with pytest.raises(ProcessesMissing, match="Rank 1 did not come within 0 s"):
+        compare_all([tmp_path], 2, seconds=0.4)
+    assert list(tmp_path.iterdir()) == []
+
+
+def meeting(**changes) -> Rendezvous:
+    notes = [{"own_ip": "10.0.0.1", "gpus": 2}] * 3
+    return Rendezvous(["a", "a", "b"], notes, [0.0, 0.0, 0.0], None)._replace(**changes)
+
+
+def test_clocks():
+    assert compare_clocks(meeting()).level == "ok"
+    found = compare_clocks(meeting(skews=[0.0, 0.1, -90.0]))
+    assert (found.level, found.found) == ("wrong", "compared with a: b -90 s")
+
+
+def test_mixed_versions():
+    assert compare_versions([{"versions": {"jax": "1"}}] * 2) == []
+    (found,) = compare_versions([{"versions": {"jax": "1"}}, {}])
+    assert found.found == "jax: 1 on rank 0, none on rank 1"
+
+
+def test_rejects_host_names_on_loopback():
+    assert check_names(meeting(), on_cpu=True) == []
+    loopback = meeting(notes=[{"own_ip": "127.0.1.1"}] * 3)
+    assert "resolves its own name to 127.0.1.1" in check_names(loopback, on_cpu=True)[0].found
+    assert check_names(loopback, on_cpu=False) == []
+
+
+def test_rejects_more_processes_than_gpus():
+    assert check_oversubscription(meeting()) == []
+    crowded = meeting(hosts=["a"] * 3)
+    assert [finding.found for finding in check_oversubscription(crowded)] == ["3 processes on a, for 2 GPUs"]
+    bound = meeting(hosts=["a"] * 3, notes=[{"gpus": 1}] * 3)
+    assert check_oversubscription(bound) == []

@@ -1,0 +1,229 @@
+"""Joining processes: arguments, environment, errors; and two real processes."""
+
+import ast
+import os
+import socket
+import subprocess
+import sys
+
+import jax
+import pytest
+from spmdkit.launch.startup import initialize as startup
+from spmdkit.launch.startup.addresses import Address
+from spmdkit.launch.startup.initialize import initialize
+from spmdkit.launch.startup.rendezvous import Rendezvous
+from spmdkit.mesh import UserError, is_main_process
+
+NAMES = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
+
+
+def rendezvous_of(count: int, *, hosts: list[str] | None = None, ips: list[str] | None = None, bind=None) -> Rendezvous:
+    ips = ips or ["127.0.0.1"] * count
+    return Rendezvous(hosts or ["here"] * count, [{"own_ip": ip} for ip in ips], [0.0] * count, bind)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What `jax.distributed.initialize` is called with, in a process that has opened no devices and meets others."""
+    recorded = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: recorded.append(arguments))
+    monkeypatch.setattr(startup, "backend_started", lambda: False)
+    monkeypatch.setattr(startup, "join_rendezvous", lambda job, **options: rendezvous_of(job.num_processes))
+    monkeypatch.setattr(startup, "wait_until_listening", lambda address: None)
+    for name in os.environ:
+        if name.startswith(("SPMDKIT_", "KERAS_DISTRIBUTION_", "JAX_COORD", "JAX_NUM_PROC", "SLURM_", "OMPI_", "PMI")):
+            monkeypatch.delenv(name)
+    return recorded
+
+
+def basics(call: dict) -> tuple:
+    return call["coordinator_address"], call["num_processes"], call["process_id"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passed"),
+    [
+        (("10.0.0.1:1234,10.0.0.2:2345", 2, 0), ("10.0.0.1:1234", 2, 0)),  # a list: the first leads
+        (("10.0.0.1:1234, 10.0.0.2:2345", None, 1), ("10.0.0.1:1234", 2, 1)),  # its length counts
+        (("10.0.0.1:1234", 2, 1), ("10.0.0.1:1234", 2, 1)),  # the coordinator alone
+    ],
+)
+def test_passes_arguments_on(calls, arguments, passed):
+    initialize(*arguments)
+    assert basics(calls[0]) == passed
+    assert calls[0]["cluster_detection_method"] == "deactivate"
+
+
+def test_leaves_a_cloud_tpu_to_jax(calls):
+    initialize()
+    assert "coordinator_address" not in calls[0]
+    assert "cluster_detection_method" not in calls[0]
+
+
+def test_rejects_a_call_without_a_job(calls, monkeypatch):
+    def undetected(**arguments):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", undetected)
+    with pytest.raises(UserError, match=r"found no other processes: .* Set SPMDKIT_JOB_ADDRESSES"):
+        initialize()
+
+
+def test_does_nothing_in_a_run_of_one(calls):
+    initialize("a:1", 1, 0)
+    assert calls == []
+
+
+@pytest.mark.parametrize("prefix", ["SPMDKIT_", "KERAS_DISTRIBUTION_"])
+def test_reads_environment_variables(calls, monkeypatch, prefix):
+    for name, value in zip(NAMES, ("10.0.0.1:1234,10.0.0.2:2345", "2", "1"), strict=True):
+        monkeypatch.setenv(prefix + name, value)
+    initialize()
+    assert basics(calls[0]) == ("10.0.0.1:1234", 2, 1)
+
+
+def test_arguments_take_precedence(calls, monkeypatch):
+    monkeypatch.setenv("SPMDKIT_PROCESS_ID", "2")
+    initialize("10.0.0.1:1234", 4)
+    initialize("10.0.0.1:1234", 4, 0)
+    assert [call["process_id"] for call in calls] == [2, 0]
+
+
+def test_passes_timeouts_on(calls):
+    initialize("a:1", 2, 0, initialization_timeout=7, heartbeat_timeout_seconds=8, shutdown_timeout_seconds=9)
+    timeouts = ("initialization_timeout", "heartbeat_timeout_seconds", "shutdown_timeout_seconds")
+    assert [calls[0][name] for name in timeouts] == [7, 8, 9]
+
+
+def test_the_coordinator_binds_to_the_rendezvous_address(calls, monkeypatch):
+    bind = Address("127.0.0.1", 5)
+    monkeypatch.setattr(startup, "join_rendezvous", lambda job, **options: rendezvous_of(2, bind=bind))
+    initialize("localhost:5", 2, 0)
+    assert calls[0]["coordinator_bind_address"] == "127.0.0.1:5"
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "[::]:5")
+    initialize("localhost:5", 2, 0)
+    assert calls[1]["coordinator_bind_address"] is None  # JAX reads that itself
+
+
+def test_bypasses_the_proxy(calls, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://proxy:1")
+    monkeypatch.setenv("no_proxy", "x")
+    initialize("host0:5", 2, 1)
+    assert os.environ["no_proxy"] == "x,host0"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ips", "says"),
+    [
+        (["a", "a"], ["127.0.1.1", "127.0.1.1"], None),  # one host may
+        (["a", "b"], ["10.0.0.1", "10.0.0.2"], None),
+        (
+            ["a", "b"],
+            ["10.0.0.1", "127.0.1.1"],
+            r"Host b \(rank 1\) resolves its own name to 127.0.1.1, which the other",
+        ),
+        (["a", "b"], ["10.0.0.1", ""], r"Host b \(rank 1\) does not resolve its own name.* its /etc/hosts"),
+    ],
+)
+def test_checks_the_host_names_of_cpu_collectives(hosts, ips, says):
+    found = rendezvous_of(2, hosts=hosts, ips=ips)
+    startup.check_host_names(found, on_cpu=False)
+    if says is None:
+        startup.check_host_names(found, on_cpu=True)
+        return
+    with pytest.raises(UserError, match=says):
+        startup.check_host_names(found, on_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("10.0.0.1:1234,10.0.0.2:2345", 3, 0), "has 2 jobs, but num_processes is 3. Give one address per process"),
+        (("a:1", 2, 2), r"process_id=2 must be in 0 \.\. num_processes - 1 = 1"),
+        (("a:1", 2, -1), "process_id=-1 must be in"),
+        (("a:1", 0, 0), "num_processes=0 must be at least 1"),
+        (("a:1", None, None), "the number of processes and the rank of this one are missing"),
+        (("a", 2, 0), "job_addresses='a' must be host:port.*the port is missing"),
+        ((None, 2, 0), "the address of process 0 is missing"),
+    ],
+)
+def test_rejects_arguments(calls, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        initialize(*arguments)
+    assert calls == []
+
+
+def test_rejects_an_invalid_integer(calls, monkeypatch):
+    monkeypatch.setenv("KERAS_DISTRIBUTION_NUM_PROCESSES", "two")
+    with pytest.raises(ValueError, match="NUM_PROCESSES must be an integer of at least 1, got 'two'"):
+        initialize()
+
+
+def test_rejects_a_call_after_jax_opened_devices():
+    with pytest.raises(RuntimeError, match=r"too late: JAX has already opened its devices.*would train alone") as info:
+        initialize("127.0.0.1:1", 2, 0)
+    assert isinstance(info.value, UserError)  # on the command line a mistake (2), not an error of ours
+
+
+def test_a_second_call_does_nothing(calls, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    initialize("127.0.0.1:1", 2, 0)
+    assert calls == []
+
+
+def test_one_process_is_the_main_process():
+    assert is_main_process()
+
+
+WORKER = """
+import os, sys
+from pathlib import Path
+from spmdkit import initialize
+from spmdkit.mesh import DeviceMesh, get_device_count, is_main_process, list_devices, simulate
+simulate(2)
+initialize()
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+mesh = DeviceMesh.of(data=2, fsdp=2)
+assert list_devices() == ["cpu:0", "cpu:1", "cpu:2048", "cpu:2049"] and get_device_count() == 4
+assert mesh.axes_across_processes == ("data",) and "crosses processes: data" in str(mesh)
+assert is_main_process() == (jax.process_index() == 0)
+rows = jax.device_put(np.arange(4.0), NamedSharding(mesh.backend_mesh, PartitionSpec(("data", "fsdp"))))
+print(float(jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh.backend_mesh, PartitionSpec()))(rows)))
+port = int(os.environ["SPMDKIT_JOB_ADDRESSES"].rpartition(":")[2])
+tables = [path.read_text() for path in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if path.exists()]
+sockets = [line.split() for table in tables for line in table.splitlines()]
+print({words[1].partition(":")[0] for words in sockets if words[3] == "0A" and words[1].endswith(f":{port:04X}")})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("host", ["127.0.0.1", socket.gethostname()], ids=["loopback", "the host's own name"])
+def test_two_processes_make_one_mesh(host):
+    """JAX's coordinator listens on one interface, even if the host resolves its own name to a loopback address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"{host}:{probe.getsockname()[1]}"
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
+    common = {**clean, "SPMDKIT_JOB_ADDRESSES": address, "SPMDKIT_NUM_PROCESSES": "2"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER],
+            env={**common, "SPMDKIT_PROCESS_ID": str(number)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        results = [worker.communicate(timeout=120) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    assert [output.splitlines()[-2:-1] for output, _ in results] == [["6.0"], ["6.0"]], results
+    listening = ast.literal_eval(results[0][0].splitlines()[-1])
+    assert len(listening) == 1, listening
+    assert not listening & {"0" * 8, "0" * 32}, "all interfaces"

@@ -1,0 +1,257 @@
+"""The rendezvous with real sockets and one thread for each process."""
+
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from spmdkit.launch.startup import rendezvous
+from spmdkit.launch.startup.addresses import Address, PortTaken
+from spmdkit.launch.startup.detection import Job
+from spmdkit.launch.startup.messages import Hello, decode, encode, parse_hello
+from spmdkit.launch.startup.rendezvous import announce_failure, join_rendezvous, wait_until_listening
+from spmdkit.mesh.errors import UserError
+from spmdkit.mesh.processes import ProcessesMissing
+
+
+def free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Ranks:
+    """Concurrent calls of `join_rendezvous`."""
+
+    def __init__(self, count: int) -> None:
+        self.job = Job("test", Address("127.0.0.1", free()), count, 0)
+        self.said: list[str] = []
+        self.pool = ThreadPoolExecutor(16)
+        self.options = {}
+
+    def start(self, rank: int, *, seconds: float = 30, run: str = "runs/a", note=None, **changes) -> Future:
+        job = self.job._replace(process_id=rank, **changes)
+        return self.pool.submit(
+            join_rendezvous, job, seconds=seconds, run=run, note=note, say=self.said.append, **self.options
+        )
+
+    def wait_until_here(self) -> None:
+        """Waits until rank 0 listens."""
+        wait_until_listening(self.job.address)
+
+    def wait_until_said(self, words: str) -> None:
+        deadline = time.monotonic() + 30
+        while not any(words in said for said in self.said):
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    for name, seconds in (("PROGRESS_SECONDS", 0.2), ("STATUS_SECONDS", 0.1), ("UNSURE_SECONDS", 1.0)):
+        monkeypatch.setattr(rendezvous, name, seconds)
+    return Ranks(3)
+
+
+def test_releases_all_in_any_order_of_arrival(ranks):
+    ranks.options = {"share": True}
+    others = [ranks.start(rank, note={"of": rank}) for rank in (2, 1)]
+    met = [ranks.start(0, note={"of": 0}).result(30), *(other.result(30) for other in others)]
+    assert [each.hosts for each in met] == [[socket.gethostname()] * 3] * 3
+    assert [[note["of"] for note in each.notes] for each in met] == [[0, 1, 2]] * 3
+    assert all(abs(skew) < 5 for each in met for skew in each.skews)
+    assert [each.bind for each in met] == [ranks.job.address, None, None]
+    with socket.socket() as jax:  # rank 0 has made place
+        jax.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        jax.bind(("127.0.0.1", ranks.job.address.port))
+
+
+def test_only_rank_0_has_the_notes_unless_shared(ranks):
+    met = [ranks.start(rank) for rank in range(3)]
+    first, *others = [each.result(30) for each in met]
+    assert len(first.notes) == 3
+    assert [each.notes for each in others] == [[], []]
+
+
+def test_a_failed_check_refuses_all(ranks):
+    def check(meeting):
+        raise UserError(f"no, not {len(meeting.notes)}")
+
+    ranks.options = {"check": check}
+    for waiting in [ranks.start(rank) for rank in range(3)]:
+        with pytest.raises(UserError, match="no, not 3"):
+            waiting.result(30)
+
+
+def test_reports_missing_ranks_while_waiting(ranks):
+    met = [ranks.start(0)]
+    ranks.wait_until_said("waiting for ranks 1 and 2 at 127.0.0.1:")
+    met.append(ranks.start(1))
+    ranks.wait_until_said("waiting for rank 2 at 127.0.0.1:")
+    met.append(ranks.start(2))
+    assert all(each.result(30) for each in met)
+
+
+@pytest.mark.slow
+def test_names_missing_ranks_at_the_timeout(ranks):
+    hosts = ("here", "n1", "n2")
+    waiting = [ranks.start(rank, seconds=1, hosts=hosts) for rank in (0, 1)]
+    for each in waiting:
+        with pytest.raises(
+            ProcessesMissing, match=r"Rank 2 on n2 did not come within 1 s \(timeouts.rendezvous\); 2 of 3"
+        ):
+            each.result(30)
+    assert ProcessesMissing.exit_code == 75
+
+
+@pytest.mark.slow
+def test_names_silent_nodes(ranks):
+    nodes = (socket.gethostname(), "n2", "n3")
+    with pytest.raises(ProcessesMissing, match=r"Ranks 1 and 2 \(nothing came from n2, n3\) did not come"):
+        ranks.start(0, seconds=1, nodes=nodes).result(30)
+
+
+def test_reports_a_missing_rank_0(ranks):
+    waiting = ranks.start(1, seconds=0.5)
+    with pytest.raises(ProcessesMissing, match=r"Rank 0 was not reachable at .* within 0 s .*: connection refused"):
+        waiting.result(30)
+    assert any("waiting for rank 0 at" in said for said in ranks.said)
+
+
+def test_waits_again_for_a_process_that_left(ranks):
+    first = ranks.start(0)
+    ranks.wait_until_here()
+    hello = Hello("", "runs/a", 3, 1, "elsewhere", 7, {})
+    with socket.create_connection(ranks.job.address) as connection:
+        connection.sendall(encode(hello=hello._asdict()))
+        answer = decode(connection.makefile("rb").readline())
+        assert answer is not None
+        assert answer["welcome"]
+    ranks.wait_until_said("rank 1 (process 7 on elsewhere) has left before all were there")
+    met = [first, ranks.start(1), ranks.start(2)]
+    assert all(each.result(30) for each in met)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"run": "runs/b"},
+            r"belongs to another run \(run.dir runs/b\) than rank 0 at .* \(run.dir runs/a; ",
+        ),
+        ({"identity": "stale"}, r"belongs to another run \(run.dir runs/a job stale\) than"),
+        ({"rank": 2}, "rank 2 is there twice: process"),
+        ({"rank": 0, "num_processes": 3}, None),
+    ],
+    ids=["another run", "another attempt", "a rank twice", "rank 0 twice"],
+)
+def test_refuses_foreign_processes_only(ranks, changes, says):
+    first = [ranks.start(0), ranks.start(2)]
+    ranks.wait_until_said("waiting for rank 1 at")
+    stranger = ranks.start(**{"rank": 1, **changes})
+    if says is None:
+        with pytest.raises(PortTaken, match="is in use on"):
+            stranger.result(30)
+    else:
+        with pytest.raises(UserError, match=says) as info:
+            stranger.result(30)
+        assert info.value.exit_code == 2
+        ranks.wait_until_said("refused a process")
+    assert all(each.result(30) for each in [*first, ranks.start(1)])
+
+
+@pytest.mark.slow_cases("numbers0", "numbers2")
+@pytest.mark.parametrize("numbers", [(3, 4, 3), (3, 3, 2), (2, 3, 3)])
+def test_another_number_of_processes_refuses_all(ranks, numbers):
+    """The one that differs comes last, or first; all of them know before anything times out."""
+    before = time.monotonic()
+    waiting = [ranks.start(rank, num_processes=number) for rank, number in enumerate(numbers)]
+    for each in waiting[: min(numbers)]:
+        with pytest.raises(
+            UserError, match=r"has num_processes=\d, but rank 0 \(process \d+ on .*\) has \d: all"
+        ) as info:
+            each.result(20)
+        assert info.value.exit_code == 2
+    assert time.monotonic() - before < 15
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_process_that_cannot_start_refuses_all(ranks, failing, is_first):
+    def fail():
+        return ranks.pool.submit(
+            announce_failure, ranks.job._replace(process_id=failing), "model.width=7", say=ranks.said.append
+        )
+
+    first = [fail()] if is_first else []
+    others = [ranks.start(rank, seconds=20) for rank in range(3) if rank != failing]
+    if not is_first:
+        time.sleep(0.3)
+        first = [fail()]
+    for each in others:
+        with pytest.raises(UserError, match=rf"^Rank {failing} \(process .*\) cannot start, .* can: model.width=7$"):
+            each.result(15)
+    first[0].result(15)
+
+
+@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\n", b"{}\n", b"[" * 100_000 + b"\n"])
+def test_ignores_foreign_connections(ranks, words):
+    first = ranks.start(0)
+    ranks.wait_until_here()
+    with socket.create_connection(ranks.job.address) as stranger:
+        stranger.sendall(words)
+        assert all(each.result(30) for each in [first, ranks.start(1), ranks.start(2)])
+
+
+@pytest.mark.slow_cases("nothing")
+@pytest.mark.parametrize("greeting", [b"\x00\x00\x06\x04\x00", b"SSH-2.0\r\n", b""], ids=["HTTP/2", "SSH", "nothing"])
+def test_reports_another_program_at_the_address(ranks, greeting, monkeypatch):
+    monkeypatch.setattr(rendezvous, "FOREIGN_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous, "SILENT_SECONDS", 1.0)
+    server, connections = socket.create_server(("127.0.0.1", ranks.job.address.port)), []
+
+    def answer():
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            connections.append(connection)
+            connection.sendall(greeting)
+            if greeting:
+                connection.close()
+
+    threading.Thread(target=answer, daemon=True).start()
+    with server, pytest.raises(PortTaken, match="a program that is not rank 0 of this run answers there"):
+        ranks.start(1, seconds=20).result(30)
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rejects_an_unknown_host(ranks, rank):
+    unknown = Address("no-such-host.invalid", 80)
+    with pytest.raises(UserError, match=r"host 'no-such-host.invalid' \(SPMDKIT_JOB_ADDRESSES\) is unknown on"):
+        ranks.start(rank, seconds=0.1, address=unknown, variables={"address": "SPMDKIT_JOB_ADDRESSES"}).result(60)
+
+
+def test_waits_for_a_name_in_kubernetes(ranks, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert rendezvous.name_timeout(ranks.job._replace(source="Kubernetes"), 300) == 300
+    assert rendezvous.name_timeout(ranks.job, 300) == rendezvous.UNKNOWN_SECONDS
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert rendezvous.name_timeout(ranks.job, 300) == 300
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b'{"is": "else"}', b"\xff"])
+def test_rejects_invalid_messages(text):
+    assert decode(text) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"hello": []}, {"hello": {"rank": 1}}, {"hello": Hello("", "", 1, "0", "h", 1, {})._asdict()}],  # pyright: ignore
+)
+def test_rejects_invalid_introductions(values):
+    assert parse_hello(values) is None

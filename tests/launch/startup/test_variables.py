@@ -1,0 +1,112 @@
+"""Environment variables of the launchers: integers, addresses, host lists, ports."""
+
+import pytest
+from spmdkit.launch.startup.addresses import Address
+from spmdkit.launch.startup.detection import find_job
+from spmdkit.launch.startup.variables import (
+    FIRST_PORT,
+    MANUAL_VARIABLES,
+    PORTS,
+    expand_counts,
+    expand_hosts,
+    from_addresses,
+    job_port,
+    read_integer,
+    read_integers,
+    without_job_variables,
+)
+from spmdkit.mesh.errors import UserError
+from support.launch_cases import JAX, KERAS, OURS, SLURM, variables
+
+LONG = "9" * 500
+
+
+@pytest.mark.parametrize(("text", "found"), [("3", 3), (" 12 ", 12), ("0", 0), ("", None), (None, None)])
+def test_reads_integers(text, found):
+    assert read_integer({} if text is None else {"RANK": text}, "RANK", 0) == found
+
+
+@pytest.mark.parametrize("text", ["four", "-1", "1.0", "1e3", "٣", LONG, "0x2", "1,2"])
+def test_rejects_invalid_integers(text):
+    with pytest.raises(UserError, match=r"variable RANK must be an integer of at least 0, got '.{,60}'\."):
+        read_integer({"RANK": text}, "RANK", 0)
+
+
+def test_rejects_integers_below_the_minimum():
+    with pytest.raises(UserError, match="SIZE must be an integer of at least 1, got '0'"):
+        read_integer({"SIZE": "0"}, "SIZE", 1)
+
+
+@pytest.mark.parametrize(("text", "found"), [("0", (0,)), ("3, 0", (3, 0)), ("", None)])
+def test_reads_lists_of_integers(text, found):
+    assert read_integers({"DEVICES": text}, "DEVICES") == found
+
+
+@pytest.mark.parametrize("text", ["0,", "a,b", "0-3", LONG])
+def test_rejects_invalid_lists(text):
+    with pytest.raises(UserError, match=r"DEVICES must be comma-separated integers such as 0,1, got '.{,60}'"):
+        read_integers({"DEVICES": text}, "DEVICES")
+
+
+def test_addresses_of_all_processes_give_their_number():
+    facts = from_addresses("here", "a:1,b:2", None, 1, "ADDRESSES", {})
+    assert (facts.address, facts.num_processes, facts.hosts) == (Address("a", 1), 2, ("a", "b"))
+    assert facts.variables == {"num_processes": "ADDRESSES"}
+    alone = from_addresses("here", "a:1", 3, 1, "ADDRESSES", {})
+    assert (alone.num_processes, alone.hosts) == (3, ())
+    with pytest.raises(UserError, match=r"has 2 jobs, but num_processes is 3\. Give one address per process"):
+        from_addresses("here", "a:1,b:2", 3, 1, "ADDRESSES", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n1", ["n1"]),
+        ("a,b", ["a", "b"]),
+        ("n[1-4,7]", ["n1", "n2", "n3", "n4", "n7"]),
+        ("n[001-003]", ["n001", "n002", "n003"]),
+        ("n[08-11],login", ["n08", "n09", "n10", "n11", "login"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("n[1-2].cluster", ["n1.cluster", "n2.cluster"]),
+    ],
+)
+def test_expands_host_lists(text, hosts):
+    assert expand_hosts(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", "n[1-", "n1]", "a,,b", "n[1-x]", "n[2-1]", "n[[1]]", "n[1-99999999]", "n[-3]"])
+def test_rejects_invalid_host_lists(text):
+    with pytest.raises(UserError, match="SLURM_X='"):
+        expand_hosts(text, "SLURM_X")
+
+
+@pytest.mark.parametrize(("text", "counts"), [("2", [2]), ("2(x3),1", [2, 2, 2, 1]), ("1,2", [1, 2])])
+def test_expands_task_counts(text, counts):
+    assert expand_counts(text) == counts
+
+
+@pytest.mark.parametrize("text", ["", "two", "2(x)", "2x3", "-1"])
+def test_rejects_invalid_task_counts(text):
+    with pytest.raises(UserError, match="is not a valid count such as"):
+        expand_counts(text)
+
+
+def test_a_requeued_job_has_another_identity():
+    first, second = (find_job(variables(f"{SLURM} SLURM_RESTART_COUNT={count}")) for count in "01")
+    assert first is not None
+    assert second is not None
+    assert first.identity != second.identity
+    assert first.address != second.address
+
+
+def test_removes_job_variables_for_another_job():
+    environ = variables(f"{OURS} {KERAS} {JAX} {SLURM} SPMDKIT_TRACEBACK=1")
+    left = without_job_variables(environ)
+    assert not MANUAL_VARIABLES & left.keys()
+    assert {"SPMDKIT_TRACEBACK", "SLURM_PROCID"} <= left.keys()
+
+
+def test_ports_differ_between_jobs():
+    ports = {job_port(f"job {number}") for number in range(200)}
+    assert all(FIRST_PORT <= port < FIRST_PORT + PORTS for port in ports)
+    assert len(ports) > 180

@@ -1,0 +1,119 @@
+"""Joining and leaving a run of several real processes, started by the launcher."""
+
+import os
+import sys
+import time
+
+import pytest
+from spmdkit.launch.startup.detection import find_job
+from spmdkit.launch.startup.worker import (
+    Timeouts,
+    count_processes,
+    count_simulated,
+    job_environment,
+    joins_processes,
+)
+from spmdkit.launch.supervision.workers import Start, free_port, run_processes
+
+JOB = {"address": "127.0.0.1:1", "num_processes": 2, "process_id": 1, "simulate": 4}
+
+PROGRAM = """
+import os, sys, time
+from spmdkit.configs.schema import Timeouts
+from spmdkit.launch.startup.worker import joins_processes
+rank = int(os.environ["SPMDKIT_PROCESS_ID"])
+with joins_processes(Timeouts(rendezvous=60, shutdown=20)):
+    import jax
+    from jax.experimental import multihost_utils
+    print("joined", jax.process_count())
+    exec(sys.argv[1])
+"""
+
+
+def run(body: str, tmp_path, num_processes: int = 2):
+    address = f"127.0.0.1:{free_port()}"
+    environments = [
+        {**os.environ, "JAX_PLATFORMS": "cpu", **job_environment(address, num_processes, rank)}
+        for rank in range(num_processes)
+    ]
+    command = [sys.executable, "-u", "-c", PROGRAM, body]
+    return run_processes([Start(command, each) for each in environments], tmp_path)
+
+
+def test_round_trips_the_job_through_the_environment(monkeypatch):
+    assert (count_processes(), count_simulated()) == (1, None)
+    for name, value in job_environment(**JOB).items():
+        monkeypatch.setenv(name, value)
+    assert (count_processes(), count_simulated()) == (2, 4)
+
+
+def test_rejects_an_invalid_number_of_devices(monkeypatch):
+    monkeypatch.setenv("SPMDKIT_SIMULATE", "four")
+    with pytest.raises(ValueError, match="SPMDKIT_SIMULATE must be an integer of at least 1, got 'four'"):
+        count_simulated()
+
+
+def test_omits_devices_that_are_not_simulated():
+    assert "SPMDKIT_SIMULATE" not in job_environment(**{**JOB, "simulate": None})
+
+
+def test_passes_identity_and_local_rank(monkeypatch):
+    for name, value in job_environment(**JOB, identity="try 2", local_rank=1, local_processes=2).items():
+        monkeypatch.setenv(name, value)
+    found = find_job()
+    assert found is not None
+    assert (found.identity, found.local_rank, found.local_processes) == ("try 2", 1, 2)
+
+
+def test_rejects_an_incomplete_job(monkeypatch):
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+    with pytest.raises(ValueError, match="JAX_PROCESS_ID, this is process 1, but the number of processes is missing"):
+        count_processes()
+
+
+def test_passes_errors_in_a_run_of_one():
+    with pytest.raises(KeyError, match="mine"), joins_processes(Timeouts()):
+        raise KeyError("mine")
+
+
+@pytest.mark.multiprocess
+def test_all_finish_together(tmp_path):
+    outcome = run("time.sleep(rank)", tmp_path, num_processes=3)
+    assert {end.code for end in outcome.exits} == {0}
+    assert all("joined 3\n" in (tmp_path / f"rank-{rank}.log").read_text() for rank in range(3))
+
+
+@pytest.mark.multiprocess
+def test_an_error_ends_the_run_at_once(tmp_path):
+    body = "if rank == 1: raise RuntimeError('boom')\nmultihost_utils.sync_global_devices('a')"
+    start = time.monotonic()
+    outcome = run(body, tmp_path)
+    assert outcome.cause is not None
+    assert (outcome.cause.rank, outcome.exit_code) == (1, 1)
+    assert "RuntimeError: boom" in outcome.tails[1]
+    assert "Please report it" in outcome.tails[1][-1]
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.multiprocess
+def test_prints_a_user_error_as_one_message(tmp_path):
+    body = "from spmdkit.mesh.devices import simulate\nif rank == 0: simulate(0)\ntime.sleep(60)"
+    outcome = run(body, tmp_path)
+    assert outcome.exit_code == 2
+    assert outcome.tails[0][-1] == "error: simulate(0): the number of simulated devices must be at least 1."
+    assert not any("Traceback" in line for line in outcome.tails[0])
+
+
+@pytest.mark.multiprocess
+def test_sigterm_ends_a_joined_process(tmp_path):
+    outcome = run("if rank == 1: os.kill(os.getpid(), 15)\ntime.sleep(60)", tmp_path)
+    assert outcome.cause is not None
+    assert (outcome.cause.rank, outcome.cause.how) == (1, "killed by SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("step", "save", "seconds"),
+    [(1800, 0, 1800), (1800, 5000, 5000), (6, 60, 1200), (0, 0, 604800), (10**12, 0, 604800)],
+)
+def test_derives_the_timeout_of_writing(step, save, seconds):
+    assert Timeouts(step=step, save=save).writing == seconds

@@ -1,0 +1,307 @@
+"""Kubernetes manifests: their schemas, pods, names, and problems of the config."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.launch.launchers import LaunchJob, LaunchRequest
+from spmdkit.launch.manifest import MAX_NAME, is_label, is_subdomain, job_name, make_label, parse_time_limit
+from spmdkit.mesh.errors import UserError
+from support.launch_cases import container, job_spec, written
+
+EVERYTHING = {
+    "kubernetes": {"memory": "64Gi", "secrets": ["hub"], "service_account": "train", "user": 1000, "group": 2000}
+}
+VERSIONS = ("1.31", "1.37")
+"""Of Kubernetes: with JobSet's conditions of a Job since the one, the newest with published schemas."""
+
+
+def closed(schema: dict) -> dict:
+    """Returns a schema that rejects the fields it does not list, which the API server would drop."""
+    found = {key: closed(value) if key in ("items", "additionalProperties") else value for key, value in schema.items()}
+    if "properties" in schema:
+        found["properties"] = {name: closed(value) for name, value in schema["properties"].items()}
+        found["additionalProperties"] = False
+    return found
+
+
+JOBSET = closed(json.loads((Path(__file__).parents[1] / "support/jobset_schema.json").read_text()))
+JOBSET["properties"]["metadata"] = {"type": "object"}
+
+
+def validate(found: dict) -> None:
+    """Raises where an object is not of the published schema, unknown fields included."""
+    if found["kind"] != "JobSet":
+        for version in VERSIONS:
+            kubernetes_validate.validate(found, version, strict=True)
+        return
+    jsonschema.Draft202012Validator(JOBSET).validate(found)
+    for group in found["spec"]["replicatedJobs"]:
+        validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": found["metadata"], **group["template"]})
+
+
+@pytest.mark.parametrize("form", ["jobset", "job"])
+@pytest.mark.parametrize(
+    "launch", [EVERYTHING, {}, {"gpus_per_process": 0, "cpus_per_process": 0, "time": "", "setup": []}]
+)
+def test_objects_match_the_published_schemas(form, launch, config):
+    found = written(config(form, **launch), restarts=2)
+    kinds = {"jobset": ["ConfigMap", "JobSet"], "job": ["ConfigMap", "Service", "Job"]}
+    assert [each["kind"] for each in found] == kinds[form]
+    for each in found:
+        validate(each)
+
+
+@pytest.mark.parametrize("form", ["jobset", "job"])
+def test_schemas_reject_a_misspelled_field(form, config):
+    found = written(config(form))[-1]
+    found["spec"]["backofLimit"] = 1
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        validate(found)
+    found = written(config("jobset"))[-1]
+    found["spec"]["replicatedJobs"][0]["template"]["spec"]["completionMod"] = "Indexed"
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        validate(found)
+
+
+def test_names_of_pods_come_from_the_service(config):
+    found = written(config("job"))
+    service, job = found[1], found[2]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+
+
+@pytest.mark.parametrize("form", ["jobset", "job"])
+def test_policies_after_the_end_of_a_pod(form, config):
+    found = written(config(form), restarts=3)
+    spec = job_spec(found)
+    rules = spec["podFailurePolicy"]["rules"]
+    assert [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules] == [
+        ("FailJob", [2, 3]),
+        ("Ignore", None),
+    ], "75 is counted: a full disk ends with it"
+    assert rules[1]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == 120 + 30
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (4, 4, "Indexed")
+    assert spec["activeDeadlineSeconds"] == 12 * 3600
+    if form == "jobset":
+        assert spec["backoffLimit"] == 0
+        assert found[-1]["spec"]["failurePolicy"]["maxRestarts"] == 3
+        assert found[-1]["spec"]["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
+    else:
+        assert spec["backoffLimit"] == 3 * 4, "one incident may end every pod"
+
+
+def test_queue_and_namespace(config):
+    found = written(config(kubernetes={"namespace": "ml"}))
+    assert {each["metadata"]["namespace"] for each in found} == {"ml"}
+    assert found[-1]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert "kueue.x-k8s.io/queue-name" not in found[0]["metadata"]["labels"]
+    assert "namespace" not in written(config())[0]["metadata"]
+
+
+@pytest.mark.parametrize("form", ["jobset", "job"])
+def test_limits_restarts_and_time_by_default(form, config):
+    found = written(config(form, time=""))
+    spec = job_spec(found)
+    assert spec["activeDeadlineSeconds"] == 7 * 24 * 3600
+    limit = found[-1]["spec"]["failurePolicy"]["maxRestarts"] if form == "jobset" else spec["backoffLimit"]
+    assert limit == {"jobset": 6, "job": 6 * 4}[form]
+    fewer = written(config(form, kubernetes={"restarts": 1}))
+    assert (fewer[-1]["spec"].get("failurePolicy", {}).get("maxRestarts"), job_spec(fewer)["backoffLimit"]) == (
+        (1, 0) if form == "jobset" else (None, 4)
+    )
+
+
+@pytest.mark.parametrize("form", ["jobset", "job"])
+def test_pods_have_minimal_rights(form, config):
+    found = written(config(form))
+    pod = job_spec(found)["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in pod
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert container(found)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_memory_secrets_account_and_ids(config):
+    found = written(config(**EVERYTHING))
+    pod, only = job_spec(found)["template"]["spec"], container(found)
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("train", False)
+    assert pod["securityContext"]["runAsUser"] == 1000
+    assert (pod["securityContext"]["runAsGroup"], pod["securityContext"]["fsGroup"]) == (2000, 2000)
+    assert only["resources"] == {
+        "requests": {"cpu": "16", "memory": "64Gi"},
+        "limits": {"nvidia.com/gpu": "8", "memory": "64Gi"},
+    }
+    assert only["envFrom"] == [{"secretRef": {"name": "hub"}}]
+
+
+def test_secrets_are_not_written_to_the_manifest(config):
+    given = {"HF_TOKEN": "hf_abc", "NCCL_DEBUG": "WARN"}
+    with pytest.raises(UserError, match=r"HF_TOKEN must come from a Secret, .* create secret generic") as raised:
+        written(config(environment=given))
+    assert "hf_abc" not in str(raised.value)
+    found = written(config(environment=given, kubernetes={"secrets": ["hub"]}))
+    assert "hf_abc" not in str(found)
+    names = [each["name"] for each in container(found)["env"]]
+    assert "NCCL_DEBUG" in names
+    assert "HF_TOKEN" not in names
+
+
+def variables(found: list[dict]) -> dict:
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in container(found)["env"]}
+
+
+def test_variables_of_a_pod(config):
+    found = variables(written(config("job")))
+    assert found["SPMDKIT_COORDINATOR"] == "my-run-0.my-run"
+    assert found["SPMDKIT_JOB_ADDRESSES"] == "$(SPMDKIT_COORDINATOR):8476"
+    assert found["SPMDKIT_NUM_PROCESSES"] == "4"
+    assert (found["NCCL_DEBUG"], found["PRICE"]) == ("WARN", "$$(HOME) 8")
+    assert list(found).index("SPMDKIT_COORDINATOR") < list(found).index("SPMDKIT_JOB_ADDRESSES"), "it refers back"
+    jobset = variables(written(config()))
+    path = jobset["SPMDKIT_COORDINATOR"]["fieldRef"]["fieldPath"]
+    assert path == "metadata.annotations['jobset.sigs.k8s.io/coordinator']"
+    assert "JOB_COMPLETION_INDEX" not in jobset, "it is the cluster's to give"
+
+
+def test_gpus_memory_and_volumes(config):
+    found = written(config())
+    assert container(found)["resources"] == {"requests": {"cpu": "16"}, "limits": {"nvidia.com/gpu": "8"}}
+    mounts = {each["mountPath"]: each["name"] for each in container(found)["volumeMounts"]}
+    assert set(mounts) == {"/config", "/shared", "/dev/shm"}
+    volumes = {each["name"]: each for each in job_spec(found)["template"]["spec"]["volumes"]}
+    assert volumes[mounts["/shared"]]["persistentVolumeClaim"] == {"claimName": "runs"}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+    assert volumes[mounts["/config"]]["configMap"]["name"] == found[0]["metadata"]["name"]
+    plain = written(config(gpus_per_process=0, cpus_per_process=0))
+    assert "resources" not in container(plain)
+    assert "/dev/shm" not in str(plain)
+
+
+def test_command_of_a_pod(config):
+    train = ["python", "-P", "-m", "spmdkit", "train", "/config/config.yaml"]
+    assert container(written(config(setup=[])))["command"] == train
+    with_setup = container(written(config(python="/venv/bin/python")))["command"]
+    assert with_setup == ["bash", "-e", "-c", 'ulimit -c 0\nexec "$@"', "bash", "/venv/bin/python", *train[1:]]
+
+
+def test_config_map_contains_the_whole_config(config, tmp_path):
+    given = load_config(config(), num_processes=None)
+    (text,) = written(config())[0]["data"].values()
+    path = tmp_path / "there.yaml"
+    path.write_text(text)
+    there = load_config(path, num_processes=4)
+    assert (there.run.dir, there.run.root) == ("/shared/runs/My Run", "/shared")
+    assert replace(there, run=given.run) == given
+
+
+def test_another_config_has_another_config_map(config):
+    one, same, other = (written(config(environment={"A": value}))[0]["metadata"]["name"] for value in "112")
+    assert one == same != other
+    assert written(config())[0]["immutable"] is True
+
+
+WRONG = {
+    "image": ({"kubernetes": {"image": ""}}, "launch.kubernetes.image='' is not a valid container image"),
+    "claim": ({"kubernetes": {"volume_claim": ""}}, "launch.kubernetes.volume_claim is missing"),
+    "name": (
+        {"kubernetes": {"name": "My_Run"}},
+        "kubernetes.name='My_Run' is not a valid name: .* such as 'my-run'",
+    ),
+    "namespace": ({"kubernetes": {"namespace": "a b"}}, "launch.kubernetes.namespace='a b' is not a valid namespace"),
+    "mount": ({"kubernetes": {"mount": "shared"}}, "launch.kubernetes.mount='shared' must be an absolute directory"),
+    "config's folder": (
+        {"kubernetes": {"mount": "/config"}},
+        "kubernetes.mount='/config' must be an absolute",
+    ),
+    "memory": ({"kubernetes": {"memory": "64"}}, "launch.kubernetes.memory='64' must be a number with a unit"),
+    "secrets": ({"kubernetes": {"secrets": ["A b"]}}, "launch.kubernetes.secrets='A b' is not a valid name"),
+    "account": ({"kubernetes": {"service_account": "A"}}, "launch.kubernetes.service_account='A' is not a valid name"),
+    "processes": (
+        {"nodes": 1, "processes_per_node": 4, "gpus_per_process": 2},
+        "launch.processes_per_node=4, but a pod contains one process, .* launch.gpus_per_process=8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_rejects_invalid_configs(case, config):
+    changed, message = WRONG[case]
+    with pytest.raises(UserError, match=message):
+        written(config(**changed))
+
+
+def test_reports_all_problems_at_once(config, tmp_path):
+    path = config(kubernetes={"image": "", "volume_claim": ""})
+    with pytest.raises(UserError) as raised:
+        written(path, "run.dir=/scratch/x", fresh=True)
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 5
+    assert "run.dir=/scratch/x is not below launch.kubernetes.mount=/shared" in lines[3]
+    assert "--fresh would start anew with every recreated pod." in lines[4]
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("12:00:00", 43200), ("90", 5400), ("1:30", 90), ("1-12:00:00", 129600), ("2-0", 172800), ("0:0:0", None)],
+)
+def test_time_limits(time, seconds):
+    assert parse_time_limit(time) == seconds
+
+
+def test_rejects_invalid_time_limits():
+    assert parse_time_limit("") is None
+    assert parse_time_limit("soon") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("run", "run"),
+        ("My Run_2", "my-run-2"),
+        ("7b.fsdp", "run-7b-fsdp"),
+        ("--", "run"),
+        ("", "run"),
+        ("größe", "gr-e"),
+        ("a" * 26, "a" * 26),
+    ],
+)
+def test_make_label(text, label):
+    assert make_label(text, 26) == label
+    assert is_label(label, 26)
+
+
+def test_long_names_stay_different():
+    one, other = (make_label("a-very-long-name-of-a-run-" + end, 26) for end in ("one", "two"))
+    assert one != other
+    assert len(one) <= 26
+    assert is_label(one)
+
+
+def test_rejects_invalid_labels():
+    assert not any(is_label(text) for text in ("", "7b", "a-", "-a", "A", "a.b", "a" * 64))
+    assert is_subdomain("team-a.example.org")
+    assert not any(is_subdomain(text) for text in ("", "A", ".a", "a/b", "a" * 254))
+
+
+def test_names_of_jobs_fit_into_labels(config):
+    def name(path, *overrides):
+        return job_name(LaunchJob.load(LaunchRequest(str(path), overrides)))
+
+    assert name(config()) == "my-run"
+    long = name(config(), f"run.dir={'x' * 100}")
+    assert len(long) == MAX_NAME
+    assert name(config(kubernetes={"name": "seven"})) == "seven"
+    label = f"{long}-host-0-0.{long}"
+    assert len(label) <= 63, "JobSet's label of the coordinator"

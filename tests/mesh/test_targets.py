@@ -1,0 +1,92 @@
+"""Targets: texts, files of cards, names of devices, and the errors of each."""
+
+import numpy as np
+import pytest
+import yaml
+from spmdkit.mesh import targets
+from spmdkit.mesh.targets import CARDS, parse_target
+
+from spmdkit import DeviceMesh, UserError, list_devices
+
+
+def test_numbers_devices_host_by_host():
+    names = list_devices(target="h100:2x8")
+    assert len(names) == 16
+    assert (names[0], names[15]) == ("gpu:0@h100:2x8", "gpu:15@h100:2x8")
+
+
+def test_mesh_shows_target_once():
+    mesh = DeviceMesh((2, 8), ("data", "fsdp"), list_devices(target="h100:2x8"))
+    heading, *rows = str(mesh).splitlines()
+    assert heading == "data=2, fsdp=8: 16 devices, h100:2x8"
+    assert "@" not in "".join(rows)
+    assert mesh.target.card.memory_bytes == 84_942_979_072
+
+
+def test_mesh_of_this_machine_has_no_target():
+    assert DeviceMesh.simulated(8, data=8).target is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h100", "'h100' is invalid: expected CARD:HOSTSxGPUS, such as h100:16x8"),
+        ("h100:8", "'h100:8' is invalid: expected CARD:HOSTSxGPUS"),
+        ("h100:2x-8", "'h100:2x-8' is invalid"),
+        ("h10:2x8", r"Unknown target 'h10'; known: a100-40, .*Did you mean 'h100'\?"),
+        ("h100:0x8", "0 x 8 = 0 devices; allowed: 1 .. 65,536"),
+        ("h100:9000x8", "9000 x 8 = 72,000 devices"),
+        (
+            "h100:2x16",
+            r"8 of NVIDIA H100 80GB HBM3 \(gpus_per_host\), got 16. For 32 devices, write h100:4x8",
+        ),
+    ],
+)
+def test_rejects_invalid_targets(text, message):
+    with pytest.raises(UserError, match=message):
+        list_devices(target=text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cores": None}, "cores: invalid value None"),
+        ({"flops": {"bfloat16": -1}}, "bfloat16: invalid value -1"),
+        ({"compute_capability": "nine"}, "compute_capability: invalid value 'nine'"),
+        ({"speed": 1}, "unknown keys: speed"),
+    ],
+)
+def test_rejects_invalid_card_files(change, message, tmp_path):
+    card = yaml.safe_load((CARDS / "h100.yaml").read_text()) | change
+    file = tmp_path / "card.yaml"
+    file.write_text(yaml.safe_dump(card))
+    with pytest.raises(UserError, match=message):
+        parse_target(f"{file}:1x8")
+
+
+def test_reads_own_card_file(tmp_path):
+    file = tmp_path / "card.yaml"
+    file.write_text((CARDS / "h100.yaml").read_text().replace("gpus_per_host: 8", "gpus_per_host: 4"))
+    assert parse_target(f"{file}:3x4").size == 12
+    with pytest.raises(UserError, match=r"missing\.yaml.*No such file"):
+        parse_target(f"{tmp_path / 'missing.yaml'}:1x4")
+
+
+@pytest.mark.parametrize("file", sorted(CARDS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_describes_each_card(file):
+    """A peak is that of tensor cores: cores x clock x operations in a clock, to within the boost of the clock."""
+    card = parse_target(f"{file.stem}:1x8").card
+    ways = {"8.0": 2048, "9.0": 4096, "10.0": 8192}[card.compute_capability]
+    assert card.flops["bfloat16"] == pytest.approx(card.cores * card.clock_ghz * 1e9 * ways, rel=0.1)
+    assert card.name in card.target_config()
+    assert "{" not in card.target_config().replace(" {", "")
+    assert file.read_text().startswith("# NVIDIA")
+
+
+def test_names_missing_compiler(monkeypatch):
+    monkeypatch.setattr(targets, "CUDA_PLUGINS", ("jax_plugins.missing",))
+    targets.target_devices.cache_clear()
+    mesh = DeviceMesh((8,), ("data",), list_devices(target="h100:1x8"))
+    with pytest.raises(UserError, match=r"not installed .*: pip install 'spmdkit\[targets\]'"):
+        _ = mesh.backend_mesh
+    assert np.shape(mesh.devices) == (8,)

@@ -1,0 +1,473 @@
+"""Modules of Flax, Equinox and Keras, as their own documentation writes them, train as in their own library."""
+
+import importlib.util
+import os
+import re
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.mesh.errors import UserError
+from spmdkit.models.adapters.library_model import adapt
+from spmdkit.models.catalog import load_model
+from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out, verify
+from spmdkit.runtime.loading.load_run import load_run
+from spmdkit.runtime.train import train
+from spmdkit.training.metrics import read_metrics
+from support import toy
+
+FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
+ROWS, FEATURES, WIDTH, CLASSES, STEPS, RATE = 16, 8, 16, 8, 3, 0.1
+MESHES = {
+    "data": {"data": 8},
+    "fsdp": {"fsdp": FSDPConfig(size=8, floor_bytes=1)},
+    "data x fsdp": {"data": 2, "fsdp": FSDPConfig(size=4, floor_bytes=1)},
+    "data x tensor": {"data": 2, "tensor": 4},  # split by XLA, as rules over the library's own paths say
+}
+RULES = {
+    "linen": {"Dense_0/kernel": [None, "tensor"], "BatchNorm_.*": ["tensor"], "Dense_1/kernel": ["tensor", None]},
+    "nnx": {"first/kernel": [None, "tensor"], "norm/.*": ["tensor"], "second/kernel": ["tensor", None]},
+    "equinox": {"first/weight": ["tensor", None], "norm/.*": ["tensor"], "second/weight": [None, "tensor"]},
+    "keras": {"net/dense[^/]*/kernel": [None, "tensor"], "net/batch_[^/]*/.*": ["tensor"]},
+}
+
+
+@pytest.fixture(autouse=True)
+def other_libraries_broadcast():
+    """Libraries add a bias to rows without saying so."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def batch(seed):
+    random = np.random.default_rng(seed)
+    return {
+        "inputs": random.normal(size=(ROWS, FEATURES)),
+        "targets": random.integers(0, CLASSES, ROWS).astype(np.int32),
+        "weights": random.uniform(0.5, 1.5, ROWS),
+        "example": np.arange(ROWS * seed, ROWS * (seed + 1), dtype=np.int32),
+    }
+
+
+def mean_loss(logits, rows):
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, rows["targets"])
+    return (losses * rows["weights"]).sum() / rows["weights"].sum()
+
+
+def accuracy(logits, rows):
+    return float(((logits.argmax(-1) == rows["targets"]) * rows["weights"]).sum() / rows["weights"].sum())
+
+
+@contextmanager
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+# Each: the module, and what its own library makes of it: losses of the steps, and the accuracy of an evaluation after.
+
+
+@cache
+def linen():
+    from flax import linen as nn
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train: bool):
+            x = nn.Dense(WIDTH, use_bias=False)(x)
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+            return nn.Dense(CLASSES)(nn.relu(x))
+
+    module = Net()
+    variables = module.init(jax.random.key(0), batch(0)["inputs"], train=False)
+    variables = jax.tree.map(lambda leaf: leaf.astype("float64"), variables)
+    params, stats, losses = variables["params"], variables["batch_stats"], []
+    for seed in range(STEPS):
+        rows = batch(seed)
+
+        def loss(params, stats=stats, rows=rows):
+            given = {"params": params, "batch_stats": stats}
+            logits, changed = module.apply(given, rows["inputs"], train=True, mutable=["batch_stats"])
+            return mean_loss(logits, rows), changed["batch_stats"]
+
+        (value, stats), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        params = jax.tree.map(lambda leaf, slope: leaf - RATE * slope, params, gradients)
+        losses.append(float(value))
+    logits = module.apply({"params": params, "batch_stats": stats}, batch(9)["inputs"], train=False)
+    return module, variables["params"], losses, accuracy(logits, batch(9)), mean_loss(logits, batch(9))
+
+
+@cache
+def nnx():
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.first = nnx.Linear(FEATURES, WIDTH, use_bias=False, param_dtype=jnp.float64, rngs=rngs)
+            self.norm = nnx.BatchNorm(WIDTH, param_dtype=jnp.float64, rngs=rngs)
+            self.second = nnx.Linear(WIDTH, CLASSES, param_dtype=jnp.float64, rngs=rngs)
+
+        def __call__(self, x):
+            return self.second(nnx.relu(self.norm(self.first(x))))
+
+    model, own = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
+    for statistic in (own.norm.mean, own.norm.var):
+        statistic.set_value(statistic.get_value().astype("float64"))
+    optimizer, losses = nnx.Optimizer(own, optax.sgd(RATE), wrt=nnx.Param), []
+    for seed in range(STEPS):
+        rows = batch(seed)
+        value, gradients = nnx.value_and_grad(lambda own, rows=rows: mean_loss(own(rows["inputs"]), rows))(own)
+        optimizer.update(own, gradients)
+        losses.append(float(value))
+    own.eval()
+    logits = own(batch(9)["inputs"])
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    return model, params, losses, accuracy(logits, batch(9)), mean_loss(logits, batch(9))
+
+
+@cache
+def equinox():
+    import equinox as eqx
+
+    class Net(eqx.Module):
+        first: eqx.nn.Linear
+        norm: eqx.nn.BatchNorm
+        second: eqx.nn.Linear
+
+        def __init__(self, key):
+            first, second = jax.random.split(key)
+            self.first = eqx.nn.Linear(FEATURES, WIDTH, use_bias=False, dtype="float64", key=first)
+            self.norm = eqx.nn.BatchNorm(WIDTH, axis_name="batch", mode="batch", dtype="float64")
+            self.second = eqx.nn.Linear(WIDTH, CLASSES, dtype="float64", key=second)
+
+        def __call__(self, x, state):
+            x, state = self.norm(self.first(x), state)
+            return self.second(jax.nn.relu(x)), state
+
+    pair = eqx.nn.make_with_state(Net)(jax.random.key(0))
+    (model, state), losses = pair, []
+    own = model
+
+    def loss(own, state, rows):
+        run = jax.vmap(own, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        logits, state = run(rows["inputs"], state)
+        return mean_loss(logits, rows), state
+
+    for seed in range(STEPS):
+        (value, state), gradients = eqx.filter_value_and_grad(loss, has_aux=True)(own, state, batch(seed))
+        own = eqx.apply_updates(own, jax.tree.map(lambda slope: -RATE * slope, gradients))
+        losses.append(float(value))
+    run = jax.vmap(eqx.nn.inference_mode(own), axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+    logits, _ = run(batch(9)["inputs"], state)
+    params = {
+        "first": {"weight": model.first.weight},
+        "norm": {"weight": model.norm.weight, "bias": model.norm.bias},
+        "second": {"weight": model.second.weight, "bias": model.second.bias},
+    }
+    return pair, params, losses, accuracy(logits, batch(9)), mean_loss(logits, batch(9))
+
+
+@cache
+def keras():
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    layers = keras.layers
+    module = keras.Sequential(
+        [
+            layers.Input((FEATURES,)),
+            layers.Dense(WIDTH, use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Dense(CLASSES),
+        ],
+        name="net",
+    )
+    trained, kept = ([each.value for each in of] for of in (module.trainable_variables, module.non_trainable_variables))
+    paths, losses = [each.path for each in module.trainable_variables], []
+    params: dict = {}
+    for path, value in zip(paths, trained, strict=True):
+        _, layer, name = path.split("/")
+        params.setdefault("net", {}).setdefault(layer, {})[name] = value
+    for seed in range(STEPS):
+        rows = batch(seed)
+
+        def loss(trained, kept=kept, rows=rows):
+            logits, kept = module.stateless_call(trained, kept, rows["inputs"], training=True)
+            return mean_loss(logits, rows), kept
+
+        (value, kept), gradients = jax.value_and_grad(loss, has_aux=True)(trained)
+        trained = [leaf - RATE * slope for leaf, slope in zip(trained, gradients, strict=True)]
+        losses.append(float(value))
+    logits, _ = module.stateless_call(trained, kept, batch(9)["inputs"], training=False)
+    return module, params, losses, accuracy(logits, batch(9)), mean_loss(logits, batch(9))
+
+
+LIBRARIES = {"linen": linen, "nnx": nnx, "equinox": equinox, "keras": keras}
+TOLERANCE = {"keras": 1e-6}
+"""Of a loss; 1e-9 elsewhere. Keras's batch norm computes in float32 under `jit`, whatever its dtype policy says."""
+UNCHECKED = "ignore:The model does not pass JAX's checks"
+
+
+def adapted(module):
+    return adapt(
+        module, loss="softmax_cross_entropy", metrics={"accuracy": "accuracy"}, example=batch(0), name="adapted"
+    )
+
+
+@pytest.mark.long_cases("equinox-data x tensor", "keras-data x tensor", "nnx-data x tensor")
+@pytest.mark.filterwarnings(UNCHECKED)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_training_is_that_of_its_own_library(library, mesh):
+    with float64():
+        module, params, losses, right, evaluated = LIBRARIES[library]()
+        model = adapted(module)
+        rules = RULES[library] if "tensor" in mesh else None
+        plan = lay_out(model, MESHES[mesh], rules=rules, precision=FLOAT64)
+        step = build_step(model, optax.sgd(RATE), plan, precision=FLOAT64)
+        state, found = step.init(0, params=jax.tree.map(np.asarray, params)), []
+        for seed in range(STEPS):
+            state, metrics = step(state, batch(seed))
+            found.append(float(metrics.loss))
+        sums = step.measure(state.params, batch(9), state.model_state)
+    tolerance = TOLERANCE.get(library, 1e-9)
+    np.testing.assert_allclose(found, losses, rtol=tolerance)
+    assert float(sums.total / sums.weight) == pytest.approx(float(evaluated), rel=tolerance)
+    hits, weight = sums.metrics["accuracy"]
+    assert float(hits / weight) == pytest.approx(right, rel=1e-9)
+
+
+def dropout_of(library):
+    """A module with batch norm and dropout, as its library has them."""
+    if library == "linen":
+        from flax import linen as nn
+
+        class Net(nn.Module):
+            @nn.compact
+            def __call__(self, x, deterministic: bool):
+                x = nn.BatchNorm(use_running_average=deterministic)(nn.Dense(WIDTH)(x))
+                return nn.Dense(CLASSES)(nn.Dropout(0.5, broadcast_dims=(1,), deterministic=deterministic)(x))
+
+        return Net()
+    if library == "nnx":
+        from flax import nnx as flax_nnx
+
+        class Net(flax_nnx.Module):
+            def __init__(self, rngs):
+                self.first = flax_nnx.Linear(FEATURES, WIDTH, rngs=rngs)
+                self.norm = flax_nnx.BatchNorm(WIDTH, rngs=rngs)
+                self.dropout = flax_nnx.Dropout(0.5, rngs=rngs)
+                self.second = flax_nnx.Linear(WIDTH, CLASSES, rngs=rngs)
+
+            def __call__(self, x):
+                return self.second(self.dropout(self.norm(self.first(x))))
+
+        return Net
+    if library == "equinox":
+        import equinox as eqx
+
+        class Net(eqx.Module):
+            first: eqx.nn.Linear
+            dropout: eqx.nn.Dropout
+
+            def __init__(self, key):
+                self.first = eqx.nn.Linear(FEATURES, CLASSES, key=key)
+                self.dropout = eqx.nn.Dropout(0.5)
+
+            def __call__(self, x, key):
+                return self.first(self.dropout(x, key=key))
+
+        return Net
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    return keras.Sequential(
+        [keras.layers.Input((FEATURES,)), keras.layers.Dropout(0.5), keras.layers.Dense(CLASSES)], name="dropped"
+    )
+
+
+@pytest.mark.long_cases("linen")
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_no_mesh_changes_what_is_dropped(library):
+    """`verify` runs the same module on one device; that something is dropped at all shows in two evaluations."""
+    with float64():
+        model = adapted(dropout_of(library))
+        strategy = {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=1)}
+        result = verify(model, strategy, [batch(0), batch(1)], accumulate=2, devices=toy.devices(4))
+        assert result.ok, str(result)
+        assert "random numbers" in result.proved
+
+
+def test_rejects_other_objects():
+    with pytest.raises(UserError, match=r"adapt does not support a dict\. It takes a module of Flax Linen"):
+        adapt({}, loss="squared_error", example=batch(0))
+    with pytest.raises(
+        UserError, match="inputs='images' is not an array of the batch, which has example, inputs, targets"
+    ):
+        adapt(lambda rngs: None, loss="squared_error", example=batch(0), inputs="images")
+
+
+def test_arguments_that_nothing_gives_are_named():
+    from flax import linen as nn
+
+    class Noisy(nn.Module):
+        @nn.compact
+        def __call__(self, x, z_rng):
+            return nn.Dense(CLASSES)(x + jax.random.normal(z_rng, x.shape))
+
+    told = r"Noisy\.__call__\(x, z_rng\) cannot be called with 1 argument: missing a required argument: 'z_rng'"
+    with pytest.raises(UserError, match=told):
+        adapt(Noisy(), loss="softmax_cross_entropy", example=batch(0))
+
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+OWN = """
+import jax
+from flax import nnx
+
+def squares(outputs, batch):
+    return ((outputs - batch["targets"][:, None]) ** 2).sum(axis=1)
+
+def halved(batch):
+    return batch["inputs"] / 2
+
+class Net(nnx.Module):
+    def __init__(self, rngs, width=2):
+        self.only = nnx.Linear(64, width, rngs=rngs)
+
+    def __call__(self, x):
+        return self.only(x)
+
+def pair():
+    return lambda key: {"w": key}, lambda params, batch, key: (0.0, 1.0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def other_libraries_broadcast_configured():
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.long_cases("keras_mlp")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The model does not pass JAX's checks")
+@pytest.mark.parametrize("name", ["linen_cnn", "nnx_mlp", "equinox_mlp", "keras_mlp"])
+def test_examples_train(name, tmp_path):
+    """Each from a YAML of a few lines, under FSDP; it learns, its accuracy is logged, and its library has it back."""
+    if name == "keras_mlp":
+        unnamed_layers_count_from_one()
+    file = EXAMPLES / f"{name}.yaml"
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= 20
+    steps = ["train.steps=30", "run.log_every=5", "checkpoint.every=20"]
+    config = load_config(file, [f"run.dir={tmp_path}", *steps])
+    assert config.strategy["fsdp"].size == 8
+    assert train(config) == 0
+    records = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert records[-1]["loss"] < 0.8 * records[0]["loss"]
+    assert records[-1]["accuracy"] > records[0]["accuracy"]
+    assert 0 <= records[-1]["eval_accuracy"] <= 1
+    if name == "keras_mlp":
+        unnamed_layers_count_from_one()
+    run, inputs = load_run(tmp_path), np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
+    expected = run.predict({"inputs": inputs})
+    run.export(tmp_path / "model.safetensors")
+    found = np.asarray(in_its_own_library(name, tmp_path / "model.safetensors", inputs))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+
+
+def in_its_own_library(name, file, inputs):
+    """What a module computes with exported arrays, loaded as the documentation tells: with nothing of spmdkit."""
+    page = (EXAMPLES.parent / "docs" / "other-libraries.md").read_text(encoding="utf-8")
+    told = {"np": np}
+    for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        if "def in_" in text:
+            exec(text, told)
+    spec = importlib.util.spec_from_file_location(f"own_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    if name == "linen_cnn":
+        return told["in_linen"](example.CNN(width=16), file, inputs)
+    if name == "nnx_mlp":
+        return told["in_nnx"](example.MLP(told["nnx"].Rngs(7), width=64), file, inputs)
+    if name == "equinox_mlp":
+        return told["in_equinox"](*example.make(jax.random.key(7), width=64), file, inputs)
+    unnamed_layers_count_from_one()
+    return told["in_keras"](example.make(width=64), file, inputs)
+
+
+def unnamed_layers_count_from_one():
+    """As in a fresh process."""
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    keras.utils.clear_session()
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "of_mine.py").write_text(OWN, encoding="utf-8")
+
+    def load(**spec):
+        example = {"inputs": jax.numpy.ones((1, 64)), "targets": jax.numpy.ones(1)}
+        return load_model({"name": "of_mine:Net", **spec}, search_path=[tmp_path], example=lambda: example)
+
+    yield load
+    __import__("sys").modules.pop("of_mine", None)
+
+
+@pytest.mark.slow
+def test_options_and_functions_of_ones_own(own):
+    model = own(width=3, loss="of_mine:squares", metrics={"far": "of_mine:squares"}, inputs="of_mine:halved")
+    params = model.init(jax.random.key(0))
+    assert params["only"]["kernel"].shape == (64, 3)
+    rows = {"inputs": jax.numpy.ones((4, 64)), "targets": jax.numpy.zeros(4), "example": jax.numpy.arange(4)}
+    total, weight, metrics, _ = model.loss(params, rows, None)
+    expected = ((0.5 * params["only"]["kernel"].sum(0)) ** 2).sum() * 4
+    assert (float(total), float(weight)) == (pytest.approx(float(expected), rel=1e-5), 4.0)
+    assert float(metrics["far"][0]) == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"loss": "softmax"}, "model.loss='softmax' is not a valid loss. Choose from softmax_cross_entropy, sigmoid"),
+        ({"loss": "of_mine:square"}, "model.loss='of_mine:square'.*does not define square. Did you mean squares"),
+        ({"loss": "squared_error", "metrics": ["accurate"]}, "model.metrics.accurate='accurate' is not a valid loss"),
+        ({"loss": "squared_error", "metrics": "accuracy"}, r"must be a list of names, such as \[accuracy\], or a"),
+        ({"loss": "squared_error", "metrics": 3}, "model.metrics=3 must be a list of names"),
+        ({"loss": "squared_error", "inputs": 3}, "model.inputs=3 must be the name of an array of the data, or module:"),
+        (
+            {"name": "of_mine:pair", "loss": "squared_error"},
+            "model.loss is only for a module of Flax, Equinox or Keras",
+        ),
+    ],
+)
+def test_rejects_unknown_functions(own, spec, told):
+    with pytest.raises(UserError, match=told):
+        own(**spec)
+
+
+def test_a_module_without_a_loss():
+    from flax import linen
+    from spmdkit.models.adapters.library_model import adapt_configured
+
+    with pytest.raises(UserError, match=r"model\.loss is missing"):
+        adapt_configured(linen.Dense(3), "mine:Net", {}, (), dict)

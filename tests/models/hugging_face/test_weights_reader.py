@@ -1,0 +1,312 @@
+"""Folders of every family, against their own arithmetic in NumPy; and what is told of folders that do not fit."""
+
+import json
+
+import jax
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+from spmdkit.mesh.device_mesh import DeviceMesh
+from spmdkit.mesh.errors import UserError
+from spmdkit.models.catalog import initial_params, load_model
+from spmdkit.models.hugging_face import load
+from spmdkit.models.hugging_face.config_json import llama_options, qwen2_options, qwen3_options
+from spmdkit.models.hugging_face.weights_reader import Stacked
+from spmdkit.parallel import build_step, lay_out
+from support import plain_families as plain
+
+TOKENS = np.random.default_rng(5).integers(0, 37, (2, 21)).astype(np.int32)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "model"
+
+
+@pytest.mark.slow_cases("biased", "gpt2", "llama", "llama3", "qwen2", "qwen3")
+@pytest.mark.parametrize("name", plain.FAMILIES)
+def test_logits_are_the_familys(folder, name, float64):
+    config = plain.FAMILIES[name]
+    arrays = plain.draw(config)
+    plain.write(folder, config, arrays, files=1 if name in ("llama", "gpt2") else 3)
+    loaded = load(folder)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), loaded.params)
+    found = jax.jit(loaded.model.predict)(params, {"inputs": TOKENS})
+    np.testing.assert_allclose(found, plain.logits(config, arrays, TOKENS), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_sizes(folder):
+    plain.write(folder, plain.LLAMA3, plain.draw(plain.LLAMA3))
+    config = load(folder).config
+    assert (config.head_size, config.num_kv_heads, config.length, config.vocabulary) == (12, 2, 64, 37)
+    assert load(folder, length=16, dropout=0.1).config.dropout == 0.1
+    assert load(folder, length=16).model.flops_per_row < load(folder).model.flops_per_row
+
+
+@pytest.mark.parametrize(("options", "head_width"), [(qwen3_options, 128), (llama_options, 4), (qwen2_options, 4)])
+def test_a_missing_head_dim_has_the_default_of_its_family(options, head_width):
+    """Qwen3 has heads of 128 whatever its width; the others divide the width among their heads."""
+    config = {key: value for key, value in plain.QWEN3.items() if key != "head_dim"}
+    assert options({**config, "hidden_size": 16, "num_attention_heads": 4})["head_width"] == head_width
+
+
+def test_nothing_is_read_before_it_is_asked_for(folder):
+    plain.write(folder, plain.QWEN2, plain.draw(plain.QWEN2, "bfloat16"), files=2)
+    params = load(folder).params
+    assert isinstance(params["embed"]["tokens"], np.memmap)
+    gate = params["blocks"]["mlp"]["gate"]
+    assert not isinstance(gate, np.ndarray)
+    assert (gate.shape, gate.dtype) == ((3, 16, 24), ml_dtypes.bfloat16)
+    assert all(isinstance(array, np.memmap) for array in gate._arrays)
+
+
+def test_bfloat16_is_read_exactly(folder):
+    arrays = plain.draw(plain.LLAMA, "bfloat16")
+    plain.write(folder, plain.LLAMA, arrays)
+    up = load(folder).params["blocks"]["mlp"]["up"]
+    np.testing.assert_array_equal(up[1], arrays["model.layers.1.mlp.up_proj.weight"].T)
+
+
+@pytest.mark.slow_cases("strategy0")
+@pytest.mark.parametrize("strategy", [{"fsdp": 2, "tensor": 2, "data": 2}, {"pipe": 2, "fsdp": 4}])
+def test_a_step_starts_from_the_weights(folder, strategy):
+    """Two blocks on one stage and one on the other: a slot stays empty."""
+    arrays = plain.draw(plain.QWEN3)
+    sizes = {**plain.QWEN3, "vocab_size": 36}
+    arrays = {name: array[:36] if array.shape[0] == 37 else array for name, array in arrays.items()}
+    plain.write(folder, sizes, arrays)
+    loaded = load(folder, length=16)
+    strategy = {**strategy, "fsdp": {"size": strategy["fsdp"], "floor_bytes": 64}}
+    step = build_step(loaded.model, optax.sgd(0.1), lay_out(loaded.model, strategy))
+    state = step.init(0, loaded.params)
+    np.testing.assert_array_equal(state.params["head"]["logits"], arrays["lm_head.weight"].T)
+    np.testing.assert_array_equal(
+        np.asarray(state.params["blocks"]["attention"]["query"])[0], arrays["model.layers.0.self_attn.q_proj.weight"].T
+    )
+
+
+def test_old_names_and_arrays_that_are_no_weights(folder):
+    """A GPT-2 without its head has no prefix; its causal mask and a tied head may be stored too."""
+    arrays = {name.removeprefix("transformer."): array for name, array in plain.draw(plain.GPT2).items()}
+    arrays |= {"h.0.attn.bias": np.ones((1, 1, 32, 32), np.float32), "lm_head.weight": arrays["wte.weight"]}
+    plain.write(folder, plain.GPT2, arrays)
+    np.testing.assert_array_equal(load(folder).params["embed"]["positions"], arrays["wpe.weight"])
+
+
+def test_reports_all_mismatches_at_once(folder):
+    arrays = plain.draw(plain.LLAMA)
+    del arrays["model.layers.2.mlp.up_proj.weight"]
+    arrays["model.norm.weight"] = np.ones(15, np.float32)
+    arrays["model.layers.0.self_attn.q_proj.bias"] = np.ones(16, np.float32)
+    plain.write(folder, plain.LLAMA, arrays)
+    with pytest.raises(UserError) as error:
+        load(folder)
+    assert str(error.value).splitlines()[1:] == [
+        "  model.layers.2.mlp.up_proj.weight is missing.",
+        "  model.norm.weight is [15]; config.json requires [16].",
+        "  model.layers.0.self_attn.q_proj.bias is not an array of a llama of these sizes.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model_type": "lama"}, "unsupported model_type='lama'. Did you mean llama"),
+        ({"model_type": None}, "Choose from llama, qwen2, qwen3, gpt2"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu', the transformer supports only 'silu'"),
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "unsupported rope_type='yarn'"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config="),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True"),
+        ({"model_type": "gpt2"}, "n_embd=None"),
+        ({**plain.GPT2, "activation_function": "relu"}, "activation_function='relu'"),
+        ({**plain.GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ({"num_key_value_heads": 3}, "model.kv_heads=3 does not divide model.heads=4"),
+    ],
+)
+def test_rejects_unsupported_configs(folder, changed, message):
+    plain.write(folder, {**plain.LLAMA, **changed}, {})
+    with pytest.raises(UserError, match=message):
+        load(folder)
+
+
+TYPES = {
+    "a list for a size": ({"hidden_size": [16]}, "hidden_size must be an integer from 1 to 2**31 - 1, got [16]"),
+    "text for a size": ({"vocab_size": "37"}, "vocab_size must be an integer from 1"),
+    "true for a size": ({"num_hidden_layers": True}, "num_hidden_layers must be an integer from 1"),
+    "a size beyond 32 bits": ({"intermediate_size": 2**40}, "intermediate_size must be an integer from 1"),
+    "half a head": ({"head_dim": 1.5}, "head_dim must be an integer from 1"),
+    "text for a length": ({"max_position_embeddings": "long"}, "max_position_embeddings must be an integer"),
+    "text for a number": ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number over 0, got 'small'"),
+    "NaN": ({"rope_theta": float("nan")}, "rope_theta must be a number over 0, got nan"),
+    "a number for a flag": ({"tie_word_embeddings": 2}, "tie_word_embeddings must be true or false, got 2"),
+    "a list for a family": ({"model_type": ["llama"]}, "model_type must be a string, got ['llama']"),
+    "text for layers": ({"layer_types": 3}, "layer_types must be a list, got 3"),
+    "a list for scaling": ({"rope_scaling": [1]}, "rope_scaling must be an object, got [1]"),
+    "no factor": ({"rope_scaling": {"type": "linear"}}, "rotary positions of type 'linear' need factor"),
+    "no length": (
+        {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "'llama3' need original_max_position_embeddings"
+    ),
+    "a factor of text": ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor must be a number"),
+    "a kind of a list": ({"rope_parameters": {"rope_type": []}}, "rope_parameters.rope_type must be a string, got []"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_rejects_fields_of_other_types(name, folder):
+    changed, message = TYPES[name]
+    plain.write(folder, {**plain.LLAMA, **changed}, {})
+    with pytest.raises(UserError) as error:
+        load(folder)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' * 100_000, "3", "null", '"llama"', "\x00"])
+def test_rejects_other_json(content, folder):
+    folder.mkdir()
+    (folder / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config.json (cannot be read|must be)"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "index", ["[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "../b"}}']
+)
+def test_rejects_an_index_of_other_types(index, folder):
+    plain.write(folder, plain.LLAMA, plain.draw(plain.LLAMA), files=2)
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(UserError, match=r"index.json(: weight_map must map| cannot be read| must be)"):
+        load(folder)
+
+
+def test_rejects_invalid_directories(folder, tmp_path):
+    with pytest.raises(UserError, match=r"the directory does not exist. Give a directory"):
+        load(folder)
+    folder.mkdir()
+    with pytest.raises(UserError, match=r"config.json is missing"):
+        load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config.json cannot be read"):
+        load(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(UserError, match="must be a JSON object"):
+        load(folder)
+    (folder / "config.json").write_text(json.dumps(plain.LLAMA))
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"neither model.safetensors nor .* \(pytorch_model.bin does"):
+        load(folder)
+
+
+def test_rejects_invalid_indexes(folder):
+    plain.write(folder, plain.LLAMA, plain.draw(plain.LLAMA), files=2)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.norm.weight"] = "model-00001-of-00002.safetensors"
+    index["weight_map"]["lm_head.weight"] = "model-00001-of-00002.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"maps .* to model-00001-of-00002.safetensors, which does not"):
+        load(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(UserError, match=r"names missing files: model-00002-of-00002.safetensors"):
+        load(folder)
+
+
+WHOLE = np.random.default_rng(0).normal(size=(4, 6, 8)).astype(np.float32)
+
+
+class Recorded:
+    """An array that remembers what was read of it."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype, self.read = array, array.shape, array.dtype, []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return self.array[index]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        np.s_[:],
+        np.s_[1:3, 2:4],
+        np.s_[:, :, 3:],
+        np.s_[2],
+        np.s_[-1, 0],
+        np.s_[::2, :, 0],
+        (np.array([3, 0, 0]), slice(1, 2), slice(None)),
+        np.s_[2:2, :3],
+    ],
+)
+def test_indices_are_numpys(index):
+    found = Stacked(list(WHOLE))[index]
+    np.testing.assert_array_equal(found, WHOLE[index])
+    assert found.dtype == np.float32
+
+
+def test_as_an_array():
+    stacked = Stacked(list(WHOLE))
+    assert (stacked.shape, stacked.ndim, len(stacked)) == ((4, 6, 8), 3, 4)
+    np.testing.assert_array_equal(np.asarray(stacked), WHOLE)
+    assert np.asarray(stacked, np.float64).dtype == np.float64
+    with pytest.raises(ValueError, match="need a copy"):
+        np.asarray(stacked, copy=False)
+
+
+def test_every_device_reads_its_own_part():
+    parts = [Recorded(array) for array in WHOLE]
+    mesh = DeviceMesh.of(fsdp=2, pipe=2, devices=[f"cpu:{n}" for n in range(4)]).backend_mesh
+    sharding = jax.sharding.NamedSharding(mesh, PartitionSpec("pipe", None, "fsdp"))
+    stacked = Stacked(parts)
+    array = jax.make_array_from_callback(stacked.shape, sharding, lambda index: stacked[index])
+    np.testing.assert_array_equal(array, WHOLE)
+    for part in parts:
+        read = sum(WHOLE[0][index].size for index in part.read)
+        assert read == part.array.size  # each half once, by the two devices of its stage
+        assert len(part.read) == 2
+
+
+def test_blocks_that_differ():
+    with pytest.raises(UserError, match=r"Block 1 is float32\[6, 7\], but block 0 float32\[6, 8\]"):
+        Stacked([WHOLE[0], WHOLE[0][:, :7]])
+
+
+@pytest.fixture
+def spec(tmp_path):
+    plain.write(tmp_path / "models", plain.GPT2, plain.draw(plain.GPT2))
+    return {"name": "hugging_face", "check": "error", "folder": "models"}
+
+
+def test_sizes_and_weights_below_the_search_path(spec, tmp_path):
+    model = load_model(spec, vocabulary=30, length=16, search_path=[tmp_path / "no", tmp_path])
+    assert (model.num_blocks, model.init.args[0].length, model.init.args[0].vocabulary) == (3, 16, 37)
+    params = initial_params(spec, model, [tmp_path])
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    assert jax.tree.map(lambda leaf: leaf.shape, params) == jax.tree.map(lambda leaf: leaf.shape, shapes)
+    np.testing.assert_array_equal(params["embed"]["tokens"], plain.draw(plain.GPT2)["transformer.wte.weight"])
+
+
+def test_sizes_alone(spec, tmp_path):
+    (tmp_path / "models/model.safetensors").unlink()
+    own = {**spec, "weights": False, "folder": str(tmp_path / "models"), "dropout": 0.1}
+    model = load_model(own, vocabulary=30, length=16)
+    assert model.init.args[0].dropout == 0.1
+    assert initial_params(own, model) is None
+    assert initial_params({"name": "transformer"}, model) is None
+
+
+def test_mistakes_are_told_before_anything_is_compiled(spec, tmp_path):
+    with pytest.raises(UserError, match=r"model.folder is missing"):
+        load_model({"name": "hugging_face"}, vocabulary=30, length=16)
+    with pytest.raises(UserError, match=r"The data has 256 tokens, but model.folder=.*models 37"):
+        load_model(spec, vocabulary=256, length=16, search_path=[tmp_path])
+    with pytest.raises(UserError, match=r"model.max_length=32 is less than the 64 positions"):
+        load_model(spec, vocabulary=30, length=64, search_path=[tmp_path])
+    (tmp_path / "models/model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"neither model.safetensors nor"):
+        load_model(spec, vocabulary=30, length=16, search_path=[tmp_path])
+    with pytest.raises(UserError, match=r"model.folder=nowhere does not exist"):
+        load_model({**spec, "folder": "nowhere"}, vocabulary=30, length=16, search_path=[tmp_path])

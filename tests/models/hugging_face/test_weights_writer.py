@@ -1,0 +1,120 @@
+"""What is written reads back bit for bit, by the format's specification and by the family's own arithmetic."""
+
+import json
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from spmdkit.mesh.errors import UserError
+from spmdkit.models.hugging_face import load, save
+from spmdkit.models.hugging_face.families import family_of
+from spmdkit.models.moe import MoEConfig
+from spmdkit.models.transformer_config import TransformerConfig
+from support import plain_families as plain
+
+
+def read_all(folder):
+    """Arrays by name, of all files of a folder, by the specification alone."""
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        content = file.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        described = json.loads(content[8 : 8 + length])
+        assert described.pop("__metadata__")["format"] == "pt"
+        for name, each in described.items():
+            data = content[8 + length :][slice(*each["data_offsets"])]
+            dtype = {"F32": np.float32, "BF16": ml_dtypes.bfloat16}[each["dtype"]]
+            found[name] = np.frombuffer(data, dtype).reshape(each["shape"])
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", plain.FAMILIES)
+def test_there_and_back(tmp_path, name, dtype):
+    config = plain.FAMILIES[name]
+    arrays = plain.draw(config, dtype)
+    plain.write(tmp_path / "first", config, arrays)
+    first = load(tmp_path / "first")
+    save(tmp_path / "second", first.config, first.params, max_file_bytes=8000)
+    assert len(list((tmp_path / "second").glob("*.safetensors"))) > 1
+    found = read_all(tmp_path / "second")
+    assert set(found) == set(arrays)
+    for each, array in arrays.items():
+        assert found[each].dtype == array.dtype
+        np.testing.assert_array_equal(found[each], array)
+    second = load(tmp_path / "second")
+    assert second.config == first.config
+    jax.tree.map(np.testing.assert_array_equal, *(jax.tree.map(np.asarray, each.params) for each in (first, second)))
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_arrays_of_devices_in_another_dtype(tmp_path):
+    arrays = plain.draw(plain.QWEN2)
+    plain.write(tmp_path / "first", plain.QWEN2, arrays)
+    loaded = load(tmp_path / "first")
+    params = jax.tree.map(lambda leaf: jax.numpy.asarray(np.asarray(leaf)), loaded.params)
+    save(tmp_path / "second", loaded.config, params, dtype="bfloat16")
+    found = read_all(tmp_path / "second")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array.astype(ml_dtypes.bfloat16))
+    assert json.loads((tmp_path / "second/config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_what_stands_beside_the_weights(tmp_path):
+    plain.write(tmp_path / "first", {**plain.LLAMA, "bos_token_id": 7}, plain.draw(plain.LLAMA))
+    (tmp_path / "first/tokenizer.json").write_text("{}")
+    loaded = load(tmp_path / "first")
+    save(tmp_path / "second", loaded.config, loaded.params, like=tmp_path / "first")
+    assert json.loads((tmp_path / "second/config.json").read_text())["bos_token_id"] == 7
+    assert (tmp_path / "second/tokenizer.json").read_text() == "{}"
+
+
+def test_rejects_parameters_that_do_not_match(tmp_path):
+    plain.write(tmp_path / "first", plain.LLAMA, plain.draw(plain.LLAMA))
+    loaded = load(tmp_path / "first")
+    params = {**loaded.params, "head": {"norm": np.ones(15), "scale": np.ones(3)}}
+    with pytest.raises(UserError) as error:
+        save(tmp_path / "second", loaded.config, params)
+    assert "head/norm is [15]; the model's is [16]." in str(error.value)
+    assert "head/logits is missing" in str(error.value)
+    assert "head/scale is not a parameter of the model." in str(error.value)
+    with pytest.raises(UserError, match="already exists"):
+        save(tmp_path / "first", loaded.config, loaded.params)
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
+    plain.write(tmp_path / "first", plain.LLAMA, plain.draw(plain.LLAMA))
+    loaded = load(tmp_path / "first")
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("spmdkit.models.hugging_face.weights_writer.write_arrays", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path / "second", loaded.config, loaded.params)
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("options", "family"),
+    [
+        ({}, "llama"),
+        ({"attention_bias": "all"}, "llama"),
+        ({"attention_bias": "inputs"}, "qwen2"),
+        ({"head_norm": True}, "qwen3"),
+        ({"norm": "layer", "positions": "learned", "mlp": "gelu", "mlp_bias": True, "attention_bias": "all"}, "gpt2"),
+    ],
+)
+def test_the_family_of_an_arrangement(options, family):
+    assert family_of(TransformerConfig(vocabulary=8, length=8, **options)).model_type == family
+
+
+def test_an_arrangement_of_no_family():
+    with pytest.raises(UserError) as error:
+        family_of(TransformerConfig(vocabulary=8, length=8, norm="layer"))
+    assert "llama: model.norm=layer (rms)" in str(error.value)
+    assert "gpt2: model.positions=rotary (learned)" in str(error.value)
+    with pytest.raises(UserError, match="A mixture of experts"):
+        family_of(MoEConfig(vocabulary=8, length=8))

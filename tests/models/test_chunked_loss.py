@@ -1,0 +1,105 @@
+"""The loss of a large vocabulary in chunks: the same numbers as from whole logits, on one device and on a mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from spmdkit.models import TransformerConfig, chunked_loss, transformer
+from spmdkit.models.chunked_loss import chunked_cross_entropy, count_chunks
+from spmdkit.models.layers import cross_entropy
+
+from spmdkit import Precision, build_step, lay_out
+
+ROWS, LENGTH, WIDTH, VOCABULARY = 2, 32, 16, 64
+
+
+def inputs(dtype):
+    keys = jax.random.split(jax.random.key(0), 4)
+    x = jax.random.normal(keys[0], (ROWS, LENGTH, WIDTH), dtype)
+    table = jax.random.normal(keys[1], (WIDTH, VOCABULARY), dtype)
+    targets = jax.random.randint(keys[2], (ROWS, LENGTH), 0, VOCABULARY)
+    return x, table, targets, jax.random.uniform(keys[3], (ROWS, LENGTH), jnp.float32)
+
+
+def whole_loss(x, table, targets, weights):
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return cross_entropy(jnp.einsum("BLD,DV->BLV", x, table, preferred_element_type=wide), targets, weights)
+
+
+@pytest.mark.parametrize("chunks", [2, 8, 32])
+def test_equals_loss_of_whole_logits(chunks, float64):
+    x, table, targets, weights = inputs(jnp.float64)
+
+    def loss(function, x, table, *more):
+        return 3.0 * function(x, table, targets, weights, *more)[0]
+
+    whole = jax.value_and_grad(loss, argnums=(1, 2))(whole_loss, x, table)
+    in_chunks = jax.value_and_grad(loss, argnums=(1, 2))(chunked_cross_entropy, x, table, chunks)
+    for found, expected in zip(jax.tree.leaves(in_chunks), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    total, weight = chunked_cross_entropy(x, table, targets, weights, chunks)
+    np.testing.assert_allclose((total, weight), whole_loss(x, table, targets, weights), rtol=1e-12)
+
+
+def test_sums_gradient_of_table_in_float32():
+    """In bfloat16, the sum of many chunks would lose digits: with one position in each, the error stays that of one."""
+    x, table, targets, weights = inputs(jnp.bfloat16)
+
+    def gradient(function, *more):
+        return jax.grad(lambda table: function(x, table, targets, weights, *more)[0])(table).astype(jnp.float32)
+
+    exact = jax.grad(lambda table: whole_loss(x.astype(jnp.float32), table, targets, weights)[0])(
+        table.astype(jnp.float32)
+    )
+    scale = float(jnp.max(jnp.abs(exact)))
+    error = float(jnp.max(jnp.abs(gradient(chunked_cross_entropy, LENGTH) - exact))) / scale
+    assert error < 2**-7
+
+
+def test_never_holds_whole_logits():
+    x, table, targets, weights = inputs(jnp.float32)
+    for function in (chunked_cross_entropy, jax.grad(lambda *each: chunked_cross_entropy(*each)[0], argnums=(0, 1))):
+        program = jax.jit(function, static_argnums=4).lower(x, table, targets, weights, 8).as_text()
+        assert f"tensor<{ROWS}x{LENGTH // 8}x{VOCABULARY}xf32>" in program
+        assert f"{LENGTH}x{VOCABULARY}x" not in program
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "vocabulary", "dtype", "chunks"),
+    [
+        (2, 8192, 128_256, jnp.bfloat16, 8),
+        (1, 4096, 128_256, jnp.bfloat16, 2),
+        (16, 128, 256, jnp.float32, 1),
+        (2, 8192, 128_256, jnp.float16, 1),
+        (4096, 7, 128_256, jnp.bfloat16, 7),
+    ],
+)
+def test_chooses_chunks_from_sizes(rows, length, vocabulary, dtype, chunks):
+    assert count_chunks(rows, length, vocabulary, dtype) == chunks
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{"data": 2, "fsdp": 4}, {"fsdp": 2, "context": 2, "data": 2}, {"pipe": {"size": 2, "microbatches": 2}, "fsdp": 4}],
+    ids=str,
+)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.slow
+def test_same_step_on_a_mesh(strategy, tied, float64, monkeypatch):
+    model = transformer(TransformerConfig(vocabulary=96, length=16, layers=2, width=16, heads=2, tied=tied))
+    draw = np.random.default_rng(0)
+    batch = {name: draw.integers(0, 96, (16, 16)).astype(np.int32) for name in ("inputs", "targets")}
+    batch |= {"weights": draw.uniform(size=(16, 16)).astype(np.float32), "example": np.arange(16, dtype=np.int32)}
+    precision = Precision(params="float64", compute="float64")
+    found = []
+    for limit in (1 << 30, 96 * 8 * 4):
+        monkeypatch.setattr(chunked_loss, "MAX_LOGITS_BYTES", limit)
+        devices = [f"cpu:{number}" for number in range(8)]
+        plan = lay_out(model, strategy, precision=precision, devices=devices)
+        step = build_step(model, optax.adamw(1e-2), plan, clip_norm=1.0, precision=precision)
+        gradients, metrics = step.gradients(step.init(0), batch)
+        evaluated = step.evaluate(step.init(0).params, batch)
+        found.append(jax.tree.leaves((gradients, metrics.loss, evaluated)))
+    for chunked, whole in zip(found[1], found[0], strict=True):
+        np.testing.assert_allclose(chunked, whole, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,80 @@
+"""The choice between cuDNN's attention and our own form, and what the lowered program contains."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from spmdkit.mesh.targets import compiling_for, parse_target
+from spmdkit.models.attention import causal_attention
+from spmdkit.models.fused_attention import choose_attention, cudnn_attention
+
+from spmdkit import UserError
+
+KERNELS = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
+
+
+def arrays(heads=4, kv_heads=2, size=64, dtype=jnp.bfloat16):
+    shapes = [(2, 128, heads, size), (2, 128, kv_heads, size), (2, 128, kv_heads, size)]
+    return [jax.random.normal(jax.random.key(seed), shape, dtype) for seed, shape in enumerate(shapes)]
+
+
+def lowered(function, *operands, target="h100:1x8"):
+    """The program for GPUs, forward and backward."""
+    total = jax.grad(lambda *each: function(*each).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+    with compiling_for(parse_target(target)):
+        return jax.jit(total).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("implementation", ["auto", "xla", "cudnn"])
+def test_uses_own_form_on_cpu(implementation):
+    assert choose_attention(implementation, "cpu") is causal_attention
+
+
+@pytest.mark.parametrize("implementation", ["auto", "cudnn"])
+def test_uses_cudnn_on_gpus(implementation):
+    program = lowered(choose_attention(implementation, "gpu"), *arrays())
+    assert all(program.count(f"@{kernel}(") == 1 for kernel in KERNELS), "one kernel in each direction"
+    assert "x128x128x" not in program, "no scores"
+
+
+def test_own_form_can_be_chosen_on_gpus():
+    assert choose_attention("xla", "gpu") is causal_attention
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dtype": jnp.float32}, {"size": 20}, {"size": 288}], ids=["float32", "width 20", "width 288"]
+)
+def test_auto_falls_back_where_cudnn_does_not_apply(wrong):
+    program = lowered(choose_attention("auto", "gpu"), *arrays(**wrong))
+    assert "__cudnn" not in program
+    with pytest.raises(UserError, match=r"model.attention=cudnn: cuDNN does not support queries \(2, 128, 4, "):
+        lowered(choose_attention("cudnn", "gpu"), *arrays(**wrong))
+
+
+def test_auto_falls_back_without_cudnn():
+    found = choose_attention("auto", "gpu")(*arrays())
+    np.testing.assert_array_equal(found, causal_attention(*arrays()))
+
+
+def test_wide_heads_need_hopper():
+    assert "__cudnn" in lowered(choose_attention("auto", "gpu"), *arrays(size=256))
+    assert "__cudnn" not in lowered(choose_attention("auto", "gpu"), *arrays(size=256), target="a100-80:1x8")
+
+
+def test_documents_become_a_mask():
+    segments = jnp.asarray(np.repeat([[0, 1], [0, 0]], 64, axis=1))
+    program = lowered(lambda *each: cudnn_attention(*each, segments), *arrays())
+    assert "__cudnn$fmhaScaleBiasSoftmax" in program
+    assert "tensor<2x1x128x128xbf16>" in program
+
+
+def test_same_function_as_own_form(monkeypatch):
+    """cuDNN's call with JAX's own implementation in its place: scale, causality, groups and documents agree."""
+    segments = jnp.asarray(np.repeat([[0, 1], [0, 0]], 64, axis=1))
+    plain = jax.nn.dot_product_attention
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **k: plain(*a, **k))
+    operands = arrays(dtype=jnp.float32)
+    for extra in ((), (segments,)):
+        np.testing.assert_allclose(
+            cudnn_attention(*operands, *extra), causal_attention(*operands, *extra), rtol=1e-4, atol=1e-5
+        )

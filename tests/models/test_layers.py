@@ -1,0 +1,240 @@
+"""Biases add up like any sum, and backward reads them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from spmdkit.models.layers import (
+    add_biases,
+    cross_entropy,
+    dropout,
+    head_norm,
+    layer_norm,
+    named_key,
+    norm,
+    recompute,
+    rms_norm,
+    truncated_normal,
+)
+from spmdkit.models.transformer_config import TransformerConfig
+
+RANDOM = np.random.default_rng(0)
+
+
+def weighted(add, x, bias, weight):
+    return (jnp.tanh(add(x, bias)) * weight).sum()
+
+
+def plain(x, bias):
+    return x + bias[None, None, :]
+
+
+def test_sums_and_gradients(float64):
+    x, weight = RANDOM.normal(size=(2, 2, 3, 4))
+    bias = RANDOM.normal(size=4)
+    ours = jax.value_and_grad(lambda *own: weighted(lambda x, b: add_biases([x], [b])[0], *own, weight), (0, 1))
+    theirs = jax.value_and_grad(lambda *own: weighted(plain, *own, weight), (0, 1))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), ours(x, bias), theirs(x, bias))
+
+
+def test_backward_reads_the_bias():
+    """The compiled gradient of a sum needs the bias as an argument, which that of a plain sum does not."""
+    x, bias = jnp.ones((2, 3, 4)), jnp.ones(4)
+
+    def arguments(add):
+        gradient = jax.grad(lambda x, b: add(x, b).sum(), 1)
+        kept = jax.jit(gradient).lower(x, bias).compile().as_text().partition("entry_computation_layout={(")[2]
+        return kept.partition(")->")[0].count("f32[4]")
+
+    assert arguments(plain) == 0
+    assert arguments(lambda x, b: add_biases([x], [b])[0]) == 1
+
+
+def test_a_bias_that_is_no_number_has_no_gradient():
+    gradient = jax.grad(lambda b: add_biases([jnp.ones((1, 1, 2))], [b])[0].sum())(jnp.array([jnp.nan, 1.0]))
+    np.testing.assert_array_equal(gradient, [np.nan, 1.0])
+
+
+random = np.random.default_rng(0)
+LOGITS = random.normal(size=(3, 5, 7)).astype(np.float32)
+TARGETS = random.integers(0, 7, (3, 5)).astype(np.int32)
+WEIGHTS = np.array([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0.5]], np.float32)
+
+
+@pytest.mark.slow
+def test_sum_and_weight():
+    total, weight = cross_entropy(LOGITS, TARGETS, WEIGHTS)
+    expected = -np.take_along_axis(np.asarray(jax.nn.log_softmax(LOGITS)), TARGETS[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(total, (expected * WEIGHTS).sum(), rtol=1e-6)
+    assert weight == 7.5
+
+
+@pytest.mark.slow
+def test_pieces_add_up_to_the_whole():
+    whole = cross_entropy(LOGITS, TARGETS, WEIGHTS)
+    pieces = [cross_entropy(LOGITS[row], TARGETS[row], WEIGHTS[row]) for row in range(3)]
+    np.testing.assert_allclose(np.sum(pieces, axis=0), whole, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_large_logits_stay_finite():
+    total, _ = cross_entropy(jnp.array([[1e4, -1e4]]), jnp.array([1]), jnp.array([1.0]))
+    np.testing.assert_allclose(total, 2e4)
+
+
+@pytest.mark.slow
+def test_gradient_is_weighted_softmax_minus_one_hot():
+    gradient = jax.grad(lambda logits: cross_entropy(logits, TARGETS, WEIGHTS)[0])(LOGITS)
+    expected = (np.asarray(jax.nn.softmax(LOGITS)) - np.eye(7)[TARGETS]) * WEIGHTS[..., None]
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_weights_take_the_dtype_of_the_logits(float64):
+    total, weight = cross_entropy(LOGITS.astype(np.float64), TARGETS, WEIGHTS)
+    assert (total.dtype, weight.dtype) == (jnp.float64, jnp.float64)
+
+
+KEY_DROPOUT = jax.random.key(0)
+
+
+def drop(rows, example, positions=None, *, key=KEY_DROPOUT, name="mlp", rate=0.25):
+    positions = jnp.arange(rows.shape[1]) if positions is None else positions
+    return np.asarray(dropout(rows, jnp.asarray(example, jnp.int32), positions, key, name=name, rate=rate))
+
+
+def test_rate_and_scale():
+    dropped = drop(jnp.ones((4, 64, 64)), range(4))
+    assert set(np.unique(dropped)) == {0.0, np.float32(1 / 0.75)}
+    np.testing.assert_allclose((dropped == 0).mean(), 0.25, atol=0.01)
+    np.testing.assert_allclose(dropped.mean(), 1.0, atol=0.02)
+
+
+@pytest.mark.slow
+def test_a_mask_belongs_to_its_example():
+    rows = jnp.ones((3, 8, 16))
+    together = drop(rows, [7, 8, 9])
+    np.testing.assert_array_equal(drop(rows[:1], [8])[0], together[1])
+    np.testing.assert_array_equal(drop(rows, [9, 7, 8]), together[[2, 0, 1]])
+
+
+@pytest.mark.slow
+def test_a_mask_belongs_to_its_position():
+    rows = jnp.ones((2, 8, 16))
+    whole = drop(rows, [7, 8])
+    held = jnp.asarray([0, 1, 6, 7])
+    np.testing.assert_array_equal(drop(rows[:, :4], [7, 8], held), whole[:, held])
+
+
+def test_masks_differ_between_examples_places_and_keys():
+    rows = jnp.ones((1, 8, 16))
+    masks = [
+        drop(rows, [7]),
+        drop(rows, [8]),
+        drop(rows, [7], name="attention"),
+        drop(rows, [7], key=jax.random.key(1)),
+    ]
+    assert len({mask.tobytes() for mask in masks}) == len(masks)
+
+
+def test_keeps_the_dtype():
+    rows, example = jnp.ones((1, 2, 4), jnp.bfloat16), jnp.zeros(1, jnp.int32)
+    assert dropout(rows, example, jnp.arange(2), KEY_DROPOUT, name="", rate=0.5).dtype == jnp.bfloat16
+
+
+KEY_INITIALIZERS = jax.random.key(0)
+
+
+def test_standard_deviation_and_bounds():
+    drawn = np.asarray(truncated_normal(KEY_INITIALIZERS, "w", (400, 500), 0.3))
+    assert drawn.dtype == np.float32
+    np.testing.assert_allclose(drawn.std(), 0.3, rtol=0.01)
+    np.testing.assert_allclose(drawn.mean(), 0, atol=0.01)
+    assert np.abs(drawn).max() <= 2 * 0.3 / 0.879
+
+
+def test_depends_on_the_name_and_the_key():
+    draws = [truncated_normal(KEY_INITIALIZERS, "a", (4,), 1.0), truncated_normal(KEY_INITIALIZERS, "b", (4,), 1.0)]
+    draws.append(truncated_normal(jax.random.key(1), "a", (4,), 1.0))
+    assert len({np.asarray(drawn).tobytes() for drawn in draws}) == 3
+    np.testing.assert_array_equal(draws[0], truncated_normal(KEY_INITIALIZERS, "a", (4,), 1.0))
+
+
+def test_named_keys_never_change():
+    """A change here changes every run's first parameters."""
+    assert jax.random.key_data(named_key(KEY_INITIALIZERS, "embed/tokens")).tolist() == [1931779501, 2404035723]
+
+
+def test_float32_whatever_the_default(float64):
+    np.testing.assert_array_equal(truncated_normal(KEY_INITIALIZERS, "a", (4,), 1.0).dtype, np.float32)
+
+
+RANDOM_NORMS = np.random.default_rng(0)
+X_NORMS = RANDOM_NORMS.normal(2.0, 3.0, (2, 3, 8)).astype(np.float32)
+SCALE, BIAS = RANDOM_NORMS.normal(size=(2, 8)).astype(np.float32)
+EPSILON = 0.5
+"""So large that its place in the formula shows."""
+
+
+def by_hand(x, scale, bias=None):
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(-1, keepdims=True) if bias is not None else wide
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON) * scale + (0 if bias is None else bias)
+
+
+def test_formulas():
+    np.testing.assert_allclose(rms_norm(X_NORMS, SCALE, EPSILON), by_hand(X_NORMS, SCALE), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        layer_norm(X_NORMS, SCALE, BIAS, EPSILON), by_hand(X_NORMS, SCALE, BIAS), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(("name", "bias"), [("rms", None), ("layer", BIAS)])
+def test_the_norm_that_a_config_asks_for(name, bias):
+    config = TransformerConfig(vocabulary=8, width=8, heads=2, norm=name, norm_epsilon=EPSILON)
+    found = norm(config, X_NORMS, {"norm": SCALE, "norm_bias": BIAS})
+    np.testing.assert_allclose(found, by_hand(X_NORMS, SCALE, bias), rtol=1e-5, atol=1e-6)
+
+
+def test_each_head_by_itself():
+    heads = X_NORMS.reshape(2, 3, 2, 4)
+    np.testing.assert_allclose(head_norm(heads, SCALE[:4], EPSILON), by_hand(heads, SCALE[:4]), rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_is_summed_in_float32():
+    """Squares of 300 are too large for float16, and for sums in bfloat16 too coarse."""
+    for dtype, tolerance in ((jnp.float16, 1e-3), (jnp.bfloat16, 1e-2)):
+        found = rms_norm(jnp.asarray(X_NORMS * 100, dtype), SCALE, EPSILON)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(
+            found.astype(np.float32), by_hand(X_NORMS * 100, SCALE), rtol=tolerance, atol=tolerance
+        )
+
+
+X_RECOMPUTE, Y = (np.random.default_rng(seed).normal(size=(3, 4)).astype(np.float32) for seed in (0, 1))
+
+
+def function(x, y):
+    return jnp.tanh(jnp.exp(x) * y) * y
+
+
+def test_value_and_gradient():
+    closed = recompute(function)
+    np.testing.assert_array_equal(closed(X_RECOMPUTE, Y), function(X_RECOMPUTE, Y))
+    mine, expected = (
+        jax.grad(lambda x, y, f=f: jnp.sum(f(x, y)), argnums=(0, 1))(X_RECOMPUTE, Y) for f in (closed, function)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), mine, expected)
+
+
+def test_backward_keeps_the_arguments_alone():
+    """Also inside a checkpoint that would keep everything."""
+
+    def outer(f):
+        block = jax.checkpoint(lambda x, y: jnp.sin(f(x, y)), policy=jax.checkpoint_policies.everything_saveable)
+        return jax.jit(lambda x, y: jax.vjp(block, x, y)[1])
+
+    closed, opened = (
+        len(jax.tree.leaves(jax.eval_shape(outer(f), X_RECOMPUTE, Y))) for f in (recompute(function), function)
+    )
+    assert closed <= 4 < opened

@@ -1,0 +1,90 @@
+"""The residuals that each remat policy keeps, and the operations that it repeats."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+from spmdkit.mesh.errors import UserError
+from spmdkit.parallel.blocks.gathered_block import REMAT_POLICIES, remat_block, save_arithmetic
+from support import toy
+
+X, W = jnp.ones((2, 3)), jnp.ones((3, 3))
+
+
+def block(x, w):
+    return jnp.sin(x.reshape(3, 2).T @ w)
+
+
+def kept(remat):
+    """Shapes of what backward gets from forward, besides the inputs."""
+    run = remat_block(block, remat, makes_copies=True, in_loop=True)
+    pull = jax.eval_shape(lambda x, w: jax.vjp(run, x, w)[1], X, W)
+    return sorted(leaf.shape for leaf in jax.tree.leaves(pull))
+
+
+def products(remat):
+    """The number of products in forward and backward."""
+    run = remat_block(block, remat, makes_copies=True, in_loop=True)
+    text = str(jax.make_jaxpr(jax.grad(lambda x, w: run(x, w).sum(), (0, 1)))(X, W))
+    return text.count(" dot_general[") + text.count(" dot_general ")
+
+
+def test_each_policy_keeps_more():
+    assert kept("full") == [(2, 3), (3, 3)]
+    assert kept("dots") == [(2, 3), (2, 3), (3, 3)]
+    assert products("full") == products("dots") + 1
+    assert len(kept("none")) > len(kept("full"))
+    assert remat_block(block, "none", makes_copies=False, in_loop=True) is block
+    assert remat_block(block, "none", makes_copies=True, in_loop=True) is not block
+
+
+@pytest.mark.parametrize("remat", REMAT_POLICIES)
+@pytest.mark.parametrize("in_loop", [True, False])
+def test_gradients_equal_those_of_the_plain_block(remat, in_loop):
+    def gradients(run):
+        return jax.jit(jax.grad(lambda x, w: run(x, w).sum(), (0, 1)))(X, W)
+
+    found = gradients(remat_block(block, remat, makes_copies=True, in_loop=in_loop))
+    assert jax.tree.all(jax.tree.map(jnp.allclose, found, gradients(block)))
+
+
+def test_rejects_unknown_policy():
+    with pytest.raises(UserError, match=r"train\.remat='some' is not a valid policy\. Choose one of none, dots"):
+        remat_block(block, "some", makes_copies=False, in_loop=True)
+
+
+def saved(function, *arguments, axis=None):
+    """Which operations of a function are kept."""
+    if axis:
+        mesh = toy.mesh(**{axis: 2}).backend_mesh
+        function = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec(axis), out_specs=PartitionSpec(axis))
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    equations = jaxpr.eqns[0].params["jaxpr"].eqns if axis else jaxpr.eqns
+    return {each.primitive.name: save_arithmetic(each.primitive, **each.params) for each in equations}
+
+
+def test_saves_arithmetic_but_not_moves():
+    found = saved(lambda x: jnp.sin(x).reshape(-1).astype("bfloat16")[:2] * 2, X)
+    assert {name for name, keeps in found.items() if keeps} == {"sin", "mul"}
+
+
+@pytest.mark.parametrize(("axis", "keeps"), [("fsdp", False), ("data", False), ("tensor", True), ("context", True)])
+def test_saves_gathered_activations_but_not_parameters(axis, keeps):
+    found = saved(lambda x: lax.all_gather(x, axis, tiled=True)[:1], X, axis=axis)
+    assert [value for name, value in found.items() if name.startswith("all_gather")] == [keeps]
+
+
+def test_saves_calls_that_compute():
+    @jax.custom_vjp
+    def moves(x):
+        return x.reshape(-1)
+
+    @jax.custom_vjp
+    def computes(x):
+        return jnp.sin(x.reshape(-1))
+
+    for function in (moves, computes):
+        function.defvjp(lambda x: (x, None), lambda _, gradient: (gradient,))
+    assert list(saved(moves, X).values()) == [False]
+    assert list(saved(computes, X).values()) == [True]

@@ -1,0 +1,162 @@
+"""Options in a config for a user's function or class, checked before it is called."""
+
+import dataclasses
+import re
+from functools import partial
+
+import pytest
+from spmdkit.mesh import UserError
+from spmdkit.parallel.model.user_options import call_with_options, find_parameters, takes_option, with_options
+
+
+def make(width, *, vocabulary=0, depth=1):
+    return {"width": width, "vocabulary": vocabulary, "depth": depth}
+
+
+def names(function):
+    taken = find_parameters(function)
+    return taken.names, taken.takes_any
+
+
+def problems(function, options, **more):
+    with pytest.raises(UserError) as error:
+        call_with_options(function, options, {}, "model", **more)
+    return str(error.value).splitlines()
+
+
+def test_passes_options_and_values_of_the_run():
+    offered = {"vocabulary": 256, "length": 32, "depth": None}
+    assert call_with_options(make, {"width": 3}, offered, "model") == {"width": 3, "vocabulary": 256, "depth": 1}
+    assert call_with_options(make, {"width": 3, "vocabulary": 5}, offered, "model")["vocabulary"] == 5
+
+
+def test_reports_all_wrong_options_at_once():
+    assert problems(make, {"detph": 2, "x": 1}) == [
+        "model.detph is not an option. Did you mean model.depth? The options of make are width, vocabulary, depth.",
+        "model.x is not an option. The options of make are width, vocabulary, depth.",
+        "model.width is required: make lacks a default for it.",
+    ]
+    assert problems(lambda: 0, {"x": 1}) == ["model.x is not an option. <lambda> takes none."]
+
+
+def test_proposes_other_keys_of_the_section():
+    (message,) = problems(make, {"width": 1, "losss": "x"}, beside=("loss",))
+    assert message.startswith("model.losss is not an option. Did you mean model.loss? The options of make are width, ")
+
+
+def test_keyword_arguments_take_any_option():
+    assert call_with_options(lambda **options: options, {"a": 1}, {"length": 2}, "model") == {"a": 1}
+
+
+class CallsItself(type):
+    """As the metaclasses of Flax and Equinox."""
+
+    def __call__(cls, *arguments, **options):
+        return super().__call__(*arguments, **options)
+
+
+class Base:
+    """As the layers of Keras."""
+
+    def __new__(cls, *arguments, **options):
+        return super().__new__(cls)
+
+    def __init__(self, *, dtype=None, **options):
+        if options:
+            raise ValueError(f"Unrecognized: {options}")
+
+
+class Layer(Base):
+    def __init__(self, width, depth=2, **options):
+        super().__init__(**options)
+        self.width = width
+
+
+class Other(metaclass=CallsItself):
+    def __init__(self, width, *, key):
+        self.width, self.key = width, key
+
+
+@dataclasses.dataclass
+class Fields:
+    width: int
+    rate: "float | None" = None
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (make, (["width", "vocabulary", "depth"], False)),
+        (partial(make, depth=3), (["width", "vocabulary", "depth"], False)),
+        (partial(make, 4), (["vocabulary", "depth"], False)),
+        (Other, (["width", "key"], False)),
+        (partial(Other, width=3), (["width", "key"], False)),
+        (Layer, (["width", "depth", "dtype"], True)),
+        (Fields, (["width", "rate"], False)),
+        (Layer(3).__init__, (["width", "depth"], True)),
+        (object, ([], False)),
+    ],
+)
+def test_finds_the_parameters_of_functions_and_classes(function, expected):
+    assert names(function) == expected
+
+
+def test_unknown_signatures_have_no_options():
+    assert takes_option(Other, "key")
+    assert not takes_option(dict.fromkeys, "iterable")
+    assert not takes_option(3, "real")
+
+
+def test_partial_applications_supply_required_options():
+    assert call_with_options(partial(Other, width=3), {"key": 1}, {}, "model").width == 3
+    assert problems(partial(Other, key=3), {}) == ["model.width is required: Other lacks a default for it."]
+
+
+@pytest.mark.parametrize(
+    ("value", "got"), [("64", "'64' (string)"), (True, "True (boolean)"), (2.5, "2.5 (number)"), ([3], "[3] (list)")]
+)
+def test_rejects_types_that_differ_from_annotations(value, got):
+    expected = f"model.width must be an integer, got {got}: Fields takes width: int."
+    assert problems(Fields, {"width": value}) == [expected]
+    (message,) = problems(Fields, {"width": 3, "rate": "no"})
+    assert message == "model.rate must be a number or null, got 'no' (string): Fields takes rate: float | None."
+
+
+@pytest.mark.parametrize("options", [{"width": 3}, {"width": 3.0, "rate": 1}, {"width": 0, "rate": None}])
+def test_accepts_the_types_of_annotations(options):
+    assert call_with_options(Fields, options, {}, "model") == Fields(**options)
+
+
+def test_ignores_other_annotations():
+    def plain(a: "int | list" = 0, b: dict | None = None, c: "Fields" = None):
+        return a, b, c
+
+    assert call_with_options(plain, {"a": "x", "b": 3, "c": 4}, {}, "model") == ("x", 3, 4)
+
+
+def test_a_failing_call_hints_at_types_unlike_the_default():
+    def doubling(width=3, name="a"):
+        return [0][width + 1]
+
+    (message,) = problems(doubling, {"width": "64", "name": "b"})
+    assert re.search(r"line \d+ \(return \[0\]\[width \+ 1\]\): TypeError: .*", message)
+    assert message.endswith(" model.width='64' is a string, and its default, 3, an integer.")
+    (message,) = problems(doubling, {"width": 5})
+    assert message.endswith("IndexError: list index out of range")
+
+
+def test_a_failing_call_hints_at_similar_names():
+    assert problems(Layer, {"widht": 3}) == [
+        "model.width is required: Layer lacks a default for it. Did you mean model.width instead of model.widht?"
+    ]
+    (message,) = problems(Layer, {"width": 3, "depht": 3})
+    assert "ValueError: Unrecognized: {'depht': 3}. Did you mean model.depth instead of model.depht?" in message
+
+
+def test_parameters_passed_later_are_not_options():
+    made = with_options(Other, {"width": 3}, {"key": 5}, "model", later=("key",))
+    assert (made(key=7).width, made(key=7).key) == (3, 7)
+    with pytest.raises(UserError, match=r"model.key is not an option. The options of Other are width"):
+        with_options(Other, {"width": 3, "key": 1}, {}, "model", later=("key",))
+    with pytest.raises(UserError, match=r"model.width is not an option. Other takes none"):
+        with_options(Other, {"width": 3}, {}, "model", later=("key",), hidden=("width",))

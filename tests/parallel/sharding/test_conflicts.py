@@ -1,0 +1,106 @@
+"""Everything that cannot combine, and some of what does."""
+
+import math
+from dataclasses import replace
+
+import jax.numpy as jnp
+import pytest
+from spmdkit.models.transformer import TransformerConfig, transformer
+from spmdkit.parallel import FSDPConfig, lay_out
+from support import toy
+
+from spmdkit import DeviceMesh, LayoutError
+
+MODEL = transformer(TransformerConfig(vocabulary=32, length=16, layers=4, width=16, heads=4, kv_heads=2, mlp_width=32))
+STATEFUL = replace(toy.PLAIN_MODEL, init_state=lambda key: {"mean": jnp.zeros(4)})
+FSDP = FSDPConfig(size=2, floor_bytes=64)
+AHEAD = FSDPConfig(size=2, floor_bytes=64, prefetch=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "problem"),
+    [
+        (toy.PLAIN_MODEL, {"context": 2},
+         "strategy.context=2: model 'model' cannot split the positions of a row. Use a model with `parallelize`, such "
+         "as the transformer, or give the devices to strategy.data or fsdp."),
+        (toy.BLOCK_MODEL, {"context": 2, "data": 1}, "model 'block model' cannot split the positions of a row."),
+        (toy.BLOCK_MODEL, DeviceMesh.of(toy.devices(2), context=2), "strategy.context=2: model 'block model' cannot"),
+        (toy.PLAIN_MODEL, {"pipe": 2},
+         "strategy.pipe=2: model 'model' is one function, and a pipeline needs layers to split. Write it as a "
+         "BlockModel (embed, block, head), or give the devices to strategy.data or fsdp."),
+        (STATEFUL, {"pipe": 2},
+         "strategy.pipe=2: model 'model' keeps a state (init_state), and a pipeline needs a BlockModel, which cannot "
+         "keep one. Give the devices to strategy.data or fsdp."),
+        (MODEL, {"pipe": 8}, "model.layers=4 cannot be split over 8 stages (1f1b)"),
+        (MODEL, {"pipe": {"size": 2, "microbatches": 1}}, "Set strategy.pipe.microbatches to 2 or more"),
+        (MODEL, {"pipe": {"size": 2, "virtual": 2}}, "Leave strategy.pipe.virtual out, or take interleaved_1f1b."),
+        (MODEL, {"expert": 2}, "this model does not have experts to split. Set model.name=moe, or give these devices "
+                               "to"),
+        (MODEL, {"context": 3}, "Set data.length to 12 or 18, or strategy.context to 1."),
+        (MODEL, {"pipe": 2, "fsdp": AHEAD}, "strategy.fsdp.prefetch=1 does not combine with strategy.pipe"),
+        (MODEL, {"data": {"size": 2, "zero": 2}, "fsdp": AHEAD}, "does not combine with strategy.data.zero=2"),
+        (toy.PLAIN_MODEL, {"fsdp": AHEAD}, "model 'model' is one function without blocks, which could be gathered "
+                                           "one by one."),
+        (MODEL, {"tensor": {"size": 2, "explicit": False}}, "'tensor' of size 2 splits no parameter"),
+        (toy.BLOCK_MODEL, {"tensor": 2}, "Name it in a rule of layouts.rules, or set strategy.tensor to 1."),
+        (toy.BLOCK_MODEL, DeviceMesh.of(toy.devices(2), tensor=2), "'tensor' of size 2 splits no parameter"),
+        (MODEL, {"tensor": {"size": 2, "explict": False}}, "unknown option (did you mean explicit?)"),
+        (MODEL, {"contxt": 2}, "strategy.contxt: unknown strategy (did you mean context?)."),
+        (MODEL, {"pipe": {"size": 2, "schedul": "gpipe"}}, "unknown option (did you mean schedule?)"),
+    ],
+)  # fmt: skip
+def test_rejects_invalid_combinations(model, strategy, problem):
+    sizes = {} if isinstance(strategy, DeviceMesh) else read_sizes(strategy)
+    devices = None if isinstance(strategy, DeviceMesh) else toy.devices(math.prod(sizes.values()))
+    with pytest.raises(ValueError) as raised:
+        lay_out(model, strategy, devices=devices)
+    assert problem in str(raised.value)
+
+
+def read_sizes(strategy):
+    return {
+        axis: given if isinstance(given, int) else getattr(given, "size", None) or given["size"]
+        for axis, given in strategy.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"pipe": {"size": 2, "microbatches": 4}, "data": {"size": 2, "zero": 1, "floor_bytes": 64}},
+        {"pipe": {"size": 2, "microbatches": 4}, "data": {"size": 2, "zero": 2, "floor_bytes": 64}},
+        {"pipe": 2, "data": {"size": 2, "local_steps": 2}},
+        {"pipe": 2, "data": {"size": 2, "compress": "int8"}},
+        {"pipe": 2, "fsdp": FSDPConfig(size=2, floor_bytes=64, keep="step")},
+        {"data": {"size": 2, "local_steps": 2}, "tensor": 2},
+        {"fsdp": FSDP, "context": 2, "tensor": 2},
+    ],
+)
+def test_accepts_valid_combinations(strategy):
+    sizes = read_sizes(strategy)
+    layouts = lay_out(MODEL, strategy, devices=toy.devices(math.prod(sizes.values())))
+    assert set(layouts.manual_axes) == set(sizes)
+
+
+def test_reports_all_invalid_combinations():
+    pipe = {"size": 2, "embed_and_head": "split"}
+    with pytest.raises(LayoutError) as raised:
+        lay_out(MODEL, {"pipe": pipe, "data": {"size": 2, "zero": 2}, "fsdp": AHEAD}, devices=toy.devices(8))
+    told = [problem.split(" does not")[0].split(" scatters")[0] for problem in raised.value.problems]
+    assert told == [*["strategy.fsdp.prefetch=1"] * 2, "strategy.pipe.embed_and_head=split"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "problem"),
+    [
+        ({"blocks/mlp/gate": [None, None, None]},
+         "strategy.pipe splits dim 0 of parameters under blocks, and no other dim. Start this rule in "
+         "layouts.rules with pipe."),
+        ({"embed/tokens": ["pipe", None]},
+         "strategy.pipe splits nothing outside the blocks. Leave pipe out of this rule in layouts.rules."),
+    ],
+)  # fmt: skip
+def test_rejects_rules_that_contradict_a_pipeline(rules, problem):
+    with pytest.raises(ValueError) as raised:
+        lay_out(MODEL, {"pipe": 2}, rules=rules, devices=toy.devices(2))
+    assert problem in str(raised.value)

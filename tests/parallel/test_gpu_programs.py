@@ -1,0 +1,96 @@
+"""The step compiled for H100s that are not here: memory, collectives, kernels. `make test-targets` runs these."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from spmdkit.models import TransformerConfig, transformer
+from spmdkit.parallel.verification.collective_check import check_collectives
+
+from spmdkit import Precision, build_step, lay_out, list_devices
+
+pytestmark = [pytest.mark.targets, pytest.mark.slow]
+BFLOAT16 = Precision(compute="bfloat16")
+LLAMA_8B = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "mlp_width": 14336, "rope_base": 500_000.0}
+SMALL = {"layers": 4, "width": 1024, "heads": 8, "kv_heads": 4}
+
+
+def step_for(target, strategy, *, rows, length=2048, vocabulary=1024, remat="full", **sizes):
+    """A step for a target, and the shapes of its batch."""
+    model = transformer(TransformerConfig(length=length, vocabulary=vocabulary, **(sizes or SMALL)))
+    plan = lay_out(model, strategy, precision=BFLOAT16, devices=list_devices(target=target))
+    xla = {"xla_gpu_enable_triton_gemm": False}
+    step = build_step(model, optax.adamw(1e-3), plan, clip_norm=1.0, remat=remat, precision=BFLOAT16, xla=xla)
+    shapes = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
+    batch = {name: jax.ShapeDtypeStruct((rows, length), dtype) for name, dtype in shapes.items()}
+    return step, batch | {"example": jax.ShapeDtypeStruct((rows,), jnp.int32)}
+
+
+@pytest.mark.parametrize(
+    ("target", "strategy"),
+    [
+        ("h100:1x8", {"data": 8}),
+        ("h100:2x8", {"data": 2, "fsdp": 8}),
+        ("h100:1x8", {"data": 2, "tensor": 4}),
+        ("h100:1x8", {"pipe": {"size": 4, "microbatches": 8, "schedule": "1f1b"}, "fsdp": 2}),
+        ("h100:1x8", {"context": {"size": 2, "attention": "all_to_all"}, "fsdp": 4}),
+        ("a100-80:1x8", {"fsdp": 8}),
+        ("b200:1x8", {"fsdp": 8}),
+    ],
+    ids=str,
+)
+def test_moves_predicted_bytes_and_uses_fused_attention(target, strategy):
+    """XLA combines small collectives for GPUs, so their bytes are compared, not their number."""
+    step, batch = step_for(target, strategy, rows=16)
+    checked = check_collectives(step, batch, compiles_apart=False)
+    program = step.compile(batch).as_text()
+    assert checked.found
+    assert checked.unexpected == ()
+    assert "__cudnn$fmhaSoftmaxBackward" in program
+    assert "trick." not in program, "what exists for simulated devices stays there"
+
+
+def test_ring_keeps_own_attention():
+    step, batch = step_for("h100:1x8", {"context": 4, "fsdp": 2}, rows=16)
+    assert check_collectives(step, batch, compiles_apart=False).unexpected == ()
+    assert "__cudnn" not in step.compile(batch).as_text()
+
+
+def test_8b_step_holds_neither_scores_nor_logits():
+    """Llama-3 8B, fsdp 8, 8,192 positions x 2 rows, remat full: 53.4 GB of temporaries with both, 14.8 without."""
+    step, batch = step_for("h100:1x8", {"fsdp": 8}, rows=16, length=8192, vocabulary=128_256, **LLAMA_8B)
+    compiled = step.compile(batch)
+    memory = compiled.memory_analysis()
+    parameters, moments = 8_030_261_248 * 4 // 8, 2
+    assert memory.argument_size_in_bytes == pytest.approx((1 + moments) * parameters, rel=1e-3)
+    assert memory.temp_size_in_bytes < 15e9
+    assert not re.search(r"\[2,8,4,2048,8192\]|f32\[2,8192,128256\]", compiled.as_text())
+
+
+def test_explain_compiles_for_128_gpus(tmp_path):
+    config = tmp_path / "8b.yaml"
+    sizes = ", ".join(f"{name}: {value}" for name, value in LLAMA_8B.items())
+    config.write_text(f"""
+model: {{name: transformer, {sizes}}}
+data: {{source: synthetic_tokens, vocabulary: 128256, length: 4096}}
+strategy: {{data: -1, fsdp: 8}}
+precision: {{compute: bfloat16}}
+train: {{global_batch: 128, remat: full, steps: 10}}
+""")
+    words = ["explain", str(config), "--target", "h100:16x8", "--json", "--hlo", str(tmp_path / "step.hlo")]
+    done = subprocess.run([sys.executable, "-m", "spmdkit", *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["target"] == "h100:16x8"
+    assert (found["mesh"]["data"], found["mesh"]["fsdp"]) == (16, 8)
+    assert found["as_predicted"]
+    links = {tuple(line["axes"]): line["link"] for line in found["collectives"]}
+    assert links["fsdp",] == "host"
+    assert links["data",] == "network"
+    assert "is_scheduled=true" in Path(tmp_path / "step.hlo").read_text()[:200]

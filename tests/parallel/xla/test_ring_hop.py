@@ -1,0 +1,150 @@
+"""Rings beside a pipeline: one program on all platforms, whose hops alone travel another way on simulated devices."""
+
+import re
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from spmdkit.models.transformer import TransformerConfig, transformer
+from spmdkit.parallel import build_step, census, lay_out, verify
+from spmdkit.parallel.context import ContextConfig
+from spmdkit.parallel.fsdp import FSDPConfig
+from spmdkit.parallel.pipeline import PipelineConfig
+from spmdkit.parallel.tensor import TensorConfig
+from spmdkit.parallel.xla.ring_hop import hop
+from support import toy
+from support.order import unordered
+
+PIPE = PipelineConfig(size=2, microbatches=2)
+RINGS = {
+    "attention": {"context": ContextConfig(size=4)},
+    "products": {"tensor": TensorConfig(size=4, collective_matmul=True)},
+    "both": {"context": ContextConfig(size=2), "tensor": TensorConfig(size=2, collective_matmul=True)},
+}
+SIZES = {"vocabulary": 32, "length": 8, "width": 8, "heads": 4, "kv_heads": 4, "head_width": 2, "mlp_width": 16}
+EACH = [pytest.param(name, marks=() if name == "both" else pytest.mark.slow) for name in RINGS]
+MODEL = transformer(TransformerConfig(**SIZES, layers=2))
+ABSTRACT = toy.abstract(toy.batch(0))
+
+
+@cache
+def built(name, device="cpu", beside=("pipe",)):
+    strategy = {**({"pipe": PIPE} if beside else {}), **RINGS[name]}
+    count = 8 if beside else 4
+    layouts = lay_out(MODEL, strategy, devices=[f"{device}:{index}" for index in range(count)])
+    return build_step(MODEL, optax.sgd(0.1), layouts)
+
+
+@cache
+def kinds(name, device="cpu", beside=("pipe",), platform=None):
+    """Collectives in the text of a lowered step."""
+    text = built(name, device, beside).lower(ABSTRACT, platform=platform).as_text()
+    return {kind: text.count(f"stablehlo.{kind}") for kind in ("collective_permute", "all_to_all", "all_gather")}
+
+
+def along(lines, kind, pipe=False):
+    return {line.axes: line for line in lines if line.kind == kind and ("pipe" in line.axes) == pipe}
+
+
+@pytest.mark.slow_cases("both")
+@pytest.mark.long_cases("attention", "both", "products")
+@pytest.mark.parametrize("name", EACH)
+def test_a_mesh_of_simulated_devices_lowers_to_the_program_of_gpus(name):
+    gpus, simulated = built(name, "gpu"), built(name)
+    expected = kinds(name, "gpu", platform="cuda")
+    assert expected["collective_permute"] > 2  # a tick's own are two
+    assert kinds(name, platform="cuda") == expected
+    assert gpus.cost(ABSTRACT) == simulated.cost(ABSTRACT, platform="gpu")
+
+
+@pytest.mark.slow_cases("both")
+@pytest.mark.parametrize("name", EACH)
+def test_on_simulated_devices_every_hop_is_an_all_to_all_of_its_group(name):
+    step = built(name)
+    program, gpus = kinds(name), kinds(name, platform="cuda")
+    assert program["collective_permute"] == 2
+    assert program["all_to_all"] + 2 == gpus["collective_permute"] + gpus["all_to_all"]
+    assert program["all_gather"] == gpus["all_gather"]
+    here, there = step.cost(ABSTRACT), step.cost(ABSTRACT, platform="cuda")
+    sent, permuted = along(here, "all-to-all"), along(there, "collective-permute")
+    assert permuted
+    for axes, line in permuted.items():
+        size = step.plan.mesh.axis_size(*axes)
+        assert (sent[axes].count, sent[axes].bytes) == (line.count, line.bytes * size)
+    assert along(here, "collective-permute", pipe=True) == along(there, "collective-permute", pipe=True)
+
+
+@pytest.mark.slow
+def test_ring_without_pipeline_uses_permutes():
+    step = built("attention", "cpu", ())
+    assert kinds("attention", beside=())["all_to_all"] == 0
+    assert not along(step.cost(ABSTRACT), "all-to-all")
+    assert step.plan.notes == ()
+
+
+def test_notes_list_program_differences():
+    (note,) = built("both").plan.notes
+    assert note == (
+        "On simulated devices with strategy.pipe, strategy.context.attention=ring and "
+        "strategy.tensor.collective_matmul send by all-to-all in the ring's group instead of collective-permute; GPUs "
+        "run collective-permute. The rest of the program is the same."
+    )
+    assert "strategy.context.attention=ring sends by" in built("attention").plan.notes[0]
+    assert built("both", "gpu").plan.notes == ()
+    groups = {"pipe": PIPE, "context": ContextConfig(size=4, send="groups")}
+    assert lay_out(MODEL, groups, devices=toy.devices(8)).notes == ()
+    assert lay_out(MODEL, {"pipe": PIPE, "tensor": 4}, devices=toy.devices(8)).notes == ()
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_stages_hop_at_different_times(direction):
+    """One stage hops three times while the other hops not at all; its gradient goes back alike."""
+    mesh = toy.mesh(pipe=2, context=4).backend_mesh
+
+    def local(x):
+        turns = lax.axis_index("pipe") * 3
+        y = lax.fori_loop(0, turns, lambda _, y: hop(y, "context", 4, direction), x)
+        gradient = jax.grad(lambda x: (hop(x, "context", 4, direction) * y).sum())(x)
+        return y, gradient
+
+    spec = P(("pipe", "context"))
+    x = np.arange(16, dtype=np.float32)
+    mapped = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=(spec, spec)))
+    y, gradient = map(np.asarray, mapped(jnp.asarray(x)))
+    below, above = x.reshape(2, 4, 2)
+    assert np.array_equal(y.reshape(2, 4, 2), [below, np.roll(above, 3 * direction, axis=0)])
+    assert np.array_equal(
+        gradient.reshape(2, 4, 2), [np.roll(below, -direction, axis=0), np.roll(above, 2 * direction, axis=0)]
+    )
+    assert not re.search("ppermute|collective_permute", mapped.lower(x).as_text())
+
+
+TWO = {"tensor": TensorConfig(size=2, collective_matmul=True), "fsdp": FSDPConfig(size=2, floor_bytes=64)}
+ROWS = {
+    "both": (RINGS["both"], "full", 1),
+    "products, gathered": (TWO, "none", 2),
+}
+
+
+@pytest.mark.long_cases("both", "products, gathered")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_training_equals_one_device_and_the_predicted_traffic(name):
+    rings, remat, accumulate = ROWS[name]
+    strategy = {"pipe": PIPE, **rings}
+    options = {"remat": remat, "accumulate": accumulate}
+    batches = [toy.batch(number) for number in range(2)]
+    result = verify(MODEL, strategy, batches, devices=toy.devices(8), **options)
+    assert result.ok, str(result)
+    assert result.notes == lay_out(MODEL, strategy, devices=toy.devices(8)).notes
+    assert result.notes[0] in str(result)
+    assert result.to_json()["notes"] == list(result.notes)
+    step = build_step(MODEL, optax.sgd(0.1), lay_out(MODEL, strategy, devices=toy.devices(8)), **options)
+    text = step.compile(ABSTRACT).as_text()
+    assert census(text, step.plan.mesh) == step.cost(ABSTRACT)
+    assert unordered(text) == []

@@ -1,0 +1,175 @@
+"""The page of several runs: every figure in the column of its run, shared charts, and only keys that differ."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from spmdkit.mesh.errors import UserError
+from spmdkit.report.comparison import (
+    MISSING,
+    ROWS,
+    comparison_json,
+    config_differences,
+    short_names,
+    summarize,
+    value_text,
+    write_comparison,
+    write_pages,
+)
+from spmdkit.report.run_record import read_run
+from spmdkit.runtime.goodput import Goodput
+from support.reports import METRICS, Page, make_record
+
+LONGER = [*METRICS, {"step": 40, "loss": 1.5, "eval_loss": 2.0, "accuracy": 0.5, "eval_accuracy": 0.4}]
+RUNS = [
+    make_record(folder=Path("/runs/a"), goodput=Goodput({"step": 8.0, "save": 2.0}, starts=1, lost_steps=0)),
+    make_record(folder=Path("/runs/<b>"), metrics=LONGER, facts=None, config={"train": {"steps": 40}}),
+]
+
+
+@pytest.fixture
+def page(tmp_path):
+    def write(*records):
+        write_comparison(tmp_path / "compare.html", records or RUNS)
+        assert [file.name for file in tmp_path.iterdir()] == ["compare.html"]
+        return (tmp_path / "compare.html").read_text(encoding="utf-8")
+
+    return write
+
+
+def rows(html):
+    """First cell -> the others, of every line of a table."""
+    lines = re.findall(r"<tr><th scope=\"row\"[^>]*>(.*?)</th>(.*?)</tr>", html, re.DOTALL)
+    return {name: re.findall(r"<td[^>]*>(.*?)</td>", cells) for name, cells in lines}
+
+
+def best(html):
+    return re.findall(r'<td class="best">(.*?)</td>', html)
+
+
+def test_every_figure_is_in_the_column_of_its_run(page):
+    html = page()
+    assert Page(html).text("lead runs").split() == ["a", "<b>"]
+    found = rows(html)
+    assert found["steps trained"] == ["30", "40"]
+    assert found["training loss"] == ["2.1250", "1.5000"]
+    assert found["memory per device, predicted"] == ["27 MiB", "–"]
+    assert found["eval_accuracy"] == ["–", "0.4"]
+    assert "rows per second, median" not in found
+    assert best(html)[:3] == ["1.5000", "2.0000", "2.0000"]
+    assert 'aria-label="steps that count 80.0 %, blocked by saves 20.0 %"' in html
+    assert html.count('<div class="parts"') == 1, "only the run with a known time split"
+
+
+def test_curves_share_charts(page):
+    charts = re.findall(r"<figcaption><b>([^<]*)</b>(.*?)</figcaption>", page(), re.DOTALL)
+    colors = {title: re.findall(r"var\(--(run\d)\)", keys) for title, keys in charts}
+    assert colors["Training loss"] == colors["Evaluation loss"] == ["run0", "run1"]
+    assert colors["accuracy"] == ["run1"]
+    assert {"Learning rate", "Tokens per second", "Gradient norm", "accuracy, evaluation"} <= set(colors)
+
+
+def test_figures_that_look_the_same_tie(page):
+    losses = [(1.50001, 2.0), (1.50002, 3.0), (1.6, 4.0)]
+    html = page(
+        *(
+            make_record(folder=Path(f"/r/{n}"), metrics=[{"step": 1, "loss": loss, "eval_loss": other}], facts=None)
+            for n, (loss, other) in enumerate(losses)
+        )
+    )
+    assert rows(html)["training loss"] == ["1.5000 <small>tie</small>", "1.5000 <small>tie</small>", "1.6000"]
+    assert best(html) == ["1.5000 <small>tie</small>"] * 2 + ["2.0000"] * 2
+
+
+def test_higher_speed_and_goodput_are_better():
+    higher = {"tokens_per_second", "rows_per_second", "flops_per_second", "goodput"}
+    assert {name for name, row in ROWS.items() if row.best is max} == higher
+
+
+def test_reports_different_lengths(page):
+    assert "The runs have different lengths: a 30, &lt;b&gt; 40 steps." in page()
+    assert "different lengths" not in page(RUNS[0], RUNS[0]._replace(folder=Path("/runs/c")))
+
+
+def test_shows_only_keys_that_differ(page):
+    one, two = ({"data": {"files": files}, "x": x, "y": 1} for files, x in ((["a*"], None), ({}, "<i>")))
+    found = rows(page(RUNS[0]._replace(config=one), RUNS[1]._replace(config=two)))
+    assert found["data.files"] == ["[a*]", "{}"] or found["data.files"] == ["[&#39;a*&#39;]", "{}"]
+    assert found["x"] == ["null", "&lt;i&gt;"]
+    assert "y" not in found
+    assert "The configs have the same value for every key." in page(*(run._replace(config=one) for run in RUNS))
+
+
+def test_loads_nothing(page):
+    html = page()
+    assert not {name for name, _ in Page(html).attributes} & {"src", "href", "srcset", "data"}
+    assert "http" not in html
+    assert html.count("<b>") == html.count("</b>"), "a name is not markup"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1e-3, "0.001"), ("a", "a"), (None, "null"), ([1, {"a": True}], "[1, {a: true}]"), ("7", "'7'")]
+)
+def test_values_are_written_as_yaml(value, text):
+    assert value_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["/r/a", "/r/b"], ["a", "b"]),
+        (["/r/one/run", "/r/two/run"], ["one/run", "two/run"]),
+        (["/r/a", "/r/a/b"], ["a", "a/b"]),
+        (["/x/a", "/y/a"], ["/x/a", "/y/a"]),
+        (["/a", "/b/c"], ["/a", "/b/c"]),
+    ],
+)
+def test_short_names_are_distinct(folders, names):
+    assert short_names([Path(folder) for folder in folders]) == names
+
+
+def test_finds_config_differences():
+    one = {"run": {"dir": "a", "seed": 0}, "strategy": {"fsdp": {"size": 4}}, "callbacks": [], "sample": {}}
+    two = {"run": {"dir": "b", "seed": 0}, "strategy": {"data": 2}, "callbacks": [{"name": "csv"}], "sample": {}}
+    assert config_differences([one, two]) == {
+        "strategy.fsdp.size": [4, MISSING],
+        "strategy.data": [MISSING, 2],
+        "callbacks": [[], [{"name": "csv"}]],
+    }
+    assert config_differences([one, one]) == {}
+
+
+def test_summarizes_one_run(leave, tmp_path):
+    record = read_run(leave())
+    page = write_pages([record], None, tmp_path / "compare.html")
+    assert page == record.folder / "report.html"
+    assert page.is_file()
+    assert not list(record.folder.glob("*.partial"))
+    assert summarize([record], page).splitlines() == [
+        f"{record.folder}: step 30 of 30, training loss 2.1250, evaluation loss 2.2500",
+        f"Wrote {page}",
+    ]
+
+
+def test_summarizes_several_runs(leave, tmp_path):
+    records = [read_run(leave("a")), read_run(leave("b", facts=False, train={"steps": 20}))]
+    page = write_pages(records, None, tmp_path / "compare.html")
+    assert page == tmp_path / "compare.html"
+    text = summarize(records, page)
+    assert "1 key of their configs differ: train.steps" in text
+    assert f"{tmp_path / 'b'}: report.json is missing" in text
+    plain = json.loads(json.dumps(comparison_json(records, page)))
+    assert plain["config_differences"] == {"train.steps": [30, 20]}
+    assert [(run["folder"], run["step"], run["eval_loss"]) for run in plain["runs"]] == [
+        (str(tmp_path / "a"), 30, 2.25),
+        (str(tmp_path / "b"), 30, 2.25),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"), [("", "is a directory"), ("no/such/page.html", "cannot be written: No such")]
+)
+def test_rejects_unwritable_page(leave, tmp_path, out, message):
+    with pytest.raises(UserError, match=message):
+        write_pages([read_run(leave())], tmp_path / out, tmp_path / "compare.html")

@@ -1,0 +1,194 @@
+"""`spmdkit schedule` and its drawings: every action is drawn where it runs, and invalid arguments are reported."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+from spmdkit.launch.cli import main
+from spmdkit.mesh.exit_codes import INVALID_INPUT
+from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
+from spmdkit.parallel.schedule.csv_file import read_schedule
+from spmdkit.report.schedule_drawing import LEFT, describe_sizes, draw_svg, draw_text
+
+SVG = "{http://www.w3.org/2000/svg}"
+SIZES = ("--stages", "4", "--microbatches", "8")
+
+
+def printed(capsys, *arguments: str) -> str:
+    assert main(["schedule", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_draws_text(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert printed(capsys, "1f1b", "--stages", "2", "--microbatches", "3") == (
+        "1f1b: 2 stages, 3 microbatches\n"
+        "\n"
+        "tick     0     2     4     6     8     10\n"
+        "stage 0  F0 F1 .  .  B0 W0 F2 B1 W1 .  B2 W2\n"
+        "stage 1  .  F0 B0 W0 F1 B1 W1 F2 B2 W2 .  .\n"
+        "\n"
+        "F forward  B backward to input  W backward to weights  . idle\n"
+        "\n"
+        "time              12     12 ticks, each as long as its slowest action\n"
+        "ideal time        12     the same order, if no stage waits for a tick to end\n"
+        "bubble            25.0%  of the time, stages are idle\n"
+        "peak activations  2 1    microbatches, stage by stage\n"
+    )
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_text_fits_the_terminal_and_is_complete(name, width):
+    schedule = make_schedule(name, 4, 4, recompute=True)
+    lines = draw_text(schedule, width).plain.splitlines()
+    assert max(map(len, lines)) <= width
+    for stage in range(4):
+        words = [word for line in lines if line.startswith(f"stage {stage} ") for word in line.split()[2:]]
+        assert words == [str(action or ".") for action in schedule.by_stage[stage]]
+
+
+def test_long_text_omits_its_middle():
+    text = draw_text(make_schedule("1f1b", 4, 64), 80).plain
+    assert len(text.splitlines()) < 40
+    assert "... ticks 51 to 186; --svg FILE draws them all\n" in text
+    assert "tick     0 " in text
+    assert "W63" in text
+
+
+def test_terminal_gets_colors():
+    console = Console(force_terminal=True, color_system="truecolor", width=80)
+    with console.capture() as capture:
+        console.print(draw_text(make_schedule("zb_h1", 2, 2), 80))
+    assert "\033[37;48;2;47;111;222mF0\033[0m" in capture.get()
+
+
+def test_prints_json(capsys):
+    figures = json.loads(printed(capsys, "1f1b", *SIZES, "--json"))
+    assert figures == {
+        "name": "1f1b",
+        "stages": 4,
+        "microbatches": 8,
+        "virtual": 1,
+        "ticks": 33,
+        "time": 33,
+        "ideal_time": 33,
+        "bubble": pytest.approx(9 / 33),
+        "peak_activations": [4, 3, 2, 1],
+        "peak_inputs": [0, 0, 0, 0],
+    }
+
+
+def test_costs_include_waiting_for_the_slowest_action(capsys):
+    figures = json.loads(printed(capsys, "1f1b", *SIZES, "--costs", "1,2,1.5", "--json"))
+    assert figures["ticks"] == 33
+    assert figures["ideal_time"] == (8 + 4 - 1) * 4.5
+    assert figures["time"] > 1.2 * figures["ideal_time"]
+
+
+def test_reads_csv_file(tmp_path, capsys):
+    path = tmp_path / "mine.csv"
+    printed(capsys, "zb_h1", *SIZES, "--csv", str(path))
+    figures = json.loads(printed(capsys, str(path), "--json"))
+    assert figures["name"] == "mine.csv"
+    assert (figures["stages"], figures["microbatches"], figures["time"]) == (4, 8, 27)
+    assert read_schedule(path).by_stage == make_schedule("zb_h1", 4, 8).by_stage
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("1fb1",), "Unknown schedule '1fb1'; known: gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv. Did you mean '1f1b'?"),
+        (("1f1b",), "schedule 1f1b needs --stages and --microbatches; for example --stages 4 --microbatches 8."),
+        (("1f1b", "--stages", "4"), "schedule 1f1b needs --microbatches; for example"),
+        (("1f1b", "--stages", "4", "--microbatches", "3"), "strategy.pipe.microbatches=3 is fewer than strategy.pipe."),
+        (("zbv", *SIZES, "--virtual", "3"), "zbv has 2 chunks on each stage, not 3."),
+        (("1f1b", *SIZES, "--costs", "1,x,1"), "--costs must be numbers, got 1,x,1: the costs of forward, backward to"),
+        (("1f1b", *SIZES, "--costs", "1,2"), "costs 1,2 are not three positive numbers."),
+        (("nowhere.csv",), "Cannot read the schedule nowhere.csv: No such file or directory."),
+        (("nowhere.csv", "--recompute"), "nowhere.csv lists its own recomputations: add R0, R1, ... to it, and"),
+        (("1f1b", *SIZES, "--svg", "nowhere/a.svg"), "Cannot write nowhere/a.svg: No such file or directory."),
+    ],
+)
+def test_rejects_invalid_arguments(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["schedule", *arguments]) == INVALID_INPUT
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {message}")
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(("name", "virtual"), [(name, None) for name in SCHEDULES] + [("interleaved_1f1b", 4)])
+def test_svg_has_every_action(name, virtual, tmp_path, capsys):
+    path = tmp_path / "drawn.svg"
+    options = ["--virtual", str(virtual)] if virtual else []
+    given = (name, *SIZES, *options, "--recompute", "--costs", "1,1.5,.5", "--svg", str(path))
+    assert main(["schedule", *given]) == 0
+    assert capsys.readouterr().out.endswith(f"Wrote {path}.\n")
+    svg = ElementTree.parse(path).getroot()
+    schedule = make_schedule(name, 4, 8, virtual=virtual, recompute=True)
+    actions = [each for each in svg.iter(f"{SVG}rect") if each.get("class", "").startswith("action")]
+    assert len(actions) == 4 * 4 * 8 * schedule.chunks
+    assert all(each.find(f"{SVG}title") is not None for each in actions)
+    width = float(svg.get("width", 0))
+    assert all(float(each.get("x", -1)) + float(each.get("width", 0)) <= width for each in actions)
+
+
+def test_svg_needs_no_other_file():
+    text = draw_svg(make_schedule("zbv", 4, 8))
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("http") == 1  # the namespace
+    assert ">F0.1: forward of microbatch 0, chunk 1; tick 7, time 3.5<" in text
+
+
+def drawn(schedule, costs):
+    """The actions of each stage as (letter, start, end) in pixels, top stage first."""
+    stages: dict[float, list] = {}
+    for each in ElementTree.fromstring(draw_svg(schedule, costs)).iter(f"{SVG}rect"):
+        kind, _, letter = each.get("class", "").partition(" ")
+        if kind == "action":
+            start = float(each.get("x", 0))
+            stages.setdefault(float(each.get("y", 0)), []).append((letter, start, start + float(each.get("width", 0))))
+    return [sorted(stages[y], key=lambda action: action[1]) for y in sorted(stages)]
+
+
+def test_svg_action_is_as_wide_as_it_lasts():
+    """Costs of 1, 2 and 1: a backward to the input is twice as wide, and nothing lies over another."""
+    schedule = make_schedule("1f1b", 2, 3)
+    stages = drawn(schedule, (1.0, 2.0, 1.0))
+    assert [[letter for letter, *_ in stage] for stage in stages] == [
+        [str(action)[0] for action in column if action] for column in schedule.by_stage
+    ]
+    widths = {letter: {round(end - start) for found, start, end in stages[0] if found == letter} for letter in "FBW"}
+    (forward,), (backward,), (weight,) = widths.values()
+    assert backward == pytest.approx(2 * forward, abs=2)
+    assert weight == forward
+    for stage in stages:
+        assert stage[0][1] >= LEFT
+        assert all(end <= start for (_, _, end), (_, start, _) in pairwise(stage))
+
+
+def test_svg_names_schedule_and_stages():
+    schedule = make_schedule("interleaved_1f1b", 2, 4, virtual=2)
+    assert describe_sizes(schedule) == "interleaved_1f1b: 2 stages of 2 chunks, 4 microbatches"
+    text = draw_svg(schedule)
+    assert ">stage 1</text>" in text
+    assert ">stage 2</text>" not in text
+    assert describe_sizes(make_schedule("gpipe", 2, 4)) == "gpipe: 2 stages, 4 microbatches"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_opens_no_device():
+    program = """if True:
+        from spmdkit.launch.cli import main
+        from spmdkit.mesh import backend_started
+        assert main(["schedule", "zbv", "--stages", "2", "--microbatches", "4"]) == 0
+        assert not backend_started()
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

@@ -1,0 +1,242 @@
+"""The compilation cache: its directory, the programs that processes agree to read, and a second start."""
+
+import json
+import re
+import subprocess
+import sys
+import zlib
+
+import jax
+import pytest
+from spmdkit.configs.schema import RunConfig
+from spmdkit.launch.supervision.workers import free_port
+from spmdkit.mesh.compat import keep_programs
+from spmdkit.mesh.errors import UserError
+from spmdkit.runtime import compilation
+from spmdkit.runtime.compilation import (
+    NOT_SHARED,
+    PRESETS,
+    AgreedPrograms,
+    ProgramLost,
+    XlaOptions,
+    cache_directory,
+    open_cache,
+    processor_hash,
+    users_caches,
+    xla_options,
+)
+from support.runs import losses, trained, write_config
+
+
+@pytest.fixture
+def unconfigured(monkeypatch):
+    """A process whose JAX has no cache configured."""
+    monkeypatch.setattr(compilation, "_users", {})
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    keep_programs(None)  # JAX opens that directory again
+
+
+def test_directory_per_jax_version_and_processor(unconfigured, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    name = f"jax-{jax.__version__}"
+    assert cache_directory("", on_cpu=True).path == f"{tmp_path}/spmdkit/programs/{name}-cpu-{processor_hash()}"
+    assert cache_directory("", on_cpu=False).path == f"{tmp_path}/spmdkit/programs/{name}"
+    assert cache_directory("/some/where", on_cpu=False).path == f"/some/where/{name}"
+    assert str(cache_directory("none", on_cpu=True)) == "not kept (run.cache: none)"
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert str(users_caches()) == "/home/somebody/.cache"
+
+
+def test_keeps_directory_configured_in_jax():
+    directory = cache_directory("", on_cpu=True)
+    assert directory == (jax.config.jax_compilation_cache_dir, "jax_compilation_cache_dir")
+
+
+@pytest.mark.parametrize("kind", ["file", "none"])
+def test_unusable_directory_only_warns(kind, unconfigured, tmp_path):
+    (tmp_path / "file").write_text("")
+    lines = []
+    given = str(tmp_path / "file") if kind == "file" else "none"
+    directory = open_cache(RunConfig(cache=given), 8, 1.0, lines.append)
+    assert jax.config.jax_compilation_cache_dir is None
+    if kind == "none":
+        assert not lines
+        assert str(directory) == "not kept (run.cache: none)"
+    else:
+        assert len(lines) == 1
+        assert re.match(r"warning: compiled programs are not kept in \S+/file/jax-\S+: Not a directory", lines[0])
+        assert lines[0].endswith("Set run.cache, or run.cache: none.")
+    assert float(jax.jit(lambda x: x + len(kind))(1.0)) == 5.0
+
+
+@pytest.mark.parametrize("users", ["", "users"])
+def test_second_run_of_a_process_ignores_directory_of_the_first(users, unconfigured, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    users = str(tmp_path / users) if users else ""
+    jax.config.update("jax_compilation_cache_dir", users or None)
+    for first in ("", str(tmp_path / "first"), "none"):
+        open_cache(RunConfig(cache=first), 8, 1.0, print)
+        path = open_cache(RunConfig(), 8, 1.0, print).path
+        assert path == users or (not users and path.startswith(f"{tmp_path}/caches/spmdkit/programs/"))
+        assert jax.config.jax_compilation_cache_dir == path
+
+
+def test_jax_platforms_selects_cpu_on_a_host_with_gpus(monkeypatch):
+    monkeypatch.setattr(compilation, "has_accelerators", lambda: True)
+    before = jax.config.jax_platforms
+    try:
+        for platforms, expected in (("cpu", True), ("cuda", False), (None, False)):
+            jax.config.update("jax_platforms", platforms)
+            assert compilation.runs_on_cpu(0) is expected
+    finally:
+        jax.config.update("jax_platforms", before)
+
+
+def test_agreed_programs_reads_agreed_keys_only(tmp_path):
+    cache = AgreedPrograms(tmp_path, frozenset({"a", "b", "c"}))
+    for key in ("a", "b", "other"):
+        cache.put(key, zlib.compress(key.encode()))
+    assert zlib.decompress(cache.get("a")) == b"a"
+    assert cache.get("other") is None
+    corrupt = tmp_path / "b-cache"
+    corrupt.write_bytes(corrupt.read_bytes()[:-2])
+    for key in ("b", "c"):
+        with pytest.raises(ProgramLost, match=f"{key}-cache was there when this run started"):
+            cache.get(key)
+    assert not corrupt.exists(), "the next start compiles"
+
+
+def start(config, folder, *arguments):
+    """Trains in a new process without a configured cache; returns its output, losses and compilation.json."""
+    environment = {"JAX_COMPILATION_CACHE_DIR": "", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    ended = trained("train", config, "--fresh", *arguments, XDG_CACHE_HOME=str(folder), **environment)
+    run = config.parent / "run"
+    return ended.stdout + ended.stderr, losses(run), json.loads((run / "compilation.json").read_text())
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_second_start_reads_programs_of_the_first(tmp_path):
+    config = write_config(tmp_path, train={"steps": 4, "global_batch": 16})
+    _, first, cold = start(config, tmp_path)
+    (folder,) = (tmp_path / "spmdkit" / "programs").glob("jax-*")
+    kept = sorted(folder.glob("*-cache"))
+    assert kept
+    assert cold["read"] == 0
+    assert cold["programs"] >= len(kept)
+    kept[0].write_bytes(kept[0].read_bytes()[:-7])
+    output, second, warm = start(config, tmp_path)
+    assert second == first
+    assert warm["read"] == len(kept) - 1
+    line = re.search(r"Compiled \d+ programs in [\d.]+ s, \d+ of them read from (\S+)\.\n", output)
+    assert line
+    assert line[1] == str(folder)
+
+
+RANK = """
+import json, sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+address, rank, cases = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+jax.distributed.initialize(address, 2, rank)
+from spmdkit.runtime import compilation
+from spmdkit.mesh.compat import coordination_client
+from spmdkit.mesh.processes import wait_for_all
+for number, (path, problem, keys) in enumerate(cases):
+    compilation._keys = lambda directory: list(keys)
+    problem, agreed = compilation._agree(compilation.CacheDirectory(path, ""), problem, 30.0)
+    print(json.dumps([problem, agreed if agreed is None else sorted(agreed)]), flush=True)
+    wait_for_all(f"agreed {number}", seconds=30.0)
+    for name in ("cache", "cache is seen"):  # a run agrees once
+        coordination_client().key_value_delete(f"spmdkit/{name}/{rank}")
+    wait_for_all(f"deleted {number}", seconds=30.0)
+"""
+CASES = {  # directories, problems and keys of both processes: problem and agreed keys
+    "keys that both see": (("one", "one"), ("", ""), ("ab", "bc"), ["", ["b"]]),
+    "key missing on process 0": (("one", "one"), ("", ""), ("b", "abc"), ["", ["b"]]),
+    "empty directory": (("one", "one"), ("", ""), ("", ""), ["", []]),
+    "two directories": (("one", "two"), ("", ""), ("a", "a"), [NOT_SHARED, None]),
+    "directory and bucket": (("one", "gs://x"), ("", ""), ("a", ""), [NOT_SHARED, None]),
+    "bucket and directory": (("gs://x", "one"), ("", ""), ("", "a"), [NOT_SHARED, None]),
+    "same bucket": (("gs://x", "gs://x"), ("", ""), ("", ""), ["", None]),
+    "two buckets": (("gs://x", "gs://y"), ("", ""), ("", ""), [NOT_SHARED, None]),
+    "missing directory": (("gone", "gone"), ("", ""), ("a", "a"), [NOT_SHARED, None]),
+    "same problem": (("one", "one"), ("full", "full"), ("a", "a"), ["full", None]),
+}
+
+
+@pytest.fixture(scope="module")
+def agreed(tmp_path_factory):
+    """The results of two processes by case, and the files left in the directories."""
+    root = tmp_path_factory.mktemp("programs")
+    for name in ("one", "two"):
+        (root / name).mkdir()
+    cases = [
+        [
+            (paths[rank] if "://" in paths[rank] else str(root / paths[rank]), problems[rank], list(keys[rank]))
+            for paths, problems, keys, _ in CASES.values()
+        ]
+        for rank in (0, 1)
+    ]
+    address = f"127.0.0.1:{free_port()}"
+    commands = [[sys.executable, "-c", RANK, address, str(rank), json.dumps(cases[rank])] for rank in (0, 1)]
+    processes = [subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for each in commands]
+    found = []
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        found.append([json.loads(line) for line in out.splitlines()])
+    return dict(zip(CASES, zip(*found, strict=True), strict=True)), [*root.rglob("*.*")]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_processes_agree_on_the_same_programs(agreed):
+    found, left = agreed
+    assert found == {name: (case[-1],) * 2 for name, case in CASES.items()}
+    assert left == [], "no mark is left"
+
+
+def test_cpu_has_no_default_options():
+    assert xla_options("default", "cpu", flags="") == XlaOptions({}, {})
+    assert str(xla_options("default", "cpu", flags="")) == "no options of XLA"
+
+
+def test_xla_flags_override_presets():
+    assert xla_options("default", "cuda", flags="").used == PRESETS["cuda"]
+    found = xla_options("default", "cuda", flags="--xla_gpu_enable_latency_hiding_scheduler=false")
+    assert found.used == {"xla_gpu_enable_while_loop_double_buffering": True}
+    assert found.left_out == {"xla_gpu_enable_latency_hiding_scheduler": "XLA_FLAGS names it"}
+    assert xla_options("none", "cuda", flags="").used == {}
+
+
+def test_xla_accepts_preset_options():
+    for options in PRESETS.values():
+        jax.jit(lambda x: x + 1).lower(0.0).compile(compiler_options=dict(options))
+
+
+def test_parses_values_and_omits_other_platforms():
+    given = ("--xla_cpu_enable_fast_math=false", "xla_gpu_autotune_level=0", "xla_backend_optimization_level=1")
+    jax.devices()
+    assert xla_options(given, "cpu", flags="").used == {
+        "xla_cpu_enable_fast_math": False,
+        "xla_backend_optimization_level": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("xla_nope=1", r"run.xla: XLA of jaxlib [\d.]+ does not know xla_nope; remove it, or find its new name"),
+        ("xla_cpu_enable_fast_math=often", "run.xla: xla_cpu_enable_fast_math: .*'often' is not a valid bool value"),
+    ],
+)
+def test_rejects_unknown_xla_options(given, message):
+    jax.devices()
+    with pytest.raises(UserError, match=message):
+        xla_options((given, "xla_cpu_enable_fast_min_max=true"), "cpu", flags="")

@@ -1,0 +1,88 @@
+"""A run that keeps an average of its parameters: evaluated, resumed, loaded, exported; one that keeps none says so."""
+
+import json
+
+import numpy as np
+import pytest
+from spmdkit.configs.load import load_config
+from spmdkit.launch.cli import main
+from spmdkit.layouts.paths import leaves_with_paths
+from spmdkit.mesh.errors import UserError
+from spmdkit.runtime.build_run import build
+from support.runs import assert_same_arrays, metrics, state_arrays, write_config
+
+import spmdkit
+
+EMA = {"learning_rate": 0.05, "ema": {"decay": 0.9, "evaluate": True}}
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_and_its_averages_are_what_is_evaluated(tmp_path, capsys):
+    for name in ("whole", "halves"):
+        (tmp_path / name).mkdir()
+    whole, halves = (write_config(tmp_path / name, optimizer=EMA) for name in ("whole", "halves"))
+    assert main(["train", str(whole)]) == 0
+    assert "Evaluations are of the averages of the parameters (optimizer.ema.evaluate)." in capsys.readouterr().out
+    assert main(["train", str(halves), "train.steps=6"]) == 0
+    assert main(["train", str(halves)]) == 0
+    arrays = state_arrays(whole, 12)
+    assert_same_arrays(state_arrays(halves, 12), arrays)
+    assert int(arrays["opt_state/updates"]) == 12
+
+    folder = tmp_path / "whole" / "run"
+    run = spmdkit.load_run(folder, ema=True)
+    assert "(averages, optimizer.ema)" in repr(run)
+    for path, leaf in leaves_with_paths(run.params):
+        np.testing.assert_array_equal(leaf, arrays[f"opt_state/average/{path}"])
+    last = metrics(folder)[-1]["eval_loss"]
+    assert run.evaluate(max_batches=2)["loss"] == pytest.approx(last, rel=1e-6)
+    assert spmdkit.load_run(folder).evaluate(max_batches=2)["loss"] != pytest.approx(last, rel=1e-4)
+
+    capsys.readouterr()
+    assert main(["evaluate", str(folder), "--ema", "--batches", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(last, rel=1e-6)
+    target = tmp_path / "averages"
+    assert main(["export", str(folder), str(target), "--ema"]) == 0
+    assert {path.relative_to(target).as_posix(): np.load(path).tobytes() for path in target.rglob("*.npy")} == {
+        f"{path}.npy": np.asarray(leaf).tobytes() for path, leaf in leaves_with_paths(run.params)
+    }
+    assert main(["export", str(folder), str(target), "--ema", "--whole-state", "--force"]) == 2
+
+
+@pytest.mark.slow
+def test_a_run_without_averages(tmp_path, capsys):
+    config = write_config(tmp_path, train={"steps": 1, "global_batch": 16})
+    assert main(["train", str(config)]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "--ema"]) == 2
+    assert "contains no averages of its parameters" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"Omit --ema \(in Python ema=True\), or train with optimizer\.ema=") as caught:
+        spmdkit.load_run(tmp_path / "run", ema=True)
+    assert caught.value.__cause__ is None  # and not itself: who looks for a cause would not come to an end
+
+
+@pytest.mark.slow
+def test_frozen_parameters_are_loaded_as_they_are(tmp_path):
+    optimizer = {**EMA, "freeze": ["layers/0/.*"]}
+    config = write_config(tmp_path, optimizer=optimizer, train={"steps": 2, "global_batch": 16})
+    assert main(["train", str(config)]) == 0
+    plain, ema = (spmdkit.load_run(tmp_path / "run", ema=ema).params["layers"] for ema in (False, True))
+    np.testing.assert_array_equal(plain[0]["kernel"], ema[0]["kernel"])
+    assert (np.asarray(plain[1]["kernel"]) != np.asarray(ema[1]["kernel"])).any()
+
+
+@pytest.mark.slow
+def test_the_memory_of_the_averages_is_predicted(tmp_path):
+    """To the byte: they and their count are what the compiled step is given more."""
+    given = {}
+    for decay in (0.0, 0.9):
+        built = build(load_config(write_config(tmp_path, optimizer={"ema": {"decay": decay}})))
+        memory = built.step.compile(built.batch).memory_analysis().argument_size_in_bytes
+        given[decay] = memory, built.step.optimizer_table.bytes_per_device
+    assert given[0.9][0] - given[0.0][0] == given[0.9][1] - given[0.0][1] > 0
+
+
+def test_local_steps_are_refused(tmp_path):
+    strategy = {"data": {"size": 8, "local_steps": 2}}
+    config = write_config(tmp_path, strategy=strategy, optimizer={"ema": {"decay": 0.9}})
+    with pytest.raises(UserError, match=r"optimizer\.ema\.decay=0\.9 with strategy\.data\.local_steps=2: each group's"):
+        build(load_config(config))

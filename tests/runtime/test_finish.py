@@ -1,0 +1,177 @@
+"""The end of a run: verdict, sample and report."""
+
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.data import bigram_loss
+from spmdkit.launch.cli import main
+from spmdkit.runtime.build_run import build
+from spmdkit.runtime.finish import (
+    baselines,
+    describe_losses,
+    explain_missing_sample,
+    predicts_bytes,
+    sample_text,
+    writes_text,
+)
+from support.runs import metrics, write_config, write_language_config
+
+SHORT = {"train": {"steps": 2, "global_batch": 16}, "checkpoint": {"every": 0}}
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_language_model_is_judged_and_writes(tmp_path, capsys):
+    sample = {"length": 12, "prompt": "the mesh"}
+    assert main(["train", str(write_language_config(tmp_path, sample=sample, **SHORT))]) == 0
+    printed = capsys.readouterr().out
+    last = metrics(tmp_path / "run")[-1]
+    assert f"Evaluation loss {last['eval_loss']:.4f} after 2 steps." in printed
+    assert "of a bigram model fitted on the same training text." in printed
+    text = printed.partition("A sample of what it writes:\n\n")[2]
+    assert text.startswith("the mesh")
+    report = tmp_path / "run" / "report.html"
+    assert f"Wrote {report}" in printed
+    assert "the mesh" in report.read_text(encoding="utf-8")
+    assert "blocks/attention/query" in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("batches", [1, 3, 0])
+def test_the_bigram_model_is_measured_on_the_rows_that_the_model_is(batches, tmp_path):
+    """`eval.batches` batches of `train.global_batch` rows; 0 is the whole split."""
+    config = write_language_config(tmp_path, **SHORT | {"eval": {"every": 0, "batches": batches}})
+    built = build(load_config(config))
+    measured = built.splits.evaluation
+    rows = batches * 16 or len(measured)
+    assert rows <= len(measured)
+    few = [measured[index] for index in range(rows)]
+    expected = bigram_loss(built.splits.train, Rows(few), 256)
+    assert dict(baselines(built)) == {"bigram_loss": pytest.approx(expected, rel=1e-12)}
+
+
+class Rows(list):
+    """Examples as a source."""
+
+
+@pytest.mark.slow
+def test_a_classifier_has_no_sample_and_no_bigrams(tmp_path, capsys):
+    assert main(["train", str(write_config(tmp_path, **SHORT, **{"sample": {"length": 12}}))]) == 0
+    printed = capsys.readouterr().out
+    assert "Evaluation loss" in printed
+    assert "A sample of" not in printed
+    assert "bigram" not in printed
+    report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "exactly as the strategies predict" in report
+    assert report.count("<span>memory per device</span>") == 1
+
+
+@pytest.mark.slow
+def test_without_an_evaluation_split(tmp_path, capsys):
+    data = {"source": "synthetic", "eval_fraction": 0}
+    assert main(["train", str(write_config(tmp_path, data=data, **SHORT))]) == 0
+    assert "Evaluation loss" not in capsys.readouterr().out
+    assert "eval_loss" not in metrics(tmp_path / "run")[-1]
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("bigram", "side"), [(2.0, "below"), (1.5, "NOT below"), (1.2, "NOT below")])
+def testdescribe_losses(bigram, side):
+    summary = {"eval_loss": 1.5, "steps": 7, "bigram_loss": bigram}
+    assert list(describe_losses(summary)) == [
+        "Evaluation loss 1.5000 after 7 steps.",
+        f"That is {side} the {bigram:.4f} of a bigram model fitted on the same training text.",
+    ]
+
+
+OWN = """
+import jax.numpy as jnp
+from spmdkit import Model
+
+def table(vocabulary, predicts=False):
+    def predict(params, batch):
+        return params["table"][batch["inputs"]]
+
+    def loss(params, batch, key):
+        logits = predict(params, batch)
+        shifted = logits - logits.max(-1, keepdims=True)
+        chosen = jnp.take_along_axis(shifted, batch["targets"][..., None], -1)[..., 0]
+        losses = jnp.log(jnp.exp(shifted).sum(-1)) - chosen
+        return (losses * batch["weights"]).sum(), batch["weights"].sum()
+
+    def init(key):
+        return {"table": jnp.zeros((vocabulary, 256))}
+
+    return Model(init=init, loss=loss, predict=predict if predicts else None, name="table")
+"""
+
+
+def language_config(folder, name, predicts, **sections):
+    """The config of a model of one's own over bytes of text, with a `predict` or without."""
+    (folder / f"{name}.py").write_text(OWN, encoding="utf-8")
+    model = {"name": f"{name}:table", "predicts": predicts}
+    data = {"strategy": {"data": 8}, "train": {"steps": 1, "global_batch": 16}}
+    return write_language_config(folder, model=model, **{"sample": {"length": 2}, **data, **sections})
+
+
+def reason(config, *overrides):
+    return explain_missing_sample(build(load_config(config, overrides)))
+
+
+@pytest.mark.slow
+def test_a_model_without_predict(tmp_path):
+    config = language_config(tmp_path, "sample_without", predicts=False)
+    told = reason(config)
+    assert told.startswith(
+        "The model table does not define `predict`, so no sample is written at the end. Give it one, `predict("
+    )
+    assert "logits (1, L, vocabulary)" in told
+    assert told.endswith(
+        "See https://spmdkit.github.io/spmdkit/models.html. Set sample.length=0 if you do not want one."
+    )
+    assert "not define `predict`" in reason(config, "sample={}"), "200 tokens, by default"
+    assert reason(config, "sample.length=0") == ""
+    assert reason(config, "model.predicts=true") == ""
+
+
+def write_tokenizer(folder):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["mesh", "axis", "layout", "step", "of", "the", "</s>"]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="the"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.slow
+def test_samples_text_with_the_tokenizer_of_the_data(tmp_path, capsys):
+    write_tokenizer(tmp_path)
+    config = language_config(tmp_path, "sample_words", predicts=True)
+    overrides = [f"data.tokenizer={tmp_path}", "data.length=8"]
+    built = build(load_config(config, overrides))
+    assert explain_missing_sample(built) == ""
+    assert writes_text(built)
+    assert not predicts_bytes(built)
+    params = built.step.init(0).params  # the likeliest token of a table of zeros is the first
+    assert sample_text(built, params, "axis of", 2, 0.0) == "axis of mesh mesh"
+    assert sample_text(built, params, "", 1, 0.0) == "</s> mesh"
+
+
+def test_a_model_of_anything_but_text_is_asked_for_none_by_default(tmp_path):
+    config = write_config(tmp_path)
+    assert reason(config, "sample={}") == ""
+    assert "the targets of mlp are neither bytes of text nor ids of a data.tokenizer" in reason(
+        config, "sample.length=20"
+    )
+
+
+@pytest.mark.slow
+def test_training_says_it_first_and_generate_says_the_same(tmp_path, capsys):
+    config = language_config(tmp_path, "sample_train", predicts=False)
+    assert main(["train", str(config)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("The model table does not define `predict`, so no sample") < printed.index("step 1")
+    assert printed.count("does not define `predict`") == 1
+    for words in (["generate", str(config)], ["predict", str(config), "--out", str(tmp_path / "a.npz")]):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: The model table does not define `predict`, so it can")
+        assert "See https://spmdkit.github.io/spmdkit/models.html." in error

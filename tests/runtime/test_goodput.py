@@ -1,0 +1,150 @@
+"""The ledger over restarts: every second once, lost steps taken from the steps, nothing lost by a line cut short."""
+
+import json
+import time
+
+import pytest
+from spmdkit.runtime import goodput
+from spmdkit.runtime.goodput import Ledger, read_goodput
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def first_start(path, *, ended=False, began=1000.0):
+    """Ten steps of 0.1 s, the last two lines of them told at once."""
+    with Ledger(path, step=0, began=began) as ledger:
+        ledger.add(0, {"start": 2.0, "compile": 1.0})
+        ledger.add(4, {"data": 0.05, "step": 0.4})
+        ledger.add(4, {"save": 0.2})
+        ledger.add(10, {"step": 0.6, "data": 0.0001})
+        if ended:
+            ledger.end()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """The time of day stands at 1005 s unless a test moves it."""
+    now = [1005.0]
+    monkeypatch.setattr(goodput.time, "time", lambda: now[0])
+    return now
+
+
+def test_one_start(tmp_path):
+    path = tmp_path / "goodput.jsonl"
+    first_start(path)
+    found = read_goodput(path)
+    assert found.seconds == {"step": 1.0, "data": 0.05, "save": 0.2, "compile": 1.0, "start": 2.0}
+    assert found.total == pytest.approx(4.25)
+    assert found.share == pytest.approx(1 / 4.25)
+    assert (found.starts, found.lost_steps) == (1, 0)
+    steps = [(line["from"], line["to"]) for line in lines(path) if line["kind"] == "step"]
+    assert steps == [(1, 4), (5, 10)]
+    assert str(found).startswith("Goodput 23.5 % of 4.2 s (start 47.1 %, compile 23.5 %, save 4.7 %")
+
+
+def test_a_death_loses_steps_and_time(tmp_path, clock):
+    """Died at 1005 after step 10; started again at 1012 from step 6: steps 7 to 10 are 4 of the 6 in the last line."""
+    path = tmp_path / "goodput.jsonl"
+    first_start(path)
+    clock[0] = 1015.0
+    with Ledger(path, step=6, began=1012.0) as ledger:
+        ledger.add(6, {"start": 3.0})
+        ledger.add(12, {"step": 0.9})
+        ledger.end()
+    found = read_goodput(path)
+    assert found.seconds["restart"] == pytest.approx(7.0)
+    assert found.seconds["lost"] == pytest.approx(0.4)
+    assert found.seconds["step"] == pytest.approx(1.0 - 0.4 + 0.9)
+    assert (found.starts, found.lost_steps) == (2, 4)
+    assert next(line for line in lines(path) if line["kind"] == "lost") | {"at": 0} == {
+        "kind": "lost", "seconds": 0.4, "at": 0, "from": 7, "to": 10,
+    }  # fmt: skip
+
+
+def test_the_same_steps_lost_twice_count_twice(tmp_path, clock):
+    path = tmp_path / "goodput.jsonl"
+    first_start(path)
+    for began in (1010.0, 1020.0):
+        clock[0] = began + 1
+        with Ledger(path, step=4, began=began) as ledger:
+            ledger.add(4, {"start": 0.5})
+            ledger.add(10, {"step": 0.6})
+    found = read_goodput(path)
+    assert found.lost_steps == 12
+    assert found.seconds["lost"] == pytest.approx(1.2)
+    assert found.seconds["step"] == pytest.approx(1.0)
+    assert found.seconds["restart"] == pytest.approx(5.0 + 9.0)
+
+
+def test_metrics_may_know_of_more_steps(tmp_path):
+    """A kill takes the last second of the ledger, but not the line of metrics.jsonl."""
+    path = tmp_path / "goodput.jsonl"
+    first_start(path)
+    Ledger(path, step=8, seen=13, began=1006.0).close()
+    found = read_goodput(path)
+    assert found.lost_steps == 5
+    assert found.seconds["lost"] == pytest.approx(0.2)
+
+
+def test_an_end_in_order_is_no_restart(tmp_path, clock):
+    path = tmp_path / "goodput.jsonl"
+    first_start(path, ended=True)
+    clock[0] = 90_000.0
+    with Ledger(path, step=10, began=89_999.0) as ledger:
+        ledger.add(10, {"start": 1.0})
+    assert "restart" not in read_goodput(path).seconds
+
+
+def test_a_line_cut_short_is_left_out_and_the_next_stands_alone(tmp_path):
+    path = tmp_path / "goodput.jsonl"
+    first_start(path)
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    with Ledger(path, step=4, began=1006.0) as ledger:
+        ledger.add(4, {"start": 1.0})
+    assert read_goodput(path).starts == 2
+    assert path.read_text().splitlines()[-1].startswith('{"kind": "start"')
+
+
+def test_nonsense_is_left_out(tmp_path):
+    path = tmp_path / "goodput.jsonl"
+    path.write_bytes(
+        b'\xff\n[]\n"x"\n{"kind": "step"}\n{"kind": "lost", "seconds": 1, "at": 2}\n'
+        b'{"kind": "step", "seconds": 1, "at": 2, "from": 5, "to": 4}\n{"kind": 3, "seconds": 1, "at": 2}\n'
+    )
+    assert read_goodput(path) is None
+    assert read_goodput(tmp_path / "missing") is None
+
+
+def test_what_cannot_be_written_costs_nothing_else(tmp_path):
+    (tmp_path / "goodput.jsonl").mkdir()
+    with Ledger(tmp_path / "goodput.jsonl", step=0, began=1000.0) as ledger:
+        ledger.add(1, {"step": 1.0})
+
+
+def test_it_is_due_once_a_second(tmp_path, monkeypatch):
+    with Ledger(tmp_path / "goodput.jsonl", step=0, began=1000.0) as ledger:
+        assert not ledger.is_due()
+        later = time.monotonic() + 1.1
+        monkeypatch.setattr(goodput.time, "monotonic", lambda: later)
+        assert ledger.is_due()
+        ledger.add(1, {"step": 1.0})
+        assert not ledger.is_due()
+
+
+def test_going_back_in_the_same_process_loses_steps_and_no_time_between(tmp_path):
+    path = tmp_path / "goodput.jsonl"
+    with Ledger(path, step=0, began=1000.0) as ledger:
+        ledger.add(4, {"step": 0.4})
+        ledger.add(10, {"step": 0.6, "start": 0.3})
+        ledger.roll_back(6, 10)
+        ledger.add(12, {"step": 0.5})
+        ledger.end()
+    found = read_goodput(path)
+    assert found.seconds == pytest.approx({"step": 0.4 + 0.2 + 0.5, "lost": 0.4, "start": 0.3})
+    assert (found.starts, found.lost_steps, found.rollbacks) == (1, 4, 1)
+    assert ", 1 rollback, 4 steps computed again (lost" in str(found)
+    with Ledger(path, step=12):
+        assert read_goodput(path).lost_steps == 4, "the next start does not lose them again"

@@ -1,0 +1,234 @@
+"""Whether a folder can hold a run is known before anything is computed, and looking leaves no trace."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.mesh.errors import UserError
+from spmdkit.runtime import machine_check as memory
+from spmdkit.runtime.build_run import build
+from spmdkit.runtime.finish import measured_memory
+from spmdkit.runtime.machine_check import DirectoryUnavailable, check_directory, check_memory
+from spmdkit.runtime.run_directory import is_run, make_directory
+from support.runs import listing, write_config
+
+
+def test_a_folder_that_can_be_made(tmp_path):
+    check_directory(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_a_run(tmp_path):
+    for name in ("checkpoints", "logs"):
+        (tmp_path / name).mkdir()
+    for name in ("config.yaml", "metrics.jsonl", "report.html"):
+        (tmp_path / name).write_text("{}")
+    before = listing(tmp_path)
+    check_directory(tmp_path)
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("made", [check_directory, make_directory])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("n" * 300, "cannot be created: File name too long. Set run.dir to another directory."),
+        ("/".join(["d" * 200] * 22), "cannot be created: File name too long"),
+        ("file", "cannot be created: {here}/file is a file. Set run.dir to another directory, or"),
+        ("file/below/it", "cannot be created: {here}/file is a file."),
+        ("loop", "cannot be created: "),
+        ("nothing", "cannot be created: "),
+    ],
+)
+def test_a_folder_that_cannot_be_made(name, message, made, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "nothing").symlink_to(tmp_path / "is" / "not")
+    before = listing(tmp_path)
+    with pytest.raises(ValueError) as info:
+        made(tmp_path / name)
+    assert f"The directory {tmp_path / name} of run.dir {message.format(here=tmp_path)}" in str(info.value)
+    assert listing(tmp_path) == before
+
+
+def test_a_path_just_too_long_for_what_a_run_writes(tmp_path):
+    folder = tmp_path / "/".join(["d" * 200] * 19 + ["e" * (4000 - 19 * 201 - len(str(tmp_path)))])
+    with pytest.raises(ValueError, match="File name too long"):
+        check_directory(folder)
+
+
+def test_a_name_that_no_path_may_have():
+    with pytest.raises(ValueError, match=r"cannot be created: .*embedded null (byte|character)"):
+        check_directory(Path("/tmp/a\0b"))
+
+
+def test_every_piece_of_the_wrong_kind_is_named(tmp_path):
+    files = ("config.yaml", "metrics.jsonl", "report.html", "provenance.json")
+    for name in files:
+        (tmp_path / name).mkdir()
+    for name in ("checkpoints", "logs"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError) as info:
+        check_directory(tmp_path)
+    lines = str(info.value).splitlines()
+    assert len(lines) == 6
+    for name in files:
+        assert (
+            f"{tmp_path / name} is a directory; a run keeps a file of that name. Move it, or set run.dir to another "
+            "directory."
+        ) in lines
+    assert sum("is a file; a run keeps a directory of that name." in line for line in lines) == 2
+
+
+def test_pieces_that_are_no_files_at_all(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "gone")
+    with pytest.raises(
+        ValueError, match=r"checkpoints is not usable: No such file.*\n.*metrics\.jsonl is a device or pi"
+    ):
+        check_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "exit_code"),
+    [
+        (errno.ENOSPC, DirectoryUnavailable, 75),
+        (errno.EROFS, DirectoryUnavailable, 75),
+        (errno.EDQUOT, DirectoryUnavailable, 75),
+        (errno.EIO, DirectoryUnavailable, 75),
+        (errno.EACCES, ValueError, 2),
+        (errno.EPERM, ValueError, 2),
+    ],
+)
+def test_whose_fault_it_is(number, error, exit_code, tmp_path, monkeypatch):
+    def fail(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(error, match=os.strerror(number)) as info:
+        check_directory(tmp_path / "run")
+    assert info.value.exit_code == exit_code
+    assert list(tmp_path.iterdir()) == []
+
+
+MOUNTED = """
+import sys
+from pathlib import Path
+from spmdkit.runtime.machine_check import check_directory
+try:
+    check_directory(Path(sys.argv[1]))
+except Exception as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.slow_cases("ro-Read-only file system", "size=16k-No space left on device")
+@pytest.mark.skipif(sys.platform != "linux", reason="unshare is Linux's")
+@pytest.mark.parametrize(
+    ("options", "reason"), [("ro", "Read-only file system"), ("size=16k", "No space left on device")]
+)
+def test_a_real_file_system_that_takes_nothing(options, reason, tmp_path):
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = f'mount -t tmpfs -o {options} none {place} && exec "$@"'
+    if subprocess.run(["unshare", "-rm", "sh", "-c", f"{mounted}", "sh", "true"], capture_output=True).returncode:
+        pytest.skip("`unshare -rm` may not mount here: run this as root, or allow user namespaces")
+    command = ["unshare", "-rm", "sh", "-c", mounted, "sh", sys.executable, "-c", MOUNTED, str(place / "run")]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, reason in ended.stdout) == (75, True), ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ({}, False),
+        ({"config.yaml": "run: {}"}, False),
+        ({"metrics.jsonl": ""}, False),
+        ({"metrics.jsonl": "{}"}, True),
+        ({"checkpoints/4/state": "x"}, True),
+        ({"checkpoints/4.orbax-checkpoint-tmp-1/state": "x"}, False),
+        ({"checkpoints/removed-4/state": "x"}, False),
+    ],
+)
+def test_what_makes_a_folder_a_run(pieces, expected, tmp_path):
+    for name, text in pieces.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert is_run(tmp_path) == expected
+
+
+def test_a_name_that_is_no_text(tmp_path, monkeypatch):
+    """Also where only the working directory has it: every save would fail there, and be tried again."""
+    folder = tmp_path / os.fsdecode(b"r\xffn")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=r"of run\.dir has a name that is not valid UTF-8, so no checkpoint"):
+        check_directory(Path("run").absolute())
+
+
+WIDE = ["model.widths=[16000000, 1000000]"]  # 1.6e13 parameters, and adamw's two averages of each
+
+
+def built(folder, *overrides: str):
+    return build(load_config(write_config(folder), overrides))
+
+
+def test_a_state_beyond_the_machine(tmp_path):
+    with pytest.raises(UserError) as info:
+        check_memory(built(tmp_path, *WIDE))
+    said = str(info.value)
+    assert (
+        "The state of this run does not fit: parameters and optimizer take 43.7 TiB on each device, 8 x 43.7 TiB"
+        in said
+    )
+    assert "and this machine has " in said
+    assert "strategy.fsdp" in said
+
+
+def test_a_state_that_fits(tmp_path):
+    check_memory(built(tmp_path))
+
+
+def test_a_limit_on_the_process(tmp_path, monkeypatch):
+    """8 devices hold 2,410 parameters and two averages, over `fsdp: 4`: 60 KiB are enough, 20 are not."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (20 * 1024, 20 * 1024))
+    with pytest.raises(UserError, match=r"ulimit -v allows 20 KiB"):
+        check_memory(built(tmp_path))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (80 * 1024, 80 * 1024))
+    check_memory(built(tmp_path))
+
+
+class Accelerator:
+    """What a GPU says of itself."""
+
+    platform = "gpu"
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+
+    def memory_stats(self) -> dict[str, int] | None:
+        return None if self.limit is None else {"bytes_limit": self.limit}
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(1 << 10, False), (1 << 20, True), (None, True)])
+def test_each_device_of_its_own_memory(limit, fits, tmp_path, monkeypatch):
+    run = built(tmp_path)
+    monkeypatch.setattr(memory.jax, "local_devices", lambda: [Accelerator(limit)] * 8)
+    if fits:
+        check_memory(run)
+    else:
+        with pytest.raises(UserError, match=r"and a device has 1 KiB"):
+            check_memory(run)
+
+
+def test_the_most_that_was_in_use_is_that_of_the_system():
+    """On processors it is the resident memory of this process, which holds all its devices."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    most = int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    assert measured_memory() == {"the process, with 8 devices": pytest.approx(most, rel=0.05)}

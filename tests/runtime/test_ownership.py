@@ -1,0 +1,289 @@
+"""A run directory has one owner; whoever is gone loses it, whoever is there keeps it."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from spmdkit.runtime import ownership
+from spmdkit.runtime import ownership as owner
+from spmdkit.runtime.ownership import (
+    NAME,
+    DirectoryInUse,
+    Owner,
+    Ownership,
+    OwnershipLost,
+    read_owner,
+    refuse_if_in_use,
+    start_of,
+    this_process,
+)
+from support.interleaving import Killed, interleave
+from support.runs import command, environment, trained, write_config
+
+ELSEWHERE = {"host": "other", "place": "other boot pid:[1]", "pid": 7, "started": "1", "since": "then", "token": "t"}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    monkeypatch.setattr(ownership, "STALE_SECONDS", 0.6)
+    monkeypatch.setattr(ownership, "TOUCH_SECONDS", 0.05)
+
+
+def given(folder, **changes):
+    """Writes the file of another owner."""
+    (folder / NAME).write_text(json.dumps({**ELSEWHERE, **changes}))
+
+
+def of_this_machine(**changes):
+    return {**this_process()._asdict(), "token": "t", **changes}
+
+
+def taken(folder) -> bool:
+    said = []
+    with Ownership(folder, said.append) as own:
+        own.take()
+        mine = read_owner(folder)
+        own.check()
+    assert mine is not None
+    assert mine.pid == os.getpid()
+    assert list(folder.iterdir()) == [], "released, and nothing left beside it"
+    return bool(said)
+
+
+def test_a_free_directory_is_taken_touched_and_released(tmp_path):
+    with Ownership(tmp_path) as own:
+        assert list(tmp_path.iterdir()) == []
+        own.take()
+        before = (tmp_path / NAME).stat().st_mtime_ns
+        time.sleep(0.3)
+        assert (tmp_path / NAME).stat().st_mtime_ns > before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_of_this_machine_that_is_there_keeps_it(tmp_path):
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        given(tmp_path, **of_this_machine(pid=sleeper.pid, started=start_of(sleeper.pid), since="noon"))
+        before = time.monotonic()
+        with pytest.raises(DirectoryInUse, match=rf"in use by another job: process {sleeper.pid} on .*, since noon"):
+            refuse_if_in_use(tmp_path)
+        with (
+            pytest.raises(DirectoryInUse, match="would overwrite each other's checkpoints"),
+            Ownership(tmp_path) as own,
+        ):
+            own.take()
+        assert time.monotonic() - before < 0.5, "nobody waits for what is known"
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    refuse_if_in_use(tmp_path)
+    assert not taken(tmp_path)
+
+
+def test_another_process_of_the_same_number_is_not_the_owner(tmp_path):
+    given(tmp_path, **of_this_machine(started="0"))
+    assert not taken(tmp_path)
+
+
+def test_a_silent_owner_on_another_machine_loses_it_after_a_while(tmp_path):
+    given(tmp_path)
+    refuse_if_in_use(tmp_path)  # not known to be there
+    before = time.monotonic()
+    assert taken(tmp_path)
+    assert time.monotonic() - before > 0.5
+
+
+def test_an_owner_on_another_machine_that_touches_its_file_keeps_it(tmp_path):
+    given(tmp_path)
+    end = threading.Event()
+
+    def touch():
+        while not end.wait(0.1):
+            os.utime(tmp_path / NAME)
+
+    thread = threading.Thread(target=touch)
+    thread.start()
+    try:
+        with pytest.raises(DirectoryInUse, match="process 7 on other, since then"), Ownership(tmp_path) as own:
+            own.take()
+    finally:
+        end.set()
+        thread.join()
+    assert json.loads((tmp_path / NAME).read_text()) == ELSEWHERE
+
+
+@pytest.mark.slow_cases("", "text4", '{"pid": 1}', "{")
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', json.dumps({**ELSEWHERE, "pid": "7"})])
+def test_a_file_that_says_nothing_counts_by_its_changes(tmp_path, text):
+    (tmp_path / NAME).write_text(text)
+    assert taken(tmp_path)
+
+
+@pytest.mark.parametrize("target", [NAME, "nothing"])
+def test_a_file_that_cannot_be_read_is_an_error_and_not_waited_for(target, tmp_path):
+    (tmp_path / NAME).symlink_to(target)
+    with pytest.raises(OSError, match=NAME), Ownership(tmp_path) as own:
+        own.take()
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_whoever_stood_still_finds_out_before_it_writes(tmp_path):
+    with Ownership(tmp_path) as own:
+        own.take()
+        given(tmp_path)
+        with pytest.raises(OwnershipLost, match=r"taken over by process 7 on other.*ends without writing") as raised:
+            own.check()
+        assert raised.value.exit_code == 75
+    assert json.loads((tmp_path / NAME).read_text()) == ELSEWHERE, "it is not removed: it is another's"
+
+
+def test_whose_folder_was_removed_is_told_so(tmp_path):
+    """A save under way makes the folder again: what says that it was removed is that nothing of a run is in it."""
+    with Ownership(tmp_path) as own:
+        own.take()
+        (tmp_path / "config.yaml").touch()
+        (tmp_path / NAME).unlink()
+        with pytest.raises(OwnershipLost, match="taken over by a job that has ended since"):
+            own.check()
+        (tmp_path / "config.yaml").unlink()
+        with pytest.raises(OwnershipLost, match="was removed or emptied during this run") as raised:
+            own.check()
+        assert raised.value.exit_code == 75
+
+
+def test_one_of_many_gets_a_directory_that_was_left(tmp_path):
+    given(tmp_path, **of_this_machine(started="0"))
+    owners, refused, barrier = [Ownership(tmp_path) for _ in range(8)], [], threading.Barrier(8)
+
+    def take(own):
+        barrier.wait()
+        try:
+            own.take()
+        except DirectoryInUse:
+            refused.append(own)
+
+    threads = [threading.Thread(target=take, args=(own,)) for own in owners]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(refused) == 7
+    (winner,) = (own for own in owners if own not in refused)
+    winner.check()
+    [own.__exit__(None, None, None) for own in owners]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_claim_does_not_replace_a_file_that_changed_meanwhile(tmp_path, monkeypatch):
+    """Between the first look at the file that was left and the rename of the claim, another job takes the directory."""
+    given(tmp_path, **of_this_machine(started="0"))
+    create = ownership._create
+
+    def create_late(path, owner):
+        if path.name.startswith(ownership.CLAIM):
+            given(tmp_path, **of_this_machine(token="faster"))
+        return create(path, owner)
+
+    monkeypatch.setattr(ownership, "_create", create_late)
+    with pytest.raises(DirectoryInUse, match="in use by another job"), Ownership(tmp_path) as own:
+        own.take()
+    owner = read_owner(tmp_path)
+    assert owner is not None
+    assert owner.token == "faster"
+    assert [path.name for path in tmp_path.iterdir()] == [NAME], "the claim is removed"
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_second_of_two_jobs_is_refused_and_the_first_ends_well(tmp_path):
+    """Both want one directory; the metrics and checkpoints of the first are its own."""
+    config = write_config(tmp_path, train={"steps": 4000, "global_batch": 16})
+    first = subprocess.Popen(command("train", config), env=environment(), stdout=subprocess.DEVNULL)
+    try:
+        while not (tmp_path / "run" / NAME).exists():
+            assert first.poll() is None
+            time.sleep(0.1)
+        second = subprocess.run(command("train", config), env=environment(), capture_output=True, text=True)
+        assert (second.returncode, first.poll()) == (2, None)
+        assert f"in use by another job: process {first.pid} on" in second.stderr
+    finally:
+        first.kill()
+        first.wait()
+    trained("train", config, "train.steps=12", "--fresh")
+    assert not (tmp_path / "run" / NAME).exists()
+
+
+ORDERS = 60
+CONTENDERS = Path(__file__).parents[1] / "support" / "contenders.py"
+GONE = {"host": "here", "place": "here", "pid": 0, "started": "1", "since": "then", "token": "left"}
+
+
+class Contest:
+    """Processes that take a directory, hold it and release it; their numbers mean something here alone."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.alive: set[int] = set()
+        self.holders: set[int] = set()
+        self.most = 0
+        self._this = threading.local()
+        monkeypatch.setattr(
+            ownership,
+            "this_process",
+            lambda: Owner("here", "here", self._this.pid, "1", "now", f"{folder.name} {self._this.pid}"),
+        )
+        for module in (owner, ownership):
+            monkeypatch.setattr(module, "this_place", lambda: "here")
+        monkeypatch.setattr(owner, "start_of", lambda pid: "1" if pid in self.alive else "")
+
+    def process(self, pid: int) -> Callable[[], None]:
+        """One process, from its start to its end."""
+
+        def run() -> None:
+            self._this.pid = pid
+            self.alive.add(pid)
+            own = Ownership(self.folder)
+            try:
+                own.take()
+                self.holders.add(pid)
+                self.most = max(self.most, len(self.holders))
+                own.check()
+                self.holders.remove(pid)
+                own.__exit__()
+            except (DirectoryInUse, Killed):
+                self.holders.discard(pid)
+            finally:
+                self.alive.remove(pid)
+                own._end.set()
+
+        return run
+
+
+@pytest.mark.parametrize(("processes", "kills"), [(3, 0), (5, 0), (4, 2)])
+@pytest.mark.parametrize("left", [True, False], ids=["left", "free"])
+def test_there_is_one_owner_in_every_order_of_steps(processes, kills, left, tmp_path, monkeypatch):
+    for seed in range(ORDERS):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        if left:
+            (folder / NAME).write_text(json.dumps(GONE))
+        contest = Contest(folder, monkeypatch)
+        interleave(folder, [contest.process(pid) for pid in range(1, processes + 1)], random.Random(seed), kills)
+        assert contest.most == 1 or (kills and contest.most == 0), f"seed {seed}: {contest.most} owners at once"
+        contest.most = 0
+        interleave(folder, [contest.process(99)], random.Random(seed), 0)
+        assert contest.most == 1, f"seed {seed}: nobody can have it any more"
+        assert list(folder.iterdir()) == [], f"seed {seed}"
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_real_processes_have_one_owner(tmp_path):
+    words = [sys.executable, str(CONTENDERS), str(tmp_path / "run"), "8", "12", "0"]
+    ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr

@@ -1,0 +1,85 @@
+"""Settings that change numbers are compared between processes; those that only differ by place are not."""
+
+import json
+from types import SimpleNamespace
+
+import jax
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.mesh.compat import jax_settings
+from spmdkit.runtime import process_check as agreement
+from spmdkit.runtime.process_check import Disagreement, agree_on_config, agree_on_start, numeric_settings
+from spmdkit.runtime.provenance import Definition, Provenance
+from support.runs import write_config
+
+BUILT = SimpleNamespace(
+    config=None,
+    batch=None,
+    layouts=SimpleNamespace(table=SimpleNamespace(to_json=dict)),
+    step=SimpleNamespace(lower=lambda batch: SimpleNamespace(as_text=str)),
+)
+MADE_OF = Provenance("", "", Definition("mlp"), Definition("adamw"))
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Two processes: what this one gives, and the same with other values in place of some."""
+    monkeypatch.setattr(agreement, "coordination_client", object)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(agreement, "wait_until_all_know", lambda: None)
+
+    def other(**values):
+        def exchange(name, text, **options):
+            theirs = json.loads(text) | values
+            return [text, json.dumps({key: each for key, each in theirs.items() if each is not None})]
+
+        monkeypatch.setattr(agreement, "exchange", exchange)
+
+    return other
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "says"),
+    [
+        ("XLA_FLAGS --xla_cpu_enable_fast_math", "true", "not set on rank 0, true on rank 1"),
+        ("XLA_FLAGS --xla_set_on_rank_0", None, "7 on rank 0, not set on rank 1"),
+        ("jax.config.jax_threefry_partitionable", "False", "True on rank 0, False on rank 1"),
+        ("jax.config.jax_default_prng_impl", "rbg", "threefry2x32 on rank 0, rbg on rank 1"),
+        ("jax.config.jax_default_matmul_precision", "highest", "None on rank 0, highest on rank 1"),
+        ("jax.config.jax_enable_x64", "True", "False on rank 0, True on rank 1"),
+        ("NVIDIA_TF32_OVERRIDE", "0", "not set on rank 0, 0 on rank 1"),
+    ],
+)
+@pytest.mark.parametrize("when", ["config", "start"])
+def test_refuses_another_setting(setting, value, says, when, ranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_set_on_rank_0=7")
+    config = load_config(write_config(tmp_path))
+    built = SimpleNamespace(**{**vars(BUILT), "config": config})
+    ranks(**{setting: value})
+    agree = {"config": lambda: agree_on_config(config), "start": lambda: agree_on_start(built, MADE_OF)}  # pyright: ignore[reportArgumentType]
+    with pytest.raises(Disagreement) as found:
+        agree[when]()
+    assert found.value.exit_code == 2
+    assert f"\n  {setting}: {says}\n" in str(found.value)
+
+
+def test_equal_settings_agree(ranks, tmp_path):
+    ranks()
+    agree_on_config(load_config(write_config(tmp_path)))
+
+
+def test_reads_flags_as_xla_does(tmp_path):
+    text = "--xla_a=1  --xla_b --xla_a=2 --xla_dump_to=/x --xla_force_host_platform_device_count=8"
+    expected = {"XLA_FLAGS --xla_a": "2", "XLA_FLAGS --xla_b": "true"}
+    (tmp_path / "flags").write_text(text)
+    assert numeric_settings({"XLA_FLAGS": text}, {}) == expected
+    assert numeric_settings({"XLA_FLAGS": str(tmp_path / "flags")}, {}) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["jax_compilation_cache_dir", "jax_num_cpu_devices", "jax_log_compiles", "jax_dump_ir_to", "jax_debug_log_modules"],
+)
+def test_ignores_settings_of_one_place(name):
+    assert name in jax_settings()
+    assert not numeric_settings({}, {name: "anything"})

@@ -1,0 +1,128 @@
+"""The origin of a run: changed data is an error, changed source code of the user a warning."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.launch.cli import main
+from spmdkit.runtime.build_run import build
+from spmdkit.runtime.provenance import Definition, describe_run, remarks
+from support.runs import listing, write_config
+from support.user_code import LAYERS, MODEL, OPTIMIZER, OWN, edit, provenance_of_config
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch) -> Path:
+    """A config with a model and an optimizer of the user, in files beside it."""
+    for name, text in zip(OWN, (MODEL, LAYERS, OPTIMIZER), strict=True):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "stranger.py").write_text("import os")
+    monkeypatch.syspath_prepend(tmp_path)
+    return write_config(
+        tmp_path,
+        model={"name": "model_of_mine:make"},
+        optimizer={"name": "optimizer_of_mine:make", "learning_rate": 0.01},
+        strategy={"data": 8},
+    )
+
+
+def remarks_on(config: Path, before, *overrides: str) -> list[str]:
+    return remarks(before, provenance_of_config(config, *overrides), "synthetic", goes_on=True)
+
+
+def test_model_of_the_catalog_has_no_files(tmp_path):
+    found = provenance_of_config(write_config(tmp_path))
+    assert (found.model, found.optimizer) == (Definition("mlp"), Definition("adamw"))
+    assert len(found.fingerprint) == 16
+    assert found.description.startswith("synthetic: 8,192 noisy images")
+
+
+def test_finds_source_files_beside_the_module(config):
+    found = provenance_of_config(config)
+    assert {name: Path(path).name for name, (path, _) in found.model.files.items()} == {
+        "layers_of_mine": "layers_of_mine.py",
+        "model_of_mine": "model_of_mine.py",
+    }
+    assert list(found.optimizer.files) == ["optimizer_of_mine"]
+
+
+@pytest.mark.slow
+def test_unchanged_source_has_no_remarks(config):
+    before = provenance_of_config(config)
+    assert remarks_on(config, before, "train.steps=99", "optimizer.learning_rate=0.5") == []
+
+
+@pytest.mark.slow_cases("layers_of_mine-model-jnp.tanh-jnp.sin")
+@pytest.mark.parametrize(
+    ("file", "key", "old", "new"),
+    [
+        ("layers_of_mine", "model", "jnp.tanh", "jnp.sin"),
+        ("model_of_mine", "model", "np.linspace(0, 1, 10)", "np.linspace(0, 2, 10)"),
+        ("optimizer_of_mine", "optimizer", "b1=0.9", "b1=0.8"),
+    ],
+)
+def test_warns_of_changed_source(file, key, old, new, config):
+    before = provenance_of_config(config)
+    path = config.parent / f"{file}.py"
+    edit(path, old, new)
+    (line,) = remarks_on(config, before)
+    assert line.startswith(f"warning: {key}.name={key}_of_mine:make: {path} has changed since this run was made, and")
+    assert "start anew with --fresh" in line
+
+
+def test_optimizer_of_a_group_counts(config):
+    group = "optimizer.groups={v: {name: 'optimizer_of_mine:make'}}"
+    names = [provenance_of_config(config, f"optimizer.name={name}", group).optimizer.name for name in ("sgd", "lion")]
+    assert names == ["optimizer_of_mine:make"] * 2
+
+
+def test_warns_of_missing_fingerprint_and_provenance(tmp_path):
+    now = provenance_of_config(write_config(tmp_path))
+    (line,) = remarks(None, now._replace(fingerprint=""), "mine:splits", goes_on=False)
+    assert line.startswith(
+        "warning: data.source=mine:splits does not give a fingerprint: if its data changes, a resumed run"
+    )
+    (line,) = remarks(None, now, "synthetic", goes_on=True)
+    assert line.startswith("provenance.json is missing")
+
+
+@pytest.mark.slow
+def test_refuses_changed_data_until_it_is_restored(tmp_path, capsys):
+    rows = {"inputs": np.ones((40, 64), np.float32), "targets": np.arange(40) % 10}
+    data = {"source": "arrays", "files": [str(tmp_path / "rows.npz")], "eval_fraction": 0.0}
+    np.savez(tmp_path / "rows.npz", **rows)
+    config = write_config(tmp_path, data=data, train={"steps": 1, "global_batch": 16})
+    assert main(["train", str(config)]) == 0
+    np.savez(tmp_path / "rows.npz", **{**rows, "targets": np.roll(rows["targets"], 1)})
+    before = listing(tmp_path / "run")
+    assert main(["train", str(config), "train.steps=2"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'run'} holds a run on other data: ")
+    assert listing(tmp_path / "run") == before
+    np.savez(tmp_path / "rows.npz", **rows)
+    (tmp_path / "run" / "provenance.json").unlink()
+    assert main(["train", str(config), "train.steps=2"]) == 0
+    out = capsys.readouterr().out
+    assert "provenance.json is missing" in out
+    assert "at step 1 of 2." in out
+    assert (tmp_path / "run" / "provenance.json").is_file()
+
+
+def test_describes_run_for_its_checkpoints(tmp_path):
+    import spmdkit
+
+    found = describe_run(build(load_config(write_config(tmp_path))))
+    assert json.loads(json.dumps(found)) == found
+    assert found["versions"]["spmdkit"] == spmdkit.__version__
+    assert found["mesh"] == {"data": 2, "fsdp": 4}
+    assert (found["devices"], found["processes"]) == (8, 1)
+    assert found["strategy"]["fsdp"]["floor_bytes"] == 256
+    assert found["parameters"] == 64 * 32 + 32 + 32 * 10 + 10
+    assert found["precision"]["params"] == "float32"
+    assert found["data"] == {"features": 64, "length": 256}
+    assert (found["library"], found["lora_scale"]) == ("", None)
+    model = {"name": "mlp", "classes": 10, "widths": [32], "lora": {"rank": 2, "alpha": 3, "match": ["layers/0/.*"]}}
+    assert describe_run(build(load_config(write_config(tmp_path, model=model))))["lora_scale"] == 1.5

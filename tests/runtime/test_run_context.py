@@ -1,0 +1,140 @@
+"""What is recorded of a step: the same numbers in the file, on the display and for callbacks."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.data import bucket_by_length, from_dataset
+from spmdkit.launch.cli import main
+from spmdkit.models.transformer import transformer
+from spmdkit.models.transformer_config import TransformerConfig
+from spmdkit.runtime.run_context import FlopsOfSteps, Recorder, counts_tokens, learning_rates
+from spmdkit.training.callbacks.callback import Run
+from spmdkit.training.metrics import MetricsLog, read_metrics
+from spmdkit.training.steps.late_log import Progress
+from support.runs import metrics, write_config
+
+
+def recorder(tmp_path, flops_per_row=None, vocabulary=256):
+    """One of a run at half its rate, and what the display and the callbacks were given."""
+    built = SimpleNamespace(
+        config=load_config(write_config(tmp_path)),
+        model=SimpleNamespace(flops_per_row=flops_per_row, flops_of_length=None),
+        splits=SimpleNamespace(train=({"weights": np.ones(())},), vocabulary=vocabulary),
+    )
+    shown, called = [], []
+    run = Run(folder=tmp_path, start=0, num_steps=12, learning_rate_factor=0.5)
+    display, conductor = SimpleNamespace(update=shown.append), SimpleNamespace(logged=called.append)
+    return Recorder(built, display, run, conductor), built.config, shown, called
+
+
+def progress(step, **extra):
+    return Progress(step=step, loss=2.5, grad_norm=0.5, tokens_per_second=64.0, seconds=0.25, extra=extra)
+
+
+def test_a_step_is_a_line_and_all_are_told(tmp_path):
+    recording, config, shown, called = recorder(tmp_path)
+    with recording.open(tmp_path, 0):
+        recording(progress(3, eval_loss=1.5))
+    (line,) = list(read_metrics(tmp_path / "metrics.jsonl"))
+    rate = line.pop("learning_rate")
+    assert line == {
+        "step": 3,
+        "loss": 2.5,
+        "grad_norm": 0.5,
+        "tokens_per_second": 64.0,
+        "seconds": 0.25,
+        "eval_loss": 1.5,
+    }
+    cosine = 0.5 * (1 + np.cos(np.pi * 2 / 12))  # step 3 is updated with the rate of index 2
+    assert rate == pytest.approx(0.5 * config.optimizer.learning_rate * cosine, rel=1e-6)
+    assert shown == called == [{**line, "learning_rate": rate}]
+
+
+def test_records_rows_per_second_of_a_model_without_tokens(tmp_path):
+    recording, config, shown, _ = recorder(tmp_path, vocabulary=None)
+    recording(progress(1))
+    assert shown[0]["rows_per_second"] == config.train.global_batch / 0.25
+    assert shown[0]["tokens_per_second"] == 64.0, "it stays for readers of the log"
+    assert counts_tokens(SimpleNamespace(train=({"weights": np.ones(8)},), vocabulary=None))
+
+
+def test_operations_of_a_model_that_says_how_many_it_has(tmp_path):
+    recording, config, shown, _ = recorder(tmp_path, flops_per_row=1e6)
+    recording(progress(1))
+    assert shown[0]["flops_per_second"] == 1e6 * config.train.global_batch / 0.25
+    assert not (tmp_path / "metrics.jsonl").exists(), "it was not opened"
+
+
+def test_what_comes_after_the_step_of_a_resume_is_dropped(tmp_path):
+    with MetricsLog(tmp_path / "metrics.jsonl") as log:
+        for step in (4, 8):
+            log.write({"step": step})
+    recording, *_ = recorder(tmp_path)
+    with recording.open(tmp_path, 4):
+        recording(progress(5))
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [4, 5]
+
+
+def test_a_schedule_that_gives_no_number_names_its_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "spmdkit.runtime.run_context.make_learning_rate", lambda *_: lambda steps: np.where(steps == 7, np.nan, 0.1)
+    )
+    config = load_config(write_config(tmp_path))
+    with pytest.raises(ValueError, match=r"optimizer\.schedule=.* gives step 8 the learning rate nan\."):
+        learning_rates(config.optimizer, config.train.steps)
+
+
+PLATEAU = {"name": "plateau", "patience": 1, "window_steps": 1, "tolerance": 0.9, "factor": 0.5}
+"""A loss that does not fall to a tenth of the lowest within a step halves the rate: from the second step on, always."""
+
+
+@pytest.mark.slow
+def test_the_rate_of_a_plateau_is_the_one_that_was_used(tmp_path):
+    """Also of steps that are read late, of those after a resume, where a group has a schedule of its own, and where
+    averages are kept."""
+    groups = {"layers/.*/bias": {"schedule": {"name": "constant"}, "learning_rate": 0.5}}
+    optimizer = {"name": "sgd", "learning_rate": 0.01, "schedule": PLATEAU, "groups": groups, "ema": {"decay": 0.9}}
+    train = {"steps": 5, "global_batch": 16}
+    config = write_config(tmp_path, optimizer=optimizer, train=train, checkpoint={"every": 5}, eval={"every": 3})
+    assert main(["train", str(config)]) == 0
+    assert main(["train", str(config), "train.steps=9", "run.log_every=2"]) == 0
+    logged = {record["step"]: record["learning_rate"] for record in metrics(tmp_path / "run")}
+    assert set(logged) >= {1, 2, 3, 4, 5, 6, 8, 9}
+    assert logged == pytest.approx({step: 0.01 * 0.5 ** (step - 1) for step in logged}, rel=1e-6)
+
+
+CONFIG = TransformerConfig(layers=2, width=16, heads=2, vocabulary=50, length=32)
+
+
+@pytest.fixture
+def buckets():
+    sizes = [8] * 30 + [32] * 10
+    return bucket_by_length(from_dataset([(np.arange(size),) * 2 for size in sizes]), lengths=[8, 32]).train
+
+
+def test_buckets_count_as_long_as_they_were(buckets):
+    """Three of four batches are of length 8, to within one at every moment."""
+    flops = FlopsOfSteps(transformer(CONFIG), buckets, 4)
+    short, long = (CONFIG.flops_of_length(length) * 4 for length in (8, 32))
+    assert long > 4 * short
+    assert flops(0, 4) == pytest.approx((3 * short + long) / 4)
+    assert flops(8, 12) == flops(0, 4)
+    each = {flops(number, number + 1) for number in range(4)}
+    assert each == {short, long}
+
+
+def test_batches_that_are_left_out_do_not_count(buckets):
+    """The third step gets the batch of the fourth, and so on."""
+    everything = FlopsOfSteps(transformer(CONFIG), buckets, 4)
+    flops = FlopsOfSteps(transformer(CONFIG), buckets, 4, left_out=(2,))
+    found = [flops(number, number + 1) for number in range(6)]
+    assert found == [everything(number, number + 1) for number in (0, 1, 3, 4, 5, 6)]
+    assert found != [everything(number, number + 1) for number in range(6)]
+    assert flops(0, 6) == pytest.approx(sum(found) / 6)
+
+
+def test_other_sources_count_as_the_longest():
+    flops = FlopsOfSteps(transformer(CONFIG), from_dataset([(np.arange(32),) * 2] * 8).train, 4)
+    assert flops(3, 5) == CONFIG.flops_per_row * 4

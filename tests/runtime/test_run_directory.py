@@ -1,0 +1,306 @@
+"""Which folders a run may go on in."""
+
+import dataclasses
+import json
+import os
+import shlex
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+from spmdkit.configs import load_config
+from spmdkit.runtime.provenance import Definition, Provenance
+from spmdkit.runtime.run_directory import adopt_directory
+from spmdkit.runtime.run_directory import write_config as write_resolved
+from support.runs import listing, write_config, write_language_config
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    """The file of a run that has begun."""
+    path = write_config(tmp_path)
+    loaded = load_config(path)
+    write_resolved(loaded, adopt_directory(loaded))
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
+    return path
+
+
+def test_a_new_folder_is_taken_without_writing(tmp_path):
+    loaded = load_config(write_config(tmp_path))
+    assert adopt_directory(loaded) == tmp_path / "run"
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_whole_config_is_written(config):
+    written = yaml.safe_load((config.parent / "run" / "config.yaml").read_text())
+    assert written["train"]["remat"] == "none"
+    assert written["model"] == {"name": "mlp", "check": "error", "features": 0, "classes": 10, "widths": [32]}
+    assert sorted(path.name for path in (config.parent / "run").iterdir()) == ["config.yaml", "metrics.jsonl"]
+
+
+def test_the_same_run_may_go_on(config):
+    before = listing(config.parent)
+    assert adopt_directory(load_config(config)) == config.parent / "run"
+    assert listing(config.parent) == before
+
+
+def test_every_kind_of_value_is_the_same_when_read_back(tmp_path):
+    loaded = load_config(
+        write_language_config(tmp_path),
+        ["model.rope_base=1e4", "model.norm_epsilon=1e-6", "model.tied=true", "data.column='1e3'", "data.dtype=''"],
+    )
+    write_resolved(loaded, adopt_directory(loaded))
+    (tmp_path / "run" / "checkpoints" / "4").mkdir(parents=True)
+    adopt_directory(loaded)
+    with pytest.raises(ValueError, match=r"data\.column: '1e3' there, 'text' here"):
+        adopt_directory(load_config(tmp_path / "tiny.yaml"))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "strategy={data: 8}",
+        "strategy.fsdp.floor_bytes=1",
+        "train.steps=99",
+        "train.accumulate=2",
+        "train.remat=full",
+        "run.simulate=16",
+        "run.log_every=5",
+        "eval.every=0",
+        "checkpoint.every=2",
+        "optimizer.learning_rate=0.5",
+        "precision.compute=bfloat16",
+        "data.prefetch=0",
+        "data.threads=2",
+        "data.layout={inputs: [[data, fsdp]]}",
+        "timeouts.heartbeat=99",
+    ],
+)
+def test_what_may_change(config, override):
+    strategy = [] if override != "run.simulate=16" else ["strategy={data: 16}"]
+    adopt_directory(load_config(config, [override, *strategy]))
+
+
+def test_what_may_not_is_listed_completely(config):
+    changes = [
+        "model.widths=[32, 32]",
+        "data.eval_fraction=0.1",
+        "data.shuffle=false",
+        "run.seed=1",
+        "train.global_batch=32",
+        "optimizer.name=lion",
+        "precision.params=bfloat16",
+        "train.steps=20",
+    ]
+    before = listing(config.parent)
+    with pytest.raises(ValueError, match="keys that a run cannot change") as info:
+        adopt_directory(load_config(config, changes))
+    lines = str(info.value).splitlines()
+    run = config.parent / "run"
+    assert lines[0] == f"This command differs from the run in {run} in keys that a run cannot change:"
+    assert lines[1:8] == [
+        "  data.eval_fraction: 0.05 there, 0.1 here (the position in the data is a number of batches in this order)",
+        "  data.shuffle: True there, False here (the position in the data is a number of batches in this order)",
+        "  model.widths: [32] there, [32, 32] here (the checkpoints contain the parameters of this model)",
+        "  optimizer.name: 'adamw' there, 'lion' here (the checkpoints contain the state of this optimizer)",
+        "  precision.params: 'float32' there, 'bfloat16' here (the checkpoints contain parameters of this dtype)",
+        "  run.seed: 0 there, 1 here (it determines the order of the data and dropout)",
+        "  train.global_batch: 16 there, 32 here (the position in the data is counted in batches of this size)",
+    ]
+    assert lines[8:] == [
+        "Either",
+        "  go on with that run:        set these keys back",
+        f"  train beside it:            the same command with run.dir={run}-1",
+        f"  begin with its parameters:  that, and checkpoint.start_from={run}",
+        f"  train in its place:         the same command with --fresh, which moves that run to {run}.old-1",
+        "Which keys may change when a run goes on: spmdkit train --help-restart.",
+    ]
+    assert listing(config.parent) == before
+
+
+def test_what_is_told_to_go_on_does_go_on(config):
+    changes = ["data.shuffle=false", "model.widths=[32, 32]", "optimizer.name=lion"]
+    with pytest.raises(ValueError, match="keys that a run cannot change") as info:
+        adopt_directory(load_config(config, changes))
+    (told,) = [line for line in str(info.value).splitlines() if "go on with that run:" in line]
+    back = shlex.split(told.partition("the same command with ")[2])
+    assert back == ["data.shuffle=true", "model.widths=[32]", "optimizer.name=adamw"]
+    adopt_directory(load_config(config, [*changes, *back]))
+
+
+def test_files_are_not_set_back_from_another_folder(config):
+    """Relative ones would start from the working directory."""
+    with pytest.raises(ValueError, match=r"go on with that run:\s+set these keys back\n"):
+        adopt_directory(load_config(config, ["data={source: text, files: [a.txt]}"]))
+
+
+def test_another_model_with_other_options(config):
+    loaded = load_config(config)
+    other = dataclasses.replace(loaded, model={"name": "own:model", "hidden": 3})
+    with pytest.raises(
+        ValueError, match=r"model\.hidden: None there, 3 here \(.*\)\n  model\.name: 'mlp' there, 'own:model' here \("
+    ):
+        adopt_directory(other)
+
+
+MADE_OF = Provenance("abc", "text: 3 files", Definition("mlp"), Definition("adamw"))
+
+
+@pytest.mark.parametrize("left", [{}, {"checkpoints": None}, {"metrics.jsonl": b""}, {"provenance.json": b"{"}])
+def test_a_folder_without_a_training_is_no_run_yet(left, tmp_path):
+    """What a command that failed left behind stands in nobody's way."""
+    loaded, folder = load_config(write_config(tmp_path)), tmp_path / "run"
+    write_resolved(load_config(write_config(tmp_path), ["train.global_batch=32", "run.seed=1"]), folder)
+    for name, content in left.items():
+        (folder / name).mkdir() if content is None else (folder / name).write_bytes(content)
+    assert adopt_directory(loaded, MADE_OF) == folder
+    assert write_resolved(loaded, folder, MADE_OF) == []
+    assert yaml.safe_load((folder / "config.yaml").read_text())["run"]["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"train: {steps: 3", "invalid YAML"),
+        (b"\x00\xff\xfe binary", "it is not valid UTF-8"),
+        (b"- a list\n", "it is not a mapping of sections"),
+        (b"just words\n", "it is not a mapping of sections"),
+        (b"", "it is not a mapping of sections"),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_damaged_config_is_told_and_kept(content, reason, begun, config):
+    folder = config.parent / "run"
+    (folder / "config.yaml").write_bytes(content)
+    if not begun:
+        (folder / "metrics.jsonl").unlink()
+    before = listing(config.parent)
+    with pytest.raises(ValueError, match=f"config.yaml is not a valid config of a run: {reason}.*--fresh"):
+        adopt_directory(load_config(config))
+    assert listing(config.parent) == before
+    adopt_directory(load_config(config), fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"garbage\n", "line 1 is not a JSON object"),
+        (b"garbage", "is not the log of a run"),
+        (b'{"step": 1}\ngarbage', "is not the log of a run"),
+        (b'{"loss": 1.0}\n', "is not the log of a run"),
+        (b'{"step": "one"}\n', "is not the log of a run"),
+        (b'{"step": 1, "loss": [1]}\n', "is not the log of a run"),
+        (b"\xff\x00\x01\n", "line 1 is not a JSON object"),
+    ],
+)
+def test_metrics_that_no_run_wrote_are_told_and_kept(content, message, config):
+    (config.parent / "run" / "metrics.jsonl").write_bytes(content)
+    before = listing(config.parent)
+    with pytest.raises(ValueError, match=message):
+        adopt_directory(load_config(config))
+    assert listing(config.parent) == before
+
+
+@pytest.mark.parametrize("end", [b'{"step": 2, "lo', b"", b"\0\0\0\0"])
+def test_metrics_cut_short_go_on(end, config):
+    with (config.parent / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(end)
+    adopt_directory(load_config(config))
+
+
+def test_a_config_of_the_users_own_is_not_overwritten(tmp_path):
+    """`run.dir` is the folder in which the user's config.yaml stands; that file may hold the value of a secret."""
+    own = write_config(tmp_path, launch={"environment": {"HF_TOKEN": "abc"}}).rename(tmp_path / "config.yaml")
+    text = own.read_text()
+    loaded = load_config(own, [f"run.dir={tmp_path}"])
+    for number in (1, 2):
+        lines = write_resolved(loaded, adopt_directory(loaded))
+        kept = tmp_path / "config.yaml.old-1"
+        assert lines == ([f"{own} was not written by a run: it is now {kept}."] if number == 1 else [])
+        assert kept.read_text() == text
+        assert (stat.S_IMODE(kept.stat().st_mode), stat.S_IMODE(own.stat().st_mode)) == (0o600, 0o600)
+    assert not (tmp_path / "config.yaml.old-2").exists()
+
+
+def test_fresh_moves_a_run_aside_and_keeps_its_logs(config):
+    folder, loaded = config.parent / "run", load_config(config, ["run.seed=7"])
+    (folder / "checkpoints" / "4").mkdir(parents=True)
+    (folder / "logs").mkdir()
+    (folder / "mine.txt").write_text("not a run's")
+    held = listing(folder)
+    with pytest.raises(ValueError, match=r"run\.seed: 0 there, 7 here"):
+        adopt_directory(loaded)
+    adopt_directory(loaded, fresh=True)
+    assert listing(folder) == held
+    lines = write_resolved(loaded, folder, MADE_OF, fresh=True)
+    aside = config.parent / "run.old-1"
+    assert lines == [f"Moved the run in {folder} to {aside}: checkpoints, metrics.jsonl, config.yaml."]
+    assert listing(aside) == {name: held[name] for name in ("config.yaml", "metrics.jsonl")}
+    assert (aside / "checkpoints" / "4").is_dir()
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "logs", "mine.txt", "provenance.json"]
+    assert write_resolved(loaded, folder, fresh=True)[0].startswith(f"Moved the run in {folder} to {folder}.old-2: ")
+
+
+def test_fresh_moves_the_config_last(config, monkeypatch):
+    """A kill on the way leaves config.yaml in the directory, so that what is still there is known as a run."""
+    folder, moved, rename = config.parent / "run", [], Path.rename
+
+    def record(self, target):
+        moved.append(self.name)
+        return rename(self, target)
+
+    (folder / "checkpoints" / "4").mkdir(parents=True)
+    (folder / "report.json").write_text("{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", record)
+        write_resolved(load_config(config), folder, fresh=True)
+    assert moved[-1] == "config.yaml"
+    assert {*moved[:-1]} == {"checkpoints", "metrics.jsonl", "report.json"}
+
+
+def test_a_move_that_cannot_be_is_told_first(config):
+    """On a file system of its own the folder's contents cannot be renamed to beside it; here its name is too long."""
+    folder = config.parent / ("r" * 250)
+    (config.parent / "run").rename(folder)
+    before = listing(folder)
+    with pytest.raises(ValueError, match=r"cannot be created: File name too long"):
+        adopt_directory(load_config(config, [f"run.dir={folder}"]), fresh=True)
+    assert listing(folder) == before
+
+
+def test_other_data_does_not_go_on(config):
+    loaded, folder = load_config(config), config.parent / "run"
+    write_resolved(loaded, folder, MADE_OF)
+    adopt_directory(loaded, MADE_OF)
+    now = MADE_OF._replace(fingerprint="def", description="text: 4 files")
+    before = listing(folder)
+    with pytest.raises(ValueError) as info:
+        adopt_directory(loaded, now)
+    told = str(info.value)
+    assert told.startswith(f"{folder} holds a run on other data: the contents, names or number of its examples")
+    assert "  then: text: 3 files (fingerprint abc)\n  now:  text: 4 files (fingerprint def)\n" in told
+    assert told.endswith("choose another run.dir, or start anew with --fresh, which moves this run aside.")
+    assert listing(folder) == before
+    adopt_directory(loaded, now, fresh=True)
+    adopt_directory(loaded, MADE_OF._replace(fingerprint=""))  # unknown: a warning elsewhere
+    (folder / "provenance.json").unlink()  # as a run of an earlier version left it
+    adopt_directory(loaded, now)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"{}", b"\xff", b'{"model": 3}'])
+def test_a_damaged_provenance_is_told(content, config):
+    loaded, folder = load_config(config), config.parent / "run"
+    (folder / "provenance.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"provenance\.json is corrupt: .*or remove it"):
+        adopt_directory(loaded, MADE_OF)
+
+
+def test_compares_written_provenance(config):
+    folder = config.parent / "run"
+    own = Definition("mine:make", {"mine": ("/somewhere/mine.py", "4567")})
+    write_resolved(load_config(config), folder, MADE_OF._replace(model=own))
+    assert json.loads((folder / "provenance.json").read_text())["model"]["name"] == "mine:make"
+    with pytest.raises(ValueError, match="other data"):
+        adopt_directory(load_config(config), MADE_OF._replace(model=own, fingerprint="x"))
+    assert not [name for name in os.listdir(folder) if name.endswith(".partial")]

@@ -1,0 +1,228 @@
+"""`spmdkit train` in this process: what a run writes, and that what cannot work leaves no trace."""
+
+import json
+import sys
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.launch.cli import main
+from spmdkit.runtime import training_run as under_way
+from spmdkit.runtime.run_context import learning_rates
+from support.runs import listing, losses, write_config
+
+
+def train(config, *overrides: str) -> None:
+    assert main(["train", str(config), *overrides]) == 0
+
+
+def test_what_a_run_leaves(tmp_path, capsys):
+    config = write_config(tmp_path, run={"simulate": 8, "log_every": 5}, checkpoint={"every": 4, "keep": 2})
+    train(config)
+    folder = tmp_path / "run"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoints",
+        "compilation.json",
+        "config.yaml",
+        "goodput.jsonl",
+        "metrics.jsonl",
+        "provenance.json",
+        "report.html",
+        "report.json",
+    ]
+    assert sorted(int(path.name) for path in (folder / "checkpoints").iterdir()) == [8, 12]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [4, 5, 8, 10, 12]
+    assert [record["step"] for record in records if "eval_loss" in record] == [4, 8, 12]
+    assert set(records[1]) == {
+        "step",
+        "loss",
+        "grad_norm",
+        "tokens_per_second",
+        "rows_per_second",
+        "seconds",
+        "learning_rate",
+        "flops_per_second",
+    }
+    loaded = load_config(config)
+    rates = learning_rates(loaded.optimizer, loaded.train.steps)
+    assert [record["learning_rate"] for record in records] == [float(rates[step - 1]) for step in (4, 5, 8, 10, 12)]
+    printed = capsys.readouterr().out
+    assert printed.startswith("mlp, 2,410 parameters, synthetic: 8,192 noisy images")
+    assert "mesh data 2 x fsdp 4" in printed.partition("\n")[0]
+    assert "step  4/12  loss " in printed
+
+
+@pytest.mark.slow
+def test_the_deadline_of_a_save_reaches_its_writer(tmp_path, monkeypatch):
+    given, original = [], ocp.AsyncOptions
+    monkeypatch.setattr(ocp, "AsyncOptions", lambda **options: given.append(options) or original(**options))
+    assert main(["train", str(write_config(tmp_path)), "timeouts.save=5000", "train.steps=1"]) == 0
+    assert [options["timeout_secs"] for options in given] == [5000]
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch):
+    def compile_step(built):
+        raise AssertionError("the step was compiled before all was checked")
+
+    monkeypatch.setattr(under_way, "explain_built", compile_step)
+
+
+SMALL_EVALUATION = """
+import numpy as np
+from spmdkit.data import Splits, from_arrays
+
+def rows(number, **more):
+    return {"inputs": np.ones((number, 64), np.float32), "targets": np.arange(number) % 10, **more}
+
+def make(evaluation):
+    splits = from_arrays(rows(64))
+    return lambda config: splits._replace(evaluation=evaluation)
+
+empty = make([])
+weightless = make([{"inputs": np.ones(64, np.float32), "targets": np.int64(0)}])
+renamed = make([{"images": np.ones(64, np.float32), "weights": np.float32(1)}])
+labels = make(from_arrays(rows(20, targets=np.arange(20))).train)
+fractions = make(from_arrays(rows(20, targets=np.full(20, 0.5))).train)
+"""
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize(
+    ("overrides", "code", "text"),
+    [
+        (
+            ["train.global_batch=10000"],
+            2,
+            "rows, but the training split has only 7772 examples",
+        ),
+        (["run.seed=18446744073709551616"], 2, "run.seed must be at most 4294967295, got 18446744073709551616"),
+        (["run.seed=4294967296"], 2, "run.seed must be at most 4294967295, got 4294967296"),
+        (["data.source=evaluations:empty"], 2, "returned no examples for evaluation"),
+        (
+            ["data.source=evaluations:weightless"],
+            2,
+            'returned evaluation examples with inputs, targets; "weights" is missing',
+        ),
+        (
+            ["data.source=evaluations:renamed"],
+            2,
+            "evaluation examples with images, weights; the names must be the same",
+        ),
+        (
+            ["data.source=evaluations:labels"],
+            3,
+            "targets of example 10 of the evaluation split is 10; model.classes=10",
+        ),
+        (
+            ["data.source=evaluations:fractions"],
+            3,
+            "targets are float64; model.classes=10 requires integers, 0 .. 9.",
+        ),
+        (
+            ["model.classes=5"],
+            3,
+            "; model.classes=5 allows 0 .. 4. Raise it, or fix the data. If it is padding, give it weight 0.",
+        ),
+        (["optimizer.learning_rate=1e39"], 2, "gives step 1 the learning rate inf. Change its options or optim"),
+    ],
+)
+def test_failing_command_writes_nothing(overrides, code, text, there, tmp_path, capsys, monkeypatch):
+    (tmp_path / "evaluations.py").write_text(SMALL_EVALUATION)
+    monkeypatch.delitem(sys.modules, "evaluations", raising=False)
+    config = write_config(tmp_path)
+    if there:
+        (tmp_path / "run").mkdir()
+    before = listing(tmp_path)
+    assert main(["train", str(config), *overrides]) == code
+    assert text in capsys.readouterr().err
+    left = {name: file for name, file in listing(tmp_path).items() if "__pycache__" not in name}
+    assert (left, (tmp_path / "run").exists()) == (before, there)
+
+
+def test_reads_first_batch_before_the_first_write(tmp_path, capsys):
+    np.save(tmp_path / "ids.npy", np.full(4000, 300, np.uint16))
+    data = {"source": "tokens", "files": [str(tmp_path / "ids.npy")], "length": 16, "vocabulary": 256}
+    model = {"name": "transformer", "layers": 1, "width": 16, "heads": 2, "mlp_width": 32}
+    config = write_config(tmp_path, data=data, model=model, strategy={"data": 8})
+    assert main(["train", str(config)]) == 3
+    assert "ids.npy contains token id 300; data.vocabulary=256 allows 0 .. 255." in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_rejects_unusable_run_directory(tmp_path, capsys, nothing_compiles):
+    config = write_config(tmp_path)
+    (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
+    for command in (["train"], ["launch", "--on", "local:2x4"]):
+        assert main([*command, str(config)]) == 2
+        assert (
+            f"{tmp_path}/run/metrics.jsonl is a directory; a run keeps a file of that name." in capsys.readouterr().err
+        )
+        assert main([*command, str(config), f"run.dir={tmp_path}/{'n' * 300}"]) == 2
+        assert "of run.dir cannot be created: File name too long." in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+LISTED = """
+import numpy as np
+from spmdkit.data import Splits
+
+def rows(last):
+    targets = [*(row % 10 for row in range(15)), last]
+    same = {"inputs": np.ones(64, np.float32), "weights": np.float32(1)}
+    return [{**same, "targets": each} for each in np.int32(targets)]
+
+def train(config):
+    return Splits(rows(10), None, None, "listed")
+
+def evaluation(config):
+    return Splits(rows(0), rows(10), None, "listed")
+"""
+
+
+@pytest.mark.slow_cases("train")
+@pytest.mark.parametrize("split", ["train", "evaluation"])
+def test_a_source_of_the_users_own_is_checked_where_it_is_read(split, tmp_path, capsys, monkeypatch):
+    """Of a source that is not in memory nobody knows before; training stops at the batch, evaluation likewise."""
+    (tmp_path / "listed.py").write_text(LISTED)
+    monkeypatch.delitem(sys.modules, "listed", raising=False)
+    config = write_config(tmp_path, train={"steps": 1, "global_batch": 16}, data={"source": f"listed:{split}"})
+    assert main(["train", str(config)]) == 3
+    printed = capsys.readouterr()
+    assert f"targets of example 15 of the {split}" in printed.err
+    assert "is 10; model.classes=10 allows 0 .. 9." in printed.err
+    assert "warning: data.source=listed:" in printed.out
+    assert (tmp_path / "run").exists() == (split == "evaluation")
+
+
+@pytest.mark.slow
+def test_what_failed_does_not_stand_in_the_way_of_the_corrected_command(tmp_path):
+    config = write_config(tmp_path, train={"steps": 1, "global_batch": 16}, eval={"every": 0, "batches": 1})
+    assert main(["train", str(config), "train.global_batch=10000", "model.widths=[16]"]) == 2
+    train(config)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, capsys):
+    """The config of the run stays the one its checkpoints are from."""
+    config = write_config(tmp_path, train={"steps": 1, "global_batch": 16}, eval={"every": 0, "batches": 1})
+    train(config)
+    before = listing(tmp_path)
+    overrides = ["train.steps=2", "strategy={data: {size: 8, compress: int8}}"]
+    assert main(["train", str(config), *overrides]) == 2
+    assert "does not fit the state of this run" in capsys.readouterr().err
+    assert listing(tmp_path) == before
+    assert main(["train", str(config), "run.seed=3"]) == 2
+    assert listing(tmp_path) == before
+    assert main(["train", str(config), "run.seed=3", "--fresh"]) == 0
+    assert (
+        f"Moved the run in {tmp_path / 'run'} to {tmp_path / 'run.old-1'}: checkpoints, metrics.jsonl, report.html, "
+        in (capsys.readouterr().out)
+    )
+    moved = {name.removeprefix("run/"): held for name, held in before.items() if name.startswith("run/")}
+    assert listing(tmp_path / "run.old-1") == moved
+    assert list(losses(tmp_path / "run")) == [1]
+    assert losses(tmp_path / "run") != losses(tmp_path / "run.old-1")

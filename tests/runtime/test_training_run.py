@@ -1,0 +1,263 @@
+"""Steps of a run, whatever it is made of: it goes on where it was, under another strategy too, to the same numbers."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.launch.cli import main
+from spmdkit.layouts.paths import leaves_with_paths
+from spmdkit.models import TransformerConfig, hugging_face, transformer
+from spmdkit.runtime.build_run import build
+from spmdkit.training import loop
+from support.runs import losses, metrics, state_arrays, write_config, write_language_config
+
+CONSTANT = {"learning_rate": 0.01}
+
+
+def train(config, *overrides: str) -> None:
+    assert main(["train", str(config), *overrides]) == 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The metrics of 12 steps without a stop, at a constant rate."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(write_config(folder, optimizer=CONSTANT))
+    return metrics(folder / "run")
+
+
+@pytest.mark.slow
+def test_more_steps_go_on(whole, tmp_path, capsys):
+    config = write_config(tmp_path, optimizer=CONSTANT)
+    train(config, "train.steps=5")
+    train(config)
+    assert f"Resuming {tmp_path / 'run'} at step 5 of 12." in capsys.readouterr().out
+    found = [{**record, "eval_loss": 0} for record in metrics(tmp_path / "run")]  # one more of those, at step 5
+    assert found == [{**record, "eval_loss": 0} for record in whole]
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_run_goes_on_wherever_it_was_moved(tmp_path, capsys):
+    train(write_config(tmp_path, optimizer=CONSTANT), "train.steps=2")
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    train(moved)
+    assert f"{moved} is finished: it holds step 2 of 2." in capsys.readouterr().out
+    train(moved, "train.steps=4")
+    assert f"Resuming {moved} at step 2 of 4." in capsys.readouterr().out
+    assert [*losses(moved)] == [1, 2, 3, 4]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow_cases(
+    "{data: 8}", "{fsdp: {size: 2, floor_bytes: 64}, data: -1}", "{fsdp: {size: 8, floor_bytes: 64}}"
+)
+@pytest.mark.parametrize(
+    "strategy", ["{data: 8}", "{fsdp: {size: 8, floor_bytes: 64}}", "{fsdp: {size: 2, floor_bytes: 64}, data: -1}"]
+)
+def test_another_strategy_goes_on(strategy, whole, tmp_path):
+    config = write_config(tmp_path, optimizer=CONSTANT)
+    train(config, "train.steps=6")
+    train(config, f"strategy={strategy}")
+    expected = {record["step"]: record["loss"] for record in whole}
+    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
+
+
+OWN_MODEL = """
+import jax, jax.numpy as jnp
+from spmdkit.parallel import BlockModel
+
+def model(vocabulary, layers=5, width=8):
+    def init(key):
+        tokens, blocks, logits = (jax.random.normal(jax.random.fold_in(key, n), shape) for n, shape in enumerate(
+            [(vocabulary, width), (layers, width, width), (width, vocabulary)]))
+        return {"embed": {"tokens": tokens}, "blocks": {"kernel": blocks}, "head": {"logits": logits}}
+
+    def embed(groups, batch, key):
+        return groups["embed"]["tokens"][batch["inputs"]]
+
+    def block(params, x, key):
+        return jnp.tanh(x @ params["kernel"])
+
+    def head(groups, x, batch, key):
+        log_probability = jax.nn.log_softmax(x @ groups["head"]["logits"])
+        losses = -jnp.take_along_axis(log_probability, batch["targets"][..., None], -1)[..., 0]
+        return (losses * batch["weights"]).sum(), batch["weights"].sum()
+
+    return BlockModel(init=init, embed=embed, block=block, head=head, num_blocks=layers)
+"""
+OWN = {"name": "own:model"}
+TRANSFORMER = {"name": "transformer", "layers": 5, "width": 16, "heads": 2, "mlp_width": 32, "dropout": 0.1}
+SAMPLE = {"length": 8, "prompt": "the mesh", "temperature": 0.0}
+
+
+@pytest.mark.slow_cases("interleaved")
+@pytest.mark.long_cases("zbv")
+@pytest.mark.parametrize(
+    ("schedule", "model", "sample"),
+    [
+        pytest.param("interleaved_1f1b", OWN, {"length": 0}, id="interleaved"),
+        pytest.param("zbv", TRANSFORMER, SAMPLE, id="zbv", marks=pytest.mark.slow),
+    ],
+)
+def test_blocks_stored_in_the_order_of_stages_go_on(schedule, model, sample, tmp_path, capsys):
+    """Stopped and resumed, each step is that of the run that was not stopped, bit for bit; elsewhere nearly so.
+
+    5 blocks lie in 4 places, the first of which holds two: no order that is its own inverse.
+    """
+    strategy = {"pipe": {"size": 2, "schedule": schedule, "microbatches": 2}, "data": 4}
+    train_options = {"steps": 4, "global_batch": 16}
+    sections = {"model": model, "strategy": strategy, "train": train_options, "sample": sample}
+    often = {
+        "eval": {"every": 2, "batches": 1},
+        "checkpoint": {"every": 2, "keep": 2},
+        "optimizer": {"learning_rate": 0.1},
+    }
+    config = write_language_config(tmp_path, **sections, **often)
+    (tmp_path / "own.py").write_text(OWN_MODEL)
+    train(config)
+    written = capsys.readouterr().out.partition("A sample of what it writes:")[2].partition("Wrote")[0]
+    whole = metrics(tmp_path / "run")
+    again, elsewhere = (tmp_path / name for name in ("again", "elsewhere"))
+    for folder in (again, elsewhere):  # a run that was stopped after step 2
+        shutil.copytree(tmp_path / "run", folder)
+        shutil.rmtree(folder / "checkpoints" / "4")
+        (folder / "report.html").unlink()
+    train(config, f"run.dir={again}", "sample.length=0")
+    assert metrics(again) == whole
+    capsys.readouterr()
+    train(config, f"run.dir={elsewhere}", "strategy={data: 8}")
+    assert "Resuming" in (printed := capsys.readouterr().out)
+    assert written in printed
+    for name in ("loss", "eval_loss"):
+        found, expected = ([r[name] for r in records if name in r] for records in (metrics(elsewhere), whole))
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow_cases("1")
+@pytest.mark.parametrize("batches", [1, 0])
+def test_an_evaluation_is_of_so_many_batches(batches, tmp_path, monkeypatch):
+    """Those of `eval.batches`, 0 for the whole split; none of them twice."""
+    seen, whole = [], loop.measure
+
+    def measure(step, params, given, state):
+        def counted():
+            for batch in given:
+                seen.append(np.asarray(batch["example"])[np.asarray(batch["weights"]) > 0])
+                yield batch
+
+        return whole(step, params, counted())
+
+    monkeypatch.setattr(loop, "measure", measure)
+    config = write_config(tmp_path)
+    train(config, "train.steps=1", f"eval.batches={batches}", "checkpoint.every=0")
+    split = build(load_config(config)).splits.evaluation
+    assert np.concatenate(seen).tolist() == list(range(16 if batches else len(split)))
+
+
+@pytest.mark.slow
+def test_data_threads_and_prefetching_change_nothing(whole, tmp_path):
+    train(write_config(tmp_path, optimizer=CONSTANT), "data.threads=2", "data.prefetch=0")
+    assert metrics(tmp_path / "run") == whole
+
+
+OWN_OPTIMIZER = """
+import optax, optax.contrib
+
+def make(learning_rate):
+    return optax.chain(optax.sgd(learning_rate), optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=0.5))
+"""
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_asks_for_the_loss_goes_on(tmp_path):
+    """Its state, in which the losses are, is saved and restored: the rate goes on falling from where it was."""
+    (tmp_path / "my_plateau.py").write_text(OWN_OPTIMIZER, encoding="utf-8")
+    optimizer = {"name": "my_plateau:make", "learning_rate": 0.01}
+    config = write_config(tmp_path, optimizer=optimizer, run={"simulate": 8, "dir": str(tmp_path / "whole")})
+    train(config, "train.steps=8", "eval.every=0")
+    config = write_config(tmp_path, optimizer=optimizer, run={"simulate": 8, "log_every": 1})
+    train(config, "train.steps=4", "eval.every=0")
+    train(config, "train.steps=8", "eval.every=0", "strategy={data: 8}")
+    found = losses(tmp_path / "run")
+    assert {step: found[step] for step in (4, 8)} == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    scales = [state_arrays(config, step)["opt_state/1/scale"] for step in (4, 8)]
+    assert 1 > scales[0] > scales[1] > 0
+
+
+VARIANTS = {
+    "bfloat16 compute": ["precision.compute=bfloat16"],
+    "float64": ["precision={params: float64, compute: float64, reduce: float64}"],
+    "accumulate 2": ["train.accumulate=2"],
+    "no clipping": ["train.clip_norm=0"],
+    **{name: [f"optimizer.name={name}"] for name in ("sgd", "adam", "lion", "adafactor", "muon")},
+}
+
+
+@pytest.fixture
+def x64_as_before():
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.usefixtures("x64_as_before")
+def test_variants(name, tmp_path):
+    config = write_config(tmp_path, optimizer={"learning_rate": 1e-3})
+    train(config, "train.steps=3", "eval.every=0", "checkpoint.every=0", *VARIANTS[name])
+    found = metrics(tmp_path / "run")
+    assert [record["step"] for record in found] == [1, 2, 3]
+    assert all(np.isfinite([record["loss"], record["grad_norm"]]).all() for record in found)
+    stored = 8 if name == "float64" else 4
+    folder = tmp_path / "run" / "checkpoints" / "3"
+    assert folder.is_dir()
+    if name == "float64":
+        assert jax.config.jax_enable_x64
+    else:
+        overridden = write_config(tmp_path, optimizer={"learning_rate": 1e-3, **_optimizer(name)})
+        params = {p: leaf for p, leaf in state_arrays(overridden, 3).items() if p.startswith("params/")}
+        assert {leaf.dtype.itemsize for leaf in params.values()} == {stored}
+
+
+def _optimizer(name: str) -> dict[str, str]:
+    return {"name": name} if VARIANTS[name] == [f"optimizer.name={name}"] else {}
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_accumulation_and_remat_give_the_same_losses(tmp_path):
+    """With dropout, whose masks follow the examples and not the devices or microbatches."""
+    config, found = write_language_config(tmp_path), []
+    for overrides in ([], ["train.accumulate=2", "train.remat=full"]):
+        random, built = np.random.default_rng(0), build(load_config(config, overrides))
+        shapes = jax.eval_shape(built.model.init, jax.random.key(0))
+        params = jax.tree.map(lambda leaf, random=random: 0.1 * random.normal(size=leaf.shape), shapes)
+        batch = {name: random.integers(0, 100, leaf.shape).astype(leaf.dtype) for name, leaf in built.batch.items()}
+        state, losses = built.step.init(0, params=params), []
+        for _ in range(3):
+            state, metrics = built.step(state, batch)
+            losses.append(float(metrics.loss))
+        found.append(losses)
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert len(set(found[0])) == 3
+
+
+@pytest.mark.slow
+def test_training_starts_from_the_weights_of_a_folder(tmp_path):
+    """Steps of next to nothing leave them as they are; a step that goes on takes nothing from the folder any more."""
+    sizes = TransformerConfig(vocabulary=256, length=16, layers=2, width=16, heads=2, head_norm=True)
+    params = transformer(sizes).init(jax.random.key(9))
+    hugging_face.save(tmp_path / "weights", sizes, params)
+    given = {"model": {"name": "hugging_face", "folder": "weights"}}
+    given |= {"strategy": {"fsdp": {"size": 2, "floor_bytes": 64}, "tensor": 2, "data": 2}}
+    given |= {"optimizer": {"name": "sgd", "learning_rate": 1e-12}, "train": {"steps": 1, "global_batch": 8}}
+    config = write_language_config(tmp_path, **given)
+    train(config)
+    hugging_face.save(tmp_path / "others", sizes, transformer(sizes).init(jax.random.key(8)))
+    (tmp_path / "others/model.safetensors").replace(tmp_path / "weights/model.safetensors")
+    train(config, "train.steps=2")
+    kept = state_arrays(config, 2)
+    for path, leaf in leaves_with_paths(params):
+        np.testing.assert_allclose(kept[f"params/{path}"], leaf, rtol=1e-6, atol=1e-9)

@@ -1,0 +1,398 @@
+"""`spmdkit verify`: exit codes, what it prints, what it reduces, and that a planted mistake comes out."""
+
+import json
+from math import gcd
+
+import jax
+import numpy as np
+import pytest
+from spmdkit.checkpoints.manager import Checkpoints
+from spmdkit.configs import load_config
+from spmdkit.configs.checks import axis_sizes
+from spmdkit.data import DataConfig, open_splits
+from spmdkit.launch.cli import main
+from spmdkit.parallel import data as data_strategy
+from spmdkit.parallel.step import composition
+from spmdkit.parallel.verification.compare import FLOAT64
+from spmdkit.runtime.reduce import Folded, reduce_config, shrink
+from spmdkit.runtime.verify import ragged_batch, simulate_devices
+from support.runs import spmdkit, write_config, write_language_config
+
+OWN_MODEL = """
+import jax, jax.numpy as jnp
+from spmdkit.parallel import Model
+
+def make(features=0, hidden=12):
+    def init(key):
+        return {"in": jax.random.normal(key, (features, hidden)), "out": jnp.zeros((hidden, 10))}
+
+    def loss(params, batch, key):
+        scores = jax.nn.log_softmax(jnp.tanh(batch["inputs"] @ params["in"]) @ params["out"])
+        losses = -jnp.take_along_axis(scores, batch["targets"][:, None], axis=-1)[:, 0]
+        return (losses * batch["weights"]).sum(), batch["weights"].sum()
+
+    return Model(init=init, loss=loss)
+"""
+
+
+def verify(path, *options, capsys):
+    """Exit code and JSON of a verification in this process."""
+    code = main(["verify", str(path), *options, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_equal(tmp_path, capsys):
+    code, result = verify(write_config(tmp_path), capsys=capsys)
+    assert (code, result["ok"], result["first_difference"]) == (0, True, None)
+    assert {axis: size for axis, size in result["mesh"].items() if size > 1} == {"data": 2, "fsdp": 4}
+    assert max(result[key] for key in ("loss_rel", "grad_max_rel", "grad_norm_rel", "params_rel")) < 1e-9
+    assert result["worst_leaf"] in result["gradients"]
+    assert result["collectives"]["equal"]
+    assert "a checkpoint in files restored onto fsdp 8 and back" in result["proved"]
+    assert "the config's own sizes" in result["not_looked_at"]
+    assert "checkpoint files" not in result["not_looked_at"]
+    assert result["reduced"] == {
+        "train.global_batch": {"from": 16, "to": 8},
+        "train.clip_norm": {"from": 1.0, "to": 0.001},
+        "model.widths": {"from": [32], "to": [16]},
+    }
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_as_tables_at_full_size(tmp_path, capsys):
+    assert main(["verify", str(write_config(tmp_path)), "--full", "--float32", "--steps", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "data=2, fsdp=4: 8 devices against one, in float32" in text
+    assert "reduced size" not in text
+    assert "parameters after 1 step" in text
+    *_, verdict, _, last = text.rstrip("\n").split("\n")
+    assert verdict == "The same as on one device."
+    assert last.startswith("proved: initial parameters, loss, weight, gradients, gradient norm, 1 step")
+    assert "; not looked at: the code of the model and the optimizer (both sides run it), " in last
+    assert "the config's own sizes" not in last
+    assert last.endswith("other dtypes than float32")
+
+
+@pytest.mark.slow
+def test_a_planted_mistake_is_exit_code_1(tmp_path, capsys, monkeypatch):
+    right = data_strategy.reduce_gradients
+
+    def wrong(gradients, *rest):
+        summed, scalars = right(gradients, *rest)
+        summed["layers"][1]["bias"] = summed["layers"][1]["bias"] * 8
+        return summed, scalars
+
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
+    path = str(write_config(tmp_path))
+    assert main(["verify", path]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "DIFFERENT from one device, first in: gradients of layers/1/bias" in text
+    assert "8 times the reference in every element." in text
+    assert "DIFFERS" in text
+
+
+@pytest.mark.slow
+def test_a_missing_sum_is_found_at_the_reduced_size(tmp_path, capsys, monkeypatch):
+    right = data_strategy.reduce_gradients
+
+    def wrong(gradients, *rest):
+        return gradients, right(gradients, *rest)[1]
+
+    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
+    code, result = verify(write_config(tmp_path), capsys=capsys)
+    assert (code, result["ok"], result["loss_rel"]) == (1, False, None)
+    assert result["first_difference"]["where"] == "layers/0/bias"
+    assert "a missing psum over data x fsdp" in result["first_difference"]["hint"]
+    assert result["reduced"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_comes_back_otherwise(tmp_path, capsys, monkeypatch):
+    """The rows of one array in another order: as blocks that were stored stage by stage."""
+    right = Checkpoints.restore
+
+    def wrong(checkpoints, step=None):
+        state = right(checkpoints, step)
+        first = state.params["layers"][0]
+        first["kernel"] = jax.device_put(np.roll(np.asarray(first["kernel"]), 1, axis=0), first["kernel"].sharding)
+        return state
+
+    monkeypatch.setattr(Checkpoints, "restore", wrong)
+    code, result = verify(write_config(tmp_path), capsys=capsys)
+    assert (code, result["first_difference"]["what"]) == (1, "checkpoint")
+    assert result["first_difference"]["where"] == "params/layers/0/kernel"
+    assert "restored onto fsdp 8, has the same rows of dim 0 in another order" in result["first_difference"]["hint"]
+    assert result["proved"] == []
+
+
+FUTURE_MODEL = """
+import jax, jax.numpy as jnp
+from spmdkit.parallel import Model
+
+def make(vocabulary=0, ahead=0):
+    def init(key):
+        table = jax.random.normal(key, (vocabulary, 8))
+        return {"table": table, "out": jnp.ones((8, vocabulary))}
+
+    def loss(params, batch, key):
+        x, segments = params["table"][batch["inputs"]], batch["segments"]
+        length = x.shape[1]
+        together = segments[:, :, None] == segments[:, None, :]
+        mix = jnp.tril(jnp.ones((length, length), x.dtype), ahead)[None] * together
+        scores = jax.nn.log_softmax(jnp.tanh(jnp.einsum("bqp,bpd->bqd", mix, x)) @ params["out"])
+        losses = -jnp.take_along_axis(scores, batch["targets"][..., None], axis=-1)[..., 0]
+        return (losses * batch["weights"]).sum(), batch["weights"].sum()
+
+    return Model(init=init, loss=loss)
+"""
+
+
+@pytest.mark.slow_cases("0", "1")
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_model_that_sees_the_next_token_of_its_document(ahead, tmp_path, capsys):
+    (tmp_path / f"future_model_{ahead}.py").write_text(FUTURE_MODEL)
+    model = {"name": f"future_model_{ahead}:make", "ahead": ahead}
+    path = write_language_config(tmp_path, model=model, strategy={"data": 8})
+    code, result = verify(path, "data.packed=true", capsys=capsys)
+    assert code == ahead, result["first_difference"]
+    assert len(result["future"]["positions"]) == 7
+    if ahead:
+        assert result["first_difference"]["what"] == "the model sees later tokens"
+        assert "among them those that it predicts" in result["first_difference"]["hint"]
+
+
+@pytest.mark.slow
+def test_clipping_is_at_work_at_the_reduced_size(tmp_path, capsys, monkeypatch):
+    """A norm under train.clip_norm would hide how gradients are clipped."""
+    right = composition.clip_factor
+    monkeypatch.setattr(composition, "clip_factor", lambda norm, clip_norm: right(norm / 2, clip_norm))
+    train = {"steps": 12, "global_batch": 16, "clip_norm": 1000.0}
+    code, result = verify(write_config(tmp_path, train=train), capsys=capsys)
+    assert (code, result["reduced"]["train.clip_norm"]) == (1, {"from": 1000.0, "to": 0.001})
+    assert "Every gradient is 2 times the reference" in result["first_difference"]["hint"]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_what_cpu_devices_do_another_way_is_said(tmp_path, capsys):
+    strategy = {"pipe": {"size": 2, "microbatches": 2}, "context": 2, "data": 2}
+    code, result = verify(write_language_config(tmp_path, strategy=strategy), capsys=capsys)
+    assert (code, result["ok"]) == (0, True)
+    [note] = result["notes"]
+    assert "strategy.context.attention=ring sends by all-to-all in the ring's group" in note
+    assert "the GPU code that replaces what the note describes" in result["not_looked_at"]
+
+
+UNEVEN = ["model.widths=[31]", "layouts.rules={layers/0/kernel: [null, fsdp]}"]
+
+
+@pytest.mark.parametrize("given", [["train.global_batch=9"], ["--steps", "0"], UNEVEN])
+def test_what_cannot_work_is_exit_code_2(given, tmp_path, capsys):
+    assert main(["verify", str(write_config(tmp_path)), *given]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.slow
+def test_own_model_on_some_of_the_devices(tmp_path, capsys):
+    (tmp_path / "verified_model.py").write_text(OWN_MODEL)
+    path = write_config(
+        tmp_path,
+        run={"simulate": 4},
+        model={"name": "verified_model:make"},
+        strategy={"data": -1, "fsdp": {"size": 2, "floor_bytes": 256}},
+        train={"steps": 5, "global_batch": 32, "accumulate": 2},
+    )
+    code, result = verify(path, capsys=capsys)
+    assert code == 0, result
+    assert (result["mesh"]["data"], result["mesh"]["fsdp"]) == (2, 2)
+    assert result["reduced"] == {
+        "train.global_batch": {"from": 32, "to": 8},
+        "train.clip_norm": {"from": 1.0, "to": 0.001},
+    }
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_language_model_with_dropout(tmp_path, capsys):
+    train = {"steps": 12, "global_batch": 32, "accumulate": 2, "clip_norm": 0.1}
+    code, result = verify(write_language_config(tmp_path, train=train), capsys=capsys)
+    assert code == 0, result
+    assert result["reduced"]["data.length"] == {"from": 16, "to": 8}
+    assert {key: change["to"] for key, change in result["reduced"].items() if "model" in key} == {
+        "model.width": 8,
+        "model.mlp_width": 16,
+    }
+
+
+@pytest.mark.slow
+def test_in_a_process_of_its_own(tmp_path):
+    """It simulates just the devices that it needs."""
+    ended = spmdkit("verify", write_config(tmp_path, run={}, strategy={"data": 2}), "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["mesh"]["data"] == 2
+
+
+# What is reduced
+
+
+@pytest.mark.parametrize("modulus", [1, 2, 6, 8, 48])
+@pytest.mark.parametrize("number", [1, 5, 30, 96, 128, 1000])
+def test_shrinking_keeps_what_divides(number, modulus):
+    small = shrink(number, modulus, 16)
+    assert min(number, 16) <= small <= number
+    assert gcd(small, modulus) == gcd(number, modulus)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+def test_a_large_transformer_becomes_small(tmp_path):
+    model = {"name": "transformer", "layers": 32, "width": 1024, "heads": 32, "kv_heads": 8, "tied": True}
+    strategy = {"fsdp": {"size": 4}, "data": 2}
+    config = load_config(write_language_config(tmp_path, model=model, strategy=strategy))
+    reduced = reduce_config(config, FLOAT64, [f"cpu:{number}" for number in range(8)])
+    assert reduced.config.strategy["fsdp"].floor_bytes < 16384
+    small = {key: after for key, (_, after) in reduced.changes.items()}
+    assert (small["model.layers"], small["model.heads"], small["model.kv_heads"]) == (2, 8, 2)
+    assert (small["model.width"], small["model.mlp_width"], small["data.length"]) == (32, 16, 8)
+    assert reduced.config.model["tied"]
+
+
+def reduced_sizes(folder, name, **model):
+    """The sizes that a large transformer gets under an optimizer."""
+    (folder / "own_optimizer.py").write_text("import optax\ndef make(learning_rate):\n    return optax.sgd(1e-3)\n")
+    model = {"name": "transformer", "layers": 2, "width": 512, "heads": 8, "mlp_width": 2048, **model}
+    optimizer = {"name": name, "learning_rate": 0.01}
+    strategy = {"fsdp": {"size": 4}, "data": 2}
+    config = load_config(write_language_config(folder, model=model, strategy=strategy, optimizer=optimizer))
+    small = reduce_config(config, FLOAT64, [f"cpu:{number}" for number in range(8)]).config.model
+    return small["width"], small["mlp_width"]
+
+
+@pytest.mark.slow_cases(
+    "adafactor-options1-sizes1",
+    "adafactor-options2-sizes2",
+    "adamw-options0-sizes0",
+    "muon-options3-sizes3",
+    "muon-options4-sizes4",
+    "own_optimizer:make-options5-sizes5",
+)
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("name", "options", "sizes"),
+    [
+        ("adamw", {}, (8, 16)),
+        ("adafactor", {}, (128, 128)),
+        ("adafactor", {"mlp_width": 96}, (128, 16)),
+        ("muon", {"head_width": 64}, (8, 16)),
+        ("muon", {"mlp_width": 256}, (512, 256)),
+        ("own_optimizer:make", {}, (128, 256)),
+    ],
+)
+def test_sizes_at_which_the_optimizer_does_the_same(name, options, sizes, tmp_path):
+    """Adafactor factors dims of 128 or more, muon multiplies along the shorter one; a user's may do either."""
+    assert reduced_sizes(tmp_path, name, **options) == sizes
+
+
+@pytest.mark.long_cases("adafactor", "muon")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_zero_with_an_optimizer_that_looks_across(name, tmp_path, capsys):
+    model = {"name": "transformer", "layers": 2, "width": 128, "heads": 2, "mlp_width": 256}
+    strategy = {"data": {"size": 8, "zero": 1, "floor_bytes": 256}}
+    optimizer = {"name": name, "learning_rate": 0.01}
+    path = write_language_config(tmp_path, model=model, strategy=strategy, optimizer=optimizer)
+    code, result = verify(path, capsys=capsys)
+    assert code == 0, result["first_difference"]
+    assert result["collectives"]["left_to_xla"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+def test_token_ids_are_folded_into_a_smaller_vocabulary(tmp_path):
+    ids = np.arange(4000, dtype=np.uint16) % 2000
+    np.save(tmp_path / "ids.npy", ids)
+    data = {"source": "tokens", "files": [str(tmp_path / "ids.npy")], "length": 64, "vocabulary": 2000}
+    model = {"name": "transformer", "layers": 2, "width": 16, "heads": 2}
+    config = load_config(write_config(tmp_path, model=model, data=data))
+    reduced = reduce_config(config, FLOAT64, [f"cpu:{number}" for number in range(8)])
+    vocabulary = reduced.config.model["vocabulary"]
+    assert reduced.changes["model.vocabulary"] == (2000, vocabulary)
+    assert vocabulary < 300
+    assert gcd(vocabulary, 8) == gcd(2000, 8)
+    batch = ragged_batch(reduced.splits.train, 0, rows=reduced.config.train.global_batch, seed=0, shuffle=True)
+    assert batch["inputs"].shape == (8, 8)
+    assert batch["inputs"].max() < vocabulary == reduced.splits.vocabulary
+
+
+def test_folded_examples_keep_everything_else():
+    source = open_splits(DataConfig(source="synthetic")).train
+    folded = Folded(source, 4)
+    assert len(folded) == len(source)
+    np.testing.assert_array_equal(folded[5]["weights"], source[5]["weights"])
+    assert folded[5]["targets"] == source[5]["targets"] % 4
+
+
+def test_weights_are_ragged_and_no_row_is_without(tmp_path):
+    config = load_config(write_language_config(tmp_path))
+    batch = ragged_batch(open_splits(config.data).train, 0, rows=config.train.global_batch, seed=0, shuffle=True)
+    sums = batch["weights"].sum(axis=1)
+    assert (sums > 0).all()
+    assert len(set(sums)) > 3
+    assert batch["weights"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("strategy", "simulate", "count"), [({"data": 2, "fsdp": 2}, 4, 4), ({"data": -1}, 0, 8), ({"fsdp": -1}, 2, 2)]
+)
+def test_devices_are_those_that_the_strategy_needs(strategy, simulate, count, tmp_path):
+    config = load_config(write_config(tmp_path, strategy=strategy, run={"simulate": simulate}))
+    assert simulate_devices(axis_sizes(config.strategy), config.run.simulate or 8) == [
+        f"cpu:{number}" for number in range(count)
+    ]
+    assert simulate_devices({}, 8) == ["cpu:0"]
+
+
+WHAT_TRAINS = {
+    "freeze": ["strategy={fsdp: {size: 8, floor_bytes: 256}}", 'optimizer.freeze=["embed/.*", "blocks/mlp/down"]'],
+    "freeze under tensor": [
+        "strategy={data: 2, fsdp: {size: 2, floor_bytes: 256}, tensor: 2}",
+        'optimizer.freeze=["embed/.*", "blocks/attention/.*"]',
+    ],
+    "freeze in a pipeline": [
+        "strategy={pipe: {size: 2, schedule: zb_h1}, data: 4}",
+        'optimizer.freeze=["embed/.*", "blocks/mlp/down", "blocks/attention/norm"]',
+    ],
+    "groups": [
+        "strategy={data: {size: 4, zero: 2, floor_bytes: 256}, tensor: 2}",
+        'optimizer.groups={"head/.*": {learning_rate_factor: 0.1}, "blocks/.*": {name: muon}, "embed/.*": {name: sgd}}',
+        "optimizer.weight_decay=0.1",
+    ],
+    "groups in a pipeline": [
+        "strategy={pipe: {size: 2}, fsdp: {size: 4, floor_bytes: 256}}",
+        'optimizer.groups={"blocks/mlp/.*": {name: lion}, "blocks/attention/.*": {betas: [0.5, 0.6]}}',
+    ],
+    "plateau and skipping": [
+        "strategy={fsdp: {size: 4, floor_bytes: 256}, data: 2}",
+        "optimizer.schedule={name: plateau, window_steps: 1, patience: 1, tolerance: 0.9}",
+        "train.not_finite=skip",
+    ],
+    "adapters": [
+        "strategy={fsdp: {size: 8, floor_bytes: 64}}",
+        'model.lora={rank: 2, match: ["blocks/attention/.*"], train: ["head/norm"]}',
+    ],
+}
+
+
+@pytest.mark.long_cases(
+    "adapters", "freeze in a pipeline", "freeze under tensor", "groups in a pipeline", "groups", "plateau and skipping"
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHAT_TRAINS)
+def test_what_trains_does_as_on_one_device(name, tmp_path, capsys):
+    """And its state goes through files onto another mesh and back."""
+    path = write_language_config(tmp_path)
+    code, result = verify(path, *WHAT_TRAINS[name], capsys=capsys)
+    assert code == 0, result["first_difference"]

@@ -1,0 +1,192 @@
+"""`checkpoint.start_from`: a run begins with exactly the parameters of another, whatever mesh wrote them.
+
+Parameters are compared as TensorStore's own reader gives them, through `spmdkit checkpoint export` to NumPy files.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorstore
+from spmdkit.launch.cli import main
+from spmdkit.runtime import warm_start
+from spmdkit.runtime.process_check import Disagreement
+from support.faults import damage
+from support.runs import losses, metrics, write_config, write_language_config
+
+pytestmark = pytest.mark.slow
+MODEL = {"name": "transformer", "layers": 5, "width": 16, "heads": 2, "mlp_width": 32}
+WIDER = {**MODEL, "mlp_width": 48}
+STILL = {"name": "sgd", "learning_rate": 1e-30}
+"""Steps that change no parameter."""
+
+
+def train(config, *overrides):
+    return main(["train", str(config), *map(str, overrides)])
+
+
+def params(folder, tmp_path, name):
+    """The parameters of a run's newest checkpoint by path, in the model's order of blocks."""
+    path = tmp_path / f"{name}-exported"
+    assert main(["checkpoint", "export", str(folder), str(path), "--lora", "separate"]) == 0
+    return {each.relative_to(path).with_suffix("").as_posix(): np.load(each) for each in path.rglob("*.npy")}
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for path, array in expected.items():
+        assert np.array_equal(found[path], array), path
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    """A language model of 5 blocks, trained by 2 stages: blocks lie in another order than the model's."""
+    strategy = {"pipe": {"size": 2, "schedule": "interleaved_1f1b", "microbatches": 2}, "data": 4}
+    folder = tmp_path_factory.mktemp("old")
+    config = write_language_config(
+        folder,
+        model=MODEL,
+        strategy=strategy,
+        train={"steps": 3, "global_batch": 16},
+        eval={"every": 0, "batches": 1},
+    )
+    assert train(config) == 0
+    return config
+
+
+def new_config(old, folder, **sections):
+    """The config of another run over the same files, that begins with the parameters of the first."""
+    shutil.copytree(old.parent / "corpus", folder / "corpus")
+    base = {
+        "data": {"source": "text", "files": [str(folder / "corpus" / "*.txt")], "length": 16, "eval_fraction": 0.3},
+        "model": MODEL,
+        "strategy": {"fsdp": {"size": 4, "floor_bytes": 64}, "data": 2},
+        "train": {"steps": 1, "global_batch": 16},
+        "eval": {"every": 0, "batches": 1},
+        "optimizer": STILL,
+        "checkpoint": {"every": 0, "start_from": str(old.parent / "run")},
+    }
+    return write_config(folder, **{**base, **sections})
+
+
+@pytest.mark.long
+def test_another_mesh_dtype_batch_and_optimizer_begin_with_the_same_parameters(old, tmp_path, capsys):
+    config = new_config(old, tmp_path, train={"steps": 1, "global_batch": 8})
+    assert train(config) == 0
+    assert f"Starting from the parameters of {old.parent}/run/checkpoints/3 (" in capsys.readouterr().out
+    expected = params(old.parent / "run", tmp_path, "old")
+    assert_equal(params(tmp_path / "run", tmp_path, "new"), expected)
+    assert train(config, "train.steps=2", f"checkpoint.start_from={tmp_path}/nowhere") == 0
+    assert "Resuming" in capsys.readouterr().out, "a run that goes on takes nothing from there any more"
+
+
+def test_the_optimizer_is_fresh_and_the_data_begins(old, tmp_path):
+    config = new_config(old, tmp_path, optimizer={"learning_rate": 0.01})
+    assert train(config) == 0
+    (record,) = metrics(tmp_path / "run")
+    assert (record["step"], record["learning_rate"]) == (1, 0.01)
+    assert record["loss"] < losses(old.parent / "run")[1], "it has learned already"
+
+
+@pytest.mark.long
+def test_other_shapes_are_named_or_drawn(old, tmp_path, capsys):
+    config = new_config(old, tmp_path, model=WIDER)
+    assert train(config) == 2
+    error = capsys.readouterr().err
+    assert "checkpoint.start_from: the parameters of " in error
+    assert "blocks/mlp/up: float32[5, 16, 32] there, float32[5, 16, 48] here" in error
+    assert "checkpoint.start_fresh" in error
+    assert not (tmp_path / "run").exists()
+    assert train(config, "checkpoint.start_fresh=['blocks/mlp/.*']") == 0
+    assert "; initialized: blocks/mlp/" in capsys.readouterr().out
+    expected, found = params(old.parent / "run", tmp_path, "old"), params(tmp_path / "run", tmp_path, "new")
+    kept = {path: array for path, array in expected.items() if "/mlp/" not in path}
+    assert_equal({path: found[path] for path in kept}, kept)
+    drawn_config = new_config(old, tmp_path / "drawn", checkpoint={"every": 0}, model=WIDER)
+    assert train(drawn_config) == 0
+    drawn = params(tmp_path / "drawn" / "run", tmp_path, "drawn")
+    assert np.array_equal(found["blocks/mlp/up"], drawn["blocks/mlp/up"]), "as a run of the same seed draws it"
+
+
+@pytest.mark.long
+def test_adapters_begin_beside_parameters_that_are_taken_over(old, tmp_path, capsys):
+    lora = {"rank": 2, "match": ["blocks/attention/.*"]}
+    config = new_config(old, tmp_path, model={**MODEL, "lora": lora}, optimizer={"learning_rate": 0.01})
+    assert train(config) == 0
+    assert "; initialized: blocks/lora/attention/" in capsys.readouterr().out
+    expected, found = params(old.parent / "run", tmp_path, "old"), params(tmp_path / "run", tmp_path, "new")
+    assert_equal({path: array for path, array in found.items() if "lora" not in path.split("/")}, expected)
+    again = tmp_path / "again"
+    again.mkdir()
+    start = {"every": 0, "start_from": str(tmp_path / "run")}
+    config = new_config(old, again, model={**MODEL, "lora": lora}, checkpoint=start)
+    assert train(config) == 0
+    assert_equal(params(again / "run", tmp_path, "again"), found)
+    assert train(config, "--fresh", f"model={json.dumps(MODEL)}") == 2
+    assert "it has low-rank adapters: keep its model.lora" in capsys.readouterr().err
+
+
+def change_a_number(checkpoint):
+    """Writes another number as Orbax would: every file can be parsed."""
+    base = {"driver": "file", "path": f"{checkpoint}/state/"}
+    kvstore = {"driver": "ocdbt", "base": base, "path": "params/blocks/mlp/up/"}
+    store = tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True).result()
+    store[2, 1, 3].write(7.0).result()
+
+
+@pytest.mark.parametrize(
+    ("harm", "text"),
+    [
+        (change_a_number, "contains other bytes than were saved"),
+        (lambda checkpoint: damage(checkpoint, "flip"), "is damaged: "),
+    ],
+)
+def test_damage_is_found_before_anything_is_trained(harm, text, old, tmp_path, capsys):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(old.parent / "run", damaged)
+    harm(damaged / "checkpoints" / "3")
+    assert train(new_config(old, tmp_path / "new"), f"checkpoint.start_from={damaged}") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: checkpoint.start_from: The checkpoint ")
+    assert text in error
+    assert "Give another of its steps, as <run>/<step>." in error
+    assert not (tmp_path / "new" / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["checkpoint.start_from=nowhere"], "There is no "),
+        (["checkpoint.start_fresh=['heads/.*']"], "checkpoint.start_fresh: 'heads/.*' matches no parameter."),
+        (["checkpoint.start_fresh=['(']"], "checkpoint.start_fresh: '(' is not a valid regular expression"),
+        (["checkpoint.start_from=''", "checkpoint.start_fresh=[head]"], "Set checkpoint.start_from to the directory"),
+    ],
+)
+def test_mistakes(overrides, text, old, tmp_path, capsys):
+    assert train(new_config(old, tmp_path), *overrides) == 2
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "checksums", "agrees"),
+    [("old/3", {"a": 1}, True), ("old/6", {"a": 1}, False), ("old/3", {"a": 2}, False)],
+)
+def test_processes_that_see_other_checkpoints_do_not_begin(folder, checksums, agrees, monkeypatch):
+    """A run that still trains saves step 6 between the looks of two processes; or another folder has that name."""
+
+    def of(folder, checksums):
+        return SimpleNamespace(folder=Path(folder), checksums=checksums)
+
+    said = []
+    monkeypatch.setattr(warm_start, "exchange", lambda name, text, *, seconds: said.append(text) or [text])
+    warm_start.agree_on(of("old/3", {"a": 1}), 1)
+    monkeypatch.setattr(warm_start, "exchange", lambda name, text, *, seconds: [*said, text])
+    if agrees:
+        warm_start.agree_on(of(folder, checksums), 1)
+    else:
+        with pytest.raises(Disagreement, match=r"rank 1.* Name one of its steps"):
+            warm_start.agree_on(of(folder, checksums), 1)

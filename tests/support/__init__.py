@@ -1,0 +1,1 @@
+"""What several tests share: models, runs, processes, faults. Imported as `support`."""

@@ -1,0 +1,231 @@
+"""Hosts of a run: private SSH servers on loopback addresses, and agents that start without ssh."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from spmdkit.launch.remote.client import FRAME, message
+from spmdkit.launch.remote.preflight import BOOTSTRAP
+
+SSHD = "/usr/sbin/sshd"
+CONFIG = """
+Port {port}
+ListenAddress {address}
+HostKey {folder}/host_key
+PidFile {folder}/sshd.pid
+AuthorizedKeysFile {keys}/user_key.pub
+UsePAM no
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+"""
+CLIENT = """
+IdentityFile {folder}/user_key
+IdentitiesOnly yes
+UserKnownHostsFile {folder}/known_hosts
+GlobalKnownHostsFile /dev/null
+StrictHostKeyChecking yes
+"""
+
+
+class Keys:
+    """A user's key, and the configuration of ssh that uses it and nothing of this machine's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        make_key(folder / "user_key")
+        self.config = folder / "ssh_config"
+        self.config.write_text(CLIENT.format(folder=folder))
+
+    @property
+    def words(self) -> list[str]:
+        """For `ssh` in a hosts file."""
+        return ["-F", str(self.config)]
+
+    def know(self, server: "Server") -> None:
+        kind, key, *_ = (server.folder / "host_key.pub").read_text().split()
+        with (self.folder / "known_hosts").open("a") as file:
+            file.write(f"[{server.address}]:{server.port} {kind} {key}\n")
+
+
+class Server:
+    """One host: an SSH server, and what runs under it."""
+
+    def __init__(self, folder: Path, keys: Keys, address: str) -> None:
+        folder.mkdir()
+        self.folder, self.address, self.port = folder, address, free_port(address)
+        make_key(folder / "host_key")
+        config = folder / "sshd_config"
+        config.write_text(CONFIG.format(port=self.port, address=address, folder=folder, keys=keys.folder))
+        if os.geteuid() == 0:
+            os.makedirs("/run/sshd", exist_ok=True)  # where its unprivileged part lives; nothing is written there
+        words = [SSHD, "-D", "-E", str(folder / "log"), "-f", str(config)]
+        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+        wait_until_it_listens(address, self.port)
+        keys.know(self)
+
+    @property
+    def entry(self) -> dict:
+        """In a hosts file."""
+        return {"name": self.address, "port": self.port}
+
+    def processes(self) -> dict[int, str]:
+        """Everything that runs under the server -> its command line."""
+        return {pid: command_line(pid) for pid in descendants(self.process.pid)}
+
+    def pid_of(self, words: str) -> int:
+        """The one process under the server whose command line holds some words."""
+        (pid,) = (pid for pid, line in self.processes().items() if words in line)
+        return pid
+
+    def die(self) -> None:
+        """The server and its sessions end at once; what ran under them is left to itself."""
+        sessions = [pid for pid, line in self.processes().items() if line.startswith("sshd")]
+        for pid in [self.process.pid, *sessions]:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def make_key(path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+
+
+def free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]
+
+
+def wait_until_it_listens(address: str, port: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex((address, port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"no server on {address}:{port}")
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, theirs, and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := stat_fields(int(entry.name))):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, new = [], children.get(pid, [])
+    while new:
+        found += new
+        new = [child for parent in new for child in children.get(parent, [])]
+    return found
+
+
+def stat_fields(pid: int) -> list[str]:
+    """The fields of a process from its state on; none where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def assert_all_gone(pids, seconds: float = 30.0) -> None:
+    """Processes end; a zombie counts as gone."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        left = [pid for pid in pids if (fields := stat_fields(pid)) and fields[0] not in "ZX"]
+        if not left:
+            return
+        time.sleep(0.1)
+    raise AssertionError({pid: command_line(pid) for pid in left})
+
+
+SSH = [sys.executable, "-c", BOOTSTRAP]
+"""In place of ssh with its options and the command that it runs there."""
+TOKEN = "0123456789abcdef"
+
+
+def job(program: str, **more) -> dict:
+    """A job that runs a small Python program."""
+    return {
+        "do": "run",
+        "token": TOKEN,
+        "command": [sys.executable, "-u", "-c", program],
+        "directory": "/",
+        "environment": {},
+        "without": [],
+        "direct": ["gpu1"],
+        "silence": 60.0,
+        "delay": 0.0,
+        **more,
+    }
+
+
+def begin(given: dict, **environment: str) -> subprocess.Popen[bytes]:
+    """Starts an agent and reads its first line."""
+    process = subprocess.Popen(
+        SSH, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment}, bufsize=0
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(message(given))
+    assert process.stdout.readline() == f"spmdkit agent {TOKEN}\n".encode()
+    return process
+
+
+def frames(process: subprocess.Popen[bytes]) -> dict[bytes, bytes]:
+    """All that an agent sends until its end, by kind."""
+    found: dict[bytes, bytes] = {}
+    assert process.stdout is not None
+    while header := process.stdout.read(FRAME.size):
+        kind, size = FRAME.unpack(header)
+        text = b""
+        while len(text) < size:
+            text += process.stdout.read(size - len(text))
+        found[kind] = found.get(kind, b"") + text
+    return found
+
+
+def answer(process: subprocess.Popen[bytes]) -> dict:
+    """What an agent that was asked tells of its host."""
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def wait_for(path: Path, seconds: float = 30.0) -> str:
+    """What a file holds as soon as it holds anything."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if path.exists() and (text := path.read_text()):
+            return text
+        time.sleep(0.02)
+    raise AssertionError(f"{path} did not come")
+
+
+def assert_gone(pid: int, seconds: float = 20.0) -> None:
+    """A process ends, or is a zombie whom nobody has waited for."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if state in "ZX":
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} is still there")

@@ -1,0 +1,335 @@
+"""Small runs: their configs, the command line as a user types it, their files, and comparisons of two runs."""
+
+import importlib.util
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent, indent
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import yaml
+from spmdkit.checkpoints.manager import Checkpoints
+from spmdkit.configs import load_config
+from spmdkit.configs.config_text import resolved_yaml
+from spmdkit.layouts.paths import leaves_with_paths, map_with_path
+from spmdkit.parallel.sharding.stored_order import stored_order
+from spmdkit.runtime.build_run import build
+from spmdkit.runtime.provenance import describe_run
+from support.faults import latest_checkpoint
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "jax"
+QUICK = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_COMPILATION_CACHE_DIR": str(CACHE),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+}
+"""Environment of processes whose programs compile for longer than they run; they compile as this process does."""
+
+TINY = {
+    "run": {"simulate": 8, "log_every": 1},
+    "model": {"name": "mlp", "classes": 10, "widths": [32]},
+    "data": {"source": "synthetic"},
+    "strategy": {"fsdp": {"size": 4, "floor_bytes": 256}, "data": 2},
+    "optimizer": {"learning_rate": 0.01, "schedule": {"name": "cosine"}},
+    "train": {"steps": 12, "global_batch": 16},
+    "eval": {"every": 4, "batches": 2},
+    "checkpoint": {"every": 4},
+    "sample": {"length": 0},
+}
+"""A classifier that trains in a second."""
+
+LANGUAGE = {
+    "model": {"name": "transformer", "layers": 2, "width": 16, "heads": 2, "mlp_width": 32, "dropout": 0.1},
+    "data": {"source": "text", "length": 16, "eval_fraction": 0.3},
+}
+"""What makes it a language model instead; give `files` too."""
+
+
+def write_config(folder: Path, **sections: Any) -> Path:
+    """Writes TINY, with whole sections replaced, as config of a run in `folder`/run; returns the file."""
+    tree = {**TINY, **sections}
+    tree["run"] = {"dir": str(folder / "run"), **tree["run"]}
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return path
+
+
+def write_language_config(folder: Path, **sections: Any) -> Path:
+    """Writes a few small text files and the config of a language model that reads them."""
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    words = random.Random(0)
+    for number in range(8):
+        text = " ".join(words.choice(["mesh", "axis", "layout", "step", "of", "the"]) for _ in range(200))
+        (corpus / f"{number}.txt").write_text(text, encoding="utf-8")
+    data = {**LANGUAGE["data"], "files": [str(corpus / "*.txt")]}
+    return write_config(folder, **{**LANGUAGE, "data": data, **sections})
+
+
+def rows_of_files(pause: float = 0.0) -> str:
+    """The text of a module whose `make(config)` gives the rows of inputs.npy and targets.npy beside it.
+
+    Args:
+        pause: Seconds that each row takes.
+    """
+    return f"""
+import time
+import numpy as np
+from pathlib import Path
+from spmdkit.data import Splits
+
+class Rows:
+    def __init__(self, folder):
+        self.inputs, self.targets = (np.load(folder / f"{{name}}.npy") for name in ("inputs", "targets"))
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        time.sleep({pause})
+        return {{"inputs": self.inputs[index], "targets": self.targets[index], "weights": np.float32(1)}}
+
+def make(config):
+    source = Rows(Path(__file__).parent)
+    return Splits(source, [source[index] for index in range(len(source) - 64, len(source))], None, "rows of a file")
+"""
+
+
+def source_module(before: str, take: str, opening: str = "") -> str:
+    """The text of a module whose `rows(config)` are the synthetic digits, from a source that does something of its own.
+
+    Args:
+        before: Lines at the top: imports and functions.
+        take: Lines that run before rows are taken; `self.taken` counts these calls, from 1.
+        opening: Lines that run when data is opened.
+    """
+    take, opening = indent(dedent(take), " " * 8), indent(dedent(opening), " " * 4)
+    return f"""{dedent(before)}
+from spmdkit.data import open_splits
+from spmdkit.data.config import DataConfig
+
+class Source:
+    def __init__(self, source):
+        self.source, self.taken = source, 0
+    def __len__(self):
+        return len(self.source)
+    def __getitem__(self, index):
+        return self.source[index]
+    def take(self, indices):
+        self.taken += 1
+{take}
+        return self.source.take(indices)
+
+def rows(config):
+{opening}
+    found = open_splits(DataConfig(source="synthetic"))
+    return found._replace(train=Source(found.train))
+"""
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """The command line of spmdkit in a new process."""
+    return [sys.executable, "-m", "spmdkit", *map(str, arguments)]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The environment of a new process: nothing of JAX's but what is given, and QUICK."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "SPMDKIT_"))}
+    return clean | QUICK | variables
+
+
+def spmdkit(*arguments: str | Path, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs spmdkit in a new process."""
+    return subprocess.run(
+        command(*arguments), env=environment(**variables), capture_output=True, text=True, timeout=timeout
+    )
+
+
+def trained(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs spmdkit in a new process, which has to end well."""
+    ended = spmdkit(*arguments, **variables)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, without what the clock says."""
+    timed = ("seconds", "tokens_per_second", "rows_per_second", "flops_per_second")
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in record.items() if name not in timed} for record in records]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Step -> its loss, in the order written."""
+    return {record["step"]: record["loss"] for record in metrics(folder)}
+
+
+def state_arrays(config: Path, step: int, folder: Path | None = None) -> dict[str, np.ndarray]:
+    """A checkpoint of a run as whole arrays by path.
+
+    Args:
+        config: The file of a run on 8 devices; says what its state looks like.
+        step: Which checkpoint.
+        folder: The folder of checkpoints; that of the run by default.
+    """
+    from spmdkit.checkpoints.manager import Checkpoints
+    from spmdkit.configs import load_config
+    from spmdkit.layouts.paths import leaves_with_paths
+    from spmdkit.runtime.build_run import build
+
+    loaded = load_config(config)
+    folder = folder or Path(loaded.run.dir) / "checkpoints"
+    with Checkpoints(folder, keep=1, abstract_state=build(loaded).step.abstract_state()) as checkpoints:
+        return {path: np.asarray(leaf) for path, leaf in leaves_with_paths(checkpoints.restore(step))}
+
+
+def assert_same_arrays(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    """Every array is there, bit for bit."""
+    assert found.keys() == expected.keys()
+    differing = [path for path in expected if found[path].tobytes() != expected[path].tobytes()]
+    assert not differing
+
+
+def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file of a folder, with when it was written and what it holds."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def leave_run(config: Path, *overrides: str, steps: tuple[int, ...] = (4, 8), change: Any = None) -> Path:
+    """Leaves the folder of a run: config.yaml, and a checkpoint of each step, whose parameters differ; returns it.
+
+    `change` is applied to each parameter: (path, leaf) -> leaf.
+    """
+    loaded = load_config(config, overrides)
+    built = build(loaded)
+    folder = Path(loaded.run.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(resolved_yaml(loaded), encoding="utf-8")
+    order = stored_order(built.layouts)
+    saved = order.abstract_model(built.step.abstract_state())
+    about = describe_run(built)
+    with Checkpoints(folder / "checkpoints", keep=9, abstract_state=saved, about=about) as checkpoints:
+        for step in steps:
+            state = built.step.init(step)
+            if change is not None:
+                state = state._replace(params=map_with_path(change, state.params))
+            checkpoints.save(step, order.to_model(state))
+    return folder
+
+
+def whole(params) -> dict[str, np.ndarray]:
+    """Parameters as arrays of the host, by path."""
+    return {path: np.asarray(leaf) for path, leaf in leaves_with_paths(params)}
+
+
+def saved_params(config: Path, seed: int, *overrides: str) -> dict[str, np.ndarray]:
+    """What `leave_run` saved as the parameters of a step: those that a model draws from that seed."""
+    built = build(load_config(config, overrides))
+    return whole(stored_order(built.layouts).to_model(built.step.init(seed).params))
+
+
+TIMED = ("seconds", "tokens_per_second", "rows_per_second", "flops_per_second")
+MAX_ARRAYS = 5
+
+
+def losses_of(folder: Path | str) -> dict[int, dict[str, Any]]:
+    """Returns the metrics in `run.dir` by step, without timings."""
+    lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return {
+        record["step"]: {key: value for key, value in record.items() if key not in TIMED and _is_plain(value)}
+        for record in records
+    }
+
+
+def arrays_of(folder: Path | str, step: int | None = None) -> dict[str, np.ndarray]:
+    """Returns the global arrays of a checkpoint of `run.dir` by path, without checksums; the latest step by default."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    checkpoints = Path(folder).absolute() / "checkpoints"
+    found = latest_checkpoint(checkpoints) if step is None else checkpoints / str(step)
+    assert found is not None, f"{checkpoints} holds no complete checkpoint"
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(state=ocp.PyTreeCheckpointHandler())) as reader:
+        tree = reader.metadata(found).item_metadata["state"].tree
+        as_numpy = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), dict(tree))
+        wanted = ocp.args.PyTreeRestore(restore_args=as_numpy)
+        arrays = reader.restore(found, args=ocp.args.Composite(state=wanted))["state"]
+    return {path: np.asarray(array) for path, array in arrays.items() if path != "checksums"}
+
+
+def same_run(folder: Path | str, expected: Path | str) -> list[str]:
+    """Returns the differences between two runs as lines, from their `run.dir`; empty if they are bitwise identical."""
+    found, wanted = losses_of(folder), losses_of(expected)
+    problems = [f"steps logged: {_span(found)} and {_span(wanted)}"] if found.keys() != wanted.keys() else []
+    other = [step for step in sorted(found.keys() & wanted.keys()) if not _same(found[step], wanted[step])]
+    if other:
+        first = other[0]
+        problems.append(f"metrics of {len(other)} steps, first {first}: {found[first]} and {wanted[first]}")
+    return problems + _array_problems(arrays_of(folder), arrays_of(expected))
+
+
+def _array_problems(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> list[str]:
+    problems = [f"{path}: in one of them only" for path in sorted(arrays.keys() ^ expected.keys())]
+    for path in sorted(arrays.keys() & expected.keys()):
+        one, other = arrays[path], expected[path]
+        if one.dtype != other.dtype or one.shape != other.shape or one.tobytes() != other.tobytes():
+            problems.append(f"{path}: other bits")
+    more = len(problems) - MAX_ARRAYS
+    return problems if more <= 0 else [*problems[:MAX_ARRAYS], f"and {more} more arrays"]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | float) or value is None
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        value == other[key] or (_is_nan(value) and _is_nan(other[key])) for key, value in one.items()
+    )
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _span(records: dict[int, Any]) -> str:
+    return f"{len(records)} from {min(records)} to {max(records)}" if records else "none"
+
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    """The module of an example."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HERE = Path(__file__).parent
+
+
+def write_misbehaving_config(folder: Path, **sections: Any) -> Path:
+    """Writes the config of a tiny run whose batches come from misbehaving.py; returns the file."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(HERE / "misbehaving.py", folder)
+    data = {"source": "misbehaving:rows", "prefetch": 1}
+    return write_config(folder, **{"data": data, "eval": {"every": 0, "batches": 2}, **sections})
+
+
+def launch_misbehaving(config: Path, on: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Launches it; the workers misbehave as the variables say."""
+    return spmdkit("launch", config, "--on", on, *arguments, timeout=600, PYTHONPATH=str(HERE.parent), **variables)

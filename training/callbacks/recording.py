@@ -1,0 +1,212 @@
+"""Callbacks that record the run into files: a CSV table, samples of text, a profiler trace."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TextIO
+
+import jax
+from annotated_types import Ge
+
+from ...mesh.errors import UserError
+from ...mesh.files import write_text
+from ..run_files import Kind
+from ..steps.late_log import RUN_AHEAD
+from .callback import Callback, Run
+
+SAMPLES = "samples.jsonl"
+
+
+@dataclass(kw_only=True)
+class CSVLog(Callback):
+    """Writes each line of metrics.jsonl to a table too; lines of steps that are trained again are dropped."""
+
+    writes: ClassVar[Kind | None] = "file"
+
+    path: str = "metrics.csv"
+    """The file; a relative path starts from run.dir."""
+
+    def __post_init__(self) -> None:
+        self._file: TextIO | None = None
+        self._columns: list[str] = []
+
+    def prepare(self, run: Run) -> None:
+        """Checks that an existing file of that name is a table of metrics."""
+        self._path = run.folder / Path(self.path).expanduser()
+        if run.is_main:
+            self._read()
+
+    def on_train_begin(self, run: Run) -> None:
+        """Opens the table without lines after the step that the run continues from."""
+        if not run.is_main:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [row for row in self._read() if int(row["step"]) <= run.start]
+        self._columns = list(dict.fromkeys(name for row in rows for name in row))
+        self._rewrite(rows)
+
+    def on_step_end(self, run: Run, record: Mapping[str, Any]) -> None:
+        """Adds a line; a new metric adds a column."""
+        if self._file is None:
+            return
+        new = [name for name in record if name not in self._columns]
+        if new:
+            self._file.flush()
+            rows = self._read()
+            self._columns += new
+            self._rewrite(rows)
+        csv.DictWriter(self._file, self._columns).writerow(record)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the table."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _read(self) -> list[dict[str, Any]]:
+        """Returns the lines so far, without an incomplete last one."""
+        if not self._path.exists():
+            return []
+        try:
+            with self._path.open(newline="", encoding="utf-8") as file:
+                text = file.read()
+            table = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+            rows = list(table)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{self._path} is not a table of metrics: {error}. Move it away.") from error
+        has_steps = "step" in (table.fieldnames or ()) and all((row["step"] or "").isdecimal() for row in rows)
+        if text and not has_steps:
+            raise UserError(f"{self._path} is not a table of metrics: some lines lack a step. Move it away.")
+        return rows
+
+    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
+        """Replaces the table atomically, and opens it for more lines."""
+        self.close()
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        if self._columns:
+            writer.writeheader()
+        writer.writerows(rows)
+        write_text(self._path, text.getvalue())
+        self._file = self._path.open("a", newline="", encoding="utf-8")
+
+
+@dataclass(kw_only=True)
+class Samples(Callback):
+    """Lets a language model continue a prompt after evaluations; run.dir/samples.jsonl contains the results."""
+
+    every: Annotated[int, Ge(1)] = 1
+    """Evaluations between two samples."""
+    prompt: str = "def "
+    """The beginning of the text."""
+    length: Annotated[int, Ge(1)] = 100
+    """Tokens to generate."""
+    temperature: Annotated[float, Ge(0)] = 0.8
+    """0 = always the most likely token; 1 = the model's own distribution."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.monitors = ""
+        self._seen = 0
+
+    def state(self) -> Mapping[str, int]:
+        """Returns the number of evaluations."""
+        return {"seen": self._seen}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Restores the result of `state`."""
+        self._seen = state["seen"]
+
+    def prepare(self, run: Run) -> None:
+        """Checks that the model generates text."""
+        if run.generate is None:
+            raise UserError(
+                "callbacks: samples require a model that predicts bytes of text and has a `predict`. Remove samples."
+            )
+
+    def on_train_begin(self, run: Run) -> None:
+        """Drops the samples of steps that are trained again."""
+        file = run.folder / SAMPLES
+        if run.is_main and file.exists():
+            lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+            kept = [line for line in lines if json.loads(line)["step"] <= run.start]
+            write_text(file, "".join(f"{line}\n" for line in kept))
+
+    def on_evaluation_end(self, run: Run, metrics: Mapping[str, float]) -> None:
+        """Generates text, all processes together."""
+        self._seen += 1
+        if self._seen % self.every:
+            return
+        assert run.generate is not None
+        text = run.generate(self.prompt, self.length, self.temperature)
+        run.say(f"Step {run.step} writes:\n\n{text}\n")
+        if run.is_main:
+            with (run.folder / SAMPLES).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": run.step, "text": text}) + "\n")
+
+
+@dataclass(kw_only=True)
+class Profile(Callback):
+    """Traces a few steps into run.dir/profile, for xprof, TensorBoard or Perfetto (ui.perfetto.dev).
+
+    Process 0 traces itself and its own devices with `jax.profiler`.
+    """
+
+    writes: ClassVar[Kind | None] = "folder"
+
+    start: Annotated[int, Ge(1)] = 10
+    """The first step to trace; the first step after a start compiles and is not representative."""
+    steps: Annotated[int, Ge(1)] = 3
+    """Number of steps. The host runs a few steps ahead, so the trace contains parts of neighboring steps."""
+    perfetto: bool = True
+    """Write perfetto_trace.json.gz too, which takes seconds if a step has very many operations."""
+    path: str = "profile"
+    """The directory; a relative path starts from run.dir."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._is_tracing = False
+        self._annotation: Any = None
+
+    def on_step_begin(self, run: Run) -> None:
+        """Starts with step `start`, and ends when the last of its steps is known to be done; never waits."""
+        if run.step == max(self.start, run.start + 1) and run.start < self.start + self.steps and run.is_main:
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # every Python call would fill the trace
+            folder = str(self._folder(run))
+            jax.profiler.start_trace(folder, create_perfetto_trace=self.perfetto, profiler_options=options)
+            self._is_tracing = True
+        if not self._is_tracing:
+            return
+        self._annotate(None)
+        if run.step > self.start + self.steps + RUN_AHEAD:
+            self.close()
+            run.say(f"Wrote a trace of steps {self.start} to {self.start + self.steps - 1}: {self._folder(run)}")
+        elif run.step < self.start + self.steps:
+            self._annotate(jax.profiler.StepTraceAnnotation("train", step_num=run.step))
+
+    def on_train_end(self, run: Run) -> None:
+        """Ends a trace if the run was too short for it."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends the trace."""
+        self._annotate(None)
+        if self._is_tracing:
+            self._is_tracing = False
+            jax.profiler.stop_trace()
+
+    def _folder(self, run: Run) -> Path:
+        return run.folder / Path(self.path).expanduser()
+
+    def _annotate(self, annotation: Any) -> None:
+        """Ends the annotation of a step, and begins the next one."""
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+        if annotation is not None:
+            annotation.__enter__()
+        self._annotation = annotation

@@ -1,7 +1,0 @@
-"""report.html of a run: `report` puts the page together; one file for each part of it, `page` is the frame.
-
-`comparison` is the page of several runs. `course` reads what a run did when, which `timeline` draws. `charts`, `points`
-and `drawings` make SVG and HTML and know of no run.
-
-`page` shares the tests of `report`.
-"""

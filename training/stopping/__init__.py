@@ -1,0 +1,1 @@
+"""Signals: `interrupts` before a run can save, `gate` while it trains."""

@@ -1,6 +1,6 @@
 """The host's own work in one step of the training loop, in processor time of the thread that dispatches.
 
-    next(batches), the recompilation watch  |  dispatch: JAX launches the compiled step  |  metrics two steps old, log
+    next(batches), the check of its shapes   |  dispatch: JAX launches the compiled step  |  metrics two steps old, log
     ............... between ................|................... dispatch ...............|........ between ...........
 
 `between` is everything from the return of one dispatch to the start of the next. `dispatch` is JAX's own launch of one

@@ -10,6 +10,7 @@ that looks across elements of a parameter (adafactor's factored moments, muon's 
 ratio) is right on every mesh without knowing it, and an elementwise one compiles to no communication at all.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -37,7 +38,6 @@ from .composition import DeviceStep
 from .cost import step_cost
 from .inputs import BatchCheck, BatchShapes, explain, explained, refuse_consumed, shapes_of
 from .loss_scaling import accept, first_loss_scale
-from .recompilation import RecompilationWatch
 from .state import (
     StepMetrics,
     TrainState,
@@ -62,9 +62,9 @@ class Step:
         self.accumulate, self.precision = plan.options.accumulate, plan.options.precision
         self._device_step = DeviceStep(model, plan)
         self._exact = self._device_step if plan.exact is plan else DeviceStep(model, plan.exact)
-        self._watch = RecompilationWatch("the training step")
         self._compiled: jax.stages.Compiled | None = None
         self._programs: dict[BatchShapes, jax.stages.Compiled] = {}
+        self._traced: dict[BatchShapes, None] = {}
         rows = partial(check_rows, plan, accumulate=plan.options.accumulate)
         self._batches, self._own_batches = (BatchCheck(name, rows) for name in ("the step", "step.gradients"))
         self._eval_batches = BatchCheck("step.evaluate", partial(check_eval_rows, plan))
@@ -111,15 +111,12 @@ class Step:
             UserError: The state was consumed or is of another step, the batch or the optimizer cannot be taken.
             LayoutError: A rule for activations does not fit the model.
         """
-        compilations = self._watch.compilations
         try:
             refuse_consumed(state.step)
-            result = self._launch(state, batch)
+            return self._launch(state, batch)
         except Exception as error:
             explain(error, state, self.abstract_state, batch, self._batches)
             raise
-        self._watch.check(compilations, state, batch)
-        return result
 
     def _launch(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         program = self._compiled if len(self._programs) < 2 else self._programs.get(shapes_of(batch))
@@ -128,9 +125,27 @@ class Step:
                 return program(state, batch)
             except TypeError as error:  # a mistake, or other shapes than it was compiled for
                 explain(error, state, self.abstract_state, batch, self._batches)
-                self._compiled = None  # compile again, and be warned
+                self._traced |= dict.fromkeys(self._programs)
+                self._compiled = None
                 self._programs.clear()
-        return self._run(state, batch)
+        result = self._run(state, batch)
+        self._warn_if_new(shapes_of(batch))
+        return result
+
+    def _warn_if_new(self, shapes: BatchShapes) -> None:
+        """Warns if a batch has other shapes than all before, so that the step was compiled for it."""
+        if shapes in self._traced:
+            return
+        if self._traced:
+            before = dict(next(iter(self._traced)))
+            changes = [f"{name} {before.get(name)} -> {shape}" for name, shape in shapes if shape != before.get(name)]
+            warnings.warn(
+                "The training step was compiled again, which costs as much as the first time: the batch changed, "
+                f"{', '.join(changes)}. Keep shapes fixed.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        self._traced[shapes] = None
 
     def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
         """Compiles the step for batches of these global shapes, once; calls with such batches then run it.

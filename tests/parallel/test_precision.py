@@ -125,13 +125,3 @@ def test_weights_and_targets_are_not_narrowed(compute, counted, float64):
         {"targets": jnp.arange(4, dtype="int32"), "weights": jnp.arange(4, dtype="int32")}, compute
     )
     assert {str(rows.dtype) for rows in labels.values()} == {"int32"}
-
-
-def test_casts_only_floating_point_arrays():
-    """Integers, booleans and keys stay as they are: a cast one would be another."""
-    tree = {"w": jnp.ones(3), "ids": jnp.arange(3) + 300, "seen": jnp.zeros(2, bool), "key": jax.random.key(0)}
-    cast = dtypes.cast_floats(tree, "bfloat16")
-    assert cast["w"].dtype == jnp.bfloat16
-    for name in ("ids", "seen", "key"):
-        assert cast[name].dtype == tree[name].dtype
-    assert (cast["ids"] == tree["ids"]).all()

@@ -242,21 +242,6 @@ def test_an_axis_left_to_xla_in_bfloat16():
     np.testing.assert_allclose(of_toy("bfloat16", 4)[0], of_toy("float32", 1)[0], rtol=0.05)
 
 
-@pytest.mark.long_cases("False", "True")
-@pytest.mark.slow
-@pytest.mark.parametrize("left", [False, True])
-def test_a_transformer_in_bfloat16(left):
-    config, rules = (LEFT, MLP_RULES) if left else (TensorConfig(size=2), None)
-    found, reference = (
-        trained(build(strategy, devices, Precision(compute=compute), rules=rules), [batch()] * 3)[0]
-        for strategy, devices, compute, rules in (
-            ({"fsdp": FSDP, "tensor": config}, 4, "bfloat16", rules),
-            ({"data": 1}, 1, "float32", None),
-        )
-    )
-    np.testing.assert_allclose(found, reference, rtol=0.05)
-
-
 def test_a_ring_permutes_where_others_gather_and_scatter():
     """Both products of both halves of each block; the embedding and the head keep their collectives."""
     abstract = toy.abstract(batch())

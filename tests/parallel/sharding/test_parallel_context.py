@@ -63,10 +63,6 @@ def test_devices_along_tensor_hold_the_same_positions_and_own_a_share():
         assert np.array_equal(np.concatenate(own[group : group + 2]), held[group])
 
 
-def test_without_tensor_a_device_owns_what_it_holds():
-    assert np.array_equal(positions(own_positions, context=2, tensor=1), positions(held_positions, context=2, tensor=1))
-
-
 def test_traffic_of_one_part_after_another():
     line = Collective("all-gather", ("tensor",), 1, 8)
     both = Traffic((line,), (), (line,)).and_then(Traffic((line,), (line,), ()))

@@ -11,7 +11,6 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
 from spmdkit.models.attention import causal_attention
 from spmdkit.parallel.blocks.attention import online_softmax
-from spmdkit.parallel.blocks.gathered_block import remat_block
 from spmdkit.parallel.collectives import Collective, merge
 from spmdkit.parallel.context import ContextConfig, traffic
 from support import toy
@@ -63,11 +62,6 @@ def test_in_groups_a_part_of_the_mesh_can_run_a_ring_alone():
 
 
 @pytest.mark.slow
-def test_with_rows_split_over_another_axis(float64):
-    assert_equals_one_device(ring(4), make_case(2, packed=True), 2, data=2)
-
-
-@pytest.mark.slow
 def test_long_rows_are_worked_on_in_slices(float64, monkeypatch):
     monkeypatch.setattr(online_softmax, "SLICE", 2)
     assert_equals_one_device(ring(2), make_case(2, packed=True), 2)
@@ -95,26 +89,6 @@ def test_on_a_gpu_bfloat16_keys_travel_as_such_and_their_gradients_in_float32():
         tuple(lines),
         tuple(lines[:1]),
     )
-
-
-@pytest.mark.slow_cases("dots", "full", "none")
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-def test_layers_in_a_loop_and_recomputed(float64, remat):
-    """Each layer's forward, backward and, unless everything is kept, forward again."""
-    mix = mixing(ring(4))
-    block = remat_block(lambda x: mix(x, x[:, :, :2], x[:, :, 2:4]), remat, makes_copies=True, in_loop=True)
-
-    def loss_gradient(query):
-        def loss(query):
-            return jnp.sum(jax.lax.scan(lambda x, _: (block(x), None), query, None, length=3)[0])
-
-        return (jax.grad(loss)(query),)
-
-    case = make_case(2)
-    _, moved = on_mesh(loss_gradient, ring(4), case._replace(arrays=case.arrays[:1]), num_outputs=1)
-    moves = predicted(ring(4), 2)
-    again = () if remat == "none" else moves.again
-    assert moved == merge([*moves.forward, *moves.backward, *again] * 3)
 
 
 def products(jaxpr, times=1):

@@ -63,10 +63,6 @@ class ContextConfig:
     """Attention between devices: ring (keys and values travel in a ring, which overlaps compute) or all_to_all (each
     device computes attention for some of the heads)."""
 
-    send: Literal["pairs", "groups"] = "pairs"
-    """Transport of the ring: pairs (collective-permute) or groups (an all-to-all of N times the bytes). Simulated
-    devices with a pipeline always use groups, see `xla/ring_hop.py`."""
-
     def __post_init__(self) -> None:
         check_options(AXIS, self)
 
@@ -191,10 +187,9 @@ def traffic(
 
 
 def _ring_traffic(config: ContextConfig, query: int, head: int, kv_heads: int, width: int, wide: int) -> Traffic:
-    kind, copies = ("collective-permute", 1) if config.send == "pairs" else ("all-to-all", config.size)
     hops, keys_and_values = config.size - 1, 2 * head * kv_heads
-    kv_line = Collective(kind, (AXIS,), hops, hops * copies * keys_and_values * width)
-    gradient_line = Collective(kind, (AXIS,), hops, hops * copies * keys_and_values * wide)
+    kv_line = Collective("collective-permute", (AXIS,), hops, hops * keys_and_values * width)
+    gradient_line = Collective("collective-permute", (AXIS,), hops, hops * keys_and_values * wide)
     return Traffic((kv_line,), (kv_line, gradient_line), (kv_line,))
 
 

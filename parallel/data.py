@@ -25,7 +25,7 @@ W its bytes/s into the network (float32 gradients, 2-byte compute; overlap with 
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", sections 3 and 4.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Any, Literal
@@ -70,7 +70,13 @@ class DataParallelConfig:
     """With `local_steps`, the Nesterov momentum of that movement."""
 
     def __post_init__(self) -> None:
-        check_options(AXIS, self, _option_problems(self))
+        chosen = {"zero": self.zero, "compress": self.compress, "local_steps": self.local_steps}
+        given = [f"{name}={value}" for name, value in chosen.items() if value not in (0, "none")]
+        problem = (
+            f"strategy.data: {' and '.join(given)} do not combine: each decides alone what crosses the axis. Keep one; "
+            "to split the state as well, give some of the devices to strategy.fsdp."
+        )
+        check_options(AXIS, self, [problem] if len(given) > 1 else [])
 
 
 OPTIONS = DataParallelConfig
@@ -79,16 +85,6 @@ layout = update_layout = splits_nothing
 used_layout = as_stored
 check = no_problems
 begin = finish = unchanged
-
-
-def _option_problems(config: DataParallelConfig) -> Iterator[str]:
-    chosen = {"zero": config.zero, "compress": config.compress, "local_steps": config.local_steps}
-    given = [f"{name}={value}" for name, value in chosen.items() if value not in (0, "none")]
-    if len(given) > 1:
-        yield (
-            f"strategy.data: {' and '.join(given)} do not combine: each decides alone what crosses the axis. Keep one; "
-            "to split the state as well, give some of the devices to strategy.fsdp."
-        )
 
 
 def make_varying(params: Any, layouts: Any, axes: tuple[str, ...]) -> Any:

@@ -99,15 +99,12 @@ def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[
     Returns:
         The layout and the reason, as the layout table shows it.
     """
-    config, mesh, shape = plan.configs.get(AXIS), plan.mesh, parameter.shape
+    config, mesh = plan.configs.get(AXIS), plan.mesh
     if config is None or mesh.axis_size(AXIS) == 1:
         return placed, ""
-    first = int(parameter.stacked)
-    parts = prod(placed.parts_of_dim(dim) for dim in range(first, len(shape)))
-    num_bytes = prod(shape[first:]) * jnp.dtype(parameter.dtype).itemsize // parts
-    if num_bytes < config.floor_bytes:
+    if parameter.bytes_on_device(placed) < config.floor_bytes:
         return placed, f"fsdp: whole, under the floor of {config.floor_bytes:,} B"
-    found = split_further(placed, shape, mesh, AXIS, first=first)
+    found = split_further(placed, parameter.shape, mesh, AXIS, first=int(parameter.stacked))
     if found is None:
         return placed, f"fsdp: whole, {mesh.axis_size(AXIS)} {DIVIDES_NO_DIM}"
     return found[0], f"fsdp: dim {found[1]}"

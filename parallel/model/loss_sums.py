@@ -131,14 +131,8 @@ def _wide(scalar: Any) -> Array:
 
 def _described(value: Any) -> str:
     leaves = jax.tree.leaves(value)
-    if value is None or not leaves:
+    if not leaves:
         return repr(value)
-    kinds = [
-        f"{jnp.result_type(leaf)} {jnp.shape(leaf)}" if _is_array(leaf) else type(leaf).__name__ for leaf in leaves
-    ]
+    kinds = [f"{leaf.dtype} {leaf.shape}" if hasattr(leaf, "dtype") else type(leaf).__name__ for leaf in leaves]
     container = "" if isinstance(value, tuple) or value is leaves[0] else f"a {type(value).__name__} of "
     return f"{container}{len(leaves)} value{'s' if len(leaves) > 1 else ''}, {', '.join(kinds[:MAX_LISTED])}"
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, bool | int | float) or hasattr(value, "dtype")

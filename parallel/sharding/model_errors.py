@@ -169,9 +169,7 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
             state = abstract_state(model)
             more = (state,) if has_state(model) else ()
             result = _trace(model, "loss", (params, batch, given, *more), batch, without)
-            _check_sums(model, "loss", result)
-            if given is not None and has_state(model):
-                _check_state(model, result, state)
+            _check_sums(model, "loss", result, () if given is None else state)
 
 
 def _trace_blocks(model: BlockModel, params: Params, batch: Shapes, key: Any, without: str) -> None:
@@ -232,19 +230,15 @@ def _returned_by(model: Any, name: str) -> str:
     return f"model {model.name!r}: {name}, {locate_function(getattr(model, name))}, returns"
 
 
-def _check_sums(model: Any, name: str, result: Any) -> None:
-    """Checks the result of a loss, given as shapes."""
+def _check_sums(model: Any, name: str, result: Any, state: Any = ()) -> None:
+    """Checks the result of a loss, given as shapes; `state` is the model's state, which it must return too."""
     try:
         jax.eval_shape(lambda: as_sums(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), result)))
+        problem = state_problem(LossSums(*result).state, state) if jax.tree.leaves(state) else None
     except NotSums as error:
-        where = locate_function(getattr(model, name))
-        raise ModelError(f"model {model.name!r}: {name}, {where}, {error.reason}") from None
-
-
-def _check_state(model: Any, result: Any, state: Any) -> None:
-    """Checks the next state that a loss returned, given as shapes."""
-    if problem := state_problem(LossSums(*result).state, state):
-        raise ModelError(f"model {model.name!r}: loss, {locate_function(model.loss)}, {problem}")
+        problem = error.reason
+    if problem:
+        raise ModelError(f"model {model.name!r}: {name}, {locate_function(getattr(model, name))}, {problem}")
 
 
 def _shape(leaf: Any) -> str:

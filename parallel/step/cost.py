@@ -19,7 +19,7 @@ from ...mesh.keys import make_key
 from ..blocks.backward_gathers import find_backward_all_to_alls, find_backward_gathers
 from ..blocks.model_parts import recomputes_output
 from ..blocks.prefetch import prefetches_blocks
-from ..collectives import CallCounts, Collective, StepCounts, Traffic
+from ..collectives import CallCounts, Collective, StepCounts
 from ..executor.pipeline_loss import sent_at_a_tick
 from ..model import Batch, BlockModel, Model, Params, fold_block, has_state
 from ..model.loss_sums import as_sums
@@ -205,28 +205,16 @@ def _model_collectives(
         own += [line.times(forward) for line in moved.forward]
         own += [line.times(backward) for line in moved.backward]
         if part == "block":
-            own += _recomputed(model, plan, moved, calls, shapes, platform)
+            remat, pipeline = plan.options.remat, plan.pipeline
+            inside = moved.again if remat != "none" else ()  # what backward repeats
+            if inside and plan.frozen and remat == "dots" and not (pipeline or prefetches_blocks(plan)):
+                inside = find_backward_all_to_alls(model, plan, shapes, moved, platform)
+            before = moved.again if remat != "full" else ()  # what a recompute action repeats
+            if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan)):
+                before = moved.forward
+            own += [line.times(calls.block_backward) for line in inside]
+            own += [line.times(calls.block_again) for line in before]
     return [convert_hops(line, plan.mesh_size(line.axes[-1]), platform) for line in own] if plan.pipeline else own
-
-
-def _recomputed(
-    model: BlockModel,
-    plan: ShardingPlan,
-    moved: Traffic,
-    calls: CallCounts,
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-    platform: str,
-) -> list[Collective]:
-    """Returns the collectives that blocks repeat: in backward under `remat`, and in recompute actions."""
-    remat, pipeline = plan.options.remat, plan.pipeline
-    inside = moved.again if remat != "none" else ()
-    if inside and plan.frozen and remat == "dots" and not (pipeline or prefetches_blocks(plan)):
-        inside = find_backward_all_to_alls(model, plan, shapes, moved, platform)
-    before = moved.again if remat != "full" else ()
-    if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan)):
-        before = moved.forward
-    again = [line.times(calls.block_backward) for line in inside]
-    return again + [line.times(calls.block_again) for line in before]
 
 
 def count_calls(model: Model | BlockModel, accumulate: int, timetable: Timetable | None = None) -> CallCounts:

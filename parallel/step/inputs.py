@@ -4,6 +4,7 @@ Nothing here costs a step that goes well: batches are looked at while a program 
 shape, and states when a call was refused.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,18 @@ BatchShapes = tuple[tuple[str, tuple[int, ...]], ...]
 def shapes_of(batch: Mapping[str, Any]) -> BatchShapes:
     """Returns the shapes of a batch, as the key of its compiled program."""
     return tuple((name, tuple(array.shape)) for name, array in sorted(batch.items()))
+
+
+def warn_of_recompilation(before: BatchShapes, now: BatchShapes) -> None:
+    """Warns that the step is compiled again for a batch of other shapes."""
+    old = dict(before)
+    changes = [f"{name} {old.get(name)} -> {shape}" for name, shape in now if shape != old.get(name)]
+    warnings.warn(
+        "The training step was compiled again, which costs as much as the first time: the batch changed, "
+        f"{', '.join(changes)}. Keep shapes fixed.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 class BatchCheck:
@@ -158,9 +171,8 @@ def explain(error: Exception, given: Any, expecting: Callable[[], Any], batch: A
     if problem := _tree_problem(given, expected):
         raise UserError(problem) from error
     batches.check(batch)
-    problem = _placement_problem(batch, expected) or (matches(error, NESTED) and NESTED_SHARD_MAP)
-    if problem:
-        raise UserError(problem) from error
+    if matches(error, NESTED):
+        raise UserError(NESTED_SHARD_MAP) from error
     if isinstance(error, KeyError) and (note := explain_key_error(error, batch)):
         error.add_note(note)  # it may be of another mapping of the model's: the error stays
 
@@ -182,50 +194,38 @@ def _tree_problem(given: Any, expected: Any) -> str:
         )
     if isinstance(given, TrainState) and not whole:
         return "A whole state was given where the parameters belong. Give state.params."
-    name = "state" if whole else "parameters"
+    name, tree = ("state", "step.abstract_state()") if whole else ("parameters", "step.abstract_state().params")
     found, wanted = dict(leaves_with_paths(given)), dict(leaves_with_paths(expected))
     for path in dict.fromkeys((*wanted, *found)):
-        have, need = (_array(tree[path]) if path in tree else "missing" for tree in (found, wanted))
-        if have != need:
+        have, need = found.get(path), wanted.get(path)
+        if not _fits(have, need):
             return (
-                f"The {name} given does not fit this step: {path!r} is {have}, expected {need}. Build the step with "
-                "the model, the optimizer and the strategy that it was made with, or start anew."
-            )
-    for path, leaf in found.items():
-        if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
-            continue
-        if not leaf.sharding.is_equivalent_to(wanted[path].sharding, leaf.ndim):
-            tree = "step.abstract_state()" + ("" if whole else ".params")
-            return (
-                f"The {name} given: {path!r} lies on {_place(leaf.sharding)}, but this step has it on "
-                f"{_place(wanted[path].sharding)}. It is of another mesh or strategy. Move it: jax.device_put({name}, "
-                f"jax.tree.map(lambda leaf: leaf.sharding, {tree})), or restore a checkpoint, which does so."
+                f"The {name} given does not fit this step: {path!r} is {_describe(have)}, expected {_describe(need)}. "
+                "Build the step with the model, the optimizer and the strategy that it was made with, or start anew. "
+                f"Arrays of another mesh can be moved: jax.device_put({name}, jax.tree.map(lambda leaf: leaf.sharding, "
+                f"{tree}))."
             )
     return ""
 
 
-def _array(leaf: Any) -> str:
-    return f"{getattr(leaf, 'dtype', _type(leaf))}{list(getattr(leaf, 'shape', ()))}"
+def _fits(leaf: Any, wanted: Any) -> bool:
+    """Returns whether an array has the wanted dtype, shape and place; None for a missing array."""
+    if leaf is None or wanted is None or not hasattr(leaf, "dtype"):
+        return False
+    if leaf.dtype != wanted.dtype or leaf.shape != wanted.shape:
+        return False
+    is_placed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+    return not is_placed or leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim)
 
 
-def _placement_problem(batch: Mapping[str, Any], expected: Any) -> str:
-    """Returns the problem with an array of a batch on other devices, or ""."""
-    devices = jax.tree.leaves(expected)[0].sharding.device_set
-    for name, array in batch.items():
-        if isinstance(array, jax.Array) and not isinstance(array, Tracer) and array.sharding.device_set != devices:
-            return (
-                f"batch[{name!r}] lies on {_place(array.sharding)}, and the step runs on {len(devices)}. Give arrays "
-                "of the host, or place them: jax.device_put(batch, step.plan.batch_sharding())."
-            )
-    return ""
-
-
-def _place(sharding: Any) -> str:
-    where = counted(len(sharding.device_set), "device")
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        sizes = ", ".join(f"{axis}={size}" for axis, size in sharding.mesh.shape.items() if size > 1)
-        where += f" (mesh {sizes or 'of one device'}) as {sharding.spec}"
-    return where
+def _describe(leaf: Any) -> str:
+    if not hasattr(leaf, "dtype"):
+        return "missing" if leaf is None else f"of type {_type(leaf)}"
+    text, sharding = f"{leaf.dtype}{list(leaf.shape)}", getattr(leaf, "sharding", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return text
+    sizes = ", ".join(f"{axis}={size}" for axis, size in sharding.mesh.shape.items() if size > 1)
+    return f"{text} on {counted(len(sharding.device_set), 'device')} ({sizes}) as {sharding.spec}"
 
 
 def _type(value: Any) -> str:

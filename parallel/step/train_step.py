@@ -10,7 +10,6 @@ that looks across elements of a parameter (adafactor's factored moments, muon's 
 ratio) is right on every mesh without knowing it, and an elementwise one compiles to no communication at all.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -36,7 +35,7 @@ from ..sharding.stored_order import in_stage_order, stored_order
 from . import diloco_step, initial_params
 from .composition import DeviceStep
 from .cost import step_cost
-from .inputs import BatchCheck, BatchShapes, explain, explained, refuse_consumed, shapes_of
+from .inputs import BatchCheck, BatchShapes, explain, explained, refuse_consumed, shapes_of, warn_of_recompilation
 from .loss_scaling import accept, first_loss_scale
 from .state import (
     StepMetrics,
@@ -62,9 +61,8 @@ class Step:
         self.accumulate, self.precision = plan.options.accumulate, plan.options.precision
         self._device_step = DeviceStep(model, plan)
         self._exact = self._device_step if plan.exact is plan else DeviceStep(model, plan.exact)
-        self._compiled: jax.stages.Compiled | None = None
-        self._programs: dict[BatchShapes, jax.stages.Compiled] = {}
-        self._traced: dict[BatchShapes, None] = {}
+        self._compiled: dict[BatchShapes, jax.stages.Compiled] = {}
+        self._traced: set[BatchShapes] = set()
         rows = partial(check_rows, plan, accumulate=plan.options.accumulate)
         self._batches, self._own_batches = (BatchCheck(name, rows) for name in ("the step", "step.gradients"))
         self._eval_batches = BatchCheck("step.evaluate", partial(check_eval_rows, plan))
@@ -119,33 +117,15 @@ class Step:
             raise
 
     def _launch(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        program = self._compiled if len(self._programs) < 2 else self._programs.get(shapes_of(batch))
-        if program is not None:
-            try:
-                return program(state, batch)
-            except TypeError as error:  # a mistake, or other shapes than it was compiled for
-                explain(error, state, self.abstract_state, batch, self._batches)
-                self._traced |= dict.fromkeys(self._programs)
-                self._compiled = None
-                self._programs.clear()
+        shapes = shapes_of(batch)
+        if shapes in self._compiled:
+            return self._compiled[shapes](state, batch)
         result = self._run(state, batch)
-        self._warn_if_new(shapes_of(batch))
+        if shapes not in self._traced:
+            for before in (*self._compiled, *self._traced)[:1]:
+                warn_of_recompilation(before, shapes)
+            self._traced.add(shapes)
         return result
-
-    def _warn_if_new(self, shapes: BatchShapes) -> None:
-        """Warns if a batch has other shapes than all before, so that the step was compiled for it."""
-        if shapes in self._traced:
-            return
-        if self._traced:
-            before = dict(next(iter(self._traced)))
-            changes = [f"{name} {before.get(name)} -> {shape}" for name, shape in shapes if shape != before.get(name)]
-            warnings.warn(
-                "The training step was compiled again, which costs as much as the first time: the batch changed, "
-                f"{', '.join(changes)}. Keep shapes fixed.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        self._traced[shapes] = None
 
     def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
         """Compiles the step for batches of these global shapes, once; calls with such batches then run it.
@@ -156,10 +136,10 @@ class Step:
             The compiled program, for its memory analysis and its text.
         """
         shapes = shapes_of(abstract_batch)
-        if shapes not in self._programs:
+        if shapes not in self._compiled:
             with compiling_for(self.plan.mesh.target):
-                self._compiled = self._programs[shapes] = self.lower(abstract_batch).compile()
-        return self._programs[shapes]
+                self._compiled[shapes] = self.lower(abstract_batch).compile()
+        return self._compiled[shapes]
 
     def evaluate(self, params: Params, batch: Batch, model_state: Any = ()) -> tuple[Array, Array]:
         """Returns the sums (loss, weight) over one global batch, without randomness or an update.

@@ -15,7 +15,7 @@ def messages(kind, **options):
 @pytest.mark.parametrize(
     ("option", "value", "rule"),
     [
-        ("context.send", "groupz", "'pairs' or 'groups'."),
+        ("context.attention", "rings", "'ring' or 'all_to_all'."),
         ("data.zero", 3, "0, 1 or 2."),
         ("fsdp.prefetch", 2, "0 or 1."),
         ("fsdp.floor_bytes", -1, "greater than or equal to 0."),

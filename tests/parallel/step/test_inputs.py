@@ -1,6 +1,5 @@
 """Batches and states that a step cannot take: each one sentence, with what was given, the rule and the remedy."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -69,10 +68,10 @@ def test_rejects_invalid_batches(change, message):
 
 @pytest.mark.parametrize(("change", "message"), [*ANY_TIME.values(), *AFTER_THE_FIRST.values()])
 def test_rejects_changed_batches(step, change, message):
-    compiled, state = step._compiled, step.init(0)
+    compiled, state = dict(step._compiled), step.init(0)
     with pytest.raises(UserError, match=message):
         step(state, change(batch()))
-    assert step._compiled is compiled  # a mistake costs no compilation
+    assert step._compiled == compiled  # a mistake costs no compilation
     step(state, batch())  # nor the state
 
 
@@ -89,11 +88,6 @@ def test_batches_for_evaluation_and_gradients(step, call):
         with pytest.raises(UserError, match=message):
             run(given)
     run(batch(12))  # other numbers of rows are other programs
-
-
-def test_rejects_batches_on_other_devices(step):
-    with pytest.raises(UserError, match=r"batch\['inputs'\] lies on 1 device.*the step runs on 4.*batch_sharding"):
-        step(step.init(0), jax.device_put(batch(), jax.devices()[5]))
 
 
 def test_a_first_mistake_is_not_what_is_expected_from_then_on():
@@ -131,22 +125,18 @@ STATES = {
     "optimizer": (lambda s: make(optimizer=optax.sgd(0.1)).init(0), "'opt_state/0/count' is missing, expected int32"),
     "more optimizer": (
         lambda s: make(optimizer=optax.chain(optax.scale_by_adam(), optax.scale(-1.0), optax.trace(0.9))).init(0),
-        r"'opt_state/2/trace/w' is float32\[8, 8\], expected missing",
+        r"'opt_state/2/trace/w' is float32\[8, 8\] .*, expected missing",
     ),
     "model": (lambda s: make(model=other_model()).init(0), r"'params/w' is missing, expected float32\[8, 8\]"),
     "shape": (
         lambda s: s.init(0)._replace(params={"w": jnp.zeros((8, 4))}),
         r"'params/w' is float32\[8, 4\], expected float32\[8, 8\]",
     ),
-    "strategy": (
-        lambda s: make({"data": {"size": 4, "local_steps": 2}}).init(0),
-        r"'opt_state/0/count' is int32\[4\], expected int32\[\]",
-    ),
     "mesh": (
         lambda s: make({"fsdp": FSDPConfig(size=4, floor_bytes=0)}).init(0),
-        r"'params/w' lies on 4 device.*fsdp=4.* but this step has it on.*data=2, fsdp=2.*jax.device_put",
+        r"'params/w' is .* on 4 devices \(fsdp=4\) as .*, expected .* \(data=2, fsdp=2\) as .*jax.device_put\(state",
     ),
-    "devices": (lambda s: make({"data": 2}, devices=2).init(0), r"'step' lies on 2 device.*but this step has it on 4"),
+    "devices": (lambda s: make({"data": 2}, devices=2).init(0), r"'step' is .* on 2 devices.*expected .* on 4 devices"),
 }
 
 
@@ -163,7 +153,7 @@ def test_states_of_something_else(step, given, message, compiled):
     [
         (lambda s: s.init(0), "A whole state was given where the parameters belong. Give state.params."),
         (lambda s: {"v": np.zeros((8, 8))}, r"'w' is missing, expected float32\[8, 8\]"),
-        (lambda s: make({"data": 2}, devices=2).init(0).params, "The parameters given: 'w' lies on 2 device"),
+        (lambda s: make({"data": 2}, devices=2).init(0).params, "'w' is .* on 2 devices.*expected .* on 4 devices"),
     ],
 )
 def test_parameters_of_something_else(step, given, message):

@@ -94,8 +94,6 @@ def test_notes_list_program_differences():
     )
     assert "strategy.context.attention=ring sends by" in built("attention").plan.notes[0]
     assert built("both", "gpu").plan.notes == ()
-    groups = {"pipe": PIPE, "context": ContextConfig(size=4, send="groups")}
-    assert lay_out(MODEL, groups, devices=toy.devices(8)).notes == ()
     assert lay_out(MODEL, {"pipe": PIPE, "tensor": 4}, devices=toy.devices(8)).notes == ()
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
-from spmdkit.models.attention import causal_attention
 from spmdkit.parallel.blocks.attention import online_softmax
 from spmdkit.parallel.collectives import Collective, merge
 from spmdkit.parallel.context import ContextConfig, traffic
@@ -37,28 +36,6 @@ def assert_equals_one_device(config, case, kv_heads, **other_axes):
 @pytest.mark.parametrize(("size", "kv_heads"), [(2, 2), (4, 8), (4, 1), (8, 2)])
 def test_equals_one_device_and_moves_what_it_says(float64, size, kv_heads, packed):
     assert_equals_one_device(ring(size), make_case(kv_heads, packed=packed), kv_heads)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-def test_sending_in_groups(float64, size):
-    moved = assert_equals_one_device(ContextConfig(size=size, send="groups"), make_case(2), 2)
-    assert {line.kind for line in moved} == {"all-to-all"}
-
-
-@pytest.mark.slow
-def test_in_groups_a_part_of_the_mesh_can_run_a_ring_alone():
-    """As in a pipeline, whose stages do different things: half of the devices attend, the others do not."""
-    config = ContextConfig(size=4, send="groups")
-
-    def half(*arrays):
-        return (jax.lax.cond(jax.lax.axis_index("data") == 0, mixing(config), lambda query, *_: query, *arrays),)
-
-    case = make_case(2, dtype=np.float32)
-    case = case._replace(arrays=case.arrays[:3])
-    (mixed,), _ = on_mesh(half, config, case, num_outputs=1, data=2)
-    assert np.allclose(mixed[0], jax.jit(causal_attention)(*case.arrays)[0], atol=1e-5)
-    assert np.array_equal(mixed[1], case.arrays[0][1])
 
 
 @pytest.mark.slow

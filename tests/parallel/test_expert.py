@@ -10,7 +10,6 @@ import pytest
 import reference
 from jax.sharding import PartitionSpec
 from spmdkit.models.moe import MoEConfig, moe, route
-from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
 from spmdkit.parallel.blocks.grouped_experts import apply_experts
 from spmdkit.parallel.context import ContextConfig, local_positions
@@ -250,9 +249,3 @@ def test_sizes_that_do_not_fit():
     ]
     with pytest.raises(ValueError, match=r"model\.experts=4 cannot be split over strategy\.expert=8: 4 % 8 = 4"):
         lay_out(options(), {"expert": 8})
-
-
-def test_rejects_models_without_experts():
-    dense = transformer(TransformerConfig(vocabulary=8, length=8, layers=1, width=16))
-    with pytest.raises(ValueError, match=r"this model does not have experts to split\. Set model\.name=moe"):
-        lay_out(dense, {"expert": 2, "data": 4})

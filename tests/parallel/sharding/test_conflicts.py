@@ -85,19 +85,3 @@ def test_reports_all_invalid_combinations():
         lay_out(MODEL, {"pipe": pipe, "data": {"size": 2, "zero": 2}, "fsdp": AHEAD}, devices=toy.devices(8))
     told = [problem.split(" does not")[0].split(" scatters")[0] for problem in raised.value.problems]
     assert told == [*["strategy.fsdp.prefetch=1"] * 2, "strategy.pipe.embed_and_head=split"]
-
-
-@pytest.mark.parametrize(
-    ("rules", "problem"),
-    [
-        ({"blocks/mlp/gate": [None, None, None]},
-         "strategy.pipe splits dim 0 of parameters under blocks, and no other dim. Start this rule in "
-         "layouts.rules with pipe."),
-        ({"embed/tokens": ["pipe", None]},
-         "strategy.pipe splits nothing outside the blocks. Leave pipe out of this rule in layouts.rules."),
-    ],
-)  # fmt: skip
-def test_rejects_rules_that_contradict_a_pipeline(rules, problem):
-    with pytest.raises(ValueError) as raised:
-        lay_out(MODEL, {"pipe": 2}, rules=rules, devices=toy.devices(2))
-    assert problem in str(raised.value)

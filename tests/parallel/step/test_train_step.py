@@ -95,29 +95,6 @@ def test_initial_parameters_do_not_depend_on_the_mesh(layouts, drawn_by_one_devi
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), ours, reference))
 
 
-@pytest.mark.slow_cases("{'compress': 'int8'}", "{'local_steps': 2}", "{'zero': 2}")
-@pytest.mark.parametrize("data", [{"zero": 1}, {"zero": 2}, {"local_steps": 2}, {"compress": "int8"}], ids=str)
-def test_initial_parameters_do_not_depend_on_what_else_there_is(data, drawn_by_one_device):
-    layouts = lay_out(toy.DRAWN_MODEL, {"data": {"size": 2, **data}}, devices=toy.devices(2))
-    ours = jax.device_get(build_step(toy.DRAWN_MODEL, optax.adamw(1.0), layouts).init(7))
-    reference = drawn_by_one_device
-    same = jax.tree.map(np.array_equal, ours.params, reference)
-    if "local_steps" in data:
-        same = same, jax.tree.map(lambda own, whole: (own == whole[None]).all(), ours.extra.copies, reference)
-    assert jax.tree.all(same)
-
-
-@pytest.mark.slow
-def test_microbatches_change_nothing(float64):
-    precision = Precision(params="float64", compute="float64", reduce="float64")
-    strategy = {"fsdp": FSDPConfig(size=2, floor_bytes=0), "data": 2}
-    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(4), precision=precision)
-    once, _ = run(layouts, precision=precision, clip_norm=0.5)
-    several, _ = run(layouts, precision=precision, clip_norm=0.5, accumulate=4)
-    errors = jax.tree.map(toy.relative, several.params, once.params)
-    assert max(jax.tree.leaves(errors)) < 1e-12
-
-
 @pytest.mark.slow_cases("adafactor", "lamb", "masked chain", "muon")
 @pytest.mark.parametrize(
     "optimizer",
@@ -153,24 +130,6 @@ def test_mixed_precision_reduces_in_float32(layouts, expected):
     state, metrics = run(layouts, precision=mixed)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
     assert toy.relative(metrics.loss, expected.loss) < 1e-2
-
-
-REMAT = ("none", "dots", "full")
-
-
-@pytest.mark.slow_cases("data", "fsdp")
-@pytest.mark.parametrize("strategy", [{"data": 2}, {"fsdp": FSDPConfig(size=2, floor_bytes=256)}], ids=["data", "fsdp"])
-def test_policies_recompute_the_expected_operations(strategy):
-    """`full` computes once more the one product of a block that its backward reads; `dots` the tanh behind it alone."""
-    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(2))
-    products, arithmetic = {}, {}
-    for remat in REMAT:
-        step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, remat=remat)
-        text = step.lower(toy.abstract(toy.batch(0))).as_text()
-        products[remat], arithmetic[remat] = text.count("stablehlo.dot_general"), text.count("stablehlo.tanh")
-    assert products["none"] == products["dots"] == products["full"] - 1
-    assert arithmetic["none"] == 1
-    assert arithmetic["dots"] == arithmetic["full"] == 2
 
 
 def test_gradients_are_those_that_the_next_step_uses():

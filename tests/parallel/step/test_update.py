@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 import pytest
-from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import FSDPConfig, build_step, lay_out
 from support import toy
@@ -106,24 +105,6 @@ def test_local_steps_give_each_group_the_loss_of_its_own_rows():
         wanted = jax.tree.map(lambda leaf, g, value=value: leaf - 0.01 * value * g, params, gradients)
         errors = jax.tree.map(lambda ours, theirs, group=group: toy.relative(ours[group], theirs), after, wanted)
         assert max(jax.tree.leaves(errors)) < 1e-6
-
-
-@pytest.mark.slow
-def test_its_state_is_saved_and_restored_onto_another_mesh(tmp_path):
-    step = make(*MESHES["data x fsdp"], plateau())
-    state = step.init(0)
-    for _ in range(3):
-        state, _ = step(state, toy.batch(0))
-    scale = float(state.opt_state[1].scale)
-    other = make(*MESHES["zero"], plateau())
-    with Checkpoints(tmp_path, keep=1, abstract_state=step.abstract_state()) as checkpoints:
-        checkpoints.save(3, state)
-    with Checkpoints(tmp_path, keep=1, abstract_state=other.abstract_state()) as checkpoints:
-        restored = checkpoints.restore(3)
-    assert float(restored.opt_state[1].scale) == scale < 1
-    ours, theirs = (one(each, toy.batch(0))[0] for one, each in ((other, restored), (step, state)))
-    assert float(ours.opt_state[1].best_value) == pytest.approx(float(theirs.opt_state[1].best_value), rel=1e-5)
-    assert max(jax.tree.leaves(jax.tree.map(toy.relative, ours.params, theirs.params))) < 1e-5
 
 
 def broken(update, init=lambda params: optax.EmptyState()):

@@ -150,18 +150,6 @@ def test_reading_xlas_text(line, expected):
     assert census(text, mesh) == ((Collective(*expected),) if expected else ())
 
 
-def test_a_collective_outside_the_step_would_show():
-    mesh = toy.mesh(data=8)
-
-    def doubled(x):
-        return jax.lax.psum(jax.lax.psum(x, "data") * 2.0, "data")
-
-    spec = jax.sharding.PartitionSpec
-    mapped = jax.shard_map(doubled, mesh=mesh.backend_mesh, in_specs=spec("data"), out_specs=spec(), check_vma=False)
-    text = jax.jit(mapped).lower(jax.ShapeDtypeStruct((8,), "float32")).compile().as_text()
-    assert sum(line.count for line in census(text, mesh)) == 2
-
-
 @pytest.mark.parametrize(
     ("line", "calls"),
     [

@@ -185,7 +185,7 @@ def make_schedule(
     chunks = recipe.chunks if virtual is None else virtual
     problems = _unfit(name, recipe, stages, microbatches, chunks)
     if problems:
-        raise UserError("\n  ".join([f"schedule {name} does not fit:", *problems] if len(problems) > 1 else problems))
+        raise UserError("\n".join(problems))
     orders = [recipe.order(stage, stages, microbatches, chunks) for stage in range(stages)]
     if recompute:
         orders = [_recomputed(order) for order in orders]

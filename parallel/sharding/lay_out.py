@@ -22,7 +22,7 @@ from ..options import FLOAT32, Precision, cast_floats
 from ..pipeline import PipelineConfig, make_pipeline
 from ..plan import MeshPlan, Parameter, ShardingPlan, StepOptions
 from ..schedule.timetable import Pipeline
-from .conflicts import layout_problems, problems
+from .conflicts import problems
 from .default_layout import default_layout, settle_fsdp
 from .model_errors import abstract_init, check_groups
 from .parallel_context import parallel_context
@@ -120,7 +120,7 @@ def lay_out(
         notes=_notes(plan),
         frozen=frozenset(frozen),
     )
-    if found := layout_problems(own, resolved) + problems(resolved):
+    if found := problems(own, resolved):
         raise LayoutError(found)
     return resolved
 

@@ -1,6 +1,6 @@
 """The host's own work in one step of the training loop, in processor time of the thread that dispatches.
 
-    next(batches), the recompilation watch  |  dispatch: JAX launches the compiled step  |  metrics two steps old, log
+    next(batches), the check of its shapes   |  dispatch: JAX launches the compiled step  |  metrics two steps old, log
     ............... between ................|................... dispatch ...............|........ between ...........
 
 `between` is everything from the return of one dispatch to the start of the next. `dispatch` is JAX's own launch of one
@@ -19,6 +19,7 @@ import numpy as np
 from spmdkit.data.batches import abstract_batch, train_batches
 from spmdkit.data.source import take
 from spmdkit.data.sources.arrays import from_arrays
+from spmdkit.parallel.step.inputs import shapes_of
 from spmdkit.training.loop import run_steps
 from spmdkit.training.steps.late_log import RUN_AHEAD
 
@@ -64,7 +65,8 @@ def _quietest(microseconds, of=np.median):
 def of_loop(step, config, steps):
     """The runtime's loop: batches from the data pipeline, metrics read and logged."""
     source, sharding = _TimedSource(config), step.plan.batch_sharding()
-    timed = step._compiled = _Timed(step.compile(abstract_batch(source, ROWS, sharding)))
+    shapes = abstract_batch(source, ROWS, sharding)
+    timed = step._compiled[shapes_of(shapes)] = _Timed(step.compile(shapes))
     batches = train_batches(source, sharding, global_batch=ROWS, seed=0, start_step=0, num_steps=steps)
     run_steps(step, step.init(0), batches, log_every=10)
     return timed.work(source.microseconds_per_batch())

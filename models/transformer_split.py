@@ -9,7 +9,6 @@ from ..mesh.axes import divisors
 from ..parallel import context, tensor
 from ..parallel.collectives import Collective, Traffic, wire_bytes
 from ..parallel.model import ParallelContext
-from ..parallel.xla.collective_matmul import num_permutes
 from .transformer_config import TransformerConfig
 
 
@@ -153,7 +152,7 @@ def around_products(parallel: ParallelContext, residual: int, *, ring: bool = Tr
         return ()
     if not (ring and parallel.tensor.collective_matmul):
         return _line("all-gather", residual), _line("reduce-scatter", residual)
-    permutes = num_permutes(size)
+    permutes = size - 1  # one for each other device
     walk = Collective("collective-permute", (tensor.AXIS,), permutes, permutes * residual // size)
     return walk, walk
 

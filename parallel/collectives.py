@@ -147,6 +147,14 @@ def wire_bytes(dtype: Any, platform: str) -> int:
     return 4 if jnp.dtype(dtype) == jnp.bfloat16 and platform == "cpu" else jnp.dtype(dtype).itemsize
 
 
+def axis_size(axis: str) -> int:
+    """Returns the number of devices along a manual axis where this is traced; 1 if no axis of that name is in force."""
+    try:
+        return lax.axis_size(axis)
+    except NameError:
+        return 1
+
+
 def vary(value: Array, axes: Iterable[str]) -> Array:
     """Types a value inside `shard_map` as varying over these axes; the numbers do not change."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(value))

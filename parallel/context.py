@@ -46,7 +46,6 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..mesh.axes import divisors
 from .collectives import Collective, StepCounts, Traffic, wire_bytes
 from .options import check_options
 from .plan import ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
@@ -63,10 +62,6 @@ class ContextConfig:
     attention: Literal["ring", "all_to_all"] = "ring"
     """Attention between devices: ring (keys and values travel in a ring, which overlaps compute) or all_to_all (each
     device computes attention for some of the heads)."""
-
-    send: Literal["pairs", "groups"] = "pairs"
-    """Transport of the ring: pairs (collective-permute) or groups (an all-to-all of N times the bytes). Simulated
-    devices with a pipeline always use groups, see `xla/ring_hop.py`."""
 
     def __post_init__(self) -> None:
         check_options(AXIS, self)
@@ -140,29 +135,23 @@ def size_problems(config: ContextConfig, length: int, heads: int) -> list[str]:
         heads: The number of query heads on one device, after `tensor` has split them.
 
     Returns:
-        Error messages with the config keys and the nearest valid values.
+        Error messages with the config keys.
     """
     size, problems = config.size, []
     if size == 1:
         return problems
     if length % config.num_chunks:
-        below = length - length % config.num_chunks
-        lengths = [n for n in (below, below + config.num_chunks) if n]
-        per_device = config.num_chunks // size
-        sizes = [n for n in divisors(size) if n == 1 or length % (n * per_device) == 0]
         problems.append(
             f"data.length={length} cannot be split over strategy.context={size}: attention={config.attention} splits a "
-            f"row into {per_device} * {size} = {config.num_chunks} equal pieces, and {length} % {config.num_chunks} = "
-            f"{length % config.num_chunks}. Set data.length to {' or '.join(map(str, lengths))}, or strategy.context "
-            f"to {sizes[-1]}."
+            f"row into {config.num_chunks} equal pieces, and {length} % {config.num_chunks} = "
+            f"{length % config.num_chunks}. Set data.length to a multiple of {config.num_chunks}, or lower "
+            "strategy.context."
         )
     if METHODS[config.attention].splits_heads and heads % size:
-        sizes = [n for n in divisors(size) if heads % n == 0]
-        more = heads - heads % size + size
         problems.append(
             f"model.heads: {heads} heads on one device cannot be split over strategy.context={size} with "
-            f"attention={config.attention}: {heads} % {size} = {heads % size}. Set strategy.context to {sizes[-1]}, "
-            f"model.heads to give {more} on one device, or strategy.context.attention to ring."
+            f"attention={config.attention}: {heads} % {size} = {heads % size}. Set strategy.context to a divisor of "
+            f"{heads}, or strategy.context.attention to ring."
         )
     return problems
 
@@ -198,10 +187,9 @@ def traffic(
 
 
 def _ring_traffic(config: ContextConfig, query: int, head: int, kv_heads: int, width: int, wide: int) -> Traffic:
-    kind, copies = ("collective-permute", 1) if config.send == "pairs" else ("all-to-all", config.size)
     hops, keys_and_values = config.size - 1, 2 * head * kv_heads
-    kv_line = Collective(kind, (AXIS,), hops, hops * copies * keys_and_values * width)
-    gradient_line = Collective(kind, (AXIS,), hops, hops * copies * keys_and_values * wide)
+    kv_line = Collective("collective-permute", (AXIS,), hops, hops * keys_and_values * width)
+    gradient_line = Collective("collective-permute", (AXIS,), hops, hops * keys_and_values * wide)
     return Traffic((kv_line,), (kv_line, gradient_line), (kv_line,))
 
 

@@ -25,13 +25,14 @@ W its bytes/s into the network (float32 gradients, 2-byte compute; overlap with 
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", sections 3 and 4.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge, Gt, Lt
 from jax import Array, lax
 
 from ..layouts.table import LayoutRow
@@ -51,24 +52,31 @@ class DataParallelConfig:
 
     size: int = 1
     """Devices over which the rows of a batch are split, each with a whole copy of the state; -1 = the rest."""
-    zero: int = 0
-    """ZeRO stage: 0 splits nothing over the axis, 1 the optimizer's state, 2 gradients too (see `zero.py`)."""
-    floor_bytes: int = 16384
+    zero: Literal[0, 1, 2] = 0
+    """ZeRO stage: 0 splits nothing over the axis, 1 the optimizer's state, 2 gradients too (see `zero.py`). Stage 3,
+    parameters as well, is the strategy `fsdp`."""
+    floor_bytes: Annotated[int, Ge(0)] = 16384
     """With `zero`, parameters of fewer bytes than this (in one block, on a device) are not split."""
     compress: Literal["none", "int8"] = "none"
     """Compression of gradients over the axis: `none` uses the reduce dtype, `int8` a quarter of the bytes (see
     `compression.py`)."""
-    local_steps: int = 0
+    local_steps: Annotated[int, Ge(0)] = 0
     """Steps that each group along the axis trains its own copy before the copies are averaged (DiLoCo, see
     `diloco.py`); 0 = groups train together."""
-    outer_learning_rate: float = 0.7
+    outer_learning_rate: Annotated[float, Gt(0)] = 0.7
     """With `local_steps`, the fraction of the distance that the shared parameters move towards the mean of the
     copies."""
-    outer_momentum: float = 0.9
+    outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """With `local_steps`, the Nesterov momentum of that movement."""
 
     def __post_init__(self) -> None:
-        check_options(AXIS, self, _option_problems(self))
+        chosen = {"zero": self.zero, "compress": self.compress, "local_steps": self.local_steps}
+        given = [f"{name}={value}" for name, value in chosen.items() if value not in (0, "none")]
+        problem = (
+            f"strategy.data: {' and '.join(given)} do not combine: each decides alone what crosses the axis. Keep one; "
+            "to split the state as well, give some of the devices to strategy.fsdp."
+        )
+        check_options(AXIS, self, [problem] if len(given) > 1 else [])
 
 
 OPTIONS = DataParallelConfig
@@ -77,29 +85,6 @@ layout = update_layout = splits_nothing
 used_layout = as_stored
 check = no_problems
 begin = finish = unchanged
-
-
-def _option_problems(config: DataParallelConfig) -> Iterator[str]:
-    if config.zero not in (0, 1, 2):
-        yield (
-            f"strategy.data.zero={config.zero} is not a valid stage: 0 splits nothing, 1 the optimizer's state, 2 "
-            "gradients too. Stage 3, parameters as well, is the strategy fsdp."
-        )
-    if config.floor_bytes < 0:
-        yield f"strategy.data.floor_bytes={config.floor_bytes} must be at least 0 bytes: 0 splits every parameter."
-    if config.local_steps < 0:
-        yield f"strategy.data.local_steps={config.local_steps}: give a number of steps, or 0 for none."
-    if not 0 < config.outer_learning_rate < float("inf"):
-        yield f"strategy.data.outer_learning_rate={config.outer_learning_rate} must be more than 0, and finite."
-    if not 0 <= config.outer_momentum < 1:
-        yield f"strategy.data.outer_momentum={config.outer_momentum} must be at least 0 and less than 1."
-    chosen = {"zero": config.zero, "compress": config.compress, "local_steps": config.local_steps}
-    given = [f"{name}={value}" for name, value in chosen.items() if value not in (0, "none")]
-    if len(given) > 1:
-        yield (
-            f"strategy.data: {' and '.join(given)} do not combine: each decides alone what crosses the axis. Keep one; "
-            "to split the state as well, give some of the devices to strategy.fsdp."
-        )
 
 
 def make_varying(params: Any, layouts: Any, axes: tuple[str, ...]) -> Any:

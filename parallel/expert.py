@@ -47,7 +47,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout
-from ..mesh.axes import divisors
 from .collectives import Collective, StepCounts, Traffic, wire_bytes
 from .options import check_options
 from .plan import (
@@ -104,7 +103,7 @@ def size_problems(config: ExpertConfig, experts: int) -> list[str]:
         experts: E, the number of experts in the model; 0 if it does not have any.
 
     Returns:
-        Error messages with the config keys and the nearest valid values.
+        Error messages with the config keys.
     """
     size = config.size
     if size == 1:
@@ -116,11 +115,9 @@ def size_problems(config: ExpertConfig, experts: int) -> list[str]:
         ]
     if experts % size == 0:
         return []
-    fitting = [n for n in divisors(size) if experts % n == 0]
     return [
-        f"model.experts={experts} cannot be split over strategy.expert={size}: {experts} % {size} = "
-        f"{experts % size}. Set model.experts to {experts + size - experts % size}, or strategy.expert to one of "
-        f"{fitting}."
+        f"model.experts={experts} cannot be split over strategy.expert={size}: {experts} % {size} = {experts % size}. "
+        f"Set model.experts to a multiple of {size}, or strategy.expert to a divisor of {experts}."
     ]
 
 

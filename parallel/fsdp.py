@@ -38,14 +38,14 @@ Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Tri
 Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge
 from jax import Array, lax
 
 from ..layouts.paths import in_blocks
@@ -65,24 +65,17 @@ class FSDPConfig:
 
     size: int = 1
     """Devices over which one copy of the state is split; rows of a batch are split over them too; -1 = the rest."""
-    floor_bytes: int = 16384
+    floor_bytes: Annotated[int, Ge(0)] = 16384
     """Parameters with fewer bytes (in one block, if blocks are stacked) stay whole; ignored if all would."""
     keep: Literal["block", "step"] = "block"
     """Lifetime of gathered blocks: while one runs (gathered again in backward), or all of them for the entire step."""
-    prefetch: int = 0
+    prefetch: Literal[0, 1] = 0
     """Blocks gathered in advance, 0 or 1: 1 hides the gather, and needs memory for one more block."""
 
     def __post_init__(self) -> None:
-        check_options(AXIS, self, _option_problems(self))
-
-
-def _option_problems(config: FSDPConfig) -> Iterator[str]:
-    if config.floor_bytes < 0:
-        yield f"strategy.fsdp.floor_bytes={config.floor_bytes} must be at least 0 bytes: 0 splits every parameter."
-    if config.prefetch not in (0, 1):
-        yield f"strategy.fsdp.prefetch={config.prefetch} must be 0 or 1."
-    if config.keep == "step" and config.prefetch:
-        yield "strategy.fsdp.prefetch has an effect only with keep: block; keep: step gathers all blocks at the start."
+        useless = self.keep == "step" and self.prefetch == 1
+        problem = "strategy.fsdp.prefetch has an effect only with keep: block; keep: step gathers all at the start."
+        check_options(AXIS, self, [problem] if useless else [])
 
 
 OPTIONS = FSDPConfig
@@ -106,15 +99,12 @@ def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[
     Returns:
         The layout and the reason, as the layout table shows it.
     """
-    config, mesh, shape = plan.configs.get(AXIS), plan.mesh, parameter.shape
+    config, mesh = plan.configs.get(AXIS), plan.mesh
     if config is None or mesh.axis_size(AXIS) == 1:
         return placed, ""
-    first = int(parameter.stacked)
-    parts = prod(placed.parts_of_dim(dim) for dim in range(first, len(shape)))
-    num_bytes = prod(shape[first:]) * jnp.dtype(parameter.dtype).itemsize // parts
-    if num_bytes < config.floor_bytes:
+    if parameter.bytes_on_device(placed) < config.floor_bytes:
         return placed, f"fsdp: whole, under the floor of {config.floor_bytes:,} B"
-    found = split_further(placed, shape, mesh, AXIS, first=first)
+    found = split_further(placed, parameter.shape, mesh, AXIS, first=int(parameter.stacked))
     if found is None:
         return placed, f"fsdp: whole, {mesh.axis_size(AXIS)} {DIVIDES_NO_DIM}"
     return found[0], f"fsdp: dim {found[1]}"

@@ -1,23 +1,25 @@
 """The options of a step: checks against the types of their fields, from YAML and from Python, and the dtypes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from math import isfinite
-from numbers import Integral, Real
-from typing import Any, Literal, get_args, get_origin
+from functools import cache
+from typing import Annotated, Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from annotated_types import Ge, Gt, Lt
 from jax import Array
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ..mesh.errors import UserError, did_you_mean
+from ..mesh.errors import UserError
 
 REST = -1
 """The size of an axis that takes all remaining devices."""
 
 
 def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> None:
-    """Checks a strategy's options in `__post_init__`; converts integers to int and lists of them to tuples.
+    """Checks a strategy's options in `__post_init__`, see `_type_problems`.
 
     Args:
         strategy: The name of the strategy and its mesh axis.
@@ -28,16 +30,7 @@ def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> N
         UserError: Options have the wrong type, an unknown choice, a number that is not finite, or an invalid size; each
             message begins with `strategy.<strategy>.<option>`.
     """
-    found = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        wanted = _type_rule(field.type, value)
-        if wanted:
-            found.append(f"strategy.{strategy}.{field.name}={_format(value)}{wanted}")
-        elif field.type is int:
-            object.__setattr__(config, field.name, int(value))
-        elif get_origin(field.type) is tuple:
-            object.__setattr__(config, field.name, tuple(map(int, value)))
+    found = _type_problems(f"strategy.{strategy}", config)
     if not found and config.size < 1 and config.size != REST:
         found.append(f"strategy.{strategy}={config.size} must be at least 1, or {REST} for the remaining devices.")
     found = found or list(problems)
@@ -45,38 +38,26 @@ def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> N
         raise UserError("\n".join(found))
 
 
-def _type_rule(hint: Any, value: Any) -> str:
-    """Returns the rule that a value violates, as the end of a sentence, or ""."""
-    if get_origin(hint) is Literal:
-        return _choice(get_args(hint), value)
-    if get_origin(hint) is tuple:
-        fits = isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_integer, value))
-        return "" if fits else " must be a list of integers."
-    fits, words = {
-        int: (_is_integer(value), "an integer"),
-        float: (isinstance(value, Real) and not isinstance(value, bool) and isfinite(value), "a finite number"),
-        bool: (isinstance(value, bool), "a boolean"),
-        str: (isinstance(value, str), "a string"),
-    }[hint]
-    return "" if fits else f" must be {words}."
+def _type_problems(section: str, config: Any) -> list[str]:
+    """Checks the fields of a dataclass with pydantic; converts NumPy's integers to int and lists to tuples."""
+    problems = []
+    for field in fields(config):
+        given = getattr(config, field.name)
+        value = tuple(given) if isinstance(given, list) else given.item() if isinstance(given, np.generic) else given
+        try:
+            object.__setattr__(config, field.name, _type_adapter(field.type).validate_python(value))
+        except ValidationError as error:
+            rules = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors())
+            problems.append(f"{section}.{field.name}={given!r} must be {' or '.join(rules)}.")
+    return problems
 
 
-def _choice(choices: tuple[str, ...], value: Any) -> str:
-    if isinstance(value, str) and value in choices:
-        return ""
-    return f": the choices are {', '.join(choices)}.{did_you_mean(value, choices, cutoff=0.3)}"
+@cache
+def _type_adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _format(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-DTYPES = ("float64", "float32", "bfloat16", "float16")
+Dtype: TypeAlias = Literal["float64", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,31 +68,32 @@ class Precision:
     microbatches stay float32.
     """
 
-    params: str = "float32"
+    params: Dtype = "float32"
     """Dtype of the stored parameters and of the optimizer's moments."""
-    compute: str = "float32"
+    compute: Dtype = "float32"
     """Dtype that parameters are cast to before the model sees them (before they are gathered, under FSDP), and with
     the floating-point arrays of a batch except "weights" and "targets". float16 cannot represent numbers below 6e-8, so
     the loss is scaled (loss_scale); bfloat16 has the range of float32, and does not need it."""
-    reduce: str = "float32"
+    reduce: Dtype = "float32"
     """Dtype in which gradients are summed over devices. They are sums over rows, divided only afterwards:
     float16 cannot represent numbers above 65504, so the loss is scaled (loss_scale)."""
-    loss_scale: Literal["auto", "dynamic", "none"] | float = "auto"
+    loss_scale: Literal["auto", "dynamic", "none"] | Annotated[float, Gt(0)] = "auto"
     """The factor of the loss before backward, by which gradients are divided afterwards: a number; dynamic: it is
     halved, and the update skipped, if a gradient is not finite, and doubled after loss_scale_interval updates; none;
     auto = dynamic if compute or reduce is float16 and params is not, otherwise none."""
-    loss_scale_initial: float = 32768.0
+    loss_scale_initial: Annotated[float, Gt(0)] = 32768.0
     """The initial scale, under dynamic."""
-    loss_scale_interval: int = 2000
+    loss_scale_interval: Annotated[int, Ge(1), Lt(2**31)] = 2000
     """Consecutive updates after which the scale doubles, under dynamic."""
 
     def __post_init__(self) -> None:
-        problems = [
-            f"precision.{role}={getattr(self, role)!r} is not one of {', '.join(DTYPES)}."
-            for role in ("params", "compute", "reduce")
-            if getattr(self, role) not in DTYPES
-        ]
-        problems = problems or _scaling_problems(self)
+        problems = _type_problems("precision", self)
+        if not problems and self.params == "float16" and self.scaling != "none":
+            problems.append(
+                f"precision.loss_scale={self.loss_scale} with precision.params=float16: gradients are stored in the "
+                "dtype of the parameters, which would lose them after the division by the scale. Set "
+                "precision.params=float32, or precision.loss_scale=none."
+            )
         if problems:
             raise UserError("\n".join(problems))
 
@@ -126,29 +108,6 @@ class Precision:
     def needs_x64(self) -> bool:
         """Whether JAX's 64-bit types must be enabled."""
         return "float64" in (self.params, self.compute, self.reduce)
-
-
-def _scaling_problems(precision: Precision) -> list[str]:
-    """Returns errors for scales that are out of range, or that float16 parameters would lose."""
-    problems = []
-    scales = {"loss_scale_initial": precision.loss_scale_initial}
-    if not isinstance(precision.loss_scale, str):
-        scales["loss_scale"] = precision.loss_scale
-    for name, scale in scales.items():
-        if not 0 < scale < float("inf"):
-            problems.append(f"precision.{name}={scale} must be positive and finite; a power of two is exact.")
-    if not 1 <= precision.loss_scale_interval < 2**31:
-        given = f"precision.loss_scale_interval={precision.loss_scale_interval}"
-        problems.append(f"{given} must be at least 1 and below 2**31.")
-    if precision.scaling == "none":
-        return problems
-    if precision.params == "float16":
-        problems.append(
-            f"precision.loss_scale={precision.loss_scale} with precision.params=float16: gradients are stored in the "
-            "dtype of the parameters, which would lose them after the division by the scale. Set "
-            "precision.params=float32, or precision.loss_scale=none."
-        )
-    return problems
 
 
 FLOAT32 = Precision()

@@ -43,6 +43,7 @@ Sources: Huang et al. 2019, "GPipe", section 2.3; Narayanan et al. 2021, "Effici
 on GPU Clusters", section 2.2; Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -196,17 +197,10 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
 
 def _check_recomputed(schedule: Schedule) -> None:
     """Checks that all forwards are recomputed, or none: all forwards leave the same residuals."""
-    of_kind = {
-        kind: {
-            (stage, action.chunk, action.microbatch) for _, stage, action in schedule.actions() if action.kind == kind
-        }
-        for kind in (Kind.FORWARD, Kind.RECOMPUTE)
-    }
-    missing = sorted(of_kind[Kind.FORWARD] - of_kind[Kind.RECOMPUTE])
-    if of_kind[Kind.RECOMPUTE] and missing:
-        stage, chunk, microbatch = missing[0]
+    kinds = Counter(action.kind for _, _, action in schedule.actions())
+    forwards, recomputed = kinds[Kind.FORWARD], kinds[Kind.RECOMPUTE]
+    if 0 < recomputed < forwards:
         raise UserError(
-            f"{len(of_kind[Kind.RECOMPUTE])} of {len(of_kind[Kind.FORWARD])} forwards are recomputed (R), but not "
-            f"F{microbatch} of chunk {chunk} on stage {stage}. A schedule must recompute all or none: add the "
-            f"{len(missing)} missing R, or remove all."
+            f"{recomputed} of {forwards} forwards are recomputed (R), but a schedule must recompute all or none. Add "
+            f"the {forwards - recomputed} missing R, or remove all."
         )

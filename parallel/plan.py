@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -238,6 +239,12 @@ class Parameter(NamedTuple):
     dtype: Any
     stacked: bool = False
     split_by_model: tuple[str | None, ...] = ()
+
+    def bytes_on_device(self, layout: TensorLayout) -> int:
+        """Returns the bytes of the parameter, or of one of its blocks, on a device."""
+        first = int(self.stacked)
+        parts = prod(layout.parts_of_dim(dim) for dim in range(first, len(self.shape)))
+        return prod(self.shape[first:]) * jnp.dtype(self.dtype).itemsize // parts
 
 
 class Reduced(NamedTuple):

@@ -32,7 +32,6 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout, split_further
@@ -68,12 +67,9 @@ def update_layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) ->
     """
     if plan.zero == 0:
         return placed, ""
-    config, first = plan.configs["data"], int(parameter.stacked)
-    parts = prod(placed.parts_of_dim(dim) for dim in range(first, len(parameter.shape)))
-    num_bytes = prod(parameter.shape[first:]) * jnp.dtype(parameter.dtype).itemsize // parts
-    if num_bytes < config.floor_bytes or AXIS in placed.used_axes:
+    if parameter.bytes_on_device(placed) < plan.configs["data"].floor_bytes or AXIS in placed.used_axes:
         return placed, ""
-    found = split_further(placed, parameter.shape, plan.mesh, AXIS, first=first)
+    found = split_further(placed, parameter.shape, plan.mesh, AXIS, first=int(parameter.stacked))
     return (found[0], f"zero: dim {found[1]} over data") if found else (placed, "")
 
 

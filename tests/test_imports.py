@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_CODE_LINES = {
     "mesh": 980,
     "layouts": 1350,
-    "parallel": 9000,
+    "parallel": 8410,
     "models": 3000,
     "data": 2850,
     "checkpoints": 1200,

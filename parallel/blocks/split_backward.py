@@ -38,7 +38,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from ...mesh.compat import Equation, Variable, is_literal
-from ...mesh.errors import UserError
 from ..model import Activations, Params
 from ..xla.graph import Graph, run_equations, trace
 from ..xla.primitives import COLLECTIVES, GATHERS, MOVES, PRODUCTS
@@ -85,16 +84,12 @@ def split_block(
             axes they vary over) that the parts will be run with; what they hold does not matter.
         x: Example of activations.
         extra: Example of the further inputs of the block.
-
-    Raises:
-        UserError: The block's output is not of its input's structure, shapes and dtypes.
     """
     differentiable, others = split_differentiable(x)
 
     def joint(params: Params, extra: Extra, differentiable: list[Array], others: list[Array], dy: list[Array]) -> Any:
         def run(params: Params, differentiable: list[Array]) -> tuple[list[Array], list[Array]]:
             y = block(params, join_differentiable(x, differentiable, others), extra)
-            _check_output(x, y)
             return split_differentiable(y)
 
         y_differentiable, pull, y_others = jax.vjp(run, params, differentiable, has_aux=True)
@@ -109,15 +104,6 @@ def split_block(
     y, gradients, dx = _groups(graph.outputs, [sizes[0] + sizes[1], sizes[2], sizes[3]])
     parts = _Parts(graph, free, inputs, dy, y, gradients, dx)
     return _as_functions(parts, x, jax.tree.structure(params))
-
-
-def _check_output(x: Activations, y: Activations) -> None:
-    given, made = (jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree) for tree in (x, y))
-    if given != made:
-        raise UserError(
-            f"A block has to return activations like those it is given, since the next block gets them: given {given}, "
-            f"returned {made}. Keep structure, shapes and dtypes of `x` in the model's `block`."
-        )
 
 
 def _groups(variables: list[Variable], sizes: list[int]) -> list[list[Variable]]:

@@ -39,7 +39,7 @@ from ..schedule.builders import forwards_only
 from ..schedule.schedule_table import Kind
 from ..schedule.timetable import Entry, Pipeline, Timetable, make_timetable
 from .stage import Inputs, Stage, State
-from .tick import Fill, Message, exchange
+from .tick import Message, Tick, exchange, take
 
 
 def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
@@ -95,7 +95,7 @@ def sent_at_a_tick(
 
 
 def run_gradients(
-    parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: Fill = None
+    parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...]
 ) -> tuple[Params, LossSums]:
     """Runs a timetable of forwards and backwards. Inside `shard_map`.
 
@@ -104,19 +104,17 @@ def run_gradients(
         timetable: The timetable of a complete schedule.
         inputs: The inputs of this device.
         axes: The manual axes; parameters vary over all of them.
-        fill: The initial value of buffers, and the value of messages that no stage reads; no result depends on it.
-            None means 0, and the output of the last action.
 
     Returns:
         Gradients like the parameters, summed over the microbatches of this device (for the groups outside the blocks,
         each stage has its own part), and this device's share of the sums, 0 except on the stage that runs the head.
     """
-    stage = Stage(parts, timetable, inputs, axes, fill)
+    stage = Stage(parts, timetable, inputs, axes)
 
     def run(state: State, entry: Entry) -> tuple[State, None]:
-        tick = stage.tick(entry)
+        tick = Tick(entry, timetable)
         inbox, residuals, deferred, gradients, sums = state
-        message = stage.embed(tick, stage.read(tick, inbox))
+        message = stage.embed(tick, take(inbox, entry.reads))
         if timetable.recomputes:
             message, _ = stage.forward(tick, Kind.FORWARD, message, ())
             message, residuals = stage.recompute(tick, message, residuals)
@@ -126,29 +124,27 @@ def run_gradients(
         message, deferred = stage.backward_input(tick, message, residuals, deferred)
         gradients = stage.backward_weight(tick, residuals, deferred, gradients)
         message, gradients = stage.embed_backward(tick, message, gradients)
-        inbox = exchange(timetable, entry, inbox, message, fill)
+        inbox = exchange(timetable, entry, inbox, message)
         return State(inbox, residuals, deferred, gradients, sums), None
 
     state, _ = lax.scan(run, stage.start(), stage.entries())
     return state.gradients, state.sums
 
 
-def run_forward(
-    parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...], fill: Fill = None
-) -> LossSums:
+def run_forward(parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...]) -> LossSums:
     """Runs a timetable of forwards. Inside `shard_map`. The arguments are those of `run_gradients`.
 
     Returns:
         This device's share of the sums, 0 except on the stage that runs the head.
     """
-    stage = Stage(parts, timetable, inputs, axes, fill)
+    stage = Stage(parts, timetable, inputs, axes)
 
     def run(state: tuple[Message, LossSums], entry: Entry) -> tuple[Any, None]:
-        tick = stage.tick(entry)
+        tick = Tick(entry, timetable)
         inbox, sums = state
-        message, _ = stage.forward(tick, Kind.FORWARD, stage.embed(tick, stage.read(tick, inbox)), ())
+        message, _ = stage.forward(tick, Kind.FORWARD, stage.embed(tick, take(inbox, entry.reads)), ())
         message, sums = stage.head_forward(tick, message, sums)
-        return (exchange(timetable, entry, inbox, message, fill), sums), None
+        return (exchange(timetable, entry, inbox, message), sums), None
 
     (_, sums), _ = lax.scan(run, (stage.new_inbox(), stage.no_sums()), stage.entries())
     return sums

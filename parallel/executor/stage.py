@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...mesh.errors import UserError
 from ..blocks.differentiable import join_differentiable, split_differentiable
 from ..blocks.model_parts import ModelParts
 from ..blocks.split_backward import Held, SplitBlock, split_block
@@ -18,7 +17,7 @@ from ..options import scaled
 from ..pipeline import AXIS
 from ..schedule.schedule_table import Kind
 from ..schedule.timetable import Entry, Timetable
-from .tick import Fill, Message, Tick, add, put, take, zeros_like_message
+from .tick import Message, Tick, add, put, take, zeros_like_message
 
 
 class Inputs(NamedTuple):
@@ -54,19 +53,10 @@ class State(NamedTuple):
 class Stage:
     """The parts of a tick on one device."""
 
-    def __init__(
-        self, parts: ModelParts, timetable: Timetable, inputs: Inputs, axes: tuple[str, ...], fill: Fill
-    ) -> None:
+    def __init__(self, parts: ModelParts, timetable: Timetable, inputs: Inputs, axes: tuple[str, ...]) -> None:
         self.parts, self.timetable, self.axes = parts, timetable, axes
-        self.fill = 0.0 if fill is None else fill
         self.params, self.whole, self.batch, self.key, self.scale = inputs
-        rows = next(iter(inputs.batch.values())).shape[0]
-        if rows % timetable.microbatches:
-            raise UserError(
-                f"{rows} rows on a device cannot be cut into strategy.pipe.microbatches={timetable.microbatches}: "
-                f"{rows} % {timetable.microbatches} = {rows % timetable.microbatches}."
-            )
-        self.rows = rows // timetable.microbatches
+        self.rows = next(iter(inputs.batch.values())).shape[0] // timetable.microbatches
 
     def entries(self) -> Entry:
         """Returns this stage's column of the timetable, to scan over."""
@@ -108,13 +98,8 @@ class Stage:
         return Message(*(list(self.buffers(self.timetable.inbox, leaves)) for leaves in (differentiable, others)))
 
     def buffers(self, slots: int, shapes: Any) -> Held:
-        """Returns a buffer for each shape, filled with `fill`."""
-
-        def make(leaf: Any) -> Array:
-            value = self.fill if jnp.issubdtype(leaf.dtype, jnp.floating) else 0
-            return self.vary(jnp.full((slots, *leaf.shape), value, leaf.dtype))
-
-        return tuple(map(make, shapes))
+        """Returns a buffer of zeros for each shape."""
+        return tuple(self.vary(jnp.zeros((slots, *leaf.shape), leaf.dtype)) for leaf in shapes)
 
     def no_sums(self) -> LossSums:
         """Returns sums of zero rows."""
@@ -140,14 +125,6 @@ class Stage:
         return params, (kept, fold_block(self.key, block))
 
     # The parts of a tick.
-
-    def tick(self, entry: Entry) -> Tick:
-        """Starts a tick."""
-        return Tick(entry, self.timetable)
-
-    def read(self, tick: Tick, inbox: Message) -> Message:
-        """Reads the input of the action from the inbox."""
-        return take(inbox, tick.entry.reads)
 
     def embed(self, tick: Tick, message: Message) -> Message:
         """Returns the input of forward: the received activations or, on the first virtual stage, the embedding."""

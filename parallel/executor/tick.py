@@ -1,7 +1,7 @@
 """One tick of a pipeline on one stage: parts that run strictly one after another, and the messages between stages."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -84,11 +84,6 @@ def is_even(timetable: Timetable) -> bool:
     return bool((entry.num_blocks[entry.kind != Kind.IDLE] == timetable.blocks_per_slot).all())
 
 
-def choose(flag: Array, yes: Any, no: Any) -> Any:
-    """Returns the first of two trees if the flag is true, otherwise the second."""
-    return jax.tree.map(lambda a, b: jnp.where(flag, a, b), yes, no)
-
-
 def add(sums: Any, new: Any) -> Any:
     """Adds two trees."""
     return jax.tree.map(jnp.add, sums, new)
@@ -104,10 +99,6 @@ def put(buffers: Any, slot: Array, values: Any) -> Any:
     return jax.tree.map(lambda leaf, value: lax.dynamic_update_index_in_dim(leaf, value, slot, 0), buffers, values)
 
 
-Fill: TypeAlias = float | Array | None
-"""The value of everything that no stage reads; set by tests."""
-
-
 class Message(NamedTuple):
     """Activations, or (in `differentiable`) their gradient, that a stage receives, transforms and sends."""
 
@@ -120,7 +111,7 @@ def zeros_like_message(message: Message) -> Message:
     return jax.tree.map(jnp.zeros_like, message)
 
 
-def exchange(timetable: Timetable, entry: Entry, inbox: Message, made: Message, fill: Fill) -> Message:
+def exchange(timetable: Timetable, entry: Entry, inbox: Message, made: Message) -> Message:
     """Sends a message to both neighbors, and stores the received messages in the slots given by the timetable.
 
     If an action has nothing to send, its last value is sent too, to a slot that no stage reads.
@@ -130,15 +121,10 @@ def exchange(timetable: Timetable, entry: Entry, inbox: Message, made: Message, 
         entry: The entry of this stage and tick.
         inbox: The messages received so far, in slots.
         made: The result of the tick's last loop.
-        fill: The value sent by actions that have nothing to send; None for their last value.
 
     Returns:
         The inbox of the next tick.
     """
-    if fill is not None:
-        sends = (entry.kind == Kind.FORWARD) | (entry.kind == Kind.BACKWARD_INPUT)
-        differentiable = [jnp.full_like(leaf, fill) for leaf in made.differentiable]
-        made = choose(sends, made, made._replace(differentiable=differentiable))
     from_below = lax.ppermute(made, AXIS, timetable.up)
     going_down = order_after(from_below, made, integers=True)  # simulated devices mix up simultaneous permutes
     going_down = going_down if timetable.both_ways else going_down._replace(others=[])

@@ -65,7 +65,7 @@ class ParallelContext:
     def rings(self) -> tuple[str, ...]:
         """The options that send to neighbors, see `xla/ring_hop.py`."""
         context, tensor = self.context, self.tensor
-        attention = context.size > 1 and context.attention == "ring" and context.send == "pairs"
+        attention = context.size > 1 and context.attention == "ring"
         products = tensor.size > 1 and tensor.collective_matmul
         named = {"strategy.context.attention=ring": attention, "strategy.tensor.collective_matmul": products}
         return tuple(name for name, used in named.items() if used)

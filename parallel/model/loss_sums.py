@@ -84,15 +84,14 @@ def state_problem(found: Any, state: Any) -> str | None:
         found: The returned state; arrays or their shapes.
         state: The given state.
     """
-    have, want = dict(leaves_with_paths(found)), dict(leaves_with_paths(state))
-    rule = "Return every array of it in the same shape, and nothing else: LossSums(total, weight, metrics, state)."
+    have, want = (dict(leaves_with_paths(tree)) for tree in (found, state))
     for path in dict.fromkeys((*want, *have)):
-        if path not in have or path not in want:
-            what = "without" if path not in have else "that also has"
-            return f"returns a state {what} {path!r}. {rule}"
-        if jnp.shape(have[path]) != jnp.shape(want[path]):
-            shapes = f"{list(jnp.shape(have[path]))} and was {list(jnp.shape(want[path]))}"
-            return f"returns a state in which {path!r} has the shape {shapes}. {rule}"
+        given, expected = (f"of shape {jnp.shape(tree[path])}" if path in tree else "missing" for tree in (have, want))
+        if given != expected:
+            return (
+                f"returns a state in which {path!r} is {given}, expected {expected}. Return every array of the state "
+                "in the same shape, and nothing else: LossSums(total, weight, metrics, state)."
+            )
     return None
 
 
@@ -132,14 +131,8 @@ def _wide(scalar: Any) -> Array:
 
 def _described(value: Any) -> str:
     leaves = jax.tree.leaves(value)
-    if value is None or not leaves:
+    if not leaves:
         return repr(value)
-    kinds = [
-        f"{jnp.result_type(leaf)} {jnp.shape(leaf)}" if _is_array(leaf) else type(leaf).__name__ for leaf in leaves
-    ]
+    kinds = [f"{leaf.dtype} {leaf.shape}" if hasattr(leaf, "dtype") else type(leaf).__name__ for leaf in leaves]
     container = "" if isinstance(value, tuple) or value is leaves[0] else f"a {type(value).__name__} of "
     return f"{container}{len(leaves)} value{'s' if len(leaves) > 1 else ''}, {', '.join(kinds[:MAX_LISTED])}"
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, bool | int | float) or hasattr(value, "dtype")

@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-from ...mesh.errors import UserError, did_you_mean, nearest
+from ...mesh.errors import UserError, did_you_mean
 from .user_errors import PACKAGES, OwnCodeError, as_user_error
 
 KERAS_BACKENDS = ("tensorflow", "torch")
@@ -33,8 +33,11 @@ def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) ->
             the function is missing or belongs to the standard library.
     """
     module_name, _, attribute = name.partition(":")
-    if not attribute or not all(module_name.split(".")):
-        raise UserError(f"{key}={name!r} must be module:function, such as my_model:make.")
+    if not attribute or not all(module_name.split(".")) or "/" in name or module_name.endswith(".py"):
+        raise UserError(
+            f"{key}={name!r} must be module:function, such as my_model:make, or package.module:make for the file "
+            "package/module.py."
+        )
     sys.path[:0] = [folder for folder in map(str, search_path) if folder not in sys.path]
     given = f"{key}={name!r}"
     module = _import(module_name, given)
@@ -111,9 +114,8 @@ def _is_standard(module_name: str) -> bool:
 
 
 def _defined(module: Any) -> list[str]:
-    """Returns the names that a module itself defines, then those that it imports."""
-    public = [name for name, value in vars(module).items() if name[0] != "_" and not isinstance(value, ModuleType)]
-    return sorted(public, key=lambda name: getattr(vars(module)[name], "__module__", None) != module.__name__)
+    """Returns the names of the functions and classes that a module itself defines."""
+    return [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
 
 
 def _import(module_name: str, given: str) -> Any:
@@ -133,7 +135,7 @@ def _import(module_name: str, given: str) -> Any:
             'such as parsing arguments, below `if __name__ == "__main__":`.'
         ) from None
     except UserError as error:
-        if remedy := _remedy(error.__cause__, module_name):
+        if remedy := _remedy(error.__cause__):
             raise OwnCodeError(f"{error}. {remedy}") from error.__cause__
         raise
 
@@ -142,12 +144,8 @@ def _missing_module(name: str, given: str) -> str:
     """Returns the message for a missing module, with the searched directories and the nearest name."""
     above, _, last = name.rpartition(".")
     folders = list(getattr(sys.modules.get(above), "__path__", _own_directories()))
-    near = nearest(last, [each.name for each in pkgutil.iter_modules(folders)])
-    hint = f" Did you mean {f'{above}.{near[0]}' if above else near[0]}?" if near else ""
-    if last == "py" and above:
-        hint = f" Write the name of the module without .py: {above}."
-    elif "/" in name:
-        hint = f" Separate directories by dots: {name.removesuffix('.py').strip('/').replace('/', '.')}."
+    modules = [each.name for each in pkgutil.iter_modules(folders)]
+    hint = did_you_mean(last, modules, prefix=f"{above}." if above else "")
     searched = ", ".join(dict.fromkeys(str(Path(folder).resolve()) for folder in folders))
     return f"{given}: unknown module {name}.{hint} Searched {searched}{'' if above else ' and installed packages'}."
 
@@ -157,7 +155,7 @@ def _own_directories() -> list[str]:
     return [folder for folder in sys.path if not folder.startswith((sys.prefix, sys.base_prefix))]
 
 
-def _remedy(error: BaseException | None, module_name: str) -> str:
+def _remedy(error: BaseException | None) -> str:
     """Returns the fix for some errors of an import, or ""."""
     if isinstance(error, ModuleNotFoundError) and error.name in KERAS_BACKENDS and _is_raised_in(error, "keras"):
         backend = os.environ.get("KERAS_BACKEND", "")
@@ -167,13 +165,7 @@ def _remedy(error: BaseException | None, module_name: str) -> str:
         )
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        near = did_you_mean(package, [each.name for each in pkgutil.iter_modules(_own_directories())], cutoff=0.75)
-        return f"{near} Install {package} for {sys.executable}, or put its file next to the module.".lstrip()
-    if isinstance(error, ImportError) and "no known parent package" in str(error):
-        return (
-            f"{module_name} is not in a package, so relative imports fail: remove the dot from the import, or put the "
-            "files into a directory and use directory.module:function."
-        )
+        return f"Install {package} for {sys.executable}, or put its file next to the module."
     return ""
 
 

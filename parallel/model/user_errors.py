@@ -21,8 +21,6 @@ WORKER_HANDLER = ("handler", "signal_handling.py")
 """PyTorch's signal handler and its file; it raises anywhere in the main thread after a loader's worker dies."""
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 """Color codes, which Keras always writes into its messages."""
-MAX_CHARACTERS = 20_000
-"""The limit on the text of another package's error: JAX's messages fit, a dumped program does not."""
 
 
 class OwnCodeError(UserError):
@@ -100,8 +98,6 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, UserError):
         return str(error)
     text = " ".join(COLOR.sub("", str(error)).split())
-    if len(text) > MAX_CHARACTERS:
-        text = f"{text[:MAX_CHARACTERS].rsplit(' ', 1)[0]} ..."
     name = type(error).__name__
     return f"{name}: {text}" if text else name
 
@@ -152,12 +148,6 @@ def _below_packages(file: str) -> str:
     parts = Path(file).parts
     first = max((place + 1 for place, part in enumerate(parts) if part in PACKAGES), default=0)
     return str(Path(*parts[first:]))
-
-
-def is_of_package(error: BaseException) -> bool:
-    """Returns True if an error comes from an installed package and not from the user's own code."""
-    frame = _users_frame(error)
-    return frame is not None and _is_installed(frame.filename)
 
 
 def _plain(function: Any) -> Any:

@@ -5,8 +5,6 @@ For `def make(width: int, depth=2)`:
     {width: 64}          make(width=64)
     {widht: 64}          widht is not an option, did you mean width? width is required
     {width: wide}        width must be an integer
-
-If an option without an annotation has another type than its default, the error of a failing call contains a hint.
 """
 
 import inspect
@@ -16,7 +14,7 @@ from inspect import Parameter
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
-from ...mesh.errors import UserError, did_you_mean, nearest
+from ...mesh.errors import UserError, did_you_mean
 from .user_errors import OwnCodeError, as_user_error
 
 TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", type(None): "null"}
@@ -151,20 +149,13 @@ def with_options(
     problems = _unknown([] if taken.takes_any else options, taken.names, key, name, beside)
     problems += [problem for each in taken.parameters if (problem := _type_problem(each, options, key, name))]
     missing = [p.name for p in taken.parameters if p.default is p.empty and p.name not in arguments]
-    meant = " ".join(["", *_similar_names(taken, options, key)])
-    problems += [f"{key}.{each} is required: {name} lacks a default for it.{meant}" for each in missing]
+    problems += [f"{key}.{each} is required: {name} lacks a default for it." for each in missing]
     if problems:
         raise UserError("\n".join(problems))
 
     def call(**more: Any) -> Any:
-        try:
-            with as_user_error(what or f"{key}: {name}", function, OwnCodeError):
-                return function(**more, **arguments)
-        except OwnCodeError as error:
-            hints = [*_similar_names(taken, options, key), *_other_types(taken, options, key)]
-            if not hints:
-                raise
-            raise OwnCodeError(" ".join([f"{str(error).rstrip('.')}.", *hints])) from error.__cause__
+        with as_user_error(what or f"{key}: {name}", function, OwnCodeError):
+            return function(**more, **arguments)
 
     return call
 
@@ -214,24 +205,6 @@ def _is(value: Any, kind: type) -> bool:
     if kind in (int, float) and not isinstance(value, bool):
         return isinstance(value, int) or (isinstance(value, float) and (kind is float or value.is_integer()))
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
-def _similar_names(taken: Signature, options: Mapping[str, Any], key: str) -> list[str]:
-    """Returns hints about options that are accepted only by `**options` and similar to a named parameter."""
-    others = [option for option in options if option not in taken.names] if taken.takes_any else []
-    near = {option: nearest(option, taken.names) for option in others}
-    return [f"Did you mean {key}.{found[0]} instead of {key}.{option}?" for option, found in near.items() if found]
-
-
-def _other_types(taken: Signature, options: Mapping[str, Any], key: str) -> list[str]:
-    """Returns hints about options of another type than the default of their parameter."""
-    hints = []
-    for name, default in ((each.name, each.default) for each in taken.parameters if each.name in options):
-        value = options[name]
-        if default is not None and type(default) in TYPE_NAMES and not _is(value, type(default)):
-            types = f"{_type_name(value)}, and its default, {_format(default)}, {_type_name(default)}"
-            hints.append(f"{key}.{name}={_format(value)} is {types}.")
-    return hints
 
 
 def _type_name(value: Any) -> str:

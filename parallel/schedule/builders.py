@@ -148,8 +148,6 @@ class Recipe(NamedTuple):
     joint: bool = True
 
 
-MAX_FORWARDS = 2**18  # of one table, which is built within seconds: 256 stages of 1024 microbatches
-
 SCHEDULES: dict[str, Recipe] = {
     "gpipe": Recipe(gpipe),
     "1f1b": Recipe(one_forward_one_backward),
@@ -187,7 +185,7 @@ def make_schedule(
     chunks = recipe.chunks if virtual is None else virtual
     problems = _unfit(name, recipe, stages, microbatches, chunks)
     if problems:
-        raise UserError("\n  ".join([f"schedule {name} does not fit:", *problems] if len(problems) > 1 else problems))
+        raise UserError("\n".join(problems))
     orders = [recipe.order(stage, stages, microbatches, chunks) for stage in range(stages)]
     if recompute:
         orders = [_recomputed(order) for order in orders]
@@ -205,17 +203,11 @@ def make_schedule(
 
 def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: int) -> list[str]:
     problems = []
-    sizes = {"size": stages, "microbatches": microbatches, "virtual": chunks}
-    named = [f"strategy.pipe.{key}={value}" for key, value in sizes.items()]
-    if min(sizes.values()) < 1:
-        problems.append(f"{', '.join(named)}: each must be at least 1.")
+    if min(stages, microbatches, chunks) < 1:
+        given = f"size={stages}, microbatches={microbatches} and virtual={chunks}"
+        problems.append(f"strategy.pipe: {given} must be at least 1 each.")
     elif few := too_few_microbatches(stages, microbatches):
         problems.append(few)
-    elif (forwards := stages * microbatches * chunks) > MAX_FORWARDS:
-        problems.append(
-            f"{' x '.join(named)} = {forwards} forwards; a schedule has at most {MAX_FORWARDS}. Set "
-            f"strategy.pipe.microbatches to {max(stages, MAX_FORWARDS // (stages * chunks))} or less."
-        )
     if chunks != recipe.chunks and not recipe.chunks_vary:
         several = [other for other, each in SCHEDULES.items() if each.chunks_vary]
         problems.append(
@@ -264,37 +256,15 @@ def _place(empty: Schedule, orders: Sequence[Order]) -> Schedule:
 
 
 def forwards_only(schedule: Schedule, microbatches: int) -> Schedule:
-    """Returns a schedule of forwards for evaluation: each stage runs the microbatch that is furthest in the model.
+    """Returns a schedule of forwards for evaluation, in the order in which each stage trains.
 
     Args:
         schedule: The stages, chunks and placement to keep.
-        microbatches: M, any number.
+        microbatches: M, at most those of the schedule.
     """
-    done: dict[tuple[int, int], int] = {}
-    by_stage: list[list[Action | None]] = [[] for _ in range(schedule.stages)]
-    upcoming = [
-        sorted((-schedule.virtual_stage(stage, chunk), chunk) for chunk in range(schedule.chunks))
-        for stage in range(schedule.stages)
+    orders = [
+        [action for action in own if action and action.kind == Kind.FORWARD and action.microbatch < microbatches]
+        for own in schedule.by_stage
     ]
-    count = dict.fromkeys(range(schedule.num_virtual_stages), 0)
-    for tick in range(schedule.num_virtual_stages * (microbatches + 1)):
-        for stage, actions in enumerate(by_stage):
-            actions.append(None)
-            for minus, chunk in upcoming[stage]:
-                here, microbatch = -minus, count[-minus]
-                ready = here == 0 or done.get((here - 1, microbatch), tick) < tick
-                if microbatch < microbatches and ready:
-                    done[here, microbatch] = tick
-                    count[here] += 1
-                    actions[-1] = Action(Kind.FORWARD, microbatch, chunk)
-                    break
-        if count[schedule.num_virtual_stages - 1] == microbatches:
-            break
-    return Schedule(
-        name=f"forwards of {schedule.name}",
-        stages=schedule.stages,
-        microbatches=microbatches,
-        chunks=schedule.chunks,
-        placement=schedule.placement,
-        by_stage=tuple(map(tuple, by_stage)),
-    )
+    empty = replace(schedule, name=f"forwards of {schedule.name}", microbatches=microbatches, by_stage=())
+    return _place(empty, orders)

@@ -50,14 +50,12 @@ def read_schedule(
         raise UserError(f"Cannot read the schedule {path}: {reason}.") from error
     schedule = parse_schedule(text, path)
     wanted = {"stages": stages, "microbatches": microbatches, "chunks": virtual}
-    _report(
-        path,
-        [
-            f"it is a schedule for {getattr(schedule, name)} {name}, not for {size}"
-            for name, size in wanted.items()
-            if size is not None and getattr(schedule, name) != size
-        ],
-    )
+    problems = [
+        f"it is a schedule for {getattr(schedule, name)} {name}, not for {size}"
+        for name, size in wanted.items()
+        if size is not None and getattr(schedule, name) != size
+    ]
+    _report(path, problems)
     return schedule
 
 
@@ -80,11 +78,6 @@ def parse_schedule(text: str, path: str | Path) -> Schedule:
     actions = [action for own in by_stage for action in own if action is not None]
     num_microbatches = 1 + max((action.microbatch for action in actions), default=0)
     num_chunks = 1 + max((action.chunk for action in actions), default=0)
-    if by_stage and num_microbatches * num_chunks > len(by_stage[0]):
-        problems.append(
-            f"microbatches up to {num_microbatches - 1} through chunks up to {num_chunks - 1} are more than its "
-            f"{len(by_stage[0])} ticks can contain; both count from 0"
-        )
     _report(path, problems)
     schedule = Schedule(
         name=path.name,
@@ -135,11 +128,8 @@ def _by_stage(lines: Sequence[str], problems: list[str]) -> tuple[tuple[Action |
         for tick, cell in enumerate(next(csv.reader([line]))):
             found = CELL.fullmatch(cell.strip())
             if cell.strip() and not found:
-                problems.append(
-                    f"line {number}, stage {len(by_stage)}, tick {tick}: {cell.strip()!r} is not a valid action; "
-                    f"write F, R, B "
-                    "or W and the microbatch, then .chunk where there are several, such as F0, B3, W3 or F0.1"
-                )
+                place = f"line {number}, stage {len(by_stage)}, tick {tick}"
+                problems.append(f"{place}: {cell.strip()!r} is not a valid action, such as F0, R1, B3, W3 or F0.1")
             own.append(Action(KINDS[found[1]], int(found[2]), int(found[3] or 0)) if found else None)
         by_stage.append(own)
     length = max(map(len, by_stage), default=0)

@@ -75,37 +75,29 @@ def assign(num_blocks: int, schedule: Schedule, layers: Sequence[int] = ()) -> S
         UserError: There are fewer blocks than virtual stages, or `layers` does not add up.
     """
     count = schedule.num_virtual_stages
-    problem = _problem(num_blocks, schedule, layers)
-    if problem:
-        raise UserError(problem)
+    kind = "virtual stages" if schedule.chunks > 1 else "stages"
+    chunks = f" x {schedule.chunks} chunks = {count} {kind}" if schedule.chunks > 1 else ""
+    cut = f"{schedule.stages} stages{chunks} ({schedule.name})"
+    if not layers and num_blocks < count:
+        raise UserError(
+            f"model.layers={num_blocks} cannot be split over {cut}: each needs at least one layer, and {num_blocks} < "
+            f"{count}. Set model.layers to {count} or more, or lower strategy.pipe.size or strategy.pipe.virtual."
+        )
+    if layers and (len(layers) != count or sum(layers) != num_blocks or min(layers) < 0):
+        raise UserError(
+            f"strategy.pipe.layers={list(layers)} names {len(layers)} {kind} with {sum(layers)} layers, but there "
+            f"are {cut} and model.layers={num_blocks}. Give {count} numbers, none below 0, that add up to "
+            f"{num_blocks}, in the order of the model; or leave strategy.pipe.layers out for an even cut."
+        )
     base, extra = divmod(num_blocks, count)
     sizes = list(layers) or [base + (virtual < extra) for virtual in range(count)]
     starts = [sum(sizes[:virtual]) for virtual in range(count)]
-    chunks = range(schedule.chunks)
-    own = [[schedule.virtual_stage(stage, chunk) for chunk in chunks] for stage in range(schedule.stages)]
+    own = [
+        [schedule.virtual_stage(stage, chunk) for chunk in range(schedule.chunks)] for stage in range(schedule.stages)
+    ]
     return Stages(
         stages=schedule.stages,
         chunks=schedule.chunks,
         counts=tuple(tuple(sizes[virtual] for virtual in each) for each in own),
         starts=tuple(tuple(starts[virtual] for virtual in each) for each in own),
     )
-
-
-def _problem(num_blocks: int, schedule: Schedule, layers: Sequence[int]) -> str | None:
-    count = schedule.num_virtual_stages
-    kind, several = ("virtual stages", True) if schedule.chunks > 1 else ("stages", False)
-    chunks = f" x {schedule.chunks} chunks = {count} {kind}" if several else ""
-    cut = f"{schedule.stages} stages{chunks} ({schedule.name})"
-    if not layers and num_blocks < count:
-        virtual = " or strategy.pipe.virtual" if several else ""
-        return (
-            f"model.layers={num_blocks} cannot be split over {cut}: each needs at least one layer, and "
-            f"{num_blocks} < {count}. Set model.layers to {count} or more, or lower strategy.pipe.size{virtual}."
-        )
-    if layers and (len(layers) != count or sum(layers) != num_blocks or min(layers) < 0):
-        return (
-            f"strategy.pipe.layers={list(layers)} names {len(layers)} {kind} with {sum(layers)} layers, but there "
-            f"are {cut} and model.layers={num_blocks}. Give {count} numbers, none below 0, that add up to "
-            f"{num_blocks}, in the order of the model; or leave strategy.pipe.layers out for an even cut."
-        )
-    return None

@@ -14,9 +14,9 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
-from jax import lax
 
 from ...mesh.errors import UserError
+from ..collectives import axis_size
 from ..plan import ShardingPlan
 from .strategies import axes_that_split
 
@@ -33,7 +33,7 @@ def batch_axes() -> tuple[str, ...]:
     """
     if (requests := _requests.get()) is not None:
         requests.append(True)
-    return tuple(axis for axis in axes_that_split("rows") if _size(axis) > 1)
+    return tuple(axis for axis in axes_that_split("rows") if axis_size(axis) > 1)
 
 
 def uses_batch_axes(function: Callable[..., Any], *arguments: Any) -> bool:
@@ -57,14 +57,6 @@ def record_batch_axes() -> Iterator[list[bool]]:
         yield requests
     finally:
         _requests.reset(token)
-
-
-def _size(axis: str) -> int:
-    """Returns the number of devices along an axis; 1 if no axis of that name is in force."""
-    try:
-        return lax.axis_size(axis)
-    except NameError:
-        return 1
 
 
 def check_rows(plan: ShardingPlan, global_batch: int, accumulate: int = 1) -> None:
@@ -100,8 +92,8 @@ def check_eval_rows(plan: ShardingPlan, rows: int) -> None:
     split = plan.eval_rows
     if split.fits(rows):
         return
-    remainder = f": {rows} % {split.total} = {rows % split.total}" if rows > 0 else ""
     raise UserError(
-        f"An evaluation batch of {rows} rows cannot be split over {split}{remainder}. Pad it to a multiple "
-        f"of {split.total} with rows of weight 0, as spmdkit.eval_batches does."
+        f"An evaluation batch of {rows} rows cannot be split over {split}: {rows} % {split.total} = "
+        f"{rows % split.total}. Pad it to a multiple of {split.total} with rows of weight 0, as spmdkit.eval_batches "
+        "does."
     )

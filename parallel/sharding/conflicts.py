@@ -1,7 +1,6 @@
 """All invalid combinations in one plan, reported together before anything is compiled.
 
-`layout_problems`   requirements of the step on layouts, from rules or strategies
-`problems`          the `check` of each strategy, and pairs of strategies that do not combine
+They are layouts that the step cannot use, the `check` of each strategy, and pairs of strategies that do not combine.
 """
 
 from ...layouts.output_rules import output_rule_problems
@@ -14,9 +13,20 @@ from .default_layout import model_axes
 from .strategies import STRATEGIES
 
 
-def problems(plan: ShardingPlan) -> list[str]:
-    """Returns the problems of all strategies with a plan, one message each."""
-    found = [problem for strategy in STRATEGIES.values() for problem in strategy.check(plan)]
+def problems(model: Model | BlockModel, plan: ShardingPlan) -> list[str]:
+    """Returns the problems with a plan, one message each.
+
+    Args:
+        model: The model, split.
+        plan: The plan, of rules and strategies.
+    """
+    found = [problem for row in plan.table.rows for problem in _layout_problems(model, plan, row)]
+    if has_state(model) and plan.local_steps:
+        found.append(
+            f"model {plan.model_name!r} has a state (init_state), which would differ between groups that train "
+            f"separately: strategy.data.local_steps={plan.local_steps}. Set strategy.data.local_steps to 0."
+        )
+    found += [problem for strategy in STRATEGIES.values() for problem in strategy.check(plan)]
     found += _prefetch_problems(plan) + _split_pipe_problems(plan)
     if plan.output_rules is not None:
         found += output_rule_problems(plan.output_rules, plan.batch_axes, plan.manual_axes)
@@ -52,27 +62,8 @@ def _split_pipe_problems(plan: ShardingPlan) -> list[str]:
     ]
 
 
-def layout_problems(model: Model | BlockModel, plan: ShardingPlan) -> list[str]:
-    """Checks the requirements of the step on layouts, from rules or strategies.
-
-    Args:
-        model: The model, split.
-        plan: The plan.
-
-    Returns:
-        A message for each parameter under blocks with dim 0 split over gathered axes, or that is not split like the
-        model's work, and one for a model state under local steps.
-    """
-    found = [problem for row in plan.table.rows for problem in _layout_problems(model, plan, row)]
-    if has_state(model) and plan.local_steps:
-        found.append(
-            f"model {plan.model_name!r} has a state (init_state), which would differ between groups that train "
-            f"separately: strategy.data.local_steps={plan.local_steps}. Set strategy.data.local_steps to 0."
-        )
-    return found
-
-
 def _layout_problems(model: Model | BlockModel, plan: ShardingPlan, row: LayoutRow) -> list[str]:
+    """Checks the requirements of the step on the layout of a parameter, from a rule or a strategy."""
     problems = []
     stacked = plan.num_blocks is not None and in_blocks(row.path)
     if stacked and set(row.layout.axes_of_dim(0)) & set(plan.gather_axes):

@@ -7,7 +7,7 @@ stages of a pipeline. So an axis that a step makes whole first is the innermost 
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from jax import ShapeDtypeStruct
 
@@ -46,21 +46,9 @@ def default_layout(model: Model | BlockModel, plan: MeshPlan) -> Default:
     return place
 
 
-class Settled(NamedTuple):
-    """The choices of fsdp that depend on all parameters.
-
-    Attributes:
-        plan: The plan, without the floor if no parameter reaches it.
-        whole: The bytes of parameters that stay whole because fsdp does not divide any of their dims.
-        notes: One line on each of the two, for the layout table.
-    """
-
-    plan: MeshPlan
-    whole: int = 0
-    notes: tuple[str, ...] = ()
-
-
-def settle_fsdp(model: Model | BlockModel, plan: MeshPlan, params: Params, rules: LayoutMap | None) -> Settled:
+def settle_fsdp(
+    model: Model | BlockModel, plan: MeshPlan, params: Params, rules: LayoutMap | None
+) -> tuple[MeshPlan, int, tuple[str, ...]]:
     """Drops the floor of fsdp if no parameter reaches it, and finds the parameters that fsdp cannot split.
 
     Args:
@@ -68,10 +56,14 @@ def settle_fsdp(model: Model | BlockModel, plan: MeshPlan, params: Params, rules
         plan: The plan of the mesh.
         params: The shapes and dtypes of the parameters.
         rules: The user's rules, which take precedence.
+
+    Returns:
+        The plan, without the floor if no parameter reaches it; the bytes of parameters that stay whole because fsdp
+        does not divide any of their dims; and one line on each of the two, for the layout table.
     """
     floor, size = plan.in_force(fsdp.AXIS, "floor_bytes", None), plan.mesh_size(fsdp.AXIS)
     if floor is None:
-        return Settled(plan)
+        return plan, 0, ()
     free = [(path, leaf) for path, leaf in leaves_with_paths(params) if rules is None or not rules.deciding_keys(path)]
     place, notes = default_layout(model, plan), []
     ruled = any(fsdp.AXIS in layout.used_axes for layout in (rules or {}).values())
@@ -92,7 +84,7 @@ def settle_fsdp(model: Model | BlockModel, plan: MeshPlan, params: Params, rules
             f"{counted(len(whole), 'array')} of {format_bytes(sum(whole.values()))} whole on every device, as fsdp "
             f"{size} divides no dim: {names}"
         ]
-    return Settled(plan, sum(whole.values()), tuple(notes))
+    return plan, sum(whole.values()), tuple(notes)
 
 
 def model_axes(model: Model | BlockModel, path: str) -> tuple[str | None, ...]:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 
@@ -22,7 +22,7 @@ from ..options import FLOAT32, Precision, cast_floats
 from ..pipeline import PipelineConfig, make_pipeline
 from ..plan import MeshPlan, Parameter, ShardingPlan, StepOptions
 from ..schedule.timetable import Pipeline
-from .conflicts import layout_problems, problems
+from .conflicts import problems
 from .default_layout import default_layout, settle_fsdp
 from .model_errors import abstract_init, check_groups
 from .parallel_context import parallel_context
@@ -120,7 +120,7 @@ def lay_out(
         notes=_notes(plan),
         frozen=frozenset(frozen),
     )
-    if found := layout_problems(own, resolved) + problems(resolved):
+    if found := problems(own, resolved):
         raise LayoutError(found)
     return resolved
 
@@ -172,70 +172,52 @@ def _notes(plan: MeshPlan) -> tuple[str, ...]:
     )
 
 
-class _Resolved(NamedTuple):
-    """A strategy resolved for one model.
-
-    Attributes:
-        model: The model, with its work split if it supports that.
-        rules: The rules of a `ModelParallel`.
-        plan: The plan of the mesh.
-    """
-
-    model: Model | BlockModel
-    rules: LayoutMap | None
-    plan: MeshPlan
-
-
-def _resolve_strategy(model: Model | BlockModel, strategy: StrategyLike, devices: Sequence[str] | None) -> _Resolved:
-    blocks = model.num_blocks if isinstance(model, BlockModel) else None
-    facts: Any = {"model_name": model.name, "num_blocks": blocks}
+def _resolve_strategy(
+    model: Model | BlockModel, strategy: StrategyLike, devices: Sequence[str] | None
+) -> tuple[Model | BlockModel, LayoutMap | None, MeshPlan]:
+    """Returns the model, with its work split if it supports that, the rules of a `ModelParallel`, and the plan."""
+    configs: StrategyConfigs = {}
+    rules = None
     if isinstance(strategy, Distribution):
         mesh, name = strategy.device_mesh, strategy.batch_dim_name
-        rows = (name,) if name is not None and mesh.axis_size(name) > 1 else ()
         rules = strategy.layout_map if isinstance(strategy, ModelParallel) else None
-        gathered = tuple(axis for axis in rows if axis not in axes_that_split("work"))
-        plan = MeshPlan(mesh=mesh, batch_axes=rows, manual_axes=rows, gather_axes=gathered, **facts)
-        return _Resolved(model, rules, plan)
-    if isinstance(strategy, DeviceMesh):
-        mesh, configs = strategy, read_strategy(_sizes(strategy))
+        manual = rows = (name,) if name is not None and mesh.axis_size(name) > 1 else ()
     else:
-        configs = read_strategy(strategy)
-        sizes = {name: config.size for name, config in configs.items()}
-        mesh = DeviceMesh.of(devices, axes=axis_names(), **sizes)
-        configs = {name: replace(config, size=mesh.axis_size(name)) for name, config in configs.items()}
-    pipe = _pipeline(model, configs)
-    left = set(axes_that_split("work")) - set(_inside_model(model, configs))  # to XLA
-    manual = tuple(axis for axis in mesh.axis_names if mesh.axis_size(axis) > 1 and axis not in left)
-    rows = tuple(axis for axis in manual if axis in axes_that_split("rows"))
-    gathered = tuple(axis for axis in rows if axis not in axes_that_split("work"))
+        if isinstance(strategy, DeviceMesh):
+            mesh, configs = strategy, read_strategy(_sizes(strategy))
+        else:
+            configs = read_strategy(strategy)
+            sizes = {name: config.size for name, config in configs.items()}
+            mesh = DeviceMesh.of(devices, axes=axis_names(), **sizes)
+            configs = {name: replace(config, size=mesh.axis_size(name)) for name, config in configs.items()}
+        left = set(axes_that_split("work")) - set(_inside_model(model, configs))  # to XLA
+        manual = tuple(axis for axis in mesh.axis_names if mesh.axis_size(axis) > 1 and axis not in left)
+        rows = tuple(axis for axis in manual if axis in axes_that_split("rows"))
     plan = MeshPlan(
         mesh=mesh,
         configs=configs,
         batch_axes=rows,
         manual_axes=manual,
-        gather_axes=gathered,
-        pipeline=pipe,
-        **facts,
+        gather_axes=tuple(axis for axis in rows if axis not in axes_that_split("work")),
+        pipeline=_pipeline(model, configs),
+        model_name=model.name,
+        num_blocks=model.num_blocks if isinstance(model, BlockModel) else None,
     )
     context = parallel_context(plan)
     if isinstance(model, BlockModel) and model.parallelize is not None and context.splits_anything:
         model = model.parallelize(context)
-    return _Resolved(model, None, plan)
+    return model, rules, plan
 
 
 def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline | None:
     config = configs.get(pipeline.AXIS, PipelineConfig())
     if config.size == 1:
         return None
-    if has_state(model):
-        raise UserError(
-            f"strategy.pipe={config.size}: model {model.name!r} keeps a state (init_state), and a pipeline needs a "
-            "BlockModel, which cannot keep one. Give the devices to strategy.data or fsdp."
-        )
     if not isinstance(model, BlockModel):
+        kind = "keeps a state (init_state), which a BlockModel cannot" if has_state(model) else "is one function"
         raise UserError(
-            f"strategy.pipe={config.size}: model {model.name!r} is one function, and a pipeline needs layers to "
-            "split. Write it as a BlockModel (embed, block, head), or give the devices to strategy.data or fsdp."
+            f"strategy.pipe={config.size}: a pipeline needs a BlockModel (embed, block, head), and model "
+            f"{model.name!r} {kind}. Write it as a BlockModel, or give the devices to strategy.data or fsdp."
         )
     return make_pipeline(config, model.num_blocks)
 

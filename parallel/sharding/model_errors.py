@@ -21,7 +21,7 @@ from ...mesh.keys import make_key
 from ..model import BlockModel, Model, Params, has_state
 from ..model.batch_names import guess_name
 from ..model.loss_sums import LossSums, NotSums, as_sums, state_problem
-from ..model.user_errors import accepts, as_user_error, is_of_package, locate_function
+from ..model.user_errors import accepts, as_user_error, locate_function
 from ..options import cast_floats, cast_inputs
 
 GROUPS = ("embed", "blocks", "head")
@@ -36,11 +36,6 @@ CALLED_WITH = {
     "init_state": "key",
 }
 """The functions of a model and their arguments; `loss` and `predict` get the state of a model last."""
-TRACER_ERRORS = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
-TRACED = (
-    "The function is traced once for all batches, so values are unknown in it: select with jnp.where, keep numbers as "
-    "arrays, and call jnp instead of NumPy."
-)
 WITHOUT_KEY = (
     "The same call with a key succeeds: in evaluation key is None, so draw random numbers only `if key is not None`."
 )
@@ -57,26 +52,12 @@ def abstract_init(model: Model | BlockModel) -> Params:
     Raises:
         ModelError: init cannot be called with only a key, raises an exception, or returns untrainable values.
     """
-    _check_arguments(model, "init")
-    wrong: list[str] = []
-    classes: list[str] = []
-
-    def init(key: Any) -> Params:
-        params = model.init(key)
-        classes.extend(_dataclasses(params))
-        wrong.extend(f"{path or 'it'} is {_kind(leaf)}" for path, leaf in leaves_with_paths(params) if _kind(leaf))
-        return () if wrong else params
-
-    with as_user_error(f"model {model.name!r}: init", model.init, ModelError):
-        params = jax.eval_shape(init, make_key(0))
-    if wrong:
-        raise ModelError(
-            f"{_of_init(model)} invalid parameters: {_some(wrong)}. Parameters must be floating-point arrays, because "
-            "they are differentiated and updated. Do not return constants, counters and keys from init: create them "
-            "in the loss, or pass them in the batch; write a number as "
-            f"jnp.asarray(1.0).{_register(classes)}"
-        )
-    return params
+    rule = (
+        "Parameters must be floating-point arrays, because they are differentiated and updated. Do not return "
+        "constants, counters and keys from init: create them in the loss, or pass them in the batch; write a number as "
+        "jnp.asarray(1.0)."
+    )
+    return _abstract_result(model, "init", jnp.inexact, f"invalid parameters: {{}}. {rule}")
 
 
 def abstract_state(model: Model | BlockModel) -> Any:
@@ -85,28 +66,43 @@ def abstract_state(model: Model | BlockModel) -> Any:
     Raises:
         ModelError: init_state cannot be called with only a key, raises an exception, or returns invalid values.
     """
-    if not isinstance(model, Model) or model.init_state is None:
+    if not has_state(model):
         return ()
-    _check_arguments(model, "init_state")
-    init_state, wrong, classes = model.init_state, list[str](), list[str]()
+    rule = "Keep numbers as jnp.asarray(0); a key as jax.random.key_data(key)."
+    return _abstract_result(model, "init_state", jnp.generic, f"values that are not arrays of numbers: {{}}. {rule}")
+
+
+def _abstract_result(model: Any, name: str, kind: Any, message: str) -> Any:
+    """Returns the shapes and dtypes of the result of `init` or `init_state`, a tree of arrays of one kind."""
+    _check_arguments(model, name)
+    function, wrong, classes = getattr(model, name), list[str](), dict[str, None]()
 
     def init(key: Any) -> Any:
-        state = init_state(key)
-        classes.extend(_dataclasses(state))
-        wrong.extend(
-            f"{path or 'it'} is {kind}" for path, leaf in leaves_with_paths(state) if (kind := _invalid_number(leaf))
-        )
-        return () if wrong else state
+        result = function(key)
+        for path, leaf in leaves_with_paths(result):
+            if problem := _wrong_kind(leaf, kind):
+                wrong.append(f"{path or 'it'} is {problem}")
+            if is_dataclass(leaf):
+                classes[type(leaf).__name__] = None
+        return () if wrong else result
 
-    with as_user_error(f"model {model.name!r}: init_state", init_state, ModelError):
-        state = jax.eval_shape(init, make_key(0))
+    with as_user_error(f"model {model.name!r}: {name}", function, ModelError):
+        result = jax.eval_shape(init, make_key(0))
     if wrong:
-        raise ModelError(
-            f"model {model.name!r}: init_state, {locate_function(init_state)}, returns values that are not arrays of "
-            f"numbers: {_some(wrong)}. Keep numbers as jnp.asarray(0); a key as "
-            f"jax.random.key_data(key).{_register(classes)}"
-        )
-    return state
+        calls = " and ".join(f"jax.tree_util.register_dataclass({each})" for each in classes)
+        hint = f" For JAX to find the arrays of a dataclass, call {calls}." if classes else ""
+        raise ModelError(f"{_returned_by(model, name)} {message.format(_some(wrong))}{hint}")
+    return result
+
+
+def _wrong_kind(leaf: Any, kind: Any) -> str:
+    """Describes a leaf that is not an array of a kind of numbers; "" for one that is."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return f"{leaf!r} of type {type(leaf).__name__}"
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return "a random key"
+    return "" if jnp.issubdtype(dtype, kind) else _shape(leaf)
 
 
 def check_groups(model: Model | BlockModel, params: Params) -> None:
@@ -121,7 +117,7 @@ def check_groups(model: Model | BlockModel, params: Params) -> None:
     """
     if not isinstance(model, BlockModel):
         return
-    where = _of_init(model)
+    where = _returned_by(model, "init")
     if not isinstance(params, Mapping) or any(name not in params for name in GROUPS):
         given = f"the groups {', '.join(map(str, params))}" if isinstance(params, Mapping) else type(params).__name__
         raise ModelError(f'{where} {given}. A BlockModel has the groups "embed", "blocks" and "head"; one may be {{}}.')
@@ -159,7 +155,7 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
     params = abstract_init(model)
     if not jax.tree.leaves(params):
         given = f"an empty tree of parameters ({params}): there is nothing to train. Return a tree of arrays."
-        raise ModelError(f"{_of_init(model)} {given}")
+        raise ModelError(f"{_returned_by(model, 'init')} {given}")
     check_groups(model, params)
     params = jax.eval_shape(lambda tree: cast_floats(tree, compute), params)
     cast = jax.eval_shape(lambda rows: cast_inputs(rows, compute), dict(batch))
@@ -173,9 +169,7 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
             state = abstract_state(model)
             more = (state,) if has_state(model) else ()
             result = _trace(model, "loss", (params, batch, given, *more), batch, without)
-            _check_sums(model, "loss", result)
-            if given is not None and has_state(model):
-                _check_state(model, result, state)
+            _check_sums(model, "loss", result, () if given is None else state)
 
 
 def _trace_blocks(model: BlockModel, params: Params, batch: Shapes, key: Any, without: str) -> None:
@@ -211,23 +205,14 @@ def _trace(model: Any, name: str, arguments: tuple[Any, ...], batch: Shapes, wit
 
 
 def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shapes, remedy: str) -> str:
-    """Describes the arguments of the function, and the fix."""
+    """Describes the arguments of the function, and the fix of an invalid name or a missing key."""
     held = _some([f"{name} {_shape(leaf)}" for name, leaf in batch.items()])
     params = _some([f"{path} {_shape(leaf)}" for path, leaf in leaves_with_paths(arguments[0])])
-    given = f"On each device the batch contains {held}; the parameters are {params}."
-    if remedy:
-        return f"{given} {remedy}"
-    if isinstance(error, KeyError):
+    if isinstance(error, KeyError) and not remedy:
         names = [str(name) for name in arguments[0]] if isinstance(arguments[0], Mapping) else []
         near = guess_name(error.args[0] if error.args else "", batch, names)
-        return f"{given} Use a valid name{f' (did you mean {near})' if near else ''}, or add data with that name."
-    if isinstance(error, TypeError) and "dtype" in str(error):
-        return f"{given} Bring both to one dtype, as in x.astype(kernel.dtype)."
-    if isinstance(error, TRACER_ERRORS):
-        return f"{given} {TRACED}"
-    if error is not None and is_of_package(error):
-        return f"{given} Fix the called function, or the data."
-    return f"{given} Fix that line, or the data."
+        remedy = f"Use a valid name{f' (did you mean {near})' if near else ''}, or add data with that name."
+    return f"On each device the batch contains {held}; the parameters are {params}. {remedy}".rstrip()
 
 
 def _check_arguments(model: Any, name: str) -> None:
@@ -240,52 +225,20 @@ def _check_arguments(model: Any, name: str) -> None:
         )
 
 
-def _dataclasses(tree: Any) -> list[str]:
-    """Returns the names of dataclasses that JAX treats as leaves, each once."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if is_dataclass(leaf) and not isinstance(leaf, type)]
-    return list(dict.fromkeys(type(leaf).__name__ for leaf in leaves))
+def _returned_by(model: Any, name: str) -> str:
+    """Returns the beginning of a message about the result of a function."""
+    return f"model {model.name!r}: {name}, {locate_function(getattr(model, name))}, returns"
 
 
-def _register(classes: list[str]) -> str:
-    """Returns the fix for dataclasses that JAX treats as leaves."""
-    calls = " and ".join(f"jax.tree_util.register_dataclass({name})" for name in classes)
-    return f" For JAX to find the arrays of a dataclass, call {calls}." if classes else ""
-
-
-def _of_init(model: Model | BlockModel) -> str:
-    return f"model {model.name!r}: init, {locate_function(model.init)}, returns"
-
-
-def _check_sums(model: Any, name: str, result: Any) -> None:
-    """Checks the result of a loss, given as shapes."""
+def _check_sums(model: Any, name: str, result: Any, state: Any = ()) -> None:
+    """Checks the result of a loss, given as shapes; `state` is the model's state, which it must return too."""
     try:
         jax.eval_shape(lambda: as_sums(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), result)))
+        problem = state_problem(LossSums(*result).state, state) if jax.tree.leaves(state) else None
     except NotSums as error:
-        where = locate_function(getattr(model, name))
-        raise ModelError(f"model {model.name!r}: {name}, {where}, {error.reason}") from None
-
-
-def _check_state(model: Any, result: Any, state: Any) -> None:
-    """Checks the next state that a loss returned, given as shapes."""
-    if problem := state_problem(LossSums(*result).state, state):
-        raise ModelError(f"model {model.name!r}: loss, {locate_function(model.loss)}, {problem}")
-
-
-def _invalid_number(leaf: Any) -> str:
-    """Describes an invalid leaf of a state; "" for an array of numbers."""
-    dtype = getattr(leaf, "dtype", None)
-    is_number = dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_))
-    return "" if is_number else _kind(leaf)
-
-
-def _kind(leaf: Any) -> str:
-    """Describes an invalid leaf of the parameters; "" for a floating-point array."""
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None:
-        return f"{leaf!r} of type {type(leaf).__name__}"
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return "a random key"
-    return "" if jnp.issubdtype(dtype, jnp.inexact) else _shape(leaf)
+        problem = error.reason
+    if problem:
+        raise ModelError(f"model {model.name!r}: {name}, {locate_function(getattr(model, name))}, {problem}")
 
 
 def _shape(leaf: Any) -> str:

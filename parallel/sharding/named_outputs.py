@@ -45,7 +45,7 @@ def name_output(x: Any, path: str) -> Any:
         `x`, in the layout of the rule for `path` if a step with such a rule is being traced.
 
     Raises:
-        UserError: The name does not end in "/output", or `x` is not an array.
+        UserError: The name does not end in "/output".
     """
     if not isinstance(path, str) or not path.endswith(OUTPUT) or path == OUTPUT:
         raise UserError(
@@ -53,11 +53,7 @@ def name_output(x: Any, path: str) -> Any:
             f'Write name_output(x, "{str(path).strip("/")}{OUTPUT}").'
         )
     outputs: NamedOutputs | None = _current.value
-    if outputs is None:
-        return x
-    if not hasattr(x, "shape"):
-        raise UserError(f'name_output(x, "{path}") got a {type(x).__name__}, not an array. Name each array separately.')
-    return outputs.constrain(x, path)
+    return x if outputs is None else outputs.constrain(x, path)
 
 
 class NamedOutputs:

@@ -6,7 +6,7 @@ lines  = the cost of each strategy in turn, the reduction of the norm, and the m
 
 import warnings
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from ...mesh.keys import make_key
 from ..blocks.backward_gathers import find_backward_all_to_alls, find_backward_gathers
 from ..blocks.model_parts import recomputes_output
 from ..blocks.prefetch import prefetches_blocks
-from ..collectives import CallCounts, Collective, StepCounts, Traffic
+from ..collectives import CallCounts, Collective, StepCounts
 from ..executor.pipeline_loss import sent_at_a_tick
 from ..model import Batch, BlockModel, Model, Params, fold_block, has_state
 from ..model.loss_sums import as_sums
@@ -37,13 +37,6 @@ from .composition import DeviceStep, split_model
 from .gradients import norm_cost
 from .manual_axes import UncheckedStep, over_manual_axes
 from .state import abstract_model_state
-
-
-class _Loss(NamedTuple):
-    """Facts from tracing a loss: the number of scalars in its metrics, and whether rows depend on each other."""
-
-    metrics: int = 0
-    couples_rows: bool = False
 
 
 def step_cost(
@@ -68,13 +61,13 @@ def step_cost(
         UserError: The shapes of a batch are needed, but missing.
     """
     counts = step_counts(split_model(model, plan), plan, batch, platform)
-    loss = _trace_loss(model, plan, batch) if batch is not None else _Loss()
-    counts = counts._replace(metrics=loss.metrics)
+    metrics, couples_rows = _trace_loss(model, plan, batch) if batch is not None else (0, False)
+    counts = counts._replace(metrics=metrics)
     moved = plan.without(without) if without else plan
     lines = [line for strategy in STRATEGIES.values() for line in strategy.cost(moved, counts, platform)]
     layouts = [row.layout for row in plan.trained.update_table.rows]
     lines += norm_cost(layouts, plan.summed_axes, plan.options.precision.reduce)
-    if batch is not None and loss.couples_rows:
+    if batch is not None and couples_rows:
         lines += sums_over_rows(model, plan, batch, platform)
     return [line for line in lines if line.bytes]  # arrays without elements move nothing
 
@@ -84,11 +77,9 @@ def step_counts(
 ) -> StepCounts:
     """Returns what the layouts do not show of a step; the arguments are those of `step_cost`, with the model split."""
     pipeline, options = plan.pipeline, plan.options
-    calls = plain_counts(model, options.accumulate)
+    calls = count_calls(model, options.accumulate, pipeline.timetable if pipeline else None)
     if not isinstance(model, BlockModel):
         return StepCounts(calls)
-    if pipeline:
-        calls = pipeline_counts(model, pipeline.timetable, options.accumulate)
     if batch is None and model.traffic is None and pipeline is None:
         return StepCounts(calls, unread=_unread(model, plan, calls, None, platform))
     shapes = _microbatch(plan, batch)
@@ -135,8 +126,13 @@ def _microbatch(
     }
 
 
-def _trace_loss(model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct]) -> _Loss:
-    """Traces a loss without a mesh; for a `BlockModel`, its embedding, one block if it is not split, and its head."""
+def _trace_loss(
+    model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct]
+) -> tuple[int, bool]:
+    """Returns the number of scalars in the metrics of a loss, and whether its rows depend on each other.
+
+    It is traced without a mesh; of a `BlockModel`, its embedding, one block if it is not split, and its head.
+    """
     params = abstract_parameters(model, plan.options.precision)
     params = jax.eval_shape(lambda tree: cast_floats(tree, plan.options.precision.compute), params)
     rows, key = _microbatch(plan, batch), jax.eval_shape(lambda: make_key(0))
@@ -157,8 +153,8 @@ def _trace_loss(model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[st
         try:
             found = jax.eval_shape(lambda *given: as_sums(loss(*given)).metrics, params, rows, key)
         except Exception:  # a model that only runs on its mesh
-            return _Loss()
-    return _Loss(len(jax.tree.leaves(found)), bool(requests) or has_state(model))
+            return 0, False
+    return len(jax.tree.leaves(found)), bool(requests) or has_state(model)
 
 
 def sums_over_rows(
@@ -209,74 +205,44 @@ def _model_collectives(
         own += [line.times(forward) for line in moved.forward]
         own += [line.times(backward) for line in moved.backward]
         if part == "block":
-            own += _recomputed(model, plan, moved, calls, shapes, platform)
+            remat, pipeline = plan.options.remat, plan.pipeline
+            inside = moved.again if remat != "none" else ()  # what backward repeats
+            if inside and plan.frozen and remat == "dots" and not (pipeline or prefetches_blocks(plan)):
+                inside = find_backward_all_to_alls(model, plan, shapes, moved, platform)
+            before = moved.again if remat != "full" else ()  # what a recompute action repeats
+            if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan)):
+                before = moved.forward
+            own += [line.times(calls.block_backward) for line in inside]
+            own += [line.times(calls.block_again) for line in before]
     return [convert_hops(line, plan.mesh_size(line.axes[-1]), platform) for line in own] if plan.pipeline else own
 
 
-def _recomputed(
-    model: BlockModel,
-    plan: ShardingPlan,
-    moved: Traffic,
-    calls: CallCounts,
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-    platform: str,
-) -> list[Collective]:
-    """Returns the collectives that blocks repeat: in backward under `remat`, and in recompute actions."""
-    remat, pipeline = plan.options.remat, plan.pipeline
-    inside = moved.again if remat != "none" else ()
-    if inside and plan.frozen and remat == "dots" and not (pipeline or prefetches_blocks(plan)):
-        inside = find_backward_all_to_alls(model, plan, shapes, moved, platform)
-    before = moved.again if remat != "full" else ()
-    if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan)):
-        before = moved.forward
-    again = [line.times(calls.block_backward) for line in inside]
-    return again + [line.times(calls.block_again) for line in before]
-
-
-def plain_counts(model: Model | BlockModel, accumulate: int) -> CallCounts:
-    """Returns the calls of a step in which every device runs the whole model.
+def count_calls(model: Model | BlockModel, accumulate: int, timetable: Timetable | None = None) -> CallCounts:
+    """Returns the calls of the parts of a model in one step on a device.
 
     Args:
         model: The model.
-        accumulate: The number of microbatches.
+        accumulate: The number of microbatches, each of which runs the whole model, or the timetable of a pipeline.
+        timetable: The timetable of a pipeline; None if every device runs the whole model.
     """
+    groups: dict[str, int] = {}
     blocks = model.num_blocks if isinstance(model, BlockModel) else 0
+    turns = dict.fromkeys(("embed", "embed_backward", "head_backward"), 1) | {"recompute": 0}
+    turns |= dict.fromkeys(("forward", "backward_input", "backward_weight"), blocks)
+    if timetable and isinstance(model, BlockModel):
+        turns, blocks = count_turns(timetable), timetable.stored_blocks
+        for reads, part in ((model.embed_reads, "embed_backward"), (model.head_reads, "head_backward")):
+            for name in reads:
+                groups[name] = groups.get(name, 0) + turns[part] * accumulate
     return CallCounts(
-        embed=accumulate,
-        embed_backward=accumulate,
-        block=blocks * accumulate,
-        block_again=0,
-        block_backward=blocks * accumulate,
-        block_weight=blocks * accumulate,
-        head=accumulate,
+        embed=turns["embed"] * accumulate,
+        embed_backward=turns["embed_backward"] * accumulate,
+        block=turns["forward"] * accumulate,
+        block_again=turns["recompute"] * accumulate,
+        block_backward=turns["backward_input"] * accumulate,
+        block_weight=turns["backward_weight"] * accumulate,
+        head=turns["head_backward"] * accumulate,
         rows=blocks,
-        group_gradients={},
-        others=accumulate,
-    )
-
-
-def pipeline_counts(model: BlockModel, timetable: Timetable, accumulate: int) -> CallCounts:
-    """Returns the calls of a step in a pipeline.
-
-    Args:
-        model: The model.
-        timetable: The timetable of the pipeline.
-        accumulate: The number of times that a step runs the timetable.
-    """
-    turns = {part: turns * accumulate for part, turns in count_turns(timetable).items()}
-    groups = {}
-    for reads, part in ((model.embed_reads, "embed_backward"), (model.head_reads, "head_backward")):
-        for name in reads:
-            groups[name] = groups.get(name, 0) + turns[part]
-    return CallCounts(
-        embed=turns["embed"],
-        embed_backward=turns["embed_backward"],
-        block=turns["forward"],
-        block_again=turns["recompute"],
-        block_backward=turns["backward_input"],
-        block_weight=turns["backward_weight"],
-        head=turns["head_backward"],
-        rows=timetable.stored_blocks,
         group_gradients=groups,
         others=accumulate,
     )

@@ -101,10 +101,8 @@ def _problems(given: Params, expected: Params) -> Iterator[str]:
     for path, leaf in own.items():
         if path not in have:
             yield f"{path} is missing; the model's is {_text(leaf)}. Give it, or draw it with the model's own init."
-        elif not hasattr(have[path], "shape") or not hasattr(have[path], "dtype"):
-            yield f"{path} is a {type(have[path]).__name__}, not an array. Give it as np.asarray(...)."
-        elif tuple(have[path].shape) != leaf.shape or _is_float(have[path]) != _is_float(leaf):
-            yield f"{path} is {_text(have[path])}, but the model's is {_text(leaf)}."
+        elif _kind_and_shape(have[path]) != _kind_and_shape(leaf):
+            yield f"{path} is {_text(have[path])}, but the model's is {_text(leaf)}. Give an array like it."
         elif isinstance(have[path], Array) and not (have[path].is_fully_addressable or _is_laid_out(have[path], leaf)):
             yield (
                 f"{path} is split over several processes. Pass arrays that are whole on every process, or restore a "
@@ -115,9 +113,10 @@ def _problems(given: Params, expected: Params) -> Iterator[str]:
             yield f"{path} is not a parameter of the model.{did_you_mean(path, own)}"
 
 
+def _kind_and_shape(leaf: Any) -> Any:
+    """Returns whether an array has floating-point numbers, and its shape; False for other values."""
+    return hasattr(leaf, "dtype") and (bool(jnp.issubdtype(leaf.dtype, jnp.floating)), tuple(leaf.shape))
+
+
 def _text(leaf: Any) -> str:
-    return f"{jnp.dtype(leaf.dtype)}{list(leaf.shape)}"
-
-
-def _is_float(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+    return f"{jnp.dtype(leaf.dtype)}{list(leaf.shape)}" if hasattr(leaf, "dtype") else f"a {type(leaf).__name__}"

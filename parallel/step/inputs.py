@@ -4,6 +4,7 @@ Nothing here costs a step that goes well: batches are looked at while a program 
 shape, and states when a call was refused.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,10 +20,6 @@ from ..model.batch_names import explain_key_error
 from ..xla.error_texts import NESTED, matches
 from .state import TrainState
 
-Signature = dict[str, tuple[str, int]]
-"""Name of an array of a batch -> its dtype and number of dims."""
-
-
 BatchShapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of every array of a batch."""
 
@@ -32,8 +29,20 @@ def shapes_of(batch: Mapping[str, Any]) -> BatchShapes:
     return tuple((name, tuple(array.shape)) for name, array in sorted(batch.items()))
 
 
+def warn_of_recompilation(before: BatchShapes, now: BatchShapes) -> None:
+    """Warns that the step is compiled again for a batch of other shapes."""
+    old = dict(before)
+    changes = [f"{name} {old.get(name)} -> {shape}" for name, shape in now if shape != old.get(name)]
+    warnings.warn(
+        "The training step was compiled again, which costs as much as the first time: the batch changed, "
+        f"{', '.join(changes)}. Keep shapes fixed.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
 class BatchCheck:
-    """The requirements on the batches of one program, and the signature of the first one."""
+    """The requirements on the batches of one program, and the arrays of the first one."""
 
     def __init__(self, name: str, check_rows: Callable[[int], None]) -> None:
         """Starts before the first batch.
@@ -44,7 +53,7 @@ class BatchCheck:
         """
         self._name = name
         self._check_rows = check_rows
-        self._first: Signature | None = None
+        self._first: dict[str, str] = {}
 
     def around(self, program: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the function of (state or parameters, batch, ...) with checks of its batches while it is traced."""
@@ -63,31 +72,37 @@ class BatchCheck:
         Raises:
             UserError: One of them is invalid, or differs from the first batch.
         """
-        problem = _problem(batch) or (self._first and _changed(self._name, self._first, _signature(batch)))
-        if problem:
+        if problem := _batch_problem(batch) or self._difference(_signature(batch)):
             raise UserError(problem)
         self._check_rows(next(iter(batch.values())).shape[0])
 
-
-def _problem(batch: Any) -> str | None:
-    """Returns the problem with a batch that is not a dict of arrays with rows on dim 0, or None."""
-    if not isinstance(batch, Mapping):
+    def _difference(self, now: dict[str, str]) -> str:
+        """Returns the differences from the first batch, other than in sizes, or ""."""
+        if not self._first or now == self._first:
+            return ""
+        differences = [
+            f"{name} is {now.get(name, 'missing')}, expected {self._first.get(name, 'no such array')}"
+            for name in {**self._first, **now}
+            if now.get(name) != self._first.get(name)
+        ]
         return (
-            f"The batch is a {_type(batch)}. A batch is a dict of arrays with rows on dim 0, such as "
-            '{"inputs": x, "targets": y, "weights": w, "example": i}.'
+            f"The batch differs from the one that {self._name} was compiled for: {'; '.join(differences)}. Give every "
+            "batch the same arrays, or build another step for these."
         )
-    if not batch:
-        return "The batch is empty. A batch is a dict of arrays with rows on dim 0, such as inputs and targets."
+
+
+def _batch_problem(batch: Any) -> str:
+    """Returns the problem with a batch that is not a dict of arrays with rows on dim 0, or ""."""
+    if not isinstance(batch, Mapping) or not batch:
+        return (
+            "The batch must be a dict of arrays with rows on dim 0, such as "
+            f'{{"inputs": x, "targets": y, "weights": w}}, got {"an empty one" if batch == {} else _type(batch)}.'
+        )
     for name, array in batch.items():
-        if isinstance(array, bool | int | float | complex) or getattr(array, "shape", None) == ():
+        if not getattr(array, "shape", ()) or not hasattr(array, "dtype"):
             return (
-                f"batch[{name!r}] is a scalar, but every array of a batch has rows on dim 0. Give it once for each "
-                "row, np.full(rows, value), or make it a constant of the model."
-            )
-        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-            return (
-                f"batch[{name!r}] is a {_type(array)}, but a batch holds arrays with rows on dim 0. Give "
-                f"np.asarray(batch[{name!r}])" + (", one for each of its entries." if isinstance(array, dict) else ".")
+                f"batch[{name!r}] must be an array with rows on dim 0, got a value of type {_type(array)}. Give "
+                f"np.asarray(batch[{name!r}]), or np.full(rows, value) if all rows have the same value."
             )
     rows = {name: array.shape[0] for name, array in batch.items()}
     if len(set(rows.values())) > 1:
@@ -96,31 +111,15 @@ def _problem(batch: Any) -> str | None:
             f"The arrays of the batch differ in their numbers of rows: {given}. Dim 0 of each counts the rows of the "
             "global batch; give all of them the same number."
         )
-    return None
+    return ""
 
 
-def _signature(batch: Mapping[str, Any]) -> Signature:
-    return {name: (str(dtypes.canonicalize_dtype(array.dtype)), len(array.shape)) for name, array in batch.items()}
-
-
-def _changed(name: str, first: Signature, now: Signature) -> str | None:
-    """Returns the difference between a batch and the first one, other than in sizes, or None."""
-    missing, new = [sorted(set(a) - set(b)) for a, b in ((first, now), (now, first))]
-    if missing or new:
-        what = [f"{', '.join(names)} {verb}" for names, verb in ((missing, "is missing"), (new, "is new")) if names]
-        return (
-            f"The batch has the arrays {', '.join(now)}, but {name} was compiled for {', '.join(first)}: "
-            f"{' and '.join(what)}. Give every batch the same arrays, or build another step for these."
-        )
-    for each, (dtype, rank) in now.items():
-        if (dtype, rank) != first[each]:
-            wanted = first[each]
-            remedy = f"batch[{each!r}].astype({wanted[0]!r})" if rank == wanted[1] else "an array of as many dims"
-            return (
-                f"batch[{each!r}] is {dtype} with {counted(rank, 'dim')}, but {name} was compiled for {wanted[0]} with "
-                f"{wanted[1]}. Give {remedy}, or build another step for such batches."
-            )
-    return None
+def _signature(batch: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the dtype and the number of dims of each array."""
+    return {
+        name: f"{dtypes.canonicalize_dtype(array.dtype)} with {counted(len(array.shape), 'dim')}"
+        for name, array in batch.items()
+    }
 
 
 def refuse_consumed(array: Any) -> None:
@@ -153,8 +152,8 @@ def explained(given: Any, expecting: Callable[[], Any], batch: Any, batches: Bat
 
 
 def explain(error: Exception, given: Any, expecting: Callable[[], Any], batch: Any, batches: BatchCheck) -> None:
-    """Says what was wrong with the arguments of a call that failed; returns where nothing was, with a note on the error
-    where the model reads an array that the batch does not hold.
+    """Explains the error of a call if its arguments are invalid; otherwise returns, with a note on the error if the
+    model reads an array that the batch does not contain.
 
     Args:
         error: What the call raised.
@@ -169,108 +168,64 @@ def explain(error: Exception, given: Any, expecting: Callable[[], Any], batch: A
     if isinstance(error, UserError):
         return
     expected = expecting()
-    problem = _state_problem(given, expected) if isinstance(expected, TrainState) else None
-    problem = problem or _tree_problem(given, expected)
-    if problem:
+    if problem := _tree_problem(given, expected):
         raise UserError(problem) from error
     batches.check(batch)
-    problem = _placement_problem(batch, expected) or _nested_problem(error)
-    if problem:
-        raise UserError(problem) from error
-    if isinstance(error, KeyError) and (said := explain_key_error(error, batch)):
-        error.add_note(said)  # it may be of another mapping of the model's: the error stays
+    if matches(error, NESTED):
+        raise UserError(NESTED_SHARD_MAP) from error
+    if isinstance(error, KeyError) and (note := explain_key_error(error, batch)):
+        error.add_note(note)  # it may be of another mapping of the model's: the error stays
 
 
-def _state_problem(given: Any, expected: TrainState) -> str | None:
-    if isinstance(given, TrainState):
-        return None
-    if isinstance(given, tuple) and given and isinstance(given[0], TrainState):
-        return (
-            f"The state given is a tuple of {len(given)}: a step returns (state, metrics). Take them apart, "
-            "state, metrics = step(state, batch)."
-        )
-    same = jax.tree.structure(given) == jax.tree.structure(expected.params)
-    what = "the parameters alone" if same else f"a {_type(given)}"
-    return (
-        f"The state given is {what}, not a TrainState. Start from step.init(seed), step.init(seed, params) or a "
-        "checkpoint."
-    )
+NESTED_SHARD_MAP = (
+    "The model calls jax.shard_map inside a step that is one already, over the axes of the batch, and JAX cannot "
+    "differentiate the one inside the other. Give all devices to the axis that the model splits by itself "
+    "(strategy: {tensor: 8} alone), or drop its shard_map and let XLA split the work by layouts.rules."
+)
 
 
-FIELDS = {
-    "params": ("another model", "the model that it was made for"),
-    "opt_state": ("another optimizer", "the optimizer that it was made with"),
-    "extra": ("another strategy (local steps and compression keep state)", "the strategy that it was made under"),
-}
-"""Field of a state -> what it is of where it does not fit, and with what to build the step for it."""
-
-
-def _tree_problem(given: Any, expected: Any) -> str | None:
-    """Returns the difference between a state or parameters and the expected ones, or None."""
-    if isinstance(given, TrainState) and not isinstance(expected, TrainState):
-        return "A whole state was given where the parameters belong. Give state.params."
+def _tree_problem(given: Any, expected: Any) -> str:
+    """Returns the difference between a state or parameters and the expected ones, or ""."""
     whole = isinstance(expected, TrainState)
-    name = "state" if whole else "parameters"
+    if whole and not isinstance(given, TrainState):
+        return (
+            f"The state given is of type {_type(given)}, not a TrainState. Start from step.init(seed) or a checkpoint, "
+            "and go on with state, metrics = step(state, batch)."
+        )
+    if isinstance(given, TrainState) and not whole:
+        return "A whole state was given where the parameters belong. Give state.params."
+    name, tree = ("state", "step.abstract_state()") if whole else ("parameters", "step.abstract_state().params")
     found, wanted = dict(leaves_with_paths(given)), dict(leaves_with_paths(expected))
     for path in dict.fromkeys((*wanted, *found)):
-        of, remedy = FIELDS.get(path.split("/")[0] if whole else "params", ("another step", "what it was made with"))
-        if path not in found or path not in wanted:
-            what = "it lacks an array" if path not in found else "it also has an array"
-            return f"The {name} given: {what} at {path!r}. It is of {of}. Build the step with {remedy}, or start anew."
-        leaf, want = found[path], wanted[path]
-        shape, dtype = getattr(leaf, "shape", ()), getattr(leaf, "dtype", _type(leaf))
-        if tuple(shape) != tuple(want.shape) or dtype != want.dtype:
+        have, need = found.get(path), wanted.get(path)
+        if not _fits(have, need):
             return (
-                f"The {name} given: {path!r} is {dtype}{list(shape)}, and this step works on "
-                f"{want.dtype}{list(want.shape)}. It is of {of}. Build the step with {remedy}, or start anew."
+                f"The {name} given does not fit this step: {path!r} is {_describe(have)}, expected {_describe(need)}. "
+                "Build the step with the model, the optimizer and the strategy that it was made with, or start anew. "
+                f"Arrays of another mesh can be moved: jax.device_put({name}, jax.tree.map(lambda leaf: leaf.sharding, "
+                f"{tree}))."
             )
-    if jax.tree.structure(given) != jax.tree.structure(expected):
-        return f"The {name} given has other containers than this step's. Build the step with what it was made with."
-    for path, leaf in found.items():
-        if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
-            continue
-        if not leaf.sharding.is_equivalent_to(wanted[path].sharding, leaf.ndim):
-            tree = "step.abstract_state()" + ("" if whole else ".params")
-            return (
-                f"The {name} given: {path!r} lies on {_place(leaf.sharding)}, but this step has it on "
-                f"{_place(wanted[path].sharding)}. It is of another mesh or strategy. Move it: jax.device_put({name}, "
-                f"jax.tree.map(lambda leaf: leaf.sharding, {tree})), or restore a checkpoint, which does so."
-            )
-    return None
+    return ""
 
 
-def _placement_problem(batch: Mapping[str, Any], expected: Any) -> str | None:
-    """Returns the problem with an array of a batch on other devices, or None."""
-    devices = jax.tree.leaves(expected)[0].sharding.device_set
-    for name, array in batch.items():
-        if isinstance(array, jax.Array) and not isinstance(array, Tracer):
-            if array.is_deleted():
-                return f"batch[{name!r}] was deleted or donated before. Give the array again, or one of the host."
-            if array.sharding.device_set != devices:
-                return (
-                    f"batch[{name!r}] lies on {_place(array.sharding)}, and the step runs on {len(devices)}. Give "
-                    "arrays of the host, or place them: jax.device_put(batch, step.plan.batch_sharding())."
-                )
-    return None
+def _fits(leaf: Any, wanted: Any) -> bool:
+    """Returns whether an array has the wanted dtype, shape and place; None for a missing array."""
+    if leaf is None or wanted is None or not hasattr(leaf, "dtype"):
+        return False
+    if leaf.dtype != wanted.dtype or leaf.shape != wanted.shape:
+        return False
+    is_placed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+    return not is_placed or leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim)
 
 
-def _nested_problem(error: Exception) -> str | None:
-    if not matches(error, NESTED):
-        return None
-    return (
-        "The model calls jax.shard_map inside a step that is one already, over the axes of the batch, and JAX cannot "
-        "differentiate the one inside the other. Give all devices to the axis that the model splits by itself "
-        "(strategy: {tensor: 8} alone), or drop its shard_map and let XLA split the work by layouts.rules."
-    )
-
-
-def _place(sharding: Any) -> str:
-    devices = len(sharding.device_set)
-    where = counted(devices, "device")
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        sizes = ", ".join(f"{axis}={size}" for axis, size in sharding.mesh.shape.items() if size > 1)
-        where += f" (mesh {sizes or 'of one device'}) as {sharding.spec}"
-    return where
+def _describe(leaf: Any) -> str:
+    if not hasattr(leaf, "dtype"):
+        return "missing" if leaf is None else f"of type {_type(leaf)}"
+    text, sharding = f"{leaf.dtype}{list(leaf.shape)}", getattr(leaf, "sharding", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return text
+    sizes = ", ".join(f"{axis}={size}" for axis, size in sharding.mesh.shape.items() if size > 1)
+    return f"{text} on {counted(len(sharding.device_set), 'device')} ({sizes}) as {sharding.spec}"
 
 
 def _type(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from ..plan import ShardingPlan
-from ..xla.error_texts import MISSING_MESH, UNTYPED, matches
+from ..xla.error_texts import UNTYPED, matches
 
 
 class UncheckedStep(UserWarning):
@@ -30,7 +30,7 @@ def over_manual_axes(
         A function of global arrays.
     """
     if not plan.manual_axes:
-        return _with_mesh(local, plan, abstract)
+        return local
     mesh = plan.mesh.abstract_mesh if abstract else plan.mesh.backend_mesh
     # Includes axes of size 1: if XLA handles no axis, its CPU backend can reduce 16-bit numbers.
     axes = {axis for axis in plan.mesh.axis_names if axis in plan.manual_axes or plan.mesh.axis_size(axis) == 1}
@@ -39,24 +39,6 @@ def over_manual_axes(
         for check_vma in (True, False)
     )
     return _with_fallback(checked, unchecked)
-
-
-def _with_mesh(local: Callable[..., Any], plan: ShardingPlan, abstract: bool) -> Callable[..., Any]:
-    """Returns the function; a model that calls `jax.shard_map` without a mesh gets the mesh of the step."""
-    if plan.mesh.size == 1:
-        return local
-
-    def call(*arguments: Any) -> Any:
-        try:
-            return local(*arguments)
-        except ValueError as error:
-            if not matches(error, MISSING_MESH):
-                raise
-        mesh = plan.mesh.abstract_mesh if abstract else plan.mesh.backend_mesh.abstract_mesh
-        with jax.sharding.use_abstract_mesh(mesh):
-            return local(*arguments)
-
-    return call
 
 
 def _with_fallback(checked: Callable[..., Any], unchecked: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """The input and output of a step: the state, a snapshot of everything that changes, and the metrics."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from ...layouts.table import LayoutTable
 from ...mesh.compat import varying_axes
-from ...mesh.keys import WORDS, key_of, make_key
+from ...mesh.keys import WORDS, key_of
 from ..model import Params, has_state
 from ..options import Precision, cast_floats
 from ..plan import ShardingPlan
@@ -139,16 +140,13 @@ def abstract_model_state(model: Any, precision: Precision) -> Any:
         model: Any model.
         precision: The dtypes; floating-point arrays are stored in the parameters' dtype.
     """
-    return jax.eval_shape(lambda key: _init_model_state(model, precision, key), make_key(0)) if has_state(model) else ()
+    key_data = jax.ShapeDtypeStruct((WORDS,), jnp.uint32)
+    return jax.eval_shape(partial(first_model_state, model, precision), key_data) if has_state(model) else ()
 
 
 def first_model_state(model: Any, precision: Precision, key_data: Array) -> Any:
     """Returns the initial state of a model that has one. Traced; `key_data` is the raw data of the run's key."""
-    return _init_model_state(model, precision, key_of(key_data))
-
-
-def _init_model_state(model: Any, precision: Precision, key: Array) -> Any:
-    state = cast_floats(model.init_state(key), precision.params)
+    state = cast_floats(model.init_state(key_of(key_data)), precision.params)
     return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), state)
 
 

@@ -35,9 +35,8 @@ from ..sharding.stored_order import in_stage_order, stored_order
 from . import diloco_step, initial_params
 from .composition import DeviceStep
 from .cost import step_cost
-from .inputs import BatchCheck, BatchShapes, explain, explained, refuse_consumed, shapes_of
+from .inputs import BatchCheck, BatchShapes, explain, explained, refuse_consumed, shapes_of, warn_of_recompilation
 from .loss_scaling import accept, first_loss_scale
-from .recompilation import RecompilationWatch
 from .state import (
     StepMetrics,
     TrainState,
@@ -62,9 +61,8 @@ class Step:
         self.accumulate, self.precision = plan.options.accumulate, plan.options.precision
         self._device_step = DeviceStep(model, plan)
         self._exact = self._device_step if plan.exact is plan else DeviceStep(model, plan.exact)
-        self._watch = RecompilationWatch("the training step")
-        self._compiled: jax.stages.Compiled | None = None
-        self._programs: dict[BatchShapes, jax.stages.Compiled] = {}
+        self._compiled: dict[BatchShapes, jax.stages.Compiled] = {}
+        self._traced: set[BatchShapes] = set()
         rows = partial(check_rows, plan, accumulate=plan.options.accumulate)
         self._batches, self._own_batches = (BatchCheck(name, rows) for name in ("the step", "step.gradients"))
         self._eval_batches = BatchCheck("step.evaluate", partial(check_eval_rows, plan))
@@ -111,26 +109,23 @@ class Step:
             UserError: The state was consumed or is of another step, the batch or the optimizer cannot be taken.
             LayoutError: A rule for activations does not fit the model.
         """
-        compilations = self._watch.compilations
         try:
             refuse_consumed(state.step)
-            result = self._launch(state, batch)
+            return self._launch(state, batch)
         except Exception as error:
             explain(error, state, self.abstract_state, batch, self._batches)
             raise
-        self._watch.check(compilations, state, batch)
-        return result
 
     def _launch(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        program = self._compiled if len(self._programs) < 2 else self._programs.get(shapes_of(batch))
-        if program is not None:
-            try:
-                return program(state, batch)
-            except TypeError as error:  # a mistake, or other shapes than it was compiled for
-                explain(error, state, self.abstract_state, batch, self._batches)
-                self._compiled = None  # compile again, and be warned
-                self._programs.clear()
-        return self._run(state, batch)
+        shapes = shapes_of(batch)
+        if shapes in self._compiled:
+            return self._compiled[shapes](state, batch)
+        result = self._run(state, batch)
+        if shapes not in self._traced:
+            for before in (*self._compiled, *self._traced)[:1]:
+                warn_of_recompilation(before, shapes)
+            self._traced.add(shapes)
+        return result
 
     def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
         """Compiles the step for batches of these global shapes, once; calls with such batches then run it.
@@ -141,10 +136,10 @@ class Step:
             The compiled program, for its memory analysis and its text.
         """
         shapes = shapes_of(abstract_batch)
-        if shapes not in self._programs:
+        if shapes not in self._compiled:
             with compiling_for(self.plan.mesh.target):
-                self._compiled = self._programs[shapes] = self.lower(abstract_batch).compile()
-        return self._programs[shapes]
+                self._compiled[shapes] = self.lower(abstract_batch).compile()
+        return self._compiled[shapes]
 
     def evaluate(self, params: Params, batch: Batch, model_state: Any = ()) -> tuple[Array, Array]:
         """Returns the sums (loss, weight) over one global batch, without randomness or an update.

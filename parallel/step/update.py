@@ -8,6 +8,7 @@ again within a step, which holds one forward and one backward pass: an optimizer
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -88,29 +89,18 @@ def apply_optimizer(
             f"The optimizer's update returned a {type(result).__name__}. It has to return (updates, state)."
         )
     updates, new_state = result
-    _check_alike(updates, params, "updates", "the parameters", dtypes=False)
-    _check_alike(new_state, opt_state, "a state", "the state that it was given", dtypes=True)
+    _check_alike("updates", updates, params, lambda leaf: f"of shape {list(jnp.shape(leaf))}")
+    _check_alike("a state", new_state, opt_state, lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}")
     return optax.apply_updates(params, updates), new_state
 
 
-def _check_alike(found: Any, wanted: Any, what: str, like: str, *, dtypes: bool) -> None:
-    """Rejects a tree with other paths, shapes or (if `dtypes`) dtypes than another."""
+def _check_alike(what: str, found: Any, wanted: Any, describe: Callable[[Any], str]) -> None:
+    """Rejects a tree with other paths than another, or with leaves that are described differently."""
     leaves, expected = dict(leaves_with_paths(found)), dict(leaves_with_paths(wanted))
     for path in dict.fromkeys((*expected, *leaves)):
-        if path not in leaves or path not in expected:
-            has = f"without an array at {path!r}" if path not in leaves else f"with a further array at {path!r}"
-            raise UserError(
-                f"The optimizer's update returned {what} {has}, unlike {like}. Return a tree of the same "
-                "structure; zeros where nothing changes."
-            )
-        given, want = _type_of(leaves[path], dtypes), _type_of(expected[path], dtypes)
+        given, want = (describe(tree[path]) if path in tree else "missing" for tree in (leaves, expected))
         if given != want:
             raise UserError(
-                f"The optimizer's update returned {what} with {given} at {path!r}, but {like} has {want} there. Shapes "
-                f"{'and dtypes ' if dtypes else ''}stay as they are from step to step: convert it in the optimizer."
+                f"The optimizer's update returned {what} in which {path!r} is {given}, expected {want}. Updates have "
+                "the structure and the shapes of the parameters; a state also keeps its dtypes from step to step."
             )
-
-
-def _type_of(leaf: Any, dtypes: bool) -> str:
-    shape = list(jnp.shape(leaf))
-    return f"{jnp.result_type(leaf)}{shape}" if dtypes else f"shape {shape}"

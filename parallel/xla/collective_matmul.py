@@ -77,8 +77,3 @@ def ring_product_scatter(h_BLf: Array, weight_fD: Array, axis: str, size: int) -
             traveling = hop(traveling, axis, size, direction) + product(index + direction * left)
         result = result + hop(traveling, axis, size, direction)
     return result
-
-
-def num_permutes(size: int) -> int:
-    """Returns the number of permutes of one product: one for each other device."""
-    return size - 1

@@ -7,9 +7,6 @@ message instead of ours; nothing else changes.
 import re
 from typing import NamedTuple
 
-MISSING_MESH = "context mesh cannot be empty"
-"""`jax.shard_map` was called without a mesh, and no mesh is in force. JAX 0.10.2 and 0.12.0."""
-
 UNTYPED = ("manual axis types", "varying manual axes")
 """A loop, a branch or an operation mixes values that vary over different axes: the first in most places, the second
 in a loop whose carry changes. JAX 0.10.2 and 0.12.0."""

@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..collectives import Collective
+from ..collectives import Collective, axis_size
 from .platform import TRICKS, by_platform
 
 PIPE = "pipe"
 
 
-def hop(x: Array, axis: str, size: int, direction: int = 1, *, in_groups: bool = False) -> Array:
+def hop(x: Array, axis: str, size: int, direction: int = 1) -> Array:
     """Sends an array to the next device of a ring and returns the array of the previous one. Inside `shard_map`.
 
     Args:
@@ -30,14 +30,11 @@ def hop(x: Array, axis: str, size: int, direction: int = 1, *, in_groups: bool =
         axis: The mesh axis of the ring.
         size: N, its size.
         direction: 1 towards higher indices, -1 towards lower.
-        in_groups: Whether to send by all-to-all on every platform, as with `strategy.context.send=groups`.
 
     Returns:
         The neighbor's array; its gradient travels in the opposite direction in the same way.
     """
-    if in_groups:
-        return send_by_all_to_all(x, axis, size, direction)
-    return _hop(x, axis, size, direction) if _has_stages() else send_by_permute(x, axis, size, direction)
+    return _hop(x, axis, size, direction) if axis_size(PIPE) > 1 else send_by_permute(x, axis, size, direction)
 
 
 def send_by_permute(x: Array, axis: str, size: int, direction: int) -> Array:
@@ -68,14 +65,6 @@ def _hop_backward(axis: str, size: int, direction: int, _: None, gradient: Array
 
 
 _hop.defvjp(_hop_forward, _hop_backward)
-
-
-def _has_stages() -> bool:
-    """Returns whether this runs on one of several pipeline stages."""
-    try:
-        return lax.axis_size(PIPE) > 1
-    except NameError:  # the axis is missing or not manual
-        return False
 
 
 def convert_hops(line: Collective, size: int, platform: str) -> Collective:

@@ -23,7 +23,7 @@ def limit_before(step):
             time.sleep(0.5)  # what the step before has used is given back after its results are ready
             ctypes.CDLL(None).malloc_trim(0)
             used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-            room = self._compiled.memory_analysis().temp_size_in_bytes * 3 // 2
+            room = next(iter(self._compiled.values())).memory_analysis().temp_size_in_bytes * 3 // 2
             resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
         return original(self, state, batch)
     Step.__call__ = call

@@ -286,28 +286,14 @@ def reduced_by(jaxpr, times=1):
     return found
 
 
-WITHOUT_COMPILING = ("data", "zero1", "zero2", "local", "fsdp", "hsdp", "keep", "prefetch", "pipe")
-
-
-@pytest.mark.slow_cases(
-    "frozen-local",
-    "frozen-pipe",
-    "frozen-prefetch",
-    "frozen-zero2",
-    "lora-data",
-    "lora-hsdp",
-    "lora-keep",
-    "lora-local",
-    "lora-pipe",
-    "lora-prefetch",
-    "lora-zero1",
-    "split lora-explicit-tensor",
-)
 @pytest.mark.parametrize(
     ("model", "strategy"),
     [
-        *((model, strategy) for model in ("lora", "frozen") for strategy in WITHOUT_COMPILING),
-        *((model, "explicit-tensor") for model in ("split lora", "split frozen")),
+        *(("frozen", strategy) for strategy in ("data", "fsdp", "zero1", "hsdp")),
+        ("split frozen", "explicit-tensor"),
+        *(pytest.param("frozen", each, marks=pytest.mark.slow) for each in ("zero2", "local", "keep", "prefetch")),
+        *(pytest.param("lora", each, marks=pytest.mark.slow) for each in ("fsdp", "prefetch", "pipe")),
+        pytest.param("split lora", "explicit-tensor", marks=pytest.mark.slow),
     ],
 )
 def test_a_program_never_holds_gradients_of_frozen_parameters(model, strategy):

@@ -19,14 +19,6 @@ def test_merge_omits_lines_without_calls():
     assert merge([gather(0, 0), gather(2, 8).times(0)]) == merge([]) == ()
 
 
-def test_so_many_calls_move_so_much_more():
-    assert gather(2, 10).times(3) == gather(6, 30)
-
-
-def test_a_line_in_words():
-    assert str(gather(2, 12345, ("data", "fsdp"))) == "all-gather over data x fsdp: 2 moving 12,345 bytes"
-
-
 @pytest.mark.parametrize(
     ("dtype", "cpu", "gpu"),
     [("bfloat16", 4, 2), ("float16", 2, 2), ("float32", 4, 4), ("float64", 8, 8), ("int16", 2, 2)],

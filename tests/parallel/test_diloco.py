@@ -43,11 +43,6 @@ def error(tree, reference):
     return max(jax.tree.leaves(jax.tree.map(toy.relative, tree, reference)))
 
 
-def even_batch(seed):
-    """Rows of equal weight, so that groups weigh the same."""
-    return {**toy.batch(seed), "weights": np.ones((toy.ROWS, toy.LENGTH), np.float32)}
-
-
 def over_data(lines):
     return [line for line in lines if "data" in line.axes]
 
@@ -63,18 +58,6 @@ def ours():
         state, _ = step(state, toy.batch(index))
         states.append(jax.tree.map(np.asarray, state))
     return step, compiled, states
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_one_step_rounds_of_sgd_are_data_parallelism(float64):
-    options = {"local_steps": 1, "outer_learning_rate": 1.0, "outer_momentum": 0.0}
-    local = make({"data": {"size": 2, **options}, "fsdp": FSDP}, optax.sgd(0.5), accumulate=2)
-    plain = make({"data": {"size": 2}, "fsdp": FSDP}, optax.sgd(0.5), accumulate=2)
-    ours, metrics = train(local, 4, batch=even_batch)
-    reference, expected = train(plain, 4, batch=even_batch)
-    assert error(ours.params, reference.params) < 1e-12
-    assert [float(each.loss) for each in metrics] == pytest.approx([float(each.loss) for each in expected], rel=1e-12)
 
 
 @pytest.mark.slow
@@ -188,17 +171,6 @@ def test_copies_are_laid_out_over_data(ours):
 
 
 @pytest.mark.slow
-def test_evaluation_and_gradients_are_those_of_the_shared_parameters(ours):
-    step, _, _ = ours
-    plain = make({"data": {"size": 2}, "fsdp": FSDP}, precision=Precision(), clip_norm=0.5, accumulate=2)
-    state, batch = step.init(0), toy.batch(9)
-    assert [float(x) for x in step.evaluate(state.params, batch)] == pytest.approx(
-        [float(x) for x in plain.evaluate(state.params, batch)]
-    )
-    assert error(step.gradients(state, batch)[0], plain.gradients(plain.init(0), batch)[0]) < 1e-6
-
-
-@pytest.mark.slow
 def test_restored_round_continues_bitwise(ours, tmp_path):
     step, _, states = ours
     state, _ = train(step, 4, step.init(0))  # in the middle of a round
@@ -216,45 +188,9 @@ def test_restored_round_continues_bitwise(ours, tmp_path):
         checkpoints.restore(4)
 
 
-@pytest.mark.slow
-def test_trains_nearly_as_well_as_data_parallelism():
-    """A task with an answer, the next token of a cycle: after 48 steps, 6 rounds, within 0.01 nats of the same loss."""
-
-    def cycle(seed):
-        start = np.random.default_rng(seed).integers(0, toy.VOCABULARY, (toy.ROWS, 1))
-        tokens = (start + 5 * np.arange(toy.LENGTH + 1)) % toy.VOCABULARY
-        return {
-            **even_batch(seed),
-            "inputs": tokens[:, :-1].astype(np.int32),
-            "targets": tokens[:, 1:].astype(np.int32),
-        }
-
-    def final_loss(data):
-        step = make({"data": data}, optax.adamw(1e-2), Precision())
-        _, metrics = train(step, 49, batch=cycle)
-        return float(metrics[-1].loss)  # after 48 steps, before the update of one more
-
-    together = final_loss({"size": 4})
-    apart = final_loss({"size": 4, "local_steps": 8, "outer_momentum": 0.5})
-    assert together < 0.01 < np.log(toy.VOCABULARY)
-    assert apart < together + 0.01, (apart, together)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"local_steps": -1}, "strategy.data.local_steps=-1: give a number of steps"),
-        ({"local_steps": 2, "outer_learning_rate": 0.0}, "strategy.data.outer_learning_rate=0.0 must be more than 0"),
-        (
-            {"local_steps": 2, "outer_learning_rate": float("nan")},
-            "outer_learning_rate=nan must be a finite number",
-        ),
-        (
-            {"local_steps": 2, "outer_learning_rate": float("inf")},
-            "outer_learning_rate=inf must be a finite number",
-        ),
-        ({"local_steps": 2, "outer_momentum": float("nan")}, "outer_momentum=nan must be a finite number"),
-        ({"local_steps": 2, "outer_momentum": 1.0}, "strategy.data.outer_momentum=1.0 must be at least 0 and less"),
         ({"local_steps": 2, "zero": 1}, "zero=1 and local_steps=2 do not combine"),
         ({"local_steps": 2, "compress": "int8"}, "compress=int8 and local_steps=2 do not combine"),
     ],

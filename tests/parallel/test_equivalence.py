@@ -74,9 +74,12 @@ def test_first_parameters_are_the_bits_of_one_device(name):
     )
 
 
-@pytest.mark.long_cases("moe-data2-expert2-context2", "transformer-pipe2-fsdp2-tensor2", "zero2-size2")
+SOME = ("transformer-pipe2-fsdp2-tensor2", "moe-data2-expert2-context2", "zero2-size2", "zbv-2", "1f1b-recompute")
+
+
+@pytest.mark.long_cases(*SOME[:3])
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["transformer-pipe2-fsdp2-tensor2", "moe-data2-expert2-context2", "zero2-size2"])
+@pytest.mark.parametrize("name", SOME)
 def test_some_rows_of_the_table(name, float64):
     """With parameters that the mesh draws itself."""
     check(row_named(name), "float64", drawn=True)

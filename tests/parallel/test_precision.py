@@ -54,23 +54,6 @@ def test_a_convolution_is_verified_in_float64(strategy):
     assert result.gradients[0].relative < 1e-9
 
 
-@pytest.mark.slow_cases("data x fsdp", "fsdp")
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
-def test_a_convolution_trains_and_evaluates_in_bfloat16(strategy):
-    precision = Precision(compute="bfloat16")
-    layouts = lay_out(CONVOLUTION, strategy, precision=precision, devices=toy.devices(4))
-    step = build_step(CONVOLUTION, optax.sgd(0.1), layouts, precision=precision, accumulate=2)
-    state, batch = step.init(0), images(0)
-    expected = jax.jit(lambda params: loss(params, batch, None))(jax.device_get(state.params))
-    total, weight = step.evaluate(state.params, batch)
-    assert toy.relative(total, expected[0]) < 1e-2
-    assert float(weight) == pytest.approx(float(expected[1]), rel=1e-6)  # weights are not rounded to 8 bits
-    gradients, _ = step.gradients(state, batch)
-    _, metrics = step(state, batch)
-    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
-    assert toy.relative(metrics.loss, expected[0] / expected[1]) < 1e-2
-
-
 @pytest.mark.slow_cases("{'data': {'size': 2, 'local_steps': 2}}", "{'pipe': {'size': 3, 'microbatches': 3}}")
 @pytest.mark.parametrize(
     "strategy",
@@ -125,13 +108,3 @@ def test_weights_and_targets_are_not_narrowed(compute, counted, float64):
         {"targets": jnp.arange(4, dtype="int32"), "weights": jnp.arange(4, dtype="int32")}, compute
     )
     assert {str(rows.dtype) for rows in labels.values()} == {"int32"}
-
-
-def test_casts_only_floating_point_arrays():
-    """Integers, booleans and keys stay as they are: a cast one would be another."""
-    tree = {"w": jnp.ones(3), "ids": jnp.arange(3) + 300, "seen": jnp.zeros(2, bool), "key": jax.random.key(0)}
-    cast = dtypes.cast_floats(tree, "bfloat16")
-    assert cast["w"].dtype == jnp.bfloat16
-    for name in ("ids", "seen", "key"):
-        assert cast[name].dtype == tree[name].dtype
-    assert (cast["ids"] == tree["ids"]).all()

@@ -37,27 +37,6 @@ def axes(table):
     return {row.path: row.layout.axes for row in table.rows}
 
 
-@pytest.mark.slow_cases("1-1", "2-1", "2-2")
-@pytest.mark.parametrize(("stage", "fsdp"), [(1, 1), (2, 1), (2, 2)])
-def test_two_steps_equal_one_device(stage, fsdp):
-    """Clipped, in two microbatches: the norm counts each shard once, and every device gets all parameters back."""
-    beside = {"fsdp": FSDPConfig(size=fsdp, floor_bytes=512)} if fsdp > 1 else {}
-    params = jax.tree.map(
-        lambda leaf: 0.1 * np.random.default_rng(0).normal(size=leaf.shape), toy.init(jax.random.key(0))
-    )
-    found = []
-    for strategy, accumulate in (({**zero(stage, 2), **beside}, 2), ({"data": 1}, 1)):
-        layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(2 * fsdp if accumulate == 2 else 1))
-        step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, accumulate=accumulate, clip_norm=0.05)
-        state, metrics = step.init(0, params), []
-        for number in range(2):
-            state, latest = step(state, toy.batch(number))
-            metrics.append([float(latest.loss), float(latest.grad_norm)])
-        found.append((jax.tree.map(np.asarray, state.params), np.array(metrics)))
-    errors = jax.tree.map(toy.relative, *found)
-    assert max(jax.tree.leaves(errors)) < 1e-5, errors
-
-
 @pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stage", [1, 2])
 def test_gradients_are_summed_in_the_reduce_dtype(stage, reduce):
@@ -111,20 +90,6 @@ def test_devices_hold_the_expected_shards(stage, backward, update):
             assert prod(row.layout.shard_shape(row.shape)) == expected
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_bytes_of_the_optimizer_on_a_device(stage):
-    step = built(stage, 4)
-    count = 4
-    assert step.optimizer_table.bytes_per_device == 2 * (LARGE // (4 if stage else 1) + SMALL) + count
-
-
-def test_state_has_the_layouts_of_the_plan():
-    state = built(2, 4).init(0)
-    moment = state.opt_state[0].mu["blocks"]["up"]
-    assert {shard.data.shape for shard in moment.addressable_shards} == {(3, 4, 64)}
-    assert {shard.data.shape for shard in state.params["blocks"]["up"].addressable_shards} == {(3, 16, 64)}
-
-
 def test_the_floor():
     at = lay_out(toy.BLOCK_MODEL, zero(1, 4, floor_bytes=32 * 16 * 4), devices=toy.devices(4))
     over = lay_out(toy.BLOCK_MODEL, zero(1, 4, floor_bytes=32 * 16 * 4 + 1), devices=toy.devices(4))
@@ -164,17 +129,6 @@ def test_one_device_along_data_has_nothing_to_split():
                       devices=toy.devices(2))  # fmt: skip
     assert layouts.zero == 0
     assert layouts.update_table == layouts.table
-
-
-@pytest.mark.parametrize("stage", [3, -1])
-def test_rejects_unknown_zero_stages(stage):
-    with pytest.raises(ValueError) as raised:
-        DataParallelConfig(size=2, zero=stage)
-    assert str(raised.value) == (
-        f"strategy.data.zero={stage!r} is not a valid stage: 0 splits nothing, 1 the optimizer's state, 2 gradients "
-        f"too. "
-        "Stage 3, parameters as well, is the strategy fsdp."
-    )
 
 
 # What moves

@@ -121,6 +121,12 @@ def pipelines():
         "pipe-full", "transformer", {"pipe": options("pipe", 2), "tensor": 2, "fsdp": options("fsdp", 2)}, remat="full"
     )
     yield Row("pipe-dots", "transformer", {"pipe": options("pipe", 2), "context": 2}, remat="dots", dropout=0.1)
+    kept = FSDPConfig(size=2, floor_bytes=FLOOR, keep="step")
+    yield Row("pipe-keep-step", "transformer", {"pipe": options("pipe", 4), "fsdp": kept})
+    ring = TensorConfig(size=2, collective_matmul=True)
+    yield Row(
+        "pipe-tensor-ring", "transformer", {"pipe": options("pipe", 2), "tensor": ring, "fsdp": options("fsdp", 2)}
+    )
     yield Row("pipe-uneven", "uneven", {"pipe": options("pipe", 2), "fsdp": options("fsdp", 2)}, dropout=0.1)
     yield Row(
         "pipe-accumulate", "transformer", {"pipe": PipelineConfig(size=2, microbatches=4), "data": 2}, accumulate=2

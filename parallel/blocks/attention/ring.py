@@ -171,7 +171,7 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 def _send(x: Array, config: ContextConfig) -> Array:
     """Gives `x` to the next device, and takes that of the one before."""
-    return hop(x, AXIS, config.size, in_groups=config.send == "groups")
+    return hop(x, AXIS, config.size)
 
 
 def _marks(

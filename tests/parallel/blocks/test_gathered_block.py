@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
-from spmdkit.mesh.errors import UserError
 from spmdkit.parallel.blocks.gathered_block import REMAT_POLICIES, remat_block, save_arithmetic
 from support import toy
 
@@ -47,11 +46,6 @@ def test_gradients_equal_those_of_the_plain_block(remat, in_loop):
 
     found = gradients(remat_block(block, remat, makes_copies=True, in_loop=in_loop))
     assert jax.tree.all(jax.tree.map(jnp.allclose, found, gradients(block)))
-
-
-def test_rejects_unknown_policy():
-    with pytest.raises(UserError, match=r"train\.remat='some' is not a valid policy\. Choose one of none, dots"):
-        remat_block(block, "some", makes_copies=False, in_loop=True)
 
 
 def saved(function, *arguments, axis=None):

@@ -3,12 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from jax import lax
-from jax.sharding import PartitionSpec
-from spmdkit.mesh.compat import varying_axes
-from spmdkit.parallel.blocks.grouped_experts import apply_experts, varying_zeros
-from support import toy
+from spmdkit.parallel.blocks.grouped_experts import apply_experts
 
 EXPERTS, BLOCKS, ROWS, WIDTH = 3, 5, 2, 4
 EXPERT_B = np.array([1, 0, 1, EXPERTS, 2], np.int32)
@@ -73,18 +68,3 @@ def test_gradients_in_bfloat16_are_summed_in_float32():
     gradient = jax.jit(jax.grad(loss))(weights)["up"]
     assert gradient.dtype == jnp.bfloat16
     assert float(gradient[0, 0, 0]) == 1024
-
-
-@pytest.mark.parametrize(("like", "axes"), [("data", {"data"}), ("both", {"data", "expert"}), ("none", set())])
-def test_zeros_vary_as_what_they_stand_for(like, axes):
-    mesh, found = toy.mesh(data=2, expert=2).backend_mesh, []
-
-    def run(x, y):
-        given = {"data": (x,), "both": (x, y), "none": ()}[like]
-        zeros = varying_zeros((3,), jnp.float32, given)
-        found.append((varying_axes(zeros), zeros.shape))
-        return lax.psum(x, "data") + lax.psum(y, "expert")
-
-    specs = PartitionSpec("data"), PartitionSpec("expert")
-    jax.eval_shape(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=PartitionSpec()), jnp.ones(2), jnp.ones(2))
-    assert found[0] == (axes, (3,))

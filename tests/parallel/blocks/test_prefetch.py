@@ -1,15 +1,13 @@
 """Blocks gathered ahead: the numbers and the traffic of the plain form, and what it does not go with."""
 
 from dataclasses import replace
-from functools import cache
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from spmdkit.models.transformer import TransformerConfig, transformer
-from spmdkit.parallel import FSDPConfig, build_step, census, lay_out
+from spmdkit.parallel import FSDPConfig, build_step, lay_out
 from spmdkit.parallel.blocks.prefetch import check_prefetch
 from spmdkit.parallel.context import ContextConfig
 from support import toy
@@ -35,38 +33,6 @@ def built(prefetch, remat, accumulate=1):
     config = FSDPConfig(size=4, floor_bytes=FLOOR, prefetch=prefetch)
     layouts = lay_out(MODEL, {"fsdp": config}, devices=toy.devices(4))
     return build_step(MODEL, optax.sgd(1.0), layouts, remat=remat, accumulate=accumulate)
-
-
-@cache
-def trained(prefetch, remat, accumulate=1):
-    """One step of plain descent: the change of the parameters is the gradient."""
-    step = built(prefetch, remat, accumulate)
-    compiled = step.compile(toy.abstract(toy.batch(0)))
-    state = step.init(0)
-    before = jax.tree.map(np.asarray, state.params)
-    state, metrics = step(state, toy.batch(0))
-    gradients = jax.tree.map(lambda old, new: old - np.asarray(new), before, state.params)
-    return float(metrics.loss), gradients, census(compiled.as_text(), step.plan.mesh), step.cost()
-
-
-@pytest.mark.slow_cases("full-1", "none-1")
-@pytest.mark.parametrize(
-    ("remat", "accumulate"), [("none", 1), ("full", 1), pytest.param("none", 2, marks=pytest.mark.slow)]
-)
-def test_prefetching_keeps_numbers_and_traffic(remat, accumulate):
-    loss, gradients, found, predicted = trained(1, remat, accumulate)
-    plain_loss, plain, *_ = trained(0, "none")
-    assert loss == pytest.approx(plain_loss, rel=1e-5)
-    assert max(jax.tree.leaves(jax.tree.map(toy.relative, gradients, plain))) < 1e-5
-    assert found == predicted == built(0, remat, accumulate).cost()
-
-
-@pytest.mark.slow
-def test_each_block_is_gathered_twice_and_scattered_once():
-    """Two matrices of each block; the tables outside are gathered and scattered once."""
-    count = {line.kind: line.count for line in trained(1, "none")[2]}
-    assert count["all-gather"] == 2 * BLOCKS * 2 + 2
-    assert count["reduce-scatter"] == 2 * BLOCKS + 2
 
 
 @pytest.mark.slow
@@ -95,17 +61,9 @@ def test_build_step_rejects_prefetch_with_dots():
         built(1, "dots")
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"prefetch": 2}, "strategy.fsdp.prefetch=2 must be 0 or 1."),
-        ({"prefetch": 1, "keep": "step"}, "strategy.fsdp.prefetch has an effect only with keep: block"),
-    ],
-)
-def test_options(options, problem):
-    with pytest.raises(ValueError) as raised:
-        FSDPConfig(size=2, **options)
-    assert problem in str(raised.value)
+def test_rejects_prefetch_of_blocks_that_are_kept():
+    with pytest.raises(ValueError, match=r"strategy.fsdp.prefetch has an effect only with keep: block"):
+        FSDPConfig(size=2, prefetch=1, keep="step")
 
 
 PACKED = {

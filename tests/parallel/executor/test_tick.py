@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
-from spmdkit.parallel.executor.tick import Message, Tick, add, choose, exchange, is_even, put, take, zeros_like_message
+from spmdkit.parallel.executor.tick import Message, Tick, add, exchange, is_even, put, take
 from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.parallel.schedule.schedule_table import Kind
 from spmdkit.parallel.schedule.stages import assign
@@ -78,11 +78,6 @@ def test_the_turns_of_a_loop_are_written_for_the_census():
     assert f"forward.turns_6_of_{SCHEDULE.num_ticks}" in run.lower(1).compile().as_text()
 
 
-def test_after_changes_no_value():
-    value = {"x": jnp.arange(3.0), "n": jnp.int32(4)}
-    assert jax.tree.all(jax.tree.map(np.array_equal, tick().wait(value), value))
-
-
 def test_a_single_slot_is_read_after_the_loops_before():
     buffers = {"one": jnp.arange(4.0).reshape(1, 4)}
     assert tick().take(buffers, jnp.int32(0))["one"].tolist() == [0, 1, 2, 3]
@@ -95,13 +90,11 @@ def test_a_single_slot_is_read_after_the_loops_before():
     assert selects(buffers) == selects(many) + 1
 
 
-def test_slots_are_put_taken_chosen_and_added():
+def test_slots_are_put_taken_and_added():
     buffers = {"a": jnp.zeros((2, 3)), "b": jnp.zeros((2,), jnp.int32)}
     filled = put(buffers, jnp.int32(1), {"a": jnp.ones(3), "b": jnp.int32(7)})
     assert filled["a"].tolist() == [[0, 0, 0], [1, 1, 1]]
     assert take(filled, jnp.int32(1))["b"] == 7
-    assert choose(jnp.bool_(True), {"x": jnp.int32(1)}, {"x": jnp.int32(2)}) == {"x": 1}
-    assert choose(jnp.bool_(False), {"x": jnp.int32(1)}, {"x": jnp.int32(2)}) == {"x": 2}
     assert add({"x": jnp.int32(1)}, {"x": jnp.int32(2)}) == {"x": 3}
 
 
@@ -111,7 +104,7 @@ BELOW, ABOVE, SELF = 1, 2, 3
 
 
 @cache
-def exchanged(name, kind, fill):
+def exchanged(name):
     """The inboxes of all stages after a tick in which stage s made 10 + s, and -s where it has no gradient."""
     schedule = make_schedule(name, STAGES, STAGES)
     timetable = make_timetable(schedule, assign(2 * STAGES, schedule, ()))
@@ -119,11 +112,11 @@ def exchanged(name, kind, fill):
     def run():
         stage = lax.axis_index("pipe")
         entry = Entry(**dict.fromkeys(Entry._fields, stage * 0))
-        entry = entry._replace(kind=stage * 0 + kind, from_below=stage * 0 + BELOW, from_above=stage * 0 + ABOVE)
+        entry = entry._replace(from_below=stage * 0 + BELOW, from_above=stage * 0 + ABOVE)
         entry = entry._replace(from_self=stage * 0 + SELF)
         inbox = Message([jnp.zeros((SLOTS, 1)) + 0.0 * stage], [jnp.zeros((SLOTS,), jnp.int32) + 0 * stage])
         made = Message([jnp.full((1,), 10.0) + stage], [-stage])
-        inbox = exchange(timetable, entry, inbox, made, fill)
+        inbox = exchange(timetable, entry, inbox, made)
         return inbox[0][0][None, :, 0], inbox[1][0][None]
 
     spec = PartitionSpec("pipe")
@@ -132,7 +125,7 @@ def exchanged(name, kind, fill):
 
 
 def test_both_neighbors_receive_the_message():
-    gradients, others = exchanged("1f1b", Kind.FORWARD, None)
+    gradients, others = exchanged("1f1b")
     assert [row[BELOW] for row in gradients] == [0, 10, 11]
     assert [row[ABOVE] for row in gradients] == [11, 12, 0]
     assert [row[SELF] for row in gradients] == [10, 11, 12]
@@ -141,24 +134,11 @@ def test_both_neighbors_receive_the_message():
 
 
 def test_sends_only_gradients_down_without_v_placement():
-    assert [row[ABOVE] for row in exchanged("1f1b", Kind.FORWARD, None)[1]] == [0, 0, 0]
-    assert [row[ABOVE] for row in exchanged("zbv", Kind.FORWARD, None)[1]] == [-1, -2, 0]
+    assert [row[ABOVE] for row in exchanged("1f1b")[1]] == [0, 0, 0]
+    assert [row[ABOVE] for row in exchanged("zbv")[1]] == [-1, -2, 0]
 
 
 def test_round_the_stages_the_last_sends_to_the_first():
-    gradients, _ = exchanged("interleaved_1f1b", Kind.FORWARD, None)
+    gradients, _ = exchanged("interleaved_1f1b")
     assert [row[BELOW] for row in gradients] == [12, 10, 11]
     assert [row[ABOVE] for row in gradients] == [11, 12, 10]
-
-
-@pytest.mark.parametrize(
-    ("kind", "sent"),
-    [(Kind.FORWARD, [0, 10, 11]), (Kind.BACKWARD_INPUT, [0, 10, 11]), (Kind.BACKWARD_WEIGHT, [0, 7, 7])],
-)
-def test_unread_messages_can_be_filled(kind, sent):
-    assert [row[BELOW] for row in exchanged("1f1b", kind, 7.0)[0]] == sent
-
-
-def test_zeros_like_message_returns_zeros():
-    left = zeros_like_message(Message([jnp.ones(2)], [jnp.ones(1, jnp.int32)]))
-    assert [leaf.tolist() for leaf in jax.tree.leaves(left)] == [[0, 0], [0]]

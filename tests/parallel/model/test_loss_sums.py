@@ -52,9 +52,9 @@ def test_rejects_other_results(result, message):
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ({"mean": jnp.ones(3)}, "returns a state without 'count'"),
-        ({"mean": jnp.ones(3), "count": ONE, "more": ONE}, "returns a state that also has 'more'"),
-        ({"mean": jnp.ones(2), "count": ONE}, r"in which 'mean' has the shape [2] and was [3]"),
+        ({"mean": jnp.ones(3)}, "in which 'count' is missing, expected of shape ()"),
+        ({"mean": jnp.ones(3), "count": ONE, "more": ONE}, "in which 'more' is of shape (), expected missing"),
+        ({"mean": jnp.ones(2), "count": ONE}, "in which 'mean' is of shape (2,), expected of shape (3,)"),
         ({"mean": jnp.ones(3), "count": TWO}, "None"),
     ],
 )

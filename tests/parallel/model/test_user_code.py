@@ -59,8 +59,6 @@ def test_keras_runs_on_jax_unless_something_else_is_set(before, backend):
         ("x = (\n", "line 1: SyntaxError: '(' was never closed"),
         ("x = 1\nx / 0\n", "line 2 (x / 0): ZeroDivisionError"),
         ("import einops2\n", "line 1 (import einops2): ModuleNotFoundError: No module named 'einops2'. Install einops"),
-        ("import my_neighbor\n", "line 1 (import my_neighbor): ModuleNotFoundError: No module named 'my_neighbor'. Did "
-         "you mean my_neighbour? Install my_neighbor for"),
         ("from .my_neighbour import VALUE\n", "line 1 (from .my_neighbour import VALUE): ImportError: attempted"),
     ],
 )  # fmt: skip
@@ -69,8 +67,6 @@ def test_reports_the_line_of_a_failing_module(text, message, folder):
     with pytest.raises(UserError) as error:
         import_named("broken:make", "model.name", [folder])
     assert str(error.value).startswith(f"model.name='broken:make': the module fails in {folder}/broken.py, {message}")
-    if "from ." in text:
-        assert "remove the dot from the import, or put the files into a directory" in str(error.value)
 
 
 def test_reports_a_module_that_exits(folder):
@@ -89,7 +85,7 @@ def test_reports_the_line_of_a_failing_function(folder):
     assert str(error.value) == f"model.name='raising:make' fails {place}: IndexError: list index out of range"
 
 
-@pytest.mark.parametrize("name", ["my_model", "my_model:", ":make"])
+@pytest.mark.parametrize("name", ["my_model", "my_model:", ":make", "my_model.py:make", "package/layers:make"])
 def test_rejects_malformed_names(name):
     with pytest.raises(ValueError, match="must be module:function"):
         import_named(name, "model.name")
@@ -107,10 +103,8 @@ def test_rejects_a_file_hidden_by_a_loaded_module(folder):
         ("my_modle:make", "unknown module my_modle. Did you mean my_model? Searched {folder}"),
         ("package.layer:make", "unknown module package.layer. Did you mean package.layers? Searched "),
         ("pakage.layers:make", "unknown module pakage. Did you mean package? Searched "),
-        ("my_neighbour.py:make", "unknown module my_neighbour.py. Write the name of the module without .py: my_neigh"),
-        ("package/layers:x", "unknown module package/layers. Separate directories by dots: package.layers."),
         ("my_model:make_modle", "my_model.py does not define make_modle. Did you mean make_model?"),
-        ("several:make", "several.py does not define make. It defines apple, Path, zebra."),
+        ("several:make", "several.py does not define make. It defines apple."),
         ("hollow:make", "hollow does not define make"),
     ],
 )

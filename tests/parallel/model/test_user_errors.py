@@ -12,11 +12,9 @@ import pytest
 from spmdkit.mesh import DeviceMesh, UserError
 from spmdkit.mesh.errors import SITE, docs_url
 from spmdkit.parallel.model.user_errors import (
-    MAX_CHARACTERS,
     accepts,
     as_user_error,
     describe_error,
-    is_of_package,
     locate_error,
     locate_function,
 )
@@ -90,17 +88,7 @@ def test_a_line_of_a_package_is_named_without_the_environment(tmp_path):
         places["called"]()
     caught.value.__traceback__ = caught.value.__traceback__.tb_next
     assert locate_error(caught.value) == "in other/layers.py, line 2"
-    assert is_of_package(caught.value)
     assert describe_error(caught.value) == "ValueError: no"
-
-
-def test_cuts_only_very_long_texts():
-    def mine(number):
-        raise ValueError("word " * number + "and the end")
-
-    assert str(told(mine, 1000)).endswith("word and the end")
-    assert len(str(told(mine, 100_000))) < MAX_CHARACTERS + 200
-    assert str(told(mine, 100_000)).endswith("word ...")
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,9 @@ def test_1f1b_as_in_the_paper():
     [
         *[((name, 4, 3), None, "^strategy.pipe.microbatches=3 is fewer .*: 3 < 4, .*size to 3") for name in SCHEDULES],
         (("1fb1", 2, 4), None, r"Unknown schedule '1fb1'; known: gpipe, .* Did you mean '1f1b'\?"),
-        (("gpipe", 0, 4), None, "strategy.pipe.size=0, .*: each must be at least 1"),
+        (("gpipe", 0, 4), None, "strategy.pipe: size=0, .* must be at least 1 each"),
         (("zb_h1", 2, 4), 2, r"zb_h1 has 1 chunk on each stage, not 2\. .* or take interleaved_1f1b\.$"),
-        (("zbv", 4, 3), 1, r"schedule zbv does not fit:\n  .*=3 is fewer .*\n  zbv has 2 chunks .* not 1"),
-        (("1f1b", 256, 4096), None, "= 1048576 forwards; a schedule has at most 262144. Set .*microbatches to 1024 "),
+        (("zbv", 4, 3), 1, r"=3 is fewer .*\nzbv has 2 chunks .* not 1"),
     ],
 )
 def test_rejects_names_and_sizes(arguments, virtual, message):
@@ -115,7 +114,7 @@ def test_large_tables_are_made_at_once():
 
 
 def forwards(name, stages, microbatches):
-    return forwards_only(make_schedule(name, stages, 2 * stages), microbatches)
+    return forwards_only(make_schedule(name, stages, 8), microbatches)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

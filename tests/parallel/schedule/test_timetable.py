@@ -82,7 +82,7 @@ def test_every_action_finds_what_it_needs(name, stages, microbatches, recompute)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_forward_schedules_hold_few_activations(name):
     """For evaluation: every virtual stage runs every microbatch once, and nothing piles up."""
-    schedule, _ = timetable(name, 4, 8)
+    schedule, _ = timetable(name, 4, 16)
     forwards = forwards_only(schedule, 13)
     table = make_timetable(forwards, assign(11, schedule))
     Devices(forwards, table).run()

@@ -11,7 +11,7 @@ import pytest
 from spmdkit.layouts import LayoutError
 from spmdkit.mesh.errors import UserError
 from spmdkit.models import MLPConfig, TransformerConfig, mlp, transformer
-from spmdkit.parallel import Model, build_step, lay_out, verify
+from spmdkit.parallel import Model, build_step, lay_out
 from support import toy
 
 from spmdkit import DeviceMesh, LayoutMap, ModelParallel, name_output
@@ -74,16 +74,7 @@ def split_dims(sharding):
     return tuple(tuple(name for name in each if sizes[name] > 1) for each in names)
 
 
-@pytest.mark.slow_cases(
-    "ModelParallel without a split batch-blocks",
-    "ModelParallel without a split batch-plain",
-    "ModelParallel-blocks",
-    "ModelParallel-plain",
-    "data x tensor-blocks",
-    "data x tensor-plain",
-    "tensor alone-blocks",
-    "tensor alone-plain",
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [NAMED, PLAIN], ids=["blocks", "plain"])
 @pytest.mark.parametrize(
     ("strategy", "axis"),
@@ -131,18 +122,6 @@ def test_gradients_evaluation_and_microbatches_too(expected):
         SEEN.clear()
         jax.block_until_ready(run())
         assert {split_dims(each)[2] for each in SEEN} == {("tensor",)}
-
-
-@pytest.mark.slow
-def test_verifies_against_one_device():
-    result = verify(
-        NAMED,
-        {"data": 2, "tensor": 2},
-        [toy.batch(0), toy.batch(1)],
-        rules={**PARAMETERS, **MLP},
-        devices=toy.devices(4),
-    )
-    assert result.ok, str(result)
 
 
 @pytest.mark.slow
@@ -293,13 +272,3 @@ def test_output_rules_can_match_parameters():
 def test_names_end_in_output(path):
     with pytest.raises(UserError, match="the name of an activation ends in /output"):
         name_output(jnp.ones(3), path)
-
-
-def test_rejects_names_for_other_values():
-    def loss(params, batch, key):
-        named = name_output({"a": params["head"]["out"]}, "head/output")
-        return named["a"].sum(), 1.0
-
-    step = make({"tensor": 4}, {**PARAMETERS, "head/output": [None]}, Model(init=toy.init, loss=loss))
-    with pytest.raises(UserError, match="got a dict, not an array"):
-        step.lower(toy.abstract(toy.batch(0)))

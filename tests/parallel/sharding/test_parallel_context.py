@@ -1,11 +1,9 @@
 """What a model is told of the mesh: whether anything is split, and which positions a device works on."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from spmdkit.parallel.collectives import Collective, Traffic
 from spmdkit.parallel.context import ContextConfig
 from spmdkit.parallel.expert import ExpertConfig
 from spmdkit.parallel.model import ParallelContext
@@ -61,14 +59,3 @@ def test_devices_along_tensor_hold_the_same_positions_and_own_a_share():
     assert sorted([*held[0], *held[2]]) == list(range(LENGTH))
     for group in (0, 2):
         assert np.array_equal(np.concatenate(own[group : group + 2]), held[group])
-
-
-def test_without_tensor_a_device_owns_what_it_holds():
-    assert np.array_equal(positions(own_positions, context=2, tensor=1), positions(held_positions, context=2, tensor=1))
-
-
-def test_traffic_of_one_part_after_another():
-    line = Collective("all-gather", ("tensor",), 1, 8)
-    both = Traffic((line,), (), (line,)).and_then(Traffic((line,), (line,), ()))
-    assert both == Traffic((line, line), (line,), (line,))
-    assert jnp.ndim(both.backward[0].bytes) == 0

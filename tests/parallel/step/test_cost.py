@@ -9,12 +9,9 @@ from spmdkit.models.frozen import freeze, frozen_paths
 from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.parallel import Model, build_step, census, lay_out
 from spmdkit.parallel.collectives import merge
-from spmdkit.parallel.schedule.builders import make_schedule
-from spmdkit.parallel.schedule.stages import assign
-from spmdkit.parallel.schedule.timetable import make_timetable
 from spmdkit.parallel.sharding.strategies import STRATEGIES, axes_that_split
 from spmdkit.parallel.step.composition import split_model
-from spmdkit.parallel.step.cost import pipeline_counts, plain_counts, step_cost, step_counts
+from spmdkit.parallel.step.cost import step_cost, step_counts
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from support import toy
 
@@ -140,49 +137,3 @@ def test_a_weight_that_a_metric_shares_with_the_loss_travels_with_both(strategy)
     batch = {name: jax.ShapeDtypeStruct(*each) for name, each in dtypes.items()}
     step = build_step(model, optax.sgd(0.1), lay_out(model, strategy, devices=toy.devices(2)))
     assert census(step.compile(batch).as_text(), step.plan.mesh) == step.cost(batch)
-
-
-MICROBATCHES, BLOCKS = 4, toy.BLOCKS
-
-
-def of_pipeline(accumulate=1, *, model=toy.BLOCK_MODEL, **options):
-    schedule = make_schedule("1f1b", 2, MICROBATCHES, **options)
-    return pipeline_counts(model, make_timetable(schedule, assign(BLOCKS, schedule, ())), accumulate)
-
-
-def test_a_device_that_runs_the_whole_model():
-    calls = plain_counts(toy.BLOCK_MODEL, 4)
-    assert (calls.embed, calls.embed_backward, calls.head, calls.others) == (4, 4, 4, 4)
-    assert (calls.block, calls.block_backward, calls.block_weight, calls.block_again) == (12, 12, 12, 0)
-    assert (calls.rows, calls.group_gradients) == (BLOCKS, {})
-
-
-def test_a_model_without_blocks_calls_none():
-    calls = plain_counts(toy.PLAIN_MODEL, 2)
-    assert (calls.block, calls.block_backward, calls.rows, calls.others) == (0, 0, 0, 2)
-
-
-def test_of_a_pipeline_the_busiest_stage_counts():
-    """Three blocks on two stages: two and one."""
-    calls = of_pipeline()
-    assert (calls.block, calls.block_backward, calls.block_weight, calls.rows) == (2 * MICROBATCHES,) * 3 + (2,)
-    assert (calls.embed, calls.embed_backward, calls.head) == (MICROBATCHES,) * 3
-    assert calls.group_gradients == {"embed": MICROBATCHES, "head": MICROBATCHES}
-    assert (calls.block_again, calls.others) == (0, 1)
-
-
-def test_accumulating_runs_the_timetable_again():
-    once, twice = of_pipeline(), of_pipeline(2)
-    assert (twice.block, twice.head, twice.others) == (2 * once.block, 2 * once.head, 2)
-    assert twice.rows == once.rows
-
-
-def test_recomputing_runs_forward_again():
-    assert of_pipeline(recompute=True).block_again == 2 * MICROBATCHES
-
-
-def test_a_group_that_both_read_gets_two_gradients():
-    from dataclasses import replace
-
-    tied = replace(toy.BLOCK_MODEL, head_reads=("embed", "head"))
-    assert of_pipeline(model=tied).group_gradients == {"embed": 2 * MICROBATCHES, "head": MICROBATCHES}

@@ -109,7 +109,7 @@ def test_reports_all_problems(drawn):
     assert "embed/table is missing; the model's is float32[32, 16]" in text
     assert "embed/tabel is not a parameter of the model. Did you mean embed/table?" in text
     assert "blocks/up is float32[2, 16, 64], but the model's is float32[3, 16, 64]" in text
-    assert "blocks/scale is a float, not an array" in text
+    assert "blocks/scale is a float, but the model's is float32[3, 16]" in text
     assert "head/out is int64[16, 32], but the model's is float32[16, 32]" in text
 
 

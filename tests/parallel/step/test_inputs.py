@@ -1,6 +1,5 @@
 """Batches and states that a step cannot take: each one sentence, with what was given, the rule and the remedy."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -47,21 +46,16 @@ ANY_TIME = {
     "no rows": (lambda b: batch(0), "batch of 0 rows"),
     "unequal": (lambda b: {**b, "weights": b["weights"][:4]}, "differ in their numbers of rows: inputs 8, weights 4"),
     "one row": (lambda b: {**b, "weights": b["weights"][:1]}, "differ in their numbers of rows: inputs 8, weights 1"),
-    "list": (lambda b: {**b, "weights": b["weights"].tolist()}, r"batch\['weights'\] is a list.*np.asarray"),
-    "nested": (lambda b: {**b, "more": {"a": b["weights"]}}, r"batch\['more'\] is a dict.*one for each of its entries"),
-    "number": (lambda b: {**b, "weights": 1.0}, r"batch\['weights'\] is a scalar.*rows on dim 0"),
-    "scalar": (lambda b: {**b, "weights": np.float32(1)}, r"batch\['weights'\] is a scalar.*np.full"),
-    "tuple": (lambda b: (b["inputs"], b["weights"]), "The batch is a tuple. A batch is a dict of arrays"),
-    "empty": (lambda b: {}, "The batch is empty"),
+    "list": (lambda b: {**b, "weights": b["weights"].tolist()}, r"batch\['weights'\] must be an array.*of type list"),
+    "scalar": (lambda b: {**b, "weights": np.float32(1)}, r"batch\['weights'\] must be an array.*float32.*np.full"),
+    "tuple": (lambda b: (b["inputs"], b["weights"]), "The batch must be a dict of arrays.*got tuple"),
+    "empty": (lambda b: {}, "got an empty one"),
 }
 AFTER_THE_FIRST = {
-    "missing": (lambda b: {"inputs": b["inputs"]}, "was compiled for inputs, weights: weights is missing"),
-    "new": (lambda b: {**b, "more": b["weights"]}, "was compiled for inputs, weights: more is new"),
-    "dtype": (
-        lambda b: {**b, "inputs": b["inputs"].astype(int)},
-        r"int32 with 2 dim.*for float32.*astype\('float32'\)",
-    ),
-    "rank": (lambda b: {**b, "weights": b["weights"][:, None]}, r"float32 with 2 dim.*for float32 with 1"),
+    "missing": (lambda b: {"inputs": b["inputs"]}, "was compiled for: weights is missing, expected float32 with 1 dim"),
+    "new": (lambda b: {**b, "more": b["weights"]}, "more is float32 with 1 dim, expected no such array"),
+    "dtype": (lambda b: {**b, "inputs": b["inputs"].astype(int)}, r"inputs is int32 with 2 dim.*expected float32"),
+    "rank": (lambda b: {**b, "weights": b["weights"][:, None]}, "weights is float32 with 2 dims, expected .* 1 dim"),
 }
 
 
@@ -74,10 +68,10 @@ def test_rejects_invalid_batches(change, message):
 
 @pytest.mark.parametrize(("change", "message"), [*ANY_TIME.values(), *AFTER_THE_FIRST.values()])
 def test_rejects_changed_batches(step, change, message):
-    compiled, state = step._compiled, step.init(0)
+    compiled, state = dict(step._compiled), step.init(0)
     with pytest.raises(UserError, match=message):
         step(state, change(batch()))
-    assert step._compiled is compiled  # a mistake costs no compilation
+    assert step._compiled == compiled  # a mistake costs no compilation
     step(state, batch())  # nor the state
 
 
@@ -94,11 +88,6 @@ def test_batches_for_evaluation_and_gradients(step, call):
         with pytest.raises(UserError, match=message):
             run(given)
     run(batch(12))  # other numbers of rows are other programs
-
-
-def test_rejects_batches_on_other_devices(step):
-    with pytest.raises(UserError, match=r"batch\['inputs'\] lies on 1 device.*the step runs on 4.*batch_sharding"):
-        step(step.init(0), jax.device_put(batch(), jax.devices()[5]))
 
 
 def test_a_first_mistake_is_not_what_is_expected_from_then_on():
@@ -131,28 +120,23 @@ def other_model():
 
 
 STATES = {
-    "not taken apart": (lambda s: (s.init(0), None), "tuple of 2: a step returns .state, metrics."),
-    "parameters": (lambda s: s.init(0).params, "is the parameters alone, not a TrainState.*step.init"),
-    "nothing": (lambda s: None, "is a NoneType, not a TrainState"),
-    "optimizer": (lambda s: make(optimizer=optax.sgd(0.1)).init(0), "an array at 'opt_state/0/.*of another optimizer"),
+    "not taken apart": (lambda s: (s.init(0), None), "is of type tuple, not a TrainState.*state, metrics = step"),
+    "parameters": (lambda s: s.init(0).params, "is of type dict, not a TrainState.*step.init"),
+    "optimizer": (lambda s: make(optimizer=optax.sgd(0.1)).init(0), "'opt_state/0/count' is missing, expected int32"),
     "more optimizer": (
         lambda s: make(optimizer=optax.chain(optax.scale_by_adam(), optax.scale(-1.0), optax.trace(0.9))).init(0),
-        "also has an array at 'opt_state/.*another optimizer",
+        r"'opt_state/2/trace/w' is float32\[8, 8\] .*, expected missing",
     ),
-    "model": (lambda s: make(model=other_model()).init(0), "lacks an array at 'params/w'. It is of another model"),
+    "model": (lambda s: make(model=other_model()).init(0), r"'params/w' is missing, expected float32\[8, 8\]"),
     "shape": (
         lambda s: s.init(0)._replace(params={"w": jnp.zeros((8, 4))}),
-        r"'params/w' is float32\[8, 4\], and this step works on float32\[8, 8\]",
-    ),
-    "strategy": (
-        lambda s: make({"data": {"size": 4, "local_steps": 2}}).init(0),
-        r"'opt_state/0/count'.*int32\[4\].*another optimizer|also has an array at 'extra",
+        r"'params/w' is float32\[8, 4\], expected float32\[8, 8\]",
     ),
     "mesh": (
         lambda s: make({"fsdp": FSDPConfig(size=4, floor_bytes=0)}).init(0),
-        r"'params/w' lies on 4 device.*fsdp=4.* but this step has it on.*data=2, fsdp=2.*jax.device_put",
+        r"'params/w' is .* on 4 devices \(fsdp=4\) as .*, expected .* \(data=2, fsdp=2\) as .*jax.device_put\(state",
     ),
-    "devices": (lambda s: make({"data": 2}, devices=2).init(0), r"'step' lies on 2 device.*but this step has it on 4"),
+    "devices": (lambda s: make({"data": 2}, devices=2).init(0), r"'step' is .* on 2 devices.*expected .* on 4 devices"),
 }
 
 
@@ -168,8 +152,8 @@ def test_states_of_something_else(step, given, message, compiled):
     ("given", "message"),
     [
         (lambda s: s.init(0), "A whole state was given where the parameters belong. Give state.params."),
-        (lambda s: {"v": np.zeros((8, 8))}, "lacks an array at 'w'. It is of another model"),
-        (lambda s: make({"data": 2}, devices=2).init(0).params, "The parameters given: 'w' lies on 2 device"),
+        (lambda s: {"v": np.zeros((8, 8))}, r"'w' is missing, expected float32\[8, 8\]"),
+        (lambda s: make({"data": 2}, devices=2).init(0).params, "'w' is .* on 2 devices.*expected .* on 4 devices"),
     ],
 )
 def test_parameters_of_something_else(step, given, message):

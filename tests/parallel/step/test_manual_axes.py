@@ -45,19 +45,15 @@ def plain(params, batch, key):
 
 
 MESHES = {
-    "none": {},
-    "axis names": {"axis_names": {"tensor"}},
-    "the step's": {"mesh": DeviceMesh.of(toy.devices(4), tensor=4)},
-    "its own": {"mesh": None},
+    "the step's": DeviceMesh.of(toy.devices(4), tensor=4),
+    "its own": None,
 }
 
 
 @pytest.mark.parametrize("given", MESHES.values(), ids=MESHES)
 def test_tensor_alone(given):
-    if "mesh" in given:
-        own = jax.make_mesh((4,), ("tensor",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
-        given = {"mesh": given["mesh"].backend_mesh if given["mesh"] else own}
-    by_hand = model(**given)
+    own = jax.make_mesh((4,), ("tensor",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
+    by_hand = model(mesh=given.backend_mesh if given else own)
     step = build_step(by_hand, optax.sgd(0.1), lay_out(by_hand, {"tensor": 4}, rules=RULES, devices=toy.devices(4)))
     state = step.init(0)
     params = jax.device_get(state.params)

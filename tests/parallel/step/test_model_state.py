@@ -98,7 +98,7 @@ def steps_on(mesh, accumulate, model=MODEL):
         return losses, near, jax.device_get(state.model_state), [float(sums.total), float(sums.metrics["near"][0])]
 
 
-@pytest.mark.slow_cases("data x fsdp-1", "data-1", "data-2", "fsdp-1", "fsdp-2")
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_mesh_equals_one_device(mesh, accumulate):
@@ -129,15 +129,6 @@ def test_verify_proves_the_state_too():
     assert result.collectives.of_the_model == ()
     assert result.collectives.found == result.collectives.predicted
     assert "how much the model's own sums" not in " ".join(result.not_looked_at)
-
-
-@pytest.mark.slow
-def test_verify_finds_statistics_that_each_device_has_of_its_own():
-    alone = Model(init=init, init_state=init_state, loss=lambda *given: loss(*given, axes=lambda: ()), name="alone")
-    result = verify(alone, {"data": 4}, [batch(0)], devices=toy.devices(4))
-    assert result.first_difference is not None
-    assert result.first_difference.what == "loss"
-    assert "batch_axes" in result.first_difference.hint
 
 
 @pytest.mark.slow
@@ -191,7 +182,7 @@ def test_rejects_invalid_states(state, told):
 def test_rejects_losses_without_the_next_state():
     model = Model(init=init, init_state=init_state, loss=lambda *given: tuple(loss(*given)[:2]))
     shapes = {name: jax.ShapeDtypeStruct(array.shape, "float32") for name, array in batch(0).items()}
-    with pytest.raises(ModelError, match="returns a state without 'batches'"):
+    with pytest.raises(ModelError, match="returns a state in which 'batches' is missing"):
         check_loss(model, shapes)
     with pytest.raises(ModelError, match=r"cannot be called with \(params, batch, key, state\)"):
         check_loss(Model(init=init, init_state=init_state, loss=lambda params, batch, key: None), shapes)

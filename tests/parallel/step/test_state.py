@@ -6,7 +6,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 from spmdkit.parallel import FSDPConfig, build_step, lay_out
-from spmdkit.parallel.step.state import MAX_SEED, seed_problem
+from spmdkit.parallel.step.state import seed_problem
 from support import toy
 from support.verification import BLOCK_MODEL
 
@@ -41,11 +41,6 @@ def test_an_abstract_state_is_that_of_the_first_one(step):
     assert [(leaf.shape, leaf.dtype, leaf.sharding) for leaf in promised] == [
         (leaf.shape, leaf.dtype, leaf.sharding) for leaf in given
     ]
-
-
-@pytest.mark.parametrize("seed", [0, 1, MAX_SEED])
-def test_seeds_of_32_bits_are_right(seed):
-    assert seed_problem(seed, "train.seed") is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel import BlockModel, Collective, FSDPConfig, Precision, build_step, census, lay_out
-from spmdkit.parallel.xla.census import Call, calls_of, collective_of, computations_of
+from spmdkit.parallel.xla.census import Call, calls_of, computations_of
 from support import toy
 
 BLOCK_BYTES = 2 * 16 * 64 * 4  # up and down, float32
@@ -148,63 +148,6 @@ def test_reading_xlas_text(line, expected):
     text = HEADER.format(line=line, call=WHILE)
     mesh = DeviceMesh((2, 4), ("data", "fsdp"))
     assert census(text, mesh) == ((Collective(*expected),) if expected else ())
-
-
-def test_a_collective_outside_the_step_would_show():
-    mesh = toy.mesh(data=8)
-
-    def doubled(x):
-        return jax.lax.psum(jax.lax.psum(x, "data") * 2.0, "data")
-
-    spec = jax.sharding.PartitionSpec
-    mapped = jax.shard_map(doubled, mesh=mesh.backend_mesh, in_specs=spec("data"), out_specs=spec(), check_vma=False)
-    text = jax.jit(mapped).lower(jax.ShapeDtypeStruct((8,), "float32")).compile().as_text()
-    assert sum(line.count for line in census(text, mesh)) == 2
-
-
-TEXT = """HloModule jit_f, is_scheduled=true
-
-%body.1 (arg: (s32[], f32[8])) -> (s32[], f32[8]) {
-  %arg = (s32[], f32[8]{0}) parameter(0)
-  ROOT %out = (s32[], f32[8]{0}) tuple(%arg)
-}
-
-ENTRY %main.2 (x: f32[8]) -> f32[8] {
-  %x = f32[8]{0} parameter(0)
-  ROOT %sum = f32[8]{0} all-reduce(%x), channel_id=1, to_apply=%add
-}
-"""
-
-
-def test_computations_and_the_entry():
-    computations, entry = computations_of(TEXT)
-    assert entry == "main.2"
-    assert [line.strip().split(" = ")[0] for line in computations["body.1"][:2]] == ["%arg", "ROOT %out"]
-    assert "all-reduce(%x)" in computations["main.2"][1]
-
-
-@pytest.mark.parametrize(
-    ("line", "groups"),
-    [
-        ("%a = f32[8]{0} all-gather(%x), dimensions={0}", ("f32[8]{0}", "all-gather", None)),
-        ("%a = (f32[4], f32[8]) all-gather-start(%x)", ("(f32[4], f32[8])", "all-gather", "-start")),
-        ("%a = f32[4] ragged-all-to-all(%x, %y)", ("f32[4]", "ragged-all-to-all", None)),
-    ],
-)
-def test_a_collective_has_a_type_and_a_kind(line, groups):
-    assert collective_of(line).groups() == groups
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "%a = f32[8]{0} all-gather-done(%all-gather-start)",
-        "%all-reduce.1 = f32[8]{0} add(%x, %y)",
-        "%a = f32[8] fusion(%all-reduce), kind=kLoop, calls=%fused",
-    ],
-)
-def test_ignores_names_that_contain_collectives(line):
-    assert collective_of(line) is None
 
 
 @pytest.mark.parametrize(

@@ -102,19 +102,6 @@ def test_a_stage_skips_by_conditionals_on_gpus_and_by_loops_on_simulated_devices
     assert count(conditional, name, "cuda") > 0 == count(loop, name, "cuda")
 
 
-@pytest.mark.slow
-def test_a_hop_beside_a_pipeline_is_a_permute_on_gpus():
-    name = "pipe, there and back"
-    assert count("stablehlo.all_to_all", name, "cpu") > 0 == count("stablehlo.all_to_all", name, "cuda")
-    assert count("stablehlo.collective_permute", name, "cuda") > count("stablehlo.collective_permute", name, "cpu")
-
-
-def test_values_wait_on_simulated_devices_alone():
-    """A choice that is always the same: there are as many more selects as there are values that wait."""
-    for name in QUICK:
-        assert count("stablehlo.select|@_where", name, "cpu") > count("stablehlo.select|@_where", name, "cuda")
-
-
 def test_a_trick_that_is_off_leaves_the_other_way(monkeypatch):
     monkeypatch.setitem(TRICKS, "loops", TRICKS["loops"]._replace(platforms=()))
     traced = jax.make_jaxpr(lambda x: by_platform("loops", jnp.sin, jnp.cos, x))(1.0)

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
-from spmdkit.models.attention import causal_attention
 from spmdkit.parallel.blocks.attention import online_softmax
-from spmdkit.parallel.blocks.gathered_block import remat_block
 from spmdkit.parallel.collectives import Collective, merge
 from spmdkit.parallel.context import ContextConfig, traffic
 from support import toy
@@ -38,33 +36,6 @@ def assert_equals_one_device(config, case, kv_heads, **other_axes):
 @pytest.mark.parametrize(("size", "kv_heads"), [(2, 2), (4, 8), (4, 1), (8, 2)])
 def test_equals_one_device_and_moves_what_it_says(float64, size, kv_heads, packed):
     assert_equals_one_device(ring(size), make_case(kv_heads, packed=packed), kv_heads)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-def test_sending_in_groups(float64, size):
-    moved = assert_equals_one_device(ContextConfig(size=size, send="groups"), make_case(2), 2)
-    assert {line.kind for line in moved} == {"all-to-all"}
-
-
-@pytest.mark.slow
-def test_in_groups_a_part_of_the_mesh_can_run_a_ring_alone():
-    """As in a pipeline, whose stages do different things: half of the devices attend, the others do not."""
-    config = ContextConfig(size=4, send="groups")
-
-    def half(*arrays):
-        return (jax.lax.cond(jax.lax.axis_index("data") == 0, mixing(config), lambda query, *_: query, *arrays),)
-
-    case = make_case(2, dtype=np.float32)
-    case = case._replace(arrays=case.arrays[:3])
-    (mixed,), _ = on_mesh(half, config, case, num_outputs=1, data=2)
-    assert np.allclose(mixed[0], jax.jit(causal_attention)(*case.arrays)[0], atol=1e-5)
-    assert np.array_equal(mixed[1], case.arrays[0][1])
-
-
-@pytest.mark.slow
-def test_with_rows_split_over_another_axis(float64):
-    assert_equals_one_device(ring(4), make_case(2, packed=True), 2, data=2)
 
 
 @pytest.mark.slow
@@ -95,26 +66,6 @@ def test_on_a_gpu_bfloat16_keys_travel_as_such_and_their_gradients_in_float32():
         tuple(lines),
         tuple(lines[:1]),
     )
-
-
-@pytest.mark.slow_cases("dots", "full", "none")
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-def test_layers_in_a_loop_and_recomputed(float64, remat):
-    """Each layer's forward, backward and, unless everything is kept, forward again."""
-    mix = mixing(ring(4))
-    block = remat_block(lambda x: mix(x, x[:, :, :2], x[:, :, 2:4]), remat, makes_copies=True, in_loop=True)
-
-    def loss_gradient(query):
-        def loss(query):
-            return jnp.sum(jax.lax.scan(lambda x, _: (block(x), None), query, None, length=3)[0])
-
-        return (jax.grad(loss)(query),)
-
-    case = make_case(2)
-    _, moved = on_mesh(loss_gradient, ring(4), case._replace(arrays=case.arrays[:1]), num_outputs=1)
-    moves = predicted(ring(4), 2)
-    again = () if remat == "none" else moves.again
-    assert moved == merge([*moves.forward, *moves.backward, *again] * 3)
 
 
 def products(jaxpr, times=1):

@@ -45,7 +45,7 @@ test-targets: $(VENV)/.test  ## compile steps for GPUs that are not here, and ch
 	@test -d build/targets || $(INSTALL) --no-deps --target build/targets \
 		jax-cuda13-plugin==$$($(BIN)/python -c 'import jax; print(jax.__version__)') \
 		jax-cuda13-pjrt==$$($(BIN)/python -c 'import jax; print(jax.__version__)') nvidia-cuda-nvcc nvidia-nvvm
-	PYTHONPATH=build/targets $(BIN)/python -m pytest -m targets $(ARGS)
+	PYTHONPATH=$(CURDIR)/build/targets $(BIN)/python -m pytest -m targets $(ARGS)
 
 test-cluster: $(VENV)/.test  ## train on a real Slurm, Open MPI and SSH server, installed from Debian (as root)
 	tests/cluster/install

@@ -25,6 +25,7 @@ MAX_CODE_LINES = {
     "training": 2700,
     "configs": 1750,
     "runtime": 4200,
+    "planning": 500,
     "report": 1150,
     "launch": 5250,
     "spmdkit": 140,

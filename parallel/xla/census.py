@@ -53,7 +53,7 @@ def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
 
 def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh, times: int) -> Iterator[Collective]:
     result, kind, start = found.groups()
-    groups = _groups(instruction, mesh.size)
+    groups = replica_groups(instruction, mesh.size)
     if max(map(len, groups)) < 2:
         return
     sizes = [math.prod(int(n) for n in dims.split(",") if n) * _bytes(dtype) for dtype, dims in _SHAPE.findall(result)]
@@ -68,7 +68,7 @@ def _bytes(dtype: str) -> int:
     return max(1, bits // 8)
 
 
-def _groups(instruction: str, num_devices: int) -> list[list[int]]:
+def replica_groups(instruction: str, num_devices: int) -> list[list[int]]:
     """Returns the groups of partitions that communicate, in any of XLA's notations; an omitted list means all."""
     if pairs := _PAIRS.search(instruction):
         return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs.group(1)) if a != b] or [[0]]

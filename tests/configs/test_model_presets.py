@@ -1,0 +1,33 @@
+"""The presets of well-known models have the published sizes, and train with fewer layers."""
+
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.launch.cli import main
+from spmdkit.runtime.build_run import build
+from support.runs import losses
+
+PARAMETERS = {
+    "gpt2_124m": 124_439_808,  # as the checkpoint gpt2 of Hugging Face
+    "llama3_8b": 8_030_261_248,  # as Meta-Llama-3-8B
+    "llama3_70b": 70_553_706_496,
+    "llama3_405b": 405_853_388_800,
+    "mixtral_8x7b": 46_702_792_704,
+}
+SMALL = {
+    "gpt2_124m": ["model.width=64", "model.heads=4"],
+    "llama3_8b": ["model.width=64", "model.heads=4", "model.kv_heads=2", "model.mlp_width=128"],
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_has_published_number_of_parameters(name):
+    """None of them is created."""
+    assert build(load_config(name)).layouts.table.num_elements == PARAMETERS[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_trains_reduced(name, tmp_path):
+    reduced = ["model.layers=2", *SMALL[name], "data.vocabulary=256", "data.length=16"]
+    assert main(["train", name, *reduced, "train.global_batch=8", "train.steps=2", f"run.dir={tmp_path / 'run'}"]) == 0
+    assert losses(tmp_path / "run").keys() == {2}

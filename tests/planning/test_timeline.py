@@ -1,0 +1,203 @@
+"""The simulation of small programs whose times can be computed by hand."""
+
+import pytest
+from spmdkit.mesh.targets import Card, Target
+from spmdkit.planning.kernel_time import Efficiency
+from spmdkit.planning.timeline import simulate
+
+CARD = Card(
+    name="a card with round figures",
+    compute_capability="9.0",
+    cores=1,
+    clock_ghz=1.0,
+    memory_bytes=1 << 30,
+    memory_bandwidth=1e6,
+    l2_bytes=1,
+    shared_memory=1,
+    shared_memory_per_block=1,
+    flops={"bfloat16": 1e6, "float32": 0.5e6},
+    gpus_per_host=4,
+    link=1e6,
+    network=0.25e6,
+)
+WITHOUT_LOSSES = Efficiency(*[1.0] * 5, kernel_seconds=0.0, link_seconds=0.0, network_seconds=0.0)
+HEADER = """HloModule step, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+"""
+MATMUL = 'custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":' + (
+    '{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}'
+)
+
+
+def simulated(body: str, hosts: int = 1, computations: str = ""):
+    """Simulates a program on hosts with 4 devices."""
+    text = f"{HEADER}{computations}ENTRY %main (x: f32[250]) -> f32[250] {{\n{body}\n}}\n"
+    return simulate(text, Target("card:1x4", CARD, hosts, 4), WITHOUT_LOSSES)
+
+
+def test_kernel_moves_its_operands_and_its_result():
+    """1,000 bytes in and 1,000 out at 1 MB/s: 2 ms."""
+    found = simulated("  %x = f32[250] parameter(0)\n  ROOT %y = f32[250] negate(%x)")
+    assert found.step_seconds == pytest.approx(2e-3)
+    assert found.communication_seconds == 0
+
+
+@pytest.mark.parametrize(("dtype", "seconds"), [("bf16", 2.0), ("f32", 4.0)])
+def test_matrix_product_takes_its_flops_at_the_peak_of_its_dtype(dtype, seconds):
+    """100 x 100 x 100: 2 MFLOP."""
+    body = f"""  %x = {dtype}[100,100] parameter(0)
+  ROOT %y = ({dtype}[100,100], s8[0]) custom-call(%x, %x), {MATMUL}"""
+    found = simulated(body)
+    assert found.flops == 2e6
+    assert found.step_seconds == pytest.approx(seconds)
+
+
+def test_causal_attention_counts_half_of_its_scores():
+    """2 products of 10 x 10 scores and width 8: 2 x 2 x 100 x 8 / 2."""
+    scores = '"intermediate_tensor_shape":{"dimensions":["1","1","10","10"]}'
+    config = f'{{"cudnn_fmha_backend_config":{{{scores},"mask_type":"CAUSAL"}}}}'
+    call = f'custom_call_target="__cudnn$fmhaSoftmax", backend_config={config}'
+    body = f"""  %x = bf16[1,10,1,8] parameter(0)
+  ROOT %y = (bf16[1,10,1,8], u8[0]) custom-call(%x, %x, %x), {call}"""
+    assert simulated(body).flops == 1600
+
+
+def exchange(kernels: int, groups: str = "{{0,1,2,3}}") -> str:
+    """An all-gather from 1,000 to 4,000 bytes beside kernels of 2 ms."""
+    lines = [
+        "  %x = f32[250] parameter(0)",
+        f"  %start = (f32[250], f32[1000]) all-gather-start(%x), replica_groups={groups}, dimensions={{0}}",
+        *(f"  %y.{number} = f32[250] negate(%x)" for number in range(kernels)),
+        "  ROOT %done = f32[1000] all-gather-done(%start)",
+    ]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("kernels", "step", "exposed"), [(0, 3e-3, 3e-3), (1, 3e-3, 1e-3), (2, 4e-3, 0.0)])
+def test_exposes_what_kernels_do_not_hide(kernels, step, exposed):
+    """A ring of 4 moves 3/4 of 4,000 bytes at 1 MB/s: 3 ms."""
+    found = simulated(exchange(kernels))
+    assert found.step_seconds == pytest.approx(step)
+    assert found.communication_seconds == pytest.approx(3e-3)
+    assert found.exposed_seconds == pytest.approx(exposed)
+    assert found.exposed_share == pytest.approx(exposed / 3e-3)
+    (only,) = found.exchanges
+    assert (only.kind, only.kernels, only.matmuls) == ("all-gather", kernels, 0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "seconds"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", 3e-3),  # inside a host: 3/4 of 4,000 bytes at 1 MB/s
+        ("{{0,4},{1,5},{2,6},{3,7}}", 4e-3),  # one adapter of 0.25 MB/s each: 1/2 of 2,000 bytes
+        ("{{0,1,2,3,4,5,6,7}}", 7e-3),  # 4 adapters: 7/8 of 8,000 bytes at 1 MB/s
+    ],
+)
+def test_collective_uses_the_slowest_link_of_its_group(groups, seconds):
+    assert simulated(exchange(0, groups), hosts=2).communication_seconds == pytest.approx(seconds)
+
+
+def test_all_reduce_moves_its_value_twice():
+    body = """  %x = f32[1000] parameter(0)
+  %start = f32[1000] all-reduce-start(%x), replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %done = f32[1000] all-reduce-done(%start)"""
+    assert simulated(body).communication_seconds == pytest.approx(6e-3)
+
+
+def test_synchronous_collective_is_exposed_whole():
+    body = """  %x = f32[1000] parameter(0)
+  ROOT %y = f32[250] reduce-scatter(%x), replica_groups={{0,1,2,3}}, to_apply=%add"""
+    found = simulated(body)
+    assert found.exposed_seconds == found.communication_seconds == pytest.approx(3e-3)
+
+
+def test_permute_sends_once():
+    body = (
+        "  %x = f32[1000] parameter(0)\n  ROOT %y = f32[1000] collective-permute(%x), source_target_pairs={{0,1},{1,2}}"
+    )
+    assert simulated(body).communication_seconds == pytest.approx(4e-3)
+
+
+LOOP = """%body (x: f32[250]) -> f32[250] {
+  %p = f32[250] parameter(0)
+  %start = (f32[250], f32[1000]) all-gather-start(%p), replica_groups={{0,1,2,3}}, dimensions={0}
+  %y = f32[250] negate(%p)
+  ROOT %done = f32[1000] all-gather-done(%start)
+}
+
+"""
+
+
+@pytest.mark.parametrize("turns", [1, 2, 7])
+def test_loop_repeats_its_body(turns):
+    """Each turn: 3 ms of communication, of which a kernel hides 2 ms."""
+    config = f'{{"known_trip_count":{{"n":"{turns}"}}}}'
+    body = f"""  %x = f32[250] parameter(0)
+  ROOT %loop = f32[250] while(%x), condition=%add, body=%body, backend_config={config}"""
+    found = simulated(body, computations=LOOP)
+    assert found.step_seconds == pytest.approx(3e-3 * turns)
+    assert found.compute_seconds == pytest.approx(2e-3 * turns)
+    assert found.exposed_seconds == pytest.approx(1e-3 * turns)
+    assert found.exchanges[0].runs == turns
+
+
+BRANCHES = """%short (a: f32[250]) -> f32[250] {
+  %a.1 = f32[250] parameter(0)
+  ROOT %a.2 = f32[250] negate(%a.1)
+}
+
+%long (b: f32[250]) -> f32[250] {
+  %b.1 = f32[250] parameter(0)
+  %b.2 = f32[250] negate(%b.1)
+  ROOT %b.3 = f32[250] negate(%b.2)
+}
+
+"""
+
+
+@pytest.mark.parametrize(("scope", "seconds"), [("other", 4e-3), ("turns_1_of_2/cond", 3e-3)])
+def test_branches_count_by_their_share_of_turns(scope, seconds):
+    """Of branches with 2 and 4 ms, the longer one counts if the program does not say how often each runs."""
+    called = f'true_computation=%long, false_computation=%short, metadata={{op_name="{scope}"}}'
+    body = f"""  %x = f32[250] parameter(0)
+  %p = pred[] constant(true)
+  ROOT %y = f32[250] conditional(%p, %x, %x), {called}"""
+    assert simulated(body, computations=BRANCHES).step_seconds == pytest.approx(seconds)
+
+
+SLICED = """%fused (a: f32[1000], i: s32[]) -> f32[10] {
+  %a.1 = f32[1000] parameter(0)
+  %i.1 = s32[] parameter(1)
+  %slice = f32[10] dynamic-slice(%a.1, %i.1), dynamic_slice_sizes={10}
+  ROOT %r = f32[10] negate(%slice)
+}
+
+"""
+UPDATED = """%fused (a: f32[1000], u: f32[10], i: s32[]) -> f32[1000] {
+  %a.1 = f32[1000] parameter(0)
+  %u.1 = f32[10] parameter(1)
+  %i.1 = s32[] parameter(2)
+  ROOT %r = f32[1000] dynamic-update-slice(%a.1, %u.1, %i.1)
+}
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("computation", "result", "operands", "moved"),
+    [(SLICED, "f32[10]", "%x, %i", 40 + 40), (UPDATED, "f32[1000]", "%x, %u, %i", 40 + 40)],
+    ids=["slice", "update"],
+)
+def test_fusion_moves_only_the_part_that_it_uses(computation, result, operands, moved):
+    """Besides the index, which has 4 bytes."""
+    body = f"""  %x = f32[1000] parameter(0)
+  %u = f32[10] parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %y = {result} fusion({operands}), kind=kLoop, calls=%fused"""
+    assert simulated(body, computations=computation).step_seconds == pytest.approx((moved + 4) / 1e6)

@@ -112,7 +112,7 @@ class _Stack:
     def backward(self, saved: Any, gradient: Activations) -> Any:
         """Runs all blocks backward; returns the gradients of the parameters and of the differentiable leaves."""
         shards, kept, residuals = saved
-        count = _count(shards)
+        count, recomputes = _count(shards), self.plan.options.remat != "none"
         later = self.vary(jax.tree.map(lambda leaf: varying_zeros(leaf.shape[1:], leaf.dtype, leaf), shards))
         summed = jax.tree.map(lambda leaf: varying_zeros(leaf.shape, leaf.dtype, leaf), shards)
 
@@ -121,6 +121,8 @@ class _Stack:
             (own, own_kept), left, index = self.vary(layer[:2]), *layer[2:]
             reduced = self.reduce(later)
             dx, left = order_after(reduced, (dx, left))
+            if recomputes:
+                dx, _ = lax.optimization_barrier((dx, reduced))
             summed = _set_block(summed, (index + 1) % count, reduced)
             gradients, dx = self.pull_of(own, own_kept, left)(dx)
             return (dx, gradients, summed), None

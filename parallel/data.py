@@ -35,11 +35,13 @@ import jax.numpy as jnp
 from annotated_types import Ge, Gt, Lt
 from jax import Array, lax
 
+from ..layouts.paths import in_blocks
 from ..layouts.table import LayoutRow
 from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective, StepCounts, wire_bytes
 from .options import check_options
 from .plan import Reduced, ShardingPlan, as_stored, no_problems, splits_nothing, unchanged
+from .xla.ordered_collectives import order_after
 
 AXIS = "data"
 SCALARS = 2
@@ -60,6 +62,10 @@ class DataParallelConfig:
     compress: Literal["none", "int8"] = "none"
     """Compression of gradients over the axis: `none` uses the reduce dtype, `int8` a quarter of the bytes (see
     `compression.py`)."""
+    reduce: Literal["auto", "overlapped", "at_end"] = "auto"
+    """When gradients of blocks are summed: `at_end` once, after backward; `overlapped` block by block within backward,
+    beside the products of the next block; `auto` = overlapped on GPUs, and otherwise at_end. Gradients that are
+    accumulated, or that `zero`, `compress`, `local_steps`, a pipeline or `fsdp.prefetch` handles, are summed once."""
     local_steps: Annotated[int, Ge(0)] = 0
     """Steps that each group along the axis trains its own copy before the copies are averaged (DiLoCo, see
     `diloco.py`); 0 = groups train together."""
@@ -148,9 +154,14 @@ def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
     """Sums gradients and scalars over all remaining axes, unless compression has."""
     if plan.compressed:
         return found
+    gradients, scalars, summed = found.gradients, found.scalars, {}
     layouts, precision = plan.update_table.layouts, plan.options.precision
-    reduced = reduce_gradients(found.gradients, found.scalars, layouts, plan.summed_axes, precision.reduce)
-    return Reduced(*reduced, found.errors, found.scale)
+    if plan.reduces_in_backward:
+        summed = {"blocks": gradients["blocks"]}
+        gradients, layouts = ({**tree, "blocks": {}} for tree in (gradients, layouts))
+        gradients, scalars = order_after(summed, (gradients, scalars))  # else XLA:CPU merges some of their reductions
+    reduced, scalars = reduce_gradients(gradients, scalars, layouts, plan.summed_axes, precision.reduce)
+    return Reduced({**reduced, **summed} if summed else reduced, scalars, found.errors, found.scale)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
@@ -159,13 +170,24 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
         return []
     rows, axes, reduce_dtype = plan.trained.update_table.rows, plan.summed_axes, plan.options.precision.reduce
     width = wire_bytes(reduce_dtype, platform)
+    complete = any(not axes_to_sum(row.layout, axes) for row in rows)  # their share of the norm is one more scalar
+    scalars = (SCALARS + counts.metrics + complete) * scalar_width(reduce_dtype)
+    in_backward = [row for row in rows if plan.reduces_in_backward and in_blocks(row.path)]
+    lines = _all_reduces([row for row in rows if row not in in_backward], axes, width, scalars)
+    turns = (plan.num_blocks or 0) + 1  # the first turn of backward reduces zeros
+    for line in _all_reduces(in_backward, axes, width, 0):
+        lines.append(Collective(line.kind, line.axes, turns, line.bytes // (turns - 1) * turns))
+    return lines
+
+
+def _all_reduces(rows: Sequence[LayoutRow], axes: tuple[str, ...], width: int, scalars: int) -> list[Collective]:
+    """Returns one all-reduce per bucket; `scalars` are the bytes of the scalars in the first."""
     missing = [axes_to_sum(row.layout, axes) for row in rows]
-    complete = any(not lacking for lacking in missing)  # their share of the norm is one more scalar
     lines = []
     for bucket in _buckets(missing, axes):
         members = [row for row, lacking in zip(rows, missing, strict=True) if lacking == bucket]
-        scalars = (SCALARS + counts.metrics + complete) * scalar_width(reduce_dtype) if bucket == axes else 0
-        lines.append(Collective("all-reduce", bucket, 1, scalars + width * sum(map(_shard_elements, members))))
+        size = width * sum(map(_shard_elements, members))
+        lines.append(Collective("all-reduce", bucket, 1, size + (scalars if bucket == axes else 0)))
     return lines
 
 

@@ -26,7 +26,7 @@ from ...layouts.table import LayoutTable
 from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
 from ...mesh.keys import key_of, make_key
-from ..blocks.forward import local_loss
+from ..blocks.forward import local_loss, without_blocks
 from ..collectives import vary
 from ..data import make_varying, reduce_gradients
 from ..executor.pipeline_loss import pipeline_loss
@@ -102,7 +102,7 @@ class DeviceStep:
         trained, update = plan.trained, plan.trained.update_table.layouts
         key = jax.random.fold_in(key_of(key_data), step)
         batch = cast_inputs(batch, options.precision.compute)
-        params = self._begin(make_varying(params, plan.table.layouts, axes))
+        params = self._begin(self._varying(params))
         loss_factor = scale_in_force(options.precision, loss_scale)
         gradients, sums = self._gradients(params, batch, key, model_state, loss_factor)
         metrics, metrics_tree = jax.tree.flatten(sums.metrics)
@@ -127,6 +127,14 @@ class DeviceStep:
         pairs = jax.tree.unflatten(metrics_tree, metrics)
         return gradients, StepMetrics(total / divisor, norm, weight, pairs), next_errors, next_state
 
+    def _varying(self, params: Params) -> Params:
+        """Types parameters as varying over the axes of the batch, except those with gradients summed in backward."""
+        plan = self.plan
+        if not plan.reduces_in_backward:
+            return make_varying(params, plan.table.layouts, plan.summed_axes)
+        outside, layouts = without_blocks(params), without_blocks(plan.table.layouts)
+        return {**make_varying(outside, layouts, plan.summed_axes), "blocks": params["blocks"]}
+
     def _begin(self, params: Params) -> Params:
         """Runs the `begin` of every strategy."""
         for strategy in STRATEGIES.values():
@@ -148,7 +156,7 @@ class DeviceStep:
         """
         key = make_key(0)
         batch = cast_inputs(batch, self.plan.options.precision.compute)
-        params = self._begin(make_varying(params, self.plan.table.layouts, self.plan.summed_axes))
+        params = self._begin(self._varying(params))
         gradients, sums = self._gradients(params, batch, key, model_state, None)
         return gradients, sums._replace(state=()), self._reduce_state(sums.state, model_state, batch)
 

@@ -72,6 +72,13 @@ def special():
         )
         yield Row(f"zero{stage}-fsdp-tensor", "transformer", {"data": beside[stage], **fsdp, "tensor": 2})
         yield Row(f"zero{stage}-mlp", "mlp", {"data": zero[stage]})
+    overlapped = {size: DataParallelConfig(size=size, reduce="overlapped") for size in (2, 4)}
+    shards = {"fsdp": FSDPConfig(size=4, floor_bytes=FLOOR)}
+    yield Row("overlapped", "transformer", {"data": overlapped[4]}, dropout=0.1)
+    yield Row("overlapped-fsdp-full", "transformer", {"data": overlapped[2], **shards}, remat="full", dropout=0.1)
+    yield Row("overlapped-fsdp-tensor-dots", "transformer", {"data": overlapped[2], **fsdp, "tensor": 2}, remat="dots")
+    yield Row("overlapped-ring", "transformer", {"data": overlapped[2], "context": 4})
+    yield Row("overlapped-accumulate", "transformer", {"data": overlapped[2], **fsdp}, accumulate=2)
     keep, ahead = (FSDPConfig(size=4, floor_bytes=FLOOR, **each) for each in ({"keep": "step"}, {"prefetch": 1}))
     yield Row("fsdp-keep-step", "transformer", {"fsdp": keep}, accumulate=2)
     yield Row("fsdp-prefetch", "transformer", {"fsdp": ahead, "tensor": 2}, accumulate=2)

@@ -66,6 +66,17 @@ class Pairs(NamedTuple):
         """The sum of the two halves."""
         return Pair(self.first.total + self.second.total, self.first.weight + self.second.weight)
 
+    def apart(self, pair: Pair, other: Pair) -> Pair:
+        """Returns the distances of two pairs, relative to the whole and its halves; infinite if one is not finite."""
+        scales = np.abs(np.array((self.whole, self.first, self.second))).sum(axis=0)
+        return Pair(*(_relative(a - b, scale) for a, b, scale in zip(pair, other, scales, strict=True)))
+
+
+def _relative(difference: float, scale: float) -> float:
+    if difference == 0:
+        return 0.0
+    return float(abs(difference) / scale) if np.isfinite(difference) and scale else np.inf
+
 
 class Probe:
     """A model's loss on one device, in one dtype, compiled once for each number of rows.
@@ -123,19 +134,10 @@ class Probe:
 
     def rounding(self, params: Params, rows: HostBatch, key: Array | None) -> float:
         """Returns the relative rounding error of the narrowest dtype that arrays in the loss are cast to."""
-        narrowest = narrowing(self.program(params, rows, key, count(rows)), self.dtype, scalars=False)
-        return float(jnp.finfo(narrowest.dtype).eps) / 2
-
-    def program(self, params: Params, rows: HostBatch, key: Array | None, size: int) -> Any:
-        """Traces the loss for `size` such rows."""
-
-        def resized(array: Any) -> jax.ShapeDtypeStruct:
-            array = self._prepared(array)
-            return jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype)
-
+        arrays = {name: self._prepared(array) for name, array in rows.items()}
         with jax.enable_x64(self.dtype == "float64"):
-            arrays = {name: resized(array) for name, array in rows.items()}
-            return jax.make_jaxpr(self._sums)(params, arrays, key).jaxpr
+            program = jax.make_jaxpr(self._sums)(params, arrays, key).jaxpr
+        return float(jnp.finfo(narrowing(program, self.dtype, scalars=False).dtype).eps) / 2
 
     def _sums(self, params: Params, rows: Any, key: Array | None) -> tuple[Array, Array]:
         total, weight, *_ = self.loss(params, rows, key)

@@ -10,9 +10,7 @@ import pytest
 from jax import lax
 from spmdkit.models import MoEConfig, TransformerConfig, moe, transformer
 from spmdkit.parallel import Model
-from spmdkit.parallel.verification.contract import breach_messages as messages
 from spmdkit.parallel.verification.contract.breaches import breaches
-from spmdkit.parallel.verification.contract.probe import Pair, Pairs
 from support import toy
 
 WIDTH, CLASSES, ROWS = 8, 4, 6
@@ -366,17 +364,3 @@ def test_block_model_passes():
     assert found(toy.BLOCK_MODEL, toy.batch(0)) == ()
     broken = replace(toy.BLOCK_MODEL, block=lambda params, x, key: toy.block(params, x - x.mean(0, keepdims=True), key))
     assert [breach.kind for breach in found(broken, toy.batch(0))] == ["rows"]
-
-
-FOUND = Pairs(Pair(10, 4), Pair(3, 2), Pair(4, 2), Pair(11, 4), Pair(2, 0))
-ALONE = Pairs(Pair(6, 4), Pair(3, 2), Pair(3, 2), Pair(6, 4), Pair(0, 0))
-
-
-def test_messages_contain_each_measurement():
-    halves = "4 rows give (10, 4), their halves (3, 2) + (4, 2) = (7, 4)"
-    assert f"its rows depend on each other. {halves}, in another order (11, 4)." in messages.rows(FOUND)
-    assert f"{halves}. The runtime divides by the sum" in messages.weight_alone(FOUND)
-    assert "4 rows give a sum of 10, their halves 3 + 4 = 7, in another order 11. Every" in messages.random(FOUND, None)
-    assert "in another order 11; without a key both give 6." in messages.random(FOUND, ALONE)
-    assert "2 rows give (3, 2), the same rows twice (3, 4): the sum is 1" in messages.mean(Pair(3, 4), Pair(3, 2))
-    assert "adds 2 on every call" in messages.constant(FOUND)

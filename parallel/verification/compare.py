@@ -19,16 +19,14 @@ from ..sharding.lay_out import StrategyLike, lay_out
 from ..step.build import build_step
 from ..step.state import StepMetrics
 from ..step.train_step import Step
-from . import claims
 from .after_training import Averages, check_after_steps
 from .case import Case
 from .collective_check import check_collectives
 from .contract.probe import moved as perturbed
-from .diagnosis import refused
+from .diagnosis import explanations, first_difference, refused
 from .differences import GRADIENTS, INIT_TOLERANCE, LeafError, array_errors, leaf_errors, relative, widened
-from .first_difference import explanations, first_difference
 from .reference import HostBatch, OneDevice, Reference
-from .result import Difference, Measured, Verification
+from .result import Difference, Measured, Verification, list_proved, list_unchecked
 from .round_trip import SaveAndRestore
 from .rounding import moved
 
@@ -160,7 +158,7 @@ def _compare(
     }
     state = case.first_state()
     try:
-        collectives = check_collectives(step, batches[0], claims.frozen_parameters(reference))
+        collectives = check_collectives(step, batches[0], reference.frozen)
         found, norm = case.sums(state, batches[0])
     except ValueError as error:
         cause = refused(error, step.plan)
@@ -204,8 +202,8 @@ def _compare(
         measured = check_after_steps(measured, case, state, reference, save_and_restore, averages)
     other = one_device.sums(case.params, batches[0], OTHER_STEP).total
     checked = {"files": save_and_restore is not None, "random": other != reference.first.total}
-    unseen = claims.not_looked_at(measured, reference, case.params, clip_norm=clip_norm, **checked)
-    return replace(measured, proved=tuple(claims.proved(measured, **checked)), not_looked_at=tuple(unseen))
+    unseen = list_unchecked(measured, reference, case.params, clip_norm=clip_norm, **checked)
+    return replace(measured, proved=tuple(list_proved(measured, **checked)), not_looked_at=tuple(unseen))
 
 
 def _worst(arrays: Mapping[str, Sequence[LeafError]], case: Case) -> dict[str, Measured]:

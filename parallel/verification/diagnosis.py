@@ -12,25 +12,104 @@
 A factor, or the same numbers in other places, has many causes: these are measurements, and no cause is named.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import jax
 import numpy as np
 
 from ...layouts.paths import leaves_with_paths
-from ...layouts.tensor_layout import TensorLayout
+from ...layouts.sizes import counted
 from ..model import Params
 from ..plan import ShardingPlan
 from ..xla.error_texts import differing_result
 from .case import Case
-from .differences import SMALL, copies, leaf_errors, relative, state_errors
+from .differences import (
+    GRADIENTS,
+    MODEL_STATE,
+    NEAR,
+    OPTIMIZER,
+    PARAMETERS,
+    SMALL,
+    differing_copies,
+    is_same,
+    leaf_errors,
+    relative,
+    state_errors,
+)
 from .reference import HostBatch, Reference, Sums
+from .result import NO_GRADIENT, NOT_FINITE, Difference, Verification
 
 WEIGHTS = "weights"
 MAX_ROWS = 64
-NEAR = 1e-4
-"""The tolerance for treating a measured ratio as a given number."""
+
+
+def first_difference(
+    measured: Verification, reference: Reference, explain: Mapping[str, Callable[[str], str]]
+) -> Difference | None:
+    """Returns the first difference of the steps, in causal order; None if there is none."""
+    loss = reference.losses[0]
+    if len(reference.frozen) == len(measured.gradients):
+        hint = (
+            f"Every gradient of the first batch is zero on one device as well, in all {len(measured.gradients)} "
+            f"arrays, at a loss of {loss:.6g}: training would change nothing. The loss does not depend on the "
+            "parameters: look for a factor of zero, a stop_gradient, rounding, or an argmax between the two."
+        )
+        return Difference(what=NO_GRADIENT, where="", relative=1.0, hint=hint)
+    for what, error in measured.errors.items():
+        if error.differs:
+            hint = explain[what](error.where)
+            name = NOT_FINITE if what == "loss" and not isfinite(loss) else what
+            return Difference(what=name, where=error.where, relative=error.relative, hint=hint)
+    if unexpected := measured.collectives.unexpected:
+        hint = f"The numbers are right, but the collectives differ from the predictions: {'; '.join(unexpected)}."
+        return Difference(what="collectives", where="", relative=float(len(unexpected)), hint=hint)
+    return None
+
+
+def explanations(
+    case: Case,
+    initial: Params,
+    drawn: Params,
+    found: Sums,
+    norm: float,
+    reference: Reference,
+    losses: Sequence[float],
+) -> dict[str, Callable[[str], str]]:
+    """Returns a function for each quantity of the steps that explains its difference, given its worst array.
+
+    Args:
+        case: The training.
+        initial: The initial parameters on the mesh, blocks in the model's order.
+        drawn: The initial parameters of one device.
+        found: The strategy's sums of the first batch.
+        norm: The strategy's gradient norm of the first batch.
+        reference: The training on one device.
+        losses: The strategy's losses.
+    """
+    first, norms = reference.first, (norm, reference.norms[0])
+    right = f"All parameters are right after {counted(len(losses), 'step')}"
+    return {
+        "initial parameters": lambda path: (
+            "The same seed draws other parameters on this mesh: "
+            + how_it_differs(*(np.asarray(leaf_of(tree, path), np.float64) for tree in (initial, drawn)))
+        ),
+        "loss": lambda _: explain_loss(case, found, first),
+        "weight": lambda _: f"{explain_sums(found, first, case.tolerance)} Their ratio, the mean loss, is right.",
+        GRADIENTS: lambda path: explain_gradient(case, path, found, first, norms),
+        "gradient norm": lambda _: f"It is {times_reference(*norms)}, while every gradient is right.",
+        PARAMETERS: lambda path: explain_parameters(case, path, losses, reference),
+        OPTIMIZER: lambda _: (
+            f"{right}. This array of the optimizer's state is not: it is what later updates begin with."
+        ),
+        MODEL_STATE: lambda _: (
+            f"{right}. This array of the model's own state is not: the next state that the loss returns must be that "
+            "of the whole batch, with statistics summed over spmdkit.batch_axes(); else each device has its own, and "
+            "their mean is kept."
+        ),
+        "what a step reports": lambda name: f"{right}; the {name} is reported wrongly.",
+    }
 
 
 def explain_sums(found: Sums, reference: Sums, tolerance: float) -> str:
@@ -68,8 +147,11 @@ def explain_gradient(case: Case, path: str, found: Sums, reference: Sums, norms:
         return case.contract
     layout = case.layout(path)
     leaf, expected = leaf_of(found.gradients, path), _wide(leaf_of(reference.gradients, path))
-    if text := differing_copies(leaf, expected, layout):
-        return f"{text} Over these its gradient must be summed, once: its layout is {layout}."
+    axes, adds_up = differing_copies(leaf, expected, layout)
+    if axes:
+        along = " x ".join(axes)
+        cause = f"their sum is the reference: a missing psum over {along}" if adds_up else "they must be the same"
+        return f"Devices along {along} hold different values, and {cause}. Its layout is {layout}."
     if ratio := common_factor(found.gradients, reference.gradients):
         norm = "right" if relative(*norms) < abs(ratio - 1) / 2 else f"{times_reference(*norms)} as well"
         return f"Every gradient is {format_ratio(ratio)} times the reference; the norm that the step reports is {norm}."
@@ -105,36 +187,11 @@ def refused(error: Exception, plan: ShardingPlan) -> tuple[str, str] | None:
     if found is None:
         return None
     axes = [axis for axis in plan.mesh.axis_names if axis in found.found and axis not in found.expected]
+    along = " x ".join(axes) or "no axis"
     return found.path, (
-        f"JAX refuses the step: its result would differ between the devices along {_join(axes)}, which must "
-        f"hold the same: a missing psum over {_join(axes)}."
+        f"JAX refuses the step: its result would differ between the devices along {along}, which must hold the same: a "
+        f"missing psum over {along}."
     )
-
-
-def differing_copies(leaf: jax.Array, expected: np.ndarray, layout: TensorLayout) -> str:
-    """Describes replicas that differ; "" if they agree.
-
-    Args:
-        leaf: An array on the mesh.
-        expected: The whole array of one device.
-        layout: Its layout: devices along the axes that it does not use must hold the same.
-    """
-    mesh = layout.mesh
-    names = tuple(mesh.axis_names)
-    held = copies(leaf, mesh.shape, mesh.backend_mesh.devices.flat)
-    bound = NEAR * max(np.abs(held).max(), 1e-300)
-    differ = [
-        axis for dim, axis in enumerate(names) if axis not in layout.used_axes and np.ptp(held, axis=dim).max() > bound
-    ]
-    if not differ:
-        return ""
-    summed = held.sum(axis=tuple(names.index(axis) for axis in differ), keepdims=True)
-    first = tuple(0 for _ in names)
-    part = expected[leaf.sharding.devices_indices_map(leaf.shape)[mesh.backend_mesh.devices[first]]]
-    text = f"Devices along {_join(differ)} hold different values"
-    if is_same(summed[first], part):
-        return f"{text}, and their sum is the reference: a missing psum over {_join(differ)}."
-    return f"{text} of what must be the same."
 
 
 def miscounted_rows(case: Case, path: str | None = None) -> str:
@@ -234,11 +291,6 @@ def _explain_later_loss(case: Case, params: Params, number: int, found: float, e
     return text
 
 
-def _join(axes: Sequence[str]) -> str:
-    """Formats axes, such as "data x fsdp"."""
-    return " x ".join(axes) or "no axis"
-
-
 def _wide(leaf: Any) -> np.ndarray:
     return np.asarray(leaf, np.float64)
 
@@ -246,8 +298,3 @@ def _wide(leaf: Any) -> np.ndarray:
 def leaf_of(tree: Any, path: str) -> Any:
     """Returns the leaf of a pytree at a path."""
     return dict(leaves_with_paths(tree))[path]
-
-
-def is_same(value: np.ndarray, expected: np.ndarray) -> bool:
-    """Checks if two arrays differ by at most `NEAR` of the largest element."""
-    return bool(np.abs(value - expected).max(initial=0.0) <= NEAR * max(np.abs(expected).max(initial=0.0), 1e-300))

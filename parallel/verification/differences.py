@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...layouts.paths import leaves_with_paths
+from ...layouts.tensor_layout import TensorLayout
 from ..options import Precision
 from ..step.state import TrainState
 from .reference import Reference, Sums
@@ -17,6 +18,8 @@ SMALL = 1e-6
 """The fraction of the largest element of all leaves below which a leaf is noise: the scale of its error."""
 SMALL_IN_FLOAT32 = 1e-2
 """The same in float32 and narrower."""
+NEAR = 1e-4
+"""The tolerance for treating a measured ratio as a given number."""
 INIT_TOLERANCE = 1e-5
 """Most models draw their initial parameters in float32."""
 
@@ -188,17 +191,33 @@ def _error(found: np.ndarray, reference: np.ndarray, size: float) -> float:
     return difference / max(size, 1e-300) if difference else 0.0
 
 
-def copies(leaf: jax.Array, shape: tuple[int, ...], devices: Any) -> np.ndarray:
-    """Returns the shards of an array, stacked in the shape of the mesh.
+def differing_copies(leaf: jax.Array, expected: np.ndarray, layout: TensorLayout) -> tuple[list[str], bool]:
+    """Finds replicas that differ.
 
     Args:
         leaf: An array on the mesh.
-        shape: The sizes of the mesh axes.
-        devices: The JAX devices of the mesh, in its order.
+        expected: The whole array of one device.
+        layout: Its layout: devices along the axes that it does not use must hold the same.
+
+    Returns:
+        The axes along which devices hold different values, and whether the sum of these values is the reference.
     """
+    names, devices = tuple(layout.mesh.axis_names), layout.mesh.backend_mesh.devices
     part_of = {shard.device: np.asarray(shard.data, np.float64) for shard in leaf.addressable_shards}
-    parts = np.stack([part_of[device] for device in devices])
-    return parts.reshape(*shape, *parts.shape[1:])
+    parts = np.stack([part_of[device] for device in devices.flat])
+    held = parts.reshape(*devices.shape, *parts.shape[1:])
+    bound = NEAR * max(np.abs(held).max(), 1e-300)
+    differ = [
+        dim for dim, axis in enumerate(names) if axis not in layout.used_axes and np.ptp(held, axis=dim).max() > bound
+    ]
+    summed = held.sum(axis=tuple(differ), keepdims=True)[(0,) * len(names)]
+    own = expected[leaf.sharding.devices_indices_map(leaf.shape)[devices.flat[0]]]
+    return [names[dim] for dim in differ], is_same(summed, own)
+
+
+def is_same(value: np.ndarray, expected: np.ndarray) -> bool:
+    """Checks if two arrays differ by at most `NEAR` of the largest element."""
+    return bool(np.abs(value - expected).max(initial=0.0) <= NEAR * max(np.abs(expected).max(initial=0.0), 1e-300))
 
 
 class Widened(NamedTuple):

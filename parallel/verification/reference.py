@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from jax import Array
 
+from ...layouts.paths import leaves_with_paths
 from ..model import BlockModel, Model, Params
 from ..sharding.batch_rows import uses_batch_axes
 from .rounding import Narrowing, narrowing, width
@@ -67,6 +68,11 @@ class Reference(NamedTuple):
     opt_state: Any
     state: Any = ()
     moved: "Reference | None" = None
+
+    @property
+    def frozen(self) -> list[str]:
+        """The parameters with a gradient of zero in the first batch."""
+        return [path for path, leaf in leaves_with_paths(self.first.gradients) if not np.any(leaf)]
 
 
 class OneDevice:

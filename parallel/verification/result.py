@@ -1,26 +1,40 @@
 """The result of a verification: every error and the first difference with its likely cause, as text and JSON."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite, prod
 from textwrap import fill
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
+from ...layouts.paths import leaves_with_paths
 from ...layouts.sizes import counted, format_bytes
 from ..collectives import Collective
+from ..model import Params
 from .causality import Future
 from .collective_check import CollectiveCheck
 from .differences import LeafError, Widened
+from .reference import Reference
 from .round_trip import RoundTrip
 
 MAX_SHOWN = 5
-"""The maximum number of listed leaves."""
+"""The maximum number of listed arrays."""
 SEES_AHEAD = "the model sees later tokens"
 NO_GRADIENT = "the model has no gradient"
 NOT_FINITE = "the loss is not finite"
 OF_THE_MODEL = (SEES_AHEAD, NO_GRADIENT, NOT_FINITE)
 """Problems that occur on one device as well."""
 
+NEVER_CHECKED = (
+    "the code of the model and the optimizer (both sides run it)",
+    "reading and order of data",
+    "`predict`",
+    "several processes",
+    "accelerators and their kernels",
+    "speed and memory",
+)
 JSON_NAMES = {
     "init_rel": "initial parameters",
     "loss_rel": "loss",
@@ -163,6 +177,67 @@ class Verification:
         if self.widened:
             claims += f"; wider tolerances: {'; '.join(map(str, self.widened))}"
         return "\n\n".join([*parts, *(f"Note: {note}" for note in self.notes), _verdict(self), claims])
+
+
+def list_proved(measured: Verification, *, files: bool, random: bool) -> Iterator[str]:
+    """Yields the proved properties; none if anything differs.
+
+    Args:
+        measured: The measurements.
+        files: True if the state was written to files.
+        random: True if the loss depends on the key.
+    """
+    if not measured.ok:
+        return
+    yield from measured.errors
+    yield "collectives"
+    if random:
+        yield "random numbers"
+    if measured.loss_scale is not None:
+        yield "a step that is not finite, and the loss scale"
+    if trip := measured.round_trip:
+        yield f"{'a checkpoint in files' if files else 'the state in memory'} restored onto {trip.target} and back"
+
+
+def list_unchecked(
+    measured: Verification, reference: Reference, params: Params, *, files: bool, random: bool, clip_norm: float
+) -> Iterator[str]:
+    """Yields the properties that were not checked.
+
+    Args:
+        measured: The measurements.
+        reference: The training on one device.
+        params: The initial parameters, on the host.
+        files: True if the state was written to files.
+        random: True if the loss depends on the key.
+        clip_norm: The maximum gradient norm of the step.
+    """
+    future, trip = measured.future or Future(), measured.round_trip
+    frozen = reference.frozen
+    pairs = zip(leaves_with_paths(params), jax.tree.leaves(reference.params), strict=True)
+    still = [path for (path, first), last in pairs if path not in frozen and np.array_equal(first, last)]
+    conditions = {
+        "the GPU code that replaces what the note describes": measured.notes,
+        "evaluation, checkpoints and later tokens (what comes before differs)": trip is None,
+        "checkpoint files": trip and not files,
+        "evaluation (one device cannot evaluate the model)": trip and "evaluation" not in measured.errors,
+        f"later tokens ({future.untried})": future.untried,
+        "a term of the loss that all positions of a row share (later tokens change it)": future.shared,
+        "random numbers (the loss does not depend on the key)": not random,
+        "how much the model's own sums over the batch axes move": measured.collectives.of_the_model,
+        f"clipping (no norm was over {clip_norm:g})": clip_norm and max(reference.norms) <= clip_norm,
+        f"gradients that are zero on one device ({_some(frozen)})": frozen,
+        f"updates of what does not move on one device ({_some(still)})": still,
+        "the config's own sizes": measured.reduced,
+    }
+    yield from NEVER_CHECKED
+    yield from (text for text, condition in conditions.items() if condition)
+    yield f"other dtypes than {measured.dtype}"
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - MAX_SHOWN} more" if len(paths) > MAX_SHOWN else ""
+    return ", ".join(paths[:MAX_SHOWN]) + more
 
 
 def _error_lines(result: Verification) -> Iterator[str]:

@@ -9,12 +9,12 @@ import pytest
 from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.configs import load_config
 from spmdkit.configs.checks import axis_sizes
-from spmdkit.data import DataConfig, open_splits
+from spmdkit.data import open_splits
 from spmdkit.launch.cli import main
 from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.step import composition
 from spmdkit.parallel.verification.compare import FLOAT64
-from spmdkit.runtime.reduce import Folded, reduce_config, shrink
+from spmdkit.runtime.reduce import reduce_config, shrink
 from spmdkit.runtime.verify import ragged_batch, simulate_devices
 from support.runs import spmdkit, write_config, write_language_config
 
@@ -92,21 +92,6 @@ def test_a_planted_mistake_is_exit_code_1(tmp_path, capsys, monkeypatch):
     assert "DIFFERENT from one device, first in: gradients of layers/1/bias" in text
     assert "8 times the reference in every element." in text
     assert "DIFFERS" in text
-
-
-@pytest.mark.slow
-def test_a_missing_sum_is_found_at_the_reduced_size(tmp_path, capsys, monkeypatch):
-    right = data_strategy.reduce_gradients
-
-    def wrong(gradients, *rest):
-        return gradients, right(gradients, *rest)[1]
-
-    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
-    code, result = verify(write_config(tmp_path), capsys=capsys)
-    assert (code, result["ok"], result["loss_rel"]) == (1, False, None)
-    assert result["first_difference"]["where"] == "layers/0/bias"
-    assert "a missing psum over data x fsdp" in result["first_difference"]["hint"]
-    assert result["reduced"]
 
 
 @pytest.mark.slow
@@ -214,19 +199,6 @@ def test_own_model_on_some_of_the_devices(tmp_path, capsys):
     }
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_language_model_with_dropout(tmp_path, capsys):
-    train = {"steps": 12, "global_batch": 32, "accumulate": 2, "clip_norm": 0.1}
-    code, result = verify(write_language_config(tmp_path, train=train), capsys=capsys)
-    assert code == 0, result
-    assert result["reduced"]["data.length"] == {"from": 16, "to": 8}
-    assert {key: change["to"] for key, change in result["reduced"].items() if "model" in key} == {
-        "model.width": 8,
-        "model.mlp_width": 16,
-    }
-
-
 @pytest.mark.slow
 def test_in_a_process_of_its_own(tmp_path):
     """It simulates just the devices that it needs."""
@@ -325,14 +297,6 @@ def test_token_ids_are_folded_into_a_smaller_vocabulary(tmp_path):
     batch = ragged_batch(reduced.splits.train, 0, rows=reduced.config.train.global_batch, seed=0, shuffle=True)
     assert batch["inputs"].shape == (8, 8)
     assert batch["inputs"].max() < vocabulary == reduced.splits.vocabulary
-
-
-def test_folded_examples_keep_everything_else():
-    source = open_splits(DataConfig(source="synthetic")).train
-    folded = Folded(source, 4)
-    assert len(folded) == len(source)
-    np.testing.assert_array_equal(folded[5]["weights"], source[5]["weights"])
-    assert folded[5]["targets"] == source[5]["targets"] % 4
 
 
 def test_weights_are_ragged_and_no_row_is_without(tmp_path):

@@ -10,16 +10,15 @@ runs find the kind of breach, in float64 if the model supports it: float32 round
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from ....mesh.errors import UserError, docs_url
 from ...model import BlockModel, Model, Params
-from .probe import ROWS, HostBatch, Pair, Pairs, Probe, first_rows, moved, nudged, part
+from .pairs import NOTHING, Pair, Pairs
+from .probe import ROWS, HostBatch, Probe, first_rows, nudged, part
 from .probe import NotChecked as NotChecked
 from .random_key import check_key, shared_key
 
@@ -33,7 +32,6 @@ NOISE, NARROW_NOISE = 30.0, 3.0
 latter."""
 MANY_ROWS = 64
 """The number of rows without gradients that make a model dead: a few rows may be on the flat side of every unit."""
-NOTHING = Pair(0.0, 0.0)
 RESULT = 'Return ((losses * batch["weights"]).sum(), batch["weights"].sum()).'
 
 
@@ -54,14 +52,14 @@ class ContractError(UserError):
     """A model that breaks the contract."""
 
 
-def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: Array | None) -> tuple[Breach, ...]:
+def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: Array) -> tuple[Breach, ...]:
     """Finds the breaches of a model.
 
     Args:
         model: The model; it is called whole, on JAX's default device.
         params: Its parameters, whole arrays on that device or the host.
         batch: Host arrays with rows on dim 0; the first four rows with a weight are used.
-        key: A key as in training; None skips randomness.
+        key: A key as in training.
 
     Returns:
         The breaches; empty also if the loss is not finite here or all weights are zero.
@@ -73,87 +71,55 @@ def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: A
     rows = first_rows(batch)
     if rows is None:
         return ()
-    key = None if key is None else check_key(key)
     wide = bool(jax.config.read("jax_enable_x64"))
-    case = _Case(model, "float64" if wide else "float32", params, rows, key)
-    first, moves = case.probe.moves(case.given, rows, key)
+    probe = Probe(model, "float64" if wide else "float32", params, rows, check_key(key))
+    first, moves = probe.moves(probe.given, rows)
     if not first.is_finite or first == NOTHING:
         return ()
-    found = case.sums(key)
+    found = probe.sums()
     broken: list[Breach] = []
-    if found.whole.is_finite and (not _follows(found, SCREEN) or found.whole.weight == 0):
-        wider = case.widened()
-        found = wider.sums(key)
-        broken += list(_coupled(wider, found)) or _weights(wider, found)
+    if found.whole.is_finite and not _is_right(found, SCREEN):
+        exact, bound = _widened(probe)
+        found = exact.sums()
+        broken += list(_coupled(exact, found, bound)) or _weights(found, bound)
     if not moves:
-        broken += _dead(case, first, batch)
+        broken += _dead(probe, first, batch)
     return tuple(broken)
 
 
-class _Case:
-    """A model with the rows, the key and the parameters of its measurements."""
-
-    def __init__(self, model: Model | BlockModel, dtype: str, params: Params, rows: HostBatch, key: Array | None):
-        def to_host(leaf: Any) -> np.ndarray:
-            leaf = np.asarray(leaf)
-            return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-
-        self.model, self.rows, self.key = model, rows, key
-        self.given = jax.tree.map(to_host, params)
-        self.moved = moved(self.given)
-        self.probe = Probe(model, dtype)
-        self.bound = SCREEN
-
-    def sums(self, key: Array | None) -> Pairs:
-        return self.probe.sums(self.moved, self.rows, key)
-
-    def pair(self, which: list[int], key: Array | None) -> Pair:
-        return self.probe.pair(self.moved, part(self.rows, which), key)
-
-    def widened(self) -> "_Case":
-        """Returns this case in float64 with its bound; unchanged if the model does not support float64."""
-        try:
-            wide = _Case(self.model, "float64", self.given, self.rows, self.key)
-            wide.bound = max(SAME, wide.noise())
-        except Exception:
-            self.bound = max(SCREEN, self.noise())
-            return self
-        return wide
-
-    def noise(self) -> float:
-        """Returns the relative effect of rounding on the sums, with a margin."""
-        bits = self.probe.rounding(self.moved, self.rows, self.key)
-        found = self.sums(self.key)
-        near = self.probe.pair(nudged(self.moved, max(bits, 1e-6)), self.rows, self.key)
-        return (NOISE if bits <= 1e-6 else NARROW_NOISE) * max(found.apart(near, found.whole))
-
-    def adds_up(self, found: Pairs, constant: float = 0.0) -> bool:
-        """Checks if the sums of the losses add up, in any order, except for a constant that every call adds."""
-        halves = found.halves._replace(total=found.halves.total - constant)
-        return max(found.apart(other, found.whole).total for other in (halves, found.shuffled)) <= self.bound
-
-    def adds_a_constant(self, found: Pairs) -> bool:
-        """Checks if every call adds the same constant, such as a penalty on the parameters; not if that is all."""
-        zero = found.unweighted
-        if zero is None or not zero.is_finite:
-            return False
-        parts = (found.apart(zero, NOTHING), found.apart(zero, found.whole))
-        return all(each.total > self.bound for each in parts) and self.adds_up(found, zero.total)
-
-
-def _follows(found: Pairs, bound: float) -> bool:
+def _is_right(found: Pairs, bound: float) -> bool:
     """Checks if all pairs that must agree do."""
-    pairs = [(found.halves, found.whole), (found.shuffled, found.whole), (found.unweighted or NOTHING, NOTHING)]
-    return max(max(found.apart(*pair)) for pair in pairs) <= bound
+    return (
+        found.adds_up(bound)
+        and found.weights_add_up(bound)
+        and found.ignores_padding(bound)
+        and found.whole.weight != 0
+    )
 
 
-def _coupled(case: _Case, found: Pairs) -> Iterator[Breach]:
+def _widened(probe: Probe) -> tuple[Probe, float]:
+    """Returns a probe in float64, or the same one if the model does not support float64, and the bound for rounding."""
+    try:
+        wide = Probe(probe.model, "float64", probe.given, probe.rows, probe.key)
+        return wide, max(SAME, _noise(wide))
+    except Exception:
+        return probe, max(SCREEN, _noise(probe))
+
+
+def _noise(probe: Probe) -> float:
+    """Returns the relative effect of rounding on the sums, with a margin."""
+    bits, found = probe.rounding(), probe.sums()
+    near = probe.pair(probe.rows, params=nudged(probe.moved, max(bits, 1e-6)))
+    return (NOISE if bits <= 1e-6 else NARROW_NOISE) * max(found.apart(near, found.whole))
+
+
+def _coupled(probe: Probe, found: Pairs, bound: float) -> Iterator[Breach]:
     """Yields a breach if the sums of the losses do not add up."""
-    if case.adds_up(found) or case.adds_a_constant(found):
+    if found.adds_up(bound) or found.adds_a_constant(bound):
         return
-    key = None if case.key is None else shared_key(case.key)
-    plain = case.sums(key)  # with the same random numbers for all rows, what is left is not theirs
-    if case.adds_up(plain):
+    key = shared_key(probe.key)
+    plain = probe.sums(key)  # with the same random numbers for all rows, what is left is not theirs
+    if plain.adds_up(bound):
         yield Breach(
             "random",
             f"its random numbers depend on which rows are together. With a key, {_arrangements(found)}; with the same "
@@ -162,8 +128,8 @@ def _coupled(case: _Case, found: Pairs) -> Iterator[Breach]:
             f"{docs_url('models', 'randomness')}",
         )
         return
-    twice, once = case.pair([0, 1, 0, 1], key), case.pair([0, 1], key)
-    if plain.apart(twice, once).total <= case.bound < plain.apart(once, NOTHING).total:
+    twice, once = (probe.pair(part(probe.rows, which), key) for which in ([0, 1, 0, 1], [0, 1]))
+    if plain.apart(twice, once).total <= bound < plain.apart(once, NOTHING).total:
         yield Breach(
             "mean",
             f"its loss returns a mean as the sum. {ROWS // 2} rows give {once}, the same rows twice {twice}: the sum "
@@ -187,28 +153,27 @@ def _arrangements(found: Pairs) -> str:
     )
 
 
-def _weights(case: _Case, found: Pairs) -> Iterator[Breach]:
+def _weights(found: Pairs, bound: float) -> Iterator[Breach]:
     """Yields a breach in the use of weights."""
     zero = found.unweighted or NOTHING
-    adds_up = max(found.apart(other, found.whole).weight for other in (found.halves, found.shuffled)) <= case.bound
     if found.whole.weight == 0:
         message = (
             f"the weight that it returns is 0. {ROWS} rows that have weight give {found.whole}, and the runtime "
             f"divides by the weight. {RESULT}"
         )
-    elif case.adds_a_constant(found):
+    elif found.adds_a_constant(bound):
         message = (
             f"it adds {zero.total:.6g} on every call, whatever the rows weigh: {ROWS} rows give {found.whole}, with "
             f"weights of zero {zero}. Every device and microbatch would add it again. A penalty on the parameters must "
             'count as the rows do: add penalty * batch["weights"].sum() to the sum.'
         )
-    elif max(found.apart(zero, NOTHING)) > case.bound:
+    elif not found.ignores_padding(bound):
         message = (
             f"rows of weight zero count. {ROWS} rows give {found.whole}, with weights of zero {zero}, which must be "
             "(0, 0): evaluation would count the rows that fill up its last batch. Multiply what each row (or token) "
             f"loses by its weight, and do not divide by the sum of the weights. {RESULT}"
         )
-    elif not adds_up:
+    elif not found.weights_add_up(bound):
         message = (
             f"the weight that it returns does not add up. {_arrangements(found)}. The runtime divides by the sum "
             f"of all weights. {RESULT} Without weights, the weight is the number of rows."
@@ -218,25 +183,20 @@ def _weights(case: _Case, found: Pairs) -> Iterator[Breach]:
     yield Breach("weights", message)
 
 
-def _dead(case: _Case, first: Pair, batch: HostBatch) -> Iterator[Breach]:
+def _dead(probe: Probe, first: Pair, batch: HostBatch) -> Iterator[Breach]:
     """Yields a breach if all gradients are zero on more rows as well."""
     rows = first_rows(batch, MANY_ROWS)
     assert rows is not None, "four were found before"
-    if case.probe.moves(case.given, rows, case.key)[1]:
+    if probe.moves(probe.given, rows)[1]:
         return
-    near, moves = case.probe.moves(case.moved, rows, case.key)
+    near, moves = probe.moves(probe.moved, rows)
     if moves and first.total == 0:  # it may be the minimum for these rows
         return
-    number = sum(leaf.size for leaf in jax.tree.leaves(case.given))
-    message = (
-        f"every gradient is zero: {number:,} parameters, a loss of {near}, and no parameter changes it. Training would "
-        "change nothing. Look for jax.lax.stop_gradient, a loss multiplied by 0, argmax, rounding, a cast to integers, "
-        "or parameters that the loss does not read."
-    )
+    number = sum(leaf.size for leaf in jax.tree.leaves(probe.given))
     if moves:
-        message = (
-            f"every gradient is zero at the parameters that init returns: {number:,} parameters, a loss of {first}. "
-            "Near them there are gradients, so training would never leave its start. Draw the parameters at random: "
-            "layers of zeros that multiply each other keep each other at zero."
-        )
-    yield Breach("dead", message)
+        result = f" at the parameters that init returns: {number:,} parameters, a loss of {first}. Near them there are "
+        cause = "gradients: layers of zeros may keep each other at zero, so draw the parameters at random."
+    else:
+        result = f": {number:,} parameters, a loss of {near}, and no parameter changes it. Look for "
+        cause = "jax.lax.stop_gradient, a loss multiplied by 0, argmax, rounding, or parameters that are not read."
+    yield Breach("dead", f"every gradient is zero{result}{cause} Training would change nothing.")

@@ -1,7 +1,6 @@
 """Breaches of the contract are reported with the measurement and the fix; correct models pass."""
 
 from dataclasses import replace
-from functools import wraps
 
 import jax
 import jax.numpy as jnp
@@ -47,39 +46,15 @@ def batch_norm(params, batch, key):
     return weighted(losses(x, params, batch), batch)
 
 
-def as_users(loss):
-    """A loss as outside of tests, where shapes of different ranks broadcast."""
-
-    @wraps(loss)
-    def promoted(*given):
-        with jax.numpy_rank_promotion("allow"):
-            return loss(*given)
-
-    return promoted
-
-
-@as_users
 def broadcast_outputs(params, batch, key):
     """The outputs are (rows, 1), the targets (rows,)."""
-    error = hidden(params, batch) @ params["second"][:, :1] - batch["targets"]
+    with jax.numpy_rank_promotion("allow"):  # as outside of tests
+        error = hidden(params, batch) @ params["second"][:, :1] - batch["targets"]
     return (error**2).sum(), batch["weights"].sum()
 
 
-@as_users
-def broadcast_mean(params, batch, key):
-    error = hidden(params, batch) @ params["second"][:, :1] - batch["targets"]
-    return weighted((jnp.where(jnp.abs(error) < 1, error**2, jnp.abs(error))).mean(-1), batch)
-
-
-def batch_norm_in_training(params, batch, key):
-    """Statistics of the batch with a key, and beside them a dropout that draws for each row as it has to."""
-    if key is None:
-        return right(params, batch, key)
-    return batch_norm(params, {**batch, "inputs": batch["inputs"] * row_masks(batch, key) / 0.8}, key)
-
-
 def batch_norm_and_dropout(params, batch, key):
-    """Statistics of the batch, with a key or without one, and a dropout with a mask for each row."""
+    """Statistics of the batch, and a dropout that draws for each row as it has to: the random numbers are right."""
     scale = 1.0 if key is None else row_masks(batch, key)
     return batch_norm(params, {**batch, "inputs": batch["inputs"] * scale}, None)
 
@@ -139,27 +114,25 @@ def penalty(params):
 mean_and_rows = of_rows(lambda each, batch: (each.mean(), jnp.float32(len(each))))
 BROKEN = {
     "batch norm": (batch_norm, "rows", "its rows depend on each other. 4 rows give (", "Batch norm does this"),
-    "outputs": (broadcast_outputs, "rows", "4 rows give (", "shape (rows, 1) with one of shape (rows,)"),
-    "broadcast mean": (broadcast_mean, "rows", "which broadcast to (rows, rows): every row meets every other"),
-    "training alone": (batch_norm_in_training, "rows", "its rows depend on each other", "Batch norm does this"),
+    "outputs": (broadcast_outputs, "rows", "4 rows give (", "arrays of shapes (rows, 1) and (rows,)"),
     "norm and dropout": (batch_norm_and_dropout, "rows", "its rows depend on each other. 4 rows give ("),
     "place": (by_place, "rows", "a row's place in the batch"),
     "neighbours": (neighbours, "rows", "its rows depend on each other"),
-    "dropout": (dropout_of_the_batch, "random", "both give", 'jax.random.fold_in(key, batch["example"][row])'),
+    "dropout": (dropout_of_the_batch, "random", "with the same random numbers", 'fold_in(key, batch["example"][row])'),
     "dropout always": (dropout_always, "random", "its random numbers depend on which rows are together"),
-    "mean, rows": (mean_and_rows, "mean", "2 rows give (", "the sum is 1 times as large", "by the weight once more"),
-    "mean, one": (of_rows(lambda each, batch: (each.mean(), jnp.float32(1))), "mean", "a mean of means"),
+    "mean, rows": (mean_and_rows, "mean", "2 rows give (", "the sum is 1 times as large", "must be 2 times as large"),
+    "mean, one": (of_rows(lambda each, batch: (each.mean(), jnp.float32(1))), "mean", "means of means"),
     "ignored": (
         *(of_rows(lambda each, batch: (each.sum(), jnp.float32(len(each)))), "weights"),
-        "does not multiply what a row (or a token) loses by batch[",
+        "Multiply what each row (or token) loses by its weight",
     ),
     "number of rows": (
         *(of_rows(lambda each, batch: (weighted(each, batch)[0], jnp.float32(len(each)))), "weights"),
-        *("with weights of zero (0, 4), which must be (0, 0)", "it may be a number of rows"),
+        *("with weights of zero (0, 4), which must be (0, 0)", "rows that fill up its last batch"),
     ),
     "divided": (
         *(of_sums(lambda total, weight, params: (total / weight * weight, weight)), "weights"),
-        *("with weights of zero (nan, 0)", "divides by the sum of the weights"),
+        *("with weights of zero (nan, 0)", "do not divide by the sum of the weights"),
     ),
     "no weight": (
         *(of_sums(lambda total, weight, params: (total, 0 * weight)), "weights"),
@@ -187,11 +160,10 @@ def batch(rows=ROWS):
     }
 
 
-def found(loss, rows=None, *, make=init, key=0):
-    key = None if key is None else jax.random.key(key)
+def found(loss, rows=None, *, make=init):
     model = loss if not callable(loss) else Model(init=make, loss=loss)
     params = jax.jit(model.init)(jax.random.key(0))
-    return breaches(model, params, batch() if rows is None else rows, key)
+    return breaches(model, params, batch() if rows is None else rows, jax.random.key(0))
 
 
 @pytest.mark.slow_cases(*(name for name in BROKEN if name not in QUICK))
@@ -247,10 +219,6 @@ def test_checks_batch_without_weights():
     )
     (breach,) = found(lambda params, batch, key: (losses(hidden(params, batch), params, batch).mean(), 1.0), rows)
     assert breach.kind == "mean"
-
-
-def test_skips_randomness_without_key():
-    assert found(dropout_of_the_batch, key=None) == ()
 
 
 def test_leaves_nonfinite_loss_to_first_step():

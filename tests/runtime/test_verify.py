@@ -113,42 +113,6 @@ def test_a_checkpoint_that_comes_back_otherwise(tmp_path, capsys, monkeypatch):
     assert result["proved"] == []
 
 
-FUTURE_MODEL = """
-import jax, jax.numpy as jnp
-from spmdkit.parallel import Model
-
-def make(vocabulary=0, ahead=0):
-    def init(key):
-        table = jax.random.normal(key, (vocabulary, 8))
-        return {"table": table, "out": jnp.ones((8, vocabulary))}
-
-    def loss(params, batch, key):
-        x, segments = params["table"][batch["inputs"]], batch["segments"]
-        length = x.shape[1]
-        together = segments[:, :, None] == segments[:, None, :]
-        mix = jnp.tril(jnp.ones((length, length), x.dtype), ahead)[None] * together
-        scores = jax.nn.log_softmax(jnp.tanh(jnp.einsum("bqp,bpd->bqd", mix, x)) @ params["out"])
-        losses = -jnp.take_along_axis(scores, batch["targets"][..., None], axis=-1)[..., 0]
-        return (losses * batch["weights"]).sum(), batch["weights"].sum()
-
-    return Model(init=init, loss=loss)
-"""
-
-
-@pytest.mark.slow_cases("0", "1")
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_model_that_sees_the_next_token_of_its_document(ahead, tmp_path, capsys):
-    (tmp_path / f"future_model_{ahead}.py").write_text(FUTURE_MODEL)
-    model = {"name": f"future_model_{ahead}:make", "ahead": ahead}
-    path = write_language_config(tmp_path, model=model, strategy={"data": 8})
-    code, result = verify(path, "data.packed=true", capsys=capsys)
-    assert code == ahead, result["first_difference"]
-    assert len(result["future"]["positions"]) == 7
-    if ahead:
-        assert result["first_difference"]["what"] == "the model sees later tokens"
-        assert "among them those that it predicts" in result["first_difference"]["hint"]
-
-
 @pytest.mark.slow
 def test_clipping_is_at_work_at_the_reduced_size(tmp_path, capsys, monkeypatch):
     """A norm under train.clip_norm would hide how gradients are clipped."""

@@ -130,16 +130,6 @@ def test_finds_rows_that_depend_on_each_other():
     assert "is not counted" not in first.hint
 
 
-@pytest.mark.slow
-def test_finds_masks_independent_of_row():
-    def stock(params, batch, key):
-        keep = jax.random.bernoulli(key, 0.8, batch["inputs"].shape)
-        return loss(params, {**batch, "inputs": batch["inputs"] * keep}, None)
-
-    result = verified(replace(MODEL, loss=stock))
-    found(result, "loss", "", "The model, not the strategy", "its random numbers depend on which rows are together")
-
-
 # What a run says of itself
 
 

@@ -196,7 +196,7 @@ def _compare(
         first_difference=None,
         widened=tuple(widened(init, arrays, narrowings, step.precision)),
     )
-    explain = explanations(case, initial, drawn, found, norm, reference, losses)
+    explain = explanations(case, initial, drawn, found, norm, reference)
     measured = replace(measured, first_difference=first_difference(measured, reference, explain))
     if measured.ok:  # the later checks need correct steps
         measured = check_after_steps(measured, case, state, reference, save_and_restore, averages)

@@ -12,7 +12,7 @@
 A factor, or the same numbers in other places, has many causes: these are measurements, and no cause is named.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
@@ -20,7 +20,6 @@ import jax
 import numpy as np
 
 from ...layouts.paths import leaves_with_paths
-from ...layouts.sizes import counted
 from ..model import Params
 from ..plan import ShardingPlan
 from ..xla.error_texts import differing_result
@@ -69,13 +68,7 @@ def first_difference(
 
 
 def explanations(
-    case: Case,
-    initial: Params,
-    drawn: Params,
-    found: Sums,
-    norm: float,
-    reference: Reference,
-    losses: Sequence[float],
+    case: Case, initial: Params, drawn: Params, found: Sums, norm: float, reference: Reference
 ) -> dict[str, Callable[[str], str]]:
     """Returns a function for each quantity of the steps that explains its difference, given its worst array.
 
@@ -86,25 +79,22 @@ def explanations(
         found: The strategy's sums of the first batch.
         norm: The strategy's gradient norm of the first batch.
         reference: The training on one device.
-        losses: The strategy's losses.
     """
     first, norms = reference.first, (norm, reference.norms[0])
-    right = f"All parameters are right after {counted(len(losses), 'step')}"
+    right = "All parameters are right after the steps"
     return {
         "initial parameters": lambda path: (
-            "The same seed draws other parameters on this mesh: "
-            + how_it_differs(*(np.asarray(leaf_of(tree, path), np.float64) for tree in (initial, drawn)))
+            "The same seed gives other parameters on this mesh: "
+            + how_it_differs(*(_wide(leaf_of(tree, path)) for tree in (initial, drawn)))
         ),
         "loss": lambda _: explain_loss(case, found, first),
         "weight": lambda _: f"{explain_sums(found, first, case.tolerance)} Their ratio, the mean loss, is right.",
         GRADIENTS: lambda path: explain_gradient(case, path, found, first, norms),
         "gradient norm": lambda _: f"It is {times_reference(*norms)}, while every gradient is right.",
         PARAMETERS: lambda path: explain_parameters(case, path),
-        OPTIMIZER: lambda _: (
-            f"{right}. This array of the optimizer's state is not: it is what later updates begin with."
-        ),
+        OPTIMIZER: lambda _: f"{right}. This array is not: it is what later updates begin with.",
         MODEL_STATE: lambda _: (
-            f"{right}. This array of the model's own state is not: the next state that the loss returns must be that "
+            f"{right}. This array is not: the next state that the loss returns must be that "
             "of the whole batch, with statistics summed over spmdkit.batch_axes(); else each device has its own, and "
             "their mean is kept."
         ),

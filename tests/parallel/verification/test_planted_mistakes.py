@@ -307,7 +307,7 @@ def test_finds_random_numbers_of_first_step_in_all(plant):
 def test_finds_initial_parameters_that_depend_on_mesh(plant):
     plant(step_file.Step, "init", lambda right, step, seed, *params: right(step, seed + 1, *params))
     result = verified()
-    found(result, "initial parameters", result.first_difference.where, "The same seed draws other parameters")
+    found(result, "initial parameters", result.first_difference.where, "The same seed gives other parameters")
 
 
 # Work that a model or a pipeline splits

@@ -205,7 +205,7 @@ def test_reports_first_difference_in_order(number):
     measured = replace(AGREES, errors=errors, collectives=CollectiveCheck(unexpected=("x",)))
     what = list(ERRORS)[number]
     where = ERRORS[what].where
-    expected = Difference(what=what, where=where, relative=1.0, hint=f"why {what} {where}")
+    expected = Difference(what=what, where=where, relative=1.0 + number, hint=f"why {what} {where}")
     assert first_difference(measured, reference(), explain) == expected
 
 

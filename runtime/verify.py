@@ -24,11 +24,10 @@ from ..parallel.step.state import TrainState
 from ..parallel.verification.after_training import Averages
 from ..parallel.verification.compare import verify_step, x64
 from ..parallel.verification.contract.probe import quick_compilation
-from ..parallel.verification.perturb import prepared
 from ..parallel.verification.reference import HostBatch
 from ..parallel.verification.result import Verification
 from ..training.optimizing.averaging import Averaged, average_reader
-from .build_run import Built, build, configured_model
+from .build_run import Built, build
 from .reduce import Reduced, reduce_config
 
 DEFAULT_DEVICES = 8
@@ -63,8 +62,7 @@ def verify_config(
         else:
             reduced = reduce_config(config, precision, devices)
         small = reduced.config
-        model = prepared(configured_model(small, reduced.splits), precision.reduce)
-        built = build(small, splits=reduced.splits, model=model, devices=devices)
+        built = build(small, splits=reduced.splits, devices=devices)
         rows = {"rows": small.train.global_batch, "seed": small.run.seed, "shuffle": small.data.shuffle}
         return verify_step(
             built.step,

@@ -60,7 +60,8 @@ def local_loss(model: Model | BlockModel, plan: ShardingPlan) -> LocalLoss:
 
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
         more = (state,) if has_state(model) else ()
-        return as_sums(model.loss(attach(shards, kept, reduced, axes, precision), batch, key, *more))
+        sums = model.loss(attach(shards, kept, reduced, axes, precision), batch, key, *more)
+        return as_sums(sums, precision.reduce)
 
     return LocalLoss(keep, make_carriers(plan), loss)
 
@@ -129,7 +130,7 @@ def _block_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
         if gathers:
             head_shards, x = scatter_first(head_shards, x)
         head_params = part_of(model.head_reads, {**embed_params, **attached(head_shards)})
-        return as_sums(model.head(head_params, x, batch, key))
+        return as_sums(model.head(head_params, x, batch, key), precision.reduce)
 
     return LocalLoss(keep_for_step(plan), make_carriers(plan), loss)
 

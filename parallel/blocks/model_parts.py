@@ -53,7 +53,7 @@ def make_parts(model: BlockModel, plan: ShardingPlan) -> ModelParts:
         return model.embed(attached(groups, kept), batch, key)
 
     def head(groups: Params, kept: Kept, x: Activations, batch: Batch, key: Array | None) -> LossSums:
-        return as_sums(model.head(attached(groups, kept), x, batch, key))
+        return as_sums(model.head(attached(groups, kept), x, batch, key), precision.reduce)
 
     block = remat_block(gathered_block(model, plan), plan.options.remat, makes_copies=False, in_loop=True)
     return ModelParts(

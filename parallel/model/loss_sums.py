@@ -60,11 +60,12 @@ class NotSums(UserError):
         self.reason = reason
 
 
-def as_sums(result: Any) -> LossSums:
+def as_sums(result: Any, reduce: str = "float32") -> LossSums:
     """Checks the result of a loss, and returns scalars of at least float32, and metrics by their full names.
 
     Args:
         result: (sum, weight), (sum, weight, metrics), or all four of `LossSums`; arrays, tracers or their shapes.
+        reduce: The dtype of gradients, with which the scalars are reduced: theirs, if it is wider.
 
     Raises:
         NotSums: The result is invalid, or a metric has a name that a run logs itself.
@@ -74,7 +75,8 @@ def as_sums(result: Any) -> LossSums:
     total, weight, metrics, state = LossSums(*result)
     if not jnp.issubdtype(jnp.result_type(total), jnp.floating):
         raise NotSums(f"returns a sum of dtype {jnp.result_type(total)}, which is not differentiable. {EXPECTED}")
-    return LossSums(_wide(total), _wide(weight), dict(_flat(metrics, "")), state)
+    pairs = {name: (_wide(top, reduce), _wide(bottom, reduce)) for name, (top, bottom) in _flat(metrics, "")}
+    return LossSums(_wide(total, reduce), _wide(weight, reduce), pairs, state)
 
 
 def state_problem(found: Any, state: Any) -> str | None:
@@ -108,7 +110,7 @@ def _flat(metrics: Any, prefix: str) -> Iterator[tuple[str, Pair]]:
         elif name in OWN_NAMES:
             raise NotSums(f"returns a metric named {name!r}, which a run logs itself. Rename the metric.")
         elif isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_scalar, value)):
-            yield name, (_wide(value[0]), _wide(value[1]))
+            yield name, (value[0], value[1])
         else:
             raise NotSums(
                 f"returns the metric {name!r} as {_described(value)}. A metric is a pair of scalars, (weighted sum, "
@@ -124,9 +126,9 @@ def _is_scalar(value: Any) -> bool:
     )
 
 
-def _wide(scalar: Any) -> Array:
+def _wide(scalar: Any, dtype: str) -> Array:
     scalar = jnp.asarray(scalar)
-    return scalar.astype(jnp.promote_types(scalar.dtype, jnp.float32))
+    return scalar.astype(jnp.promote_types(jnp.promote_types(scalar.dtype, jnp.float32), dtype))
 
 
 def _described(value: Any) -> str:

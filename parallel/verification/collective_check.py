@@ -11,7 +11,7 @@ A model with rows that depend on each other sums over `batch_axes()`, which no s
 these sums (`sums_over_rows`). If XLA splits them differently, at least those of the strategies must be present.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -44,16 +44,17 @@ def predicted_of_update(step: Step) -> tuple[Collective, ...]:
 
 def traffic_of_update(step: Step) -> tuple[Collective, ...]:
     """Returns the collectives of the optimizer's update, compiled on its own."""
-    state, gradients = step.abstract_state(), _abstract_gradients(step)
+    update, arguments = _update_of(step)
+    state = step.abstract_state()
     shardings = jax.tree.map(lambda leaf: leaf.sharding, (state.params, state.opt_state))
-    lowered = jax.jit(_update_of(step), out_shardings=shardings).lower(gradients, state.opt_state, gradients)
-    return census(lowered.compile().as_text() or "", step.plan.mesh)
+    compiled = jax.jit(update, out_shardings=shardings).lower(*arguments).compile()
+    return census(compiled.as_text() or "", step.plan.mesh)
 
 
 def looks_across(step: Step) -> bool:
     """Checks if the update of an element depends on other elements: some optimizer operation changes shapes."""
-    state, gradients = step.abstract_state(), _abstract_gradients(step)
-    program = jax.make_jaxpr(_update_of(step))(gradients, state.opt_state, gradients)
+    update, arguments = _update_of(step)
+    program = jax.make_jaxpr(update)(*arguments)
     return any(_mixes(each) for each in equations(program.jaxpr) if not inner_programs(each))
 
 
@@ -65,21 +66,19 @@ def _mixes(equation: Any) -> bool:
     return to_scalars or len(given | made) > 1 or (bool(given) and equation.primitive.name in ACROSS)
 
 
-def _update_of(step: Step) -> Any:
+def _update_of(step: Step) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns the optimizer's update and its abstract arguments (parameters, state, gradients)."""
+    state = step.abstract_state()
+    gradients = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        state.params,
+        step.plan.update_table.shardings(),
+    )
+
     def update(params: Any, opt_state: Any, gradients: Any) -> Any:
         return apply_optimizer(step.optimizer, gradients, opt_state, params, jnp.zeros(()))
 
-    return update
-
-
-def _abstract_gradients(step: Step) -> Any:
-    """Returns the shapes and shardings of the gradients that the optimizer gets."""
-    shardings = step.plan.update_table.shardings()
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        step.abstract_state().params,
-        shardings,
-    )
+    return update, (gradients, state.opt_state, gradients)
 
 
 class CollectiveCheck(NamedTuple):

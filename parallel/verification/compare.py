@@ -7,34 +7,28 @@ If the two differ, it reports the first difference and runs experiments to find 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from ...mesh.errors import UserError
 from ..model import BlockModel, Model
 from ..options import Precision
 from ..sharding.lay_out import StrategyLike, lay_out
-from ..sharding.stored_order import stored_order
 from ..step.build import build_step
-from ..step.state import StepMetrics, TrainState
+from ..step.state import StepMetrics
 from ..step.train_step import Step
-from . import claims, diagnosis
-from .after_training import Averages, beyond_steps
-from .claims import frozen_parameters
-from .collective_check import CollectiveCheck, check_collectives
-from .diagnosis import Training
-from .differences import INIT_TOLERANCE, LeafError, array_errors, leaf_errors, relative, widened
-from .first_difference import differences, reported_error
-from .perturb import prepared
-from .reference import HostBatch, OneDevice, Sums
-from .result import Difference, Verification
+from .after_training import Averages, check_after_steps
+from .case import Case
+from .collective_check import check_collectives
+from .contract.probe import moved as perturbed
+from .diagnosis import explanations, first_difference, refused
+from .differences import GRADIENTS, INIT_TOLERANCE, LeafError, array_errors, leaf_errors, relative, widened
+from .reference import HostBatch, OneDevice, Reference
+from .result import Difference, Measured, Verification, list_proved, list_unchecked
 from .round_trip import SaveAndRestore
 from .rounding import moved
-from .row_counts import Case
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 """All dtypes float64, so that rounding cannot be mistaken for an error."""
@@ -59,7 +53,7 @@ def verify(
 ) -> Verification:
     """Compares training under a strategy with training on one device.
 
-    The initial parameters are perturbed first, since zeros and ones hide mistakes.
+    Training starts near the initial parameters, since zeros and ones hide mistakes.
 
     Args:
         model: The model; give a small one of the same structure.
@@ -82,7 +76,6 @@ def verify(
         UserError: The strategy does not fit the model or the batches.
     """
     with x64(precision):
-        model = prepared(model, precision.reduce)
         layouts = lay_out(model, strategy, rules=rules, precision=precision, devices=devices)
         optimizer = optimizer or optax.adamw(1e-3, weight_decay=0.1)
         step = build_step(
@@ -144,122 +137,94 @@ def _compare(
     save_and_restore: SaveAndRestore | None,
     averages: Averages | None,
 ) -> Verification:
-    pipeline, compute = step.plan.pipeline, step.precision.compute
-    options: Any = {"accumulate": step.accumulate, "stages": pipeline.stages if pipeline else None}
-    one_device = OneDevice(step.given_model, step.optimizer, clip_norm=clip_norm, compute=compute, seed=seed, **options)
-    start = one_device.init(step.precision.params)
-    narrowings = one_device.narrowings(start, batches[0])
-    of_loss, of_update = tolerances = narrowings[0].tolerance, max(each.tolerance for each in narrowings)
-    state = step.init(seed)
-    init = leaf_errors(state.params, start, tolerance=of_loss)[0]
-    params = jax.tree.map(np.asarray, state.params)
-    reference = one_device.train(params, batches)
+    compute = step.precision.compute
+    options: Any = {"clip_norm": clip_norm, "compute": compute, "seed": seed, "accumulate": step.accumulate}
+    one_device = OneDevice(step.given_model, step.optimizer, **options)
+    drawn = one_device.init(step.precision.params)
+    narrowings = one_device.narrowings(drawn, batches[0])
+    tolerances = narrowings[0].tolerance, max(each.tolerance for each in narrowings)
+    case = Case(step, one_device, perturbed(drawn), batches, clip_norm, *tolerances)
+    initial = case.in_model_order(step.init(seed).params)
+    init = leaf_errors(initial, drawn, tolerance=case.tolerance)[0]
+    reference = one_device.train(case.params, batches)
     facts = {
         "mesh": dict(zip(step.plan.mesh.axis_names, step.plan.mesh.shape, strict=True)),
         "dtype": compute,
-        "tolerance": of_loss,
-        "init_tolerance": max(of_loss, INIT_TOLERANCE),
-        "params_tolerance": of_update,
+        "tolerance": case.tolerance,
+        "params_tolerance": case.params_tolerance,
         "reference_losses": reference.losses,
         "reduced": reduced,
         "notes": step.plan.notes,
     }
+    state = case.first_state()
     try:
-        collectives = check_collectives(step, batches[0], frozen_parameters(reference))
-        found, norm = summed(step, state, batches[0], clip_norm)
+        collectives = check_collectives(step, batches[0], reference.frozen)
+        found, norm = case.sums(state, batches[0])
     except ValueError as error:
-        cause = diagnosis.refused(error, step.plan)
+        cause = refused(error, step.plan)
         if cause is None:
             raise
-        return _refused(facts, *cause)
+        path, hint = cause
+        first = Difference(what=GRADIENTS, where=path, relative=float("inf"), hint=hint)
+        unseen = ("anything else: the step does not compile",)
+        return Verification(**facts, first_difference=first, not_looked_at=unseen)
     reported: list[StepMetrics] = []
     for batch in batches:
         state, metrics = step(state, batch)
         reported.append(jax.device_get(metrics))
-    saved = stored_order(step.plan).to_model(state)
-    errors = array_errors(found, state, saved, reference, *tolerances, one_device.to_model)
-    if errors.over(*tolerances):  # perhaps by rounding alone
-        reference = reference._replace(moved=one_device.train(moved(params, of_loss), batches))
-        errors = array_errors(found, state, saved, reference, *tolerances, one_device.to_model)
+    arrays = array_errors(found, case.in_model_order(state), reference, *tolerances)
+    if any(error.differs for error in _worst(arrays, case).values()):  # perhaps by rounding alone
+        reference = reference._replace(moved=one_device.train(moved(case.params, case.tolerance), batches))
+        arrays = array_errors(found, case.in_model_order(state), reference, *tolerances)
     losses = tuple(float(metrics.loss) for metrics in reported)
+    worst = _worst(arrays, case)
+    errors = {
+        "initial parameters": Measured(init.relative, max(case.tolerance, INIT_TOLERANCE), init.path),
+        "loss": Measured(relative(losses[0], reference.losses[0]), case.tolerance),
+        "weight": Measured(relative(found.weight, reference.weights[0]), case.tolerance),
+        GRADIENTS: worst.pop(GRADIENTS),
+        "gradient norm": Measured(relative(norm, reference.norms[0]), case.tolerance),
+        **worst,
+        "what a step reports": _worst_report(reported, reference, case.params_tolerance),
+    }
     measured = Verification(
-        **{**facts, **errors._asdict()},
-        steps=len(batches),
-        init_rel=init.relative,
-        loss_rel=relative(losses[0], reference.losses[0]),
-        weight_rel=relative(found.weight, reference.weights[0]),
-        grad_norm_rel=relative(norm, reference.norms[0]),
-        reported=reported_error(reported, reference),
+        **facts,
+        errors=errors,
+        gradients=arrays[GRADIENTS],
         losses=losses,
         collectives=collectives,
         first_difference=None,
-        widened=tuple(widened(init, errors, narrowings, step.precision)),
+        widened=tuple(widened(init, arrays, narrowings, step.precision)),
     )
-    training = Training(step, one_device, batches, seed, *tolerances)
-    case = partial(_case, training, clip_norm)
-    first = next(differences(measured, init, found, norm, reference, case, training), None)
-    measured = replace(measured, first_difference=first)
+    explain = explanations(case, initial, drawn, found, norm, reference)
+    measured = replace(measured, first_difference=first_difference(measured, reference, explain))
     if measured.ok:  # the later checks need correct steps
-        measured = beyond_steps(measured, training, state, reference, save_and_restore, case, averages)
-    totals = {one_device.sums(params, batches[0], number).total for number in (0, OTHER_STEP)}
-    checked = {"files": save_and_restore is not None, "random": len(totals) > 1}
-    unseen = claims.not_looked_at(measured, reference, params, clip_norm=clip_norm, **checked)
-    return replace(measured, proved=tuple(claims.proved(measured, **checked)), not_looked_at=tuple(unseen))
+        measured = check_after_steps(measured, case, state, reference, save_and_restore, averages)
+    other = one_device.sums(case.params, batches[0], OTHER_STEP).total
+    checked = {"files": save_and_restore is not None, "random": other != reference.first.total}
+    unseen = list_unchecked(measured, reference, case.params, clip_norm=clip_norm, **checked)
+    return replace(measured, proved=tuple(list_proved(measured, **checked)), not_looked_at=tuple(unseen))
 
 
-def _case(training: Training, clip_norm: float) -> Case:
-    """Returns the data for finding the cause of a difference."""
-    step, pipeline = training.step, training.step.plan.pipeline
-    microbatches = step.accumulate * (pipeline.schedule.microbatches if pipeline else 1)
-    fresh = step.init(training.seed)
-
-    def run(params: Any, batch: HostBatch) -> Sums:
-        return summed(step, fresh._replace(params=params), batch, clip_norm)[0]
-
-    first = training.batches[0]
-    return Case(step.plan, microbatches, run, fresh.params, training.one_device, first, training.tolerance)
+def _worst(arrays: Mapping[str, Sequence[LeafError]], case: Case) -> dict[str, Measured]:
+    """Returns the worst array of each kind, with the tolerance of the kind."""
+    bounds = {kind: case.tolerance if kind == GRADIENTS else case.params_tolerance for kind in arrays}
+    return {kind: Measured(each[0].relative, bounds[kind], each[0].path) for kind, each in arrays.items() if each}
 
 
-def summed(step: Step, state: TrainState, batch: HostBatch, clip_norm: float) -> tuple[Sums, float]:
-    """Returns the sums of one batch under a strategy, without clipping, and the norm of the mean gradient.
-
-    Args:
-        step: The step.
-        state: Its state; it is not consumed.
-        batch: A global batch.
-        clip_norm: The maximum gradient norm of the step.
-
-    Returns:
-        The sums, their gradients as arrays on the mesh, and the norm.
-    """
-    gradients, metrics = step.gradients(state, dict(batch))
-    weight, norm = float(metrics.weight), float(metrics.grad_norm)
-    factor = (weight or 1.0) * (norm / clip_norm if 0 < clip_norm < norm else 1.0)
-
-    def scale(gradients: Any, factor: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), gradients)
-
-    scaled = jax.jit(scale, out_shardings=step.plan.update_table.shardings())(gradients, np.float64(factor))
-    return Sums(float(metrics.loss) * (weight or 1.0), weight, scaled), norm
-
-
-def _refused(facts: Mapping[str, Any], path: str, hint: str) -> Verification:
-    """Returns the result for a step that JAX refuses to compile, because devices would differ."""
-    infinite = float("inf")
-    unknown = (LeafError(infinite, path),)
-    return Verification(
-        **facts,
-        steps=0,
-        init_rel=0.0,
-        loss_rel=infinite,
-        weight_rel=infinite,
-        gradients=unknown,
-        grad_norm_rel=infinite,
-        params=unknown,
-        optimizer=unknown,
-        reported=(infinite, ""),
-        losses=(),
-        collectives=CollectiveCheck(),
-        first_difference=Difference(what="gradients", where=path, relative=infinite, hint=hint),
-        not_looked_at=("anything else: the step does not compile",),
-    )
+def _worst_report(reported: Sequence[StepMetrics], reference: Reference, tolerance: float) -> Measured:
+    """Returns the largest error of the metrics that the steps report."""
+    errors = []
+    for number, metrics in enumerate(reported):
+        pairs = {
+            "loss": (metrics.loss, reference.losses[number]),
+            "gradient norm": (metrics.grad_norm, reference.norms[number]),
+            "weight": (metrics.weight, reference.weights[number]),
+        }
+        for name, value in reference.metrics[number].items():
+            pairs[f"metric {name!r}"] = (metrics.model[name], value)
+        errors += [
+            (relative(float(value), right), f"{name} of step {number}") for name, (value, right) in pairs.items()
+        ]
+    error, name = max(errors)
+    return Measured(error, tolerance, name)

@@ -1,6 +1,6 @@
 """Differences between arrays on a mesh and on one device, including every copy on every device."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -8,19 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...layouts.paths import leaves_with_paths
+from ...layouts.tensor_layout import TensorLayout
 from ..options import Precision
+from ..step.state import TrainState
+from .reference import Reference, Sums
 from .rounding import MAX_WIDER, TOLERANCES, Narrowing, measured_by, undecided, width
-from .sums import Reference, Sums
 
 SMALL = 1e-6
 """The fraction of the largest element of all leaves below which a leaf is noise: the scale of its error."""
 SMALL_IN_FLOAT32 = 1e-2
 """The same in float32 and narrower."""
+NEAR = 1e-4
+"""The tolerance for treating a measured ratio as a given number."""
 INIT_TOLERANCE = 1e-5
 """Most models draw their initial parameters in float32."""
 
-KINDS = {"params": "parameters", "optimizer": "optimizer's state", "model_state": "the model's state"}
-"""The kinds of arrays in the table of errors."""
+GRADIENTS, PARAMETERS, OPTIMIZER, MODEL_STATE = "gradients", "parameters", "optimizer's state", "the model's state"
+"""The kinds of arrays that are compared: gradients of the first batch, the others after all steps."""
 
 
 class LeafError(NamedTuple):
@@ -44,61 +48,29 @@ def relative(found: float, reference: float) -> float:
     return float(_error(np.asarray(found), np.asarray(reference), abs(reference)))
 
 
-class ArrayErrors(NamedTuple):
-    """The errors of all arrays of a training, by kind, the worst of each kind first.
-
-    Attributes:
-        gradients: The gradients of the first batch.
-        params: The parameters after all steps.
-        optimizer: The optimizer's state after all steps.
-        model_state: The model's own state after all steps.
-    """
-
-    gradients: tuple[LeafError, ...]
-    params: tuple[LeafError, ...]
-    optimizer: tuple[LeafError, ...]
-    model_state: tuple[LeafError, ...]
-
-    def over(self, of_loss: float, of_update: float) -> bool:
-        """Checks if any error exceeds its tolerance."""
-        after_steps = (*self.params[:1], *self.optimizer[:1], *self.model_state[:1])
-        return self.gradients[0].relative > of_loss or any(error.relative > of_update for error in after_steps)
-
-
 def array_errors(
-    found: Sums,
-    state: Any,
-    saved: Any,
-    reference: Reference,
-    of_loss: float,
-    of_update: float,
-    to_model: Callable[[Any], Any],
-) -> ArrayErrors:
-    """Compares every array of a training with that of one device.
+    found: Sums, saved: TrainState, reference: Reference, of_loss: float, of_update: float
+) -> dict[str, tuple[LeafError, ...]]:
+    """Compares every array of a training with that of one device: kind of array -> errors, the worst first.
 
     Args:
         found: The sums of the first batch.
-        state: The state after all steps, as the strategy stores it.
-        saved: The state with blocks in the model's order.
+        saved: The state after all steps. All blocks are in the model's order.
         reference: The training on one device.
         of_loss: The tolerance of gradients.
         of_update: The tolerance of all arrays after the steps.
-        to_model: Puts stored blocks into the model's order.
     """
     moved, masks = reference.moved, undecided_elements(reference, of_update)
-    update = {"tolerance": of_update}
-    gradients = leaf_errors(
-        found.gradients,
-        reference.gradients,
-        scale=found.weight or 1.0,
-        tolerance=of_loss,
-        moved=moved and moved.gradients,
-    )
-    params = leaf_errors(state.params, reference.params, moved=moved and moved.params, left_out=masks, **update)
-    more: Any = {"moved": moved and moved.opt_state, "left_out": to_model(masks), **update}
-    optimizer = state_errors(saved.opt_state, reference.opt_state, saved.params, **more)
-    model_state = leaf_errors(state.model_state, reference.state, moved=moved and moved.state, **update)
-    return ArrayErrors(tuple(gradients), tuple(params), tuple(optimizer), tuple(model_state))
+    of_first = {"tolerance": of_loss, "moved": moved and moved.first.gradients}
+    of_params: Any = {"tolerance": of_update, "moved": moved and moved.params, "left_out": masks}
+    of_optimizer = {**of_params, "moved": moved and moved.opt_state}
+    of_state = {"tolerance": of_update, "moved": moved and moved.state}
+    return {
+        GRADIENTS: tuple(leaf_errors(found.gradients, reference.first.gradients, **of_first)),
+        PARAMETERS: tuple(leaf_errors(saved.params, reference.params, **of_params)),
+        OPTIMIZER: tuple(state_errors(saved.opt_state, reference.opt_state, saved.params, **of_optimizer)),
+        MODEL_STATE: tuple(leaf_errors(saved.model_state, reference.state, **of_state)),
+    }
 
 
 def undecided_elements(reference: Reference, tolerance: float) -> Any:
@@ -112,33 +84,26 @@ def undecided_elements(reference: Reference, tolerance: float) -> Any:
         return jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), reference.params)
     limits = [MAX_WIDER[tolerance] * tolerance * size for size in _sizes(jax.tree.leaves(reference.params), tolerance)]
     pairs = (zip(*map(jax.tree.leaves, each), strict=True) for each in (
-        (reference.gradients, reference.moved.gradients), (reference.params, reference.moved.params),
+        (reference.first.gradients, reference.moved.first.gradients), (reference.params, reference.moved.params),
     ))  # fmt: skip
     masks = [undecided(*each) for each in zip(*pairs, limits, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(reference.params), masks)
 
 
 def leaf_errors(
-    found: Any,
-    reference: Any,
-    *,
-    scale: float = 1.0,
-    tolerance: float = 0.0,
-    moved: Any = None,
-    left_out: Any = None,
+    found: Any, reference: Any, *, tolerance: float = 0.0, moved: Any = None, left_out: Any = None
 ) -> list[LeafError]:
     """Compares two pytrees leaf by leaf, the worst first.
 
     Args:
         found: Arrays on the mesh; every shard on every device is compared, so copies that differ are seen.
         reference: Host arrays, whole.
-        scale: A factor on the reference.
         tolerance: The tolerance of the comparison; a wider one means more noise in small leaves.
         moved: The reference for perturbed parameters, see `rounding.py`; None if not measured.
         left_out: Masks of the elements that are not compared; None compares all.
     """
     references, others = (
-        [np.asarray(leaf, np.float64) * scale for leaf in jax.tree.leaves(tree)] for tree in (reference, moved)
+        [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)] for tree in (reference, moved)
     )
     masks = jax.tree.leaves(left_out) or [np.zeros(leaf.shape, bool) for leaf in references]
     sizes = _sizes(references, tolerance)
@@ -226,17 +191,33 @@ def _error(found: np.ndarray, reference: np.ndarray, size: float) -> float:
     return difference / max(size, 1e-300) if difference else 0.0
 
 
-def copies(leaf: jax.Array, shape: tuple[int, ...], devices: Any) -> np.ndarray:
-    """Returns the shards of an array, stacked in the shape of the mesh.
+def differing_copies(leaf: jax.Array, expected: np.ndarray, layout: TensorLayout) -> tuple[list[str], bool]:
+    """Finds replicas that differ.
 
     Args:
         leaf: An array on the mesh.
-        shape: The sizes of the mesh axes.
-        devices: The JAX devices of the mesh, in its order.
+        expected: The whole array of one device.
+        layout: Its layout: devices along the axes that it does not use must hold the same.
+
+    Returns:
+        The axes along which devices hold different values, and whether the sum of these values is the reference.
     """
+    names, devices = tuple(layout.mesh.axis_names), layout.mesh.backend_mesh.devices
     part_of = {shard.device: np.asarray(shard.data, np.float64) for shard in leaf.addressable_shards}
-    parts = np.stack([part_of[device] for device in devices])
-    return parts.reshape(*shape, *parts.shape[1:])
+    parts = np.stack([part_of[device] for device in devices.flat])
+    held = parts.reshape(*devices.shape, *parts.shape[1:])
+    bound = NEAR * max(np.abs(held).max(), 1e-300)
+    differ = [
+        dim for dim, axis in enumerate(names) if axis not in layout.used_axes and np.ptp(held, axis=dim).max() > bound
+    ]
+    summed = held.sum(axis=tuple(differ), keepdims=True)[(0,) * len(names)]
+    own = expected[leaf.sharding.devices_indices_map(leaf.shape)[devices.flat[0]]]
+    return [names[dim] for dim in differ], is_same(summed, own)
+
+
+def is_same(value: np.ndarray, expected: np.ndarray) -> bool:
+    """Checks if two arrays differ by at most `NEAR` of the largest element."""
+    return bool(np.abs(value - expected).max(initial=0.0) <= NEAR * max(np.abs(expected).max(initial=0.0), 1e-300))
 
 
 class Widened(NamedTuple):
@@ -260,7 +241,10 @@ class Widened(NamedTuple):
 
 
 def widened(
-    init: LeafError, errors: ArrayErrors, narrowings: tuple[Narrowing, Narrowing], precision: Precision
+    init: LeafError,
+    errors: Mapping[str, tuple[LeafError, ...]],
+    narrowings: tuple[Narrowing, Narrowing],
+    precision: Precision,
 ) -> Iterator[Widened]:
     """Lists the tolerances that were widened.
 
@@ -270,21 +254,21 @@ def widened(
         narrowings: The narrowest numbers of the loss, and of the update.
         precision: The dtypes of the step.
     """
-    usual = min((precision.params, precision.compute), key=width)
-    if INIT_TOLERANCE >= init.relative > TOLERANCES[usual]:
+    usual = TOLERANCES[min((precision.params, precision.compute), key=width)]
+    if INIT_TOLERANCE >= init.relative > usual:
         yield Widened("initial parameters", init.path, INIT_TOLERANCE, f"differs by {init.relative:.1e}")
     for what, narrowing in zip(("loss and gradients", "parameters and optimizer's state"), narrowings, strict=True):
-        if narrowing.tolerance > TOLERANCES[usual]:
+        if narrowing.tolerance > usual:
             place = f" at {narrowing.place}" if narrowing.place else ""
-            reason = f"is cast to {narrowing.dtype}{place}"
-            yield Widened(what, narrowing.array, narrowing.tolerance, reason)
-    bounds = narrowings[0].tolerance, *[max(each.tolerance for each in narrowings)] * 3
-    for (kind, arrays), bound in zip(errors._asdict().items(), bounds, strict=True):
+            yield Widened(what, narrowing.array, narrowing.tolerance, f"is cast to {narrowing.dtype}{place}")
+    of_loss, of_update = narrowings[0].tolerance, max(each.tolerance for each in narrowings)
+    for kind, arrays in errors.items():
+        bound = of_loss if kind == GRADIENTS else of_update
         for array in sorted(arrays, key=lambda each: each.path):
             if array.left_out:
                 elements = f"is not compared in {array.left_out} elements"
                 reason = f"{elements}: their gradient is rounding, which decides the update"
-                yield Widened(KINDS.get(kind, kind), array.path, None, reason)
+                yield Widened(kind, array.path, None, reason)
             if array.wider > 1:
                 reason = "is moved as far by one rounding of the parameters on one device"
-                yield Widened(KINDS.get(kind, kind), array.path, array.wider * bound, reason)
+                yield Widened(kind, array.path, array.wider * bound, reason)

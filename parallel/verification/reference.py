@@ -7,9 +7,9 @@ gradients, norm          = gradients / weight, their global norm
 params                   = optimizer.update(clip(gradients))                           optax alone
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,62 @@ import numpy as np
 import optax
 from jax import Array
 
+from ...layouts.paths import leaves_with_paths
 from ..model import BlockModel, Model, Params
-from ..schedule.stages import Stages
 from ..sharding.batch_rows import uses_batch_axes
 from .rounding import Narrowing, narrowing, width
-from .sums import HostBatch as HostBatch
-from .sums import Reference as Reference
-from .sums import Sums as Sums
-from .sums import added, on_host, pairs
+
+HostBatch = Mapping[str, Any]
+"""A global batch as host arrays, rows on dim 0."""
+
+
+class Sums(NamedTuple):
+    """The sums of one batch.
+
+    Attributes:
+        total: Sum of the weighted losses.
+        weight: Sum of the weights.
+        gradients: Gradients of `total`.
+        metrics: The model's own metrics: name -> (sum, weight).
+        state: The model's next state; () for a model without state.
+    """
+
+    total: float
+    weight: float
+    gradients: Params
+    metrics: Mapping[str, tuple[float, float]] = {}
+    state: Any = ()
+
+
+class Reference(NamedTuple):
+    """A few steps on one device, as host arrays.
+
+    Attributes:
+        losses: The mean loss of each batch, before its update.
+        weights: The weight of each batch.
+        norms: The global norm of the gradients of each batch, not clipped.
+        metrics: The means of the model's own metrics for each batch.
+        first: The sums of the first batch; gradients not clipped.
+        params: The parameters after all steps.
+        opt_state: The optimizer's state after all steps.
+        state: The model's state after all steps.
+        moved: Training from perturbed parameters, see `rounding.py`; None until it is needed.
+    """
+
+    losses: tuple[float, ...]
+    weights: tuple[float, ...]
+    norms: tuple[float, ...]
+    metrics: tuple[Mapping[str, float], ...]
+    first: Sums
+    params: Params
+    opt_state: Any
+    state: Any = ()
+    moved: "Reference | None" = None
+
+    @property
+    def frozen(self) -> list[str]:
+        """The parameters with a gradient of zero in the first batch."""
+        return [path for path, leaf in leaves_with_paths(self.first.gradients) if not np.any(leaf)]
 
 
 class OneDevice:
@@ -37,8 +85,6 @@ class OneDevice:
         compute: The dtype that parameters are cast to before the model sees them.
         seed: The run's seed.
         accumulate: Microbatches of a step, each of every nth row; unused if rows are independent.
-        stages: The stages of a pipeline; only `order`, the block in each slot, is used. Parameters and gradients are
-            then passed and returned in the stored order; the model and the optimizer use the model's order.
     """
 
     def __init__(
@@ -50,11 +96,9 @@ class OneDevice:
         compute: str,
         seed: int,
         accumulate: int = 1,
-        stages: Stages | None = None,
     ) -> None:
         self.model = model
         self.accumulate = accumulate
-        self.stages = stages
         self.compute = compute
         self.seed = seed
         self.clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
@@ -62,15 +106,14 @@ class OneDevice:
 
     def init(self, dtype: str) -> Params:
         """Returns the initial parameters, stored in `dtype`, on the host."""
-        params = jax.jit(lambda key: _cast(self.model.init(key), dtype))(_key_of(self.seed))
-        return self.to_stored(params)
+        return jax.device_get(jax.jit(lambda key: _cast(self.model.init(key), dtype))(_key_of(self.seed)))
 
     def first_model_state(self, dtype: str) -> Any:
         """Returns the model's first state, stored in `dtype`, on the host; () for a model without state."""
         init_state = getattr(self.model, "init_state", None)
         if init_state is None:
             return ()
-        return jax.tree.map(np.asarray, jax.jit(lambda key: _cast(init_state(key), dtype))(_key_of(self.seed)))
+        return jax.device_get(jax.jit(lambda key: _cast(init_state(key), dtype))(_key_of(self.seed)))
 
     def sums(self, params: Params, batch: HostBatch, step: int = 0, state: Any = None) -> Sums:
         """Returns the sums of a batch and their gradients.
@@ -81,11 +124,6 @@ class OneDevice:
             step: The number of steps done before; dropout depends on it.
             state: The model's state; its first one by default.
         """
-        sums = self.sums_in_order(self.to_model(params), batch, step, state)
-        return sums._replace(gradients=self.to_stored(sums.gradients))
-
-    def sums_in_order(self, params: Params, batch: HostBatch, step: int, state: Any = None) -> Sums:
-        """Returns the same sums, with parameters and gradients in the model's order."""
         state = self.first_model_state(_widest(params)) if state is None else state
         pieces = [dict(batch)]
         if self.accumulate > 1 and self._couples_rows(params, batch, state):
@@ -93,14 +131,12 @@ class OneDevice:
                 {name: rows[first :: self.accumulate] for name, rows in batch.items()}
                 for first in range(self.accumulate)
             ]
-        found = Sums(0.0, 0.0, None, {}, state)
+        sums: list[Any] = []
         for piece in pieces:
-            (_, (total, weight, metrics, state)), gradients = self._differentiate(
-                params, piece, np.int32(step), found.state
-            )
-            new = Sums(float(total), float(weight), jax.tree.map(np.asarray, gradients), on_host(metrics))
-            found = added(found, new)._replace(state=jax.tree.map(np.asarray, state))
-        return found
+            (_, (*scalars, state)), gradients = self._differentiate(params, piece, np.int32(step), state)
+            sums.append((*scalars, gradients))
+        total, weight, metrics, gradients = jax.tree.map(lambda *parts: sum(map(np.asarray, parts)), *sums)
+        return Sums(float(total), float(weight), gradients, on_host(metrics), jax.device_get(state))
 
     def _couples_rows(self, params: Params, batch: HostBatch, state: Any) -> bool:
         """Checks if the rows of a batch depend on each other."""
@@ -108,29 +144,24 @@ class OneDevice:
 
     def train(self, params: Params, batches: Sequence[HostBatch]) -> Reference:
         """Takes one step for each batch, from these parameters."""
-        params = self.to_model(params)
         opt_state = self.first_state(params)
-        steps: list[tuple[float, float, float, Mapping[str, float]]] = []
-        first: Params = None
         state = self.first_model_state(_widest(params))
+        steps: list[tuple[float, float, float, Mapping[str, float], Sums]] = []
         for number, batch in enumerate(batches):
-            sums = self.sums_in_order(params, batch, number, state)
-            state = sums.state
+            sums = self.sums(params, batch, number, state)
+            state, weight = sums.state, sums.weight or 1
             metrics = {name: total / (counted or 1) for name, (total, counted) in sums.metrics.items()}
-            weight = sums.weight or 1
-            mean = jax.tree.map(lambda leaf, weight=weight: leaf / weight, sums.gradients)
-            first = mean if number == 0 else first
             params, opt_state = self.update(params, opt_state, sums)
-            steps.append((sums.total / weight, sums.weight, _norm(mean), metrics))
-        losses, weights, norms, means = zip(*steps, strict=True)
-        return Reference(losses, weights, norms, self.to_stored(first), self.to_stored(params), opt_state, means, state)
+            steps.append((sums.total / weight, sums.weight, _norm(sums.gradients) / weight, metrics, sums))
+        losses, weights, norms, means, all_sums = zip(*steps, strict=True)
+        return Reference(losses, weights, norms, means, all_sums[0], jax.device_get(params), opt_state, state)
 
     def first_state(self, params: Params) -> Any:
-        """Returns the optimizer's state before the first step, for parameters in the model's order."""
+        """Returns the optimizer's state before the first step."""
         return jax.jit(self.optimizer.init)(params)
 
     def update(self, params: Params, opt_state: Any, sums: Sums) -> tuple[Params, Any]:
-        """Updates with the sums of a batch, all in the model's order."""
+        """Updates with the sums of a batch."""
         weight = sums.weight or 1
         mean = jax.tree.map(lambda leaf: (leaf / weight).astype(leaf.dtype), sums.gradients)
         return self._update(params, opt_state, mean, sums.total / weight)
@@ -148,39 +179,17 @@ class OneDevice:
             state: The model's state; its first one by default.
         """
         state = self.first_model_state(_widest(params)) if state is None else state
-        total, weight, metrics, _ = self._evaluate(self.to_model(params), dict(batch), state)
+        total, weight, metrics, _ = self._evaluate(params, dict(batch), state)
         return Sums(float(total), float(weight), None, on_host(metrics))
 
     def narrowings(self, params: Params, batch: HostBatch) -> tuple[Narrowing, Narrowing]:
         """Returns the narrowest numbers of the loss with its gradients, and of the update."""
-        params = self.to_model(params)
         state = self.first_model_state(_widest(params))
         loss = jax.make_jaxpr(self._sums)(params, dict(batch), np.int32(0), state)
         opt_state = jax.eval_shape(self.optimizer.init, params)
         update = jax.make_jaxpr(self._apply)(params, opt_state, params, 0.0)
         stored = _widest(params)
         return narrowing(loss.jaxpr, stored), narrowing(update.jaxpr, stored, scalars=False)
-
-    def to_model(self, params: Params) -> Params:
-        """Puts the blocks of parameters that are stored stage by stage into the model's order."""
-        if self.stages is None:
-            return params
-        order = list(self.stages.order)
-        slots = [order.index(block) for block in range(max(order) + 1)]
-        blocks = jax.tree.map(lambda leaf: np.asarray(leaf)[slots], params["blocks"])
-        return {**params, "blocks": blocks}
-
-    def to_stored(self, params: Params) -> Params:
-        """Undoes `to_model`: blocks as the stages store them, zeros in slots that hold no block."""
-        params = jax.tree.map(np.asarray, params)
-        if self.stages is None:
-            return params
-        order = self.stages.order
-
-        def stored(leaf: np.ndarray) -> np.ndarray:
-            return np.stack([leaf[block] if block >= 0 else np.zeros_like(leaf[0]) for block in order])
-
-        return {**params, "blocks": jax.tree.map(stored, params["blocks"])}
 
     def _inputs(self, batch: Any) -> Any:
         def dtype_of(name: str, rows: Any) -> str:
@@ -249,3 +258,17 @@ def _is_float(leaf: Any) -> bool:
 
 def _wide(scalar: Any) -> Array:
     return jnp.asarray(scalar, jnp.promote_types(jnp.result_type(scalar), jnp.float32))
+
+
+def pairs(metrics: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every pair of a tree of metrics with its full name."""
+    for name, value in dict(metrics).items():
+        if isinstance(value, Mapping):
+            yield from pairs(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def on_host(metrics: Any) -> dict[str, tuple[float, float]]:
+    """Converts metrics to host numbers."""
+    return {name: (float(total), float(weight)) for name, (total, weight) in metrics.items()}

@@ -1,25 +1,73 @@
 """The result of a verification: every error and the first difference with its likely cause, as text and JSON."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite, prod
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
+from ...layouts.paths import leaves_with_paths
 from ...layouts.sizes import counted, format_bytes
 from ..collectives import Collective
+from ..model import Params
 from .causality import Future
 from .collective_check import CollectiveCheck
 from .differences import LeafError, Widened
+from .reference import Reference
 from .round_trip import RoundTrip
 
 MAX_SHOWN = 5
-"""The maximum number of listed leaves."""
+"""The maximum number of listed arrays."""
 SEES_AHEAD = "the model sees later tokens"
 NO_GRADIENT = "the model has no gradient"
 NOT_FINITE = "the loss is not finite"
 OF_THE_MODEL = (SEES_AHEAD, NO_GRADIENT, NOT_FINITE)
 """Problems that occur on one device as well."""
+
+NEVER_CHECKED = (
+    "the code of the model and the optimizer (both sides run it)",
+    "reading and order of data",
+    "`predict`",
+    "several processes",
+    "accelerators and their kernels",
+    "speed and memory",
+)
+JSON_NAMES = {
+    "init_rel": "initial parameters",
+    "loss_rel": "loss",
+    "weight_rel": "weight",
+    "grad_max_rel": "gradients",
+    "grad_norm_rel": "gradient norm",
+    "params_rel": "parameters",
+    "optimizer_rel": "optimizer's state",
+    "model_state_rel": "the model's state",
+    "reported_rel": "what a step reports",
+    "evaluation_rel": "evaluation",
+    "averages_rel": "evaluation of the averages",
+}
+"""Key of the JSON -> quantity."""
+
+
+class Measured(NamedTuple):
+    """The comparison of one quantity.
+
+    Attributes:
+        relative: The relative error, of the worst element on any device.
+        tolerance: The largest relative error that rounding explains.
+        where: The path of the worst array, a metric, or "".
+    """
+
+    relative: float
+    tolerance: float
+    where: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """True if the error exceeds its tolerance."""
+        return not self.relative <= self.tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,64 +75,39 @@ class Difference:
     """The first difference from one device."""
 
     what: str
-    """initial parameters, loss, weight, gradients, gradient norm, parameters, optimizer's state, the model's state,
-    what a step reports, evaluation, evaluation of the averages, loss scale, checkpoint or collectives; or one of
-    `OF_THE_MODEL`."""
+    """A key of `Verification.errors`, "collectives", "loss scale" or "checkpoint"; or one of `OF_THE_MODEL`."""
     where: str
     """The path of the worst leaf, a metric, or ""."""
     relative: float
     """The relative error; for collectives and a checkpoint, the number of lines."""
     hint: str
-    """The measurement, and its usual cause."""
+    """The measurement, and its cause if an experiment shows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The comparison of a strategy with one device. Relative errors are those of the worst element on any device."""
+    """The comparison of a strategy with one device."""
 
     mesh: Mapping[str, int]
     """Mesh axis -> size."""
     dtype: str
     """The dtype that both compute in."""
-    steps: int
-    """Optimizer steps taken."""
     tolerance: float
     """The tolerance of loss, gradients and norm; wider than the dtype's own if the model casts to narrower numbers."""
     params_tolerance: float
     """The tolerance after all steps; wider as well if the optimizer casts to narrower numbers."""
-    init_tolerance: float
-    """The tolerance of the initial parameters, which most models draw in float32."""
-    init_rel: float
-    """The error of the initial parameters."""
-    loss_rel: float
-    """The error of the loss of the first batch."""
-    weight_rel: float
-    """The error of its weight."""
-    gradients: tuple[LeafError, ...]
+    errors: Mapping[str, Measured] = field(default_factory=dict)
+    """The compared quantities in causal order; those after the steps only if the steps agree."""
+    gradients: tuple[LeafError, ...] = ()
     """Every gradient of the first batch, before clipping, the worst first."""
-    grad_norm_rel: float
-    """The error of their global norm."""
-    params: tuple[LeafError, ...]
-    """Every parameter after all steps, the worst first."""
-    optimizer: tuple[LeafError, ...]
-    """Every array of the optimizer's state after all steps, the worst first."""
-    reported: tuple[float, str]
-    """The largest error of the reported loss, weight, norm and model metrics, with its name: "loss of step 2"."""
-    losses: tuple[float, ...]
+    losses: tuple[float, ...] = ()
     """The loss of each step."""
     reference_losses: tuple[float, ...]
     """The losses of one device."""
-    collectives: CollectiveCheck
+    collectives: CollectiveCheck = field(default_factory=CollectiveCheck)
     """The collectives of the compiled step."""
     first_difference: Difference | None
     """The first difference; None if there is none."""
-    model_state: tuple[LeafError, ...] = ()
-    """Every array of the model's own state after all steps, the worst first."""
-    evaluation_rel: float | None = None
-    """The larger error of the sums (loss, weight) of an evaluation; None if it was not checked, because a step
-    differs."""
-    averages_rel: float | None = None
-    """The same error with the averages of the parameters, if the optimizer keeps them."""
     loss_scale: str | None = None
     """The problem with dynamic loss scaling, "" if none; None if it was not checked."""
     round_trip: RoundTrip | None = None
@@ -99,7 +122,6 @@ class Verification:
     """Tolerances that are wider than those of `dtype`, and elements that are not compared."""
     reduced: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Config key -> (configured value, verified value)."""
-
     notes: tuple[str, ...] = ()
     """Differences between the verified program and the one that other devices would run."""
 
@@ -110,32 +132,22 @@ class Verification:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result as plain values, for `--json`."""
-        worst, moved = self.gradients[0], self.collectives
+        errors, moved = self.errors, self.collectives
         result = {
             "ok": self.ok,
             "mesh": dict(self.mesh),
             "dtype": self.dtype,
             "tolerance": self.tolerance,
             "params_tolerance": self.params_tolerance,
-            "steps": self.steps,
-            "init_rel": self.init_rel,
-            "loss_rel": self.loss_rel,
-            "weight_rel": self.weight_rel,
-            "grad_max_rel": worst.relative,
-            "worst_leaf": worst.path,
-            "grad_norm_rel": self.grad_norm_rel,
-            "params_rel": self.params[0].relative,
-            "worst_parameter": self.params[0].path,
+            "steps": len(self.losses),
+            **{key: errors[what].relative if what in errors else None for key, what in JSON_NAMES.items()},
+            "worst_leaf": errors["gradients"].where if "gradients" in errors else None,
+            "worst_parameter": errors["parameters"].where if "parameters" in errors else None,
             "gradients": {each.path: each.relative for each in sorted(self.gradients, key=lambda each: each.path)},
             "losses": list(self.losses),
             "reference_losses": list(self.reference_losses),
-            "optimizer_rel": max((each.relative for each in self.optimizer), default=0.0),
-            "model_state_rel": max((each.relative for each in self.model_state), default=0.0),
-            "reported_rel": self.reported[0],
-            "evaluation_rel": self.evaluation_rel,
-            "averages_rel": self.averages_rel,
             "loss_scale": self.loss_scale,
-            "checkpoint": _checkpoint(self.round_trip),
+            "checkpoint": self.round_trip._asdict() if self.round_trip else None,
             "future": self.future._asdict() if self.future else None,
             "proved": list(self.proved),
             "not_looked_at": list(self.not_looked_at),
@@ -167,41 +179,82 @@ class Verification:
         return "\n\n".join([*parts, *(f"Note: {note}" for note in self.notes), _verdict(self), claims])
 
 
+def list_proved(measured: Verification, *, files: bool, random: bool) -> Iterator[str]:
+    """Yields the proved properties; none if anything differs.
+
+    Args:
+        measured: The measurements.
+        files: True if the state was written to files.
+        random: True if the loss depends on the key.
+    """
+    if not measured.ok:
+        return
+    yield from measured.errors
+    yield "collectives"
+    if random:
+        yield "random numbers"
+    if measured.loss_scale is not None:
+        yield "a step that is not finite, and the loss scale"
+    if trip := measured.round_trip:
+        yield f"{'a checkpoint in files' if files else 'the state in memory'} restored onto {trip.target} and back"
+
+
+def list_unchecked(
+    measured: Verification, reference: Reference, params: Params, *, files: bool, random: bool, clip_norm: float
+) -> Iterator[str]:
+    """Yields the properties that were not checked.
+
+    Args:
+        measured: The measurements.
+        reference: The training on one device.
+        params: The initial parameters, on the host.
+        files: True if the state was written to files.
+        random: True if the loss depends on the key.
+        clip_norm: The maximum gradient norm of the step.
+    """
+    future, trip = measured.future or Future(), measured.round_trip
+    frozen = reference.frozen
+    pairs = zip(leaves_with_paths(params), jax.tree.leaves(reference.params), strict=True)
+    still = [path for (path, first), last in pairs if path not in frozen and np.array_equal(first, last)]
+    conditions = {
+        "the GPU code that replaces what the note describes": measured.notes,
+        "evaluation, checkpoints and later tokens (what comes before differs)": trip is None,
+        "checkpoint files": trip and not files,
+        "evaluation (one device cannot evaluate the model)": trip and "evaluation" not in measured.errors,
+        f"later tokens ({future.untried})": future.untried,
+        "a term of the loss that all positions of a row share (later tokens change it)": future.shared,
+        "random numbers (the loss does not depend on the key)": not random,
+        "how much the model's own sums over the batch axes move": measured.collectives.of_the_model,
+        f"clipping (no norm was over {clip_norm:g})": clip_norm and max(reference.norms) <= clip_norm,
+        f"gradients that are zero on one device ({_some(frozen)})": frozen,
+        f"updates of what does not move on one device ({_some(still)})": still,
+        "the config's own sizes": measured.reduced,
+    }
+    yield from NEVER_CHECKED
+    yield from (text for text, condition in conditions.items() if condition)
+    yield f"other dtypes than {measured.dtype}"
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - MAX_SHOWN} more" if len(paths) > MAX_SHOWN else ""
+    return ", ".join(paths[:MAX_SHOWN]) + more
+
+
 def _error_lines(result: Verification) -> Iterator[str]:
-    """The table of relative errors."""
-    worst, changed = result.gradients[0], result.params[0]
-    optimizer = result.optimizer[0] if result.optimizer else LeafError(0.0, "none")
-    rows = [
-        ("initial parameters", result.init_rel, result.init_tolerance, ""),
-        ("loss", result.loss_rel, result.tolerance, ""),
-        ("weight", result.weight_rel, result.tolerance, ""),
-        (f"gradients, {counted(len(result.gradients), 'array')}", worst.relative, result.tolerance, worst.path),
-        ("gradient norm", result.grad_norm_rel, result.tolerance, ""),
-        (f"parameters after {counted(result.steps, 'step')}", changed.relative, result.params_tolerance, changed.path),
-        ("optimizer's state", optimizer.relative, result.params_tolerance, optimizer.path),
-        *(("the model's state", each.relative, result.params_tolerance, each.path) for each in result.model_state[:1]),
-        ("reported by each step", result.reported[0], result.params_tolerance, result.reported[1]),
-    ]
-    if result.evaluation_rel is not None:
-        rows.append(("evaluation", result.evaluation_rel, result.tolerance, ""))
-    if result.averages_rel is not None:
-        rows.append(("evaluation of the averages", result.averages_rel, result.params_tolerance, ""))
-    if result.future and result.future.positions:
-        position, change = result.future.seen or (None, 0.0)
-        place = "" if position is None else f"after position {position}"
-        rows.append(("loss with other later tokens", change, result.tolerance, place))
-    trip = result.round_trip
-    if trip:
-        rows.append(("saved parameters", trip.params[0].relative, result.params_tolerance, trip.params[0].path))
-        rows.append(("a step after restoring", trip.next_step, result.params_tolerance, ""))
+    """Yields the table of relative errors."""
+    labels = {
+        "gradients": f"gradients, {counted(len(result.gradients), 'array')}",
+        "parameters": f"parameters after {counted(len(result.losses), 'step')}",
+    }
     yield f"{'':<28} relative error   at most   worst"
-    for name, error, bound, path in rows:
-        yield f"{name:<28} {error:>14.1e} {bound:>9.0e}   {path}{'' if error <= bound else '   DIFFERS'}".rstrip()
-    if trip:
+    for what, error in result.errors.items():
+        where = f"{error.where}{'   DIFFERS' if error.differs else ''}"
+        yield f"{labels.get(what, what):<28} {error.relative:>14.1e} {error.tolerance:>9.0e}   {where}".rstrip()
+    if trip := result.round_trip:
         counts = f"{len(trip.differing)} differ" if trip.differing else f"{trip.arrays} arrays"
         yield f"{'restored, bit for bit':<28} {counts:>14}"
-    off = [each for each in result.gradients if each.relative > result.tolerance][:MAX_SHOWN]
-    yield from (f"  and the gradient of {each.path}: {each.relative:.1e}" for each in off[1:])
+    off = [each for each in result.gradients if each.relative > result.tolerance][1:MAX_SHOWN]
+    yield from (f"  and the gradient of {each.path}: {each.relative:.1e}" for each in off)
 
 
 def _collective_lines(moved: CollectiveCheck) -> Iterator[str]:
@@ -226,18 +279,6 @@ def _verdict(result: Verification) -> str:
     if first.what in OF_THE_MODEL:
         return f"WRONG on one device already: {first.what}\n{hint}"
     return f"DIFFERENT from one device, first in: {first.what}{at}\n{hint}"
-
-
-def _checkpoint(trip: RoundTrip | None) -> dict[str, Any] | None:
-    if trip is None:
-        return None
-    return {
-        "restored_onto": dict(trip.mesh),
-        "arrays": trip.arrays,
-        "params_rel": trip.params[0].relative,
-        "differing": list(trip.differing),
-        "next_step_rel": trip.next_step,
-    }
 
 
 def _lines(collectives: Iterable[Collective]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Saves a state, restores it onto another mesh, and back: the arrays must be equal, with blocks in the model's order.
+"""Saves a state, restores it onto another mesh, and back: the arrays must be equal.
 
-saved     = to_model(state)                         against one device: block n is block n
+saved     = to_model(state)                         blocks in the model's order, which `compare` has compared
 elsewhere = restored onto another mesh              bit for bit what was saved
 back      = to_stored(restored from elsewhere)      bit for bit the state, laid out as the step requires
 one more step from `back` and from the state        the same
@@ -20,8 +20,8 @@ from ..sharding.stored_order import stored_order
 from ..step.build import build_step
 from ..step.state import TrainState
 from ..step.train_step import Step
-from .differences import LeafError, leaf_errors, numbers, state_errors, undecided_elements
-from .reference import HostBatch, OneDevice, Reference
+from .differences import numbers, state_errors
+from .reference import HostBatch
 
 SaveAndRestore = Callable[[TrainState, TrainState], TrainState]
 """(a state in the model's order, abstract values on another mesh) -> the state as restored there."""
@@ -31,51 +31,40 @@ class RoundTrip(NamedTuple):
     """The result of saving and restoring a state.
 
     Attributes:
-        mesh: The mesh that it was restored onto: axis -> size, of those over 1.
+        restored_onto: The mesh that it was restored onto: axis -> size, of those over 1.
         arrays: The number of arrays.
-        params: The errors of the saved parameters, in the model's order, the worst first.
         differing: One line for each array that changed.
-        next_step: The relative difference of one more step from the restored and from the original state.
+        next_step_rel: The relative difference of one more step from the restored and from the original state.
     """
 
-    mesh: Mapping[str, int]
+    restored_onto: Mapping[str, int]
     arrays: int
-    params: tuple[LeafError, ...]
     differing: tuple[str, ...]
-    next_step: float
+    next_step_rel: float
+
+    @property
+    def target(self) -> str:
+        """The mesh that it was restored onto, such as "fsdp 8"."""
+        return " x ".join(f"{axis} {size}" for axis, size in self.restored_onto.items()) or "1 device"
 
 
 def round_trip(
-    step: Step,
-    state: TrainState,
-    batch: HostBatch,
-    reference: Reference,
-    one_device: OneDevice,
-    save_and_restore: SaveAndRestore | None,
-    tolerance: float,
+    step: Step, state: TrainState, batch: HostBatch, save_and_restore: SaveAndRestore | None = None
 ) -> RoundTrip:
     """Restores a state onto another mesh and back.
 
     Args:
         step: The step.
-        state: Its state after the reference's steps; it is consumed.
+        state: A state; it is consumed.
         batch: The batch of one more step.
-        reference: The training on one device.
-        one_device: The one device.
         save_and_restore: Writes and reads files; by default, arrays stay in memory.
-        tolerance: The tolerance of parameters.
     """
     move, order = save_and_restore or in_memory, stored_order(step.plan)
     saved = order.to_model(state)
-    moved = reference.moved and one_device.to_model(reference.moved.params)
-    left_out = one_device.to_model(undecided_elements(reference, tolerance))
-    options: Any = {"tolerance": tolerance, "moved": moved, "left_out": left_out}
-    params = leaf_errors(saved.params, one_device.to_model(reference.params), **options)
     other = _elsewhere(step)
     elsewhere = move(saved, other.abstract_state())
-    names = _sizes(other)
-    onto = " x ".join(f"{axis} {size}" for axis, size in names.items()) or "1 device"
-    lines = [*_differing(elsewhere, saved, f"restored onto {onto}")]
+    result = RoundTrip(_sizes(other), len(jax.tree.leaves(saved)), (), float("inf"))
+    lines = [*_differing(elsewhere, saved, f"restored onto {result.target}")]
     stored = step.abstract_state()
     back = order.to_stored(move(elsewhere, order.abstract_model(stored)), stored)
     lines += _differing(order.to_model(back), saved, "restored from there")
@@ -83,12 +72,11 @@ def round_trip(
         if not leaf.sharding.is_equivalent_to(target.sharding, leaf.ndim):
             old, new = leaf.sharding.spec, target.sharding.spec
             lines.append(f"{path}, restored from there, lies as {old}, and the step has {new}")
-    next_step = float("inf")
-    if not lines:
-        expected, found = (step(each, dict(batch)) for each in (state, back))
-        expected, found = ((order.to_model(state), metrics) for state, metrics in (expected, found))
-        next_step = state_errors(found, expected, ())[0].relative
-    return RoundTrip(names, len(jax.tree.leaves(saved)), tuple(params), tuple(lines), next_step)
+    if lines:
+        return result._replace(differing=tuple(lines))
+    expected, found = (step(each, dict(batch)) for each in (state, back))
+    expected, found = ((order.to_model(state), metrics) for state, metrics in (expected, found))
+    return result._replace(next_step_rel=state_errors(found, expected, ())[0].relative)
 
 
 def in_memory(state: TrainState, like: TrainState) -> TrainState:

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.configs.restarts import is_fixed
 from spmdkit.data import from_arrays
 from spmdkit.data.source import take
 from spmdkit.data.sources.synthetic import synthetic_digits
@@ -122,10 +121,6 @@ def test_verification_skips_the_contract_check(config, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         verify_file.verify_config(config())
     assert given[0].model["check"] == "off"
-
-
-def test_what_the_check_does_is_no_part_of_the_run():
-    assert not is_fixed("model.check")
 
 
 def test_functions_that_raise(config, tmp_path):

@@ -9,12 +9,12 @@ import pytest
 from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.configs import load_config
 from spmdkit.configs.checks import axis_sizes
-from spmdkit.data import DataConfig, open_splits
+from spmdkit.data import open_splits
 from spmdkit.launch.cli import main
 from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.step import composition
 from spmdkit.parallel.verification.compare import FLOAT64
-from spmdkit.runtime.reduce import Folded, reduce_config, shrink
+from spmdkit.runtime.reduce import reduce_config, shrink
 from spmdkit.runtime.verify import ragged_batch, simulate_devices
 from support.runs import spmdkit, write_config, write_language_config
 
@@ -95,21 +95,6 @@ def test_a_planted_mistake_is_exit_code_1(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_missing_sum_is_found_at_the_reduced_size(tmp_path, capsys, monkeypatch):
-    right = data_strategy.reduce_gradients
-
-    def wrong(gradients, *rest):
-        return gradients, right(gradients, *rest)[1]
-
-    monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
-    code, result = verify(write_config(tmp_path), capsys=capsys)
-    assert (code, result["ok"], result["loss_rel"]) == (1, False, None)
-    assert result["first_difference"]["where"] == "layers/0/bias"
-    assert "a missing psum over data x fsdp" in result["first_difference"]["hint"]
-    assert result["reduced"]
-
-
-@pytest.mark.slow
 def test_a_checkpoint_that_comes_back_otherwise(tmp_path, capsys, monkeypatch):
     """The rows of one array in another order: as blocks that were stored stage by stage."""
     right = Checkpoints.restore
@@ -126,42 +111,6 @@ def test_a_checkpoint_that_comes_back_otherwise(tmp_path, capsys, monkeypatch):
     assert result["first_difference"]["where"] == "params/layers/0/kernel"
     assert "restored onto fsdp 8, has the same rows of dim 0 in another order" in result["first_difference"]["hint"]
     assert result["proved"] == []
-
-
-FUTURE_MODEL = """
-import jax, jax.numpy as jnp
-from spmdkit.parallel import Model
-
-def make(vocabulary=0, ahead=0):
-    def init(key):
-        table = jax.random.normal(key, (vocabulary, 8))
-        return {"table": table, "out": jnp.ones((8, vocabulary))}
-
-    def loss(params, batch, key):
-        x, segments = params["table"][batch["inputs"]], batch["segments"]
-        length = x.shape[1]
-        together = segments[:, :, None] == segments[:, None, :]
-        mix = jnp.tril(jnp.ones((length, length), x.dtype), ahead)[None] * together
-        scores = jax.nn.log_softmax(jnp.tanh(jnp.einsum("bqp,bpd->bqd", mix, x)) @ params["out"])
-        losses = -jnp.take_along_axis(scores, batch["targets"][..., None], axis=-1)[..., 0]
-        return (losses * batch["weights"]).sum(), batch["weights"].sum()
-
-    return Model(init=init, loss=loss)
-"""
-
-
-@pytest.mark.slow_cases("0", "1")
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_model_that_sees_the_next_token_of_its_document(ahead, tmp_path, capsys):
-    (tmp_path / f"future_model_{ahead}.py").write_text(FUTURE_MODEL)
-    model = {"name": f"future_model_{ahead}:make", "ahead": ahead}
-    path = write_language_config(tmp_path, model=model, strategy={"data": 8})
-    code, result = verify(path, "data.packed=true", capsys=capsys)
-    assert code == ahead, result["first_difference"]
-    assert len(result["future"]["positions"]) == 7
-    if ahead:
-        assert result["first_difference"]["what"] == "the model sees later tokens"
-        assert "among them those that it predicts" in result["first_difference"]["hint"]
 
 
 @pytest.mark.slow
@@ -211,19 +160,6 @@ def test_own_model_on_some_of_the_devices(tmp_path, capsys):
     assert result["reduced"] == {
         "train.global_batch": {"from": 32, "to": 8},
         "train.clip_norm": {"from": 1.0, "to": 0.001},
-    }
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_language_model_with_dropout(tmp_path, capsys):
-    train = {"steps": 12, "global_batch": 32, "accumulate": 2, "clip_norm": 0.1}
-    code, result = verify(write_language_config(tmp_path, train=train), capsys=capsys)
-    assert code == 0, result
-    assert result["reduced"]["data.length"] == {"from": 16, "to": 8}
-    assert {key: change["to"] for key, change in result["reduced"].items() if "model" in key} == {
-        "model.width": 8,
-        "model.mlp_width": 16,
     }
 
 
@@ -325,14 +261,6 @@ def test_token_ids_are_folded_into_a_smaller_vocabulary(tmp_path):
     batch = ragged_batch(reduced.splits.train, 0, rows=reduced.config.train.global_batch, seed=0, shuffle=True)
     assert batch["inputs"].shape == (8, 8)
     assert batch["inputs"].max() < vocabulary == reduced.splits.vocabulary
-
-
-def test_folded_examples_keep_everything_else():
-    source = open_splits(DataConfig(source="synthetic")).train
-    folded = Folded(source, 4)
-    assert len(folded) == len(source)
-    np.testing.assert_array_equal(folded[5]["weights"], source[5]["weights"])
-    assert folded[5]["targets"] == source[5]["targets"] % 4
 
 
 def test_weights_are_ragged_and_no_row_is_without(tmp_path):

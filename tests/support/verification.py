@@ -1,4 +1,4 @@
-"""A small model with its verification, tests that plant a mistake, and a verification in which everything agrees."""
+"""A small model with its verification, and what tests that plant a mistake share."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,14 +10,8 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.parallel import FSDPConfig, Model, verify
-from spmdkit.parallel.verification.causality import Future
-from spmdkit.parallel.verification.collective_check import CollectiveCheck
-from spmdkit.parallel.verification.differences import LeafError
-from spmdkit.parallel.verification.perturb import prepared
-from spmdkit.parallel.verification.reference import OneDevice, Reference
-from spmdkit.parallel.verification.result import Verification
-from spmdkit.parallel.verification.round_trip import RoundTrip
-from spmdkit.parallel.xla.census import Collective
+from spmdkit.parallel.verification.compare import verify_step
+from spmdkit.parallel.verification.reference import OneDevice
 from support import toy
 
 ROWS, WIDTH, CLASSES = 16, 16, 8
@@ -76,27 +70,21 @@ class CompiledOnce(OneDevice):
     init = cache(OneDevice.init)
 
 
-def once(function):
-    """Keeps what it makes of a model itself: one with rules has no hash."""
-    kept = {}
-
-    def call(model, *given, **options):
-        key = (id(model), *given, *options.items())
-        if key not in kept:
-            kept[key] = model, function(model, *given, **options)
-        return kept[key][1]
-
-    return call
-
-
-SHARED = {"prepared": once(prepared), "OneDevice": once(CompiledOnce)}
-
-
 @pytest.fixture(autouse=True)
 def one_device_is_compiled_once(monkeypatch):
     """For all tests of a model: what they plant is in the strategies."""
-    for name, shared in SHARED.items():
-        monkeypatch.setitem(verify.__globals__, name, shared)
+    monkeypatch.setitem(verify_step.__globals__, "OneDevice", one_device)
+
+
+KEPT = {}
+
+
+def one_device(model, *given, **options):
+    """The same object for the same model, which has no hash if it has rules."""
+    key = (id(model), *given, *options.items())
+    if key not in KEPT:
+        KEPT[key] = CompiledOnce(model, *given, **options)
+    return KEPT[key]
 
 
 def given_init(key):
@@ -149,43 +137,3 @@ class Namespace:
 
     def __getattr__(self, name):
         return getattr(self.module, name)
-
-
-MOVED = (Collective("all-reduce", ("data",), 2, 1536),)
-AGREES = Verification(
-    mesh={"data": 2, "fsdp": 1},
-    dtype="float64",
-    steps=2,
-    tolerance=1e-9,
-    params_tolerance=1e-8,
-    init_tolerance=1e-5,
-    init_rel=0.0,
-    loss_rel=1e-16,
-    weight_rel=0.0,
-    gradients=(LeafError(2e-15, "second"), LeafError(1e-15, "first")),
-    grad_norm_rel=3e-16,
-    params=(LeafError(4e-15, "second"), LeafError(0.0, "first")),
-    optimizer=(LeafError(5e-15, "0/mu/second"), LeafError(0.0, "0/mu/first")),
-    reported=(6e-16, "loss of step 1"),
-    losses=(2.0, 1.5),
-    reference_losses=(2.0, 1.5),
-    collectives=CollectiveCheck(predicted=MOVED, found=MOVED),
-    first_difference=None,
-)
-TRIP = RoundTrip(mesh={"fsdp": 2}, arrays=7, params=(LeafError(1e-15, "first"),), differing=(), next_step=0.0)
-BEYOND = replace(AGREES, evaluation_rel=1e-16, round_trip=TRIP, future=Future(positions=(0, 3, 6)))
-"""The same where what is beyond the steps was looked at."""
-
-
-def reference(**changed):
-    """Two steps on one device."""
-    arrays = {"first": np.array([1.0, 2.0]), "second": np.array([[3.0]])}
-    given = {
-        "losses": (2.0, 1.5),
-        "weights": (8.0, 8.0),
-        "norms": (0.5, 0.25),
-        "gradients": arrays,
-        "params": {path: 2 * leaf for path, leaf in arrays.items()},
-        "opt_state": (),
-    }
-    return Reference(**{**given, **changed})

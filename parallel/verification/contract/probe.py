@@ -8,8 +8,8 @@ unweighted   rows 0 1 2 3, weights of 0   (0, 0)
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from ...model import BlockModel, Model, Params
 from ...sharding.batch_rows import record_batch_axes
 from ...sharding.strategies import axes_that_split
 from ..rounding import narrowing
+from .pairs import Pair, Pairs
 
 ROWS = 4
 ORDER = (2, 0, 3, 1)
@@ -37,115 +38,77 @@ class NotChecked(Exception):
     """The contract cannot be checked; the message is the reason."""
 
 
-class Pair(NamedTuple):
-    """The result of a loss for some rows: the sum of the weighted losses and the sum of the weights."""
-
-    total: float
-    weight: float
-
-    def __str__(self) -> str:
-        return f"({self.total:.6g}, {self.weight:.6g})"
-
-    @property
-    def is_finite(self) -> bool:
-        """Checks if both are finite."""
-        return bool(np.isfinite(self).all())
-
-
-class Pairs(NamedTuple):
-    """The pairs of four rows in all arrangements; `unweighted` is None if the batch lacks weights."""
-
-    whole: Pair
-    first: Pair
-    second: Pair
-    shuffled: Pair
-    unweighted: Pair | None
-
-    @property
-    def halves(self) -> Pair:
-        """The sum of the two halves."""
-        return Pair(self.first.total + self.second.total, self.first.weight + self.second.weight)
-
-
 class Probe:
-    """A model's loss on one device, in one dtype, compiled once for each number of rows.
+    """A model's loss on four rows on one device, in one dtype, compiled once for each number of rows.
 
     Args:
         model: The model.
         dtype: The dtype of parameters and floating-point arrays of a batch: "float32" or "float64".
+        params: The parameters that `init` returns.
+        rows: Four rows of a batch.
+        key: A key of `random_key`.
     """
 
-    def __init__(self, model: Model | BlockModel, dtype: str) -> None:
+    def __init__(self, model: Model | BlockModel, dtype: str, params: Params, rows: HostBatch, key: Array) -> None:
+        def to_host(leaf: Any) -> np.ndarray:
+            leaf = np.asarray(leaf)
+            return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+        self.model, self.rows, self.key = model, rows, key
         self.loss = with_first_state(model)
         self.dtype = dtype
+        self.given = jax.tree.map(to_host, params)
+        self.moved = moved(self.given)
         self._couples_rows = False
         self._compiled: dict[tuple[str, int, str], Any] = {}
 
-    def sums(self, params: Params, rows: HostBatch, key: Array | None) -> Pairs:
-        """Returns the pairs of four rows in all arrangements."""
+    def sums(self, key: Array | None = None) -> Pairs:
+        """Returns the pairs of the rows in all arrangements, with the probe's key or another one."""
+        rows, half = self.rows, ROWS // 2
         without = {**rows, "weights": np.zeros_like(rows["weights"])} if "weights" in rows else None
-        whole = self.pair(params, rows, key)
-        first, second = self._halves(params, rows, key)
-        return Pairs(
-            whole=whole,
-            first=first,
-            second=second,
-            shuffled=self.pair(params, part(rows, list(ORDER)), key),
-            unweighted=None if without is None else self.pair(params, without, key),
-        )
+        whole = self.pair(rows, key)
+        if self._couples_rows:  # as two devices along `data` compute them
+            stacked = {name: np.asarray(array).reshape(2, half, *array.shape[1:]) for name, array in rows.items()}
+            totals, weights = self._run("two devices", self._sums_of_devices, self.moved, stacked, key)
+            first, second = (Pair(float(totals[n]), float(weights[n])) for n in range(2))
+        else:
+            first, second = (self.pair(part(rows, which), key) for which in (slice(half), slice(half, None)))
+        shuffled = self.pair(part(rows, list(ORDER)), key)
+        return Pairs(whole, first, second, shuffled, None if without is None else self.pair(without, key))
 
-    def _halves(self, params: Params, rows: HostBatch, key: Array | None) -> tuple[Pair, Pair]:
-        """Returns the pairs of the two halves, of coupled rows as two devices along `data` compute them."""
-        half = ROWS // 2
-        if not self._couples_rows or key is None:
-            first, second = (part(rows, which) for which in (slice(half), slice(half, None)))
-            return self.pair(params, first, key), self.pair(params, second, key)
-        stacked = {name: np.asarray(array).reshape(2, half, *array.shape[1:]) for name, array in rows.items()}
-        totals, weights = self._run("two devices", self._sums_of_devices, params, stacked, key)
-        return Pair(float(totals[0]), float(weights[0])), Pair(float(totals[1]), float(weights[1]))
-
-    def _sums_of_devices(self, params: Params, rows: Any, key: Array | None) -> tuple[Array, Array]:
+    def _sums_of_devices(self, params: Params, rows: Any, key: Array) -> tuple[Array, Array]:
         return jax.vmap(lambda own: self._sums(params, own, key), axis_name=axes_that_split("rows")[0])(rows)
 
-    def pair(self, params: Params, rows: HostBatch, key: Array | None) -> Pair:
+    def pair(self, rows: HostBatch, key: Array | None = None, params: Params = None) -> Pair:
         """Returns the pair of some rows; four rows use the compiled program of `moves`."""
+        params = self.moved if params is None else params
         if count(rows) == ROWS:
-            (total, weight), _ = self._run("one gradient", self._differentiate_one, params, rows, key)
-            return Pair(float(total), float(weight))
+            return Pair(*map(float, self._run("one gradient", self._differentiate_one, params, rows, key)[0]))
         return Pair(*map(float, self._run("sums", self._sums, params, rows, key)))
 
-    def moves(self, params: Params, rows: HostBatch, key: Array | None) -> tuple[Pair, bool]:
+    def moves(self, params: Params, rows: HostBatch) -> tuple[Pair, bool]:
         """Returns the pair, and True if any element of any gradient is not zero."""
-        (total, weight), moves = self._run("one gradient", self._differentiate_one, params, rows, key)
+        sums, moves = self._run("one gradient", self._differentiate_one, params, rows)
         if not moves:
-            (total, weight), moves = self._run("all gradients", self._differentiate, params, rows, key)
-        return Pair(float(total), float(weight)), bool(moves)
+            sums, moves = self._run("all gradients", self._differentiate, params, rows)
+        return Pair(*map(float, sums)), bool(moves)
 
-    def rounding(self, params: Params, rows: HostBatch, key: Array | None) -> float:
+    def rounding(self) -> float:
         """Returns the relative rounding error of the narrowest dtype that arrays in the loss are cast to."""
-        narrowest = narrowing(self.program(params, rows, key, count(rows)), self.dtype, scalars=False)
-        return float(jnp.finfo(narrowest.dtype).eps) / 2
-
-    def program(self, params: Params, rows: HostBatch, key: Array | None, size: int) -> Any:
-        """Traces the loss for `size` such rows."""
-
-        def resized(array: Any) -> jax.ShapeDtypeStruct:
-            array = self._prepared(array)
-            return jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype)
-
+        arrays = {name: self._prepared(array) for name, array in self.rows.items()}
         with jax.enable_x64(self.dtype == "float64"):
-            arrays = {name: resized(array) for name, array in rows.items()}
-            return jax.make_jaxpr(self._sums)(params, arrays, key).jaxpr
+            program = jax.make_jaxpr(self._sums)(self.given, arrays, self.key).jaxpr
+        return float(jnp.finfo(narrowing(program, self.dtype, scalars=False).dtype).eps) / 2
 
-    def _sums(self, params: Params, rows: Any, key: Array | None) -> tuple[Array, Array]:
+    def _sums(self, params: Params, rows: Any, key: Array) -> tuple[Array, Array]:
         total, weight, *_ = self.loss(params, rows, key)
         return _wide(total), _wide(weight)
 
-    def _differentiate(self, params: Params, rows: Any, key: Array | None) -> tuple[tuple[Array, Array], Array]:
+    def _differentiate(self, params: Params, rows: Any, key: Array) -> tuple[tuple[Array, Array], Array]:
         sums, gradients = jax.value_and_grad(self._sums, has_aux=True)(params, rows, key)
         return sums, jnp.stack([jnp.any(leaf != 0) for leaf in jax.tree.leaves(gradients)]).any()
 
-    def _differentiate_one(self, params: Params, rows: Any, key: Array | None) -> tuple[tuple[Array, Array], Array]:
+    def _differentiate_one(self, params: Params, rows: Any, key: Array) -> tuple[tuple[Array, Array], Array]:
         """Differentiates by the leaf that is read last: its backward pass is the shortest, and usually it is enough."""
         leaves, structure = jax.tree.flatten(params)
         which = _last_read(jax.make_jaxpr(self._sums)(params, rows, key).jaxpr, leaves)
@@ -156,12 +119,13 @@ class Probe:
         found, gradient = jax.value_and_grad(sums, has_aux=True)(leaves[which])
         return found, jnp.any(gradient != 0)
 
-    def _run(self, name: str, function: Callable[..., Any], params: Params, rows: HostBatch, key: Array | None) -> Any:
-        with ExitStack() as stack:
-            if self.dtype == "float64":
-                stack.enter_context(jax.enable_x64(True))
+    def _run(
+        self, name: str, function: Callable[..., Any], params: Params, rows: HostBatch, key: Array | None = None
+    ) -> Any:
+        key = self.key if key is None else key
+        with jax.enable_x64(True) if self.dtype == "float64" else nullcontext():
             arguments = params, {name: self._prepared(array) for name, array in rows.items()}, key
-            signature = name, count(rows), "" if key is None else str(key.dtype)
+            signature = name, count(rows), str(key.dtype)
             if signature not in self._compiled:
                 with record_batch_axes() as asked:
                     self._compiled[signature] = _compiled(function, arguments, count(rows))

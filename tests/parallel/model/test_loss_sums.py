@@ -1,5 +1,6 @@
 """The results that a loss may return, and the errors for others."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from spmdkit.parallel.model.loss_sums import LossSums, NotSums, as_sums, state_problem
@@ -20,6 +21,12 @@ def test_metrics_get_their_whole_names_and_at_least_float32():
         "parts/entropy": (1.0, 2.0),
     }
     assert found.metrics["accuracy"][0].dtype == jnp.float32
+
+
+def test_sums_are_as_wide_as_gradients(float64):
+    found = as_sums((ONE, TWO, {"accuracy": (ONE, TWO)}), "float64")
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float64")}
+    assert as_sums((ONE, TWO), "bfloat16").total.dtype == jnp.float32
 
 
 def test_returns_the_state_unchanged():

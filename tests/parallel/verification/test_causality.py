@@ -122,4 +122,5 @@ def test_verify_rejects_model_that_sees_next_token():
 def test_verify_proves_causality():
     result = verified(0)
     assert result.ok, str(result)
-    assert "losses that later tokens do not change (after 7 positions)" in result.proved
+    assert "loss with other later tokens" in result.proved
+    assert result.future.positions == tuple(range(7))

@@ -77,12 +77,6 @@ def test_ignores_constant_scalars(float64):
     assert tolerance(traced(lambda x: passed(x, x.sum()), "float64"), "float64") == TOLERANCES["float32"]
 
 
-def test_narrowing_names_array_and_line(float64):
-    found = narrowing(traced(lambda x: x.astype("float32"), "float64"), "float64")
-    assert (found.dtype, found.array) == ("float32", "float64[3]")
-    assert found.place.startswith("verification/test_rounding.py:")
-
-
 def test_moves_parameters_by_last_place():
     params = {"a": np.linspace(1, 2, 50), "zero": np.zeros(3), "count": np.arange(3)}
     found = moved(params, TOLERANCES["float64"])

@@ -1,0 +1,70 @@
+"""The pairs (sum, weight) that a loss returns for a few rows in several arrangements, and their comparisons."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Pair(NamedTuple):
+    """The result of a loss for some rows: the sum of the weighted losses and the sum of the weights."""
+
+    total: float
+    weight: float
+
+    def __str__(self) -> str:
+        return f"({self.total:.6g}, {self.weight:.6g})"
+
+    @property
+    def is_finite(self) -> bool:
+        """Checks if both are finite."""
+        return bool(np.isfinite(self).all())
+
+
+NOTHING = Pair(0.0, 0.0)
+
+
+class Pairs(NamedTuple):
+    """The pairs of four rows in all arrangements; `unweighted` is None if the batch lacks weights."""
+
+    whole: Pair
+    first: Pair
+    second: Pair
+    shuffled: Pair
+    unweighted: Pair | None
+
+    @property
+    def halves(self) -> Pair:
+        """The sum of the two halves."""
+        return Pair(self.first.total + self.second.total, self.first.weight + self.second.weight)
+
+    def apart(self, pair: Pair, other: Pair) -> Pair:
+        """Returns the distances of two pairs, relative to the whole and its halves; infinite if one is not finite."""
+        scales = np.abs(np.array((self.whole, self.first, self.second))).sum(axis=0)
+        return Pair(*(_relative(a - b, scale) for a, b, scale in zip(pair, other, scales, strict=True)))
+
+    def adds_up(self, bound: float, constant: float = 0.0) -> bool:
+        """Checks if the sums of the losses add up, in any order, except for a constant that every call adds."""
+        halves = self.halves._replace(total=self.halves.total - constant)
+        return max(self.apart(other, self.whole).total for other in (halves, self.shuffled)) <= bound
+
+    def weights_add_up(self, bound: float) -> bool:
+        """Checks if the weights add up, in any order."""
+        return max(self.apart(other, self.whole).weight for other in (self.halves, self.shuffled)) <= bound
+
+    def ignores_padding(self, bound: float) -> bool:
+        """Checks if rows with weights of zero give (0, 0)."""
+        return self.unweighted is None or max(self.apart(self.unweighted, NOTHING)) <= bound
+
+    def adds_a_constant(self, bound: float) -> bool:
+        """Checks if every call adds the same constant, such as a penalty on the parameters; not if that is all."""
+        zero = self.unweighted
+        if zero is None or not zero.is_finite:
+            return False
+        parts = (self.apart(zero, NOTHING), self.apart(zero, self.whole))
+        return all(each.total > bound for each in parts) and self.adds_up(bound, zero.total)
+
+
+def _relative(difference: float, scale: float) -> float:
+    if difference == 0:
+        return 0.0
+    return float(abs(difference) / scale) if np.isfinite(difference) and scale else np.inf

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from figures import write_files
 from spmdkit.configs import load_config
-from spmdkit.launch.cli import COMMANDS, find_part, make_command_parser
+from spmdkit.launch.cli import COMMANDS, make_command_parser
 from spmdkit.launch.launchers import find_launcher
 from spmdkit.mesh.axes import AXES
 from support.pages import PAGES, ROOT, blocks, commands, name, runnable
@@ -69,8 +69,7 @@ def test_commands_parse(words, tmp_path, monkeypatch):
     command = next(command for command in COMMANDS if command.name == words[0])
     if words[1:] in (["--list"], ["--help-config"], ["--help"]):
         return
-    part, rest = find_part(command, words[1:])
-    arguments = make_command_parser(part).parse_intermixed_args(rest)
+    arguments = make_command_parser(command).parse_intermixed_args(words[1:])
     if getattr(arguments, "config", None) is None:  # `schedule` takes none, nor `init`; `doctor` may do without
         return
     source = arguments.config

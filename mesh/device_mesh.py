@@ -37,8 +37,8 @@ def draw(devices: np.ndarray, axis_names: Sequence[str], across: Sequence[str] =
     axes = [axis for axis, size in enumerate(devices.shape) if size > 1] or [devices.ndim - 1]
     grid: Any = devices.reshape([devices.shape[axis] for axis in axes])
     names = [axis_names[axis] for axis in axes]
-    columns = _shortened(range(grid.shape[-1]), MAX_COLUMNS)
-    rows = _shortened(list(product(*map(range, grid.shape[:-1]))), MAX_ROWS)
+    columns = shorten(range(grid.shape[-1]), MAX_COLUMNS)
+    rows = shorten(list(product(*map(range, grid.shape[:-1]))), MAX_ROWS)
     table = [["", *(_label(names[-1:], [column]) for column in columns)]]
     for row in rows:
         cells = [GAP if None in (row, column) else str(grid[(*row, column)]) for column in columns]
@@ -47,8 +47,8 @@ def draw(devices: np.ndarray, axis_names: Sequence[str], across: Sequence[str] =
     return "\n".join([heading, *_aligned(table), *crossing])
 
 
-def _shortened(places: Sequence, limit: int) -> list:
-    """Keeps the first places and the last one, with None for the omitted ones."""
+def shorten(places: Sequence, limit: int) -> list:
+    """Keeps the first entries and the last one if there are more than `limit`, with None for the omitted ones."""
     return list(places) if len(places) <= limit else [*places[: limit - 2], None, places[-1]]
 
 
@@ -94,18 +94,11 @@ class DeviceMesh:
         Raises:
             UserError: Sizes, names or devices are invalid, or the product of the sizes is not the number of devices.
         """
-        if isinstance(shape, int) or isinstance(axis_names, str):
-            raise UserError(
-                f"DeviceMesh(shape={shape!r}, axis_names={axis_names!r}): both must have one entry for each axis. "
-                f"Write "
-                f"DeviceMesh({(shape,) if isinstance(shape, int) else shape}, "
-                f"{[axis_names or 'data'] if isinstance(axis_names, str) else axis_names})."
-            )
         shape = shape.tolist() if isinstance(shape, np.ndarray) else shape
         check_shape(shape, axis_names)
         names = list_devices() if devices is None else [_name(device) for device in np.asarray(devices).flat]
-        repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-        if repeated:
+        if len(set(names)) < len(names):
+            repeated = sorted({name for name in names if names.count(name) > 1})
             raise UserError(f"devices contains {repeated} more than once; each device must be in one place.")
         self._axis_names = axis_names
         self._devices = np.array(names).reshape(resolve_shape(shape, axis_names, len(names)))

@@ -76,7 +76,7 @@ def test_counted():
         ("für Zoë ☃ 层", "für Zoë ☃ 层"),
         ("two\n\tlines", "two\n\tlines"),
         ("\x1b[31mred", "\\x1b[31mred"),
-        ("\r\x00\x7f\x9b", "\\x0d\\x00\\x7f\\x9b"),
+        ("\r\x00\x7f\x9b", "\\r\\x00\\x7f\\x9b"),
         ("a\u202eb\u2066c", "a\\u202eb\\u2066c"),
         ("\udcff", "\\udcff"),
         ("\U0010fffd", "\\U0010fffd"),

@@ -14,8 +14,8 @@ from ..mesh.errors import UserError
 from ..mesh.files import check_replaceable
 from ..training.quantities import compact, duration, is_number, loss_text, three_digits
 from .charts import Series, collect_points, make_chart, run_look
-from .page import REPORT, figures_of, own_metrics, write_report
-from .run_record import RunRecord, final_figures
+from .page import REPORT, figures_of, write_report
+from .run_record import RunRecord, final_figures, own_metrics
 from .templates import write_page
 from .time_course import NAMES
 

@@ -88,14 +88,7 @@ def verify(found: "Found", as_json: bool) -> int:
     return FINISHED if all(each.is_whole for each in verdicts) else INVALID_INPUT
 
 
-CHECKPOINT = Command(
-    "checkpoint",
-    "inspect and verify checkpoints",
-    "spmdkit checkpoint verify runs/quickstart",
-    checkpoint,
-    add_checkpoint,
-    RUN_HELP,
-)
+CHECKPOINT = Command("checkpoint", "spmdkit checkpoint verify runs/quickstart", checkpoint, add_checkpoint, RUN_HELP)
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -114,13 +107,14 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Writes the parameters of a run to one .safetensors file, or to a directory of .npy files.
+    """Writes the parameters of a run for other programs.
 
-    Needs neither a device nor the model's code. Names are the paths of the parameters; blocks are in the model's order,
-    stacked along dim 0, or separate with --unstack. A module of Flax, Equinox or Keras has the names of that library,
-    and its state (the statistics of batch norm) is included. Low-rank adapters are merged into the parameters that they
-    adapt. Every array is compared with its checksum, and only a part of it is in memory at a time if its chunks allow
-    that. --force replaces the files of an earlier export, and nothing else.
+    The target is one .safetensors file, or a directory of .npy files. Needs neither a device nor the model's code.
+    Names are the paths of the parameters; blocks are in the model's order, stacked along dim 0, or separate with
+    --unstack. A module of Flax, Equinox or Keras has the names of that library, and its state (the statistics of batch
+    norm) is included. Low-rank adapters are merged into the parameters that they adapt. Every array is compared with
+    its checksum, and only a part of it is in memory at a time if its chunks allow that. --force replaces the files of
+    an earlier export, and nothing else.
 
       spmdkit export runs/quickstart model.safetensors
       spmdkit export runs/quickstart model --to npy --step 200
@@ -189,11 +183,4 @@ def _export_for_transformers(arguments: argparse.Namespace) -> int:
     return 0
 
 
-EXPORT = Command(
-    "export",
-    "write the parameters of a run for other programs",
-    "spmdkit export runs/quickstart model.safetensors",
-    export,
-    add_export,
-    TRAINED_HELP,
-)
+EXPORT = Command("export", "spmdkit export runs/quickstart model.safetensors", export, add_export, TRAINED_HELP)

@@ -43,16 +43,15 @@ class Command(NamedTuple):
 
     Attributes:
         name: The name on the command line.
-        summary: One line for the list of commands.
         example: An example command line.
-        run: Runs the command; returns the exit code. Its docstring is the description in the help text.
+        run: Runs the command; returns the exit code. Its docstring is the description in the help text, and the first
+            line of that is the summary in the list of commands.
         add_arguments: Adds the arguments to a parser.
         help: The end of the help text, before the exit codes.
         is_run: If it trains, and therefore ends with code 75 and a message on signals from the beginning.
     """
 
     name: str
-    summary: str
     example: str
     run: Callable[[argparse.Namespace], int]
     add_arguments: Callable[[argparse.ArgumentParser], None]
@@ -60,9 +59,14 @@ class Command(NamedTuple):
     is_run: bool = False
 
     @property
-    def description(self) -> str | None:
+    def description(self) -> str:
         """The description with examples."""
-        return inspect.getdoc(self.run)
+        return inspect.getdoc(self.run) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the description."""
+        return self.description.partition("\n")[0]
 
 
 class Print(argparse.Action):

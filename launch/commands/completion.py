@@ -15,7 +15,7 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
 
 
 def completion(arguments: argparse.Namespace) -> int:
-    """Prints a script that completes commands, options and files.
+    """Prints a script that completes commands in bash or zsh.
 
     Load it when the shell starts:
 
@@ -36,11 +36,4 @@ def completion(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(
-    "completion",
-    "print a script that completes commands in bash or zsh",
-    "spmdkit completion bash",
-    completion,
-    add_completion,
-    "",
-)
+COMMAND = Command("completion", "spmdkit completion bash", completion, add_completion, help="")

@@ -36,7 +36,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """Loads the model of a run and prints its loss on the evaluation split.
+    """Computes the loss of a trained model on evaluation or other data.
 
     Every row counts once, by its weight, on any mesh. Training with eval.batches=N evaluates only N batches, so its log
     refers to other rows: then the output says so, and --batches N selects the same rows. Results on the same rows are
@@ -93,14 +93,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-EVALUATE = Command(
-    "evaluate",
-    "compute the loss of a trained model on its evaluation split or other data",
-    "spmdkit evaluate runs/quickstart",
-    evaluate,
-    add_evaluate,
-    TRAINED_HELP,
-)
+EVALUATE = Command("evaluate", "spmdkit evaluate runs/quickstart", evaluate, add_evaluate, TRAINED_HELP)
 
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
@@ -115,11 +108,11 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Loads the model of a run and writes its prediction for every row of the evaluation split.
+    """Writes the predictions of a trained model for each row to a .npz file.
 
-    The results of the model's `predict` are the array `predictions` of a .npz file, in the order of the rows; if it
-    returns a tree, one array for each leaf. Batches are written one by one, so that memory use does not grow. The
-    number of rows is that of the data, on any mesh.
+    The rows are those of the evaluation split, in order. The results of the model's `predict` are the array
+    `predictions` of the file; if it returns a tree, one array for each leaf. Batches are written one by one, so that
+    memory use does not grow. The number of rows is that of the data, on any mesh.
 
       spmdkit predict runs/mlp --out predictions.npz --keep targets
       spmdkit predict runs/mlp --out new.npz data.source=arrays 'data.files=["new.npz"]'
@@ -151,14 +144,7 @@ def predict(arguments: argparse.Namespace) -> int:
     return 0
 
 
-PREDICT = Command(
-    "predict",
-    "write the predictions of a trained model for each row to a .npz file",
-    "spmdkit predict runs/mlp --out predictions.npz",
-    predict,
-    add_predict,
-    TRAINED_HELP,
-)
+PREDICT = Command("predict", "spmdkit predict runs/mlp --out predictions.npz", predict, add_predict, TRAINED_HELP)
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +152,6 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     add_run(parser, also=OR_CONFIG)
     parser.add_argument("word", metavar="PROMPT", nargs="?", help="the text to continue (default: sample.prompt)")
     add_overrides(parser)
-    parser.add_argument("--prompt", metavar="TEXT", help="a PROMPT that looks like key=value")
     add_step_and_ema(parser)
     parser.add_argument("--length", type=int, metavar="N", help="tokens to generate (default: sample.length)")
     text = "0 = the most likely token (default: sample.temperature)"
@@ -176,10 +161,11 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 
 
 def generate(arguments: argparse.Namespace) -> int:
-    """Loads the language model of a run and prints a prompt with its continuation.
+    """Continues a prompt with the language model of a run.
 
     The prompt is text if the run was trained on text, as bytes or with data.tokenizer; otherwise it consists of token
-    ids, "17 4 256", and ids are printed. The same seed samples the same tokens on every mesh, up to rounding.
+    ids, "17 4 256", and ids are printed. If it looks like key=value, give it as sample.prompt=PROMPT. The same seed
+    samples the same tokens on every mesh, up to rounding.
 
       spmdkit generate runs/quickstart "def main" --length 100
       spmdkit generate runs/quickstart --temperature 0
@@ -188,7 +174,7 @@ def generate(arguments: argparse.Namespace) -> int:
     from ...mesh.errors import printable
     from ...mesh.processes import is_main_process
 
-    prompt, overrides = split_prompt(arguments.word, arguments.overrides, arguments.prompt)
+    prompt, overrides = split_prompt(arguments.word, arguments.overrides)
     given = {
         "sample.length": arguments.length,
         "sample.temperature": arguments.temperature,
@@ -206,13 +192,12 @@ def generate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def split_prompt(word: str | None, others: Sequence[str], given: str | None = None) -> tuple[str | None, list[str]]:
+def split_prompt(word: str | None, others: Sequence[str]) -> tuple[str | None, list[str]]:
     """Separates the prompt from `key=value` arguments, in any order.
 
     Args:
         word: The first argument after the run, or None.
         others: The arguments after it.
-        given: The argument of `--prompt`.
 
     Returns:
         The prompt or None, and the `key=value` arguments.
@@ -224,7 +209,7 @@ def split_prompt(word: str | None, others: Sequence[str], given: str | None = No
     from .suggestions import is_override
 
     words = [each for each in (word, *others) if each is not None]
-    prompts = [each for each in words if not is_override(each)] + ([] if given is None else [given])
+    prompts = [each for each in words if not is_override(each)]
     if len(prompts) > 1:
         raise UserError(
             f"spmdkit generate takes one PROMPT, got {len(prompts)}: {', '.join(map(repr, prompts))}. Quote a prompt "
@@ -233,11 +218,4 @@ def split_prompt(word: str | None, others: Sequence[str], given: str | None = No
     return next(iter(prompts), None), [each for each in words if is_override(each)]
 
 
-GENERATE = Command(
-    "generate",
-    "continue a prompt with a trained language model",
-    'spmdkit generate runs/quickstart "def main" --length 100',
-    generate,
-    add_generate,
-    TRAINED_HELP,
-)
+GENERATE = Command("generate", 'spmdkit generate runs/quickstart "def main"', generate, add_generate, TRAINED_HELP)

@@ -26,11 +26,12 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Writes report.html again from the content of a run directory, also during training.
+    """Renews the report of a run, or compares several runs on one page.
 
-    No device is opened, and nothing of the run is computed again. For several runs it writes one page that compares
-    them: curves in the same charts, final figures, where the time went, and the keys in which their configs differ. A
-    page is one file and loads nothing.
+    Writes report.html again from the content of a run directory, also during training. No device is opened, and nothing
+    of the run is computed again. For several runs it writes one page that compares them: curves in the same charts,
+    final figures, where the time went, and the keys in which their configs differ. A page is one file and loads
+    nothing.
 
       spmdkit report runs/quickstart                   its report.html, up to date
       spmdkit report runs/a runs/b --out compare.html  both on one page
@@ -54,11 +55,4 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(
-    "report",
-    "renew the report of a run, or compare several runs on one page",
-    "spmdkit report runs/quickstart",
-    report,
-    add_report,
-    HELP,
-)
+COMMAND = Command("report", "spmdkit report runs/quickstart", report, add_report, HELP)

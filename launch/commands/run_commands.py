@@ -13,9 +13,9 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 
 def init(arguments: argparse.Namespace) -> int:
-    """Prints a small config with comments, or a preset.
+    """Prints a config to start from.
 
-    Save it to a file, edit the file, and train it.
+    It is a small config with comments, or a preset. Save it to a file, edit the file, and train it.
 
       spmdkit init > my.yaml                         strategy, model, data, optimizer: one line for each
       spmdkit init fsdp > my.yaml                    a preset; `spmdkit train --list` lists them
@@ -27,11 +27,11 @@ def init(arguments: argparse.Namespace) -> int:
     return 0
 
 
-INIT = Command("init", "print a config to start from", "spmdkit init > my.yaml", init, add_init, help="")
+INIT = Command("init", "spmdkit init > my.yaml", init, add_init, help="")
 
 
 def print_schema(arguments: argparse.Namespace) -> int:
-    """Prints the JSON schema of a config.
+    """Prints the JSON schema of a config for editors.
 
     Editors use it to complete keys, show their descriptions and mark errors. Presets and `spmdkit init` refer to the
     schema on the documentation site in their first line; a local copy works offline:
@@ -45,14 +45,7 @@ def print_schema(arguments: argparse.Namespace) -> int:
     return 0
 
 
-SCHEMA = Command(
-    "schema",
-    "print the JSON schema of a config for editors",
-    "spmdkit schema > schema.json",
-    print_schema,
-    lambda parser: None,
-    help="",
-)
+SCHEMA = Command("schema", "spmdkit schema > schema.json", print_schema, lambda parser: None, help="")
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
@@ -89,10 +82,10 @@ def list_restart_keys() -> str:
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Trains the model of a config on its mesh, in this process.
+    """Trains a model; the same command resumes an unfinished run.
 
-    Checkpoints, metrics and report.html are written to run.dir. If that directory contains an unfinished run, training
-    resumes from its latest checkpoint.
+    Trains the model of a config on its mesh, in this process. Checkpoints, metrics and report.html are written to
+    run.dir. If that directory contains an unfinished run, training resumes from its latest checkpoint.
 
       spmdkit train quickstart                       a language model on 8 simulated devices
       spmdkit train my.yaml train.steps=20           your own file, with one value changed
@@ -120,14 +113,7 @@ def train(arguments: argparse.Namespace) -> int:
         return run(config, fresh=arguments.fresh, reporter=RunReporter())
 
 
-TRAIN = Command(
-    "train",
-    "train a model; the same command resumes an unfinished run",
-    "spmdkit train my.yaml train.steps=20",
-    train,
-    add_train,
-    is_run=True,
-)
+TRAIN = Command("train", "spmdkit train my.yaml train.steps=20", train, add_train, is_run=True)
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
@@ -149,11 +135,11 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(arguments: argparse.Namespace) -> int:
-    """Starts processes that train together over real collectives.
+    """Trains in several processes, which are stopped together if one fails.
 
-    The losses are those of one process with as many devices. The rank is printed before each line, and the output is
-    kept in run.dir/logs. If a process fails, the others are stopped, and its error is printed last, before one line
-    about all processes.
+    The processes train over real collectives. The losses are those of one process with as many devices. The rank is
+    printed before each line, and the output is kept in run.dir/logs. If a process fails, the others are stopped, and
+    its error is printed last, before one line about all processes.
 
       spmdkit launch quickstart --on local:2x4       2 processes on this machine with 4 simulated devices each
       spmdkit launch my.yaml --on local:2x4 --restarts 3   a run that died restarts automatically
@@ -180,14 +166,7 @@ def launch(arguments: argparse.Namespace) -> int:
     return launcher.launch(request, target)
 
 
-LAUNCH = Command(
-    "launch",
-    "train in several processes, which are stopped together if one fails",
-    "spmdkit launch my.yaml --on local:2x4",
-    launch,
-    add_launch,
-    is_run=True,
-)
+LAUNCH = Command("launch", "spmdkit launch my.yaml --on local:2x4", launch, add_launch, is_run=True)
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
@@ -200,10 +179,10 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Lays out and compiles the run of a config.
+    """Shows the mesh, layouts, bytes and collectives, without training.
 
-    Prints the mesh, the layout of each parameter, the bytes on each device by kind, the memory of the compiled step,
-    and its collectives by kind and mesh axis. Does not train.
+    Lays out and compiles the run of a config. Prints the mesh, the layout of each parameter, the bytes on each device
+    by kind, the memory of the compiled step, and its collectives by kind and mesh axis.
 
       spmdkit explain quickstart                     tables
       spmdkit explain quickstart --json              for a program
@@ -219,13 +198,7 @@ def explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
-EXPLAIN = Command(
-    "explain",
-    "show the mesh, layouts, bytes and collectives, without training",
-    "spmdkit explain my.yaml",
-    explain,
-    add_explain,
-)
+EXPLAIN = Command("explain", "spmdkit explain my.yaml", explain, add_explain)
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -238,15 +211,16 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Trains a few steps twice, from the same parameters on the same data, and compares the two.
+    """Compares the training of a config with that on one device.
 
-    Once with the strategy of a config, on as many simulated CPU devices as it needs, and once in plain JAX on one
-    device. Compares the loss, every gradient, their norm, the parameters and the optimizer's state after K steps, the
-    collectives of the compiled step with those that the strategies predict, an evaluation, and a checkpoint restored
-    onto another mesh and back. For a language model, checks that changing later tokens does not change earlier losses.
-    Computes in float64, so that rounding cannot hide a mistake, and at a reduced size, which it prints. Reports the
-    first difference and measures its cause. The last line states what was proved and what was not checked. Model, data,
-    optimizer, clipping, accumulation and rules are those of the config.
+    Trains a few steps twice, from the same parameters on the same data: once with the strategy of a config, on as many
+    simulated CPU devices as it needs, and once in plain JAX on one device. Compares the loss, every gradient, their
+    norm, the parameters and the optimizer's state after K steps, the collectives of the compiled step with those that
+    the strategies predict, an evaluation, and a checkpoint restored onto another mesh and back. For a language model,
+    checks that changing later tokens does not change earlier losses. Computes in float64, so that rounding cannot hide
+    a mistake, and at a reduced size, which it prints. Reports the first difference and measures its cause. The last
+    line states what was proved and what was not checked. Model, data, optimizer, clipping, accumulation and rules are
+    those of the config.
 
       spmdkit verify quickstart                      the preset's mesh and strategy
       spmdkit verify my.yaml strategy.fsdp=-1        your own file with another strategy
@@ -263,13 +237,7 @@ def verify(arguments: argparse.Namespace) -> int:
     return 0 if result.ok else 1
 
 
-VERIFY = Command(
-    "verify",
-    "compare the training of a config with that on one device",
-    "spmdkit verify my.yaml",
-    verify,
-    add_verify,
-)
+VERIFY = Command("verify", "spmdkit verify my.yaml", verify, add_verify)
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
@@ -282,12 +250,13 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Checks everything that a run needs before it starts.
+    """Checks this machine and job, and prints problems with their fixes.
 
-    That is its job (coordinator, rank, number of processes, and the variables they come from), versions, devices, GPUs,
-    cores, memory, limits, the name of the host, the coordinator's port, and the file system of run.dir. Exit code 0
-    without problems, 2 otherwise, with a fix for each. For a run with several processes, start it in all of them, like
-    the run itself: they connect, compare clocks, versions and run.dir, and process 0 prints the result.
+    Checks everything that a run needs before it starts: its job (coordinator, rank, number of processes, and the
+    variables they come from), versions, devices, GPUs, cores, memory, limits, the name of the host, the coordinator's
+    port, and the file system of run.dir. Exit code 0 without problems, 2 otherwise, with a fix for each. For a run with
+    several processes, start it in all of them, like the run itself: they connect, compare clocks, versions and run.dir,
+    and process 0 prints the result.
 
       spmdkit doctor                                 this host
       spmdkit doctor my.yaml                         with the devices and the run.dir of a config
@@ -299,10 +268,4 @@ def doctor(arguments: argparse.Namespace) -> int:
     return examine(arguments.config, arguments.overrides, as_json=arguments.json, seconds=arguments.wait)
 
 
-DOCTOR = Command(
-    "doctor",
-    "check this machine and job, and print problems with their fixes",
-    "spmdkit doctor my.yaml",
-    doctor,
-    add_doctor,
-)
+DOCTOR = Command("doctor", "spmdkit doctor my.yaml", doctor, add_doctor)

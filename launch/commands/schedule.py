@@ -40,10 +40,10 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
 
 
 def schedule(arguments: argparse.Namespace) -> int:
-    """Draws the action of each pipeline stage at each tick, and prints the costs.
+    """Draws a pipeline schedule, and prints its time, bubble and memory.
 
-    The costs are the time of a step, the share of it in which stages are idle, and the peak activations of each stage.
-    Nothing is compiled, and no device is used.
+    Draws the action of each stage at each tick. The costs are the time of a step, the share of it in which stages are
+    idle, and the peak activations of each stage. Nothing is compiled, and no device is used.
 
       spmdkit schedule 1f1b --stages 4 --microbatches 8
       spmdkit schedule interleaved_1f1b --stages 4 --microbatches 8 --virtual 2   two chunks per stage: half the bubble
@@ -107,10 +107,5 @@ def _parse_costs(text: str) -> list[float]:
 
 
 COMMAND = Command(
-    "schedule",
-    "draw a pipeline schedule; its time, bubble and memory",
-    "spmdkit schedule 1f1b --stages 4 --microbatches 8",
-    schedule,
-    add_schedule,
-    SCHEDULE_HELP,
+    "schedule", "spmdkit schedule 1f1b --stages 4 --microbatches 8", schedule, add_schedule, SCHEDULE_HELP
 )

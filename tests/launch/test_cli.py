@@ -172,7 +172,7 @@ def test_invalid_target_is_one_message(capsys):
 
 def test_options_may_precede_overrides(monkeypatch):
     seen = []
-    command = cli.Command("launch", "", "", lambda arguments: seen.append(arguments) or 0, run_commands.add_launch)
+    command = cli.Command("launch", "", lambda arguments: seen.append(arguments) or 0, run_commands.add_launch)
     monkeypatch.setattr(cli, "COMMANDS", (command,))
     assert cli.main(["launch", "a", "x=1", "--on", "local:2x4", "y=2"]) == 0
     assert (seen[0].config, seen[0].overrides, seen[0].on) == ("a", ["x=1", "y=2"], "local:2x4")
@@ -183,7 +183,7 @@ def test_exit_codes_of_other_errors(error, code, monkeypatch, capsys):
     def fail(arguments):
         raise error
 
-    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("train", "", "", fail, run_commands.add_train),))
+    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("train", "", fail, run_commands.add_train),))
     assert cli.main(["train", "a"]) == code
     assert ("Traceback" in capsys.readouterr().err) == (code == 1)
 

@@ -234,11 +234,6 @@ def test_separates_prompt_and_overrides(words, expected):
     assert split_prompt(words[0], words[1:]) == expected
 
 
-def test_prompt_option_may_look_like_an_override():
-    assert split_prompt(None, [], "data.files=[") == ("data.files=[", [])
-    assert split_prompt("run.seed=1", [], "run.seed=") == ("run.seed=", ["run.seed=1"])
-
-
 def test_rejects_two_prompts():
     with pytest.raises(ValueError, match=r"one PROMPT, got 2: 'def', 'main'\. Quote a prompt of several words"):
         split_prompt("def", ["main"])

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import product
-from typing import Any
 
 import jax
 import numpy as np
@@ -28,43 +26,29 @@ def draw(devices: np.ndarray, axis_names: Sequence[str], across: Sequence[str] =
         axis_names: One name per axis.
         across: The axes that cross processes, if known.
     """
-    platforms = sorted({name.partition(":")[0] for name in devices.flat})
-    targets = sorted({name.partition(MARK)[2] for name in devices.flat} - {""})
-    devices = np.vectorize(lambda name: name.partition(MARK)[0], otypes=[object])(devices)
-    heading = (
-        f"{sizes_text(devices.shape, axis_names)}: {counted(devices.size, 'device')}, {', '.join(targets or platforms)}"
-    )
-    axes = [axis for axis, size in enumerate(devices.shape) if size > 1] or [devices.ndim - 1]
-    grid: Any = devices.reshape([devices.shape[axis] for axis in axes])
-    names = [axis_names[axis] for axis in axes]
+    kinds = sorted({name.partition(MARK)[2] or name.partition(":")[0] for name in devices.flat})
+    heading = f"{sizes_text(devices.shape, axis_names)}: {counted(devices.size, 'device')}, {', '.join(kinds)}"
+    *outer, last = [axis for axis, size in enumerate(devices.shape) if size > 1] or [devices.ndim - 1]
+    grid = devices.reshape([devices.shape[axis] for axis in (*outer, last)])
     columns = shorten(range(grid.shape[-1]), MAX_COLUMNS)
-    rows = shorten(list(product(*map(range, grid.shape[:-1]))), MAX_ROWS)
-    table = [["", *(_label(names[-1:], [column]) for column in columns)]]
-    for row in rows:
-        cells = [GAP if None in (row, column) else str(grid[(*row, column)]) for column in columns]
-        table.append([_label(names[:-1], row), *cells])
+    table = [["", *(GAP if column is None else f"{axis_names[last]} {column}" for column in columns)]]
+    for row in shorten(list(np.ndindex(grid.shape[:-1])), MAX_ROWS):
+        if row is None:
+            table.append([GAP] * (1 + len(columns)))
+            continue
+        label = " ".join(f"{axis_names[axis]} {number}" for axis, number in zip(outer, row, strict=True))
+        cells = [GAP if column is None else grid[(*row, column)].partition(MARK)[0] for column in columns]
+        table.append([label, *cells])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    first = 0 if outer else 1  # without other axes, rows have no labels
+    lines = ["  ".join(map(str.ljust, line[first:], widths[first:])).rstrip() for line in table]
     crossing = [f"  crosses processes: {', '.join(across)}"] if across else []
-    return "\n".join([heading, *_aligned(table), *crossing])
+    return "\n".join([heading, *("  " * bool(outer) + line for line in lines), *crossing])
 
 
 def shorten(places: Sequence, limit: int) -> list:
     """Keeps the first entries and the last one if there are more than `limit`, with None for the omitted ones."""
     return list(places) if len(places) <= limit else [*places[: limit - 2], None, places[-1]]
-
-
-def _label(names: Sequence[str], numbers: Sequence[int | None] | None) -> str:
-    if numbers is None or None in numbers:
-        return GAP
-    return " ".join(f"{name} {number}" for name, number in zip(names, numbers, strict=True))
-
-
-def _aligned(table: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    indent = 2 if widths[0] else 0
-    return [
-        (" " * indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)).rstrip()
-        for row in table
-    ]
 
 
 class DeviceMesh:
@@ -213,15 +197,11 @@ class DeviceMesh:
         return self is other or self._key == other._key
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self._key)
 
     @cached_property
     def _key(self) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
         return self.shape, tuple(self._axis_names), tuple(self._devices.flat)
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self._key)
 
     def __repr__(self) -> str:
         return f"DeviceMesh({sizes_text(self.shape, self._axis_names)}; {counted(self.size, 'device')})"

@@ -56,11 +56,13 @@ class Mark(NamedTuple):
         step: The step.
         kind: "start", "save", "skipped" or "lost"; determines the color.
         text: The text of the tooltip.
+        at: Seconds since the start of the run.
     """
 
     step: float
     kind: str
     text: str
+    at: float = 0.0
 
 
 class _Scale(NamedTuple):

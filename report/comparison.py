@@ -11,7 +11,6 @@ from ..checkpoints.directory import display_path
 from ..layouts.paths import flatten_mapping
 from ..layouts.sizes import counted, format_bytes
 from ..mesh.errors import UserError
-from ..mesh.files import check_replaceable
 from ..training.quantities import compact, duration, is_number, loss_text, three_digits
 from .charts import Series, collect_points, make_chart, run_look
 from .page import REPORT, figures_of, write_report
@@ -23,8 +22,6 @@ MISSING = object()
 """The value of a key that a config lacks."""
 NONE = "–"
 """The text for a missing figure or key."""
-IDENTITY = ("run.dir",)
-"""Keys that always differ."""
 
 
 class Row(NamedTuple):
@@ -104,21 +101,15 @@ def write_pages(records: Sequence[RunRecord], out: Path | None, several: Path) -
         The file.
 
     Raises:
-        UserError: The file cannot be written, or the path is a file that is not an HTML page.
+        UserError: The path is a file that is not an HTML page.
+        OSError: The file cannot be written.
     """
     path = out or (records[0].folder / REPORT if len(records) == 1 else several)
-    check_replaceable(path)
     if path.is_file() and path.stat().st_size and not path.read_bytes()[:100].lstrip().lower().startswith(b"<!doctype"):
         raise UserError(f"--out {path} is a file, but not an HTML page, and would be lost. Give another name.")
-    if path.is_dir():
-        name = REPORT if len(records) == 1 else several.name
-        raise UserError(f"--out {path} is a directory. Give the name of a file in it: {path / name}.")
-    try:
-        if len(records) == 1:
-            return write_report(records[0], path)
-        write_comparison(path, records)
-    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}. Give another file with --out.") from error
+    if len(records) == 1:
+        return write_report(records[0], path)
+    write_comparison(path, records)
     return path
 
 
@@ -188,7 +179,7 @@ def config_differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[A
     """
     leaves = [flatten_mapping(config) for config in configs]
     keys = dict.fromkeys(key for each in leaves for key in each)
-    values = {key: [each.get(key, MISSING) for each in leaves] for key in keys if key not in IDENTITY}
+    values = {key: [each.get(key, MISSING) for each in leaves] for key in keys if key != "run.dir"}
     return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
 
 

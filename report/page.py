@@ -165,7 +165,7 @@ def _compare(loss: float, other: Reference) -> tuple[str, str]:
 
 def _charts(record: RunRecord) -> list[dict[str, Any] | None]:
     """Returns the large chart of the losses first, then the small charts."""
-    metrics, marks = record.metrics, record.course.marks
+    metrics, marks = record.metrics, record.course.events
 
     def both(key: str) -> list[Series]:
         evaluation = Series("evaluation", collect_points(metrics, f"eval_{key}"), "eval")

@@ -25,6 +25,11 @@ cell is a tick: F0, B3, W3, R2, F0.1 (microbatch 0, chunk 1), or empty. The file
 """
 
 
+def numbers(text: str) -> list[float]:
+    """Parses numbers with commas in between."""
+    return [float(number) for number in text.split(",")]
+
+
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `schedule`."""
     parser.add_argument("name", metavar="NAME", help="a schedule, or the path of your own CSV file")
@@ -33,7 +38,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--virtual", metavar="V", type=int, help="chunks of the model on each stage")
     parser.add_argument("--recompute", action="store_true", help="compute each forward again for its backward")
     text = "costs of a stage's forward, backward to input, and backward to weights"
-    parser.add_argument("--costs", metavar="F,B,W", default="1,1,1", help=text)
+    parser.add_argument("--costs", metavar="F,B,W", type=numbers, default="1,1,1", help=text)
     parser.add_argument("--svg", metavar="FILE", help="also draw the schedule as an SVG file")
     parser.add_argument("--csv", metavar="FILE", help="also write the table of the schedule, to edit and read again")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a drawing")
@@ -60,8 +65,7 @@ def schedule(arguments: argparse.Namespace) -> int:
     from ...parallel.schedule.timing import measure
     from ...report.schedule_drawing import draw_svg, draw_text
 
-    costs = _parse_costs(arguments.costs)
-    found = _find_schedule(arguments)
+    found, costs = _find_schedule(arguments), arguments.costs
     timing = measure(found, costs)
     if arguments.svg:
         Path(arguments.svg).write_text(draw_svg(found, costs), encoding="utf-8")
@@ -92,18 +96,6 @@ def _find_schedule(arguments: argparse.Namespace) -> "Schedule":
         make_schedule(name, 1, 1, virtual=None)  # an unknown name is reported first
         raise UserError(f"schedule {name} needs --stages and --microbatches; for example --stages 4 --microbatches 8.")
     return make_schedule(name, stages, microbatches, virtual=arguments.virtual, recompute=arguments.recompute)
-
-
-def _parse_costs(text: str) -> list[float]:
-    from ...mesh.errors import UserError
-
-    try:
-        return [float(cost) for cost in text.split(",")]
-    except ValueError:
-        raise UserError(
-            f"--costs must be numbers, got {text}: the costs of forward, backward to the input and backward to the "
-            "weights, such as --costs 1,1.2,0.9."
-        ) from None
 
 
 COMMAND = Command(

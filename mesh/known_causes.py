@@ -35,8 +35,7 @@ LOST = re.compile(
     r"|\bBarrier (?:timed out|failed)|[Ss]hutdown barrier"
     r"|ncclRemoteError|ncclSystemError|NCCL [^\n]{0,200}remote (?:process|peer)"
 )
-UNHEALTHY = "stopped sending heartbeats):"
-TASK = re.compile(r"[\s,]*(?:/job:\w+(?:/replica:\d+)?/task:)?(\d+)(?=[\s,]|$)")
+UNHEALTHY = re.compile(r"stopped sending heartbeats\):((?:[\s,]*(?:/job:\w+(?:/replica:\d+)?/task:)?\d+(?=[\s,]|$))*)")
 
 
 def reports_lost_peer(text: str) -> bool:
@@ -46,12 +45,8 @@ def reports_lost_peer(text: str) -> bool:
 
 def ranks_without_heartbeat(text: str) -> list[int]:
     """Returns the ranks without heartbeats that JAX's coordination service lists in the output of a process."""
-    _, named, rest = text.partition(UNHEALTHY)
-    ranks = []
-    while named and (task := TASK.match(rest)):
-        ranks.append(int(task.group(1)))
-        rest = rest[task.end() :]
-    return ranks
+    found = UNHEALTHY.search(text)
+    return [int(rank) for rank in re.findall(r"\d+(?=[\s,]|$)", found[1])] if found else []
 
 
 MACHINE_ERRORS = {"ENOSPC", "EDQUOT", "EIO", "EROFS", "ESTALE", "ENOMEM", "EMFILE", "ENFILE", "EADDRINUSE", "ETIMEDOUT"}

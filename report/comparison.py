@@ -141,11 +141,11 @@ def summarize(records: Sequence[RunRecord], page: Path) -> str:
     if len(records) > 1:
         differences = config_differences([record.config for record in records])
         lines.append(f"{counted(len(differences), 'key')} of their configs differ: {', '.join(differences) or 'none'}")
-    for record in records:
-        if record.facts is None:
-            lines.append(
-                f"{display_path(record.folder)}: report.json is missing; layouts, memory and collectives are not shown."
-            )
+    lines += [
+        f"{display_path(record.folder)}: report.json is missing; layouts, memory and collectives are not shown."
+        for record in records
+        if record.facts is None
+    ]
     return "\n".join([*lines, f"Wrote {display_path(page)}"])
 
 

@@ -1,6 +1,7 @@
 """The content of a run directory, and the figures of the run. It is only read, and the run may be in progress."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -141,15 +142,13 @@ def _read_steps(path: Path) -> list[dict[str, Any]]:
             f"{path} {'is empty' if path.is_file() else 'is missing'}: metrics to show are missing. Wait until the "
             "run has logged a step (run.log_every), or give another run."
         )
-    before = 0
-    for number, record in enumerate(records, 1):
-        step = record.get("step")
+    steps = [0, *(record.get("step") for record in records)]
+    for number, (before, step) in enumerate(pairwise(steps), 1):
         if type(step) is not int or step <= before:
             raise UserError(
                 f"{path}, record {number}: invalid step {step!r} after step {before}; steps must be ascending "
                 "integers. Remove the record."
             )
-        before = step
     return records
 
 

@@ -5,12 +5,13 @@ included.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..mesh.errors import counted
 from ..runtime.goodput import KINDS, Goodput
-from ..training.quantities import duration, is_number
-from .charts import Mark, ticks
+from ..training.quantities import duration
+from .charts import Mark, collect_points, ticks
 
 TOGETHER = 0.05
 """Maximum seconds between lines of the ledger that were written together."""
@@ -184,12 +185,9 @@ def _group_by_time(lines: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[
 
 def _skipped_updates(metrics: Sequence[Mapping[str, Any]]) -> list[Mark]:
     """Returns the records with more skipped updates than the record before; a new process counts from 0 again."""
-    found, before = [], 0.0
-    for record in metrics:
-        total = record.get("skipped", 0.0)
-        if not (is_number(total) and is_number(record.get("step"))):
-            continue
-        if total > before:
-            found.append(Mark(record["step"], "skipped", f"{counted(round(total - before), 'update')} skipped so far"))
-        before = total
-    return found
+    points = [(0, 0.0), *collect_points(metrics, "skipped")]
+    return [
+        Mark(step, "skipped", f"{counted(round(total - before), 'update')} skipped so far")
+        for (_, before), (step, total) in pairwise(points)
+        if total > before
+    ]

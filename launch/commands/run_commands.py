@@ -52,12 +52,10 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `train`."""
     add_config(parser)
     add_fresh(parser)
-    for option, text, summary in (
-        ("--list", list_presets, "list the presets and exit"),
-        ("--help-config", list_keys, "list every key with its default and exit"),
-        ("--help-restart", list_restart_keys, "list the keys that may change at a restart and exit"),
-    ):
-        parser.add_argument(option, action=Print, text=text, help=summary)
+    parser.add_argument("--list", action=Print, text=list_presets, help="list the presets and exit")
+    parser.add_argument("--help-config", action=Print, text=list_keys, help="list every key with its default and exit")
+    text = "list the keys that may change at a restart and exit"
+    parser.add_argument("--help-restart", action=Print, text=list_restart_keys, help=text)
 
 
 def list_presets() -> str:

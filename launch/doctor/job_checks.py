@@ -103,8 +103,6 @@ def check_port(address: Address) -> Finding:
     """Checks that process 0 can listen at the coordinator's address."""
     try:
         listening = listen(address)
-    except socket.gaierror:
-        return resolve_host(address)
     except (PortTaken, OSError, UserError) as error:
         fix = "wait for the end of the program that uses the port, or set another address"
         return Finding("coordinator", f"cannot listen at {address} on {socket.gethostname()}: {error}", "wrong", fix)

@@ -69,7 +69,7 @@ def test_rejects_a_port_in_use():
 def test_rejects_an_unknown_host(rank):
     (found,) = check_coordinator(Job("test", Address("no-such-host.invalid", 80), 2, rank), {}, False)
     assert found.level == "wrong"
-    assert found.found.startswith(f"no-such-host.invalid cannot be resolved on {socket.gethostname()}: ")
+    assert "no-such-host.invalid" in found.found
 
 
 def test_rejects_loopback_for_several_hosts():

@@ -161,7 +161,3 @@ def _run(argv: Sequence[str] | None, stack: ExitStack) -> int:
     arguments = parse_arguments(command, first.rest)
     check_address_space()
     return command.run(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

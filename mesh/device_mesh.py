@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +30,7 @@ def draw(devices: np.ndarray, axis_names: Sequence[str], across: Sequence[str] =
     kinds = sorted({name.partition(MARK)[2] or name.partition(":")[0] for name in devices.flat})
     heading = f"{sizes_text(devices.shape, axis_names)}: {counted(devices.size, 'device')}, {', '.join(kinds)}"
     *outer, last = [axis for axis, size in enumerate(devices.shape) if size > 1] or [devices.ndim - 1]
-    grid = devices.reshape([devices.shape[axis] for axis in (*outer, last)])
+    grid: Any = devices.reshape([devices.shape[axis] for axis in (*outer, last)])
     columns = shorten(range(grid.shape[-1]), MAX_COLUMNS)
     table = [["", *(GAP if column is None else f"{axis_names[last]} {column}" for column in columns)]]
     for row in shorten(list(np.ndindex(grid.shape[:-1])), MAX_ROWS):
@@ -40,8 +41,7 @@ def draw(devices: np.ndarray, axis_names: Sequence[str], across: Sequence[str] =
         cells = [GAP if column is None else grid[(*row, column)].partition(MARK)[0] for column in columns]
         table.append([label, *cells])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    first = 0 if outer else 1  # without other axes, rows have no labels
-    lines = ["  ".join(map(str.ljust, line[first:], widths[first:])).rstrip() for line in table]
+    lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
     crossing = [f"  crosses processes: {', '.join(across)}"] if across else []
     return "\n".join([heading, *("  " * bool(outer) + line for line in lines), *crossing])
 

@@ -10,10 +10,9 @@ import yaml
 from ..checkpoints.directory import display_path
 from ..layouts.paths import flatten_mapping
 from ..layouts.sizes import counted, format_bytes
-from ..mesh.errors import UserError
 from ..training.quantities import compact, duration, is_number, loss_text, three_digits
 from .charts import Series, collect_points, make_chart, run_look
-from .page import REPORT, figures_of, write_report
+from .page import figures_of
 from .run_record import RunRecord, final_figures, own_metrics
 from .templates import write_page
 from .time_course import NAMES
@@ -87,30 +86,6 @@ def write_comparison(path: Path, records: Sequence[RunRecord]) -> None:
             for key, values in differences.items()
         ],
     )
-
-
-def write_pages(records: Sequence[RunRecord], out: Path | None, several: Path) -> Path:
-    """Writes the report of one run, or the page that compares several.
-
-    Args:
-        records: The runs.
-        out: The file; None for report.html of the one run.
-        several: The file for several runs if `out` is None.
-
-    Returns:
-        The file.
-
-    Raises:
-        UserError: The path is a file that is not an HTML page.
-        OSError: The file cannot be written.
-    """
-    path = out or (records[0].folder / REPORT if len(records) == 1 else several)
-    if path.is_file() and path.stat().st_size and not path.read_bytes()[:100].lstrip().lower().startswith(b"<!doctype"):
-        raise UserError(f"--out {path} is a file, but not an HTML page, and would be lost. Give another name.")
-    if len(records) == 1:
-        return write_report(records[0], path)
-    write_comparison(path, records)
-    return path
 
 
 def comparison_json(records: Sequence[RunRecord], page: Path) -> dict[str, Any]:

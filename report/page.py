@@ -47,6 +47,7 @@ TILES: dict[str, tuple[str, Callable[[float], str], str]] = {
     "rows_per_second": ("rows per second", compact, "median"),
     "seconds_per_step": ("time per step", duration, "median"),
     "flops_per_second": ("model FLOP/s", lambda value: with_unit(value, "FLOP/s"), "all devices together"),
+    "predicted_bytes": ("memory per device", format_bytes, "of the compiled step"),
 }
 """Key of a final figure -> the name, format and remark of its tile."""
 
@@ -119,9 +120,6 @@ def make_tiles(record: RunRecord) -> list[Tile]:
     if facts:
         held = f"{format_bytes(facts.table.bytes_per_device)} on each device"
         found.append(Tile("parameters", f"{facts.parameters:,}", [("", held)]))
-    if "predicted_bytes" in figures:
-        memory = format_bytes(figures["predicted_bytes"])
-        found.append(Tile("memory per device", memory, [("", "of the compiled step")]))
     return found
 
 
@@ -191,7 +189,6 @@ def _drawn_rows(table: LayoutTable) -> list[LayoutRow]:
 
 def _choose_samples(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns at most MAX_SAMPLES of the texts, evenly chosen, with the first and the last."""
-    texts = [each for each in samples if is_number(each.get("step")) and isinstance(each.get("text"), str)]
-    if len(texts) <= MAX_SAMPLES:
-        return texts
-    return [texts[round(place * (len(texts) - 1) / (MAX_SAMPLES - 1))] for place in range(MAX_SAMPLES)]
+    if len(samples) <= MAX_SAMPLES:
+        return list(samples)
+    return [samples[round(place * (len(samples) - 1) / (MAX_SAMPLES - 1))] for place in range(MAX_SAMPLES)]

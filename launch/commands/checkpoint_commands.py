@@ -1,6 +1,7 @@
 """Commands for checkpoints: `checkpoint inspect`, `checkpoint verify`, and `export`."""
 
 import argparse
+import json
 from typing import TYPE_CHECKING
 
 from .command import (
@@ -61,8 +62,6 @@ def checkpoint(arguments: argparse.Namespace) -> int:
 
 def inspect(found: "Found", as_json: bool) -> int:
     """Prints the checkpoints of a run, or the contents of one."""
-    import json
-
     from ...checkpoints.inspect import inspect as run
     from ...checkpoints.inspect import text
 
@@ -73,8 +72,6 @@ def inspect(found: "Found", as_json: bool) -> int:
 
 def verify(found: "Found", as_json: bool) -> int:
     """Reads every array and compares its checksum; returns 2 if a checkpoint is corrupt."""
-    import json
-
     from ...checkpoints.integrity import summary
     from ...checkpoints.integrity import verify as run
     from ...mesh.exit_codes import FINISHED, INVALID_INPUT

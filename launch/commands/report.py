@@ -38,7 +38,8 @@ def report(arguments: argparse.Namespace) -> int:
       spmdkit report runs/a runs/b --json              their figures and differences for a program
     """
     from ...mesh.errors import UserError, printable
-    from ...report.comparison import comparison_json, summarize, write_pages
+    from ...report.comparison import comparison_json, summarize, write_comparison
+    from ...report.page import REPORT, write_report
     from ...report.run_record import read_run
     from ...runtime.loading.find_run import find_folder
 
@@ -47,7 +48,14 @@ def report(arguments: argparse.Namespace) -> int:
         twice = next(folder for folder in folders if folders.count(folder) > 1)
         raise UserError(f"{twice} is given twice; a run is compared with other runs. Give each run once.")
     records = [read_run(folder) for folder in folders]
-    page = write_pages(records, arguments.out, Path(COMPARED))
+    page = arguments.out or (folders[0] / REPORT if len(folders) == 1 else Path(COMPARED))
+    before = page.read_bytes()[:100].lstrip().lower() if page.is_file() else b""
+    if before and not before.startswith(b"<!doctype"):
+        raise UserError(f"--out {page} is a file, but not an HTML page, and would be lost. Give another name.")
+    if len(records) == 1:
+        write_report(records[0], page)
+    else:
+        write_comparison(page, records)
     if arguments.json:
         print(json.dumps(comparison_json(records, page), indent=2))
     else:

@@ -159,8 +159,8 @@ def test_draws_few_devices(monkeypatch):
     assert str(mesh) == EIGHT
     assert repr(mesh) == "DeviceMesh(data=2, fsdp=4; 8 devices)"
     lines = str(DeviceMesh((4,), ("batch",), TARGETS[:4])).splitlines()
-    assert lines[1:] == ["batch 0  batch 1  batch 2  batch 3", "cuda:0   cuda:1   cuda:2   cuda:3"]
-    assert str(DeviceMesh.of(["cuda:0"])).splitlines()[1:] == ["tensor 0", "cuda:0"]
+    assert lines[1:] == ["  batch 0  batch 1  batch 2  batch 3", "  cuda:0   cuda:1   cuda:2   cuda:3"]
+    assert str(DeviceMesh.of(["cuda:0"])).splitlines()[1:] == ["  tensor 0", "  cuda:0"]
     lines = str(DeviceMesh.of(TARGETS[:8], data=2, fsdp=2, tensor=2)).splitlines()
     assert lines[1].split() == ["tensor", "0", "tensor", "1"]
     assert lines[3].split() == ["data", "0", "fsdp", "1", "cuda:2", "cuda:3"]

@@ -14,7 +14,6 @@ from spmdkit.report.comparison import (
     summarize,
     value_text,
     write_comparison,
-    write_pages,
 )
 from spmdkit.report.run_record import read_run
 from spmdkit.runtime.goodput import Goodput
@@ -139,36 +138,23 @@ def test_finds_config_differences():
     assert config_differences([one, one]) == {}
 
 
-def test_summarizes_one_run(leave, tmp_path):
+def test_summarizes_one_run(leave):
     record = read_run(leave())
-    page = write_pages([record], None, tmp_path / "compare.html")
-    assert page == record.folder / "report.html"
-    assert page.is_file()
-    assert not list(record.folder.glob("*.partial"))
-    assert summarize([record], page).splitlines() == [
+    assert summarize([record], record.folder / "report.html").splitlines() == [
         f"{record.folder}: step 30 of 30, training loss 2.1250, evaluation loss 2.2500",
-        f"Wrote {page}",
+        f"Wrote {record.folder / 'report.html'}",
     ]
 
 
 def test_summarizes_several_runs(leave, tmp_path):
     records = [read_run(leave("a")), read_run(leave("b", facts=False, train={"steps": 20}))]
-    page = write_pages(records, None, tmp_path / "compare.html")
-    assert page == tmp_path / "compare.html"
-    text = summarize(records, page)
+    text = summarize(records, tmp_path / "compare.html")
     assert "1 key of their configs differ: train.steps" in text
     assert f"{tmp_path / 'b'}: report.json is missing" in text
-    plain = json.loads(json.dumps(comparison_json(records, page)))
+    plain = json.loads(json.dumps(comparison_json(records, tmp_path / "compare.html")))
+    assert plain["page"] == str(tmp_path / "compare.html")
     assert plain["config_differences"] == {"train.steps": [30, 20]}
     assert [(run["folder"], run["step"], run["eval_loss"]) for run in plain["runs"]] == [
         (str(tmp_path / "a"), 30, 2.25),
         (str(tmp_path / "b"), 30, 2.25),
     ]
-
-
-@pytest.mark.parametrize(
-    ("out", "message"), [("", "Is a directory"), ("no/such/page.html", "No such file or directory")]
-)
-def test_rejects_unwritable_page(leave, tmp_path, out, message):
-    with pytest.raises(OSError, match=message):
-        write_pages([read_run(leave())], tmp_path / out, tmp_path / "compare.html")

@@ -86,12 +86,7 @@ def test_of_has_all_axes_slowest_first():
     assert mesh.axis_names == AXES
     assert mesh.shape == (1, 4, 1, 1, 1, 2)
     assert mesh.devices[0, 1, 0, 0, 0].tolist() == ["cpu:2", "cpu:3"]
-    assert DeviceMesh.of(jax.devices()[3::-1], data=4).devices.flatten().tolist() == [
-        "cpu:3",
-        "cpu:2",
-        "cpu:1",
-        "cpu:0",
-    ]
+    assert DeviceMesh.of(jax.devices()[1::-1], data=2).devices.flatten().tolist() == ["cpu:1", "cpu:0"]
     with pytest.raises(ValueError, match=r"Unknown mesh axis 'fdsp'.*Did you mean 'fsdp'"):
         DeviceMesh.of(fdsp=8)
 
@@ -140,11 +135,6 @@ def test_accepts_devices_of_other_machines():
     assert hash(mesh) == hash(DeviceMesh.of(TARGETS, data=2, tensor=8))
     with pytest.raises(ValueError, match=r"16 of the mesh's 16 devices are not on this machine: cuda:0.*JAX sees 8"):
         _ = mesh.backend_mesh
-
-
-def test_reports_missing_devices():
-    with pytest.raises(ValueError, match=r"1 of the mesh's 2 devices are not on this machine: cpu:99. .*simulated"):
-        _ = DeviceMesh((2,), ("data",), ["cpu:0", "cpu:99"]).backend_mesh
 
 
 EIGHT = """\

@@ -1,22 +1,15 @@
 """Messages about unknown names propose the known one that is meant."""
 
-import ast
-from pathlib import Path
-
 import pytest
 from spmdkit.mesh.errors import counted, did_you_mean, is_printable, nearest, printable, unknown_name, unknown_options
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
     ("name", "known", "options", "end"),
     [
         ("stps", ["steps", "seed"], {}, " Did you mean steps?"),
-        ("STEPS", ["steps", "seed"], {}, " Did you mean steps?"),
         ("adamW", ["AdamW", "adam"], {}, " Did you mean AdamW?"),
         ("stps", ["steps", "seed"], {"prefix": "train."}, " Did you mean train.steps?"),
-        ("data_paralell", ["fsdp", "data_parallel"], {"count": 2}, " Did you mean data_parallel?"),
         ("step", ["steps", "stop"], {"count": 2, "prefix": "a."}, " Did you mean a.steps or a.stop?"),
         ("zzz", ["steps"], {}, ""),
         (3, ["steps", "seed"], {"otherwise": "Choose from"}, " Choose from steps, seed."),
@@ -48,20 +41,6 @@ def test_unknown_options_are_separate_problems():
     assert unknown_options(["x"], ["a"], "optimizer.schedule", of="wsd") == [
         "optimizer.schedule.x is not an option of wsd. The options are a."
     ]
-
-
-@pytest.mark.slow
-def test_only_errors_py_matches_names():
-    """One helper: the next message of this kind reads like the others."""
-    folders = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"]
-    users = {
-        path.relative_to(ROOT).as_posix()
-        for folder in folders
-        for path in folder.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Name | ast.Attribute | ast.alias) and "get_close_matches" in ast.unparse(node)
-    }
-    assert users == {"mesh/errors.py"}
 
 
 def test_counted():

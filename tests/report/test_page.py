@@ -135,11 +135,6 @@ def test_missing_facts_leave_parts_out(report):
     assert tiles(html) == {}
 
 
-def test_one_device_has_no_drawing(report):
-    mesh = DeviceMesh.simulated(1)
-    assert "Which device holds what" not in report(facts=make_facts(table=table_on(mesh)))
-
-
 @pytest.mark.slow
 def test_large_run_stays_a_small_page(report):
     mesh = DeviceMesh.of([f"cuda:{i}" for i in range(1024)], data=256, fsdp=4)
@@ -193,12 +188,6 @@ def test_compares_collectives_with_prediction(report, found, unexpected, css, ve
     assert ("The compiled step, 1,059 collectives" in page.text("h3")) == (tables == 2)
     assert ("Not as predicted: no <permute>" in page.texts["note"]) == bool(unexpected)
     assert "Note: a note" in page.texts["note"]
-
-
-def test_step_without_collectives(report):
-    page = Page(report(facts=make_facts(costs=replace(COSTS, found=(), predicted=()))))
-    assert page.text("collectives") == "none: nothing is sent between devices"
-    assert "The bytes are those" not in page.text("note")
 
 
 def test_schedule_is_drawn_or_described(report):

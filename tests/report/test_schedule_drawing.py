@@ -12,7 +12,7 @@ from spmdkit.launch.cli import main
 from spmdkit.mesh.exit_codes import INVALID_INPUT
 from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
 from spmdkit.parallel.schedule.csv_file import read_schedule
-from spmdkit.report.schedule_drawing import LEFT, describe_sizes, draw_svg, draw_text
+from spmdkit.report.schedule_drawing import LEFT, draw_svg, draw_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 SIZES = ("--stages", "4", "--microbatches", "8")
@@ -41,8 +41,7 @@ def test_draws_text(capsys, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("name", "width"), [*((name, 80) for name in SCHEDULES), ("1f1b", 200)])
 def test_text_fits_the_terminal_and_is_complete(name, width):
     schedule = make_schedule(name, 4, 4, recompute=True)
     lines = draw_text(schedule, width).plain.splitlines()
@@ -134,6 +133,8 @@ def test_svg_needs_no_other_file():
     assert "prefers-color-scheme: dark" in text
     assert text.count("http") == 1  # the namespace
     assert ">F0.1: forward of microbatch 0, chunk 1; tick 7, time 3.5<" in text
+    assert ">zbv: 4 stages of 2 chunks, 8 microbatches</text>" in text
+    assert text.count(">stage ") == 4
 
 
 def drawn(schedule, costs):
@@ -161,15 +162,6 @@ def test_svg_action_is_as_wide_as_it_lasts():
     for stage in stages:
         assert stage[0][1] >= LEFT
         assert all(end <= start for (_, _, end), (_, start, _) in pairwise(stage))
-
-
-def test_svg_names_schedule_and_stages():
-    schedule = make_schedule("interleaved_1f1b", 2, 4, virtual=2)
-    assert describe_sizes(schedule) == "interleaved_1f1b: 2 stages of 2 chunks, 4 microbatches"
-    text = draw_svg(schedule)
-    assert ">stage 1</text>" in text
-    assert ">stage 2</text>" not in text
-    assert describe_sizes(make_schedule("gpipe", 2, 4)) == "gpipe: 2 stages, 4 microbatches"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import re
 import figures
 import picture
 import pytest
-from figures import PAGES, renew, renew_page, renewed_lines, run_command, write_files
+from figures import PAGES, renew, renew_page, run_command, write_files
 from spmdkit.launch.cli import main
 from support.pages import name
 
@@ -71,30 +71,12 @@ def test_regenerates_page():
     assert renew_page(new, run, slow=False)[0] == new
 
 
-def test_keeps_and_reports_outdated_line():
-    assert renewed_lines(["...", "old 1"], ["new 2"]) == (["...", "old 1"], ["old 1"])
-
-
-def test_rejects_mark_without_block():
-    with pytest.raises(ValueError, match="no block and no table follows <!-- figure -->"):
-        figures.figures("<!-- figure -->\n\n```text\n```\n")
-
-
 def test_regenerates_promised_losses():
     text = "# a\n# expect: evaluation loss 9.99 nats per byte (a bigram model: 9.99), a minute\nrun: {seed: 9}\n"
     printed = "Evaluation loss 1.4272 after 300 steps.\nThat is below the 2.3943 of a bigram model fitted on it.\n"
     expected = text.replace("9.99 nats", "1.43 nats").replace("9.99)", "2.39)")
     assert figures.expected_losses(text, printed) == expected
     assert figures.expected_losses(text, "") == text
-
-
-def test_commands_run_as_typed(tmp_path):
-    assert (
-        run_command("python -c 'import os; print(os.getcwd(), os.environ[\"COLUMNS\"])'", tmp_path)
-        == f"{tmp_path} 110\n"
-    )
-    with pytest.raises(RuntimeError, match="ended with 1: no"):
-        run_command("python -c 'raise SystemExit(\"no\")'", tmp_path)
 
 
 HELD = [(page, figure) for page in PAGES for figure in figures.figures(page.read_text(encoding="utf-8"))]

@@ -60,13 +60,19 @@ def test_version_prints_all_versions(capsys):
     assert re.fullmatch(expected, capsys.readouterr().out)
 
 
-def test_list_prints_every_preset(capsys):
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--list", f"\n  {preset_names()[0]} "),
+        ("--help-config", "\n  global_batch: 32"),
+        ("--help-restart", "train.steps"),
+    ],
+)
+def test_options_of_train_print_a_text_without_a_config(option, text, capsys):
     with pytest.raises(SystemExit) as info:
-        cli.main(["train", "--list"])
+        cli.main(["train", option])
     assert info.value.code == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == preset_names()
-    assert max(map(len, lines)) <= 120
+    assert text in capsys.readouterr().out
 
 
 def test_init_prints_a_valid_config(tmp_path, capsys):
@@ -84,15 +90,9 @@ def test_comments_of_init_are_valid_keys(tmp_path, capsys):
     assert config.data.files == ("corpus/**/*.txt",)
 
 
-@pytest.mark.parametrize("name", ["hsdp", "hsdp.yaml"])
-def test_init_prints_a_preset(name, capsys):
-    assert cli.main(["init", name]) == 0
+def test_init_prints_a_preset(capsys):
+    assert cli.main(["init", "hsdp"]) == 0
     assert capsys.readouterr().out == preset_text("hsdp")
-
-
-def test_init_suggests_a_preset(capsys):
-    assert cli.main(["init", "hspd"]) == INVALID_INPUT
-    assert "Did you mean hsdp?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
@@ -114,13 +114,6 @@ def test_help_does_not_import_jax():
     start = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
     assert time.monotonic() - start < 5  # 0.1 s on an idle machine
-
-
-def test_help_config_lists_keys(capsys):
-    with pytest.raises(SystemExit) as info:
-        cli.main(["train", "--help-config"])
-    assert info.value.code == 0
-    assert "\n  global_batch: 32" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -149,7 +142,7 @@ def test_suggests_keys_options_and_commands(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["train"], ["explain"], ["verify"], ["launch", "--on", "local:2x4"]])
+@pytest.mark.parametrize("command", [["train"], ["launch", "--on", "local:2x4"]])
 def test_invalid_config_is_one_message(command, capsys):
     arguments = [*command, "quickstart", "train.stps=3", "model.layers=x"]
     assert cli.main(arguments) == INVALID_INPUT
@@ -163,11 +156,6 @@ def test_invalid_config_is_one_message(command, capsys):
 def test_launch_without_on_lists_launchers(capsys):
     assert cli.main(["launch", "quickstart"]) == INVALID_INPUT
     assert capsys.readouterr().err.startswith("error: spmdkit launch needs a launcher. Add one of these:\n  --on ")
-
-
-def test_invalid_target_is_one_message(capsys):
-    assert cli.main(["launch", "quickstart", "--on", "local:2"]) == INVALID_INPUT
-    assert capsys.readouterr().err.startswith("error: --on 'local:2' is not valid; use local:PxD")
 
 
 def test_options_may_precede_overrides(monkeypatch):

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_CODE_LINES = {
-    "mesh": 980,
+    "mesh": 860,
     "layouts": 1350,
     "parallel": 9000,
     "models": 3000,
@@ -25,9 +25,9 @@ MAX_CODE_LINES = {
     "training": 2700,
     "configs": 1750,
     "runtime": 4200,
-    "report": 1150,
-    "launch": 5250,
-    "spmdkit": 140,
+    "report": 1090,
+    "launch": 4650,
+    "spmdkit": 130,
 }
 """Each package may import those above it. The limits may only be lowered."""
 PACKAGES = list(MAX_CODE_LINES)
@@ -136,10 +136,13 @@ def test_importing_starts_no_backend():
     """`import spmdkit` does not even import JAX; importing everything opens no device."""
     packages = ", ".join(f"spmdkit.{package}" for package in PACKAGES if package != "spmdkit")
     program = f"""
-import sys, spmdkit
+import importlib, pkgutil, sys, spmdkit
 assert "jax" not in sys.modules
 import {packages}
 from spmdkit.mesh import backend_started
+for package in ({packages},):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
 assert not backend_started()
 [getattr(spmdkit, name) for name in spmdkit.__all__]
 assert not backend_started()

@@ -29,16 +29,6 @@ def test_navigation_groups_match_headings():
     assert [file for file in pages_of(navigation(INDEX_TEXT)) if not (DOCS / file).is_file()] == []
 
 
-def test_groups_nest():
-    index = "# All\n## One\n| [A](a.md) | x |\n### Inner\n| [B](b/c.md) | [y](no.md) |\n## Two\n| [D](d.md) | z |\n"
-    assert navigation(index) == [
-        {"Documentation": "README.md"},
-        {"One": [{"A": "a.md"}, {"Inner": [{"B": "b/c.md"}]}]},
-        {"Two": [{"D": "d.md"}]},
-    ]
-    assert pages_of(navigation(index)) == ["README.md", "a.md", "b/c.md", "d.md"]
-
-
 def test_rewrites_links_out_of_docs():
     text = "[a](../training/loop.py) [b](../README.md#limits) [c](data.md) `[d](../x.py)` [e](https://x.org/) [f](#g)"
     assert for_the_site(text, "docs/metrics.md") == (

@@ -12,7 +12,7 @@ from figures import write_files
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import COMMANDS, make_command_parser
 from spmdkit.launch.launchers import find_launcher
-from support.pages import PAGES, ROOT, blocks, commands, name, runnable
+from support.pages import PAGES, ROOT, commands, name, runnable
 from support.runs import CACHE
 
 RUNNER = Path(__file__).parents[1] / "support" / "run_page.py"
@@ -92,13 +92,6 @@ def test_commands_parse(words, tmp_path, monkeypatch):
 
 SHOWN_TO_FAIL = ["train quickstart strategy.fsdp=3 train.step=4 optimizer.lr=1e-3"]
 """Commands that README shows with their error, which has to be the true one."""
-
-
-def test_the_model_and_the_config_of_readme_are_short():
-    """Twelve lines of Python and five of YAML, the names of the files aside."""
-    (model, *_), (config, *_) = blocks(PAGES[0], "python"), blocks(PAGES[0], "yaml")
-    assert len([line for line in model.text.splitlines() if line and not line.startswith("#")]) <= 12
-    assert len(config.text.splitlines()) <= 6
 
 
 def strategies_of_readme():

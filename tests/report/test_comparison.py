@@ -98,13 +98,6 @@ def test_shows_only_keys_that_differ(page):
     assert "The configs have the same value for every key." in page(*(run._replace(config=one) for run in RUNS))
 
 
-def test_loads_nothing(page):
-    html = page()
-    assert not {name for name, _ in Page(html).attributes} & {"src", "href", "srcset", "data"}
-    assert "http" not in html
-    assert html.count("<b>") == html.count("</b>"), "a name is not markup"
-
-
 @pytest.mark.parametrize(
     ("folders", "names"),
     [

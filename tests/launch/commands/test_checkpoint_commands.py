@@ -67,21 +67,6 @@ def test_missing_checkpoints_are_one_message(words, tmp_path, capsys):
     assert line.startswith(f"error: There is no {tmp_path / 'none'}. ")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["verfy", "x"], "invalid choice: 'verfy' (choose from 'inspect', 'verify')"),
-        (["verify"], "the following arguments are required: RUN"),
-        (["inspect", "x", "--step", "one"], "argument --step: invalid int value"),
-    ],
-)
-def test_rejects_invalid_arguments(words, message, capsys):
-    with pytest.raises(SystemExit) as raised:
-        main(["checkpoint", *words])
-    assert raised.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 def test_exports_a_step(untrained, tmp_path, capsys):
     words = [str(untrained.parent / "run"), str(tmp_path / "model"), "--to", "npy", "--step", "4"]
     assert main(["export", *words]) == 0
@@ -90,21 +75,6 @@ def test_exports_a_step(untrained, tmp_path, capsys):
     np.testing.assert_array_equal(
         np.load(tmp_path / "model" / "layers/0/kernel.npy"), run.params["layers"][0]["kernel"]
     )
-
-
-@pytest.mark.parametrize(("kind", "name"), [("safetensors", "a.safetensors"), ("npy", "a"), (None, "b.safetensors")])
-def test_exports_every_kind(kind, name, untrained, tmp_path):
-    words = [str(untrained), str(tmp_path / name.partition(".")[0] if kind else tmp_path / name)]
-    assert main(["export", *words, *(["--to", kind] if kind else [])]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_rejects_a_name_of_another_kind(untrained, tmp_path, capsys):
-    words = [str(untrained.parent / "run"), str(tmp_path / "model.bin")]
-    assert main(["export", *words, "--to", "safetensors"]) == 2
-    assert "model.bin: a name of that kind has .safetensors. Omit --to, or rename it." in capsys.readouterr().err
-    assert main(["export", *words, "--to", "npy"]) == 2
-    assert "a name of that kind has no suffix: it is a directory." in capsys.readouterr().err
 
 
 def test_accepts_overrides_only_with_a_config(untrained, tmp_path, capsys):

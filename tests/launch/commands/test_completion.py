@@ -1,5 +1,7 @@
 """`schema` and `completion`."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -11,15 +13,13 @@ from spmdkit.launch.commands.completion import SHELLS
 
 
 @pytest.fixture(scope="module")
-def scripts(tmp_path_factory):
+def scripts():
     """Shell -> its script."""
     found = {}
     for shell in SHELLS:
-        with pytest.MonkeyPatch.context() as patch:
-            lines = []
-            patch.setattr("builtins.print", lambda *words, lines=lines, **options: lines.extend(words))
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
             assert main(["completion", shell]) == 0
-        found[shell] = "\n".join(lines)
+        found[shell] = printed.getvalue()
     return found
 
 

@@ -29,7 +29,8 @@ def test_as_json(config, capsys):
     assert main(["doctor", "--json", str(config)]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["ok"]
-    assert {"job", "versions", "devices", "cores", "run.dir"} <= {finding["name"] for finding in values["findings"]}
+    names = {finding["name"] for finding in values["findings"]}
+    assert {"job", "versions", "devices", "cores", "memory", "open files", "host name", "run.dir"} <= names
 
 
 @pytest.mark.slow_cases("arguments0-variables0-config-train.stps is not a valid key")

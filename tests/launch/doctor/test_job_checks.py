@@ -35,10 +35,6 @@ SLURM = {
 }
 
 
-def test_describes_one_process():
-    assert [finding.found for finding in describe_job(None)] == ["one process: no variable sets a number of processes"]
-
-
 def test_every_part_names_its_variable():
     job = find_job(SLURM)
     assert job is not None
@@ -139,13 +135,6 @@ def test_all_processes_get_all_findings(tmp_path):
     assert any(finding.found == f"all 2 processes see the same {tmp_path}" for finding in second)
     assert any(finding.found.startswith("all 2 have connected: 2 on ") for finding in first)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rejects_different_directories(tmp_path):
-    for name in "ab":
-        (tmp_path / name).mkdir()
-    found = compare_all([tmp_path / "a", tmp_path / "b"], 2)
-    assert all(any(finding.name == "shared" and finding.level == "wrong" for finding in each) for each in found[0])
 
 
 def test_reports_missing_processes(tmp_path):

@@ -172,8 +172,8 @@ def _export_for_transformers(arguments: argparse.Namespace) -> int:
     given += ["--lora separate"] if arguments.lora != LORA[0] else []
     if given:
         raise UserError(
-            f"{given[0]} cannot be used with --to {HUGGING_FACE}, the default for a run of this model. Add --to npy, or "
-            "remove it."
+            f"{given[0]} cannot be used with --to {HUGGING_FACE}, the default for a run of this model. Add --to npy, "
+            "or remove it."
         )
     with open_run(arguments) as run:
         print(write_folder(run, Path(arguments.target)))

@@ -149,12 +149,11 @@ def _keys_below(path: str, section: Any) -> Iterator[str]:
         yield from _keys_below(key, value) if is_dataclass(value) else (key,)
 
 
-def suggest_keys(name: str, *, exact: bool = False) -> list[str]:
+def suggest_keys(name: str) -> list[str]:
     """Returns at most MAX_SUGGESTIONS keys for a name such as `steps`, `lr`, `train.steps` or `global-batch`.
 
     Args:
         name: A key, its last part, a name from another library, or a misspelling of one of these.
-        exact: Ignore misspellings.
     """
     name = name.replace("-", "_")
     keys = config_keys()
@@ -164,8 +163,8 @@ def suggest_keys(name: str, *, exact: bool = False) -> list[str]:
     if ending:
         return ending[:MAX_SUGGESTIONS]
     synonym = find_synonym(name)
-    if synonym or exact:
-        return [synonym] if synonym else []
+    if synonym:
+        return [synonym]
     last_parts = {key.rpartition(".")[2] for key in keys}
     near = nearest(name, [*keys, *sorted(last_parts), *sorted(_KEYS)], cutoff=0.75)
     return suggest_keys(near[0]) if near else []

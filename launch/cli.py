@@ -5,9 +5,9 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from typing import Any
 
-from ..training.stopping.interrupts import TRY_AGAIN, ends_on_signals
+from ..training.stopping.interrupts import ends_on_signals
 from .commands import checkpoint_commands, completion, model_commands, report, run_commands, schedule
 from .commands.command import Command, Print
 from .console import check_address_space, open_console
@@ -51,28 +51,18 @@ COMMANDS = (
 def version_text() -> str:
     """Returns the output of `--version`: the versions that a bug report needs."""
     import platform
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib import import_module
+    from importlib.metadata import version
 
-    found = []
-    for package in ("spmdkit", "jax", "jaxlib"):
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            found.append(f"no {package}")
-    return ", ".join([*found, f"Python {platform.python_version()}"]) + "\n"
+    own = import_module(__name__.partition(".")[0]).__version__  # a clone need not be installed
+    return f"spmdkit {own}, jax {version('jax')}, jaxlib {version('jaxlib')}, Python {platform.python_version()}\n"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser; arguments in its messages cannot control the terminal."""
-
-    def error(self, message: str) -> NoReturn:
-        """Called by argparse if an argument is invalid."""
-        from ..mesh.errors import printable
-
-        super().error(printable(message))
+    """argparse's parser, which reports a standard output that cannot be written."""
 
     def print_help(self, file: Any = None) -> None:
-        """Prints the help text; argparse itself ignores a stream that cannot be written."""
+        """Prints the help text; argparse itself ignores errors."""
         (file or sys.stdout).write(self.format_help())
 
 
@@ -107,29 +97,11 @@ def find_command(name: str, parser: argparse.ArgumentParser) -> Command:
     return commands[name]
 
 
-def find_part(command: Command, words: Sequence[str]) -> tuple[Command, Sequence[str]]:
-    """Returns the part of a command that the first argument selects, if it has parts; exits if it is unknown."""
-    if not command.parts:
-        return command, words
-    parts = {part.name.removeprefix(f"{command.name} "): part for part in command.parts}
-    if words and words[0] in parts:
-        return parts[words[0]], words[1:]
-    parser = make_command_parser(command)
-    if not words or words[0] in ("-h", "--help", "help"):
-        parser.print_help()
-        parser.exit(0)
-    from ..mesh.errors import nearest
-
-    near = nearest(words[0], parts)
-    hint = f"did you mean {near[0]}?" if near else f"its parts are {', '.join(parts)}"
-    parser.error(f"{words[0]!r} is not a part of spmdkit {command.name}; {hint}")
-
-
 def make_command_parser(command: Command) -> argparse.ArgumentParser:
     """Returns the parser of the arguments of a command."""
     parser = Parser(
         prog=f"spmdkit {command.name}",
-        description=command.text,
+        description=command.description,
         epilog=command.help + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -139,15 +111,14 @@ def make_command_parser(command: Command) -> argparse.ArgumentParser:
 
 def parse_arguments(command: Command, words: Sequence[str]) -> argparse.Namespace:
     """Parses the arguments of a command; exits with code 2 and a suggestion if they are invalid."""
-    part, words = find_part(command, words)
-    parser = make_command_parser(part)
+    parser = make_command_parser(command)
     arguments, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         from .commands.suggestions import explain_unknown
 
         options = re.findall(r"--[a-z-]+", parser.format_usage())
-        parser.error(explain_unknown(unknown, words, options=options, reads_config="overrides" in arguments))
-    arguments.part, arguments.commands = part, COMMANDS
+        parser.error(explain_unknown(unknown, options, reads_config="overrides" in arguments))
+    arguments.commands = COMMANDS
     return arguments
 
 
@@ -163,21 +134,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with open_console(), ExitStack() as stack:
         try:
             try:
-                code = _run(argv, stack)
-            except SystemExit:  # argparse has printed a help text or an error
-                _flush()
-                raise
-            _flush()
-            return code
+                return _run(argv, stack)
+            finally:
+                print(end="", flush=True)  # an output that cannot be written is an error
         except (Exception, KeyboardInterrupt) as error:
             from ..mesh.known_causes import report_error
 
             return report_error(error)
-
-
-def _flush() -> None:
-    if sys.stdout is not None:
-        sys.stdout.flush()
 
 
 def _run(argv: Sequence[str] | None, stack: ExitStack) -> int:
@@ -196,11 +159,5 @@ def _run(argv: Sequence[str] | None, stack: ExitStack) -> int:
     if command.is_run:
         stack.enter_context(ends_on_signals(until_the_end=argv is None))
     arguments = parse_arguments(command, first.rest)
-    if problem := check_address_space():
-        print(f"error: {problem}", file=sys.stderr)
-        return TRY_AGAIN
+    check_address_space()
     return command.run(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,37 +5,38 @@ Nothing here imports JAX or NumPy when a command starts.
 
 import errno
 import os
+import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import pairwise
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
+
+from ..training.stopping.interrupts import TRY_AGAIN  # not from mesh/, which imports JAX
 
 MIN_ADDRESS_SPACE = 2 * 2**30
 """The smallest run on simulated devices takes 1.8 GiB, most of it for the stacks of threads."""
-PACKAGE, OWN = Path(__file__).resolve().parents[1], __name__.partition(".")[0]
-INSTALLED = ("site-packages", "dist-packages")
 
 
-def check_address_space() -> str:
-    """Returns an error message if this process may not use enough addresses for JAX to start; "" otherwise.
+class TooFewAddresses(RuntimeError):
+    """This process may not use enough addresses for JAX to start."""
 
-    Below the limit, JAX's native threads abort the process without a message.
+    exit_code = TRY_AGAIN
+
+
+def check_address_space() -> None:
+    """Checks the limit below which JAX's native threads abort the process without a message.
+
+    Raises:
+        TooFewAddresses: The limit is too low.
     """
-    try:
-        import resource
-    except ImportError:
-        return ""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit < 0 or limit >= MIN_ADDRESS_SPACE:
-        return ""
-    return (
-        f"There is not enough memory: a process may use {limit / 2**30:.2f} GiB of addresses here (ulimit -v), and JAX "
-        f"needs {MIN_ADDRESS_SPACE / 2**30:.0f} GiB to start. Raise the limit (ulimit -v unlimited), then run the same "
-        "command again."
-    )
+    if 0 <= limit < MIN_ADDRESS_SPACE:
+        raise TooFewAddresses(
+            f"There is not enough memory: a process may use {limit / 2**30:.2f} GiB of addresses here (ulimit -v), and "
+            f"JAX needs {MIN_ADDRESS_SPACE / 2**30:.0f} GiB to start. Raise the limit (ulimit -v unlimited), then run "
+            "the same command again."
+        )
 
 
 @contextmanager
@@ -47,9 +48,6 @@ def open_console() -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError, ValueError):
-            if sys.stdout is not None:
-                sys.stdout.flush()
         sys.stdout, sys.stderr, warnings.formatwarning = before
 
 
@@ -107,21 +105,9 @@ def format_warning(
 ) -> str:
     """Returns a warning as one line; the arguments are those of `warnings.formatwarning`.
 
-    A warning of spmdkit is its text alone. One of an installed package names the package, and one of the user's code
-    names the file and line.
+    A UserWarning is for users, so its text is enough; other warnings name their class and place.
     """
     from ..mesh.errors import printable  # slow; not needed for help texts
 
-    text = " ".join(str(message).split())
-    owner = "" if category.__module__.partition(".")[0] == OWN else _find_owner(filename, lineno)
-    kind = "" if category in (UserWarning, Warning) or not owner else f"{category.__name__} "
-    return printable(f"warning: {text}{f' ({kind}of {owner})' if owner else ''}") + "\n"
-
-
-def _find_owner(filename: str, lineno: int) -> str:
-    """Returns the package or file that gave a warning; "" for spmdkit."""
-    path = Path(filename)
-    packages = [part for before, part in pairwise(path.parts) if before in INSTALLED]
-    if packages:
-        return packages[-1].removesuffix(".py") if packages[-1] != OWN else ""
-    return "" if path.is_relative_to(PACKAGE) else f"{filename}, line {lineno}"
+    place = "" if issubclass(category, UserWarning) else f" ({category.__name__}, {filename}:{lineno})"
+    return printable(f"warning: {' '.join(str(message).split())}{place}") + "\n"

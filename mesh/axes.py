@@ -67,35 +67,20 @@ def check_shape(shape: Sequence[int], axis_names: Sequence[str]) -> None:
         axis_names: One name per axis.
 
     Raises:
-        UserError: Sizes or names are empty, differ in length, repeat or are invalid.
+        UserError: Sizes or names are missing, differ in number, repeat or are invalid.
     """
-    if not shape or not axis_names:
+    if isinstance(shape, int) or isinstance(axis_names, str) or not len(shape) == len(axis_names) > 0:
         raise UserError(
-            f"Shape and axis_names cannot be empty. Received: shape={shape}, axis_names={axis_names}. "
-            "A single device is shape (1,) with one axis name."
+            f"shape and axis_names must have one entry for each axis, got shape={shape!r} and "
+            f"axis_names={axis_names!r}. Write DeviceMesh((2, 4), ('data', 'fsdp')), for example."
         )
-    if len(shape) != len(axis_names):
+    if not all(isinstance(name, str) and name for name in axis_names) or len(set(axis_names)) < len(axis_names):
+        raise UserError(f"axis_names must be different non-empty strings, such as 'data', got {axis_names!r}.")
+    wrong = [size for size in shape if type(size) is not int or (size < 1 and size != -1)]
+    if wrong or list(shape).count(-1) > 1:
         raise UserError(
-            f"Shape and axis_names should have same size. Received: shape={shape} ({len(shape)} sizes), "
-            f"axis_names={axis_names} ({len(axis_names)} names). Give one name per size."
-        )
-    if invalid := [name for name in axis_names if not isinstance(name, str) or not name]:
-        raise UserError(
-            f"Mesh axis names must be strings of at least one character. Received: axis_names={axis_names}, with "
-            f"{', '.join(map(repr, invalid))}. Give each axis a name, such as 'data'."
-        )
-    repeated = sorted({name for name in axis_names if list(axis_names).count(name) > 1})
-    if repeated:
-        raise UserError(f"axis_names={axis_names} repeats {repeated}; each axis needs its own name.")
-    wrong = [f"{name}={size}" for name, size in zip(axis_names, shape, strict=True) if not _is_size(size)]
-    if wrong:
-        raise UserError(
-            f"Mesh sizes must be integers of at least 1, or one -1 for the remaining devices. Received: "
-            f"{', '.join(wrong)}."
-        )
-    if list(shape).count(-1) > 1:
-        raise UserError(
-            f"Only one mesh size can be -1 (the remaining devices). Received: {sizes_text(shape, axis_names)}."
+            f"Mesh sizes must be integers of at least 1, or one -1 for the remaining devices, got "
+            f"{sizes_text(shape, axis_names)}."
         )
 
 
@@ -111,18 +96,23 @@ def resolve_shape(shape: Sequence[int], axis_names: Sequence[str], num_devices: 
         UserError: The product differs; the message proposes sizes that fit.
     """
     known = prod(size for size in shape if size != -1)
-    if -1 in shape and num_devices % known == 0 and num_devices:
-        return tuple(num_devices // known if size == -1 else int(size) for size in shape)
-    if known == num_devices and -1 not in shape:
-        return tuple(int(size) for size in shape)
-    arithmetic = " x ".join(str(size) for size in shape if size != 1) or "1"
+    sizes = tuple(num_devices // known if size == -1 else size for size in shape)
+    if prod(sizes) == num_devices > 0:
+        return sizes
     if -1 in shape:
         arithmetic = f"{num_devices} % {known} = {num_devices % known}, so -1 is not an integer"
     else:
-        arithmetic = f"{arithmetic} = {known}, not {num_devices}"
+        arithmetic = f"{' x '.join(str(size) for size in shape if size != 1) or 1} = {known}, not {num_devices}"
+    remedy = f"Choose sizes with the product {num_devices}"
+    for axis, size in enumerate(shape):
+        if -1 not in shape and size != 1 and num_devices % (known // size) == 0:
+            fitting = [*shape[:axis], num_devices * size // known, *shape[axis + 1 :]]
+            remedy += f"; for example {sizes_text(fitting, axis_names)}"
+    if known > num_devices:
+        remedy += f"; or simulate CPU devices: begin the program with spmdkit.DeviceMesh.simulated({known}, ...)"
     raise UserError(
         f"Shape does not match the number of devices. Received: {sizes_text(shape, axis_names)} for "
-        f"{counted(num_devices, 'device')}: {arithmetic}. {_remedy(shape, axis_names, num_devices)}"
+        f"{counted(num_devices, 'device')}: {arithmetic}. {remedy}; or name the devices to use: devices=[...]."
     )
 
 
@@ -136,42 +126,3 @@ def divisors(number: int) -> list[int]:
     """Returns the divisors of a positive integer in order."""
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return small + [number // divisor for divisor in reversed(small) if divisor * divisor != number]
-
-
-def _is_size(size: object) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and (size >= 1 or size == -1)
-
-
-def _remedy(shape: Sequence[int], axis_names: Sequence[str], num_devices: int) -> str:
-    proposals = []
-    for axis, size in enumerate(shape):
-        rest = prod(other for place, other in enumerate(shape) if place != axis and other != -1)
-        fits = size != 1 and num_devices % rest == 0 and num_devices >= rest
-        if fits and not (-1 in shape and size != -1):
-            proposals.append([*shape[:axis], num_devices // rest, *shape[axis + 1 :]])
-    if not proposals:
-        proposals.append(_closest(shape, num_devices))
-    texts = list(dict.fromkeys(sizes_text(proposal, axis_names) for proposal in proposals))
-    fitting = f"Sizes that fit {counted(num_devices, 'device')}: {'; or '.join(texts)}"
-    return f"{fitting}. {_simulated(shape, axis_names, num_devices)}Or name the devices to use: devices=[...]."
-
-
-def _simulated(shape: Sequence[int], axis_names: Sequence[str], num_devices: int) -> str:
-    """Returns how to simulate the missing devices of a mesh with at least one; empty if none is missing."""
-    wanted = prod(size for size in shape if size != -1)
-    if wanted <= num_devices:
-        return ""
-    sizes = f", {sizes_text(shape, axis_names)}" * (set(axis_names) <= set(AXES))  # only canonical axes
-    return f"To simulate {wanted} CPU devices, begin the program with spmdkit.DeviceMesh.simulated({wanted}{sizes}). "
-
-
-def _closest(shape: Sequence[int], num_devices: int) -> list[int]:
-    """Keeps each size as large as the devices allow, the last (fastest) axes first; one axis takes the rest."""
-    taker = list(shape).index(-1) if -1 in shape else next((axis for axis, size in enumerate(shape) if size > 1), 0)
-    sizes, rest = list(shape), num_devices
-    for axis in reversed(range(len(sizes))):
-        if axis != taker:
-            sizes[axis] = max(size for size in divisors(rest) if size <= sizes[axis])
-            rest //= sizes[axis]
-    sizes[taker] = rest
-    return sizes

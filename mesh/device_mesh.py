@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 import jax
@@ -28,43 +27,28 @@ def draw(devices: np.ndarray, axis_names: Sequence[str], across: Sequence[str] =
         axis_names: One name per axis.
         across: The axes that cross processes, if known.
     """
-    platforms = sorted({name.partition(":")[0] for name in devices.flat})
-    targets = sorted({name.partition(MARK)[2] for name in devices.flat} - {""})
-    devices = np.vectorize(lambda name: name.partition(MARK)[0], otypes=[object])(devices)
-    heading = (
-        f"{sizes_text(devices.shape, axis_names)}: {counted(devices.size, 'device')}, {', '.join(targets or platforms)}"
-    )
-    axes = [axis for axis, size in enumerate(devices.shape) if size > 1] or [devices.ndim - 1]
-    grid: Any = devices.reshape([devices.shape[axis] for axis in axes])
-    names = [axis_names[axis] for axis in axes]
-    columns = _shortened(range(grid.shape[-1]), MAX_COLUMNS)
-    rows = _shortened(list(product(*map(range, grid.shape[:-1]))), MAX_ROWS)
-    table = [["", *(_label(names[-1:], [column]) for column in columns)]]
-    for row in rows:
-        cells = [GAP if None in (row, column) else str(grid[(*row, column)]) for column in columns]
-        table.append([_label(names[:-1], row), *cells])
-    crossing = [f"  crosses processes: {', '.join(across)}"] if across else []
-    return "\n".join([heading, *_aligned(table), *crossing])
-
-
-def _shortened(places: Sequence, limit: int) -> list:
-    """Keeps the first places and the last one, with None for the omitted ones."""
-    return list(places) if len(places) <= limit else [*places[: limit - 2], None, places[-1]]
-
-
-def _label(names: Sequence[str], numbers: Sequence[int | None] | None) -> str:
-    if numbers is None or None in numbers:
-        return GAP
-    return " ".join(f"{name} {number}" for name, number in zip(names, numbers, strict=True))
-
-
-def _aligned(table: list[list[str]]) -> list[str]:
+    kinds = sorted({name.partition(MARK)[2] or name.partition(":")[0] for name in devices.flat})
+    heading = f"{sizes_text(devices.shape, axis_names)}: {counted(devices.size, 'device')}, {', '.join(kinds)}"
+    *outer, last = [axis for axis, size in enumerate(devices.shape) if size > 1] or [devices.ndim - 1]
+    grid: Any = devices.reshape([devices.shape[axis] for axis in (*outer, last)])
+    columns = shorten(range(grid.shape[-1]), MAX_COLUMNS)
+    table = [["", *(GAP if column is None else f"{axis_names[last]} {column}" for column in columns)]]
+    for row in shorten(list(np.ndindex(grid.shape[:-1])), MAX_ROWS):
+        if row is None:
+            table.append([GAP] * (1 + len(columns)))
+            continue
+        label = " ".join(f"{axis_names[axis]} {number}" for axis, number in zip(outer, row, strict=True))
+        cells = [GAP if column is None else grid[(*row, column)].partition(MARK)[0] for column in columns]
+        table.append([label, *cells])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    indent = 2 if widths[0] else 0
-    return [
-        (" " * indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)).rstrip()
-        for row in table
-    ]
+    lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
+    crossing = [f"  crosses processes: {', '.join(across)}"] if across else []
+    return "\n".join([heading, *("  " * bool(outer) + line for line in lines), *crossing])
+
+
+def shorten(places: Sequence, limit: int) -> list:
+    """Keeps the first entries and the last one if there are more than `limit`, with None for the omitted ones."""
+    return list(places) if len(places) <= limit else [*places[: limit - 2], None, places[-1]]
 
 
 class DeviceMesh:
@@ -94,18 +78,11 @@ class DeviceMesh:
         Raises:
             UserError: Sizes, names or devices are invalid, or the product of the sizes is not the number of devices.
         """
-        if isinstance(shape, int) or isinstance(axis_names, str):
-            raise UserError(
-                f"DeviceMesh(shape={shape!r}, axis_names={axis_names!r}): both must have one entry for each axis. "
-                f"Write "
-                f"DeviceMesh({(shape,) if isinstance(shape, int) else shape}, "
-                f"{[axis_names or 'data'] if isinstance(axis_names, str) else axis_names})."
-            )
         shape = shape.tolist() if isinstance(shape, np.ndarray) else shape
         check_shape(shape, axis_names)
         names = list_devices() if devices is None else [_name(device) for device in np.asarray(devices).flat]
-        repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-        if repeated:
+        if len(set(names)) < len(names):
+            repeated = sorted({name for name in names if names.count(name) > 1})
             raise UserError(f"devices contains {repeated} more than once; each device must be in one place.")
         self._axis_names = axis_names
         self._devices = np.array(names).reshape(resolve_shape(shape, axis_names, len(names)))
@@ -220,15 +197,11 @@ class DeviceMesh:
         return self is other or self._key == other._key
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self._key)
 
     @cached_property
     def _key(self) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
         return self.shape, tuple(self._axis_names), tuple(self._devices.flat)
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self._key)
 
     def __repr__(self) -> str:
         return f"DeviceMesh({sizes_text(self.shape, self._axis_names)}; {counted(self.size, 'device')})"

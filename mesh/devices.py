@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -72,7 +73,10 @@ def find_devices(names: Iterable[str]) -> list[Device]:
     names = list(names)
     if names and all(MARK in name for name in names):
         return [target_devices(name.partition(MARK)[2])[name] for name in names]
-    present = {name: device for platform in _platforms(names) for name, device in _by_name(platform).items()}
+    present: dict[str, Device] = {}
+    for platform in {_normal(name).partition(":")[0] for name in names}:
+        with suppress(RuntimeError):  # no such platform here
+            present |= {device_name(device): device for device in jax.devices(platform)}
     missing = [name for name in names if _normal(name) not in present]
     if missing:
         here = list_devices()
@@ -134,17 +138,6 @@ def _devices(device_type: str | None) -> list[Device]:
             f"device_type={device_type!r}: unknown device type; JAX sees {_some(list_devices())}. "
             "Use one of the types it sees, or install the jaxlib plug-in for that type."
         ) from error
-
-
-def _platforms(names: list[str]) -> list[str]:
-    return sorted({_normal(name).split(":")[0] for name in names})
-
-
-def _by_name(platform: str) -> dict[str, Device]:
-    try:
-        return {device_name(device): device for device in jax.devices(platform)}
-    except RuntimeError:  # no such platform here
-        return {}
 
 
 def _normal(name: str) -> str:

@@ -1,6 +1,6 @@
 """UserError, the class of errors that users can correct; similar names, links, and printable text for messages."""
 
-import unicodedata
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -90,12 +90,13 @@ def unknown_options(unknown: Iterable[str], known: Iterable[str], key: str, of: 
     return [f"{key}.{name} is not {what}.{did_you_mean(name, known, otherwise='The options are')}" for name in unknown]
 
 
-ALLOWED = "\n\t"
-"""Control characters that are printed."""
-INVISIBLE = ("Cc", "Cs", "Co", "Zl", "Zp")
-"""Unicode categories that are escaped: controls, lone surrogates, private use, separators of lines and paragraphs."""
-BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that change the direction of text."""
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, except tab and newline
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # these change the direction of text
+    "\u2028\u2029"  # separators of lines and paragraphs
+    "\ud800-\udfff\ue000-\uf8ff\U000f0000-\U0010ffff]"  # lone surrogates and private use
+)
+"""Characters that are escaped in messages."""
 
 
 def counted(number: int, noun: str, several: str = "") -> str:
@@ -105,22 +106,9 @@ def counted(number: int, noun: str, several: str = "") -> str:
 
 def printable(text: str) -> str:
     """Returns a text with control characters and bidirectional overrides as escapes, except newline and tab."""
-    if text.isascii() and all(character.isprintable() or character in ALLOWED for character in text):
-        return text
-    return "".join(_escaped(character) if _is_hidden(character) else character for character in text)
+    return HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def is_printable(text: str) -> bool:
     """Returns True if a text has no control characters at all."""
-    return not any(character in ALLOWED or _is_hidden(character) for character in text)
-
-
-def _is_hidden(character: str) -> bool:
-    if character in ALLOWED:
-        return False
-    return character in BIDI_CONTROLS or unicodedata.category(character) in INVISIBLE
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return HIDDEN.search(text) is None and "\n" not in text and "\t" not in text

@@ -8,6 +8,8 @@ import traceback
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
+import jax
+
 from .errors import printable
 from .exit_codes import FAILED, FINISHED, INVALID_INPUT, TRY_AGAIN
 
@@ -33,8 +35,7 @@ LOST = re.compile(
     r"|\bBarrier (?:timed out|failed)|[Ss]hutdown barrier"
     r"|ncclRemoteError|ncclSystemError|NCCL [^\n]{0,200}remote (?:process|peer)"
 )
-UNHEALTHY = "stopped sending heartbeats):"
-TASK = re.compile(r"[\s,]*(?:/job:\w+(?:/replica:\d+)?/task:)?(\d+)(?=[\s,]|$)")
+UNHEALTHY = re.compile(r"stopped sending heartbeats\):((?:[\s,]*(?:/job:\w+(?:/replica:\d+)?/task:)?\d+(?=[\s,]|$))*)")
 
 
 def reports_lost_peer(text: str) -> bool:
@@ -44,53 +45,24 @@ def reports_lost_peer(text: str) -> bool:
 
 def ranks_without_heartbeat(text: str) -> list[int]:
     """Returns the ranks without heartbeats that JAX's coordination service lists in the output of a process."""
-    _, named, rest = text.partition(UNHEALTHY)
-    ranks = []
-    while named and (task := TASK.match(rest)):
-        ranks.append(int(task.group(1)))
-        rest = rest[task.end() :]
-    return ranks
+    found = UNHEALTHY.search(text)
+    return [int(rank) for rank in re.findall(r"\d+(?=[\s,]|$)", found[1])] if found else []
 
 
-MACHINE_FIXES = {
-    errno.ENOSPC: "Make room there",
-    errno.EDQUOT: "Make room there, or ask for a larger quota",
-    errno.EIO: "The disk or the network file system fails: repair it",
-    errno.EROFS: "The file system is mounted read-only: mount it for writing, or choose another folder",
-    errno.ESTALE: "The network file system has lost the file: mount it again",
-    errno.ENOMEM: "Free some memory",
-    errno.EMFILE: "Raise the number of open files (ulimit -n)",
-    errno.ENFILE: "Close some files: the machine has no handle left",
-    errno.EADDRINUSE: "Close programs that listen on ports of this machine",
-    errno.ETIMEDOUT: "The file system does not answer: repair it",
-}
-"""Errors of the machine and their fixes; the same command can work later."""
-PATH_FIXES = {
-    errno.EACCES: "Give yourself permission (chmod), or name another",
-    errno.EPERM: "Give yourself permission, or name another",
-    errno.ENOENT: "Check that it is there and was not removed during the run",
-    errno.EEXIST: "Move what is in its place away, or name another",
-    errno.ENOTDIR: "A file stands where a folder should be: name another",
-    errno.EISDIR: "A folder stands where a file should be: move it away, or name another",
-    errno.ENOTEMPTY: "Empty the folder, or name another",
-    errno.ENAMETOOLONG: "Choose a shorter name: a part of a path has 255 bytes at most",
-    errno.ELOOP: "Links go round in a circle: name another",
-    errno.EFBIG: "The file would be larger than allowed (ulimit -f)",
-}
-"""Errors of a path from the user, and their fixes."""
+MACHINE_ERRORS = {"ENOSPC", "EDQUOT", "EIO", "EROFS", "ESTALE", "ENOMEM", "EMFILE", "ENFILE", "EADDRINUSE", "ETIMEDOUT"}
+"""Errors of the machine, not of a path that the user gave; the same command can work later."""
 MEMORY_REMEDY = (
     "Lower train.global_batch, data.length or the sizes of the model, raise train.accumulate, set train.remat to full, "
     "or split over more devices (strategy.fsdp); `spmdkit explain` shows what each device holds. On the CPU, close "
     "other programs, or raise the limit (ulimit -v)."
 )
-OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
-"""In XLA's message if an allocation fails."""
-NO_MEMORY_TO_LOAD = ("cannot allocate memory", "failed to map segment", "can't start new thread")
-"""In messages of the loader and of threads, in lowercase."""
-
-
+OUT_OF_MEMORY = re.compile(
+    "RESOURCE_EXHAUSTED|out of memory|cannot allocate memory|failed to map segment|can't start new thread",
+    re.IGNORECASE,
+)
+"""In messages of XLA, of the loader and of threads."""
 LOST_WORKER = re.compile(
-    r"DataLoader worker \(pid|DataLoader timed out|worker process.* (terminated|killed|died)", re.I
+    r"DataLoader worker \(pid|DataLoader timed out|worker process.* (terminated|killed|died)", re.IGNORECASE
 )
 """In messages of PyTorch and Grain about a killed or late worker."""
 WORKER_REMEDY = (
@@ -122,20 +94,14 @@ def known_cause(error: BaseException) -> Cause | None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns True if Python, NumPy, XLA or the system ran out of memory."""
-    if isinstance(error, MemoryError):
-        return True
-    text = str(error)
-    if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
-        return any(words in text for words in OUT_OF_MEMORY)
-    return isinstance(error, ImportError | RuntimeError | OSError) and any(
-        words in text.lower() for words in NO_MEMORY_TO_LOAD
-    )
+    may_be = isinstance(error, ImportError | OSError | RuntimeError)
+    return isinstance(error, MemoryError) or (may_be and OUT_OF_MEMORY.search(str(error)) is not None)
 
 
 def _find_lost_peer(error: BaseException | None) -> BaseException | None:
     """Returns the error of JAX about a lost process in a chain of causes, if any."""
     while error is not None:
-        if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and reports_lost_peer(str(error)):
+        if isinstance(error, jax.errors.JaxRuntimeError) and reports_lost_peer(str(error)):
             return error
         error = error.__cause__
     return None
@@ -150,28 +116,20 @@ def lost_worker(error: BaseException) -> str:
 
 def _file_cause(error: OSError) -> Cause | None:
     reason = error.strerror or type(error).__name__
-    where = " -> ".join(
-        os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)
-    )
-    if error.errno in MACHINE_FIXES:
-        place = f"{where}: {reason}" if where else reason
-        remedy = MACHINE_FIXES[error.errno]
-        return Cause(TRY_AGAIN, f"{place}. {remedy}, then start the same command again: a run goes on where it was.")
-    if error.errno == errno.ENOENT and not where and _lost_working_directory():
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    place = ": ".join([*([" -> ".join(names)] if names else []), reason])
+    if errno.errorcode.get(error.errno or 0) in MACHINE_ERRORS:
+        return Cause(
+            TRY_AGAIN,
+            f"{place}. Correct this on the machine, then start the same command again: a run goes on where it was.",
+        )
+    if error.errno == errno.EFBIG:
+        return Cause(INVALID_INPUT, f"{place}. The file would be larger than allowed (ulimit -f).")
+    if names:
+        return Cause(INVALID_INPUT, f"{place}. Correct the path or its permissions, or give another.")
+    if error.errno == errno.ENOENT and os.stat(".").st_nlink == 0:
         return Cause(INVALID_INPUT, "The working directory was removed. Change to another (cd), then try again.")
-    if error.errno == errno.EFBIG and not where:
-        return Cause(INVALID_INPUT, f"{reason}. {PATH_FIXES[errno.EFBIG]}.")
-    if error.errno in PATH_FIXES and where:
-        return Cause(INVALID_INPUT, f"{where}: {reason}. {PATH_FIXES[error.errno]}.")
     return None
-
-
-def _lost_working_directory() -> bool:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def _missing_module(error: ModuleNotFoundError) -> Cause | None:
@@ -182,14 +140,13 @@ def _missing_module(error: ModuleNotFoundError) -> Cause | None:
     by = f", which {frames[-1].filename} line {frames[-1].lineno} imports" if frames else ""
     return Cause(
         INVALID_INPUT,
-        f"Missing module {name}{by}. Install it for {sys.executable or 'this Python'}, or put its folder on "
-        "PYTHONPATH.",
+        f"Missing module {name}{by}. Install it for {sys.executable}, or put its directory on PYTHONPATH.",
     )
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200].rstrip('.')}" if lines else type(error).__name__
+    line = str(error).strip().partition("\n")[0][:200].rstrip(".")
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def report_error(error: BaseException) -> int:

@@ -56,11 +56,13 @@ class Mark(NamedTuple):
         step: The step.
         kind: "start", "save", "skipped" or "lost"; determines the color.
         text: The text of the tooltip.
+        at: Seconds since the start of the run.
     """
 
     step: float
     kind: str
     text: str
+    at: float = 0.0
 
 
 class _Scale(NamedTuple):
@@ -221,11 +223,12 @@ def _coinciding(scale: _Scale, series: Sequence[Series]) -> list[list[int]]:
     """Groups the numbers of lines that a reader cannot distinguish; a group has at least two."""
     groups: list[list[int]] = []
     for number, line in enumerate(series):
-        group = next((group for group in groups if _coincide(scale, series[group[0]], line)), None)
-        if group is None:
-            groups.append([number])
+        for group in groups:
+            if _coincide(scale, series[group[0]], line):
+                group.append(number)
+                break
         else:
-            group.append(number)
+            groups.append([number])
     return [group for group in groups if len(group) > 1]
 
 

@@ -10,12 +10,10 @@ import yaml
 from ..checkpoints.directory import display_path
 from ..layouts.paths import flatten_mapping
 from ..layouts.sizes import counted, format_bytes
-from ..mesh.errors import UserError
-from ..mesh.files import check_replaceable
 from ..training.quantities import compact, duration, is_number, loss_text, three_digits
 from .charts import Series, collect_points, make_chart, run_look
-from .page import REPORT, figures_of, own_metrics, write_report
-from .run_record import RunRecord, final_figures
+from .page import figures_of
+from .run_record import RunRecord, final_figures, own_metrics
 from .templates import write_page
 from .time_course import NAMES
 
@@ -23,8 +21,6 @@ MISSING = object()
 """The value of a key that a config lacks."""
 NONE = "–"
 """The text for a missing figure or key."""
-IDENTITY = ("run.dir",)
-"""Keys that always differ."""
 
 
 class Row(NamedTuple):
@@ -92,36 +88,6 @@ def write_comparison(path: Path, records: Sequence[RunRecord]) -> None:
     )
 
 
-def write_pages(records: Sequence[RunRecord], out: Path | None, several: Path) -> Path:
-    """Writes the report of one run, or the page that compares several.
-
-    Args:
-        records: The runs.
-        out: The file; None for report.html of the one run.
-        several: The file for several runs if `out` is None.
-
-    Returns:
-        The file.
-
-    Raises:
-        UserError: The file cannot be written, or the path is a file that is not an HTML page.
-    """
-    path = out or (records[0].folder / REPORT if len(records) == 1 else several)
-    check_replaceable(path)
-    if path.is_file() and path.stat().st_size and not path.read_bytes()[:100].lstrip().lower().startswith(b"<!doctype"):
-        raise UserError(f"--out {path} is a file, but not an HTML page, and would be lost. Give another name.")
-    if path.is_dir():
-        name = REPORT if len(records) == 1 else several.name
-        raise UserError(f"--out {path} is a directory. Give the name of a file in it: {path / name}.")
-    try:
-        if len(records) == 1:
-            return write_report(records[0], path)
-        write_comparison(path, records)
-    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}. Give another file with --out.") from error
-    return path
-
-
 def comparison_json(records: Sequence[RunRecord], page: Path) -> dict[str, Any]:
     """Returns the content of a page for a program.
 
@@ -150,11 +116,11 @@ def summarize(records: Sequence[RunRecord], page: Path) -> str:
     if len(records) > 1:
         differences = config_differences([record.config for record in records])
         lines.append(f"{counted(len(differences), 'key')} of their configs differ: {', '.join(differences) or 'none'}")
-    for record in records:
-        if record.facts is None:
-            lines.append(
-                f"{display_path(record.folder)}: report.json is missing; layouts, memory and collectives are not shown."
-            )
+    lines += [
+        f"{display_path(record.folder)}: report.json is missing; layouts, memory and collectives are not shown."
+        for record in records
+        if record.facts is None
+    ]
     return "\n".join([*lines, f"Wrote {display_path(page)}"])
 
 
@@ -188,7 +154,7 @@ def config_differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[A
     """
     leaves = [flatten_mapping(config) for config in configs]
     keys = dict.fromkeys(key for each in leaves for key in each)
-    values = {key: [each.get(key, MISSING) for each in leaves] for key in keys if key not in IDENTITY}
+    values = {key: [each.get(key, MISSING) for each in leaves] for key in keys if key != "run.dir"}
     return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
 
 

@@ -11,7 +11,7 @@ from ..layouts.sizes import format_bytes
 from ..layouts.table import LayoutRow
 from ..layouts.tensor_layout import TensorLayout
 from ..mesh.axes import AXES
-from ..mesh.device_mesh import DeviceMesh
+from ..mesh.device_mesh import DeviceMesh, shorten
 
 GAP = "…"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -83,8 +83,8 @@ def draw_mesh(
     """
     axes = [axis for axis, size in enumerate(mesh.shape) if size > 1] or [len(mesh.shape) - 1]
     across, down, outer = axes[-1], axes[-2] if len(axes) > 1 else None, axes[:-2]
-    columns = _shorten(range(mesh.shape[across]), max_columns)
-    rows = _shorten(range(mesh.shape[down]), MAX_ROWS) if down is not None else [0]
+    columns = shorten(range(mesh.shape[across]), max_columns)
+    rows = shorten(range(mesh.shape[down]), MAX_ROWS) if down is not None else [0]
 
     def draw_grid(place: tuple[int, ...]) -> dict[str, Any]:
         fixed = dict(zip(outer, place, strict=True))
@@ -92,13 +92,15 @@ def draw_mesh(
         for row in rows:
             where = fixed | ({down: row} if down is not None else {})
             cells = [
-                None if row is None or column is None else cell(_full_place(mesh, {**where, across: column}))
+                None
+                if row is None or column is None
+                else cell(tuple({**where, across: column}.get(axis, 0) for axis in range(len(mesh.shape))))
                 for column in columns
             ]
             lines.append((row, cells))
         return {"places": [(mesh.axis_names[axis], number) for axis, number in fixed.items()], "rows": lines}
 
-    grids = _shorten(list(product(*(range(mesh.shape[axis]) for axis in outer))), max_grids)
+    grids = shorten(list(product(*(range(mesh.shape[axis]) for axis in outer))), max_grids)
     return {
         "across": mesh.axis_names[across],
         "down": mesh.axis_names[down] if down is not None else "",
@@ -201,7 +203,7 @@ def _sides(row: LayoutRow, down: int | None, across: int | None) -> tuple[int, i
 
 def _cuts(splits: Sequence[int], dim: int | None, length: float) -> list[tuple[int | None, float, float]]:
     """Returns the drawn parts along a dim: (number or None for a gap, start, length in pixels)."""
-    numbers = _shorten(range(splits[dim]), MAX_PARTS) if dim is not None else [0]
+    numbers = shorten(range(splits[dim]), MAX_PARTS) if dim is not None else [0]
     each = length / len(numbers)
     return [(number, place * each, each) for place, number in enumerate(numbers)]
 
@@ -211,15 +213,6 @@ def _dim_text(row: LayoutRow, dim: int) -> str:
     if parts == 1:
         return f"{row.shape[dim]}"
     return f"{row.shape[dim]} = {parts} × {row.shape[dim] // parts} over {', '.join(row.layout.axes_of_dim(dim))}"
-
-
-def _full_place(mesh: DeviceMesh, where: dict[int, int]) -> tuple[int, ...]:
-    return tuple(where.get(axis, 0) for axis in range(len(mesh.shape)))
-
-
-def _shorten(places: Sequence, limit: int) -> list:
-    """Keeps the first places and the last, with None for those left out."""
-    return list(places) if len(places) <= limit else [*places[: limit - 2], None, places[-1]]
 
 
 def _number(device: str) -> str:

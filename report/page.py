@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import yaml
@@ -14,7 +13,6 @@ from ..layouts.sizes import counted, format_bytes
 from ..layouts.table import LayoutRow, LayoutTable, largest, stack_bytes, stacks_of
 from ..mesh.device_mesh import DeviceMesh
 from ..training.quantities import (
-    OWN_FIGURES,
     compact,
     duration,
     is_number,
@@ -25,7 +23,7 @@ from ..training.quantities import (
 )
 from .charts import Reference, Series, collect_points, make_chart
 from .drawings import draw_array, draw_devices, mesh_sizes
-from .run_record import RunRecord, latest, seconds_trained
+from .run_record import RunRecord, final_figures, own_metrics, seconds_trained
 from .schedule_drawing import draw_svg
 from .templates import write_page
 from .time_course import make_timeline
@@ -44,6 +42,14 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "learning_rate": ("Learning rate", three_digits),
 }
 """Key of a record -> the title of its chart, and the format of its values."""
+TILES: dict[str, tuple[str, Callable[[float], str], str]] = {
+    "tokens_per_second": ("tokens per second", compact, "median"),
+    "rows_per_second": ("rows per second", compact, "median"),
+    "seconds_per_step": ("time per step", duration, "median"),
+    "flops_per_second": ("model FLOP/s", lambda value: with_unit(value, "FLOP/s"), "all devices together"),
+    "predicted_bytes": ("memory per device", format_bytes, "of the compiled step"),
+}
+"""Key of a final figure -> the name, format and remark of its tile."""
 
 
 class Tile(NamedTuple):
@@ -99,33 +105,21 @@ def describe_devices(mesh: DeviceMesh) -> str:
 
 def make_tiles(record: RunRecord) -> list[Tile]:
     """Returns the numbers in the head of the page."""
-    metrics, facts = record.metrics, record.facts
-    speed = speed_key(metrics)
-    final, losses = latest(metrics, "eval_loss"), collect_points(metrics, "loss")
-    medians = {
-        key: [value for _, value in collect_points(metrics, key)] for key in (speed, "seconds", "flops_per_second")
-    }
+    figures, facts, trained = final_figures(record), record.facts, seconds_trained(record.metrics)
+    losses = collect_points(record.metrics, "loss")
     found = []
-    if final is not None:
-        found.append(Tile("evaluation loss", loss_text(final), [_compare(final, each) for each in references(record)]))
+    if (loss := figures.get("eval_loss")) is not None:
+        found.append(Tile("evaluation loss", loss_text(loss), [_compare(loss, each) for each in references(record)]))
     if losses:
         found.append(Tile("training loss", loss_text(losses[-1][1]), [("", f"at step {losses[-1][0]:,}")]))
-    for key, name, write, remark in (
-        (speed, speed.replace("_", " "), compact, "median"),
-        ("seconds", "time per step", duration, "median"),
-        ("flops_per_second", "model FLOP/s", lambda value: with_unit(value, "FLOP/s"), "all devices together"),
-    ):
-        if medians[key]:
-            found.append(Tile(name, write(median(medians[key])), [("", remark)]))
-    trained = seconds_trained(metrics)
+    for key, (name, write, remark) in TILES.items():
+        if key in figures:
+            found.append(Tile(name, write(figures[key]), [("", remark)]))
     if trained is not None:
         found.append(Tile("time trained", duration(trained), [("", counted(record.step, "step"))]))
     if facts:
         held = f"{format_bytes(facts.table.bytes_per_device)} on each device"
         found.append(Tile("parameters", f"{facts.parameters:,}", [("", held)]))
-        if "total" in facts.costs.compiled:
-            memory = format_bytes(facts.costs.compiled["total"])
-            found.append(Tile("memory per device", memory, [("", "of the compiled step")]))
     return found
 
 
@@ -143,12 +137,6 @@ def figures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, Cal
     """Returns the entries of `FIGURES` to draw, with only one of the two speeds."""
     speed = speed_key(metrics)
     return {key: figure for key, figure in FIGURES.items() if key == speed or not key.endswith("_per_second")}
-
-
-def own_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the names of the model's own metrics, without the prefix of evaluations."""
-    names = {name.removeprefix("eval_") for record in metrics for name in record if name not in OWN_FIGURES}
-    return sorted(names)
 
 
 def layout_rows(table: LayoutTable) -> dict[str, Any]:
@@ -175,7 +163,7 @@ def _compare(loss: float, other: Reference) -> tuple[str, str]:
 
 def _charts(record: RunRecord) -> list[dict[str, Any] | None]:
     """Returns the large chart of the losses first, then the small charts."""
-    metrics, marks = record.metrics, record.course.marks
+    metrics, marks = record.metrics, record.course.events
 
     def both(key: str) -> list[Series]:
         evaluation = Series("evaluation", collect_points(metrics, f"eval_{key}"), "eval")
@@ -201,7 +189,6 @@ def _drawn_rows(table: LayoutTable) -> list[LayoutRow]:
 
 def _choose_samples(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns at most MAX_SAMPLES of the texts, evenly chosen, with the first and the last."""
-    texts = [each for each in samples if is_number(each.get("step")) and isinstance(each.get("text"), str)]
-    if len(texts) <= MAX_SAMPLES:
-        return texts
-    return [texts[round(place * (len(texts) - 1) / (MAX_SAMPLES - 1))] for place in range(MAX_SAMPLES)]
+    if len(samples) <= MAX_SAMPLES:
+        return list(samples)
+    return [samples[round(place * (len(samples) - 1) / (MAX_SAMPLES - 1))] for place in range(MAX_SAMPLES)]

@@ -14,6 +14,7 @@ from ..runtime.goodput import Goodput, ledger_lines, read_goodput
 from ..training.callbacks.recording import SAMPLES
 from ..training.metrics import read_metrics
 from ..training.quantities import OWN_FIGURES, is_number, speed_key
+from .charts import collect_points
 from .run_facts import Facts, read_facts
 from .time_course import Course, course_of
 
@@ -47,15 +48,12 @@ class RunRecord(NamedTuple):
     @property
     def steps(self) -> int | None:
         """The number of steps in the config; None if the config lacks it."""
-        train = self.config.get("train")
-        steps = train.get("steps") if isinstance(train, dict) else None
-        return steps if isinstance(steps, int) else None
+        return (self.config.get("train") or {}).get("steps")
 
     @property
     def title(self) -> str:
         """The run directory as the config names it."""
-        run = self.config.get("run")
-        return str(run.get("dir") if isinstance(run, dict) and run.get("dir") else self.folder)
+        return str((self.config.get("run") or {}).get("dir") or self.folder)
 
     @property
     def status(self) -> str:
@@ -86,6 +84,12 @@ def read_run(folder: Path) -> RunRecord:
     )
 
 
+def own_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the names of the model's own metrics, without the prefix of evaluations."""
+    names = {name.removeprefix("eval_") for record in metrics for name in record if name not in OWN_FIGURES}
+    return sorted(names)
+
+
 def final_figures(record: RunRecord) -> dict[str, Any]:
     """Returns the figures by which runs are compared, as far as they are known.
 
@@ -93,17 +97,14 @@ def final_figures(record: RunRecord) -> dict[str, Any]:
         Name -> a finite number; the latest logged value, unless the name says otherwise. The model's own metrics come
         last.
     """
-    metrics, facts = record.metrics, record.facts
+    metrics, facts, speed = record.metrics, record.facts, speed_key(record.metrics)
     found: dict[str, Any] = {"step": record.step, "steps": record.steps}
-    speed = speed_key(metrics)
     for key, name in ((speed, speed), ("seconds", "seconds_per_step"), ("flops_per_second", "flops_per_second")):
-        values = [each[key] for each in metrics if is_number(each.get(key))]
-        found[name] = median(values) if values else None
+        if points := collect_points(metrics, key):
+            found[name] = median(value for _, value in points)
     found |= {name: latest(metrics, name) for name in ("loss", "eval_loss")}
-    evaluated = [each for each in metrics if is_number(each.get("eval_loss"))]
-    if evaluated:
-        best = min(evaluated, key=lambda each: each["eval_loss"])
-        found |= {"best_eval_loss": best["eval_loss"], "best_eval_step": best["step"]}
+    if evaluations := collect_points(metrics, "eval_loss"):
+        found["best_eval_step"], found["best_eval_loss"] = min(evaluations, key=lambda point: point[1])
     if record.goodput:
         found |= {"goodput": record.goodput.share, "starts": record.goodput.starts, "seconds": record.goodput.total}
     if facts:
@@ -114,22 +115,24 @@ def final_figures(record: RunRecord) -> dict[str, Any]:
             "measured_bytes": max(facts.measured.values(), default=None),
             "collective_bytes": sum(line.bytes for line in facts.costs.found),
         }
-    own = {name for each in metrics for name in each if name.removeprefix("eval_") not in OWN_FIGURES}
-    found |= {name: latest(metrics, name) for name in sorted(own)}
+    for name in own_metrics(metrics):
+        found |= {name: latest(metrics, name), f"eval_{name}": latest(metrics, f"eval_{name}")}
     return {name: value for name, value in found.items() if is_number(value)}
 
 
 def seconds_trained(metrics: Sequence[Mapping[str, Any]]) -> float | None:
     """Returns the time of all steps; None if a record lacks its seconds."""
-    if not all(is_number(each.get("seconds")) and is_number(each.get("step")) for each in metrics):
+    points = collect_points(metrics, "seconds")
+    if len(points) < len(metrics):
         return None
-    ends = [0, *(each["step"] for each in metrics)]
-    return sum(each["seconds"] * (end - start) for each, (start, end) in zip(metrics, pairwise(ends), strict=True))
+    ends = [0, *(step for step, _ in points)]
+    return sum(seconds * (end - start) for (end, seconds), start in zip(points, ends, strict=False))
 
 
 def latest(metrics: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """Returns the latest value of a metric that is a finite number; None if there is none."""
-    return next((each[name] for each in reversed(metrics) if is_number(each.get(name))), None)
+    points = collect_points(metrics, name)
+    return points[-1][1] if points else None
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:
@@ -139,27 +142,23 @@ def _read_steps(path: Path) -> list[dict[str, Any]]:
             f"{path} {'is empty' if path.is_file() else 'is missing'}: metrics to show are missing. Wait until the "
             "run has logged a step (run.log_every), or give another run."
         )
-    before = 0
-    for number, record in enumerate(records, 1):
-        step = record.get("step")
+    steps = [0, *(record.get("step") for record in records)]
+    for number, (before, step) in enumerate(pairwise(steps), 1):
         if type(step) is not int or step <= before:
             raise UserError(
                 f"{path}, record {number}: invalid step {step!r} after step {before}; steps must be ascending "
                 "integers. Remove the record."
             )
-        before = step
     return records
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         document = read_yaml(path.read_text(encoding="utf-8"))
-        wrong = "; ".join(problem.message for problem in document.problems)
-        wrong = wrong or ("" if isinstance(document.value, dict) else "it must be a mapping of sections")
-    except FileNotFoundError:
-        raise UserError(f"{path}, the config of the run, is missing. Restore it, or give another run.") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not valid UTF-8 ({error.reason}). Restore it, or give another run.") from error
-    if wrong:
-        raise UserError(f"{path} is not a valid config of a run: {wrong}. Restore it, or give another run.")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The config of the run cannot be read: {error}. Restore it, or give another run.") from error
+    problems = "; ".join(problem.message for problem in document.problems)
+    if problems or not isinstance(document.value, dict):
+        problems = problems or "it must be a mapping of sections"
+        raise UserError(f"{path} is not a valid config of a run: {problems}. Restore it, or give another run.")
     return redact_config(document.value)

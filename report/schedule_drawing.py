@@ -36,8 +36,6 @@ STYLES = {
     Kind.BACKWARD_WEIGHT: "white on #7a5bc7",
 }
 IDLE = "."
-MAX_SECTIONS = 4
-"""Sections of a timeline that is wider than the terminal; of more, the first ones and the last are drawn."""
 MAX_WIDTH, MIN_WIDTH = 1480, 640
 """Pixels of the whole timeline, as long as a tick is neither more than TICK wide nor less than MIN_TICK."""
 TICK, MIN_TICK = 27, 4
@@ -69,13 +67,7 @@ def draw_text(schedule: Schedule, width: int) -> Text:
     margin = max(map(len, labels)) + 2
     across = max(5, (width - margin) // cell)
     text = Text(describe_sizes(schedule) + "\n")
-    starts = list(range(0, schedule.num_ticks, across))
-    left_out = starts[MAX_SECTIONS - 1 : -1] if len(starts) > MAX_SECTIONS else []
-    for start in starts:
-        if start in left_out:
-            if start == left_out[0]:
-                text.append(f"\n... ticks {start} to {left_out[-1] + across - 1}; --svg FILE draws them all\n", "dim")
-            continue
+    for start in range(0, schedule.num_ticks, across):
         section = range(start, min(start + across, schedule.num_ticks))
         text.append("\n").append(_tick_numbers(section, margin, cell), "dim")
         for label, actions in zip(labels, schedule.by_stage, strict=True):

@@ -5,12 +5,13 @@ included.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..mesh.errors import counted
 from ..runtime.goodput import KINDS, Goodput
-from ..training.quantities import duration, is_number
-from .charts import Mark, ticks
+from ..training.quantities import duration
+from .charts import Mark, collect_points, ticks
 
 TOGETHER = 0.05
 """Maximum seconds between lines of the ledger that were written together."""
@@ -52,16 +53,11 @@ class Course(NamedTuple):
 
     Attributes:
         stretches: Consecutive intervals.
-        events: Restarts, saves, lost steps and skipped updates, each with the seconds since the start of the run.
+        events: Restarts, saves, lost steps and skipped updates.
     """
 
     stretches: list[Stretch]
-    events: list[tuple[float, Mark]]
-
-    @property
-    def marks(self) -> list[Mark]:
-        """The events without their times, by step."""
-        return sorted((mark for _, mark in self.events), key=lambda mark: mark.step)
+    events: list[Mark]
 
     @property
     def seconds(self) -> float:
@@ -77,7 +73,7 @@ def course_of(lines: Iterable[Mapping[str, Any]], metrics: Sequence[Mapping[str,
         metrics: The records of metrics.jsonl, which contain the skipped updates.
     """
     stretches: list[Stretch] = []
-    events: list[tuple[float, Mark]] = []
+    events: list[Mark] = []
     saved: set[int] = set()
     step = starts = 0
     for group in _group_by_time(lines):
@@ -90,17 +86,18 @@ def course_of(lines: Iterable[Mapping[str, Any]], metrics: Sequence[Mapping[str,
         for line in group:
             if line["kind"] == "lost":
                 step = line["from"] - 1
-                events.append((at, Mark(step, "lost", f"steps {line['from']:,} to {line['to']:,} were lost")))
+                events.append(Mark(step, "lost", f"steps {line['from']:,} to {line['to']:,} were lost", at))
             starts += line["kind"] == "begin"
             if line["kind"] == "begin" and starts > 1:
-                events.append((at, Mark(step, "start", f"start {starts}, after step {step:,}")))
+                events.append(Mark(step, "start", f"start {starts}, after step {step:,}", at))
         step = max([step, *(line["to"] for line in group if line["kind"] == "step" and "to" in line)])
         if seconds:
             stretches.append(Stretch(begin, begin + sum(seconds.values()), seconds, step))
         if "save" in seconds and step not in saved:
             saved.add(step)
-            events.append((stretches[-1].end, Mark(step, "save", f"save of step {step:,}")))
-    return Course(stretches, events + [(_time_of(mark.step, stretches), mark) for mark in _skipped_updates(metrics)])
+            events.append(Mark(step, "save", f"save of step {step:,}", stretches[-1].end))
+    skipped = [mark._replace(at=_time_of(mark.step, stretches)) for mark in _skipped_updates(metrics)]
+    return Course(stretches, events + skipped)
 
 
 def shares(goodput: Goodput) -> list[tuple[str, str, float, str]]:
@@ -115,14 +112,14 @@ def make_timeline(course: Course) -> dict[str, Any] | None:
     if course.seconds <= 0 or len(course.stretches) < 3:
         return None
     bins = divide(course.stretches, BINS)
-    placed = [(min(at / course.seconds, 1.0), mark) for at, mark in course.events]
-    events = list({(mark.kind, round(place * BINS)): (place, mark) for place, mark in placed}.values())
-    words = [f"{duration(at)}: {mark.text}" for at, mark in course.events[:MAX_EVENTS]]
+    placed = [(BINS * min(mark.at / course.seconds, 1.0), mark) for mark in course.events]
+    events = {(mark.kind, round(place)): (mark.kind, f"{place:.2f}", mark.text) for place, mark in placed}
+    words = [f"{duration(mark.at)}: {mark.text}" for mark in course.events[:MAX_EVENTS]]
     return {
         "bins": BINS,
         "areas": [(kind, area) for kind in KINDS if (area := _area(bins, kind))],
         "description": ". ".join([f"{duration(course.seconds)} in total", *words]) + ".",
-        "events": [(mark.kind, f"{place * BINS:.2f}", mark.text) for place, mark in events],
+        "events": list(events.values()),
         "labels": [
             (round(100 * at / course.seconds, 2), duration(at) if at else "0")
             for at in ticks(0, course.seconds, count=4)
@@ -188,12 +185,9 @@ def _group_by_time(lines: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[
 
 def _skipped_updates(metrics: Sequence[Mapping[str, Any]]) -> list[Mark]:
     """Returns the records with more skipped updates than the record before; a new process counts from 0 again."""
-    found, before = [], 0.0
-    for record in metrics:
-        total = record.get("skipped", 0.0)
-        if not (is_number(total) and is_number(record.get("step"))):
-            continue
-        if total > before:
-            found.append(Mark(record["step"], "skipped", f"{counted(round(total - before), 'update')} skipped so far"))
-        before = total
-    return found
+    points = [(0, 0.0), *collect_points(metrics, "skipped")]
+    return [
+        Mark(step, "skipped", f"{counted(round(total - before), 'update')} skipped so far")
+        for (_, before), (step, total) in pairwise(points)
+        if total > before
+    ]

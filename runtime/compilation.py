@@ -39,7 +39,6 @@ from typing import Any, NamedTuple
 import jax
 
 from ..configs.schema import RunConfig
-from ..layouts.sizes import format_bytes
 from ..mesh.compat import backend_started, coordination_client, is_intact_program, keep_programs
 from ..mesh.devices import has_accelerators
 from ..mesh.errors import UserError
@@ -267,16 +266,6 @@ def open_cache(run: RunConfig, simulated: int, rendezvous: float, say: Callable[
     if directory.path != before or keys is not None:
         keep_programs(AgreedPrograms(Path(directory.path), keys) if keys is not None and directory.path else None)
     return directory
-
-
-def describe_cache(directory: CacheDirectory) -> str:
-    """Returns the directory, with the number and size of its programs if it exists."""
-    sizes = []
-    if directory.on_disk:
-        for path in Path(directory.path).glob(f"*{SUFFIX}"):
-            with suppress(OSError):
-                sizes.append(path.stat().st_size)
-    return f"{directory}, {len(sizes):,} programs, {format_bytes(sum(sizes))}" if directory.on_disk else str(directory)
 
 
 class ProgramLost(BaseException):

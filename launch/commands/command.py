@@ -1,6 +1,7 @@
 """The structure of a command, and the arguments that several commands share."""
 
 import argparse
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,25 +43,30 @@ class Command(NamedTuple):
 
     Attributes:
         name: The name on the command line.
-        summary: One line for the list of commands.
         example: An example command line.
-        text: A description with examples.
+        run: Runs the command; returns the exit code. Its docstring is the description in the help text, and the first
+            line of that is the summary in the list of commands.
         add_arguments: Adds the arguments to a parser.
-        run: Runs the command; returns the exit code.
         help: The end of the help text, before the exit codes.
-        parts: Commands that the first argument selects; their names begin with this command's name.
         is_run: If it trains, and therefore ends with code 75 and a message on signals from the beginning.
     """
 
     name: str
-    summary: str
     example: str
-    text: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
     help: str = CONFIG_HELP
-    parts: "tuple[Command, ...]" = ()
     is_run: bool = False
+
+    @property
+    def description(self) -> str:
+        """The description with examples."""
+        return inspect.getdoc(self.run) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the description."""
+        return self.description.partition("\n")[0]
 
 
 class Print(argparse.Action):
@@ -84,11 +90,8 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def add_fresh(parser: argparse.ArgumentParser) -> None:
     """Adds --fresh."""
-    parser.add_argument(
-        "--fresh",
-        action="store_true",
-        help="start from step 0; the contents of run.dir, except logs, are moved to run.dir.old-1 (-2, ...)",
-    )
+    text = "start from step 0; the contents of run.dir, except logs, are moved to run.dir.old-1 (-2, ...)"
+    parser.add_argument("--fresh", action="store_true", help=text)
 
 
 def add_run(parser: argparse.ArgumentParser, also: str = "") -> None:
@@ -96,27 +99,27 @@ def add_run(parser: argparse.ArgumentParser, also: str = "") -> None:
     parser.add_argument("place", metavar="RUN", help=f"{PLACE}{also}")
 
 
-def add_trained(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of every command that loads the model of a run."""
-    add_run(parser, also=OR_CONFIG)
-    add_overrides(parser)
-    add_step(parser, "the latest")
-    add_ema(parser)
-
-
 def add_overrides(parser: argparse.ArgumentParser, text: str = "override values of the run's config") -> None:
     """Adds key=value."""
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help=text)
 
 
-def add_ema(parser: argparse.ArgumentParser) -> None:
-    """Adds --ema."""
+def add_step(parser: argparse.ArgumentParser, default: str = "the latest") -> None:
+    """Adds --step."""
+    parser.add_argument("--step", type=int, metavar="N", help=f"the checkpoint of this step (default: {default})")
+
+
+def add_step_and_ema(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that select the parameters of a run."""
+    add_step(parser)
     parser.add_argument("--ema", action="store_true", help="use the averaged parameters of the run (optimizer.ema)")
 
 
-def add_step(parser: argparse.ArgumentParser, default: str) -> None:
-    """Adds --step."""
-    parser.add_argument("--step", type=int, metavar="N", help=f"the checkpoint of this step (default: {default})")
+def add_trained(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of every command that loads the model of a run."""
+    add_run(parser, also=OR_CONFIG)
+    add_overrides(parser)
+    add_step_and_ema(parser)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -15,42 +15,25 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
 
 
 def completion(arguments: argparse.Namespace) -> int:
-    """Prints the script for a shell."""
+    """Prints a script that completes commands in bash or zsh.
+
+    Load it when the shell starts:
+
+      echo 'eval "$(spmdkit completion bash)"' >> ~/.bashrc
+      spmdkit completion zsh > ~/.zfunc/_spmdkit                a directory of $fpath, before compinit
+    """
     import shtab
 
     parser = argparse.ArgumentParser(prog="spmdkit")
-    _add_commands(parser, arguments.commands)
-    print(shtab.complete(parser, shell=arguments.shell))
-    return 0
-
-
-def _add_commands(parser: argparse.ArgumentParser, commands: tuple[Command, ...]) -> None:
-    """Adds a subparser for each command and its parts."""
-    import shtab
-
     choices = parser.add_subparsers()
-    for command in commands:
-        added = choices.add_parser(command.name.split()[-1], help=command.summary)
-        if command.parts:
-            _add_commands(added, command.parts)
-            continue
+    for command in arguments.commands:
+        added = choices.add_parser(command.name, help=command.summary)
         command.add_arguments(added)
         for action in added._actions:
             if action.metavar in FILES and not action.choices:
                 action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]
+    print(shtab.complete(parser, shell=arguments.shell))
+    return 0
 
 
-COMMAND = Command(
-    "completion",
-    "print a script that completes commands in bash or zsh",
-    "spmdkit completion bash",
-    """
-Prints a script that completes commands, options and files. Load it when the shell starts:
-
-  echo 'eval "$(spmdkit completion bash)"' >> ~/.bashrc
-  spmdkit completion zsh > ~/.zfunc/_spmdkit                a directory of $fpath, before compinit
-""",
-    add_completion,
-    completion,
-    "",
-)
+COMMAND = Command("completion", "spmdkit completion bash", completion, add_completion, help="")

@@ -1,17 +1,18 @@
 """Commands for the model of a run: `evaluate`, `predict`, `generate`."""
 
 import argparse
+import json
+import math
 from collections.abc import Sequence
 
 from .command import (
     OR_CONFIG,
     TRAINED_HELP,
     Command,
-    add_ema,
     add_json,
     add_overrides,
     add_run,
-    add_step,
+    add_step_and_ema,
     add_trained,
     open_run,
 )
@@ -21,29 +22,33 @@ EVALUATION = "evaluation"
 
 def add_split(parser: argparse.ArgumentParser) -> None:
     """Adds --split."""
-    parser.add_argument(
-        "--split", choices=(EVALUATION, "train"), default=EVALUATION, help="the rows to use (default: evaluation)"
-    )
+    text = "the rows to use (default: evaluation)"
+    parser.add_argument("--split", choices=(EVALUATION, "train"), default=EVALUATION, help=text)
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `evaluate`."""
     add_trained(parser)
     add_split(parser)
-    parser.add_argument(
-        "--batches",
-        type=int,
-        metavar="N",
-        help="stop after N batches, like training with eval.batches=N (default: all)",
-    )
+    text = "stop after N batches, like training with eval.batches=N (default: all)"
+    parser.add_argument("--batches", type=int, metavar="N", help=text)
     add_json(parser)
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """Prints the loss of a run's model, the number of rows, and that of the rows in the log of the run."""
-    import json
-    import math
+    """Computes the loss of a trained model on evaluation or other data.
 
+    Every row counts once, by its weight, on any mesh. Training with eval.batches=N evaluates only N batches, so its log
+    refers to other rows: then the output says so, and --batches N selects the same rows. Results on the same rows are
+    compared with the log of the run, and a difference is reported with both values. The mesh is that of the run if
+    there are enough devices; otherwise its strategy is adapted to the available ones. One device is always enough. Data
+    in other files, data.files=[...], is evaluated completely.
+
+      spmdkit evaluate runs/quickstart               the latest checkpoint
+      spmdkit evaluate runs/quickstart --step 200    another one
+      spmdkit evaluate runs/quickstart 'strategy={fsdp: 8}' --json
+      spmdkit evaluate runs/mine 'data.files=["new/*.txt"]'
+    """
     from ...mesh.errors import UserError, printable
     from ...mesh.processes import is_main_process
     from ...runtime.loading.eval_rows import (
@@ -88,26 +93,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-EVALUATE = Command(
-    "evaluate",
-    "compute the loss of a trained model on its evaluation split or other data",
-    "spmdkit evaluate runs/quickstart",
-    """
-Loads the model of a run and prints its loss on the evaluation split. Every row counts once, by its weight, on any mesh.
-Training with eval.batches=N evaluates only N batches, so its log refers to other rows: then the output says so, and
---batches N selects the same rows. Results on the same rows are compared with the log of the run, and a difference is
-reported with both values. The mesh is that of the run if there are enough devices; otherwise its strategy is adapted to
-the available ones. One device is always enough. Data in other files, data.files=[...], is evaluated completely.
-
-  spmdkit evaluate runs/quickstart               the latest checkpoint
-  spmdkit evaluate runs/quickstart --step 200    another one
-  spmdkit evaluate runs/quickstart 'strategy={fsdp: 8}' --json
-  spmdkit evaluate runs/mine 'data.files=["new/*.txt"]'
-""",
-    add_evaluate,
-    evaluate,
-    TRAINED_HELP,
-)
+EVALUATE = Command("evaluate", "spmdkit evaluate runs/quickstart", evaluate, add_evaluate, TRAINED_HELP)
 
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
@@ -115,16 +101,22 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     add_trained(parser)
     parser.add_argument("--out", metavar="FILE.npz", required=True, help="the file to write")
     add_split(parser)
-    parser.add_argument(
-        "--keep", metavar="NAMES", default="", help="arrays of the data to include, such as targets,weights"
-    )
+    text = "arrays of the data to include, such as targets,weights"
+    parser.add_argument("--keep", metavar="NAMES", default="", help=text)
     parser.add_argument("--force", action="store_true", help="replace earlier predictions")
     add_json(parser)
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Writes the predictions of a run's model to a file."""
-    import json
+    """Writes the predictions of a trained model for each row to a .npz file.
+
+    The rows are those of the evaluation split, in order. The results of the model's `predict` are the array
+    `predictions` of the file; if it returns a tree, one array for each leaf. Batches are written one by one, so that
+    memory use does not grow. The number of rows is that of the data, on any mesh.
+
+      spmdkit predict runs/mlp --out predictions.npz --keep targets
+      spmdkit predict runs/mlp --out new.npz data.source=arrays 'data.files=["new.npz"]'
+    """
     from pathlib import Path
 
     from ...mesh.errors import printable
@@ -152,22 +144,7 @@ def predict(arguments: argparse.Namespace) -> int:
     return 0
 
 
-PREDICT = Command(
-    "predict",
-    "write the predictions of a trained model for each row to a .npz file",
-    "spmdkit predict runs/mlp --out predictions.npz",
-    """
-Loads the model of a run and writes the result of its `predict` for every row of the evaluation split, in order, as the
-array `predictions` of a .npz file; if it returns a tree, one array for each leaf. Batches are written one by one, so
-that memory use does not grow. The number of rows is that of the data, on any mesh.
-
-  spmdkit predict runs/mlp --out predictions.npz --keep targets
-  spmdkit predict runs/mlp --out new.npz data.source=arrays 'data.files=["new.npz"]'
-""",
-    add_predict,
-    predict,
-    TRAINED_HELP,
-)
+PREDICT = Command("predict", "spmdkit predict runs/mlp --out predictions.npz", predict, add_predict, TRAINED_HELP)
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
@@ -175,38 +152,37 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     add_run(parser, also=OR_CONFIG)
     parser.add_argument("word", metavar="PROMPT", nargs="?", help="the text to continue (default: sample.prompt)")
     add_overrides(parser)
-    parser.add_argument("--prompt", metavar="TEXT", help="a PROMPT that looks like key=value")
-    add_step(parser, "the latest")
-    add_ema(parser)
+    add_step_and_ema(parser)
     parser.add_argument("--length", type=int, metavar="N", help="tokens to generate (default: sample.length)")
-    parser.add_argument(
-        "--temperature", type=float, metavar="T", help="0 = the most likely token (default: sample.temperature)"
-    )
+    text = "0 = the most likely token (default: sample.temperature)"
+    parser.add_argument("--temperature", type=float, metavar="T", help=text)
     parser.add_argument("--seed", type=int, metavar="S", help="the random seed (default: run.seed)")
     add_json(parser)
 
 
 def generate(arguments: argparse.Namespace) -> int:
-    """Prints a prompt and its continuation by a run's model."""
-    import json
+    """Continues a prompt with the language model of a run.
 
+    The prompt is text if the run was trained on text, as bytes or with data.tokenizer; otherwise it consists of token
+    ids, "17 4 256", and ids are printed. If it looks like key=value, give it as sample.prompt=PROMPT. The same seed
+    samples the same tokens on every mesh, up to rounding.
+
+      spmdkit generate runs/quickstart "def main" --length 100
+      spmdkit generate runs/quickstart --temperature 0
+      spmdkit generate runs/quickstart "def main" --seed 1 run.simulate=0
+    """
     from ...mesh.errors import printable
     from ...mesh.processes import is_main_process
 
-    prompt, overrides = split_prompt(arguments.word, arguments.overrides, arguments.prompt)
-    options = {
+    prompt, overrides = split_prompt(arguments.word, arguments.overrides)
+    given = {
         "sample.length": arguments.length,
         "sample.temperature": arguments.temperature,
         "run.seed": arguments.seed,
     }
-    overrides += [f"{key}={value}" for key, value in options.items() if value is not None]  # validated like these keys
+    overrides += [f"{key}={value}" for key, value in given.items() if value is not None]
     with open_run(arguments, overrides) as run:
-        tokens = run.generate(
-            run.tokens(prompt),
-            length=arguments.length,
-            temperature=arguments.temperature,
-            seed=arguments.seed,
-        )
+        tokens = run.generate(run.tokens(prompt))
         if not is_main_process():
             return 0
         if arguments.json:
@@ -216,13 +192,12 @@ def generate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def split_prompt(word: str | None, others: Sequence[str], given: str | None = None) -> tuple[str | None, list[str]]:
+def split_prompt(word: str | None, others: Sequence[str]) -> tuple[str | None, list[str]]:
     """Separates the prompt from `key=value` arguments, in any order.
 
     Args:
         word: The first argument after the run, or None.
         others: The arguments after it.
-        given: The argument of `--prompt`.
 
     Returns:
         The prompt or None, and the `key=value` arguments.
@@ -234,7 +209,7 @@ def split_prompt(word: str | None, others: Sequence[str], given: str | None = No
     from .suggestions import is_override
 
     words = [each for each in (word, *others) if each is not None]
-    prompts = [each for each in words if not is_override(each)] + ([] if given is None else [given])
+    prompts = [each for each in words if not is_override(each)]
     if len(prompts) > 1:
         raise UserError(
             f"spmdkit generate takes one PROMPT, got {len(prompts)}: {', '.join(map(repr, prompts))}. Quote a prompt "
@@ -243,20 +218,4 @@ def split_prompt(word: str | None, others: Sequence[str], given: str | None = No
     return next(iter(prompts), None), [each for each in words if is_override(each)]
 
 
-GENERATE = Command(
-    "generate",
-    "continue a prompt with a trained language model",
-    'spmdkit generate runs/quickstart "def main" --length 100',
-    """
-Loads the language model of a run and prints a prompt with its continuation. The prompt is text if the run was trained
-on text, as bytes or with data.tokenizer; otherwise it consists of token ids, "17 4 256", and ids are printed. The same
-seed samples the same tokens on every mesh, up to rounding.
-
-  spmdkit generate runs/quickstart "def main" --length 100
-  spmdkit generate runs/quickstart --temperature 0
-  spmdkit generate runs/quickstart "def main" --seed 1 run.simulate=0
-""",
-    add_generate,
-    generate,
-    TRAINED_HELP,
-)
+GENERATE = Command("generate", 'spmdkit generate runs/quickstart "def main"', generate, add_generate, TRAINED_HELP)

@@ -25,6 +25,11 @@ cell is a tick: F0, B3, W3, R2, F0.1 (microbatch 0, chunk 1), or empty. The file
 """
 
 
+def numbers(text: str) -> list[float]:
+    """Parses numbers with commas in between."""
+    return [float(number) for number in text.split(",")]
+
+
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `schedule`."""
     parser.add_argument("name", metavar="NAME", help="a schedule, or the path of your own CSV file")
@@ -32,28 +37,26 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--microbatches", metavar="M", type=int, help="microbatches of a batch, at least S")
     parser.add_argument("--virtual", metavar="V", type=int, help="chunks of the model on each stage")
     parser.add_argument("--recompute", action="store_true", help="compute each forward again for its backward")
-    parser.add_argument(
-        "--costs",
-        metavar="F,B,W",
-        default="1,1,1",
-        help="costs of a stage's forward, backward to input, and backward to weights",
-    )
+    text = "costs of a stage's forward, backward to input, and backward to weights"
+    parser.add_argument("--costs", metavar="F,B,W", type=numbers, default="1,1,1", help=text)
     parser.add_argument("--svg", metavar="FILE", help="also draw the schedule as an SVG file")
     parser.add_argument("--csv", metavar="FILE", help="also write the table of the schedule, to edit and read again")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a drawing")
 
 
 def schedule(arguments: argparse.Namespace) -> int:
-    """Prints a schedule, and writes the requested files.
+    """Draws a pipeline schedule, and prints its time, bubble and memory.
 
-    Args:
-        arguments: The arguments of `add_schedule`.
+    Draws the action of each stage at each tick. The costs are the time of a step, the share of it in which stages are
+    idle, and the peak activations of each stage. Nothing is compiled, and no device is used.
 
-    Returns:
-        The exit code.
-
-    Raises:
-        UserError: The name, the sizes, the costs or a file are invalid.
+      spmdkit schedule 1f1b --stages 4 --microbatches 8
+      spmdkit schedule interleaved_1f1b --stages 4 --microbatches 8 --virtual 2   two chunks per stage: half the bubble
+      spmdkit schedule zb_h1 --stages 4 --microbatches 8 --costs 1,1.2,0.8        measured costs
+      spmdkit schedule zbv --stages 4 --microbatches 8 --svg zbv.svg              a picture
+      spmdkit schedule gpipe --stages 4 --microbatches 8 --recompute --json       for a program to read
+      spmdkit schedule 1f1b --stages 2 --microbatches 4 --csv mine.csv            the table, to edit
+      spmdkit schedule mine.csv                                                   checked, timed and drawn
     """
     from rich.console import Console
 
@@ -62,13 +65,12 @@ def schedule(arguments: argparse.Namespace) -> int:
     from ...parallel.schedule.timing import measure
     from ...report.schedule_drawing import draw_svg, draw_text
 
-    costs = _parse_costs(arguments.costs)
-    found = _find_schedule(arguments)
+    found, costs = _find_schedule(arguments), arguments.costs
     timing = measure(found, costs)
     if arguments.svg:
-        _write(arguments.svg, draw_svg(found, costs))
+        Path(arguments.svg).write_text(draw_svg(found, costs), encoding="utf-8")
     if arguments.csv:
-        _write(arguments.csv, csv_text(found))
+        Path(arguments.csv).write_text(csv_text(found), encoding="utf-8")
     if arguments.json:
         print(json.dumps(schedule_to_json(found, timing), indent=2))
         return 0
@@ -91,54 +93,11 @@ def _find_schedule(arguments: argparse.Namespace) -> "Schedule":
             raise UserError(f"{name} lists its own recomputations: add R0, R1, ... to it, and remove --recompute.")
         return read_schedule(name, stages=stages, microbatches=microbatches, virtual=arguments.virtual)
     if stages is None or microbatches is None:
-        options = (("--stages", stages), ("--microbatches", microbatches))
-        missing = " and ".join(option for option, value in options if value is None)
         make_schedule(name, 1, 1, virtual=None)  # an unknown name is reported first
-        raise UserError(f"schedule {name} needs {missing}; for example --stages 4 --microbatches 8.")
+        raise UserError(f"schedule {name} needs --stages and --microbatches; for example --stages 4 --microbatches 8.")
     return make_schedule(name, stages, microbatches, virtual=arguments.virtual, recompute=arguments.recompute)
 
 
-def _parse_costs(text: str) -> list[float]:
-    from ...mesh.errors import UserError
-
-    try:
-        return [float(cost) for cost in text.split(",")]
-    except ValueError:
-        raise UserError(
-            f"--costs must be numbers, got {text}: the costs of forward, backward to the input and backward to the "
-            "weights, such as --costs 1,1.2,0.9."
-        ) from None
-
-
-def _write(path: str, text: str) -> None:
-    from ...mesh.errors import UserError
-    from ...mesh.known_causes import MACHINE_FIXES
-
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        if error.errno in MACHINE_FIXES:
-            raise
-        raise UserError(f"Cannot write {path}: {error.strerror}.") from error
-
-
 COMMAND = Command(
-    "schedule",
-    "draw a pipeline schedule; its time, bubble and memory",
-    "spmdkit schedule 1f1b --stages 4 --microbatches 8",
-    """
-Draws the action of each pipeline stage at each tick, and prints the costs: the time of a step, the share of it in which
-stages are idle, and the peak activations of each stage. Nothing is compiled, and no device is used.
-
-  spmdkit schedule 1f1b --stages 4 --microbatches 8
-  spmdkit schedule interleaved_1f1b --stages 4 --microbatches 8 --virtual 2      two chunks per stage: half the bubble
-  spmdkit schedule zb_h1 --stages 4 --microbatches 8 --costs 1,1.2,0.8           measured costs
-  spmdkit schedule zbv --stages 4 --microbatches 8 --svg zbv.svg                 a picture
-  spmdkit schedule gpipe --stages 4 --microbatches 8 --recompute --json          for a program to read
-  spmdkit schedule 1f1b --stages 2 --microbatches 4 --csv mine.csv               the table, to edit
-  spmdkit schedule mine.csv                                                      checked, timed and drawn
-""",
-    add_schedule,
-    schedule,
-    SCHEDULE_HELP,
+    "schedule", "spmdkit schedule 1f1b --stages 4 --microbatches 8", schedule, add_schedule, SCHEDULE_HELP
 )

@@ -3,8 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from ...configs import load_config
 from ...configs.schema import RunConfig
@@ -16,8 +15,8 @@ from ...mesh.processes import ProcessesMissing, print_progress, ranks
 from ..startup.addresses import PortTaken
 from ..startup.detection import Job, find_job
 from ..startup.worker import count_simulated
-from .host_checks import check_compilation, check_devices, check_machine, check_versions, installed_versions
-from .job_checks import Finding, check_coordinator, check_run_dir, compare, describe_job, find_other_jobs
+from .host_checks import check_devices, check_machine, check_versions, installed_versions
+from .job_checks import Finding, check_coordinator, check_run_dir, compare, describe_job
 
 NAME_WIDTH = 14
 
@@ -38,63 +37,59 @@ def examine(source: str | None, overrides: Sequence[str] = (), *, as_json: bool 
     """
     try:
         job = find_job()
-        found = [*describe_job(job), *find_other_jobs(job, os.environ)]
+        found = describe_job(job)
     except UserError as error:
         job, found = None, [Finding("job", str(error), "wrong")]
-    run, nodes, run_dir = RunConfig(), 1, "."
+    run = RunConfig()
     if source is not None:
         try:
             processes = job.num_processes if job else 1
-            config = load_config(source, overrides, num_processes=processes, simulate=count_simulated())
-            run, nodes, run_dir = config.run, config.launch.nodes, config.run.dir
+            run = load_config(source, overrides, num_processes=processes, simulate=count_simulated()).run
         except UserError as error:
             found.append(Finding("config", str(error), "wrong"))
-    by_rank, have_met = _examine_together(job, found, run, nodes, absolute_path(run_dir), seconds)
-    if job is None or job.process_id == 0 or not have_met:
-        print(format_json(by_rank, job) if as_json else format_text(by_rank, job))
-    return INVALID_INPUT if any(map(has_problems, by_rank)) else FINISHED
+    by_rank = _examine_together(job, found, run, run.dir if source else ".", seconds)
+    if job is None or job.process_id == 0 or len(by_rank) == 1:
+        print(format_json(by_rank) if as_json else format_text(by_rank))
+    is_ok = all(finding.level != "wrong" for findings in by_rank for finding in findings)
+    return FINISHED if is_ok else INVALID_INPUT
 
 
 def _examine_together(
-    job: Job | None, found: list[Finding], run: RunConfig, nodes: int, run_dir: Path, seconds: float
-) -> tuple[list[list[Finding]], bool]:
-    """Returns the findings by rank, and whether the processes have connected; otherwise those of this process."""
-    versions = installed_versions()
+    job: Job | None, found: list[Finding], run: RunConfig, run_dir: str, seconds: float
+) -> list[list[Finding]]:
+    """Returns the findings by rank; only those of this process if it is alone or the others did not connect."""
+    versions, folder = installed_versions(), absolute_path(run_dir)
     simulated = count_simulated() or run.simulate
-    is_alone = job is None or not job.is_shared
     found = [
         *found,
         *check_versions(versions),
         *check_devices(os.environ, simulated, job, versions),
         *check_machine(simulated * ((job.local_processes if job else None) or 1)),
-        *check_run_dir(run_dir, is_alone and nodes > 1),  # processes that connect compare it themselves
-        *check_compilation(run, simulated, os.environ),
+        check_run_dir(folder),
     ]
-    if job is None or is_alone:
-        return [found], False
+    if job is None or not job.is_shared:
+        return [found]
     found += check_coordinator(job, os.environ, len({*(job.hosts or job.nodes)}) > 1)
     on_cpu = simulated > 0 or not has_accelerators()
     try:
-        return compare(job, found, run_dir, versions, on_cpu=on_cpu, seconds=seconds, say=print_progress), True
+        return compare(job, found, folder, versions, on_cpu=on_cpu, seconds=seconds, say=print_progress)
     except (ProcessesMissing, PortTaken, UserError) as error:
         fix = "start `spmdkit doctor` in every process, like the run itself"
-        return [[*found, Finding("processes", str(error), "wrong", fix)]], False
+        return [[*found, Finding("processes", str(error), "wrong", fix)]]
 
 
-def format_text(by_rank: Sequence[Sequence[Finding]], job: Job | None) -> str:
+def format_text(by_rank: Sequence[Sequence[Finding]]) -> str:
     """Returns the findings as text; a finding of all processes is listed once, others with their ranks.
 
     Args:
         by_rank: The findings by rank.
-        job: The job, if there are several processes.
     """
-    lines = []
-    for finding in merge_findings(by_rank):
-        owners = [rank for rank, findings in enumerate(by_rank) if finding in findings]
+    lines, count = [], 0
+    for finding, owners in merge_findings(by_rank):
         lines += format_finding(finding, "" if len(owners) == len(by_rank) else ranks(owners))
-    count = sum(finding.level == "wrong" for finding in merge_findings(by_rank))
+        count += finding.level == "wrong"
     end = f"{counted(count, 'problem')} found." if count else "No problems found."
-    title = f"spmdkit doctor of {job.num_processes} processes" if job and len(by_rank) > 1 else "spmdkit doctor"
+    title = f"spmdkit doctor of {len(by_rank)} processes" if len(by_rank) > 1 else "spmdkit doctor"
     return "\n".join([title, "", *lines, "", end])
 
 
@@ -111,25 +106,17 @@ def format_finding(finding: Finding, owner: str = "") -> list[str]:
     return [line, f"{'':<{8 + NAME_WIDTH}}fix: {finding.fix}"] if finding.fix else [line]
 
 
-def format_json(by_rank: Sequence[Sequence[Finding]], job: Job | None) -> str:
-    """Returns the findings as one JSON object; the arguments are those of `format_text`."""
-    values = [
-        {**finding._asdict(), "ranks": [rank for rank, findings in enumerate(by_rank) if finding in findings]}
-        for finding in merge_findings(by_rank)
-    ]
-    if len(by_rank) == 1 and job is not None:
-        values = [{**value, "ranks": [job.process_id]} for value in values]
-    is_ok = not any(map(has_problems, by_rank))
+def format_json(by_rank: Sequence[Sequence[Finding]]) -> str:
+    """Returns the findings as one JSON object; the argument is that of `format_text`."""
+    merged = merge_findings(by_rank)
+    is_ok = all(finding.level != "wrong" for finding, _ in merged)
+    values = [{**finding._asdict(), "ranks": owners} for finding, owners in merged]
     return json.dumps({"ok": is_ok, "python": sys.executable, "findings": values}, indent=2)
 
 
-def merge_findings(by_rank: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """Returns every different finding once, grouped by name."""
+def merge_findings(by_rank: Sequence[Sequence[Finding]]) -> list[tuple[Finding, list[int]]]:
+    """Returns every different finding once with the ranks that have it, grouped by name."""
     different = list(dict.fromkeys(finding for findings in by_rank for finding in findings))
     names = list(dict.fromkeys(finding.name for finding in different))
-    return [finding for name in names for finding in different if finding.name == name]
-
-
-def has_problems(findings: Iterable[Finding]) -> bool:
-    """Returns whether any finding is wrong."""
-    return any(finding.level == "wrong" for finding in findings)
+    different.sort(key=lambda finding: names.index(finding.name))
+    return [(each, [rank for rank, findings in enumerate(by_rank) if each in findings]) for each in different]

@@ -3,33 +3,27 @@
 import os
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ...mesh.devices import count_gpus
 from ...mesh.errors import UserError
 from ...mesh.processes import differences
 from ...runtime.machine_check import DirectoryUnavailable, check_directory
 from ..startup.addresses import Address, PortTaken, find_proxy, listen, own_ip
-from ..startup.detection import Job, count_visible_gpus
+from ..startup.detection import Job
 from ..startup.initialize import check_host_names
 from ..startup.rendezvous import Rendezvous, join_rendezvous
-from ..startup.variables import SOURCES
 
 GIB = 2**30
 MIN_DISK_SPACE = GIB
 MAX_SKEW = 5.0
 """Seconds between two clocks; a larger difference makes the times of files and log lines misleading."""
 MAX_LISTED_HOSTS = 8
-LOCAL_FILE_SYSTEMS = ("tmpfs", "ramfs", "overlay", "devtmpfs")
-"""Kinds of file systems that hosts cannot share."""
 VISIBLE_SECONDS = 5.0
 """The time for a new file to become visible: network file systems cache listings for some seconds."""
-MOUNTS = Path("/proc/self/mounts")
 
 
 class Finding(NamedTuple):
@@ -74,27 +68,6 @@ def describe_job(job: Job | None) -> list[Finding]:
     return found
 
 
-def find_other_jobs(job: Job | None, environ: Mapping[str, str]) -> list[Finding]:
-    """Returns sources that describe another job and are ignored, such as a launcher around this one.
-
-    Args:
-        job: The detected job.
-        environ: The environment of this process.
-    """
-    found = []
-    for name, read in SOURCES.items():
-        try:
-            facts = read(environ)
-        except UserError:
-            continue
-        if facts is None or job is None or not facts.is_complete or name == job.source:
-            continue
-        if (facts.process_id, facts.num_processes) != (job.process_id, job.num_processes):
-            text = f"{name}: process {facts.process_id} of {facts.num_processes}, ignored because of its lower priority"
-            found.append(Finding("job", text, "note"))
-    return found
-
-
 def check_coordinator(job: Job, environ: Mapping[str, str], several_hosts: bool) -> list[Finding]:
     """Checks the coordinator's name and port, and that no proxy is used for it.
 
@@ -130,15 +103,9 @@ def check_port(address: Address) -> Finding:
     """Checks that process 0 can listen at the coordinator's address."""
     try:
         listening = listen(address)
-    except socket.gaierror:
-        return resolve_host(address)
-    except PortTaken:
-        text = f"port {address.port} is in use on {socket.gethostname()}"
-        return Finding(
-            "coordinator", text, "wrong", "wait for the end of the program that uses it, or set another port"
-        )
-    except (OSError, UserError) as error:
-        return Finding("coordinator", f"cannot listen at {address}: {error}", "wrong", "set another address")
+    except (PortTaken, OSError, UserError) as error:
+        fix = "wait for the end of the program that uses the port, or set another address"
+        return Finding("coordinator", f"cannot listen at {address} on {socket.gethostname()}: {error}", "wrong", fix)
     listening.socket.close()
     if not listening.announced:
         text = f"{address} is not an address of this host, {socket.gethostname()}: it would listen on {listening.bind}"
@@ -146,82 +113,26 @@ def check_port(address: Address) -> Finding:
     return Finding("coordinator", f"port {address.port} is free; listens on {listening.bind.host} only")
 
 
-def check_run_dir(run_dir: Path, several_hosts: bool) -> list[Finding]:
-    """Checks run.dir, which need not exist; leaves no files.
+def check_run_dir(run_dir: Path) -> Finding:
+    """Checks that run.dir, which need not exist, can be written; leaves no files.
 
     Args:
         run_dir: The absolute path.
-        several_hosts: If the run has processes on other hosts.
     """
     try:
         check_directory(run_dir)
-    except UserError as error:
-        return [Finding("run.dir", str(error), "wrong", "set run.dir to a writable directory")]
-    except DirectoryUnavailable as error:
-        return [Finding("run.dir", str(error), "wrong", "free some space, or repair the file system")]
-    existing = existing_part(run_dir)
-    return [check_disk(existing, run_dir, several_hosts), check_clock(existing)]
+    except (UserError, DirectoryUnavailable) as error:
+        return Finding("run.dir", str(error), "wrong", "set run.dir to a writable directory, or repair the file system")
+    free = shutil.disk_usage(existing_part(run_dir)).free
+    text = f"{run_dir}: writable, {free / GIB:.1f} GiB free"
+    if free < MIN_DISK_SPACE:
+        return Finding("run.dir", text, "wrong", "free some space, or set run.dir to another file system")
+    return Finding("run.dir", text)
 
 
 def existing_part(path: Path) -> Path:
     """Returns the nearest existing parent of a path, or the path itself."""
     return next(each for each in (path, *path.parents) if each.exists())
-
-
-def check_disk(existing: Path, run_dir: Path, several_hosts: bool) -> Finding:
-    """Checks the free space, and that the file system can be shared.
-
-    Args:
-        existing: A directory on the file system of run.dir.
-        run_dir: The absolute path.
-        several_hosts: If the run has processes on other hosts.
-    """
-    free, kind = shutil.disk_usage(existing).free, find_file_system(existing)
-    text = f"{run_dir}: writable, {free / GIB:.1f} GiB free{f', {kind}' if kind else ''}"
-    if free < MIN_DISK_SPACE:
-        return Finding("run.dir", text, "wrong", "free some space, or set run.dir to another file system")
-    if several_hosts and kind in LOCAL_FILE_SYSTEMS:
-        fix = "set run.dir to a shared file system: each host would write its part of a checkpoint to its own"
-        return Finding("run.dir", f"{text}, which only this host can access", "wrong", fix)
-    return Finding("run.dir", text)
-
-
-def find_file_system(path: Path, mounts: Path = MOUNTS) -> str:
-    """Returns the kind of a file system, such as nfs4; "" if it is unknown.
-
-    Args:
-        path: A directory on it.
-        mounts: The kernel's list of mounts.
-    """
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    found = [(fields[1].replace("\\040", " "), fields[2]) for fields in map(str.split, lines) if len(fields) > 2]
-    real = path.resolve()
-    above = [(place, kind) for place, kind in found if real.is_relative_to(place)]
-    return max(above, key=lambda mounted: len(mounted[0]), default=("", ""))[1]
-
-
-def check_clock(existing: Path) -> Finding:
-    """Compares this host's clock with that of a file system, which stamps every file.
-
-    Args:
-        existing: A directory on the file system.
-    """
-    before = time.time()
-    with tempfile.NamedTemporaryFile(dir=existing, prefix=".spmdkit-doctor-") as probe:
-        stamped = os.stat(probe.name).st_mtime
-    seconds = stamped - min(max(stamped, before), time.time())
-    if abs(seconds) > MAX_SKEW:
-        text = f"the file system of run.dir is {describe_skew(seconds)} this host, {socket.gethostname()}"
-        return Finding("clock", text, "wrong", "synchronize both with the same time server (chrony, ntpd)")
-    return Finding("clock", "agrees with the file system of run.dir")
-
-
-def describe_skew(seconds: float) -> str:
-    """Returns a difference of clocks for people: "60 s ahead of"."""
-    return f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'}"
 
 
 @contextmanager
@@ -236,13 +147,13 @@ def write_probe(run_dir: Path, rank: int) -> Iterator[str]:
         Its name; "" if it could not be written.
     """
     path = existing_part(run_dir) / f".spmdkit-doctor-{socket.gethostname()}-{os.getpid()}-{rank}"
+    name = path.name
     try:
-        path.write_text("", encoding="ascii")
-        was_written = True
+        path.touch()
     except OSError:
-        was_written = False
+        name = ""
     try:
-        yield path.name if was_written else ""
+        yield name
     finally:
         path.unlink(missing_ok=True)
 
@@ -303,8 +214,7 @@ def compare(
     """
     name = "spmdkit doctor"
     with write_probe(run_dir, job.process_id) as probe:
-        visible = count_visible_gpus(os.environ, count_gpus())
-        note = {"own_ip": own_ip(), "probe": probe, "versions": dict(versions), "gpus": visible}
+        note = {"own_ip": own_ip(), "probe": probe, "versions": dict(versions)}
         meeting = join_rendezvous(job, seconds=seconds, run=name, note=note, share=True, say=say)
         probes = [str(each.get("probe", "")) for each in meeting.notes]
         found = [
@@ -314,7 +224,6 @@ def compare(
             compare_clocks(meeting),
             *compare_versions(meeting.notes),
             *check_names(meeting, on_cpu),
-            *check_oversubscription(meeting),
         ]
         note = {"findings": [list(finding) for finding in found]}
         answers = join_rendezvous(job, seconds=seconds, run=name, note=note, share=True, say=say)
@@ -331,11 +240,7 @@ def describe_hosts(meeting: Rendezvous) -> Finding:
 
 def compare_clocks(meeting: Rendezvous) -> Finding:
     """Compares the clocks of the hosts with that of process 0."""
-    furthest: dict[str, float] = {}
-    for host, skew in zip(meeting.hosts, meeting.skews, strict=True):
-        if abs(skew) > abs(furthest.get(host, 0.0)):
-            furthest[host] = skew
-    wrong = {host: skew for host, skew in furthest.items() if abs(skew) > MAX_SKEW}
+    wrong = {host: skew for host, skew in zip(meeting.hosts, meeting.skews, strict=True) if abs(skew) > MAX_SKEW}
     if not wrong:
         return Finding("clock", f"all hosts agree within {MAX_SKEW:.0f} s")
     text = ", ".join(f"{host} {skew:+.0f} s" for host, skew in wrong.items())
@@ -362,14 +267,3 @@ def check_names(meeting: Rendezvous, on_cpu: bool) -> list[Finding]:
     except UserError as error:
         return [Finding("host name", str(error), "wrong")]
     return []
-
-
-def check_oversubscription(meeting: Rendezvous) -> list[Finding]:
-    """Returns hosts with more processes than GPUs, if the processes are not bound to single GPUs."""
-    wrong = []
-    for host in dict.fromkeys(meeting.hosts):
-        seen = [note.get("gpus", 0) for note, other in zip(meeting.notes, meeting.hosts, strict=True) if other == host]
-        if max(seen) > 1 and len(seen) > max(seen):
-            fix = f"start at most {max(seen)} processes on each host (launch.processes_per_node)"
-            wrong.append(Finding("GPUs", f"{len(seen)} processes on {host}, for {max(seen)} GPUs", "wrong", fix))
-    return wrong

@@ -98,7 +98,7 @@ FULL = """
 import resource, sys
 from spmdkit.launch.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
-sys.exit(main(["checkpoint", "export", sys.argv[1], sys.argv[2]]))
+sys.exit(main(["export", sys.argv[1], sys.argv[2]]))
 """
 
 

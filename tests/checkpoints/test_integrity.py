@@ -81,10 +81,10 @@ def test_verifies_a_run_that_is_reached_through_its_parent(original, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["verify"], ["inspect"], ["export", "out.safetensors"]])
+@pytest.mark.parametrize("words", ["checkpoint verify {}", "checkpoint inspect {}", "export {} out.safetensors"])
 def test_commands_open_no_accelerator(original, words, tmp_path):
     """The platform of the environment does not exist: only the CPU is opened."""
-    code = "import sys; from spmdkit.launch.cli import main; sys.exit(main(['checkpoint', *sys.argv[1:]]))"
-    command = [sys.executable, "-c", code, words[0], str(original), *words[1:]]
+    code = "import sys; from spmdkit.launch.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *words.format(original).split()]
     environment = {"JAX_PLATFORMS": "nowhere", "PATH": ""}
     subprocess.run(command, check=True, env=environment, timeout=120, cwd=tmp_path)

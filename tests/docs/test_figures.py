@@ -6,96 +6,9 @@ import re
 import figures
 import picture
 import pytest
-from figures import PAGES, renew, renew_page, renewed_lines, run_command, write_files
+from figures import PAGES, renew, run_command, write_files
 from spmdkit.launch.cli import main
 from support.pages import name
-
-PAGE = """\
-# A page
-
-```python
-# folder/mine.py
-print("mine")
-```
-
-Between <!-- figure --> in a sentence is none.
-
-<!-- figure -->
-```console
-$ say two
-one
-$ cat kept.csv
-a,b
-$ quiet
-```
-
-<!-- figure timed: say step -->
-```text
-...
-step  20/200  loss 9.9  1.0k tokens/s
-...
-end after 5 ms
-```
-
-<!-- figure: say table -->
-| a | b |
-|---|---|
-| 1 | 9 |
-
-<!-- figure slow: never -->
-```text
-as it was
-```
-"""
-PRINTED = {
-    "say two": "1\n2\n\n",
-    "say step": "begin\nstep  10/200  loss 3  9.0k tokens/s\nstep  20/200  loss 2.5  11 tokens/s\n-\nend after 2.5 s\n",
-    "say table": "JAX 1\n\n| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |\n",
-}
-
-
-def test_regenerates_page():
-    seen = {}
-
-    def run(line, folder):
-        seen.update({file.relative_to(folder).as_posix(): file.read_text() for file in folder.rglob("*.*")})
-        return PRINTED[line]
-
-    new, problems, made = renew_page(PAGE, run, slow=False)
-    expected = PAGE.replace("two\none\n", "two\n1\n2\n").replace("| 1 | 9 |\n", "| 1 | 2 |\n| 3 | 4 |\n")
-    expected = expected.replace("loss 9.9  1.0k tokens", "loss 2.5  11 tokens").replace("5 ms", "2.5 s")
-    assert new == expected
-    assert problems == ["slow, renewed with --slow: never"]
-    assert made == 3
-    assert seen == {"folder/mine.py": '# folder/mine.py\nprint("mine")\n', "kept.csv": "a,b\n"}
-    assert renew_page(new, run, slow=False)[0] == new
-
-
-def test_keeps_and_reports_outdated_line():
-    assert renewed_lines(["...", "old 1"], ["new 2"]) == (["...", "old 1"], ["old 1"])
-
-
-def test_rejects_mark_without_block():
-    with pytest.raises(ValueError, match="no block and no table follows <!-- figure -->"):
-        figures.figures("<!-- figure -->\n\n```text\n```\n")
-
-
-def test_regenerates_promised_losses():
-    text = "# a\n# expect: evaluation loss 9.99 nats per byte (a bigram model: 9.99), a minute\nrun: {seed: 9}\n"
-    printed = "Evaluation loss 1.4272 after 300 steps.\nThat is below the 2.3943 of a bigram model fitted on it.\n"
-    expected = text.replace("9.99 nats", "1.43 nats").replace("9.99)", "2.39)")
-    assert figures.expected_losses(text, printed) == expected
-    assert figures.expected_losses(text, "") == text
-
-
-def test_commands_run_as_typed(tmp_path):
-    assert (
-        run_command("python -c 'import os; print(os.getcwd(), os.environ[\"COLUMNS\"])'", tmp_path)
-        == f"{tmp_path} 110\n"
-    )
-    with pytest.raises(RuntimeError, match="ended with 1: no"):
-        run_command("python -c 'raise SystemExit(\"no\")'", tmp_path)
-
 
 HELD = [(page, figure) for page in PAGES for figure in figures.figures(page.read_text(encoding="utf-8"))]
 

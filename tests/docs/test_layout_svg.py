@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding
-from making.layout_svg import bars_of, draw, of_layout
+from making.layout_svg import bars_of, of_layout
 from spmdkit.models import TransformerConfig, transformer
 
 import spmdkit
@@ -39,13 +39,3 @@ def test_every_chunk_of_a_ring_is_held_by_one_device_of_each_row():
     for row in (positions.held[:4], positions.held[4:]):
         assert sorted(chunk for held in row for chunk in held) == list(range(positions.num_parts))
     assert positions.held[0] == (0, 7)
-
-
-def test_drawing_matches_shards():
-    step = step_of({"data": {"size": 8, "zero": 1, "floor_bytes": 0}})
-    bars = {bar.name: bar for bar in bars_of(step, PATH)}
-    assert {name: bar.num_parts for name, bar in bars.items()} == {"rows": 8, "parameter": 1, "optimizer": 8}
-    drawn = draw(step, PATH, step.cost(), "A title")
-    assert drawn.count('class="held"') == 2 * 8
-    assert drawn.count('class="all"') == 8
-    assert drawn.count('class="none"') == 2 * 8 * 7

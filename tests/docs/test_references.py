@@ -43,12 +43,6 @@ def test_listed_checks_match_code():
     assert [text for text in quoted if text not in code] == []
 
 
-def test_the_first_screen_fits():
-    first = (ROOT / "README.md").read_text(encoding="utf-8").split("## ")[0]
-    assert len(first.splitlines()) <= 40
-    assert len(first.split("```")[0].split()) <= 120
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_powers_are_formatted_as_code(page):
     """Outside code, Markdown renders the text between two `**` in bold."""

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from figures import write_files
 from spmdkit.configs import load_config
-from spmdkit.launch.cli import COMMANDS, find_part, make_command_parser
+from spmdkit.launch.cli import COMMANDS, make_command_parser
 from spmdkit.launch.launchers import find_launcher
-from spmdkit.mesh.axes import AXES
-from support.pages import PAGES, ROOT, blocks, commands, name, runnable
+from support.pages import PAGES, ROOT, commands, name, runnable
 from support.runs import CACHE
 
 RUNNER = Path(__file__).parents[1] / "support" / "run_page.py"
@@ -69,8 +68,7 @@ def test_commands_parse(words, tmp_path, monkeypatch):
     command = next(command for command in COMMANDS if command.name == words[0])
     if words[1:] in (["--list"], ["--help-config"], ["--help"]):
         return
-    part, rest = find_part(command, words[1:])
-    arguments = make_command_parser(part).parse_intermixed_args(rest)
+    arguments = make_command_parser(command).parse_intermixed_args(words[1:])
     if getattr(arguments, "config", None) is None:  # `schedule` takes none, nor `init`; `doctor` may do without
         return
     source = arguments.config
@@ -96,13 +94,6 @@ SHOWN_TO_FAIL = ["train quickstart strategy.fsdp=3 train.step=4 optimizer.lr=1e-
 """Commands that README shows with their error, which has to be the true one."""
 
 
-def test_the_model_and_the_config_of_readme_are_short():
-    """Twelve lines of Python and five of YAML, the names of the files aside."""
-    (model, *_), (config, *_) = blocks(PAGES[0], "python"), blocks(PAGES[0], "yaml")
-    assert len([line for line in model.text.splitlines() if line and not line.startswith("#")]) <= 12
-    assert len(config.text.splitlines()) <= 6
-
-
 def strategies_of_readme():
     table = PAGES[0].read_text(encoding="utf-8").split("## Which strategy\n")[1].split("\n## ")[0]
     cells = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ")]
@@ -114,8 +105,3 @@ def test_every_strategy_that_readme_advises_loads(strategy):
     devices = 64 if "-1" in strategy else 2
     sizes = [f"run.simulate={devices}", "train.global_batch=1024", "train.steps=64"]
     load_config("fsdp", [f"strategy={{{strategy}}}", *sizes])
-
-
-def test_the_advice_names_every_axis():
-    named = {key for strategy in strategies_of_readme() for key in re.findall(r"(\w+): [-{\d]", strategy)}
-    assert named >= set(AXES)

@@ -3,7 +3,6 @@
 import pytest
 from making import strategy_pages
 from making.strategy_pages import EXAMPLES, drawing_path, page_path
-from spmdkit.configs.config_sources import preset_names
 from spmdkit.parallel import STRATEGIES
 from support.pages import ROOT
 
@@ -15,10 +14,6 @@ def test_every_strategy_has_a_page():
     assert set(EXAMPLES) == files, "docs/making/strategy_pages.py: EXAMPLES has one entry a strategy"
     assert {path.stem for path in page_path(DOCS, "data").parent.glob("*.md")} == files
     assert {path.stem for path in drawing_path(DOCS, "data").parent.glob("*.svg")} == files
-
-
-def test_their_presets_exist():
-    assert {example.preset for example in EXAMPLES.values()} <= set(preset_names())
 
 
 @pytest.mark.slow

@@ -60,13 +60,19 @@ def test_version_prints_all_versions(capsys):
     assert re.fullmatch(expected, capsys.readouterr().out)
 
 
-def test_list_prints_every_preset(capsys):
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--list", f"\n  {preset_names()[0]} "),
+        ("--help-config", "\n  global_batch: 32"),
+        ("--help-restart", "train.steps"),
+    ],
+)
+def test_options_of_train_print_a_text_without_a_config(option, text, capsys):
     with pytest.raises(SystemExit) as info:
-        cli.main(["train", "--list"])
+        cli.main(["train", option])
     assert info.value.code == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == preset_names()
-    assert max(map(len, lines)) <= 120
+    assert text in capsys.readouterr().out
 
 
 def test_init_prints_a_valid_config(tmp_path, capsys):
@@ -84,15 +90,9 @@ def test_comments_of_init_are_valid_keys(tmp_path, capsys):
     assert config.data.files == ("corpus/**/*.txt",)
 
 
-@pytest.mark.parametrize("name", ["hsdp", "hsdp.yaml"])
-def test_init_prints_a_preset(name, capsys):
-    assert cli.main(["init", name]) == 0
+def test_init_prints_a_preset(capsys):
+    assert cli.main(["init", "hsdp"]) == 0
     assert capsys.readouterr().out == preset_text("hsdp")
-
-
-def test_init_suggests_a_preset(capsys):
-    assert cli.main(["init", "hspd"]) == INVALID_INPUT
-    assert "Did you mean hsdp?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
@@ -116,52 +116,33 @@ def test_help_does_not_import_jax():
     assert time.monotonic() - start < 5  # 0.1 s on an idle machine
 
 
-def test_help_config_lists_keys(capsys):
-    with pytest.raises(SystemExit) as info:
-        cli.main(["train", "--help-config"])
-    assert info.value.code == 0
-    assert "\n  global_batch: 32" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("arguments", [["trian", "x"], ["train"], ["train", "x", "--on", "y"], ["init", "a", "b"]])
-def test_invalid_arguments_exit_with_2(arguments, capsys):
-    with pytest.raises(SystemExit) as info:
-        cli.main(arguments)
-    assert info.value.code == INVALID_INPUT
-    assert "usage: spmdkit" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["trian", "x"], "error: unknown command 'trian'; did you mean train?"),
         (["my.yaml", "train.steps=3"], "error: unknown command 'my.yaml'; to train it: spmdkit train my.yaml\n"),
         (["quickstart"], "to train it: spmdkit train quickstart\n"),
         (["deploy"], "error: unknown command 'deploy'; the commands are init, schema, train, "),
         (["train"], "error: the following arguments are required: CONFIG\n"),
-        (["train", "a", "--steps", "3"], "key=value: train.steps=3\n"),
-        (["train", "--train.steps=3", "a"], "key=value: train.steps=3\n"),
-        (["verify", "a", "--lr", "3e-4", "--steps", "2"], "key=value: optimizer.learning_rate=3e-4\n"),
-        (["explain", "a", "--ddp", "8"], "key=value: strategy.data=8\n"),
-        (["train", "a", "--global-batch", "--fsdp=2"], "key=value: train.global_batch=...\n"),
-        (["train", "a", "--global-batch", "--fsdp=2"], "key=value: strategy.fsdp=2\n"),
-        (["train", "a", "--files", "my text"], "key=value: 'data.files=my text'\n"),
-        (["train", "a", "--bacth-size", "3"], "key=value: train.global_batch=3\n"),
-        (["train", "a", "--every", "3"], "key=value: eval.every=3 or checkpoint.every=3\n"),
-        (["train", "a", "--frobnicate"], "error: unrecognized arguments: --frobnicate\n"),
-        (["schedule", "1f1b", "--steps", "3"], "error: unrecognized arguments: --steps 3\n"),
+        (["train", "a", "--steps", "3"], "key=value: train.steps=...\n"),
+        (["verify", "a", "--lr", "3e-4", "--steps", "2"], "key=value: optimizer.learning_rate=...\n"),
+        (["explain", "a", "--ddp", "8"], "key=value: strategy.data=...\n"),
         (["train", "a", "--batch-size", "3"], "key=value: train.global_batch=... It counts the rows of a step over"),
-        (["train", "a", "--steps", "3"], "error: --steps is not an option; set values of the config as "),
+        (["schedule", "1f1b", "--steps", "3"], "error: unrecognized arguments: --steps 3\n"),
+        (["evaluate", "runs/a", "--jsson"], "error: --jsson is not an option; did you mean --json?\n"),
+        (["evaluate", "runs/a", "--steps", "8"], "error: --steps is not an option; did you mean --step?\n"),
+        (["evaluate", "runs/a", "--simulate", "1"], "key=value: run.simulate=...\n"),
+        (["checkpoint", "verify", "runs/a", "run.simulate=1"], "error: unrecognized arguments: run.simulate=1\n"),
     ],
 )
-def test_suggests_keys_and_commands(arguments, said, capsys):
+def test_suggests_keys_options_and_commands(arguments, message, capsys):
     with pytest.raises(SystemExit) as info:
         cli.main(arguments)
     assert info.value.code == INVALID_INPUT
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["train"], ["explain"], ["verify"], ["launch", "--on", "local:2x4"]])
+@pytest.mark.parametrize("command", [["train"], ["launch", "--on", "local:2x4"]])
 def test_invalid_config_is_one_message(command, capsys):
     arguments = [*command, "quickstart", "train.stps=3", "model.layers=x"]
     assert cli.main(arguments) == INVALID_INPUT
@@ -177,39 +158,9 @@ def test_launch_without_on_lists_launchers(capsys):
     assert capsys.readouterr().err.startswith("error: spmdkit launch needs a launcher. Add one of these:\n  --on ")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["evaluate", "runs/a", "--stpe", "4"], "error: --stpe is not an option; did you mean --step?\n"),
-        (["evaluate", "runs/a", "--jsson"], "error: --jsson is not an option; did you mean --json?\n"),
-        (["evaluate", "runs/a", "--frobnicate"], "error: unrecognized arguments: --frobnicate\n"),
-        (["evaluate", "runs/a", "--simulate", "1"], "key=value: run.simulate=1\n"),
-        (["evaluate", "runs/a", "--batch-size", "8"], "key=value: train.global_batch=..."),
-        (["evaluate", "runs/a", "--steps", "8"], "error: --steps is not an option; did you mean --step?\n"),
-        (["checkpoint", "verify", "runs/a", "--stepp=4"], "error: --stepp is not an option; did you mean --step?\n"),
-        (
-            ["checkpoint", "verify", "runs/a", "run.simulate=1"],
-            "error: run.simulate=1: this command does not read a config, so",
-        ),
-        (["checkpoint", "verify", "runs/a", "runs/b"], "error: unrecognized arguments: runs/b\n"),
-        (["schedule", "1f1b", "--stage", "4", "--micro", "8", "x=1"], "error: unrecognized arguments: x=1\n"),
-    ],
-)
-def test_suggests_options(words, said, capsys):
-    with pytest.raises(SystemExit) as info:
-        cli.main(words)
-    assert info.value.code == INVALID_INPUT
-    assert said in capsys.readouterr().err
-
-
-def test_invalid_target_is_one_message(capsys):
-    assert cli.main(["launch", "quickstart", "--on", "local:2"]) == INVALID_INPUT
-    assert capsys.readouterr().err.startswith("error: --on 'local:2' is not valid; use local:PxD")
-
-
 def test_options_may_precede_overrides(monkeypatch):
     seen = []
-    command = cli.Command("launch", "", "", "", run_commands.add_launch, lambda arguments: seen.append(arguments) or 0)
+    command = cli.Command("launch", "", lambda arguments: seen.append(arguments) or 0, run_commands.add_launch)
     monkeypatch.setattr(cli, "COMMANDS", (command,))
     assert cli.main(["launch", "a", "x=1", "--on", "local:2x4", "y=2"]) == 0
     assert (seen[0].config, seen[0].overrides, seen[0].on) == ("a", ["x=1", "y=2"], "local:2x4")
@@ -220,7 +171,7 @@ def test_exit_codes_of_other_errors(error, code, monkeypatch, capsys):
     def fail(arguments):
         raise error
 
-    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("train", "", "", "", run_commands.add_train, fail),))
+    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("train", "", fail, run_commands.add_train),))
     assert cli.main(["train", "a"]) == code
     assert ("Traceback" in capsys.readouterr().err) == (code == 1)
 
@@ -253,7 +204,7 @@ def test_signal_during_parsing_exits_with_75(command, name):
 @pytest.mark.parametrize("unbuffered", [False, True])
 @pytest.mark.parametrize(
     "words",
-    [["help"], ["--help"], ["--version"], ["train", "--list"], ["train", "--help"], ["checkpoint"]],
+    [["help"], ["--help"], ["--version"], ["train", "--list"], ["train", "--help"]],
     ids=" ".join,
 )
 def test_reports_an_output_that_takes_nothing(words, unbuffered, capsys, monkeypatch):

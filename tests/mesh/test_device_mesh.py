@@ -1,5 +1,7 @@
 """DeviceMesh: shapes, names, devices, equality, JAX meshes."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -22,20 +24,19 @@ def test_keeps_its_arguments():
 @pytest.mark.parametrize(
     ("shape", "names", "message"),
     [
-        ((), ("data",), "Shape and axis_names cannot be empty. Received: shape=()"),
-        ((8,), [], "Shape and axis_names cannot be empty"),
-        ((2, 4), ("data",), r"should have same size. Received: shape=\(2, 4\) \(2 sizes\)"),
+        ((), (), "must have one entry for each axis, got shape="),
+        ((2, 4), ("data",), r"must have one entry for each axis, got shape=\(2, 4\) and axis_names=\('data',\)"),
+        ((8,), "data", "must have one entry for each axis, got .* and axis_names='data'"),
+        (8, ("data",), "must have one entry for each axis, got shape=8"),
         ((2, 2), ("data", "model"), "Shape does not match the number of devices. .*2 x 2 = 4, not 8"),
         ((3, -1), ("data", "model"), "8 % 3 = 2, so -1 is not an integer"),
-        ((-1, -1), ("data", "model"), "Only one mesh size can be -1"),
-        ((0, 8), ("data", "model"), "integers of at least 1, or one -1 for the remaining devices. Received: data=0"),
+        ((16, -1), ("data", "model"), "8 % 16 = 8, so -1 is not an integer"),
+        ((-1, -1), ("data", "model"), "or one -1 for the remaining devices, got data=-1, model=-1"),
+        ((0, 8), ("data", "model"), "integers of at least 1, or one -1 for the remaining devices, got data=0"),
         ((2.0, 4), ("data", "model"), "integers.*data=2.0"),
-        ((True, 8), ("data", "model"), "integers.*data=True"),
-        ((2, 4), ("data", "data"), r"repeats \['data'\]"),
-        ((8,), "data", r"both must have one entry for each axis. Write DeviceMesh\(\(8,\), \['data'\]\)"),
-        ((4,), "", r"both must have one entry for each axis. Write DeviceMesh\(\(4,\), \['data'\]\)"),
-        ((2, 4), ("data", ""), "names must be strings of at least one character. .*, with ''. Give each axis a name"),
-        ((8,), (None,), "names must be strings of at least one character. .*, with None."),
+        ((2, 4), ("data", "data"), r"must be different non-empty strings, .* got \('data', 'data'\)"),
+        ((2, 4), ("data", ""), "must be different non-empty strings"),
+        ((8,), (None,), "must be different non-empty strings"),
     ],
 )
 def test_rejects_shapes_and_names(shape, names, message):
@@ -49,39 +50,26 @@ def test_rejects_a_device_twice():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "count", "proposals"),
+    ("sizes", "proposals"),
     [
-        ({"data": 3, "fsdp": 4}, 8, "Sizes that fit 8 devices: data=2, fsdp=4"),
-        ({"data": 2, "fsdp": 8}, 8, "fit 8 devices: fsdp=8; or data=2, fsdp=4"),
-        ({"data": 2, "fsdp": 2}, 8, "fit 8 devices: data=4, fsdp=2; or data=2, fsdp=4"),
-        ({"data": 4, "tensor": 3}, 8, "fit 8 devices: data=4, tensor=2"),
-        ({"data": 3, "tensor": 5}, 8, "fit 8 devices: data=2, tensor=4"),  # nothing given fits
-        ({"data": -1, "fsdp": 3}, 8, "fit 8 devices: data=4, fsdp=2"),
-        ({"data": 16}, 8, "fit 8 devices: data=8"),
-        ({}, 8, "1 = 1, not 8"),
+        ({"data": 3, "fsdp": 4}, ["data=2, fsdp=4"]),
+        ({"data": 2, "fsdp": 8}, ["fsdp=8", "data=2, fsdp=4"]),
+        ({"data": 2, "fsdp": 2}, ["data=4, fsdp=2", "data=2, fsdp=4"]),
+        ({"data": 3, "tensor": 5}, []),
+        ({"data": 16}, ["data=8"]),
     ],
 )
-def test_proposes_sizes_that_fit(sizes, count, proposals):
-    with pytest.raises(ValueError) as error:
-        DeviceMesh.of(TARGETS[:count], **sizes)
-    assert proposals in str(error.value)
+def test_proposes_sizes_that_fit(sizes, proposals):
+    with pytest.raises(ValueError, match="Choose sizes with the product 8") as error:
+        DeviceMesh.of(TARGETS[:8], **sizes)
+    assert re.findall("for example (.+?);", str(error.value)) == proposals
 
 
-@pytest.mark.parametrize(
-    ("shape", "names", "remedy"),
-    [
-        ((2, 4), ("data", "fsdp"), "begin the program with spmdkit.DeviceMesh.simulated(8, data=2, fsdp=4)."),
-        ((2, -1), ("data", "fsdp"), "begin the program with spmdkit.DeviceMesh.simulated(2, data=2, fsdp=-1)."),
-        ((2, 4), ("batch", "model"), "begin the program with spmdkit.DeviceMesh.simulated(8)."),
-    ],
-)
-def test_proposes_to_simulate_missing_devices(shape, names, remedy):
-    with pytest.raises(ValueError, match=r"does not match the number of devices\. .*simulate") as error:
-        DeviceMesh(shape, names, ["cpu:0"])
-    assert remedy in str(error.value)
-
-
-def test_does_not_propose_to_simulate_enough_devices():
+def test_proposes_to_simulate_missing_devices_only():
+    with pytest.raises(
+        ValueError, match=r"2 x 4 = 8, not 1\. .*begin the program with spmdkit.DeviceMesh.simulated\(8, "
+    ):
+        DeviceMesh((2, 4), ("data", "fsdp"), ["cpu:0"])
     with pytest.raises(ValueError, match="2 x 2 = 4, not 8") as error:
         DeviceMesh((2, 2), ("data", "fsdp"), TARGETS[:8])
     assert "simulate" not in str(error.value)
@@ -98,12 +86,7 @@ def test_of_has_all_axes_slowest_first():
     assert mesh.axis_names == AXES
     assert mesh.shape == (1, 4, 1, 1, 1, 2)
     assert mesh.devices[0, 1, 0, 0, 0].tolist() == ["cpu:2", "cpu:3"]
-    assert DeviceMesh.of(jax.devices()[3::-1], data=4).devices.flatten().tolist() == [
-        "cpu:3",
-        "cpu:2",
-        "cpu:1",
-        "cpu:0",
-    ]
+    assert DeviceMesh.of(jax.devices()[1::-1], data=2).devices.flatten().tolist() == ["cpu:1", "cpu:0"]
     with pytest.raises(ValueError, match=r"Unknown mesh axis 'fdsp'.*Did you mean 'fsdp'"):
         DeviceMesh.of(fdsp=8)
 
@@ -154,11 +137,6 @@ def test_accepts_devices_of_other_machines():
         _ = mesh.backend_mesh
 
 
-def test_reports_missing_devices():
-    with pytest.raises(ValueError, match=r"1 of the mesh's 2 devices are not on this machine: cpu:99. .*simulated"):
-        _ = DeviceMesh((2,), ("data",), ["cpu:0", "cpu:99"]).backend_mesh
-
-
 EIGHT = """\
 data=2, fsdp=4: 8 devices, cpu
           fsdp 0  fsdp 1  fsdp 2  fsdp 3
@@ -171,8 +149,8 @@ def test_draws_few_devices(monkeypatch):
     assert str(mesh) == EIGHT
     assert repr(mesh) == "DeviceMesh(data=2, fsdp=4; 8 devices)"
     lines = str(DeviceMesh((4,), ("batch",), TARGETS[:4])).splitlines()
-    assert lines[1:] == ["batch 0  batch 1  batch 2  batch 3", "cuda:0   cuda:1   cuda:2   cuda:3"]
-    assert str(DeviceMesh.of(["cuda:0"])).splitlines()[1:] == ["tensor 0", "cuda:0"]
+    assert lines[1:] == ["  batch 0  batch 1  batch 2  batch 3", "  cuda:0   cuda:1   cuda:2   cuda:3"]
+    assert str(DeviceMesh.of(["cuda:0"])).splitlines()[1:] == ["  tensor 0", "  cuda:0"]
     lines = str(DeviceMesh.of(TARGETS[:8], data=2, fsdp=2, tensor=2)).splitlines()
     assert lines[1].split() == ["tensor", "0", "tensor", "1"]
     assert lines[3].split() == ["data", "0", "fsdp", "1", "cuda:2", "cuda:3"]

@@ -70,7 +70,7 @@ def test_whole_array_is_one_part_everywhere(mesh):
     assert drawn["text"] == "4 × 4 float32, whole on every device: 64 B"
 
 
-@pytest.mark.parametrize("shape", [(), (7,), (1, 1000), (1000, 1), (2, 3, 4, 5)])
+@pytest.mark.parametrize("shape", [(), (7,), (1, 1000), (2, 3, 4, 5)])
 def test_draws_every_shape(mesh, shape):
     assert render("array", draw_array(row(mesh, (None,) * len(shape), shape))).count("<rect") == 1
 

@@ -135,11 +135,6 @@ def test_missing_facts_leave_parts_out(report):
     assert tiles(html) == {}
 
 
-def test_one_device_has_no_drawing(report):
-    mesh = DeviceMesh.simulated(1)
-    assert "Which device holds what" not in report(facts=make_facts(table=table_on(mesh)))
-
-
 @pytest.mark.slow
 def test_large_run_stays_a_small_page(report):
     mesh = DeviceMesh.of([f"cuda:{i}" for i in range(1024)], data=256, fsdp=4)
@@ -195,12 +190,6 @@ def test_compares_collectives_with_prediction(report, found, unexpected, css, ve
     assert "Note: a note" in page.texts["note"]
 
 
-def test_step_without_collectives(report):
-    page = Page(report(facts=make_facts(costs=replace(COSTS, found=(), predicted=()))))
-    assert page.text("collectives") == "none: nothing is sent between devices"
-    assert "The bytes are those" not in page.text("note")
-
-
 def test_schedule_is_drawn_or_described(report):
     assert "a schedule" in Page(report()).texts["pre"]
     drawn = report(facts=make_facts(costs=replace(COSTS, schedule=make_schedule("1f1b", 4, 8))))
@@ -220,7 +209,7 @@ def test_last_sample_is_open_and_others_are_folded(report):
     without_end = Page(report(samples=TEXTS))
     assert without_end.texts["pre"][0] == "text 3"
     assert without_end.text("card samples").count("text ") == 2
-    assert "What the model writes" not in report(samples=[{"step": 1}, {"text": "x"}])
+    assert "What the model writes" not in report(samples=[])
 
 
 def test_many_samples_are_chosen_evenly(report):

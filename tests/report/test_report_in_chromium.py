@@ -90,7 +90,7 @@ def write_run_page(path):
         schedule=make_schedule("1f1b", 4, 8),
     )
     stretches = [Stretch(9.0 * n, 9.0 * n + 9, {"step": 6.0, "data": 3.0}, 3 * n) for n in range(12)]
-    events = [(9.0 * n, Mark(3 * n, kind, f"{kind} {n}")) for n in range(4, 11) for kind in ("save", "start", "lost")]
+    events = [Mark(3 * n, kind, f"{kind} {n}", 9.0 * n) for n in range(4, 11) for kind in ("save", "start", "lost")]
     facts = make_facts(
         data="stdlib: source of Python 3.11.7 (386 files, 7,818,133 bytes); 28,321 training examples of 256 tokens",
         table=table,

@@ -1,8 +1,6 @@
 """`spmdkit schedule` and its drawings: every action is drawn where it runs, and invalid arguments are reported."""
 
 import json
-import subprocess
-import sys
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -12,7 +10,7 @@ from spmdkit.launch.cli import main
 from spmdkit.mesh.exit_codes import INVALID_INPUT
 from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
 from spmdkit.parallel.schedule.csv_file import read_schedule
-from spmdkit.report.schedule_drawing import LEFT, describe_sizes, draw_svg, draw_text
+from spmdkit.report.schedule_drawing import LEFT, draw_svg, draw_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 SIZES = ("--stages", "4", "--microbatches", "8")
@@ -41,8 +39,7 @@ def test_draws_text(capsys, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("name", "width"), [*((name, 80) for name in SCHEDULES), ("1f1b", 200)])
 def test_text_fits_the_terminal_and_is_complete(name, width):
     schedule = make_schedule(name, 4, 4, recompute=True)
     lines = draw_text(schedule, width).plain.splitlines()
@@ -50,14 +47,6 @@ def test_text_fits_the_terminal_and_is_complete(name, width):
     for stage in range(4):
         words = [word for line in lines if line.startswith(f"stage {stage} ") for word in line.split()[2:]]
         assert words == [str(action or ".") for action in schedule.by_stage[stage]]
-
-
-def test_long_text_omits_its_middle():
-    text = draw_text(make_schedule("1f1b", 4, 64), 80).plain
-    assert len(text.splitlines()) < 40
-    assert "... ticks 51 to 186; --svg FILE draws them all\n" in text
-    assert "tick     0 " in text
-    assert "W63" in text
 
 
 def test_terminal_gets_colors():
@@ -103,15 +92,13 @@ def test_reads_csv_file(tmp_path, capsys):
     ("arguments", "message"),
     [
         (("1fb1",), "Unknown schedule '1fb1'; known: gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv. Did you mean '1f1b'?"),
-        (("1f1b",), "schedule 1f1b needs --stages and --microbatches; for example --stages 4 --microbatches 8."),
-        (("1f1b", "--stages", "4"), "schedule 1f1b needs --microbatches; for example"),
+        (("1f1b", "--stages", "4"), "schedule 1f1b needs --stages and --microbatches; for example"),
         (("1f1b", "--stages", "4", "--microbatches", "3"), "strategy.pipe.microbatches=3 is fewer than strategy.pipe."),
         (("zbv", *SIZES, "--virtual", "3"), "zbv has 2 chunks on each stage, not 3."),
-        (("1f1b", *SIZES, "--costs", "1,x,1"), "--costs must be numbers, got 1,x,1: the costs of forward, backward to"),
         (("1f1b", *SIZES, "--costs", "1,2"), "costs 1,2 are not three positive numbers."),
         (("nowhere.csv",), "Cannot read the schedule nowhere.csv: No such file or directory."),
         (("nowhere.csv", "--recompute"), "nowhere.csv lists its own recomputations: add R0, R1, ... to it, and"),
-        (("1f1b", *SIZES, "--svg", "nowhere/a.svg"), "Cannot write nowhere/a.svg: No such file or directory."),
+        (("1f1b", *SIZES, "--svg", "nowhere/a.svg"), "nowhere/a.svg: No such file or directory."),
     ],
 )
 def test_rejects_invalid_arguments(arguments, message, tmp_path, monkeypatch, capsys):
@@ -144,6 +131,8 @@ def test_svg_needs_no_other_file():
     assert "prefers-color-scheme: dark" in text
     assert text.count("http") == 1  # the namespace
     assert ">F0.1: forward of microbatch 0, chunk 1; tick 7, time 3.5<" in text
+    assert ">zbv: 4 stages of 2 chunks, 8 microbatches</text>" in text
+    assert text.count(">stage ") == 4
 
 
 def drawn(schedule, costs):
@@ -171,24 +160,3 @@ def test_svg_action_is_as_wide_as_it_lasts():
     for stage in stages:
         assert stage[0][1] >= LEFT
         assert all(end <= start for (_, _, end), (_, start, _) in pairwise(stage))
-
-
-def test_svg_names_schedule_and_stages():
-    schedule = make_schedule("interleaved_1f1b", 2, 4, virtual=2)
-    assert describe_sizes(schedule) == "interleaved_1f1b: 2 stages of 2 chunks, 4 microbatches"
-    text = draw_svg(schedule)
-    assert ">stage 1</text>" in text
-    assert ">stage 2</text>" not in text
-    assert describe_sizes(make_schedule("gpipe", 2, 4)) == "gpipe: 2 stages, 4 microbatches"
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_opens_no_device():
-    program = """if True:
-        from spmdkit.launch.cli import main
-        from spmdkit.mesh import backend_started
-        assert main(["schedule", "zbv", "--stages", "2", "--microbatches", "4"]) == 0
-        assert not backend_started()
-    """
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

@@ -1,6 +1,6 @@
 """`checkpoint.start_from`: a run begins with exactly the parameters of another, whatever mesh wrote them.
 
-Parameters are compared as TensorStore's own reader gives them, through `spmdkit checkpoint export` to NumPy files.
+Parameters are compared as TensorStore's own reader gives them, through `spmdkit export` to NumPy files.
 """
 
 import json
@@ -31,7 +31,7 @@ def train(config, *overrides):
 def params(folder, tmp_path, name):
     """The parameters of a run's newest checkpoint by path, in the model's order of blocks."""
     path = tmp_path / f"{name}-exported"
-    assert main(["checkpoint", "export", str(folder), str(path), "--lora", "separate"]) == 0
+    assert main(["export", str(folder), str(path), "--lora", "separate"]) == 0
     return {each.relative_to(path).with_suffix("").as_posix(): np.load(each) for each in path.rglob("*.npy")}
 
 

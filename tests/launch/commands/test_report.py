@@ -47,22 +47,6 @@ def test_reports_trained_run(tmp_path, capsys, monkeypatch):
     assert "run 4, other 2 steps" in (tmp_path / "compare.html").read_text(encoding="utf-8")
 
 
-def test_accepts_directory_named_like_key_value(tmp_path, capsys, monkeypatch):
-    """A word that contains = is a directory only if that directory exists."""
-    for name in ("strategy=data", "strategy=fsdp"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text("train: {steps: 4}\n")
-        (tmp_path / name / "metrics.jsonl").write_text('{"step": 4, "loss": 2.0}\n')
-    monkeypatch.chdir(tmp_path)
-    code, printed = call(capsys, "strategy=data", "strategy=fsdp", "--json")
-    assert (code, printed.err) == (0, "")
-    assert [each["folder"] for each in json.loads(printed.out)["runs"]] == [
-        str(tmp_path / "strategy=data"),
-        str(tmp_path / "strategy=fsdp"),
-    ]
-    assert call(capsys, "strategy=data", "strategy=tensor")[0] == 2
-
-
 @pytest.mark.parametrize("kind", ["link", "pipe", "script", "log"])
 def test_rejects_a_target_that_is_not_a_page(kind, tmp_path, capsys):
     run, mine = tmp_path / "run", tmp_path / "mine.html"
@@ -93,10 +77,7 @@ def test_rejects_a_target_that_is_not_a_page(kind, tmp_path, capsys):
         (["{empty}"], "is neither a run nor a directory of checkpoints"),
         (["{empty}/none"], "There is no"),
         (["{run}", "{config}"], "is given twice"),
-        (
-            ["{run}", "train.steps=3"],
-            "train.steps=3: spmdkit report does not read a config, so key=value is ignored.",
-        ),
+        (["{run}", "train.steps=3"], "train.steps=3. Give the directory of a run"),
     ],
 )
 def test_rejects_invalid_runs(untrained, tmp_path, words, message, capsys):

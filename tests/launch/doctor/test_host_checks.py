@@ -1,21 +1,16 @@
 """Checks of the host."""
 
 import os
-import sys
 
 import pytest
-from spmdkit.configs.schema import RunConfig
 from spmdkit.launch.doctor import host_checks
 from spmdkit.launch.doctor.host_checks import (
-    check_compilation,
     check_cores,
     check_devices,
     check_gpus,
     check_host_name,
-    check_limits,
-    check_locale,
-    check_machine,
     check_memory,
+    check_open_files,
     check_shared_memory,
     check_versions,
     installed_versions,
@@ -25,46 +20,27 @@ from spmdkit.launch.doctor.job_checks import GIB
 from spmdkit.launch.startup.detection import Job
 
 
-def test_checks_this_host():
-    found = check_machine(8)
-    assert {"cores", "memory", "open files", "host name", "locale"} <= {finding.name for finding in found}
-
-
-@pytest.mark.parametrize(("devices", "count", "level"), [(0, 2, "ok"), (8, 2, "note"), (8, 8, "ok"), (2, 1.5, "note")])
-def test_cores(devices, count, level):
-    assert check_cores(devices, count).level == level
-
-
-@pytest.mark.parametrize(("available", "level"), [(8 * GIB, "ok"), (GIB // 2, "wrong"), (None, "ok")])
-def test_memory(available, level):
-    assert check_memory(available).level == level
-
-
 @pytest.mark.parametrize(
-    ("files", "addresses", "levels"),
-    [(65536, -1, ["ok"]), (-1, -1, ["ok"]), (256, -1, ["wrong"]), (4096, 20 * GIB, ["ok", "note"])],
-)
-def test_limits(files, addresses, levels):
-    assert [finding.level for finding in check_limits(files, addresses)] == levels
-
-
-@pytest.mark.parametrize(
-    ("ip", "level", "found"),
+    ("found", "level"),
     [
-        ("10.0.0.1", "ok", "n1 is 10.0.0.1"),
-        ("127.0.1.1", "ok", "n1 is 127.0.1.1: enough for one host, not for several"),
-        ("", "wrong", "n1 cannot be resolved"),
+        (check_cores(8, 2), "note"),
+        (check_cores(8, 8), "ok"),
+        (check_cores(2, 1.5), "note"),
+        (check_memory(8 * GIB), "ok"),
+        (check_memory(GIB // 2), "wrong"),
+        (check_memory(None), "ok"),
+        (check_open_files(65536), "ok"),
+        (check_open_files(-1), "ok"),
+        (check_open_files(256), "wrong"),
+        (check_host_name("n1", "10.0.0.1"), "ok"),
+        (check_host_name("n1", "127.0.1.1"), "ok"),
+        (check_host_name("n1", ""), "wrong"),
     ],
+    ids=str,
 )
-def test_host_name(ip, level, found):
-    finding = check_host_name("n1", ip)
-    assert (finding.level, finding.found) == (level, found)
-
-
-def test_notes_a_missing_locale(monkeypatch):
-    monkeypatch.setenv("LC_ALL", "xx_XX.UTF-8")
-    found = check_locale()
-    assert (found.level, found.found) == ("note", "xx_XX.UTF-8, which is not installed on this host")
+def test_reports_too_little_of_a_resource(found, level):
+    assert found.level == level
+    assert bool(found.fix) == (level != "ok")
 
 
 def test_cgroups_limit_cores_and_memory(tmp_path, monkeypatch):
@@ -78,9 +54,8 @@ def test_cgroups_limit_cores_and_memory(tmp_path, monkeypatch):
     assert host_checks._count_cores() >= 1
 
 
-def test_rejects_small_shared_memory_with_gpus(tmp_path, monkeypatch):
+def test_rejects_small_shared_memory(tmp_path, monkeypatch):
     assert check_shared_memory(tmp_path) == []
-    monkeypatch.setattr(host_checks, "count_gpus", lambda: 8)
     monkeypatch.setattr(host_checks, "MIN_SHARED_MEMORY", 2**62)
     (found,) = check_shared_memory(tmp_path)
     assert (found.level, found.fix) == ("wrong", "start the container with --shm-size=8g, or --ipc=host")
@@ -111,7 +86,6 @@ def test_opens_devices_in_a_child(monkeypatch):
         ("import sys; sys.exit('no driver')", "could not open its devices (exit code 1): no driver"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "could not open its devices (killed by signal 11)"),
         ("import time; time.sleep(60)", "JAX did not open its devices within 0 s"),
-        ("print('nothing')", "could not open its devices (exit code 0)"),
     ],
 )
 def test_reports_devices_that_do_not_open(program, found, monkeypatch):
@@ -119,7 +93,6 @@ def test_reports_devices_that_do_not_open(program, found, monkeypatch):
     opened = open_devices(environ(), seconds=60 if "sleep" not in program else 0.4)
     assert opened.level == "wrong"
     assert found in opened.found
-    assert sys.executable
 
 
 @pytest.mark.parametrize(
@@ -127,18 +100,18 @@ def test_reports_devices_that_do_not_open(program, found, monkeypatch):
     [
         ({}, 8, False, None, CUDA, "ok", "8 on this host, 8 visible", ""),
         ({"CUDA_VISIBLE_DEVICES": ""}, 8, True, None, CUDA, "wrong", "8 on this host, 0 visible", "unset CUDA_VIS"),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, 0, True, None, CUDA, "note", "no NVIDIA driver is loaded", ""),
         ({}, 8, True, None, {}, "wrong", "but JAX computes on the CPU", "pip install --upgrade 'spmdkit[cuda]'"),
         ({"JAX_PLATFORMS": "cpu"}, 8, True, None, CUDA, "wrong", "computes on the CPU", "unset JAX_PLATFORMS=cpu"),
         ({}, 8, True, None, CUDA, "wrong", "but JAX computes on the CPU", "check the driver"),
-        ({}, 4, False, 8, CUDA, "wrong", "4 visible, for 8 processes", "start at most 4 processes on each host"),
-        ({}, 8, False, 3, CUDA, "wrong", "3 processes do not divide them", "start a number of processes"),
+        ({}, 4, False, 8, CUDA, "wrong", "4 visible, for 8 processes", "start a number of processes on each host"),
+        ({}, 8, False, 3, CUDA, "wrong", "8 visible, for 3 processes", "start a number of processes on each host"),
+        ({}, 8, False, 4, CUDA, "ok", "8 on this host, 8 visible", ""),
         ({"CUDA_VISIBLE_DEVICES": "3"}, 8, False, 8, CUDA, "ok", "8 on this host, 1 visible", ""),
     ],
 )
 def test_gpus(variables, of_host, on_cpu, processes, versions, level, found, fix):
     job = Job("Slurm", None, 16, 3, 1, processes) if processes else None
-    (finding,) = check_gpus(variables, of_host, on_cpu, job, versions)
+    finding = check_gpus(variables, of_host, on_cpu, job, versions)
     assert finding.level == level
     assert found in finding.found
     assert finding.fix.startswith(fix)
@@ -146,13 +119,10 @@ def test_gpus(variables, of_host, on_cpu, processes, versions, level, found, fix
 
 def test_lists_the_gpus_of_a_process():
     job = Job("Slurm", None, 4, 1, 1, 4, (2, 3))
-    assert check_gpus({}, 8, False, job, CUDA)[0].found == "8 on this host, 8 visible; for this process: 2, 3"
+    assert check_gpus({}, 8, False, job, CUDA).found == "8 on this host, 8 visible; for this process: 2, 3"
 
 
-SAME = {"spmdkit": "0.1.0", "jax": "0.10.2", "jaxlib": "0.10.2"}
-
-
-def test_installed_versions():
+def test_accepts_installed_versions():
     found = installed_versions()
     assert {"spmdkit", "jax", "jaxlib"} <= set(found)
     assert [finding.level for finding in check_versions(found)] == ["ok"]
@@ -161,45 +131,13 @@ def test_installed_versions():
 @pytest.mark.parametrize(
     ("changes", "found", "fix"),
     [
-        ({"jaxlib": "0.9.0"}, "jax 0.10.2 with jaxlib 0.9.0", "pip install jaxlib==0.10.2"),
-        ({"jax-cuda13-plugin": "0.9.0"}, "jaxlib 0.10.2 with jax-cuda13-plugin 0.9.0", "pip install --upgrade"),
-        (
-            {"jax-cuda12-plugin": "0.10.2", "jax-cuda13-plugin": "0.10.2"},
-            "plugins for jax-cuda12 and jax-cuda13 are both installed",
-            "pip uninstall jax-cuda12-plugin",
-        ),
+        ({"jaxlib": "0.9.0"}, ["jax 0.10.2 with jaxlib 0.9.0"], "pip install jaxlib==0.10.2"),
+        ({"jax-cuda13-plugin": "0.9.0"}, ["jax 0.10.2 with jax-cuda13-plugin 0.9.0"], "pip install --upgrade"),
+        ({"jax-cuda13-plugin": "0.10.2"}, [], ""),
     ],
 )
 def test_rejects_mismatched_versions(changes, found, fix):
-    wrong = [finding for finding in check_versions({**SAME, **changes}) if finding.level == "wrong"]
-    assert [finding.found for finding in wrong] == [found]
-    assert wrong[0].fix.startswith(fix)
-
-
-def test_accepts_a_matching_plugin():
-    assert [finding.level for finding in check_versions({**SAME, "jax-cuda13-plugin": "0.10.2"})] == ["ok"]
-
-
-def test_reports_missing_packages():
-    assert check_versions({})[-1].found == "jax and jaxlib not installed"
-
-
-def test_reports_cache_and_xla_options(tmp_path):
-    run = RunConfig(cache=str(tmp_path / "programs"), xla=("xla_cpu_enable_fast_math=false",))
-    found = {finding.name: finding for finding in check_compilation(run, 8, {**os.environ, "XLA_FLAGS": ""})}
-    assert found["programs"].found.startswith(f"{tmp_path}/programs/jax-")
-    assert found["programs"].found.endswith("(run.cache), 0 programs, 0 B")
-    assert found["XLA options"].found == "xla_cpu_enable_fast_math=false (run.xla)"
-    assert "XLA_FLAGS" not in found
-    assert not (tmp_path / "programs").exists()
-
-
-def test_notes_unwritable_cache_and_shows_flags(tmp_path):
-    (tmp_path / "file").write_text("")
-    found = {
-        each.name: each
-        for each in check_compilation(RunConfig(cache=str(tmp_path / "file")), 8, {"XLA_FLAGS": "--a=1"})
-    }
-    assert found["programs"].level == "note"
-    assert "every start compiles again" in found["programs"].found
-    assert found["XLA_FLAGS"].found == "--a=1"
+    versions = {"jax": "0.10.2", "jaxlib": "0.10.2", **changes}
+    wrong = [finding for finding in check_versions(versions) if finding.level == "wrong"]
+    assert [finding.found for finding in wrong] == found
+    assert all(finding.fix.startswith(fix) for finding in wrong)

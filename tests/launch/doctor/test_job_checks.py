@@ -1,6 +1,5 @@
 """Checks of the job, of run.dir, and of all processes together."""
 
-import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,17 +7,13 @@ import pytest
 from spmdkit.launch.doctor import job_checks
 from spmdkit.launch.doctor.job_checks import (
     Finding,
-    check_clock,
     check_coordinator,
     check_names,
-    check_oversubscription,
     check_run_dir,
     compare,
     compare_clocks,
     compare_versions,
     describe_job,
-    find_file_system,
-    find_other_jobs,
     find_probes,
     write_probe,
 )
@@ -40,10 +35,6 @@ SLURM = {
 }
 
 
-def test_describes_one_process():
-    assert [finding.found for finding in describe_job(None)] == ["one process: no variable sets a number of processes"]
-
-
 def test_every_part_names_its_variable():
     job = find_job(SLURM)
     assert job is not None
@@ -54,14 +45,6 @@ def test_every_part_names_its_variable():
         ("process 1 of 2 on its host", "SLURM_LOCALID"),
         ("identity: slurm 77.0 restart 0", "SLURM_JOB_ID"),
     ]
-    assert find_other_jobs(job, SLURM) == []
-
-
-def test_notes_ignored_jobs():
-    environ = {**SLURM, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    job = find_job({**environ, "PMIX_NAMESPACE": "1"})
-    (found,) = find_other_jobs(job, environ)
-    assert (found.level, found.found) == ("note", "Slurm: process 3 of 4, ignored because of its lower priority")
 
 
 def test_accepts_a_free_port():
@@ -74,14 +57,15 @@ def test_rejects_a_port_in_use():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         (found,) = check_coordinator(Job("test", Address("127.0.0.1", port), 2, 0), {}, False)
-    assert (found.level, found.found) == ("wrong", f"port {port} is in use on {socket.gethostname()}")
+    assert found.level == "wrong"
+    assert found.found.startswith(f"cannot listen at 127.0.0.1:{port} on {socket.gethostname()}: ")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rejects_an_unknown_host(rank):
     (found,) = check_coordinator(Job("test", Address("no-such-host.invalid", 80), 2, rank), {}, False)
     assert found.level == "wrong"
-    assert found.found.startswith(f"no-such-host.invalid cannot be resolved on {socket.gethostname()}: ")
+    assert "no-such-host.invalid" in found.found
 
 
 def test_rejects_loopback_for_several_hosts():
@@ -99,52 +83,22 @@ def test_notes_a_proxy():
 
 
 def test_accepts_a_missing_run_dir(tmp_path):
-    found = check_run_dir(tmp_path / "not" / "there", several_hosts=False)
-    assert [(finding.name, finding.level) for finding in found] == [("run.dir", "ok"), ("clock", "ok")]
+    found = check_run_dir(tmp_path / "not" / "there")
+    assert (found.name, found.level) == ("run.dir", "ok")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rejects_a_file_as_run_dir(tmp_path):
     (tmp_path / "file").write_text("")
-    (found,) = check_run_dir(tmp_path / "file" / "run", several_hosts=False)
+    found = check_run_dir(tmp_path / "file" / "run")
     assert found.level == "wrong"
     assert "is a file" in found.found
 
 
 def test_rejects_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(job_checks, "MIN_DISK_SPACE", 2**62)
-    found = check_run_dir(tmp_path, several_hosts=False)[0]
+    found = check_run_dir(tmp_path)
     assert (found.level, found.fix) == ("wrong", "free some space, or set run.dir to another file system")
-
-
-@pytest.mark.parametrize(
-    ("kind", "several", "level"), [("tmpfs", True, "wrong"), ("tmpfs", False, "ok"), ("nfs4", True, "ok")]
-)
-def test_rejects_a_local_file_system_for_several_hosts(kind, several, level, tmp_path, monkeypatch):
-    monkeypatch.setattr(job_checks, "find_file_system", lambda path: kind)
-    found = check_run_dir(tmp_path, several)[0]
-    assert found.level == level
-    assert kind in found.found
-
-
-def test_find_file_system(tmp_path):
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"root / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n")
-    assert find_file_system(tmp_path / "mounts", mounts) == "nfs4"
-    assert find_file_system(tmp_path.parent, mounts) == "ext4"
-    assert find_file_system(tmp_path, tmp_path / "none") == ""
-
-
-def test_rejects_a_wrong_clock(tmp_path, monkeypatch):
-    stat = os.stat
-
-    def later(path, **options):
-        found = stat(path, **options)
-        return os.stat_result([*found[:8], found.st_mtime + 100, *found[9:10]])
-
-    assert check_clock(tmp_path).level == "ok"
-    monkeypatch.setattr(job_checks.os, "stat", later)
-    assert "100 s ahead of" in check_clock(tmp_path).found
 
 
 def test_probes(tmp_path):
@@ -183,13 +137,6 @@ def test_all_processes_get_all_findings(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rejects_different_directories(tmp_path):
-    for name in "ab":
-        (tmp_path / name).mkdir()
-    found = compare_all([tmp_path / "a", tmp_path / "b"], 2)
-    assert all(any(finding.name == "shared" and finding.level == "wrong" for finding in each) for each in found[0])
-
-
 def test_reports_missing_processes(tmp_path):
     with pytest.raises(ProcessesMissing, match="Rank 1 did not come within 0 s"):
         compare_all([tmp_path], 2, seconds=0.4)
@@ -197,7 +144,7 @@ def test_reports_missing_processes(tmp_path):
 
 
 def meeting(**changes) -> Rendezvous:
-    notes = [{"own_ip": "10.0.0.1", "gpus": 2}] * 3
+    notes = [{"own_ip": "10.0.0.1"}] * 3
     return Rendezvous(["a", "a", "b"], notes, [0.0, 0.0, 0.0], None)._replace(**changes)
 
 
@@ -218,11 +165,3 @@ def test_rejects_host_names_on_loopback():
     loopback = meeting(notes=[{"own_ip": "127.0.1.1"}] * 3)
     assert "resolves its own name to 127.0.1.1" in check_names(loopback, on_cpu=True)[0].found
     assert check_names(loopback, on_cpu=False) == []
-
-
-def test_rejects_more_processes_than_gpus():
-    assert check_oversubscription(meeting()) == []
-    crowded = meeting(hosts=["a"] * 3)
-    assert [finding.found for finding in check_oversubscription(crowded)] == ["3 processes on a, for 2 GPUs"]
-    bound = meeting(hosts=["a"] * 3, notes=[{"gpus": 1}] * 3)
-    assert check_oversubscription(bound) == []

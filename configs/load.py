@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from .config_errors import ConfigError, Problem, config_error
 from .config_paths import anchor_overrides, find_root
 from .config_sources import PRESETS, find_config, resolve_run_directory
 from .elastic import fit_to_devices
-from .key_names import find_remark, sections, unknown_key
+from .key_names import sections, unknown_key
 from .named_code import code_problems
 from .overrides import apply_overrides, expand_sizes
 from .schema import Config, ModelCheck
@@ -79,7 +79,7 @@ def load_config(
 
 def to_config(tree: Mapping[str, Any], problems: list[Problem]) -> Config:
     """Builds a Config from plain values; adds invalid values to `problems` and uses their defaults."""
-    problems += [_unknown_section(key) for key in tree if key not in sections()]
+    problems += [unknown_key("", key, sections(), "section") for key in tree if key not in sections()]
     defaults = Config()
     special = {"model": _to_model, "strategy": _to_strategy, "callbacks": _to_callbacks}
     given: dict[str, Any] = {}
@@ -162,28 +162,12 @@ def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:
     if not _has_type(value, Mapping, "strategy", rule, problems):
         return {}
     types = option_types()
-    problems += [_unknown_strategy(name, value, types) for name in value if name not in types]
+    problems += [unknown_key("strategy", name, list(types)) for name in value if name not in types]
     return {
         name: to_dataclass(types[name], options, f"strategy.{name}", problems)
         for name, options in value.items()
         if name in types
     }
-
-
-def _unknown_strategy(name: str, given: Mapping[str, Any], types: Mapping[str, type]) -> Problem:
-    """Returns the problem of an unknown strategy, which may be an option one level too high."""
-    key = f"strategy.{name}"
-    first, dot, rest = name.partition(".")
-    if dot and first in types:
-        fix = f"Write {first}: {{size: ..., {rest}: ...}}."
-        return Problem(key, f"{key} is not a valid key: in a file, dots do not separate keys. {fix}")
-    homes = [axis for axis, options in types.items() if name in options.__dataclass_fields__]
-    homes = [axis for axis in homes if axis in given] or homes
-    if len(homes) == 1 or (homes and name != "size"):
-        suggested = " or ".join(f"strategy.{axis}.{name}" for axis in homes)
-        fix = f"Write {homes[0]}: {{size: ..., {name}: ...}}."
-        return Problem(key, f"{key} is not a valid key. Did you mean {suggested}? {fix}{find_remark(name)}")
-    return unknown_key(key, list(types))
 
 
 def _cross_checks(
@@ -220,19 +204,6 @@ def _cross_checks(
         give = "gives" if num_processes == 1 else "give"
         known_from = f"{processes} with {counted(per_process, 'device')} each {give} {total}"
     return found + size_problems(config, total, known_from)
-
-
-def _unknown_section(key: str) -> Problem:
-    """Returns the problem of an unknown section, which may be a key of another section."""
-    defaults = {name: getattr(Config(), name) for name in sections()}
-    homes = [f"{name}.{key}" for name, section in defaults.items() if is_dataclass(section) and hasattr(section, key)]
-    if homes:
-        return Problem(key, f"{key} is not a valid section. Did you mean {' or '.join(homes)}?")
-    first, *rest = key.split(".")
-    if rest and first in defaults:
-        nested = f"{first}: {'{'}{': {'.join(rest)}: ...{'}' * len(rest)}"
-        return Problem(key, f"{key} is not a valid section: in a file, dots do not separate keys. Write {nested}.")
-    return unknown_key(key, sections(), "section")
 
 
 def _options(instance: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ processes (`ordering/`), and each process reads just the rows that its devices h
 
 from .batches import abstract_batch, eval_batches, train_batches
 from .bigram import bigram_loss
-from .config import DataConfig
+from .config import DataConfig, MixturePart
 from .examples import nested
 from .ordering.buckets import bucket_by_length
 from .ordering.mixture import mix
@@ -25,6 +25,7 @@ __all__ = [
     "DataConfig",
     "Limit",
     "Limits",
+    "MixturePart",
     "Source",
     "Splits",
     "abstract_batch",

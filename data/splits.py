@@ -219,18 +219,14 @@ def _check_not_empty(
     sources: list[WindowSource], streams: list[list[Stream]], config: DataConfig, has_evaluation: bool
 ) -> None:
     """Raises a UserError if a split lacks a whole example."""
-    sizes = [sum(len(stream.ids) for stream in split) for split in streams]
-    needed = f"one example needs data.length + 1 = {config.length + 1:,} in one piece"
-    problems = []
-    if not len(sources[0]):
-        problems.append(
-            f"data: the training split has {sizes[0]:,} tokens; {needed}. Give more data or lower data.length."
-        )
-    if has_evaluation and not len(sources[1]):
-        origin = "data.eval_files" if config.eval_files else f"data.eval_fraction={config.eval_fraction}"
-        problems.append(
-            f"data: the evaluation split ({origin}) has {sizes[1]:,} tokens; {needed}. Give it more data, lower "
-            "data.length, or set data.eval_fraction: 0 to train without evaluation."
-        )
+    held_out = "data.eval_files" if config.eval_files else f"data.eval_fraction={config.eval_fraction}"
+    names = ("training split", f"evaluation split ({held_out})") if has_evaluation else ("training split",)
+    problems = [
+        f"data: the {name} has {sum(len(stream.ids) for stream in split):,} tokens; one example needs data.length + 1 "
+        f"= {config.length + 1:,} in one piece. Give it more data or lower data.length."
+        for name, source, split in zip(names, sources, streams, strict=False)
+        if not len(source)
+    ]
     if problems:
-        raise UserError("\n".join(problems))
+        without = " To train without evaluation, set data.eval_fraction: 0." if len(sources[0]) else ""
+        raise UserError("\n".join(problems) + without)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..source import Splits, fingerprint
-from .arrays import held_out_rows
+from .arrays import ArraySource, divide_source
 
 HEIGHT, WIDTH = 8, 8
 CLASSES = 10
@@ -42,7 +42,7 @@ def synthetic_digits(eval_fraction: float, *, rows: int = 8192, noise: float = 0
     inputs = images.reshape(rows, FEATURES) + random.normal(scale=noise, size=(rows, FEATURES))
     arrays = {"inputs": inputs.astype(np.float32), "targets": targets.astype(np.int32)}
     description = f"synthetic: {rows:,} noisy images of digits, {FEATURES} features, {CLASSES} classes"
-    return held_out_rows(arrays, eval_fraction)._replace(description=description)
+    return divide_source(ArraySource(arrays), eval_fraction)._replace(description=description)
 
 
 def _placements() -> np.ndarray:

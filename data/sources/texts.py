@@ -10,7 +10,6 @@ standard library's directory, except tests, installed packages, optional parts (
 ensurepip, tkinter, turtledemo), tables (encodings, pydoc_data), and files written at build or install time.
 """
 
-import hashlib
 import os
 import platform
 import sysconfig
@@ -22,6 +21,7 @@ import numpy as np
 
 from ...mesh.errors import UserError, counted
 from ..config import DataConfig
+from ..source import hash_fraction
 from .source_files import FoundFile, find_files, raise_system_error, reason_of
 
 MIN_HELD_OUT = 5
@@ -91,16 +91,6 @@ class ByteCodec:
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of bytes, with replacement characters for invalid UTF-8."""
         return bytes(tokens).decode("utf-8", errors="replace")
-
-
-def hash_fraction(key: bytes) -> float:
-    """Returns a number in [0, 1) that depends on the key alone, the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big") / 2**48
-
-
-def hold_out(rows: int, fraction: float) -> np.ndarray:
-    """Returns which of a number of rows are held out, by the hash of their number: bool, (rows,)."""
-    return np.array([hash_fraction(b"%d" % row) < fraction for row in range(rows)], bool)
 
 
 def split_documents(documents: Sequence[Document], eval_fraction: float) -> tuple[list[Document], list[Document]]:

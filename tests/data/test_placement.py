@@ -184,11 +184,6 @@ def test_layout_reads_each_row_once_and_sends_each_value_once(step, source):
         ),
         ({".*": ["data", None, None]}, r"['.*'] has 3 entries, but \w+ has 2 dims. Give at most one entry per dim"),
         ({"(": ["data"]}, "'(' is not a valid regular expression"),
-        ({"inputs": 5}, "data.layout['inputs'] must be a list of axes, got 5. Give a mapping"),
-        ({"inputs": "data"}, "data.layout['inputs'] must be a list of axes, got 'data'"),
-        ({"inputs": [["data", 1]]}, "must be a list of axes"),
-        ({5: ["data"]}, "a key must be a string, got 5"),
-        ([["data"]], "data.layout must be a mapping, got [['data']]"),
     ],
 )
 def test_rejects_invalid_layouts(layout, message, source, step):

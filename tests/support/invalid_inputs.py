@@ -174,7 +174,7 @@ TEXTS = {
     "Latin-1": config("# für\nrun: {seed: 1}\n".encode("latin-1"), "line 1: the byte 0xfc is not valid UTF-8"),
     "UTF-16": config("run: {seed: 1}\n".encode("utf-16"), "line 1: the byte 0xff is not valid UTF-8"),
     "a key without a name": config("run: {'': 1}\n", "line 1: a key is empty"),
-    "a key with dots": config("train.steps: 3\n", "train.steps is not a valid section", "Write train: {steps: ...}"),
+    "a key with dots": config("train.steps: 3\n", "train.steps is not a valid section", "write train: {steps: ...}"),
     "a merge key": config("run: &r {seed: 1}\ntrain: {<<: *r}\n", "train.<< is not a valid key"),
 }
 OVERRIDES = {
@@ -226,7 +226,7 @@ DATA = {
         "jsonl",
         "d.jsonl",
         lines({"text": None}, {"text": None}),
-        "data.column='text' of 1 jsonl file lacks text",
+        "data.column='text' of 1 jsonl file lacks text: every row is null or empty",
         "set data.column",
     ),
     "a column that there is not": data(

@@ -1,7 +1,6 @@
 """The interface of data: random access to examples of one shape, in two splits."""
 
 import hashlib
-import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -155,13 +154,11 @@ def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
 
 def _sampled_blocks(array: np.ndarray, total: int) -> Iterator[np.ndarray]:
     """Yields both ends of an array, and its share of the blocks that are spread over all `total` bytes."""
-    _advise(array, "MADV_RANDOM")  # otherwise, the system reads megabytes around every page
     ends, rows = _rows_in(array, END_BYTES), _rows_in(array, BLOCK_BYTES)
     yield array[:ends]
     yield array[-ends:]
     for start in np.linspace(0, max(0, len(array) - rows), -(-SAMPLED_BLOCKS * array.nbytes // total), dtype=np.int64):
         yield array[start : start + rows]
-    _advise(array, "MADV_NORMAL")
 
 
 def memory_map_of(array: Any) -> np.memmap | None:
@@ -169,13 +166,6 @@ def memory_map_of(array: Any) -> np.memmap | None:
     while array is not None and not isinstance(array, np.memmap):
         array = getattr(array, "base", None)
     return array
-
-
-def _advise(array: Any, advice: str) -> None:
-    """Tells the operating system how a memory map will be read."""
-    mapped = memory_map_of(array)
-    if mapped is not None and hasattr(mmap, advice):
-        mapped._mmap.madvise(getattr(mmap, advice))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _rows_in(array: np.ndarray, size: int) -> int:

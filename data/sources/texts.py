@@ -39,7 +39,6 @@ SKIPPED_DIRECTORIES = frozenset(
 )
 SKIPPED_FILES = frozenset({"sitecustomize.py", "usercustomize.py", "__phello__.foo.py", "_sysconfig_vars.py"})
 SKIPPED_PREFIXES = ("config-", "_sysconfigdata")
-MIN_STDLIB_BYTES = 1 << 20
 
 
 class Document(NamedTuple):
@@ -180,20 +179,10 @@ def read_stdlib(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corp
         patterns: Not used: the files are fixed.
         config: Not used: bytes need no options.
         key: Not used.
-
-    Raises:
-        UserError: The source is missing, as in an embedded Python that has it in a zip file.
     """
     del patterns, config, key
     root = Path(sysconfig.get_paths()["stdlib"])
-    corpus = _text_corpus(stdlib_files(root), f"source of Python {platform.python_version()}")
-    num_bytes = sum(len(document.ids) for document in corpus.documents)
-    if num_bytes < MIN_STDLIB_BYTES:
-        raise UserError(
-            f"data.source=stdlib: {root} has {num_bytes:,} bytes of Python source, fewer than {MIN_STDLIB_BYTES:,}. "
-            "This Python was installed without its source; set data.source: text and data.files to your own text."
-        )
-    return corpus
+    return _text_corpus(stdlib_files(root), f"source of Python {platform.python_version()}")
 
 
 def token_separator(config: DataConfig) -> np.ndarray:

@@ -88,7 +88,7 @@ def test_the_users_own_function():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("user_data:wrong", r"data\.source='user_data:wrong' returned a int; it must return spmdkit\.data\.Splits"),
+        ("user_data:wrong", r"data\.source='user_data:wrong' returned a int; it must return Splits"),
         ("user_data:weightless", r"returned training examples with inputs; \"weights\" is missing: float32"),
         ("user_data:empty", r"returned no examples for evaluation\. Give some, or evaluation=None to train without it"),
         (

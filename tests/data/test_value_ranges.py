@@ -162,13 +162,6 @@ def test_token_ids_are_checked_against_the_vocabulary_that_is_given():
         from_arrays({"inputs": ids[:3], "targets": ids[:3]}, {"inputs": ids, "targets": ids}, vocabulary=59)
 
 
-def test_what_the_model_takes_is_checked_over_all_blocks(monkeypatch):
-    monkeypatch.setattr("spmdkit.data.value_ranges.BLOCK_BYTES", 64)
-    splits = from_arrays(rows(300, targets=with_value(np.zeros(300, int), 257, 10)))
-    with pytest.raises(BadDataError, match="targets of example 257 of the training split is 10"):
-        check_splits(splits, CLASSES)
-
-
 def test_labels_that_are_no_whole_numbers():
     splits = from_arrays(rows(targets=np.zeros(12, np.float32)))
     check_splits(splits, NONE)

@@ -1,6 +1,5 @@
 """Buckets: one length a batch, as many compilations as buckets, one order on every mesh, padding counts nothing."""
 
-import itertools
 import sys
 import warnings
 
@@ -13,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.data import bucket_by_length, eval_batches, from_dataset, train_batches
 from spmdkit.data.batches import abstract_batch, further_batches
 from spmdkit.data.ordering import buckets as buckets_file
-from spmdkit.data.ordering.buckets import BucketedSource, minimize_padding
+from spmdkit.data.ordering.buckets import BucketedSource
 from spmdkit.launch.cli import main
 from support.runs import metrics, write_config
 
@@ -128,23 +127,13 @@ def test_a_run_in_buckets_goes_on_where_it_was(tmp_path, monkeypatch):
     assert resumed == whole
 
 
-def test_the_lengths_with_the_minimize_padding():
-    random = np.random.default_rng(0)
-    for buckets in (1, 2, 3):
-        sizes = random.integers(1, 60, 30)
-        tops = sorted({-(-int(size) // 4) * 4 for size in sizes})
-
-        def total(lengths, sizes=sizes):
-            return sum(min((each for each in lengths if each >= size), default=10**9) for size in sizes)
-
-        best = min(total(chosen) for chosen in itertools.combinations(tops, min(buckets, len(tops))))
-        found = minimize_padding(sizes, buckets, 4)
-        assert (total(found), len(found) <= buckets) == (best, True)
-
-
-def test_one_short_example_has_a_bucket_of_its_own():
-    assert minimize_padding(np.array([8, 100, 100]), 2, 8) == [8, 104]
-    assert minimize_padding(np.array([8, 16]), 4, 8) == [8, 16]
+def test_computes_lengths_with_as_many_examples_each():
+    splits = bucket_by_length(from_dataset([(np.ones(size, int),) * 2 for size in range(1, 101)]), buckets=4)
+    assert splits.train.lengths.tolist() == [32, 56, 80, 104]
+    assert splits.description.startswith("list: 100 examples, in buckets of 32, 56, 80, 104 (")
+    few = bucket_by_length(from_dataset(examples()), buckets=4)
+    assert few.train.lengths.tolist() == [8, 16]
+    assert few.fingerprint != bucket_by_length(from_dataset(examples()), lengths=[16]).fingerprint
 
 
 def test_held_out_rows_may_be_longer_than_all_that_train():
@@ -158,14 +147,6 @@ def test_held_out_rows_may_be_longer_than_all_that_train():
 def test_what_is_padded_is_in_the_fingerprint():
     whole, less = (bucket_by_length(from_dataset(examples()), lengths=[16], padded=names) for names in (None, PADDED))
     assert whole.fingerprint != less.fingerprint
-
-
-def test_lengths_are_computed_where_none_are_given():
-    splits = bucket_by_length(from_dataset(examples()), buckets=2, multiple=4)
-    assert splits.description.startswith("list: 60 examples, in buckets of ")
-    assert splits.description.endswith(" padding)")
-    assert splits.train.lengths[-1] == 16
-    assert splits.fingerprint != bucket_by_length(from_dataset(examples()), lengths=[16]).fingerprint
 
 
 @pytest.mark.parametrize(

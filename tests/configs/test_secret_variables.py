@@ -19,9 +19,7 @@ VALUE = "hf_s3cr3t"
 SECTION = f"launch.environment={{HF_TOKEN: {VALUE}, NCCL_DEBUG: WARN}}"
 
 
-@pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_KEY", "PGPASSWORD", "DB_PASS", "SECRET2"]
-)
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_KEY", "PGPASSWORD", "DB_PASS", "SECRET2"])
 def test_redacts_secrets(name):
     assert is_secret(name)
     assert redact({name: VALUE, "A": "b"}) == {name: None, "A": "b"}

@@ -1,6 +1,5 @@
 """Buckets: one length a batch, as many compilations as buckets, one order on every mesh, padding counts nothing."""
 
-import sys
 import warnings
 
 import jax
@@ -13,8 +12,6 @@ from spmdkit.data import bucket_by_length, eval_batches, from_dataset, train_bat
 from spmdkit.data.batches import abstract_batch, further_batches
 from spmdkit.data.ordering import buckets as buckets_file
 from spmdkit.data.ordering.buckets import BucketedSource
-from spmdkit.launch.cli import main
-from support.runs import metrics, write_config
 
 import spmdkit
 
@@ -98,33 +95,6 @@ def test_the_step_is_compiled_once_a_bucket_and_padding_changes_nothing(splits, 
     assert len(shapes) == 3
     again = [each for each in told if "compiled again" in str(each.message)]
     assert len(again) == (0 if announced else 2)  # once for every other bucket
-
-
-RUN = """
-import numpy as np
-from spmdkit.data import bucket_by_length, from_dataset
-
-def sentences(config):
-    random = np.random.default_rng(0)
-    found = [np.cumsum(np.ones(size, np.int32)) % 50 for size in random.integers(3, 65, 300)]
-    splits = from_dataset([(ids[:-1], ids[1:]) for ids in found], eval_fraction=0.1, vocabulary=50)
-    return bucket_by_length(splits, lengths=[16, 32, 64])
-"""
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_run_in_buckets_goes_on_where_it_was(tmp_path, monkeypatch):
-    (tmp_path / "sentences.py").write_text(RUN)
-    monkeypatch.delitem(sys.modules, "sentences", raising=False)
-    model = {"name": "transformer", "layers": 1, "width": 16, "heads": 2, "mlp_width": 32}
-    optimizer, data = {"learning_rate": 0.01}, {"source": "sentences:sentences", "length": 64}
-    config = str(write_config(tmp_path, model=model, data=data, optimizer=optimizer))
-    assert main(["train", config, f"run.dir={tmp_path}/whole"]) == 0
-    assert main(["train", config, "train.steps=5"]) == 0
-    assert main(["train", config]) == 0
-    whole, resumed = ([each["loss"] for each in metrics(tmp_path / name)] for name in ("whole", "run"))
-    assert resumed == whole
 
 
 def test_computes_lengths_with_as_many_examples_each():

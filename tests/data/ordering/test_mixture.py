@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from spmdkit.data import BadDataError, DataConfig, from_arrays, from_batches, mix, open_splits, train_batches
 from spmdkit.data.config import MixturePart, part_config
-from spmdkit.data.ordering.mixture import Mixture, _samples_without_repeats
+from spmdkit.data.ordering.mixture import _samples_without_repeats
 from spmdkit.data.ordering.order import source_order
 from spmdkit.data.shares import locate
 from spmdkit.data.source import take
@@ -75,15 +75,6 @@ def test_without_shuffling_each_part_keeps_its_order(mixed):
     examples = source_order(np.arange(20), source=mixed.train, seed=0, shuffle=False)
     rows = take(mixed.train, examples)
     assert rows["targets"][rows["inputs"][:, 0] == 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
-def test_nothing_is_copied():
-    arrays = {"inputs": np.zeros((6, 2), np.float32), "targets": np.zeros(6, np.int32)}
-    first = from_arrays(arrays)
-    mixed = mix([(first, 1), (part(1, 4)._replace(train=from_arrays(arrays).train), 1)])
-    assert isinstance(mixed.train, Mixture)
-    assert mixed.train.sources[0] is first.train
-    assert all(source.arrays_in_memory["inputs"] is arrays["inputs"] for source in mixed.train.sources)
 
 
 def test_evaluation_has_the_shares_without_repeating(mixed):

@@ -60,14 +60,6 @@ def test_npz_files(tmp_path):
     assert open_splits(config).fingerprint == splits.fingerprint
 
 
-def test_both_splits_need_rows(tmp_path):
-    np.savez(tmp_path / "few.npz", **arrays(4))
-    with pytest.raises(
-        ValueError, match=r"data\.eval_fraction=0\.01 of 4 rows holds out 0.* set it to 0 to train without"
-    ):
-        open_splits(DataConfig(source="arrays", files=(f"{tmp_path}/few.npz",), eval_fraction=0.01))
-
-
 def test_npz_files_for_evaluation(tmp_path):
     np.savez(tmp_path / "train.npz", **arrays(5))
     np.savez(tmp_path / "test.npz", **arrays(4))
@@ -84,15 +76,6 @@ def test_npz_files_that_do_not_fit(tmp_path):
         ValueError, match=r"rows of .*b\.npz have the shapes \{'images': \(\)\}, but those of .*a\.npz have"
     ):
         open_splits(DataConfig(source="arrays", files=(f"{tmp_path}/*.npz",)))
-
-
-def test_from_arrays_holds_out_a_fraction():
-    splits = from_arrays(arrays(400), eval_fraction=0.25, vocabulary=400)
-    assert splits.evaluation is not None
-    assert splits.vocabulary == 400
-    assert len(splits.evaluation) == pytest.approx(100, abs=30)
-    rows = [int(split[i]["targets"]) for split in (splits.train, splits.evaluation) for i in range(len(split))]
-    assert sorted(rows) == list(range(400))
 
 
 def test_from_arrays_reports_a_missing_evaluation_split():

@@ -75,10 +75,6 @@ def test_examples_that_vary_are_refused_or_asked_for():
     assert from_dataset(noisy, varies=True).fingerprint == ""
 
 
-def test_missing_numbers_do_not_count_as_varying():
-    assert from_dataset([(np.array([np.nan]), 1)]).fingerprint
-
-
 @pytest.mark.parametrize(
     ("dataset", "options", "message"),
     [

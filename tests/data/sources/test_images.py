@@ -66,15 +66,6 @@ def test_gray_images_have_one_channel_and_are_scaled(tmp_path):
     assert batch["targets"].tolist() == [1, 0]
 
 
-def test_scaling_keeps_the_orientation(tmp_path):
-    image = Image.new("L", (8, 8))
-    image.paste(255, (0, 0, 8, 4))  # the upper half
-    (tmp_path / "photos" / "a").mkdir(parents=True)
-    image.save(tmp_path / "photos" / "a" / "1.png")
-    example = open_splits(config(tmp_path / "photos", image_size=4, eval_fraction=0.0)).train[0]
-    np.testing.assert_array_equal(example["inputs"][[0, -1], :, 0], [[1] * 4, [0] * 4])
-
-
 def test_evaluation_directory_has_the_same_classes(photos, tmp_path):
     write(tmp_path / "held-out" / "dog" / "1.png", 7)
     splits = open_splits(config(photos, eval_files=(str(tmp_path / "held-out"),)))

@@ -10,7 +10,6 @@ from multiprocessing import get_context
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.data import eval_batches, from_arrays, from_batches, from_examples, mix, train_batches
 from spmdkit.data.sources.iterables import WorkerLost
 from spmdkit.launch.cli import main
@@ -56,14 +55,6 @@ def test_a_loader_is_begun_anew_each_epoch(sharding):
     loader, same = Loader(seed=5), Loader(seed=5)
     assert rows_of(from_batches(loader).train, sharding, steps=9).tolist() == plain(lambda epoch: same, 72)
     assert loader.times == 3
-
-
-def test_every_mesh_has_the_same_rows(mesh):
-    found = [
-        rows_of(from_batches(epoch).train, NamedSharding(mesh, PartitionSpec(axes))).tolist()
-        for axes in ("data", ("data", "fsdp"), None)
-    ]
-    assert found[0] == found[1] == found[2]
 
 
 def test_a_resume_skips_and_says_so_once(sharding, capsys):

@@ -181,29 +181,33 @@ def _cross_checks(
     if not sizes or wrong & {"strategy", "run.simulate", "train.global_batch", "train.accumulate"}:
         return found
     found += elastic_problems(config.strategy, config.launch.elastic)
+    num_devices, known_from = _known_devices(config, num_processes, simulate)
+    if not config.launch.elastic or num_devices is None:
+        return found + size_problems(config, num_devices, known_from)
+    try:
+        fit_to_devices(config, num_devices, num_processes or config.launch.num_processes)
+    except ConfigError as error:
+        found = found or [Problem(ELASTIC_KEY, problem) for problem in error.problems]
+    return found
+
+
+def _known_devices(config: Config, num_processes: int | None, simulate: int | None) -> tuple[int | None, str]:
+    """Returns the number of devices of the run, None if it is not known yet, and its origin for messages."""
     per_process, launch = simulate or config.run.simulate, config.launch
-    if not per_process and num_processes is None and launch.gpus_per_process:
+    if per_process:
+        num_processes = num_processes or launch.num_processes
+        total = per_process * num_processes
+        if num_processes == 1 and not simulate:
+            return total, f"run.simulate={total} gives {counted(total, 'device')}"
+        processes = counted(num_processes, "process", "processes")
+        give = "gives" if num_processes == 1 else "give"
+        return total, f"{processes} with {counted(per_process, 'device')} each {give} {total}"
+    if num_processes is None and launch.gpus_per_process:
         total = launch.num_processes * launch.gpus_per_process
         factors = ("nodes", "processes_per_node", "gpus_per_process")
         product = " x ".join(f"launch.{name}={getattr(launch, name)}" for name in factors)
-        return found + size_problems(config, total, f"{product} gives {counted(total, 'GPU')}")
-    if not per_process:
-        return found + size_problems(config, None)
-    num_processes = num_processes or launch.num_processes
-    total = per_process * num_processes
-    if launch.elastic and not found:
-        try:
-            fit_to_devices(config, total, num_processes)
-        except ConfigError as error:
-            found = [Problem(ELASTIC_KEY, problem) for problem in error.problems]
-    if launch.elastic:
-        return found
-    known_from = f"run.simulate={total} gives {counted(total, 'device')}"
-    if simulate or num_processes > 1:
-        processes = counted(num_processes, "process", "processes")
-        give = "gives" if num_processes == 1 else "give"
-        known_from = f"{processes} with {counted(per_process, 'device')} each {give} {total}"
-    return found + size_problems(config, total, known_from)
+        return total, f"{product} gives {counted(total, 'GPU')}"
+    return None, ""
 
 
 def _options(instance: Any) -> dict[str, Any]:

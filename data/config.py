@@ -140,6 +140,11 @@ class DataConfig:
     whole name: one entry per dim, a mesh axis, null or a list of axes; {".*": [[data, fsdp, context, tensor]]} reads
     every row in one process and sends it to one device. Empty: the step's layout at once."""
 
+    @property
+    def document_end(self) -> int | None:
+        """The id that ends a document of token ids, or None."""
+        return None if self.separator < 0 else self.separator
+
     def __post_init__(self) -> None:
         if problems := [*_problems(self)]:
             raise UserError("\n".join(problems))

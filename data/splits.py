@@ -151,13 +151,13 @@ def _language_splits(config: DataConfig) -> Splits:
         train_documents, eval_documents = split_documents(corpus.documents, config.eval_fraction)
     train, evaluation = join(train_documents, corpus.separator), join(eval_documents, corpus.separator)
     vocabulary = _vocabulary(corpus, train + evaluation, config)
-    if config.packed and not len(corpus.separator):
+    if config.packed and corpus.separator is None:
         raise UserError(
             f"data.packed=True: the {corpus.description} contain token ids without an end of documents; set "
             "data.separator to an id that is put after each."
         )
     checked = vocabulary if corpus.vocabulary is None and config.vocabulary else None
-    ends = int(corpus.separator[0]) if config.packed else None
+    ends = corpus.separator if config.packed else None
     sources = [WindowSource(streams, config.length, checked, ends) for streams in (train, evaluation)]
     has_evaluation = bool(config.eval_files) or config.eval_fraction > 0
     _check_not_empty(sources, [train, evaluation], config, has_evaluation)

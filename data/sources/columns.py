@@ -15,7 +15,7 @@ from ...mesh.errors import UserError, counted, did_you_mean
 from ..config import DataConfig
 from ..source import BadDataError
 from .source_files import BadRecords, explain_missing, find_files, raise_system_error, reason_of
-from .texts import BYTES, SEPARATOR, Corpus, Document, token_separator
+from .texts import BYTES, SEPARATOR, Corpus, Document
 
 Values = Callable[[Path, str, BadRecords], Iterable[tuple[str, Any]]]
 """(file, column, counter of bad records) -> pairs of the place of a value in the file, and the value."""
@@ -89,7 +89,7 @@ def read_columns(paths: Sequence[Path], values: Values, config: DataConfig, key:
         raise UserError(f"data.column={config.column!r} has texts in some rows and token ids in others; give one kind.")
     described = f"rows ({counted(len(documents), 'row')} of {files}{bad.description()})"
     if kinds == {np.dtype(np.uint32)}:
-        return Corpus(documents, token_separator(config), None, f"token id {described}")
+        return Corpus(documents, config.document_end, None, f"token id {described}")
     if config.separator >= 0 and not config.tokenizer:
         raise UserError(
             f"data.separator={config.separator}: data.column={config.column!r} has texts, which end with byte 0; leave "

@@ -6,7 +6,6 @@ from spmdkit.data import BadDataError, DataConfig, open_splits
 from spmdkit.data.source import hash_fraction, memory_map_of
 from spmdkit.data.sources import texts
 from spmdkit.data.sources.texts import (
-    NO_SEPARATOR,
     SEPARATOR,
     Document,
     join,
@@ -45,7 +44,7 @@ def test_a_few_documents_are_split_at_their_ends():
 def test_small_documents_become_one_stream_with_separators():
     (stream,) = join([*documents(2, size=3), Document(b"", np.zeros(0, np.uint8), "empty")], SEPARATOR)
     assert stream.ids.tolist() == [1, 1, 1, 0, 2, 2, 2, 0]
-    (tokens,) = join(documents(2, size=3), NO_SEPARATOR)
+    (tokens,) = join(documents(2, size=3), None)
     assert tokens.ids.tolist() == [1, 1, 1, 2, 2, 2]
 
 
@@ -184,13 +183,18 @@ def test_a_vocabulary_that_is_given_is_checked_while_reading(tmp_path):
         ("t.bin", np.zeros(100, np.uint16), {}, r"t\.bin: a raw file does not state its dtype; set data\.dtype"),
         ("t.bin", np.zeros(101, np.uint8), {"dtype": "uint16"}, r"101 % 2 = 1\. Check data\.dtype"),
         ("t.npy", np.zeros(100, np.uint16), {"dtype": "uint32"}, r"it has uint16, but data\.dtype=uint32"),
-        ("t.npy", np.zeros((10, 10), np.uint16), {}, r"uint16 of shape \(10, 10\).*Save ids\.reshape\(-1\)"),
-        ("t.npy", np.zeros(100, np.float32), {}, r"token ids must be integers, got float32 of shape"),
+        (
+            "t.npy",
+            np.zeros((10, 10), np.uint16),
+            {},
+            r"shape \(10, 10\)\. Save ids\.astype\(np\.uint32\)\.reshape",
+        ),
+        ("t.npy", np.zeros(100, np.float32), {}, r"token ids must be integers with one dim, got float32 of shape"),
         (
             "t.npy",
             np.zeros(10, np.uint16),
             {},
-            r"data\.files: .*t\.npy: its 10 tokens are too few for one example: data\.length \+ 1 = 11",
+            r"files: .*t\.npy: its 10 tokens are too few .*: data\.length \+ 1 = 11",
         ),
         ("t.bin", np.zeros(0, np.uint16), {"dtype": "uint16"}, r"its 0 tokens are too few"),
         ("t.npy", np.full(100, -1), {}, r"t\.npy contains values from -1 to -1; token ids must be at least 0"),

@@ -20,7 +20,7 @@ MAX_CODE_LINES = {
     "layouts": 1350,
     "parallel": 9000,
     "models": 3000,
-    "data": 2550,
+    "data": 2540,
     "checkpoints": 1200,
     "training": 2700,
     "configs": 1600,

@@ -17,6 +17,7 @@ from .config_paths import anchor_overrides, find_root
 from .config_sources import PRESETS, find_config, resolve_run_directory
 from .elastic import fit_to_devices
 from .key_names import sections, unknown_key
+from .launch_config import LaunchConfig
 from .named_code import code_problems
 from .overrides import apply_overrides, expand_sizes
 from .schema import Config, ModelCheck
@@ -181,7 +182,7 @@ def _cross_checks(
     if not sizes or wrong & {"strategy", "run.simulate", "train.global_batch", "train.accumulate"}:
         return found
     found += elastic_problems(config.strategy, config.launch.elastic)
-    num_devices, known_from = _known_devices(config, num_processes, simulate)
+    num_devices, known_from = _known_devices(config.launch, config.run.simulate, num_processes, simulate)
     if not config.launch.elastic or num_devices is None:
         return found + size_problems(config, num_devices, known_from)
     try:
@@ -191,10 +192,11 @@ def _cross_checks(
     return found
 
 
-def _known_devices(config: Config, num_processes: int | None, simulate: int | None) -> tuple[int | None, str]:
+def _known_devices(
+    launch: LaunchConfig, run_simulate: int, num_processes: int | None, simulate: int | None
+) -> tuple[int | None, str]:
     """Returns the number of devices of the run, None if it is not known yet, and its origin for messages."""
-    per_process, launch = simulate or config.run.simulate, config.launch
-    if per_process:
+    if per_process := simulate or run_simulate:
         num_processes = num_processes or launch.num_processes
         total = per_process * num_processes
         if num_processes == 1 and not simulate:

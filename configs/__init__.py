@@ -10,5 +10,3 @@ from .config_text import describe_config as describe_config
 from .config_text import resolved_yaml as resolved_yaml
 from .load import load_config as load_config
 from .schema import Config as Config
-
-__all__ = ["Config", "ConfigError", "check_devices", "describe_config", "load_config", "resolved_yaml"]

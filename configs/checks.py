@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from ..layouts.sizes import RowSplit
-from ..mesh.axes import SYNONYMS, divisors
+from ..mesh.axes import divisors
 from ..mesh.errors import did_you_mean
 from ..parallel.options import Precision
 from ..parallel.schedule.builders import too_few_microbatches
@@ -237,7 +237,8 @@ def elastic_problems(strategy: Mapping[str, Any], elastic: Sequence[str]) -> lis
     problems, data = [], strategy.get("data")
     for axis in elastic:
         if axis not in elastic_axes():
-            problems.append(_explain_fixed_axis(axis, axis_sizes(strategy)))
+            only = f"only {join_words(elastic_axes(), 'and')} can, because other axes split the model"
+            problems.append(f"{axis!r} cannot be resized; {only}.")
         elif axis not in strategy:
             problems.append(f"{axis} is not an axis of strategy. Set strategy.{axis}=1 to let it grow, or remove it.")
         elif axis == "data" and data is not None and data.local_steps:
@@ -253,22 +254,3 @@ def elastic_problems(strategy: Mapping[str, Any], elastic: Sequence[str]) -> lis
     if len(set(elastic)) < len(elastic):
         problems.append("an axis is given twice. Keep one of them.")
     return [Problem(ELASTIC_KEY, f"{ELASTIC_KEY}={list(elastic)}: {each}") for each in problems]
-
-
-def _explain_fixed_axis(axis: str, sizes: Mapping[str, int]) -> str:
-    """Explains that an axis cannot be resized, how many devices it requires, and what to write instead."""
-    elastic = elastic_axes()
-    instead = [each for each in elastic if each in sizes] or [elastic[0]]
-    write = (
-        f"Write {ELASTIC_KEY}: [{', '.join(instead)}]{'' if instead[0] in sizes else f' and strategy.{instead[0]}=1'}."
-    )
-    only = f"only {join_words(elastic, 'and')} can"
-    if axis not in axis_names():
-        synonym = SYNONYMS.get(axis.lower(), "")
-        near = f" Did you mean {synonym}?" if synonym in elastic else did_you_mean(axis, elastic)
-        return f"{axis!r} is not a mesh axis that can be resized; {only}.{near or f' {write}'}"
-    fixed = {each: size for each, size in sizes.items() if each not in elastic and size > 1}
-    needed = prod(fixed.values())
-    given = " x ".join(f"{each} {size}" for each, size in fixed.items())
-    needs = f" With {given} a run needs a multiple of {needed} devices: {needed}, {2 * needed}, ..." if fixed else ""
-    return f"{axis!r} cannot be resized because its size must divide the model; {only}.{needs} {write}"

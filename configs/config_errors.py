@@ -57,14 +57,13 @@ def config_error(
         place: The origin of the arguments, such as "on the command line".
     """
     arguments = [find_argument(problem, given_by) for problem in problems]
-    if all(arguments):
-        messages = [f"{argument}: {problem.message}" for argument, problem in zip(arguments, problems, strict=True)]
-        return ConfigError(messages, where=place)
-    origin = place.partition(" ")[2]
+    origin = "" if all(arguments) else f"{place.partition(' ')[2]}: "
     messages = [
-        f"{origin}: {argument}: {problem.message}" if argument else _add_line(problem, lines)
+        f"{origin}{argument}: {problem.message}" if argument else _add_line(problem, lines)
         for argument, problem in zip(arguments, problems, strict=True)
     ]
+    if all(arguments):
+        return ConfigError(messages, where=place)
     return ConfigError(messages, where=f"in {file} and {place}" if any(arguments) else f"in {file}")
 
 

@@ -8,13 +8,10 @@ The directory of a run stands for the config.yaml in it, with that directory as 
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from ..mesh.errors import SITE, did_you_mean
 from .config_errors import ConfigError
-from .schema import Config
-from .yaml_reader import read_text, read_yaml
 
 PRESETS = Path(__file__).parent / "presets"
 CONFIG = "config.yaml"
@@ -90,12 +87,10 @@ def _explain_missing(path: Path) -> str:
     presets = f"Presets: {', '.join(names)}."
     try:
         path.stat()
-    except FileNotFoundError:
-        near = did_you_mean(path.name.removesuffix(".yaml"), names, count=3)
-        return f"no such file or preset.{near} {presets}"
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        return f"no such file or preset: {reason}. {presets}"
+        near = did_you_mean(path.name.removesuffix(".yaml"), names, count=3)
+        reason = "" if isinstance(error, FileNotFoundError) else f": {getattr(error, 'strerror', error)}"
+        return f"no such file or preset{reason}.{near} {presets}"
     if not path.is_dir():
         return f"not a regular file. Give the path of a YAML file, or a preset. {presets}"
     run = run_of_checkpoint(path)
@@ -127,15 +122,9 @@ def resolve_run_directory(source: str | Path, overrides: Sequence[str] = ()) -> 
 
 
 def is_run_directory(folder: Path) -> bool:
-    """Returns whether a directory contains a run: a config.yaml with all sections, or with output of training."""
-    path = folder / CONFIG
-    if not os.path.isfile(path):
-        return False
-    if any(os.path.exists(folder / name) for name in (CHECKPOINTS, "metrics.jsonl")):
-        return True
-    text, problems = read_text(path)
-    value = None if problems else read_yaml(text).value
-    return isinstance(value, dict) and {field.name for field in fields(Config)} - {"source"} <= {*value}
+    """Returns whether a directory contains a run: a config.yaml, and output of training."""
+    outputs = (CHECKPOINTS, "metrics.jsonl", "provenance.json")
+    return os.path.isfile(folder / CONFIG) and any(os.path.exists(folder / name) for name in outputs)
 
 
 def run_of_checkpoint(folder: Path) -> Path | None:

@@ -142,12 +142,14 @@ def describe_type(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(map(describe_type, schema["anyOf"]))
     if "enum" in schema:
-        return f"one of {', '.join(map(str, schema['enum']))}"
+        return f"one of {', '.join(str(value) for value in schema['enum'] if value != '')}"
     kind = schema.get("type")
     if kind is None:
         return "any value"
     if kind == "array" and "prefixItems" in schema:
         return f"a list of {len(schema['prefixItems'])} values"
+    if kind == "array" and "$ref" in schema.get("items", {}):
+        return "a list of mappings"
     if kind == "array" and schema.get("items", {}).get("type") in ITEMS:
         return f"a list of {ITEMS[schema['items']['type']]}"
     bounds = [

@@ -137,20 +137,14 @@ def _summarize(before: Mapping[str, int], found: Mapping[str, int], used: int, n
 def _nothing_fits(
     sizes: Mapping[str, int], elastic: Sequence[str], train: TrainConfig, num_devices: int, num_processes: int
 ) -> str:
-    fixed = {axis: size for axis, size in sizes.items() if axis not in elastic and size != REST}
-    needed = prod(fixed.values())
-    given = " x ".join(f"{axis} {size}" for axis, size in fixed.items() if size != 1) or "the other axes"
-    available = f"there are {counted(num_devices, 'device')} in {counted(num_processes, 'process', 'processes')}"
-    if needed > num_devices or num_devices % num_processes:
-        return (
-            f"{ELASTIC_KEY}={list(elastic)} resizes only these axes: {given} needs {counted(needed, 'device')}, and "
-            f"{available}: {needed} > {num_devices}. Start with at least {counted(needed, 'device')}, or reduce the "
-            "sizes of these axes."
-        )
-    rows = [axis for axis in axes_that_split("rows") if axis in sizes]
+    fixed = {axis: size for axis, size in sizes.items() if axis not in elastic and size not in (1, REST)}
+    given = " x ".join(f"{axis} {size}" for axis, size in fixed.items())
+    needed = f"{prod(fixed.values())} ({given}, which cannot be resized) and of " if fixed else ""
+    rows = " x ".join(axis for axis in axes_that_split("rows") if axis in sizes)
     return (
-        f"{ELASTIC_KEY}={list(elastic)}: {available}; {given} cannot be resized, and train.global_batch="
-        f"{train.global_batch} with train.accumulate={train.accumulate} cannot be split over any mesh of a multiple "
-        f"of {num_processes} of them ({' x '.join(rows)} x accumulate must divide the batch). Start with "
-        "another number of processes, or set a train.global_batch with more divisors in a new run."
+        f"{ELASTIC_KEY}={list(elastic)}: no mesh fits {counted(num_devices, 'device')} in "
+        f"{counted(num_processes, 'process', 'processes')}. The number of used devices must be a multiple of "
+        f"{needed}the number of processes, and train.global_batch={train.global_batch} a multiple of {rows} x "
+        f"train.accumulate={train.accumulate}. Start with other numbers of devices or processes, reduce the fixed "
+        "sizes, or set another train.global_batch in a new run."
     )

@@ -113,15 +113,32 @@ def find_remark(name: str) -> str:
     return next((f" {remark}" for names, remark in REMARKS.items() if name in names.split()), "")
 
 
-def unknown_key(path: str, valid: Sequence[str], kind: str = "key") -> Problem:
-    """Returns the problem of an unknown key, with the most similar valid key or all valid keys."""
-    parent, _, name = path.rpartition(".")
+def unknown_key(parent: str, name: str, valid: Sequence[str], kind: str = "key") -> Problem:
+    """Returns the problem of an unknown key, with the most similar valid key or all valid keys.
+
+    Args:
+        parent: The dotted key of the mapping that contains it; "" for the whole config.
+        name: The unknown key.
+        valid: The valid keys there.
+        kind: The word for a key in the message.
+    """
+    prefix = f"{parent}." if parent else ""
+    path = prefix + name
+    first, dot, rest = name.partition(".")
+    deeper = [key for key in config_keys() if key.startswith(prefix) and key.endswith(f".{name}") and key != path]
     synonym = find_synonym(path)
     if synonym and parent and synonym.rpartition(".")[2] in valid:
-        synonym = f"{parent}.{synonym.rpartition('.')[2]}"
-    near = did_you_mean(name, valid, prefix=f"{parent}." if parent else "")
-    near = f" Did you mean {synonym}?{find_remark(name)}" if synonym else near
-    return Problem(path, f"{path} is not a valid {kind}.{near or f' Valid {kind}s: ' + ', '.join(valid) + '.'}")
+        synonym = prefix + synonym.rpartition(".")[2]
+    if dot and first in valid:
+        nested = f"{first}: {{{rest.replace('.', ': {')}: ...{'}' * name.count('.')}"
+        hint = f" In a file, dots do not separate keys: write {nested}."
+    elif 0 < len(deeper) <= MAX_SUGGESTIONS:
+        hint = f" Did you mean {' or '.join(deeper)}?{find_remark(name)}"
+    elif synonym:
+        hint = f" Did you mean {synonym}?{find_remark(name)}"
+    else:
+        hint = did_you_mean(name, valid, prefix=prefix) or f" Valid {kind}s: {', '.join(valid)}."
+    return Problem(path, f"{path} is not a valid {kind}.{hint}")
 
 
 def sections() -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from .config_errors import ConfigError, Problem, config_error
 from .config_paths import anchor_overrides, find_root
 from .config_sources import PRESETS, find_config, resolve_run_directory
 from .elastic import fit_to_devices
-from .key_names import find_remark, sections, unknown_key
+from .key_names import sections, unknown_key
+from .launch_config import LaunchConfig
 from .named_code import code_problems
 from .overrides import apply_overrides, expand_sizes
 from .schema import Config, ModelCheck
@@ -79,7 +80,7 @@ def load_config(
 
 def to_config(tree: Mapping[str, Any], problems: list[Problem]) -> Config:
     """Builds a Config from plain values; adds invalid values to `problems` and uses their defaults."""
-    problems += [_unknown_section(key) for key in tree if key not in sections()]
+    problems += [unknown_key("", key, sections(), "section") for key in tree if key not in sections()]
     defaults = Config()
     special = {"model": _to_model, "strategy": _to_strategy, "callbacks": _to_callbacks}
     given: dict[str, Any] = {}
@@ -162,28 +163,12 @@ def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:
     if not _has_type(value, Mapping, "strategy", rule, problems):
         return {}
     types = option_types()
-    problems += [_unknown_strategy(name, value, types) for name in value if name not in types]
+    problems += [unknown_key("strategy", name, list(types)) for name in value if name not in types]
     return {
         name: to_dataclass(types[name], options, f"strategy.{name}", problems)
         for name, options in value.items()
         if name in types
     }
-
-
-def _unknown_strategy(name: str, given: Mapping[str, Any], types: Mapping[str, type]) -> Problem:
-    """Returns the problem of an unknown strategy, which may be an option one level too high."""
-    key = f"strategy.{name}"
-    first, dot, rest = name.partition(".")
-    if dot and first in types:
-        fix = f"Write {first}: {{size: ..., {rest}: ...}}."
-        return Problem(key, f"{key} is not a valid key: in a file, dots do not separate keys. {fix}")
-    homes = [axis for axis, options in types.items() if name in options.__dataclass_fields__]
-    homes = [axis for axis in homes if axis in given] or homes
-    if len(homes) == 1 or (homes and name != "size"):
-        suggested = " or ".join(f"strategy.{axis}.{name}" for axis in homes)
-        fix = f"Write {homes[0]}: {{size: ..., {name}: ...}}."
-        return Problem(key, f"{key} is not a valid key. Did you mean {suggested}? {fix}{find_remark(name)}")
-    return unknown_key(key, list(types))
 
 
 def _cross_checks(
@@ -197,42 +182,34 @@ def _cross_checks(
     if not sizes or wrong & {"strategy", "run.simulate", "train.global_batch", "train.accumulate"}:
         return found
     found += elastic_problems(config.strategy, config.launch.elastic)
-    per_process, launch = simulate or config.run.simulate, config.launch
-    if not per_process and num_processes is None and launch.gpus_per_process:
+    num_devices, known_from = _known_devices(config.launch, config.run.simulate, num_processes, simulate)
+    if not config.launch.elastic or num_devices is None:
+        return found + size_problems(config, num_devices, known_from)
+    try:
+        fit_to_devices(config, num_devices, num_processes or config.launch.num_processes)
+    except ConfigError as error:
+        found = found or [Problem(ELASTIC_KEY, problem) for problem in error.problems]
+    return found
+
+
+def _known_devices(
+    launch: LaunchConfig, run_simulate: int, num_processes: int | None, simulate: int | None
+) -> tuple[int | None, str]:
+    """Returns the number of devices of the run, None if it is not known yet, and its origin for messages."""
+    if per_process := simulate or run_simulate:
+        num_processes = num_processes or launch.num_processes
+        total = per_process * num_processes
+        if num_processes == 1 and not simulate:
+            return total, f"run.simulate={total} gives {counted(total, 'device')}"
+        processes = counted(num_processes, "process", "processes")
+        give = "gives" if num_processes == 1 else "give"
+        return total, f"{processes} with {counted(per_process, 'device')} each {give} {total}"
+    if num_processes is None and launch.gpus_per_process:
         total = launch.num_processes * launch.gpus_per_process
         factors = ("nodes", "processes_per_node", "gpus_per_process")
         product = " x ".join(f"launch.{name}={getattr(launch, name)}" for name in factors)
-        return found + size_problems(config, total, f"{product} gives {counted(total, 'GPU')}")
-    if not per_process:
-        return found + size_problems(config, None)
-    num_processes = num_processes or launch.num_processes
-    total = per_process * num_processes
-    if launch.elastic and not found:
-        try:
-            fit_to_devices(config, total, num_processes)
-        except ConfigError as error:
-            found = [Problem(ELASTIC_KEY, problem) for problem in error.problems]
-    if launch.elastic:
-        return found
-    known_from = f"run.simulate={total} gives {counted(total, 'device')}"
-    if simulate or num_processes > 1:
-        processes = counted(num_processes, "process", "processes")
-        give = "gives" if num_processes == 1 else "give"
-        known_from = f"{processes} with {counted(per_process, 'device')} each {give} {total}"
-    return found + size_problems(config, total, known_from)
-
-
-def _unknown_section(key: str) -> Problem:
-    """Returns the problem of an unknown section, which may be a key of another section."""
-    defaults = {name: getattr(Config(), name) for name in sections()}
-    homes = [f"{name}.{key}" for name, section in defaults.items() if is_dataclass(section) and hasattr(section, key)]
-    if homes:
-        return Problem(key, f"{key} is not a valid section. Did you mean {' or '.join(homes)}?")
-    first, *rest = key.split(".")
-    if rest and first in defaults:
-        nested = f"{first}: {'{'}{': {'.join(rest)}: ...{'}' * len(rest)}"
-        return Problem(key, f"{key} is not a valid section: in a file, dots do not separate keys. Write {nested}.")
-    return unknown_key(key, sections(), "section")
+        return total, f"{product} gives {counted(total, 'GPU')}"
+    return None, ""
 
 
 def _options(instance: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def code_problems(config: Config) -> list[Problem]:
         **{f"model.metrics.{name}": each for name, each in (metrics if isinstance(metrics, Mapping) else {}).items()},
         "data.source": config.data.source,
         "optimizer.name": config.optimizer.name,
-        **{f"data.mixture[{number}].source": part.get("source") for number, part in enumerate(config.data.mixture)},
+        **{f"data.mixture[{number}].source": part.source for number, part in enumerate(config.data.mixture)},
         **{f"optimizer.groups.{pattern}.name": group.name for pattern, group in config.optimizer.groups.items()},
     }
     named |= {f"callbacks.{place}.name": each["name"] for place, each in enumerate(config.callbacks)}

@@ -49,20 +49,16 @@ class RunConfig:
     """Directory of compiled programs, which the next start reads instead of compiling; none = no cache; empty =
     JAX_COMPILATION_CACHE_DIR if it is set, otherwise spmdkit/programs in the user's cache directory ($XDG_CACHE_HOME or
     ~/.cache). The hosts of one run must share it."""
-    xla: str | tuple[str, ...] = "default"
+    xla: Literal["default", "none"] | tuple[str, ...] = "default"
     """XLA options for compiling the step: default, options that were measured to be faster on the devices of the run;
     none; or a list such as [xla_gpu_enable_latency_hiding_scheduler=true]. Options in XLA_FLAGS stay as they are."""
 
     def __post_init__(self) -> None:
         wrong = [name for name in self.allow if not all(part.isidentifier() for part in name.split("."))]
         problems = [f"run.allow: {name!r} is not a valid module name, such as my_package." for name in wrong]
-        if self.cache and not self.cache.strip():
-            problems.append(f"run.cache: {self.cache!r} is blank. Set a directory or none, or remove the key.")
         if "://" in self.cache:
             fix = f"Remove run.cache and set the environment variable JAX_COMPILATION_CACHE_DIR={self.cache}."
             problems.append(f"run.cache: {self.cache!r} is not a directory of a file system. {fix}")
-        if isinstance(self.xla, str) and self.xla not in ("default", "none"):
-            problems.append(f"run.xla: {self.xla!r} must be default, none or a list of options in brackets.")
         options = () if isinstance(self.xla, str) else self.xla
         wrong = [option for option in options if not re.fullmatch(r"(--)?xla_\w+(=[^\s=]+)?", option)]
         problems += [f"run.xla: {each!r} is not an XLA option such as xla_gpu_autotune_level=2." for each in wrong]

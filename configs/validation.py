@@ -203,9 +203,10 @@ def _problems(
     if error["type"] == "value_error":
         return _own_problems(error, path, invalid)
     if error["type"] == "unexpected_keyword_argument":
-        return [unknown_key(key, [each.name for each in fields(_class_at(cls, keys[:-1])) if each.init])]
+        valid = [each.name for each in fields(_class_at(cls, keys[:-1])) if each.init]
+        return [unknown_key(item.removesuffix(f".{keys[-1]}"), str(keys[-1]), valid)._replace(path=key)]
     if error["type"] == "missing" and isinstance(error["loc"][-1], str):
-        return [Problem(key, f"{key} is required.")]
+        return [Problem(key, f"{item} is required.")]
     rules, value = list(dict.fromkeys(map(_rule, errors))), error["input"]
     given = f"a {KINDS.get(type(value), 'value')}" if ENVIRONMENT in keys else show_value(value)
     return [Problem(key, f"{item} must be {' or '.join(rules)}, got {given}.{_fix(rules, value, key)}")]
@@ -244,9 +245,9 @@ def _invalid_keys(problem: Problem, path: str) -> set[str]:
 
 
 def _class_at(cls: type, keys: tuple[Any, ...]) -> Any:
-    """Returns the dataclass at a path, through mappings from free keys to dataclasses."""
+    """Returns the dataclass at a path, through mappings and lists of dataclasses."""
     for key in keys:
-        cls = get_type_hints(cls)[key] if is_dataclass(cls) else get_args(cls)[-1]
+        cls = get_type_hints(cls)[key] if is_dataclass(cls) else get_args(cls)[0 if isinstance(key, int) else -1]
     return cls
 
 
@@ -255,7 +256,7 @@ def _rule(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return f"a list of {error['loc'][-1] + 1} values"  # pyright: ignore[reportOperatorIssue]
     if error["type"] == "literal_error":
-        choices = re.findall(r"'([^']*)'", context["expected"])
+        choices = [each for each in re.findall(r"'([^']*)'", context["expected"]) if each]
         near = did_you_mean(error["input"], choices) if isinstance(error["input"], str) else ""
         return f"one of {', '.join(choices)}{f' ({near.strip()})' if near else ''}"
     return EXPECTED.get(error["type"], error["msg"]).format(

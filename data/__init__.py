@@ -6,40 +6,25 @@ processes (`ordering/`), and each process reads just the rows that its devices h
 `sources/`, one file each.
 """
 
-from .batches import abstract_batch, eval_batches, train_batches
-from .bigram import bigram_loss
-from .config import DataConfig
-from .examples import nested
-from .ordering.buckets import bucket_by_length
-from .ordering.mixture import mix
-from .ordering.order import sample_order
-from .source import BadDataError, Source, Splits, fingerprint
-from .sources.arrays import from_arrays
-from .sources.datasets import from_dataset, from_frame
-from .sources.iterables import from_batches, from_examples
-from .splits import open_splits
-from .value_ranges import Limit, Limits
-
-__all__ = [
-    "BadDataError",
-    "DataConfig",
-    "Limit",
-    "Limits",
-    "Source",
-    "Splits",
-    "abstract_batch",
-    "bigram_loss",
-    "bucket_by_length",
-    "eval_batches",
-    "fingerprint",
-    "from_arrays",
-    "from_batches",
-    "from_dataset",
-    "from_examples",
-    "from_frame",
-    "mix",
-    "nested",
-    "open_splits",
-    "sample_order",
-    "train_batches",
-]
+from .batches import abstract_batch as abstract_batch
+from .batches import eval_batches as eval_batches
+from .batches import train_batches as train_batches
+from .bigram import bigram_loss as bigram_loss
+from .config import DataConfig as DataConfig
+from .config import MixturePart as MixturePart
+from .examples import nested as nested
+from .ordering.buckets import bucket_by_length as bucket_by_length
+from .ordering.mixture import mix as mix
+from .ordering.order import sample_order as sample_order
+from .source import BadDataError as BadDataError
+from .source import Source as Source
+from .source import Splits as Splits
+from .source import fingerprint as fingerprint
+from .sources.arrays import from_arrays as from_arrays
+from .sources.datasets import from_dataset as from_dataset
+from .sources.datasets import from_frame as from_frame
+from .sources.iterables import from_batches as from_batches
+from .sources.iterables import from_examples as from_examples
+from .splits import open_splits as open_splits
+from .value_ranges import Limit as Limit
+from .value_ranges import Limits as Limits

@@ -89,10 +89,9 @@ def train_batches(
         return {**local, "example": (samples % EXAMPLE_MODULUS).astype(np.int32)}
 
     if streamed and start_step and num_steps and is_main_process():
-        again = round(batch_number(start_step, left_out) * global_batch * getattr(source, "streamed_share", 1.0))
         print_progress(
-            f"data: a stream does not support seeking: every process reads the {again:,} rows before step "
-            f"{start_step + 1} again and drops them."
+            "data: a stream does not support seeking: every process reads its rows before step "
+            f"{start_step + 1:,} again and drops them."
         )
     steps = range(start_step, start_step + num_steps)
     threads = 0 if streamed else threads

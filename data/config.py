@@ -1,8 +1,10 @@
 """The `data:` section of a config: the source, how it is cut into examples, and their order."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from ..mesh.errors import UserError, did_you_mean
 from .shares import whole_weights
@@ -12,25 +14,42 @@ FILE_SOURCES = ("text", "tokens", "jsonl", "csv", "parquet", "images", "arrayrec
 TABLES = ("csv", "parquet")
 WITHOUT_DOCUMENTS = ("synthetic", "synthetic_tokens", "arrays", "csv", "images")
 WITHOUT_TEXTS = (*WITHOUT_DOCUMENTS, "tokens")
-RECORDS = ("documents", "arrays")
-TOKEN_DTYPES = ("uint8", "uint16", "uint32")
 MAX_AHEAD = 1024
 """Batches read ahead, and threads that read them."""
-STRINGS, NUMBER = "a list of strings", "a number"
-PART_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "weight": ((int, float), NUMBER),
-    "source": (str, "a string"),
-    "files": ((list, tuple), STRINGS),
-    "eval_files": ((list, tuple), STRINGS),
-    "column": (str, "a string"),
-    "target": (str, "a string"),
-    "columns": ((list, tuple), STRINGS),
-    "dtype": (str, "a string"),
-    "separator": (int, "an integer"),
-    "records": (str, "a string"),
-    "eval_fraction": ((int, float), NUMBER),
-}
-"""The keys that each part of a mixture can set, with their types; all parts share the others."""
+Records = Literal["documents", "arrays"]
+Dtype = Literal["", "uint8", "uint16", "uint32"]
+Fraction = Annotated[float, Ge(0), Lt(1)]
+TokenId = Annotated[int, Ge(-1), Le(2**31 - 2)]
+Count = Annotated[int, Ge(0)]
+Ahead = Annotated[int, Ge(0), Le(MAX_AHEAD)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixturePart:
+    """One source of a mixture; keys that are not given have the value of the mixture."""
+
+    weight: Annotated[float, Gt(0)]
+    """The share of the part is weight / sum of weights."""
+    source: str
+    """A source other than mixture."""
+    files: tuple[str, ...] = ()
+    """Its files or globs."""
+    eval_files: tuple[str, ...] = ()
+    """Its files or globs of the evaluation split."""
+    column: str | None = None
+    """See `data.column`."""
+    target: str | None = None
+    """See `data.target`."""
+    columns: tuple[str, ...] | None = None
+    """See `data.columns`."""
+    records: Records | None = None
+    """See `data.records`."""
+    dtype: Dtype | None = None
+    """See `data.dtype`."""
+    separator: TokenId | None = None
+    """See `data.separator`."""
+    eval_fraction: Fraction | None = None
+    """See `data.eval_fraction`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +57,7 @@ class DataConfig:
     """The source of examples, how it is cut and split, and the order of examples.
 
     Raises:
-        UserError: A value is out of range, or values contradict each other; all problems at once.
+        UserError: Values contradict each other; all problems at once.
     """
 
     source: str = "stdlib"
@@ -49,7 +68,7 @@ class DataConfig:
     of digits, 64 features), synthetic_tokens (random tokens), mixture (several of these, see `mixture`), or your own
     "module:function" (DataConfig -> Splits)."""
 
-    mixture: tuple[Mapping[str, Any], ...] = ()
+    mixture: tuple[MixturePart, ...] = ()
     """The parts of source: mixture, such as {source: text, files: ["a/*.txt"], weight: 7}: each part has the share
     weight / sum of weights of all samples, to within one. A part can also set files, eval_files, column, target,
     columns, records, dtype, separator and eval_fraction; all parts share the other keys."""
@@ -70,21 +89,21 @@ class DataConfig:
     columns: tuple[str, ...] = ()
     """Columns of numbers that are the inputs of a table, in this order. Empty: every column but `target`."""
 
-    image_size: int = 0
+    image_size: Count = 0
     """Height and width in pixels that images are scaled to. 0: images already have one size."""
 
-    records: str = "documents"
+    records: Records = "documents"
     """The content of a record of arrayrecord, or of a row of huggingface: documents, a text or token ids (arrayrecord:
-    ids of data.dtype if set, else the bytes of a text); arrays, an example (arrayrecord: as np.savez writes it, read
-    when a batch needs it; huggingface: every column of numbers)."""
+    ids of data.dtype if set, else the bytes of a text); arrays, an example that is read when a batch needs it
+    (arrayrecord: as np.savez writes it; huggingface: every column of numbers)."""
 
-    length: int = 256
+    length: Annotated[int, Ge(1)] = 256
     """Tokens (text: bytes) per example."""
 
-    dtype: str = ""
+    dtype: Dtype = ""
     """Type of token ids: uint8, uint16 or uint32. Raw token files require it; .npy files must match it."""
 
-    vocabulary: int = 0
+    vocabulary: Annotated[int, Ge(0), Le(2**31 - 1)] = 0
     """Number of token ids. 0: 256 for text and synthetic_tokens, the largest id + 1 for tokens (found by reading every
     token once)."""
 
@@ -95,31 +114,36 @@ class DataConfig:
     tokenizer: str = ""
     """tokenizer.json of Hugging Face, or its directory: texts become its ids. Empty: they are bytes."""
 
-    separator: int = -1
+    separator: TokenId = -1
     """Token id that ends a document in the source tokens, and that is put after each row of token ids in jsonl and
     parquet; -1 = none. With `tokenizer`, the id that ends a text; -1 = the tokenizer's own. Bytes end with 0."""
 
-    bad_records: int = 0
+    bad_records: Count = 0
     """Maximum number of records to leave out because they cannot be read, in jsonl, parquet, huggingface, images and
     arrayrecord; each is logged with its file and place. 0: the first one ends the run. Each process counts the records
     that it reads while training."""
 
-    eval_fraction: float = 0.05
+    eval_fraction: Fraction = 0.05
     """Share of the data held out for evaluation, from 0 (no evaluation split) to below 1."""
 
     shuffle: bool = True
     """Visit the training examples in a new random order in each epoch."""
 
-    prefetch: int = 2
+    prefetch: Ahead = 2
     """Batches that a background thread reads and places on the mesh ahead of the step. 0: read on demand."""
 
-    threads: int = 0
+    threads: Ahead = 0
     """Further threads that read examples, for slow storage."""
 
     layout: Mapping[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
     """Layout of the arrays of a batch before the step takes them, by the first regular expression that matches the
     whole name: one entry per dim, a mesh axis, null or a list of axes; {".*": [[data, fsdp, context, tensor]]} reads
     every row in one process and sends it to one device. Empty: the step's layout at once."""
+
+    @property
+    def document_end(self) -> int | None:
+        """The id that ends a document of token ids, or None."""
+        return None if self.separator < 0 else self.separator
 
     def __post_init__(self) -> None:
         if problems := [*_problems(self)]:
@@ -134,103 +158,30 @@ def part_config(config: DataConfig, number: int) -> DataConfig:
         number: The part, in [0, len(config.mixture)).
 
     Raises:
-        UserError: A value of the part is out of range, or values contradict each other.
+        UserError: Values of the part contradict each other.
     """
-    part = {key: value for key, value in config.mixture[number].items() if key != "weight"}
-    lists = {key: tuple(value) for key, value in part.items() if isinstance(value, list)}
-    return replace(config, **({"files": (), "eval_files": (), "mixture": ()} | part | lists))
+    part = config.mixture[number]
+    values = {each.name: getattr(part, each.name) for each in fields(part) if each.name != "weight"}
+    return replace(config, mixture=(), **{name: value for name, value in values.items() if value is not None})
 
 
 def _problems(config: DataConfig) -> Iterator[str]:
-    """Yields everything wrong with the values, each message with its config key."""
-    own = [*_own_problems(config)]
+    """Yields all contradictions between values, each message with its config key."""
+    own = [*_source_problems(config), *_table_problems(config), *_packing_problems(config)]
+    if config.tokenizer and config.source in WITHOUT_TEXTS:
+        own.append(f"data.tokenizer={config.tokenizer!r}: data.source={config.source} does not contain texts.")
     yield from own
     for number in range(len(config.mixture)):
-        found = [problem for problem in _part_problems(config, number) if problem not in own]
-        yield from (f"data.mixture[{number}]: {problem}" for problem in found)
-        own += found
-    if config.mixture and not own:
-        parts = [part_config(config, number) for number in range(len(config.mixture))]
-        for number, part in enumerate(parts):
-            if (first := parts.index(part)) < number:
-                yield (
-                    f"data.mixture[{number}] reads the same data as data.mixture[{first}]; merge them and add their "
-                    "weights."
-                )
         try:
-            whole_weights([part["weight"] for part in config.mixture], "data.mixture")
+            part_config(config, number)
+        except UserError as error:
+            found = [problem for problem in str(error).splitlines() if problem not in own]
+            yield from (f"data.mixture[{number}]: {problem}" for problem in found)
+    if config.mixture:
+        try:
+            whole_weights([part.weight for part in config.mixture], "data.mixture")
         except UserError as error:
             yield str(error)
-
-
-def _own_problems(config: DataConfig) -> Iterator[str]:
-    """Yields everything wrong with the values outside the parts of a mixture."""
-    yield from _source_problems(config)
-    yield from _mixture_problems(config)
-    if config.length < 1:
-        yield f"data.length={config.length} must be at least 1 token."
-    if config.records not in RECORDS:
-        hint = did_you_mean(config.records, RECORDS)
-        yield f"data.records={config.records!r} must be {' or '.join(RECORDS)}.{hint}"
-    if config.dtype not in ("", *TOKEN_DTYPES):
-        yield f"data.dtype={config.dtype!r} must be one of {', '.join(TOKEN_DTYPES)}."
-    if not 0 <= config.vocabulary <= 2**31 - 1:
-        yield f"data.vocabulary={config.vocabulary} must be from 1 to 2**31 - 1 (ids are int32), or 0 for automatic."
-    yield from _table_problems(config)
-    if config.tokenizer and config.source in WITHOUT_TEXTS:
-        yield f"data.tokenizer={config.tokenizer!r}: data.source={config.source} does not contain texts; leave it out."
-    yield from _packing_problems(config)
-    if not 0 <= config.eval_fraction < 1:
-        yield f"data.eval_fraction={config.eval_fraction} must be a share of the data, from 0 to below 1."
-    for name in ("bad_records", "prefetch", "threads", "image_size"):
-        if getattr(config, name) < 0:
-            yield f"data.{name}={getattr(config, name)} must be 0 or more."
-    for name in ("prefetch", "threads"):
-        if getattr(config, name) > MAX_AHEAD:
-            yield f"data.{name}={getattr(config, name)} must be at most {MAX_AHEAD}."
-
-
-def _mixture_problems(config: DataConfig) -> Iterator[str]:
-    """Yields the problems with the parts of a mixture as a whole."""
-    if config.source == "mixture" and not config.mixture:
-        yield "data.source=mixture: data.mixture is empty; list its parts, with weights."
-    elif config.source != "mixture" and config.mixture:
-        yield f"data.mixture is set, but data.source={config.source} does not have parts; set data.source: mixture."
-    if config.source == "mixture" and (config.files or config.eval_files):
-        yield "data.source=mixture: each part has its own files; put data.files and data.eval_files into the parts."
-
-
-def _part_problems(config: DataConfig, number: int) -> Iterator[str]:
-    """Yields everything wrong with one part of a mixture."""
-    part = config.mixture[number]
-    if not isinstance(part, Mapping):
-        yield f"a part must be a mapping such as {{source: text, files: [...], weight: 1}}, got {part!r}."
-        return
-    found = [
-        f"unknown key {key!r}; the keys of a part are {', '.join(PART_TYPES)}.{did_you_mean(str(key), PART_TYPES)}"
-        for key in part
-        if key not in PART_TYPES
-    ]
-    found += [f"{key} is missing." for key in ("weight", "source") if key not in part]
-    found += [
-        f"{key}={value!r} must be {PART_TYPES[key][1]}."
-        for key, value in part.items()
-        if key in PART_TYPES and not _has_type(value, PART_TYPES[key][0])
-    ]
-    if not found and part["source"] == "mixture":
-        found.append("source=mixture: a part cannot be a mixture; list its parts here, with their shares of the whole.")
-    yield from found
-    if found:
-        return
-    try:
-        part_config(config, number)
-    except UserError as error:
-        yield from str(error).splitlines()
-
-
-def _has_type(value: Any, types: type | tuple[type, ...]) -> bool:
-    items = value if isinstance(value, list | tuple) else ()
-    return isinstance(value, types) and not isinstance(value, bool) and all(isinstance(item, str) for item in items)
 
 
 def _table_problems(config: DataConfig) -> Iterator[str]:
@@ -239,9 +190,7 @@ def _table_problems(config: DataConfig) -> Iterator[str]:
         yield "data.source=csv: data.target is missing; set it to the column to predict."
     if config.target and config.source not in TABLES:
         yield f"data.target={config.target!r}: data.source={config.source} is not a table; leave data.target out."
-    if isinstance(config.columns, str):
-        yield f"data.columns={config.columns!r} must be a list of columns; put it into brackets."
-    elif config.columns and not config.target:
+    if config.columns and not config.target:
         yield f"data.columns={list(config.columns)}: data.target is missing; set it to the column to predict."
     if config.image_size and config.source != "images":
         yield f"data.image_size={config.image_size}: data.source={config.source} does not contain images; leave it out."
@@ -250,8 +199,6 @@ def _table_problems(config: DataConfig) -> Iterator[str]:
 def _packing_problems(config: DataConfig) -> Iterator[str]:
     """Yields the problems with the end of documents."""
     given = f"data.separator={config.separator}"
-    if not -1 <= config.separator < 2**31 - 1:
-        yield f"{given} must be a token id, from 0 to 2**31 - 2, or -1 for none."
     if config.vocabulary and config.separator >= config.vocabulary:
         yield f"{given}: data.vocabulary={config.vocabulary} allows only 0 .. {config.vocabulary - 1}."
     if config.separator >= 0 and config.source in ("stdlib", "text") and not config.tokenizer:
@@ -263,21 +210,23 @@ def _packing_problems(config: DataConfig) -> Iterator[str]:
 
 
 def _source_problems(config: DataConfig) -> Iterator[str]:
-    """Yields the problems with the source and its files."""
-    for key in ("files", "eval_files"):
-        if isinstance(getattr(config, key), str):
-            yield f"data.{key}={getattr(config, key)!r} must be a list of files or globs; put it into brackets."
+    """Yields the problems with the source, its files and its parts."""
+    known = (*EMBEDDED_SOURCES, *FILE_SOURCES, "mixture")
+    given = f"data.source={config.source}"
+    has_files = bool(config.files or config.eval_files)
+    if config.mixture and config.source != "mixture":
+        yield f"data.mixture is set, but {given} does not have parts; set data.source: mixture."
     if ":" in config.source:  # the user's own function may use `files` or not
         return
-    known = (*EMBEDDED_SOURCES, *FILE_SOURCES, "mixture")
     if config.source not in known:
         hint = did_you_mean(config.source, known)
         choices = f"choose from {', '.join(known)}, or module:function.{hint}"
         yield f"data.source={config.source!r} is not a known source: {choices}"
     elif config.source in FILE_SOURCES and not config.files:
-        yield f"data.source={config.source}: data.files is empty; give files or globs."
-    elif config.source in EMBEDDED_SOURCES and (config.files or config.eval_files):
-        yield (
-            f"data.source={config.source} does not read files, but data.files or data.eval_files is set; remove them, "
-            "or set data.source: text."
-        )
+        yield f"{given}: data.files is empty; give files or globs."
+    elif config.source in EMBEDDED_SOURCES and has_files:
+        yield f"{given} does not read files; remove data.files and data.eval_files, or set data.source: text."
+    elif config.source == "mixture" and not config.mixture:
+        yield f"{given}: data.mixture is empty; list the parts of the mixture. A part cannot be a mixture."
+    elif config.source == "mixture" and has_files:
+        yield f"{given}: each part has its own files; put data.files and data.eval_files into the parts."

@@ -31,10 +31,6 @@ from ..mesh.errors import UserError, counted, did_you_mean
 Axes = str | Sequence[str] | None
 Rules = Mapping[str, Sequence[Axes]]
 KEY = "data.layout"
-FORM = (
-    "Give a mapping from regular expressions of names to lists with one entry per dim (a mesh axis, None, or a list of "
-    'axes): {".*": [["data", "fsdp"]]}.'
-)
 
 
 def rows_of_devices(sharding: NamedSharding, global_batch: int, devices: Iterable[Device]) -> np.ndarray:
@@ -83,13 +79,17 @@ class Storage:
         step: The sharding of rows in the step; further dims are not split.
 
     Raises:
-        UserError: A rule has another form, names an unknown axis or the same axis twice, or its key is not a valid
-            regular expression.
+        UserError: A rule names an unknown axis or the same axis twice, or its key is not a valid regular expression.
     """
 
     def __init__(self, rules: Rules, step: NamedSharding) -> None:
-        _check_form(rules)
-        self._rules = {_compile(pattern): _entries(pattern, entries, step) for pattern, entries in rules.items()}
+        self._rules: dict[re.Pattern[str], tuple[tuple[str, ...], ...]] = {}
+        for pattern, entries in rules.items():
+            try:
+                compiled = re.compile(pattern)
+            except re.error as error:
+                raise UserError(f"{KEY}: {pattern!r} is not a valid regular expression: {error}.") from error
+            self._rules[compiled] = _entries(pattern, entries, step)
         self.step = step
 
     def sharding(self, name: str, shape: Sequence[int]) -> NamedSharding:
@@ -176,29 +176,6 @@ def _part_of(
         return array[(slice(first, first + stop - start), *index[1:])]
 
     return part
-
-
-def _check_form(rules: object) -> None:
-    """Raises a UserError if rules given in Python do not have the type of the annotation."""
-    if not isinstance(rules, Mapping):
-        raise UserError(f"{KEY} must be a mapping, got {rules!r}. {FORM}")
-    for pattern, entries in rules.items():
-        if not isinstance(pattern, str):
-            raise UserError(f"{KEY}: a key must be a string, got {pattern!r}. {FORM}")
-        if not isinstance(entries, list | tuple) or not all(map(_is_axes, entries)):
-            raise UserError(f"{KEY}[{pattern!r}] must be a list of axes, got {entries!r}. {FORM}")
-
-
-def _is_axes(entry: object) -> bool:
-    axes = entry if isinstance(entry, list | tuple) else [] if entry is None else [entry]
-    return all(isinstance(axis, str) for axis in axes)
-
-
-def _compile(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise UserError(f"{KEY}: {pattern!r} is not a valid regular expression: {error}.") from error
 
 
 def _entries(pattern: str, entries: Sequence[Axes], step: NamedSharding) -> tuple[tuple[str, ...], ...]:

@@ -1,8 +1,7 @@
 """The interface of data: random access to examples of one shape, in two splits."""
 
 import hashlib
-import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -92,6 +91,38 @@ def spread_indices(number: int, count: int) -> list[int]:
     return np.unique(np.linspace(0, number - 1, count).astype(int)).tolist()
 
 
+def hash_fraction(key: bytes) -> float:
+    """Returns a number in [0, 1) that depends on the key alone, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big") / 2**48
+
+
+def divide_rows(count: int, eval_fraction: float, keys: Sequence[bytes] | None = None) -> list[np.ndarray]:
+    """Divides rows into training and held-out rows: a row is held out if the hash of its key is below the fraction.
+
+    Args:
+        count: The number of rows.
+        eval_fraction: The share to hold out, in [0, 1); 0 for no evaluation split.
+        keys: The key of each row; None: its number.
+
+    Returns:
+        int64, the numbers of the training rows and, unless the fraction is 0, of the held-out rows.
+
+    Raises:
+        UserError: A split would have no rows.
+    """
+    if count and not eval_fraction:
+        return [np.arange(count)]
+    keys = [b"%d" % row for row in range(count)] if keys is None else keys
+    held_out = np.array([hash_fraction(key) < eval_fraction for key in keys], bool)
+    splits = [np.flatnonzero(~held_out), np.flatnonzero(held_out)][: 2 if eval_fraction else 1]
+    if not all(map(len, splits)):
+        raise UserError(
+            f"data.eval_fraction={eval_fraction} of {count:,} rows holds out {held_out.sum():,}: both splits need "
+            "rows. Give more rows, change data.eval_fraction, or set it to 0 to train without evaluation."
+        )
+    return splits
+
+
 def fingerprint(arrays: Iterable[np.ndarray], *facts: object) -> str:
     """Returns a short hash of `facts` and of the content, dtypes and shapes of arrays.
 
@@ -123,13 +154,11 @@ def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
 
 def _sampled_blocks(array: np.ndarray, total: int) -> Iterator[np.ndarray]:
     """Yields both ends of an array, and its share of the blocks that are spread over all `total` bytes."""
-    _advise(array, "MADV_RANDOM")  # otherwise, the system reads megabytes around every page
     ends, rows = _rows_in(array, END_BYTES), _rows_in(array, BLOCK_BYTES)
     yield array[:ends]
     yield array[-ends:]
     for start in np.linspace(0, max(0, len(array) - rows), -(-SAMPLED_BLOCKS * array.nbytes // total), dtype=np.int64):
         yield array[start : start + rows]
-    _advise(array, "MADV_NORMAL")
 
 
 def memory_map_of(array: Any) -> np.memmap | None:
@@ -137,13 +166,6 @@ def memory_map_of(array: Any) -> np.memmap | None:
     while array is not None and not isinstance(array, np.memmap):
         array = getattr(array, "base", None)
     return array
-
-
-def _advise(array: Any, advice: str) -> None:
-    """Tells the operating system how a memory map will be read."""
-    mapped = memory_map_of(array)
-    if mapped is not None and hasattr(mmap, advice):
-        mapped._mmap.madvise(getattr(mmap, advice))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _rows_in(array: np.ndarray, size: int) -> int:

@@ -35,8 +35,15 @@ READERS = {
 }
 """Sources of documents, which are cut into windows."""
 
-ARRAY_READERS = {"huggingface": read_saved_arrays, "arrayrecord": read_record_arrays}
-"""Sources whose records can be whole examples, see `data.records`."""
+EXAMPLE_READERS = {
+    "synthetic": lambda config: synthetic_digits(config.eval_fraction),
+    "synthetic_tokens": synthetic_tokens,
+    "arrays": read_arrays,
+    "images": read_images,
+    "huggingface": read_saved_arrays,
+    "arrayrecord": read_record_arrays,
+}
+"""Sources of whole examples; those that are also in `READERS` if `data.records` is "arrays"."""
 
 
 def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> Splits:
@@ -60,18 +67,10 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
         return _user_splits(config, search_path)
     if config.source == "mixture":
         return open_mixture(config, lambda part: open_splits(part, search_path))
-    if config.source == "synthetic":
-        return synthetic_digits(config.eval_fraction)
-    if config.source == "synthetic_tokens":
-        return synthetic_tokens(config.eval_fraction, length=config.length, vocabulary=config.vocabulary)
-    if config.source == "arrays":
-        return read_arrays(config)
-    if config.source == "images":
-        return read_images(config)
     if config.target:
         return read_table(config)
-    if config.source in ARRAY_READERS and config.records == "arrays":
-        return ARRAY_READERS[config.source](config)
+    if config.source in EXAMPLE_READERS and (config.source not in READERS or config.records == "arrays"):
+        return EXAMPLE_READERS[config.source](config)
     return _language_splits(config)
 
 
@@ -126,17 +125,11 @@ def _check_splits(splits: Any, config: DataConfig) -> None:
     """Checks the result of the user's function, with the first example of each split."""
     given = f"data.source={config.source!r} returned"
     if not isinstance(splits, Splits):
-        raise UserError(
-            f"{given} a {type(splits).__name__}; it must return spmdkit.data.Splits, for example "
-            "spmdkit.data.from_arrays(...)."
-        )
+        raise UserError(f"{given} a {type(splits).__name__}; it must return Splits, as spmdkit.data.from_arrays does.")
     for name, split in (("training", splits.train), ("evaluation", splits.evaluation)):
-        if split is None:
-            continue
-        if not len(split):
-            without = ", or evaluation=None to train without it" if name == "evaluation" else ""
-            raise UserError(f"{given} no examples for {name}. Give some{without}.")
-        if "weights" not in split[0]:
+        if split is not None and not len(split):
+            raise UserError(f"{given} no examples for {name}. Give some, or evaluation=None to train without it.")
+        if split is not None and "weights" not in split[0]:
             raise UserError(
                 f'{given} {name} examples with {", ".join(split[0])}; "weights" is missing: float32, one number per '
                 "row (1, or 0 for padding) or, for tokens, per target."
@@ -158,8 +151,13 @@ def _language_splits(config: DataConfig) -> Splits:
         train_documents, eval_documents = split_documents(corpus.documents, config.eval_fraction)
     train, evaluation = join(train_documents, corpus.separator), join(eval_documents, corpus.separator)
     vocabulary = _vocabulary(corpus, train + evaluation, config)
+    if config.packed and corpus.separator is None:
+        raise UserError(
+            f"data.packed=True: the {corpus.description} contain token ids without an end of documents; set "
+            "data.separator to an id that is put after each."
+        )
     checked = vocabulary if corpus.vocabulary is None and config.vocabulary else None
-    ends = _document_end(corpus) if config.packed else None
+    ends = corpus.separator if config.packed else None
     sources = [WindowSource(streams, config.length, checked, ends) for streams in (train, evaluation)]
     has_evaluation = bool(config.eval_files) or config.eval_fraction > 0
     _check_not_empty(sources, [train, evaluation], config, has_evaluation)
@@ -173,8 +171,7 @@ def _language_splits(config: DataConfig) -> Splits:
         ),
         fingerprint=fingerprint(
             [stream.ids for stream in train + evaluation],
-            *(config.length, len(train), vocabulary, [stream.name for stream in train + evaluation]),
-            *(() if ends is None else ("packed", ends)),
+            *(config.length, len(train), vocabulary, [stream.name for stream in train + evaluation], ends),
         ),
     )
 
@@ -183,16 +180,6 @@ def _read_corpus(files: tuple[str, ...], config: DataConfig, key: str) -> Corpus
     """Reads the documents of a source, as token ids if the config names a tokenizer."""
     corpus = READERS[config.source](files, config, key)
     return tokenized(corpus, config) if config.tokenizer else corpus
-
-
-def _document_end(corpus: Corpus) -> int:
-    """Returns the id that ends each document."""
-    if not len(corpus.separator):
-        raise UserError(
-            f"data.packed=True: the {corpus.description} contain token ids without an end of documents; set "
-            "data.separator to an id that is put after each."
-        )
-    return int(corpus.separator[0])
 
 
 def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> int:
@@ -219,18 +206,14 @@ def _check_not_empty(
     sources: list[WindowSource], streams: list[list[Stream]], config: DataConfig, has_evaluation: bool
 ) -> None:
     """Raises a UserError if a split lacks a whole example."""
-    sizes = [sum(len(stream.ids) for stream in split) for split in streams]
-    needed = f"one example needs data.length + 1 = {config.length + 1:,} in one piece"
-    problems = []
-    if not len(sources[0]):
-        problems.append(
-            f"data: the training split has {sizes[0]:,} tokens; {needed}. Give more data or lower data.length."
-        )
-    if has_evaluation and not len(sources[1]):
-        origin = "data.eval_files" if config.eval_files else f"data.eval_fraction={config.eval_fraction}"
-        problems.append(
-            f"data: the evaluation split ({origin}) has {sizes[1]:,} tokens; {needed}. Give it more data, lower "
-            "data.length, or set data.eval_fraction: 0 to train without evaluation."
-        )
+    held_out = "data.eval_files" if config.eval_files else f"data.eval_fraction={config.eval_fraction}"
+    names = ("training split", f"evaluation split ({held_out})") if has_evaluation else ("training split",)
+    problems = [
+        f"data: the {name} has {sum(len(stream.ids) for stream in split):,} tokens; one example needs data.length + 1 "
+        f"= {config.length + 1:,} in one piece. Give it more data or lower data.length."
+        for name, source, split in zip(names, sources, streams, strict=False)
+        if not len(source)
+    ]
     if problems:
-        raise UserError("\n".join(problems))
+        without = " To train without evaluation, set data.eval_fraction: 0." if len(sources[0]) else ""
+        raise UserError("\n".join(problems) + without)

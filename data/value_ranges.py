@@ -23,7 +23,6 @@ from .source import BadDataError, Source, Splits, memory_map_of, origin_of, take
 
 SCANNED_BYTES = 1 << 30
 """Arrays in memory up to this size are checked when data is opened; larger ones batch by batch."""
-BLOCK_BYTES = 1 << 24
 
 
 class Limit(NamedTuple):
@@ -118,11 +117,7 @@ def check_source(source: Source, limits: Limits, split: str) -> None:
     kept = {
         name: array for name, array in arrays.items() if array.nbytes <= SCANNED_BYTES and memory_map_of(array) is None
     }
-    row_bytes = sum(array.nbytes for array in kept.values()) // len(source)
-    step = max(1, BLOCK_BYTES // max(1, row_bytes))
-    for start in range(0, len(source) if kept else 0, step):
-        block = {name: array[start : start + step] for name, array in kept.items()}
-        check_rows(block, limits, lambda row, start=start: describe_example(source, split, start + row))
+    check_rows(kept, limits, lambda row: describe_example(source, split, row))
 
 
 def describe_example(source: Source, split: str, index: int) -> str:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from spmdkit.data import DataConfig, from_batches, from_dataset, mix, open_splits
+from spmdkit.data import DataConfig, MixturePart, from_batches, from_dataset, mix, open_splits
 
 import spmdkit
 
@@ -95,11 +95,10 @@ def arrays(folder):
 
 def mixture(folder):
     """Several of these; of any number of samples each has its share."""
-    parts = tuple({"source": source, "weight": weight} for source, weight in (("stdlib", 3), ("text", 1)))
     for number, each in enumerate(TEXTS):
         (folder / f"{number}.txt").write_text(each)
-    parts[1]["files"] = [str(folder / "*.txt")]
-    return opened("mixture", mixture=parts)
+    texts = MixturePart(source="text", files=(str(folder / "*.txt"),), weight=1)
+    return opened("mixture", mixture=(MixturePart(source="stdlib", weight=3), texts))
 
 
 def dataset(folder):

@@ -19,6 +19,9 @@ from ..shares import MAX_PERIOD, locate
 from ..source import Source, Splits, fingerprint, origin_of
 from .order import part_seed, sample_order
 
+MULTIPLE = 8
+"""Computed lengths are multiples of it."""
+
 
 class BucketedSource:
     """Examples padded to the longest bucket; `in_batches` gives those of training, each padded to its own bucket.
@@ -140,7 +143,6 @@ def bucket_by_length(
     *,
     lengths: Sequence[int] | None = None,
     buckets: int = 4,
-    multiple: int = 8,
     padded: Sequence[str] | None = None,
 ) -> Splits:
     """Pads examples of different lengths, so that a batch has one of a few lengths.
@@ -148,9 +150,8 @@ def bucket_by_length(
     Args:
         splits: Examples whose "inputs" have different numbers of rows on dim 0; every example is read once, for its
             length. "weights" need a row for each row of "inputs" too: padding gets 0.
-        lengths: The lengths of the buckets. None: computed, for the least padding.
-        buckets: The maximum number of computed lengths.
-        multiple: Computed lengths are multiples of it.
+        lengths: The lengths of the buckets. None: computed, so that each has about as many examples.
+        buckets: The maximum number of computed lengths, which are multiples of 8.
         padded: Names of the arrays to pad. None: those of the first example that are as long as its inputs.
 
     Returns:
@@ -161,13 +162,15 @@ def bucket_by_length(
     """
     held_out = splits.evaluation
     sizes = [_sizes(source) for source in (splits.train, held_out) if source is not None]
-    if lengths is None:
-        lengths = minimize_padding(np.concatenate(sizes), buckets, multiple)
-    given = sorted(set(lengths))
+    chosen = lengths
+    if chosen is None:
+        quantiles = np.quantile(np.concatenate(sizes), np.arange(1, buckets + 1) / buckets)
+        chosen = (np.ceil(quantiles / MULTIPLE) * MULTIPLE).astype(int).tolist()
+    given = sorted(set(chosen))
     longest = max(int(each.max()) for each in sizes)
     if not given or given[0] < 1 or longest > given[-1]:
         raise UserError(
-            f"lengths={list(lengths)}: the longest example has {longest:,} rows of inputs. Give lengths of at least 1 "
+            f"lengths={list(chosen)}: the longest example has {longest:,} rows of inputs. Give lengths of at least 1 "
             "with one of at least that, or cut the examples."
         )
     rows = np.shape(splits.train[0]["inputs"])[:1]
@@ -189,33 +192,6 @@ def bucket_by_length(
         description=f"{splits.description}, in buckets of {', '.join(map(str, used))} ({1 - share:.0%} padding)",
         fingerprint=splits.fingerprint and fingerprint(sizes, splits.fingerprint, used, names),
     )
-
-
-def minimize_padding(sizes: np.ndarray, buckets: int, multiple: int) -> list[int]:
-    """Returns the bucket lengths with the least padding.
-
-    Args:
-        sizes: int64, the lengths of examples.
-        buckets: The maximum number of lengths.
-        multiple: Lengths are multiples of it.
-    """
-    tops, counts = np.unique(-(-sizes // multiple) * multiple, return_counts=True)
-    before = np.concatenate([[0], np.cumsum(counts)])
-    best = np.full(len(tops) + 1, np.inf)  # the minimum total length of the first so many kinds
-    best[0] = 0
-    cuts: list[np.ndarray] = []
-    for _ in range(min(buckets, len(tops))):
-        cost = best[:-1, None] + (before[None, 1:] - before[:-1, None]) * tops[None, :]
-        cost[np.arange(len(tops))[:, None] > np.arange(len(tops))[None, :]] = np.inf
-        cuts.append(cost.argmin(0))
-        best = np.concatenate([[np.inf], cost.min(0)])
-    found, end = [], len(tops)
-    for cut in reversed(cuts):
-        found.append(int(tops[end - 1]))
-        end = int(cut[end - 1])
-        if not end:
-            break
-    return sorted(found)
 
 
 def _sizes(source: Source) -> np.ndarray:

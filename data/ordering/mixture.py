@@ -9,8 +9,7 @@ A part may be a stream. The n-th sample of that part is then its row n, for any 
 so its rows are read in one direction, and a resumed run reads again as many rows as the part has given.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -43,9 +42,6 @@ class Mixture:
         lengths = [MAX_ROWS if len(source) >= STREAM_LENGTH else len(source) for source in sources]
         self._starts = np.cumsum([0, *lengths])
         self.is_stream = any(map(is_stream, sources))
-        shares = [getattr(source, "streamed_share", float(is_stream(source))) for source in sources]
-        streamed = [weight * share for weight, share in zip(weights, shares, strict=True)]
-        self.streamed_share = sum(streamed) / sum(weights)
 
     def __len__(self) -> int:
         """Returns the number of examples in all parts; a stream counts as more than any run has."""
@@ -160,9 +156,14 @@ def open_mixture(config: DataConfig, open_part: Callable[[DataConfig], Splits]) 
     """
     opened = []
     for number in range(len(config.mixture)):
-        with _name_part(f"data.mixture[{number}]"):
+        try:
             opened.append(open_part(part_config(config, number)))
-    return _mix(opened, [part["weight"] for part in config.mixture], "data.mixture")
+        except UserError as error:
+            if type(error) not in (UserError, BadDataError):
+                raise
+            lines = [f"data.mixture[{number}]: {line}" for line in str(error).splitlines()]
+            raise type(error)("\n".join(lines)) from error
+    return _mix(opened, [part.weight for part in config.mixture], "data.mixture")
 
 
 def _mix(splits: Sequence[Splits], weights: Sequence[float], key: str) -> Splits:
@@ -210,14 +211,3 @@ def _samples_without_repeats(lengths: Sequence[int], weights: tuple[int, ...]) -
     first = max(0, most - 2 * sum(weights))  # a part is never more than one example ahead of its share
     parts, numbers = locate(np.arange(first, most + 2 * sum(weights) + 1), weights)
     return first + int(np.argmax(numbers >= np.array(lengths)[parts]))
-
-
-@contextmanager
-def _name_part(name: str) -> Iterator[None]:
-    """Adds the name of the part to the messages of errors."""
-    try:
-        yield
-    except UserError as error:
-        if type(error) not in (UserError, BadDataError):
-            raise
-        raise type(error)("\n".join(f"{name}: {line}" for line in str(error).splitlines())) from error

@@ -1,6 +1,6 @@
 """Examples in memory: NumPy arrays with one row per example, given directly or read from .npz files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,10 +9,9 @@ import numpy as np
 from ...mesh.errors import UserError
 from ..config import DataConfig
 from ..examples import flat, is_numeric, shapes_of, with_weights
-from ..source import Splits, fingerprint
+from ..source import Splits, divide_rows, fingerprint
 from ..value_ranges import Limit, Limits, check_source, check_vocabulary
 from .source_files import find_files, raise_system_error, reason_of
-from .texts import hold_out
 
 WRITE = "Write it with np.savez(path, inputs=..., targets=...), both arrays of numbers with a row per example."
 
@@ -76,6 +75,10 @@ class ArraySource:
         """The arrays themselves, with weights."""
         return self._arrays
 
+    def rows(self, indices: np.ndarray) -> "ArraySource":
+        """Returns some of the rows (int64, (N,)) as another source; copies them."""
+        return ArraySource(self.take(indices), self._origin and self._origin._replace(rows=indices))
+
     def origin(self, index: int) -> str:
         """Returns file and row of example `index`; "" if it does not come from a file."""
         return self._origin.describe(index) if self._origin else ""
@@ -109,48 +112,58 @@ def from_arrays(
             the vocabulary. Arrays over 1 GiB are checked batch by batch instead.
     """
     if not 0 <= eval_fraction < 1:
-        raise UserError(f"from_arrays: eval_fraction={eval_fraction} must be from 0 to below 1.")
+        raise UserError(f"eval_fraction={eval_fraction} must be from 0 to below 1.")
     if eval_fraction and evaluation is not None:
-        raise UserError(f"from_arrays: give evaluation or eval_fraction={eval_fraction}, not both.")
-    if eval_fraction:
-        rows = {name: np.asarray(array) for name, array in flat(train).items()}
-        ArraySource(rows)  # checks the rows before they are divided
-        return held_out_rows(rows, eval_fraction, vocabulary)
-    return make_splits(flat(train), None if evaluation is None else flat(evaluation), vocabulary)
+        raise UserError(f"give evaluation or eval_fraction={eval_fraction}, not both.")
+    if evaluation is None:
+        return divide_source(ArraySource(train), eval_fraction, vocabulary)
+    return make_splits([ArraySource(train), ArraySource(evaluation)], vocabulary)
 
 
-def make_splits(
-    train: Mapping[str, np.ndarray],
-    evaluation: Mapping[str, np.ndarray] | None,
-    vocabulary: int | None = None,
-    origins: tuple[Origin | None, Origin | None] = (None, None),
-) -> Splits:
-    """Makes splits like `from_arrays`, with the files that the rows of both splits come from."""
-    given = [
-        (arrays, origin) for arrays, origin in zip((train, evaluation), origins, strict=True) if arrays is not None
-    ]
-    splits = [ArraySource(arrays, origin) for arrays, origin in given]
-    if evaluation is not None:
-        forms = [shapes_of({name: np.asarray(a)[:0] for name, a in arrays.items()}) for arrays in (train, evaluation)]
-        if forms[0] != forms[1]:
-            rows = [shapes_of(split[0]) for split in splits]
-            raise UserError(
-                f"training examples are {rows[0]}, evaluation examples are {rows[1]}; both must be the same."
-            )
+def make_splits(sources: Sequence[ArraySource], vocabulary: int | None = None) -> Splits:
+    """Makes splits of training and, if given, evaluation examples.
+
+    Args:
+        sources: One or two sources.
+        vocabulary: Number of token ids, if the arrays are tokens.
+
+    Raises:
+        UserError: The two have different names, dtypes or row shapes.
+        BadDataError: See `from_arrays`.
+    """
+    forms = [shapes_of(source[0]) for source in sources]
+    if forms[0] != forms[-1]:
+        raise UserError(f"training examples are {forms[0]}, evaluation examples are {forms[1]}; both must be the same.")
     check_vocabulary(vocabulary)
     limits = Limits(inputs=Limit("vocabulary", vocabulary) if vocabulary else None)
-    for name, split in zip(("training", "evaluation"), splits, strict=False):
-        check_source(split, limits, name)
-    sizes = " and ".join(f"{len(split):,}" for split in splits)
-    without = "" if evaluation is not None else ", none for evaluation"
-    all_arrays = [np.asarray(array) for arrays in (train, evaluation or {}) for _, array in sorted(arrays.items())]
+    for name, source in zip(("training", "evaluation"), sources, strict=False):
+        check_source(source, limits, name)
+    sizes = " and ".join(f"{len(source):,}" for source in sources)
+    without = "" if len(sources) > 1 else ", none for evaluation"
+    arrays = [array for source in sources for _, array in sorted(source.arrays_in_memory.items())]
     return Splits(
-        train=splits[0],
-        evaluation=splits[1] if evaluation is not None else None,
+        train=sources[0],
+        evaluation=sources[1] if len(sources) > 1 else None,
         vocabulary=vocabulary,
-        description=f"arrays {', '.join(train)} in memory: {sizes} examples{without}",
-        fingerprint=fingerprint(all_arrays, sorted(train)),
+        description=f"arrays {', '.join(forms[0])} in memory: {sizes} examples{without}",
+        fingerprint=fingerprint(arrays, sorted(forms[0])),
     )
+
+
+def divide_source(source: ArraySource, eval_fraction: float, vocabulary: int | None = None) -> Splits:
+    """Makes splits of the rows of one source; see `source.divide_rows`.
+
+    Args:
+        source: All examples.
+        eval_fraction: The share of rows to hold out, in [0, 1); 0 for no evaluation split.
+        vocabulary: Number of token ids, if the arrays are tokens.
+
+    Raises:
+        UserError: A split would have no rows.
+        BadDataError: See `from_arrays`.
+    """
+    rows = divide_rows(len(source), eval_fraction)
+    return make_splits([source.rows(each) for each in rows] if len(rows) > 1 else [source], vocabulary)
 
 
 def read_arrays(config: DataConfig) -> Splits:
@@ -162,66 +175,24 @@ def read_arrays(config: DataConfig) -> Splits:
     Raises:
         UserError: A pattern does not match any file, or the files' arrays do not fit together.
     """
-    arrays, origin = _load(config.files, "data.files")
+    source, vocabulary = _load(config.files, "data.files"), config.vocabulary or None
     if config.eval_files:
-        evaluation, eval_origin = _load(config.eval_files, "data.eval_files")
-        return make_splits(arrays, evaluation, config.vocabulary or None, (origin, eval_origin))
-    return held_out_rows(arrays, config.eval_fraction, config.vocabulary or None, origin)
+        return make_splits([source, _load(config.eval_files, "data.eval_files")], vocabulary)
+    return divide_source(source, config.eval_fraction, vocabulary)
 
 
-def held_out_rows(
-    arrays: Mapping[str, np.ndarray], eval_fraction: float, vocabulary: int | None = None, origin: Origin | None = None
-) -> Splits:
-    """Splits arrays by row: a row is held out if the hash of its number is below `eval_fraction`.
-
-    Args:
-        arrays: Name -> array with examples on dim 0.
-        eval_fraction: The share of rows to hold out, in [0, 1); 0 for no evaluation split.
-        vocabulary: Number of token ids, if the arrays are tokens.
-        origin: The files that the rows come from.
-
-    Raises:
-        UserError: A split would have no rows.
-        BadDataError: See `from_arrays`.
-    """
-    rows = len(next(iter(arrays.values())))
-    held_out = hold_out(rows, eval_fraction)
-    if held_out.all() or (eval_fraction and not held_out.any()):
-        raise UserError(
-            f"data.eval_fraction={eval_fraction} of {rows:,} rows holds out {held_out.sum():,}: both splits need rows. "
-            "Give more rows, change data.eval_fraction, or set it to 0 to train without evaluation."
-        )
-    evaluation = {name: array[held_out] for name, array in arrays.items()} if eval_fraction else None
-    origins = [origin and origin._replace(rows=np.flatnonzero(kept)) for kept in (~held_out, held_out)]
-    train = {name: array[~held_out] for name, array in arrays.items()}
-    return make_splits(train, evaluation, vocabulary, (origins[0], origins[1]))
-
-
-def _check_rows(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises a UserError if arrays are not numeric, or do not have the same number of rows."""
-    wrong = [f"{name!r} contains {array.dtype}" for name, array in arrays.items() if not is_numeric(array.dtype)]
-    if wrong:
-        raise UserError(f"arrays must contain numbers; {', '.join(wrong)}. Convert or remove them.")
-    rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
-    if len(set(rows.values())) != 1 or "no dim" in rows.values():
-        raise UserError(f"all arrays must have one row per example on dim 0; these have {rows}.")
-
-
-def _load(patterns: tuple[str, ...], key: str) -> tuple[dict[str, np.ndarray], Origin]:
-    """Returns the arrays of all files, concatenated by name, and the origin of their rows."""
+def _load(patterns: tuple[str, ...], key: str) -> ArraySource:
+    """Returns the rows of all files."""
     parts = [(file.path, _read_npz(file.path, key)) for file in find_files(patterns, key=key, suffixes=(".npz",))]
-    first_path, first = parts[0]
-    for path, arrays in parts[1:]:
-        if arrays.keys() != first.keys():
-            raise UserError(f"{key}: {path} has the arrays {[*arrays]}, but {first_path} has {[*first]}.")
-        for name, array in arrays.items():
-            if array.shape[1:] != first[name].shape[1:]:
-                raise UserError(
-                    f"{key}: rows of {name!r} have shape {array.shape[1:]} in {path} and {first[name].shape[1:]} in "
-                    f"{first_path}; all files must have the same."
-                )
-    origin = Origin([(str(path), len(next(iter(arrays.values()), ()))) for path, arrays in parts])
-    return {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in first}, origin
+    forms = [{name: array.shape[1:] for name, array in arrays.items()} for _, arrays in parts]
+    for (path, _), form in zip(parts, forms, strict=True):
+        if form != forms[0]:
+            raise UserError(
+                f"{key}: rows of {path} have the shapes {form}, but those of {parts[0][0]} have {forms[0]}; all files "
+                "must have the same."
+            )
+    origin = Origin([(str(path), len(next(iter(arrays.values())))) for path, arrays in parts])
+    return ArraySource({name: np.concatenate([arrays[name] for _, arrays in parts]) for name in forms[0]}, origin)
 
 
 def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:
@@ -237,3 +208,13 @@ def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:
     except UserError as error:
         raise UserError(f"{key}: {path}: {error} {WRITE}") from None
     return arrays
+
+
+def _check_rows(arrays: Mapping[str, np.ndarray]) -> None:
+    """Raises a UserError if arrays are not numeric, or do not have the same number of rows."""
+    wrong = [f"{name!r} contains {array.dtype}" for name, array in arrays.items() if not is_numeric(array.dtype)]
+    if wrong:
+        raise UserError(f"arrays must contain numbers; {', '.join(wrong)}. Convert or remove them.")
+    rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
+    if len(set(rows.values())) != 1 or "no dim" in rows.values():
+        raise UserError(f"all arrays must have one row per example on dim 0; these have {rows}.")

@@ -5,7 +5,6 @@ values are left out.
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ...mesh.errors import UserError, counted, did_you_mean
 from ..config import DataConfig
 from ..source import BadDataError
 from .source_files import BadRecords, explain_missing, find_files, raise_system_error, reason_of
-from .texts import BYTES, SEPARATOR, Corpus, Document, token_separator
+from .texts import BYTES, SEPARATOR, Corpus, Document
 
 Values = Callable[[Path, str, BadRecords], Iterable[tuple[str, Any]]]
 """(file, column, counter of bad records) -> pairs of the place of a value in the file, and the value."""
@@ -68,25 +67,29 @@ def read_columns(paths: Sequence[Path], values: Values, config: DataConfig, key:
         UserError: Text is missing, texts and ids are mixed, or more rows than allowed cannot be read.
         BadDataError: A row has an id outside the vocabulary of the config.
     """
-    counts, bad = Counter[str](), BadRecords(config.bad_records)
-    documents = [
-        document
-        for path in paths
-        for document in _documents(path, values(path, config.column, bad), config.vocabulary, counts, bad)
-    ]
+    bad = BadRecords(config.bad_records)
+    documents = []
+    for path in paths:
+        for where, value in values(path, config.column, bad):
+            try:
+                document = _document(value, where, config.vocabulary, str(path))
+            except _UnreadableRow as error:
+                bad.leave_out(where, str(error))
+                continue
+            if len(document.ids):
+                documents.append(document)
     files = counted(len(paths), kind)
     if not documents:
         raise UserError(
-            f"{key}: data.column={config.column!r} of {files} lacks text: of {counts['rows']:,} rows, "
-            f"{counts['null']:,} are null and {counts['rows'] - counts['null']:,} empty. Give files with text, or set "
-            "data.column to the column that has it."
+            f"{key}: data.column={config.column!r} of {files} lacks text: every row is null or empty. Give files with "
+            "text, or set data.column to the column that has it."
         )
     kinds = {document.ids.dtype for document in documents}
     if len(kinds) > 1:
         raise UserError(f"data.column={config.column!r} has texts in some rows and token ids in others; give one kind.")
     described = f"rows ({counted(len(documents), 'row')} of {files}{bad.description()})"
     if kinds == {np.dtype(np.uint32)}:
-        return Corpus(documents, token_separator(config), None, f"token id {described}")
+        return Corpus(documents, config.document_end, None, f"token id {described}")
     if config.separator >= 0 and not config.tokenizer:
         raise UserError(
             f"data.separator={config.separator}: data.column={config.column!r} has texts, which end with byte 0; leave "
@@ -95,27 +98,12 @@ def read_columns(paths: Sequence[Path], values: Values, config: DataConfig, key:
     return Corpus(documents, SEPARATOR, BYTES, f"text {described}")
 
 
-def _documents(
-    path: Path, values: Iterable[tuple[str, Any]], vocabulary: int, counts: Counter[str], bad: BadRecords
-) -> Iterator[Document]:
-    """Yields each row that is not empty as a document of bytes (uint8) or of token ids (uint32); counts the rows."""
-    for where, value in values:
-        counts["rows"] += 1
-        counts["null"] += value is None
-        try:
-            document = _document(value, where, vocabulary, str(path))
-        except _UnreadableRow as error:
-            bad.leave_out(where, str(error))
-            continue
-        if len(document.ids):
-            yield document
-
-
 class _UnreadableRow(Exception):
     """A row with neither text nor ids."""
 
 
 def _document(value: Any, where: str, vocabulary: int, name: str) -> Document:
+    """Returns a row as a document of bytes (uint8) or of token ids (uint32)."""
     if isinstance(value, str):
         try:
             value = value.encode()
@@ -148,18 +136,17 @@ def _token_ids(value: Any) -> np.ndarray:
 
 def _jsonl_values(path: Path, column: str, bad: BadRecords) -> Iterator[tuple[str, Any]]:
     """Yields the values of one key, line by line."""
-    offset, row = 0, 0
+    row = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             where = f"{path}, line {number}"
-            start, offset = offset, offset + len(line)
             if not line.strip():
                 continue
             row += 1
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                bad.leave_out(where, f"it cannot be read as JSON: {error}. It begins at byte {start:,}.")
+                bad.leave_out(where, f"it cannot be read as JSON: {error}.")
                 continue
             if not isinstance(record, dict):
                 bad.leave_out(where, f"each line must be a JSON object, got a {type(record).__name__}.")
@@ -191,17 +178,9 @@ def _parquet_values(path: Path, column: str, bad: BadRecords) -> Iterator[tuple[
                         yield f"{path}, row {row}", plain_value(value)
             except (ValueError, OSError) as error:
                 raise_system_error(error)
-                start = f"row group {group}, from byte {_offset(file, group, column):,} on"
-                reason = f"{start}, cannot be read: {reason_of(error)}."
+                reason = f"row group {group} cannot be read: {reason_of(error)}."
                 bad.leave_out(f"{path}, rows {row + 1} to {end}", reason, end - row)
             row = end
-
-
-def _offset(file: Any, group: int, column: str) -> int:
-    """Returns the offset of the first page of a column of a row group."""
-    chunks = file.metadata.row_group(group)
-    each = (chunks.column(number) for number in range(chunks.num_columns))
-    return next(chunk.data_page_offset for chunk in each if chunk.path_in_schema.split(".")[0] == column)
 
 
 def plain_value(value: Any) -> Any:

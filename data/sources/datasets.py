@@ -12,10 +12,9 @@ import numpy as np
 from ...mesh.errors import UserError
 from ...parallel.model.user_errors import as_user_error
 from ..examples import PAIR, as_array, as_arrays, shapes_of, with_weights
-from ..source import Splits, fingerprint, spread_indices
+from ..source import Splits, divide_rows, fingerprint, spread_indices
 from ..value_ranges import check_vocabulary
-from .arrays import from_arrays, held_out_rows
-from .texts import hold_out
+from .arrays import from_arrays
 
 SAMPLED = 16
 """Examples, evenly spread, that the fingerprint of a dataset covers."""
@@ -106,31 +105,27 @@ def from_dataset(
             again and `varies` is not set.
     """
     check_vocabulary(vocabulary)
-    for given in (train, evaluation):
-        _check_random_access(given)
+    given = [dataset for dataset in (train, evaluation) if dataset is not None]
+    for dataset in given:
+        _check_random_access(dataset)
+    sources = [DatasetSource(dataset, names) for dataset in given]
     if evaluation is None and eval_fraction:
-        held_out = hold_out(len(train), eval_fraction)
-        sources = [DatasetSource(train, names, np.flatnonzero(kept)) for kept in (~held_out, held_out)]
-    else:
-        sources = [DatasetSource(each, names) for each in (train, evaluation) if each is not None]
-    if not all(map(len, sources)):
-        raise UserError(
-            f"eval_fraction={eval_fraction} of {len(train):,} examples leaves a split without any. Give more examples, "
-            "or another share."
-        )
-    if not varies and not _are_equal(sources[0][0], sources[0][0]):
+        sources = [DatasetSource(train, names, rows) for rows in divide_rows(len(train), eval_fraction)]
+    if not varies and fingerprint(_arrays(sources[0], 0)) != fingerprint(_arrays(sources[0], 0)):
         raise UserError(
             f"the first example of the {type(train).__name__} differs when it is read again: a run could not be "
             "repeated or resumed exactly. Derive randomness from the example's number (numpy.random.default_rng(i)), "
             "or pass varies=True to from_dataset."
         )
     sizes = " and ".join(f"{len(source):,}" for source in sources)
+    sampled = [(source, index) for source in sources for index in spread_indices(len(source), SAMPLED)]
+    arrays = () if varies else (array for each in sampled for array in _arrays(*each))
     return Splits(
         train=sources[0],
         evaluation=sources[1] if len(sources) > 1 else None,
         vocabulary=vocabulary,
         description=f"{type(train).__name__}: {sizes} examples",
-        fingerprint="" if varies else _fingerprint(sources),
+        fingerprint="" if varies else fingerprint(arrays, sizes, sorted(sources[0][0])),
     )
 
 
@@ -160,10 +155,8 @@ def from_frame(
         UserError: A column is missing, or is not numeric.
         BadDataError: See `from_arrays`.
     """
-    arrays = _columns(train, columns)
-    if evaluation is None and eval_fraction:
-        return held_out_rows(arrays, eval_fraction, vocabulary)
-    return from_arrays(arrays, None if evaluation is None else _columns(evaluation, columns), vocabulary=vocabulary)
+    held_out = None if evaluation is None else _columns(evaluation, columns)
+    return from_arrays(_columns(train, columns), held_out, eval_fraction=eval_fraction, vocabulary=vocabulary)
 
 
 def _columns(frame: Any, columns: Mapping[str, str | Sequence[str]] | None) -> dict[str, np.ndarray]:
@@ -202,8 +195,6 @@ def _column(frame: Any, name: str) -> np.ndarray:
 
 
 def _check_random_access(dataset: Any) -> None:
-    if dataset is None:
-        return
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
             f"a {type(dataset).__name__} does not support random access (`len` and `[i]`). Give iterables to "
@@ -213,16 +204,6 @@ def _check_random_access(dataset: Any) -> None:
         raise UserError(f"the {type(dataset).__name__} is empty; give examples, or omit the evaluation split.")
 
 
-def _are_equal(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
-    if one.keys() != other.keys():
-        return False
-    return all(np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind in "fc") for name in one)
-
-
-def _fingerprint(sources: Sequence[DatasetSource]) -> str:
-    """Returns the fingerprint of some examples of every split, and of the splits' sizes."""
-    arrays = []
-    for source in sources:
-        for index in spread_indices(len(source), SAMPLED):
-            arrays += [array for _, array in sorted(source[index].items())]
-    return fingerprint(arrays, [len(source) for source in sources], sorted(sources[0][0]))
+def _arrays(source: DatasetSource, index: int) -> list[np.ndarray]:
+    """Returns the arrays of one example, by name."""
+    return [array for _, array in sorted(source[index].items())]

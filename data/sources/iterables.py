@@ -34,10 +34,14 @@ from .arrays import ArraySource
 Rows = dict[str, np.ndarray]
 STREAM_LENGTH = 2**62
 """The length of a stream: more samples than any run has."""
-HEAD_ROWS, HEAD_BYTES = 1024, 1 << 26
-"""The first rows of a stream that are kept, for checks of the data before training."""
+HEAD_BYTES = 1 << 26
+"""Bytes of the first items that are kept, for checks of the data before training; the first item is always kept."""
 MAX_HELD_OUT = 1 << 30
 """Bytes of held-out examples, which are read into memory."""
+ONCE = (
+    "it can be read only once. Give a function of the number of the epoch that makes a new one, or an iterable that "
+    "can begin again"
+)
 
 
 class WorkerLost(RuntimeError):
@@ -62,11 +66,6 @@ def raise_lost_worker(what: str) -> Iterator[None]:
         raise WorkerLost(f"{what} has lost a worker process: {found}. {WORKER_REMEDY}") from error
 
 
-def _is_of_machine(error: Exception) -> bool:
-    """Returns True if an error comes from the machine, not from the code that creates a stream."""
-    return isinstance(error, OSError | MemoryError | WorkerLost)
-
-
 class StreamSource:
     """The rows of a stream by their number, read in one direction.
 
@@ -87,18 +86,11 @@ class StreamSource:
     ) -> None:
         self._make, self._batched, self._names, self._once, self.what = make, batched, names, once, what
         self._lock = threading.Lock()
-        self._form: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        self._form: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._head: list[Rows] = []
         self._head_starts = [0]
         self._head_bytes = 0
         self._begin()
-
-    def _begin(self) -> None:
-        """Resets the position to before the first row."""
-        self._epoch, self._items = -1, iter(())
-        self._rows_of_epoch = 1
-        self._chunk: Rows = {}
-        self._start = self._stop = 0  # the rows of `_chunk`
 
     def __len__(self) -> int:
         """Returns more than any run needs: a stream that ends begins again."""
@@ -126,7 +118,7 @@ class StreamSource:
             ordered, done = indices[places], 0
             while done < len(ordered):
                 rows, start = self._find(int(ordered[done]))
-                until = int(np.searchsorted(ordered, start + len(next(iter(rows.values())))))
+                until = int(np.searchsorted(ordered, start + _count(rows)))
                 for name, array in rows.items():
                     into = found.setdefault(name, np.empty((len(indices), *array.shape[1:]), array.dtype))
                     into[places[done:until]] = array[ordered[done:until] - start]
@@ -144,99 +136,100 @@ class StreamSource:
         Raises:
             UserError: See `take`.
         """
-        self._begin()
-        self._next_epoch()
-        while (item := self._next_item()) is not None:
-            self._take_in(item)
-            yield self._chunk
+        return (self._rows(item, 0) for item in self._items(0))
 
     def origin(self, index: int) -> str:
         """Returns the name of a row in messages."""
         return f"row {index:,} of the {self.what}"
 
+    def _begin(self) -> None:
+        """Resets the position to before the first row."""
+        self._chunks = self._read_chunks()
+        self._chunk: Rows = {}
+        self._start = self._stop = 0  # the rows of `_chunk`
+
     def _find(self, index: int) -> tuple[Rows, int]:
-        """Returns the chunk of a row, and the number of its first row."""
+        """Returns the item that contains a row, and the number of its first row."""
         if index < self._head_starts[-1]:
             number = bisect.bisect_right(self._head_starts, index) - 1
             return self._head[number], self._head_starts[number]
         if index < self._start:
             if self._once:
                 raise UserError(
-                    f"the {self.what} was read up to row {self._stop:,} and cannot go back to row {index:,}: it can be "
-                    "read only once. Give a function of the number of the epoch that makes a new one, or an iterable "
-                    "that can begin again."
+                    f"the {self.what} was read up to row {self._stop:,} and cannot go back to row {index:,}: {ONCE}."
                 )
             self._begin()
         while index >= self._stop:
-            self._read()
+            self._chunk = next(self._chunks)
+            self._start, self._stop = self._stop, self._stop + _count(self._chunk)
+            if self._start == self._head_starts[-1] and self._head_bytes < HEAD_BYTES:
+                self._head.append(self._chunk)
+                self._head_starts.append(self._stop)
+                self._head_bytes += _size(self._chunk)
         return self._chunk, self._start
 
-    def _read(self) -> None:
-        """Reads the next item that has any rows."""
-        item = self._next_item()
-        while item is None:
-            self._next_epoch()
-            item = self._next_item()
-        self._take_in(item)
+    def _read_chunks(self) -> Iterator[Rows]:
+        """Yields the rows of all epochs, an item at a time."""
+        read = 0
+        for epoch in range(1 if self._once else STREAM_LENGTH):
+            before = read
+            for item in self._items(epoch):
+                rows = self._rows(item, read)
+                read += _count(rows)
+                yield rows
+            if read == before:
+                raise UserError(f"the {self.what} gave no rows in its epoch {epoch}. Give it some.")
+        raise UserError(
+            f"the {self.what} ended after {read:,} rows, but the run needs more: {ONCE}; or lower train.steps."
+        )
 
-    def _take_in(self, item: Any) -> None:
-        """Makes an item the current chunk."""
+    def _items(self, epoch: int) -> Iterator[Any]:
+        """Yields the items of one epoch; errors of the user's code are told with their place."""
+        items: Iterator[Any] | None = None
+        while True:
+            with (
+                as_user_error(f"reading the {self.what}", passes=_is_of_machine),
+                raise_lost_worker(f"the {self.what}"),
+            ):
+                items = iter(self._make(epoch)) if items is None else items
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+
+    def _rows(self, item: Any, number: int) -> Rows:
+        """Returns an item as rows, after checking their form; `number` is the number of the first row."""
         arrays = as_arrays(item, self._names)
         rows = with_weights(arrays if self._batched else {name: value[None] for name, value in arrays.items()}, 1)
-        self._check(rows)
-        self._start, self._stop = self._stop, self._stop + len(next(iter(rows.values())))
-        self._rows_of_epoch += self._stop - self._start
-        self._chunk = rows
-        self._keep_head(rows)
-
-    def _next_item(self) -> Any:
-        """Returns the next item, or None at the end of an epoch."""
-        with as_user_error(f"reading the {self.what}", passes=_is_of_machine), raise_lost_worker(f"the {self.what}"):
-            return next(self._items, None)
-
-    def _next_epoch(self) -> None:
-        if self._once and self._epoch == 0:
-            raise UserError(
-                f"the {self.what} ended after {self._stop:,} rows and can be read only once, but the run needs more. "
-                "Give a function of the number of the epoch that makes a new one, or an iterable that can begin again; "
-                "or lower train.steps."
-            )
-        if not self._rows_of_epoch:
-            raise UserError(f"the {self.what} gave no rows in its epoch {self._epoch}. Give it some.")
-        self._epoch += 1
-        self._rows_of_epoch = 0
-        beginning = as_user_error(f"beginning epoch {self._epoch} of the {self.what}", passes=_is_of_machine)
-        with beginning, raise_lost_worker(f"the {self.what}"):  # workers may outlive epochs, and die between them
-            self._items = iter(self._make(self._epoch))
-
-    def _check(self, rows: Rows) -> None:
-        """Raises a UserError if arrays have different numbers of rows, or rows have another form than the first."""
         numbers = {name: len(array) if array.ndim else "no dim" for name, array in rows.items()}
         if len(set(numbers.values())) != 1 or "no dim" in numbers.values():
             raise UserError(
                 f"an item of the {self.what} has the rows {numbers}; items must be batches, with a row per example on "
                 "dim 0 of every array. Give single examples to from_examples."
             )
-        form = {name: (array.dtype, array.shape[1:]) for name, array in rows.items()}
+        form = {name: (str(array.dtype), array.shape[1:]) for name, array in rows.items()}
         self._form = self._form or form
         if form != self._form:
-            first, now = (
-                {name: f"{dtype}{list(shape)}" for name, (dtype, shape) in each.items()} for each in (self._form, form)
-            )
             raise UserError(
-                f"rows of the {self.what} are {first} at first and {now} from row {self._stop:,} on; all must have the "
-                "same names, dtypes and shapes. Pad them, with weights of 0."
+                f"rows of the {self.what} are {self._form} at first and {form} from row {number:,} on; all must have "
+                "the same names, dtypes and shapes. Pad them, with weights of 0."
             )
+        return rows
 
-    def _keep_head(self, rows: Rows) -> None:
-        """Keeps the first rows."""
-        if self._start != self._head_starts[-1] or self._start >= HEAD_ROWS:
-            return
-        self._head_bytes += sum(array.nbytes for array in rows.values())
-        if self._head and self._head_bytes > HEAD_BYTES:
-            return
-        self._head.append(rows)
-        self._head_starts.append(self._stop)
+
+def _is_of_machine(error: Exception) -> bool:
+    """Returns True if an error comes from the machine, not from the code that creates a stream."""
+    return isinstance(error, OSError | MemoryError | WorkerLost)
+
+
+def _count(rows: Rows) -> int:
+    """Returns the number of rows."""
+    return len(next(iter(rows.values())))
+
+
+def _size(rows: Rows) -> int:
+    """Returns the size of rows in bytes."""
+    return sum(array.nbytes for array in rows.values())
 
 
 def from_batches(
@@ -309,7 +302,7 @@ def _held_out(stream: StreamSource) -> ArraySource:
     parts, size = [], 0
     for rows in stream.rows_of_one_epoch():
         parts.append(rows)
-        size += sum(array.nbytes for array in rows.values())
+        size += _size(rows)
         if size > MAX_HELD_OUT:
             raise UserError(
                 f"the {stream.what} for evaluation has more than {format_bytes(MAX_HELD_OUT)}, and is read into "

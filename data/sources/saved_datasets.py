@@ -3,8 +3,7 @@
     data.records: documents    one column: texts (as bytes) or lists of token ids, each row a document
     data.records: arrays       every column of numbers is an array of its name, each row an example
 
-Rows are read into memory. To leave a large dataset in its files, give `datasets.load_from_disk(...)` to
-`spmdkit.data.from_dataset`.
+Documents are read into memory. Examples stay in their files and are read when batches need them.
 """
 
 import glob
@@ -17,9 +16,10 @@ import numpy as np
 
 from ...mesh.errors import UserError
 from ..config import DataConfig
+from ..examples import is_numeric
 from ..source import Splits
-from .arrays import from_arrays, held_out_rows
 from .columns import plain_value, read_columns, unknown_column
+from .datasets import from_dataset
 from .source_files import BadRecords, explain_missing, raise_system_error, reason_of
 from .texts import Corpus
 
@@ -40,23 +40,34 @@ def read_saved(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpu
 
 
 def read_saved_arrays(config: DataConfig) -> Splits:
-    """Reads the columns of numbers of saved datasets into memory.
+    """Opens saved datasets whose columns of numbers are the arrays of examples.
 
     Args:
         config: `files`, and `eval_files` or `eval_fraction` (rows are held out by the hash of their number).
 
     Raises:
-        UserError: See `read_saved`; or the rows of a column have different shapes.
-        BadDataError: See `from_arrays`.
+        UserError: See `read_saved`; or no column contains numbers.
     """
-    (arrays, left_out), vocabulary = _arrays(config.files, "data.files"), config.vocabulary or None
-    if config.eval_files:
-        evaluation, _ = _arrays(config.eval_files, "data.eval_files")
-        splits = from_arrays(arrays, evaluation, vocabulary=vocabulary)
-    else:
-        splits = held_out_rows(arrays, config.eval_fraction, vocabulary)
-    without = f"; without {', '.join(left_out)} (not numbers)" if left_out else ""
-    return splits._replace(description=f"huggingface: {splits.description}{without}")
+    train = _open_numbers(config.files, "data.files")
+    evaluation = _open_numbers(config.eval_files, "data.eval_files") if config.eval_files else None
+    splits = from_dataset(train, evaluation, eval_fraction=config.eval_fraction, vocabulary=config.vocabulary or None)
+    columns = ", ".join(train.column_names)
+    return splits._replace(description=f"huggingface: {splits.description} with the columns {columns}")
+
+
+def _open_numbers(patterns: tuple[str, ...], key: str) -> Any:
+    """Returns the rows of all datasets, with the columns of numbers as NumPy arrays."""
+    import datasets
+
+    try:
+        dataset = datasets.concatenate_datasets([_load(path) for path in _find(patterns, key)]).with_format("numpy")
+    except ValueError as error:
+        raise UserError(f"{key}: the datasets do not fit together: {reason_of(error)}.") from error
+    first = dataset[0] if len(dataset) else {}
+    numeric = [name for name, value in first.items() if is_numeric(np.asarray(value).dtype)]
+    if not numeric:
+        raise UserError(f"{key}: no column contains numbers; for texts and token ids, leave data.records out.")
+    return dataset.select_columns(numeric)
 
 
 def _find(patterns: tuple[str, ...], key: str) -> list[Path]:
@@ -93,49 +104,3 @@ def _values(path: Path, column: str, bad: BadRecords) -> Iterator[tuple[str, Any
         raise UserError(f"{path}: {unknown_column(column, dataset.column_names)}")
     for row, value in enumerate(dataset.data.column(column), 1):
         yield f"{path}, row {row}", plain_value(value)
-
-
-def _arrays(patterns: tuple[str, ...], key: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns every column of numbers, over all datasets, and the names of the other columns."""
-    parts: dict[str, list[np.ndarray]] = {}
-    left_out: dict[str, None] = {}
-    for path in _find(patterns, key):
-        dataset = _load(path)
-        for name in dataset.column_names:
-            for chunk in dataset.data.column(name).chunks:
-                array = _numbers(chunk, f"{path}: column {name!r}")
-                if array is None:
-                    left_out[name] = None
-                else:
-                    parts.setdefault(name, []).append(array)
-    if not parts:
-        raise UserError(f"{key}: no column contains numbers; for texts and token ids, leave data.records out.")
-    return {name: _join(arrays, name) for name, arrays in parts.items()}, list(left_out)
-
-
-def _numbers(column: Any, where: str) -> np.ndarray | None:
-    """Returns an Arrow array as a NumPy array, with lists of lists as further dims; None if it is not numeric."""
-    is_list = hasattr(column, "value_lengths")
-    inner = _numbers(column.flatten(), where) if is_list else column.to_numpy(zero_copy_only=False)
-    if inner is None or (not is_list and inner.dtype.kind not in "biuf"):
-        return None
-    if column.null_count:
-        raise UserError(
-            f"{where}: {column.null_count} of {len(column)} rows are null; an example must have all its numbers."
-        )
-    if not is_list:
-        return inner
-    lengths = set(column.value_lengths().to_pylist())
-    if len(lengths) > 1:
-        raise UserError(
-            f"{where} has lists of the lengths {sorted(lengths)[:5]}; all rows must have the same. Pad them, or for "
-            "token ids leave data.records out."
-        )
-    return inner.reshape(len(column), *lengths, *inner.shape[1:])
-
-
-def _join(arrays: list[np.ndarray], name: str) -> np.ndarray:
-    shapes = {array.shape[1:] for array in arrays}
-    if len(shapes) > 1:
-        raise UserError(f"rows of column {name!r} have the shapes {sorted(shapes)}; all must have the same. Pad them.")
-    return np.concatenate(arrays)

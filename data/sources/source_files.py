@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ...mesh.errors import UserError, counted, nearest
+from ...mesh.errors import UserError, counted, did_you_mean
 from ...mesh.processes import print_progress
 
 STARTS = "Paths in a YAML file start from its directory (run.root), those in key=value from the working directory."
 MAX_NAMED = 5
-"""Files or patterns named in a message."""
+"""Files or problems listed in a message."""
 
 
 class FoundFile(NamedTuple):
@@ -109,25 +109,22 @@ def find_files(patterns: tuple[str, ...], *, key: str, suffixes: tuple[str, ...]
         UserError: A pattern does not match any file, or a file has an extension that this source cannot read.
     """
     found: dict[Path, FoundFile] = {}
-    missing: dict[str, list[str]] = {}
+    problems = []
     for pattern in patterns:
         matches = _matches(pattern)
         if not matches:
-            missing.setdefault(_explain_no_match(pattern), []).append(pattern)
+            problems.append(f"{key}: no file matches {pattern!r}. {_explain_no_match(pattern)}")
         for file in matches:
             found.setdefault(file.path.resolve(), file)
-    problems = [f"{key}: no file matches {_some(those)}. {why}" for why, those in missing.items()]
-    unreadable: dict[str, list[str]] = {}
-    for file in found.values():
-        if suffixes and file.path.suffix not in suffixes:
-            unreadable.setdefault(file.path.suffix, []).append(str(file.path))
-    problems += [
-        f"{key}: invalid extension {suffix!r} of {_some(sorted(those))}: this source reads {', '.join(suffixes)} "
-        "(data.source selects the source)."
-        for suffix, those in unreadable.items()
-    ]
+    unreadable = [str(file.path) for file in found.values() if suffixes and file.path.suffix not in suffixes]
+    if unreadable:
+        problems.append(
+            f"{key}: {', '.join(sorted(unreadable)[:MAX_NAMED])}{', ...' if len(unreadable) > MAX_NAMED else ''}: "
+            f"invalid extension; this source reads {', '.join(suffixes)} (data.source selects the source)."
+        )
     if problems:
-        raise UserError("\n".join(problems))
+        more = [f"... and {len(problems) - MAX_NAMED} more."] if len(problems) > MAX_NAMED else []
+        raise UserError("\n".join([*problems[:MAX_NAMED], *more]))
     return tuple(sorted(found.values(), key=lambda file: (file.name, str(file.path))))
 
 
@@ -148,28 +145,11 @@ def _fixed_directory(pattern: str) -> Path:
     return Path(*parts[:fixed])
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"{', '.join(map(repr, names[:MAX_NAMED]))}{more}"
-
-
 def _explain_no_match(pattern: str) -> str:
-    """Returns the reason why a pattern does not match, as far as the file system shows it."""
-    directory = _fixed_directory(os.path.expanduser(pattern)).absolute()
-    if os.path.isdir(os.path.expanduser(pattern)):
+    """Returns the reason why a pattern does not match: a directory, or the first part of the path that is missing."""
+    path = Path(os.path.expanduser(pattern)).absolute()
+    if path.is_dir():
         return f"It is a directory; to read the files below it, write {pattern.rstrip('/') + '/**/*'!r}."
-    if os.path.isdir(directory):
-        return f"The directory {directory} exists and contains {_entries(directory)}. {STARTS}"
-    existing = next(parent for parent in directory.parents if os.path.isdir(parent))
-    missing = directory.relative_to(existing).parts[0]
-    hint = "".join(f" Did you mean {each!r} for {missing!r}?" for each in nearest(missing, os.listdir(existing)))
-    there = f"The directory {directory} does not exist; {existing} does, and contains {_entries(existing)}."
-    return f"{there}{hint} {STARTS}"
-
-
-def _entries(directory: Path) -> str:
-    """Returns the number of entries of a directory, and the first few."""
-    names = sorted(os.listdir(directory))
-    if not names:
-        return "nothing"
-    return f"{counted(len(names), 'entry', 'entries')}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+    existing = next(parent for parent in path.parents if parent.is_dir())
+    missing = path.relative_to(existing).parts[0]
+    return f"{existing} does not contain {missing}.{did_you_mean(missing, os.listdir(existing))} {STARTS}"

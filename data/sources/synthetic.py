@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from ..config import DataConfig
 from ..source import Splits, fingerprint
-from .arrays import held_out_rows
+from .arrays import ArraySource, divide_source
 
 HEIGHT, WIDTH = 8, 8
 CLASSES = 10
@@ -42,7 +43,7 @@ def synthetic_digits(eval_fraction: float, *, rows: int = 8192, noise: float = 0
     inputs = images.reshape(rows, FEATURES) + random.normal(scale=noise, size=(rows, FEATURES))
     arrays = {"inputs": inputs.astype(np.float32), "targets": targets.astype(np.int32)}
     description = f"synthetic: {rows:,} noisy images of digits, {FEATURES} features, {CLASSES} classes"
-    return held_out_rows(arrays, eval_fraction)._replace(description=description)
+    return divide_source(ArraySource(arrays), eval_fraction)._replace(description=description)
 
 
 def _placements() -> np.ndarray:
@@ -92,19 +93,17 @@ class SyntheticTokens:
         return {"inputs": ids[:-1], "targets": ids[1:], "weights": np.ones(self._length, np.float32)}
 
 
-def synthetic_tokens(eval_fraction: float, *, length: int, vocabulary: int = 0) -> Splits:
+def synthetic_tokens(config: DataConfig) -> Splits:
     """Returns rows of random tokens, see `SyntheticTokens`.
 
     Args:
-        eval_fraction: The share of examples held out, in [0, 1).
-        length: Tokens per example.
-        vocabulary: The number of token ids; 0: 256.
+        config: `length`, `eval_fraction`, and `vocabulary` (0: 256).
 
     Returns:
         The splits, the same for the same arguments.
     """
-    vocabulary = vocabulary or 256
-    held_out = round(TOKEN_ROWS * eval_fraction)
+    length, vocabulary = config.length, config.vocabulary or 256
+    held_out = round(TOKEN_ROWS * config.eval_fraction)
     count = TOKEN_ROWS - held_out
     return Splits(
         train=SyntheticTokens(0, count, length, vocabulary),

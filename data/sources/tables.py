@@ -15,7 +15,7 @@ import numpy as np
 from ...mesh.errors import UserError, counted, did_you_mean
 from ..config import DataConfig
 from ..source import BadDataError, Splits
-from .arrays import Origin, held_out_rows, make_splits
+from .arrays import ArraySource, Origin, divide_source, make_splits
 from .source_files import explain_missing, find_files, reason_of
 
 SUFFIXES = {"csv": (".csv", ".tsv"), "parquet": (".parquet", ".pq")}
@@ -33,15 +33,22 @@ def read_table(config: DataConfig) -> Splits:
             split would have no rows, or pyarrow is not installed.
         BadDataError: A column has empty cells, or numbers that are not finite.
     """
-    table, origin = _read(config.files, config, "data.files")
-    columns = _input_columns(table, config)
-    if not config.eval_files:
-        arrays, classes = _arrays([table], columns, config, [origin])
-        splits = held_out_rows(arrays[0], config.eval_fraction, origin=origin)
-    else:
-        held_out, eval_origin = _read(config.eval_files, config, "data.eval_files")
-        arrays, classes = _arrays([table, held_out], columns, config, [origin, eval_origin])
-        splits = make_splits(arrays[0], arrays[1], origins=(origin, eval_origin))
+    tables = [_read(config.files, config, "data.files")]
+    if config.eval_files:
+        tables.append(_read(config.eval_files, config, "data.eval_files"))
+    columns = _input_columns(tables[0][0], config)
+    targets = [_values(table, config.target, origin) for table, origin in tables]
+    classes: list[str] = []
+    if any(each.dtype.kind in "OU" for each in targets):
+        classes = sorted({str(value) for each in targets for value in each})
+        targets = [np.searchsorted(classes, each.astype(str)) for each in targets]
+    floating = any(each.dtype.kind == "f" for each in targets)
+    sources = []
+    for (table, origin), target in zip(tables, targets, strict=True):
+        inputs = np.stack([_numbers(table, name, columns, origin) for name in columns], axis=1)
+        target = target.astype(np.float32 if floating else _integer_type(target))
+        sources.append(ArraySource({"inputs": inputs, "targets": target}, origin))
+    splits = make_splits(sources) if config.eval_files else divide_source(sources[0], config.eval_fraction)
     sizes = " and ".join(f"{len(split):,}" for split in (splits.train, splits.evaluation) if split is not None)
     target = f"{config.target!r} ({len(classes)} classes)" if classes else repr(config.target)
     described = f"{config.source}: {counted(len(columns), 'input column')}, target {target}; {sizes} examples"
@@ -98,22 +105,6 @@ def _input_columns(table: Any, config: DataConfig) -> Sequence[str]:
     return columns
 
 
-def _arrays(
-    tables: Sequence[Any], columns: Sequence[str], config: DataConfig, origins: Sequence[Origin]
-) -> tuple[list[dict[str, np.ndarray]], list[str]]:
-    """Returns inputs and targets of each table, and the sorted classes if the target is a column of texts."""
-    pairs = [*zip(tables, origins, strict=True)]
-    texts = [_values(table, config.target, origin) for table, origin in pairs]
-    classes: list[str] = []
-    if any(text.dtype.kind in "OU" for text in texts):
-        classes = sorted({str(value) for text in texts for value in text})
-        texts = [np.searchsorted(classes, text.astype(str)) for text in texts]
-    floating = any(text.dtype.kind == "f" for text in texts)
-    targets = [text.astype(np.float32 if floating else _integer_type(text)) for text in texts]
-    inputs = [np.stack([_numbers(table, name, columns, origin) for name in columns], axis=1) for table, origin in pairs]
-    return [{"inputs": each, "targets": target} for each, target in zip(inputs, targets, strict=True)], classes
-
-
 def _integer_type(values: np.ndarray) -> type[np.integer]:
     """Returns int32 if all values fit; otherwise int64, which the check of the values rejects with the row."""
     fits = not len(values) or (values.min() >= -(2**31) and values.max() < 2**31)
@@ -124,18 +115,12 @@ def _numbers(table: Any, name: str, columns: Sequence[str], origin: Origin) -> n
     """Returns one input column as float32 (rows,)."""
     values = _values(table, name, origin)
     if values.dtype.kind not in "biuf":
-        numeric = [each for each in columns if table.schema.field(each).type not in _text_types()]
+        numeric = [each for each in columns if _values(table, each, origin).dtype.kind in "biuf"]
         raise UserError(
             f"data.columns: column {name!r} contains {table.schema.field(name).type}, not numbers. Encode it as "
             f"numbers, or choose the inputs: data.columns: [{', '.join(numeric)}]."
         )
     return values.astype(np.float32)
-
-
-def _text_types() -> tuple[Any, ...]:
-    import pyarrow
-
-    return pyarrow.string(), pyarrow.large_string(), pyarrow.null(), pyarrow.binary()
 
 
 def _values(table: Any, name: str, origin: Origin) -> np.ndarray:

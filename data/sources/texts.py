@@ -10,7 +10,6 @@ standard library's directory, except tests, installed packages, optional parts (
 ensurepip, tkinter, turtledemo), tables (encodings, pydoc_data), and files written at build or install time.
 """
 
-import hashlib
 import os
 import platform
 import sysconfig
@@ -22,13 +21,14 @@ import numpy as np
 
 from ...mesh.errors import UserError, counted
 from ..config import DataConfig
+from ..source import hash_fraction
 from .source_files import FoundFile, find_files, raise_system_error, reason_of
 
 MIN_HELD_OUT = 5
 BYTES = 256
 """The vocabulary of text without a tokenizer, whose tokens are its bytes."""
-SEPARATOR = np.zeros(1, np.uint8)
-NO_SEPARATOR = np.zeros(0, np.uint8)
+SEPARATOR = 0
+"""The byte that ends a text."""
 MAPPED_BYTES = 1 << 26
 """Text files of this size are memory-mapped."""
 RAW_SUFFIXES = (".bin", ".raw", ".dat")
@@ -39,7 +39,6 @@ SKIPPED_DIRECTORIES = frozenset(
 )
 SKIPPED_FILES = frozenset({"sitecustomize.py", "usercustomize.py", "__phello__.foo.py", "_sysconfig_vars.py"})
 SKIPPED_PREFIXES = ("config-", "_sysconfigdata")
-MIN_STDLIB_BYTES = 1 << 20
 
 
 class Document(NamedTuple):
@@ -63,13 +62,13 @@ class Corpus(NamedTuple):
 
     Attributes:
         documents: The documents, in an order that does not depend on the machine.
-        separator: Ids put after each document that is joined with others: one or none.
+        separator: The id put after each document that is joined with others; None: none.
         vocabulary: Number of token ids if the reader knows it (256 for bytes), else None.
         description: A description for people.
     """
 
     documents: Sequence[Document]
-    separator: np.ndarray
+    separator: int | None
     vocabulary: int | None
     description: str
 
@@ -93,16 +92,6 @@ class ByteCodec:
         return bytes(tokens).decode("utf-8", errors="replace")
 
 
-def hash_fraction(key: bytes) -> float:
-    """Returns a number in [0, 1) that depends on the key alone, the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big") / 2**48
-
-
-def hold_out(rows: int, fraction: float) -> np.ndarray:
-    """Returns which of a number of rows are held out, by the hash of their number: bool, (rows,)."""
-    return np.array([hash_fraction(b"%d" % row) < fraction for row in range(rows)], bool)
-
-
 def split_documents(documents: Sequence[Document], eval_fraction: float) -> tuple[list[Document], list[Document]]:
     """Divides documents into training and evaluation documents, each in the order given.
 
@@ -120,18 +109,24 @@ def split_documents(documents: Sequence[Document], eval_fraction: float) -> tupl
     return [document for document, out in sides if not out], [document for document, out in sides if out]
 
 
-def join(documents: Sequence[Document], separator: np.ndarray) -> list[Stream]:
+def join(documents: Sequence[Document], separator: int | None) -> list[Stream]:
     """Joins documents into as few streams as possible: memory-mapped ones stay alone, the others become one.
 
     Args:
         documents: The documents in their order; empty ones are left out.
-        separator: Ids (0 or 1 of them) put after each joined document.
+        separator: The id put after each joined document; None: none.
 
     Returns:
         The joined stream first, if any, then the memory-mapped documents.
     """
     documents = [document for document in documents if len(document.ids)]
-    small = [part for document in documents if not document.mapped for part in (document.ids, separator)]
+    end = [] if separator is None else [separator]
+    small = [
+        part
+        for document in documents
+        if not document.mapped
+        for part in (document.ids, np.array(end, document.ids.dtype))
+    ]
     joined = [Stream("documents", np.concatenate(small))] if small else []
     return joined + [Stream(document.name, document.ids) for document in documents if document.mapped]
 
@@ -190,25 +185,10 @@ def read_stdlib(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corp
         patterns: Not used: the files are fixed.
         config: Not used: bytes need no options.
         key: Not used.
-
-    Raises:
-        UserError: The source is missing, as in an embedded Python that has it in a zip file.
     """
     del patterns, config, key
     root = Path(sysconfig.get_paths()["stdlib"])
-    corpus = _text_corpus(stdlib_files(root), f"source of Python {platform.python_version()}")
-    num_bytes = sum(len(document.ids) for document in corpus.documents)
-    if num_bytes < MIN_STDLIB_BYTES:
-        raise UserError(
-            f"data.source=stdlib: {root} has {num_bytes:,} bytes of Python source, fewer than {MIN_STDLIB_BYTES:,}. "
-            "This Python was installed without its source; set data.source: text and data.files to your own text."
-        )
-    return corpus
-
-
-def token_separator(config: DataConfig) -> np.ndarray:
-    """Returns the id that ends a document of token ids, if the config gives one."""
-    return NO_SEPARATOR if config.separator < 0 else np.array([config.separator], np.uint32)
+    return _text_corpus(stdlib_files(root), f"source of Python {platform.python_version()}")
 
 
 def read_tokens(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
@@ -242,7 +222,7 @@ def read_tokens(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corp
         raise UserError("\n".join(problems))
     num_tokens = sum(len(document.ids) for document in documents)
     size = f"{counted(len(documents), 'file')}, {num_tokens:,} tokens"
-    return Corpus(documents, token_separator(config), None, f"token files ({size})")
+    return Corpus(documents, config.document_end, None, f"token files ({size})")
 
 
 def _map_npy(path: Path, dtype: str) -> np.ndarray:
@@ -256,13 +236,11 @@ def _map_npy(path: Path, dtype: str) -> np.ndarray:
         ) from None
     if not isinstance(ids, np.ndarray):
         raise UserError("it is an archive of arrays (.npz). Save the token ids alone, with np.save.")
-    if ids.dtype.kind not in "ui":
+    if ids.dtype.kind not in "ui" or ids.ndim != 1:
         raise UserError(
-            f"token ids must be integers, got {ids.dtype} of shape {ids.shape}. Save ids.astype(np.uint32), after you "
-            "have made sure that these are ids."
+            f"token ids must be integers with one dim, got {ids.dtype} of shape {ids.shape}. Save "
+            "ids.astype(np.uint32).reshape(-1)."
         )
-    if ids.ndim != 1:
-        raise UserError(f"token ids must have one dim, got {ids.dtype} of shape {ids.shape}. Save ids.reshape(-1).")
     if dtype and ids.dtype != dtype:
         raise UserError(f"it has {ids.dtype}, but data.dtype={dtype}; leave data.dtype out: .npy files have a dtype.")
     return ids

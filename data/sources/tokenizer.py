@@ -46,7 +46,7 @@ def tokenized(corpus: Corpus, config: DataConfig) -> Corpus:
     documents = list(_encode(corpus, tokenizer))
     count = sum(len(document.ids) for document in documents)
     described = f"{corpus.description}, {count:,} tokens of {file.name}"
-    return Corpus(documents, np.array([end], np.uint32), tokenizer.get_vocab_size(), described)
+    return Corpus(documents, end, tokenizer.get_vocab_size(), described)
 
 
 class TokenizerCodec:

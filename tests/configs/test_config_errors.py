@@ -89,10 +89,6 @@ def test_names_the_argument_that_conflicts_with_the_file(tmp_path):
     assert lines[1].startswith("  data.source=synthetic: data.packed=True:")
 
 
-def test_names_the_place_of_overrides_from_python(tmp_path):
-    assert error_lines(tmp_path, "train.steps=abc", place="in changes")[0] == "1 problem in changes:"
-
-
 def test_setting_a_size_keeps_paths_of_the_file(tmp_path, monkeypatch):
     """`strategy.pipe=2` does not set the schedule, which starts from the directory of the file."""
     (tmp_path / "elsewhere").mkdir()

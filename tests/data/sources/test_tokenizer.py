@@ -70,18 +70,6 @@ def test_ids_are_those_of_the_library_each_text_with_its_end(named, tmp_path):
     assert "tokens of tokenizer.json" in splits.description
 
 
-def test_packed_documents_end_where_texts_do(tmp_path):
-    tokenizer = trained(tmp_path, "</s>")
-    (tmp_path / "a.txt").write_text(TEXTS[0])
-    (tmp_path / "b.txt").write_text(TEXTS[1])
-    files = (str(tmp_path / "*.txt"),)
-    config = DataConfig(source="text", files=files, tokenizer=str(tmp_path), length=8, packed=True, eval_fraction=0)
-    first = open_splits(config).train[0]
-    length = len(tokenizer.encode(TEXTS[0]).ids)
-    assert length < 50
-    assert first["inputs"].tolist() == tokenizer.encode(TEXTS[0]).ids[:8]
-
-
 def test_the_separator_of_the_config_wins(tmp_path):
     tokenizer = trained(tmp_path, "<|endoftext|>")
     given = {"source": "jsonl", "files": (str(rows(tmp_path)),), "tokenizer": str(tmp_path), "length": 7}

@@ -20,8 +20,6 @@ from ..mesh.device_mesh import DeviceMesh
 from ..mesh.devices import list_devices
 from ..mesh.errors import UserError, unknown_name
 from .layout_map import LayoutMap
-from .resolve import resolve
-from .table import LayoutTable
 from .tensor_layout import TensorLayout
 
 _current: "Distribution | None" = None
@@ -140,18 +138,6 @@ class Distribution:
         """Returns the layout of an intermediate value such as "block/dense/output"; None leaves it to the compiler."""
         raise NotImplementedError(f"{type(self).__name__} must define get_tensor_layout.")
 
-    def layout_table(self, params: Any, **policies: Any) -> LayoutTable:
-        """Returns the layout table of a pytree of parameters.
-
-        Args:
-            params: Arrays or ShapeDtypeStructs; a leaf's path is its keys joined by "/".
-            **policies: As for `resolve`: unmatched, unmatched_floor_bytes, indivisible, required_axes.
-
-        Raises:
-            LayoutError: The layouts have problems; the message lists all of them.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define layout_table.")
-
     def whole_layout(self, variable: Any) -> TensorLayout:
         """Returns the layout of a variable that every device holds whole."""
         return TensorLayout((None,) * len(variable.shape), self._device_mesh)
@@ -216,12 +202,6 @@ class DataParallel(Distribution):
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
         """Returns None: the layout follows from the batch."""
         return None
-
-    def layout_table(self, params: Any, **policies: Any) -> LayoutTable:
-        """Returns the table of a pytree of parameters, all of them whole on every device; policies as for `resolve`."""
-        return resolve(
-            params, self._device_mesh, default=lambda _, leaf: (self.whole_layout(leaf), "data parallel"), **policies
-        )
 
 
 class ModelParallel(Distribution):
@@ -310,18 +290,6 @@ class ModelParallel(Distribution):
         """Returns the layout of the rule for an intermediate value such as "block/dense/output", if any."""
         return self._layout_map[path]
 
-    def layout_table(self, params: Any, **policies: Any) -> LayoutTable:
-        """Returns the layout table of a pytree of parameters.
-
-        Args:
-            params: Arrays or ShapeDtypeStructs; a leaf's path is its keys joined by "/".
-            **policies: As for `resolve`.
-
-        Raises:
-            LayoutError: The layouts have problems; the message lists all of them.
-        """
-        return resolve(params, self._device_mesh, rules=self._layout_map, **policies)
-
 
 def first_axis(mesh: DeviceMesh) -> str:
     """Returns the default batch axis: "data" on a mesh with the canonical axes, else the first axis."""
@@ -357,7 +325,14 @@ def distribute_tensor(tensor: Any, layout: TensorLayout | Sharding | Format) -> 
             f"distribute_tensor takes a TensorLayout with a mesh, a JAX Sharding or a Format, got {layout!r} "
             f"({type(layout).__name__}). Write TensorLayout(axes, device_mesh)."
         )
-    tensor = _as_array(tensor)
+    if not hasattr(tensor, "dtype"):
+        try:
+            tensor = jnp.asarray(tensor)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"distribute_tensor takes one array, got a {type(tensor).__name__}: {str(error).splitlines()[0]}. For "
+                "a tree, use jax.tree.map(distribute_tensor, tree, layouts)."
+            ) from error
     if isinstance(layout, TensorLayout):
         layout.shard_shape(tensor.shape)
         layout = layout.backend_layout
@@ -367,21 +342,6 @@ def distribute_tensor(tensor: Any, layout: TensorLayout | Sharding | Format) -> 
     if isinstance(tensor, jax.Array) and _has_layout(tensor, layout):
         return tensor
     return jax.device_put(tensor, layout)
-
-
-def _as_array(tensor: Any) -> Any:
-    """Returns an array unchanged, and numbers and nested lists of them as an array."""
-    problem = f"distribute_tensor got a {type(tensor).__name__}"
-    if hasattr(tensor, "shape") and hasattr(tensor, "dtype"):
-        if getattr(tensor.dtype, "kind", "f") not in "OSU":
-            return tensor
-        problem += f" of {tensor.dtype}, which is not a JAX dtype"
-    if isinstance(tensor, bool | int | float | complex | list | tuple):
-        try:
-            return jnp.asarray(tensor)
-        except (TypeError, ValueError) as error:
-            problem += f" that is not an array of numbers ({str(error).splitlines()[0]})"
-    raise UserError(f"{problem}; it takes one array. For a tree, use jax.tree.map(distribute_tensor, tree, layouts).")
 
 
 def _check_place() -> None:

@@ -27,12 +27,13 @@ first); Fedus et al. 2021, "Switch Transformers", section 2.2 (auxiliary loss); 
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil, inf
-from typing import NamedTuple
+from math import ceil
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Ge
 from jax import Array, lax
 
 from ..mesh.errors import UserError
@@ -45,7 +46,7 @@ from ..parallel.sharding.parallel_context import held_positions
 from .transformer import WHOLE, Hidden, block, draw_matrix, init, predict, transformer
 from .transformer import embed as embed_transformer
 from .transformer import head as transformer_head
-from .transformer_config import TransformerConfig
+from .transformer_config import Positive, TransformerConfig
 from .transformer_split import around_products, attention_traffic, residual_bytes, split_problems, split_rules
 from .transformer_split import traffic as transformer_traffic
 
@@ -54,26 +55,29 @@ from .transformer_split import traffic as transformer_traffic
 class MoEConfig(TransformerConfig):
     """A transformer whose MLPs are mixtures of experts; `mlp_width` is the width of one expert."""
 
-    experts: int = 8
+    experts: Positive = 8
     """Experts in each block, all of `mlp_width`."""
-    top_k: int = 2
+    top_k: Positive = 2
     """Experts that each position selects."""
-    capacity_factor: float = 1.25
+    capacity_factor: Annotated[float, Ge(0)] = 1.25
     """Positions of a row that an expert takes, in units of its equal share, top_k * length / experts; further ones
     are dropped; 0 = dropless: an expert takes all that select it."""
-    auxiliary_loss: float = 0.01
+    auxiliary_loss: Annotated[float, Ge(0)] = 0.01
     """Weight, in training, of the loss of each block that is minimal if experts share the positions equally."""
-    z_loss: float = 0.001
+    z_loss: Annotated[float, Ge(0)] = 0.001
     """Weight, in training, of the squared log of the router's normalizer in each block; keeps its logits small."""
 
-    def __post_init__(self) -> None:
-        problems = _problems(self)
-        try:
-            super().__post_init__()
-        except UserError as error:
-            problems.insert(0, str(error))
-        if problems:
-            raise UserError("\n".join(problems))
+    def problems(self) -> list[str]:
+        """Returns the problems of options with each other."""
+        problems = super().problems() + [
+            f"model.{name}={getattr(self, name)} is only for the transformer: experts are swiglu, without biases, "
+            "after an RMSNorm. Leave it out, or set model.name to transformer."
+            for name, only in {"mlp": "swiglu", "mlp_bias": False, "norm": "rms"}.items()
+            if getattr(self, name) != only
+        ]
+        if self.top_k > self.experts:
+            problems.append(f"model.top_k={self.top_k} must be at most model.experts={self.experts}.")
+        return problems
 
     def capacity(self, length: int) -> int:
         """Returns the positions of a row of this length that one expert takes."""
@@ -98,24 +102,6 @@ class MoEConfig(TransformerConfig):
         """Parameters in all matrices, with all experts and the embedding."""
         others = 3 * self.width * self.mlp_size * (self.experts - self.top_k)
         return self.matmul_parameters + self.layers * others + self.width * self.vocabulary
-
-
-def _problems(config: MoEConfig) -> list[str]:
-    own = {"mlp": "swiglu", "mlp_bias": False, "norm": "rms"}
-    problems = [
-        f"model.{name}={getattr(config, name)} is only for the transformer: experts are swiglu, without biases, after "
-        f"an RMSNorm. Leave it out, or set model.name to transformer."
-        for name, only in own.items()
-        if getattr(config, name) != only
-    ]
-    if config.experts < 1:
-        problems.append(f"model.experts={config.experts} must be at least 1.")
-    elif not 1 <= config.top_k <= config.experts:
-        problems.append(f"model.top_k={config.top_k} must be at least 1 and at most model.experts={config.experts}.")
-    for name in ("capacity_factor", "auxiliary_loss", "z_loss"):
-        if not 0 <= getattr(config, name) < inf:
-            problems.append(f"model.{name}={getattr(config, name)} must be at least 0 and finite.")
-    return problems
 
 
 class Routing(NamedTuple):

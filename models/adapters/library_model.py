@@ -88,20 +88,13 @@ def adapt(
         rows = next(iter(batch.values())).shape[0]
         return run(params, state, {"example": jax.numpy.zeros(rows, "int32"), **batch}, None)[0]
 
-    shared: dict[str, Any] = {"name": name or adapted.name, "library": library_of(module) or ""}
-    if adapted.keeps_state:
-        return Model(
-            init=lambda key: adapted.init(key)[0],
-            init_state=lambda key: adapted.init(key)[1],
-            loss=model_loss,
-            predict=predict,
-            **shared,
-        )
     return Model(
         init=lambda key: adapted.init(key)[0],
-        loss=lambda params, batch, key: model_loss(params, batch, key),
-        predict=lambda params, batch: predict(params, batch),
-        **shared,
+        init_state=(lambda key: adapted.init(key)[1]) if adapted.keeps_state else None,
+        loss=model_loss,
+        predict=predict,
+        name=name or adapted.name,
+        library=library_of(module) or "",
     )
 
 
@@ -202,40 +195,20 @@ def adapt_configured(
         )
     if example is None:
         raise UserError(f"model.name={name!r} is a module of another library, which requires an example of the data.")
-    named = _named(options.get("metrics", {}))
+    metrics = options.get("metrics", {})
+    if not isinstance(metrics, Mapping):
+        metrics = {each: each for each in ([metrics] if isinstance(metrics, str) else metrics)}
+    inputs = options.get("inputs", "inputs")
 
     def found(given: Any, key: str) -> Any:
         is_own = isinstance(given, str) and ":" in given
         return import_function(given, key, search_path) if is_own else row_function(given, key)
 
-    inputs = options.get("inputs", "inputs")
-    is_name = isinstance(inputs, str)
-    if not is_name and not (isinstance(inputs, Sequence) and all(isinstance(each, str) for each in inputs)):
-        raise UserError(
-            f"model.inputs={inputs!r} must be the name of an array of the data, or module:function, or a list of names."
-        )
     return adapt(
         module,
         loss=found(options["loss"], "model.loss"),
-        metrics={key: found(each, f"model.metrics.{key}") for key, each in named.items()},
-        inputs=import_function(inputs, "model.inputs", search_path) if is_name and ":" in inputs else inputs,
+        metrics={key: found(each, f"model.metrics.{key}") for key, each in metrics.items()},
+        inputs=import_function(inputs, "model.inputs", search_path) if ":" in inputs else inputs,
         example=example(),
         name=name,
-    )
-
-
-def _named(metrics: Any) -> Mapping[str, Any]:
-    """Returns metrics by their names, from a list of names or a mapping."""
-    if isinstance(metrics, Mapping):
-        return metrics
-    if (
-        isinstance(metrics, Sequence)
-        and not isinstance(metrics, str)
-        and all(isinstance(each, str) for each in metrics)
-    ):
-        return {each: each for each in metrics}
-    example = f"[{metrics}]" if isinstance(metrics, str) else "[accuracy]"
-    raise UserError(
-        f"model.metrics={metrics!r} must be a list of names, such as {example}, or a mapping of names to "
-        "module:function."
     )

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from ..transformer import transformer
 from ..transformer_config import TransformerConfig
 from .config_json import NAME, read_config
 from .families import Stored, family_of
-from .safetensors import NAMES, Entry, write_arrays
+from .safetensors import Entry, write_arrays
 from .weights_reader import INDEX, ONE_FILE
 
 BESIDE = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "generation_config.json")
@@ -75,10 +74,10 @@ def save(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder) as partial:
         partial.mkdir()
-        widest = np.dtype(jnp.dtype(dtype)) if dtype is not None else _widest(leaves)
-        _write_config(partial, {**content, "torch_dtype": widest.name}, None if like is None else Path(like))
         stored = _stored_arrays(leaves, family.stored)
         entries = [_entry(name, pieces, leaves, dtype) for name, pieces in stored.items()]
+        widest = max((entry.dtype for entry in entries), key=lambda dtype: (dtype.itemsize, dtype.name))
+        _write_config(partial, {**content, "torch_dtype": widest.name}, None if like is None else Path(like))
         _write_files(partial, _split(entries, max_file_bytes), stored, leaves)
 
 
@@ -86,13 +85,13 @@ def _checked(config: TransformerConfig, params: Params) -> dict[str, Any]:
     """Returns the parameters by path, after checking them."""
     expected = dict(leaves_with_paths(jax.eval_shape(transformer(config).init, jax.random.key(0))))
     leaves = dict(leaves_with_paths(params))
-    shapes = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+    shapes = {path: list(leaf.shape) for path, leaf in leaves.items()}
+    own = {path: list(leaf.shape) for path, leaf in expected.items()}
     wrong = [
-        f"{path} is {list(shapes[path]) if path in shapes else 'missing'}; the model's is {list(leaf.shape)}."
-        for path, leaf in expected.items()
-        if shapes.get(path) != leaf.shape
+        f"{path} is {shapes.get(path, 'missing')}; the model's is {own.get(path, 'missing')}."
+        for path in {**own, **shapes}
+        if shapes.get(path) != own.get(path)
     ]
-    wrong += [f"{path} is not a parameter of the model." for path in leaves if path not in expected]
     wrong += [
         f"{path} is spread over several processes. Save a checkpoint, and write from it in one process."
         for path, leaf in leaves.items()
@@ -134,12 +133,14 @@ def _split(entries: list[Entry], most: int) -> list[list[Entry]]:
 def _write_files(
     folder: Path, files: list[list[Entry]], stored: dict[str, list[Piece]], leaves: dict[str, Any]
 ) -> None:
-    names = [ONE_FILE] if len(files) == 1 else list(_file_names(len(files)))
+    number = len(files)
+    names = [f"model-{file:05d}-of-{number:05d}.safetensors" for file in range(1, number + 1)]
+    names = [ONE_FILE] if number == 1 else names
     for name, entries in zip(names, files, strict=True):
         ordered = sorted(entries, key=lambda entry: -entry.dtype.itemsize)
         arrays = (_assemble(entry, stored[entry.name], leaves) for entry in ordered)
         write_arrays(folder / name, ordered, arrays, {"format": "pt"})
-    if len(files) > 1:
+    if number > 1:
         index = {
             "metadata": {"total_size": sum(entry.nbytes for entries in files for entry in entries)},
             "weight_map": {entry.name: name for name, entries in zip(names, files, strict=True) for entry in entries},
@@ -158,19 +159,6 @@ def _assemble(entry: Entry, pieces: list[Piece], leaves: dict[str, Any]) -> np.n
         columns = target.shape[-1] // parts
         target[..., which * columns : (which + 1) * columns] = value
     return array
-
-
-def _file_names(number: int) -> Iterator[str]:
-    for file in range(1, number + 1):
-        yield f"model-{file:05d}-of-{number:05d}.safetensors"
-
-
-def _widest(leaves: dict[str, Any]) -> np.dtype:
-    dtypes = {np.dtype(jnp.dtype(leaf.dtype)) for leaf in leaves.values()}
-    unknown = [dtype for dtype in dtypes if dtype not in NAMES]
-    if unknown:
-        raise UserError(f"safetensors does not support {unknown[0]}. Give dtype=.")
-    return max(dtypes, key=lambda dtype: (dtype.itemsize, dtype.name))
 
 
 def _write_config(folder: Path, content: dict[str, Any], like: Path | None) -> None:

@@ -61,7 +61,10 @@ class Distribution:
             UserError: `device_mesh` is not a DeviceMesh, or does not have the axis `batch_dim_name`.
         """
         if not isinstance(device_mesh, DeviceMesh):
-            raise UserError(f"Expect `device_mesh` to be an instance of DeviceMesh, got {type(device_mesh).__name__}.")
+            raise UserError(
+                f"Expect `device_mesh` to be an instance of DeviceMesh, got {type(device_mesh).__name__}. A list of "
+                "devices is devices=[...] of DataParallel."
+            )
         if batch_dim_name is not None and batch_dim_name not in device_mesh.axis_names:
             raise UserError("batch_dim_name: " + unknown_name("mesh axis", batch_dim_name, device_mesh.axis_names))
         self._device_mesh = device_mesh
@@ -177,12 +180,8 @@ class DataParallel(Distribution):
         if device_mesh is None:
             names = list_devices() if devices is None else list(devices)
             device_mesh = DeviceMesh((len(names),), ["batch"], names)
-        elif not isinstance(device_mesh, DeviceMesh):
-            raise UserError(
-                f"Expect `mesh` to be an instance of `DeviceMesh`. Received: mesh={device_mesh!r} (of type "
-                f"{type(device_mesh).__name__}). Devices go into devices=[...]."
-            )
-        super().__init__(device_mesh, first_axis(device_mesh), auto_shard_dataset)
+        super().__init__(device_mesh, None, auto_shard_dataset)
+        self._batch_dim_name = first_axis(device_mesh)
         if device_mesh.axis_size(str(self.batch_dim_name)) != device_mesh.size:
             warnings.warn(
                 f"Expect the input mesh to be 1D, but received {device_mesh!r}. Only mesh axis {self.batch_dim_name!r} "

@@ -68,7 +68,7 @@ def test_scopes_nest_and_restore(line, rules):
     [
         (lambda rules: set_distribution("fsdp"), r"takes a DataParallel, a ModelParallel or None, got 'fsdp' \(str\)"),
         (lambda rules: Distribution((8,)), "Expect `device_mesh` to be an instance of DeviceMesh, got tuple"),
-        (lambda rules: DataParallel(["cpu:0"]), r"Expect `mesh` to be an .* `DeviceMesh`.*go into devices=\[...\]"),
+        (lambda rules: DataParallel(["cpu:0"]), r"an instance of DeviceMesh, got list.*devices=\[...\]"),
         (lambda rules: DataParallel().get_data_layout(()), r"Data of shape \(\) has no dim 0 .* mesh axis 'batch'"),
         (lambda rules: ModelParallel(), "You must specify a layout_map argument"),
         (lambda rules: ModelParallel(layout_map={}), "Argument `layout_map` must be a `LayoutMap` instance"),

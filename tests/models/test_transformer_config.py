@@ -84,7 +84,7 @@ def test_reports_all_problems_at_once():
 @pytest.mark.parametrize(
     ("kind", "option", "invalid", "valid"),
     [
-        *[(TransformerConfig, name, 0, 4) for name in ("layers", "width", "heads", "scan_unroll")],
+        *[(TransformerConfig, name, 0, 8) for name in ("layers", "width", "heads", "scan_unroll")],
         *[(TransformerConfig, name, -1, 0) for name in ("vocabulary", "length", "kv_heads", "mlp_width", "max_length")],
         (TransformerConfig, "dropout", 1.0, 0.0),
         (TransformerConfig, "rope_base", 1.0, 1.1),

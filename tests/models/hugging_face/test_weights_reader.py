@@ -270,7 +270,7 @@ def spec(tmp_path):
 
 def test_sizes_and_weights_below_the_search_path(spec, tmp_path):
     model = load_model(spec, vocabulary=30, length=16, search_path=[tmp_path / "no", tmp_path])
-    assert (model.num_blocks, model.init.args[0].length, model.init.args[0].vocabulary) == (3, 16, 37)
+    assert (model.num_blocks, model.init.__self__.config.length, model.init.__self__.config.vocabulary) == (3, 16, 37)
     params = initial_params(spec, model, [tmp_path])
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     assert jax.tree.map(lambda leaf: leaf.shape, params) == jax.tree.map(lambda leaf: leaf.shape, shapes)
@@ -281,7 +281,7 @@ def test_sizes_alone(spec, tmp_path):
     (tmp_path / "models/model.safetensors").unlink()
     own = {**spec, "weights": False, "folder": str(tmp_path / "models"), "dropout": 0.1}
     model = load_model(own, vocabulary=30, length=16)
-    assert model.init.args[0].dropout == 0.1
+    assert model.init.__self__.config.dropout == 0.1
     assert initial_params(own, model) is None
     assert initial_params({"name": "transformer"}, model) is None
 

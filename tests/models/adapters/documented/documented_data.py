@@ -34,9 +34,3 @@ def spirals(config):
     """6 points of the plane, one of two classes as 0. or 1."""
     inputs = RANDOM.normal(size=(ROWS, 6, 2)).astype(np.float32)
     return from_arrays({"inputs": inputs, "targets": (inputs.sum((1, 2)) > 0).astype(np.float32)[:, None]})
-
-
-def pairs(config):
-    """Two inputs of one row."""
-    random = [RANDOM.normal(size=(ROWS, size)).astype(np.float32) for size in (6, 4)]
-    return from_arrays({"left": random[0], "right": random[1], "targets": LABELS})

@@ -6,30 +6,6 @@ import jax.numpy as jnp
 from jax import lax
 
 
-class CNN(eqx.Module):
-    """As its documentation reads digits."""
-
-    layers: list
-
-    def __init__(self, key):
-        one, two, three = jax.random.split(key, 3)
-        self.layers = [
-            eqx.nn.Conv2d(1, 8, kernel_size=3, key=one),
-            eqx.nn.MaxPool2d(kernel_size=2),
-            jax.nn.relu,
-            jnp.ravel,
-            eqx.nn.Linear(200, 16, key=two),
-            jax.nn.sigmoid,
-            eqx.nn.Linear(16, 8, key=three),
-            jax.nn.log_softmax,
-        ]
-
-    def __call__(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 class RNN(eqx.Module):
     """A GRU over the points of a curve, in a scan that begins with zeros; one probability."""
 
@@ -102,11 +78,6 @@ class VisionTransformer(eqx.Module):
         for block, each in zip(self.blocks, jax.random.split(key, len(self.blocks)), strict=True):
             x = block(x, enable_dropout, key=each)
         return self.head(x[0])
-
-
-def negative_log_likelihood(log_probabilities, batch):
-    """Of log probabilities."""
-    return -jnp.take_along_axis(log_probabilities, batch["targets"][:, None], axis=1)[:, 0]
 
 
 def binary_cross_entropy(probabilities, batch):

@@ -9,20 +9,6 @@ import keras
 from keras import layers, ops
 
 
-def convnet():
-    """As its documentation reads digits; its output is probabilities."""
-    return keras.Sequential(
-        [
-            keras.Input(shape=(8, 8, 1)),
-            layers.Conv2D(8, kernel_size=(3, 3), activation="relu"),
-            layers.MaxPooling2D(pool_size=(2, 2)),
-            layers.Flatten(),
-            layers.Dropout(0.0),
-            layers.Dense(8, activation="softmax"),
-        ]
-    )
-
-
 class TransformerBlock(layers.Layer):
     """Attention and two dense layers, each with dropout and a norm after."""
 
@@ -59,15 +45,6 @@ def text_transformer():
     x = layers.Dropout(0.0)(layers.GlobalAveragePooling1D()(x))
     x = layers.Dense(8, activation="relu")(x)
     return keras.Model(inputs=inputs, outputs=layers.Dense(2, activation="softmax")(x))
-
-
-def recurrent():
-    """Two LSTMs in both directions; one probability."""
-    inputs = keras.Input(shape=(None,), dtype="int32")
-    x = layers.Embedding(16, 8)(inputs)
-    x = layers.Bidirectional(layers.LSTM(8, return_sequences=True))(x)
-    x = layers.Bidirectional(layers.LSTM(8))(x)
-    return keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
 
 
 class Subclassed(keras.Model):

@@ -45,16 +45,6 @@ class ResNet(nn.Module):
         return nn.Dense(self.num_classes, dtype=self.dtype)(x)
 
 
-class Recurrent(nn.Module):
-    """An LSTM over embedded tokens, and a classifier of its last output."""
-
-    @nn.compact
-    def __call__(self, tokens):
-        x = nn.Embed(16, 8)(tokens)
-        x = nn.RNN(nn.LSTMCell(8, param_dtype=jnp.float64))(x)  # the dtype of its first carry
-        return nn.Dense(2)(x[:, -1])
-
-
 class Layer(nn.Module):
     """Attention and two dense layers, whose parameters name their logical axes."""
 
@@ -78,16 +68,3 @@ class Annotated(nn.Module):
         for _ in range(2):
             x = nn.remat(Layer)()(x, mask)
         return embed.attend(nn.LayerNorm()(x))
-
-
-class TwoInputs(nn.Module):
-    """Called with two arrays."""
-
-    @nn.compact
-    def __call__(self, left, right):
-        return nn.Dense(8)(nn.relu(nn.Dense(8)(left) + nn.Dense(8)(right)))
-
-
-def both(batch):
-    """Two arguments."""
-    return batch["left"], batch["right"]

@@ -148,7 +148,7 @@ class TensorLayout:
         sizes = " x ".join(str(self.mesh.axis_size(name)) for name in names)
         product = f"{sizes} = {parts}" if len(names) > 1 else sizes
         below, above = size // parts * parts, (size // parts + 1) * parts
-        nearest = f"{below} or {above}" if below else f"{above}"
+        nearest = f"{below} or {above}" if below else above
         fits = [number for number in divisors(self.mesh.size) if size % number == 0]  # only these are possible
         fewer, more = [n for n in fits if n < parts][-1:], [n for n in fits if n > parts][:1]
         return (

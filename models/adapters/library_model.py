@@ -67,9 +67,11 @@ def adapt(
             raise UserError(f"adapt: {key} must be a mapping {{{entry}}}, got a {type(value).__name__}.")
     of_batch = _inputs(inputs)
     first_row = {"example": np.zeros(1, np.int32), **{key: array[:1] for key, array in example.items()}}
-    what = f"model {name or _name_of(module)!r}"
+    first = module[0] if isinstance(module, tuple) and module else module
+    what = f"model {name or getattr(first, '__name__', type(first).__name__)!r}"
     given = _called(of_batch, first_row, f"{what}: inputs", inputs)
-    with _name_inputs(what, module, given):
+    code = module if library_of(module, makers=False) is None else type(first).__call__
+    with _name_inputs(f"{what}: the module", code, given):
         adapted = _adapted(module, given)
     of_rows = row_function(loss, "loss")
     more = {key: row_function(each, f"metrics.{key}") for key, each in (metrics or {}).items()}
@@ -98,12 +100,6 @@ def adapt(
     )
 
 
-def _name_of(module: Any) -> str:
-    """Returns the name in messages of a module without a given name."""
-    module = module[0] if isinstance(module, tuple) and module else module
-    return getattr(module, "__name__", type(module).__name__)
-
-
 def _called(of_batch: Callable[..., Any], row: Batch, what: str, inputs: Any) -> Any:
     """Returns the arguments of a module for one row."""
     try:
@@ -115,22 +111,15 @@ def _called(of_batch: Callable[..., Any], row: Batch, what: str, inputs: Any) ->
 
 
 @contextmanager
-def _name_inputs(what: str, module: Any, given: Any) -> Iterator[None]:
+def _name_inputs(what: str, code: Any, given: Any) -> Iterator[None]:
     """Adds a module's inputs to the errors that it raises while it is made or called."""
-    first = module[0] if isinstance(module, tuple) and module else module
-    code = module if library_of(module, makers=False) is None else type(first).__call__
     try:
-        with as_user_error(f"{what}: the module", code, ModuleError):
+        with as_user_error(what, code, ModuleError):
             yield
     except ModuleError as error:
-        leaves = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in jax.tree.leaves(given) if _is_array(leaf))
-        row = f"One row of the data, as model.inputs gives it to the module, is {leaves}."
+        shapes = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in map(np.asarray, jax.tree.leaves(given)))
+        row = f"One row of the data, as model.inputs gives it to the module, is {shapes}."
         raise ModuleError(f"{str(error).rstrip('.')}. {row}") from error.__cause__
-
-
-def _is_array(leaf: Any) -> bool:
-    """Returns True if a leaf of a module's arguments has a shape and a dtype."""
-    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
 
 
 def _adapted(module: Any, inputs: Any) -> Adapted:

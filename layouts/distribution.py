@@ -245,16 +245,15 @@ class ModelParallel(Distribution):
             raise UserError(
                 f"device_mesh={device_mesh!r} is not the mesh of layout_map, {layout_map.device_mesh!r}. Leave it out."
             )
-        super().__init__(
-            layout_map.device_mesh, batch_dim_name or first_axis(layout_map.device_mesh), auto_shard_dataset
-        )
+        mesh = layout_map.device_mesh
+        super().__init__(mesh, batch_dim_name or first_axis(mesh), auto_shard_dataset)
         self._layout_map = layout_map
-        if self.num_processes > self.num_model_replicas and self.num_processes % self.num_model_replicas:
+        processes, replicas = self.num_processes, self.num_model_replicas
+        if processes > replicas and processes % replicas:
             raise UserError(
                 "If there are more processes than model replicas, `num_processes` must be divisible by "
-                f"`num_model_replicas`: {self.num_processes} % {self.num_model_replicas} = "
-                f"{self.num_processes % self.num_model_replicas}. The replicas are the size of mesh axis "
-                f"{self.batch_dim_name!r}; change it, or the number of processes."
+                f"`num_model_replicas`: {processes} % {replicas} = {processes % replicas}. The replicas are the size "
+                f"of mesh axis {self.batch_dim_name!r}; change it, or the number of processes."
             )
 
     @property
@@ -277,8 +276,7 @@ class ModelParallel(Distribution):
         Raises:
             UserError: The path is missing, or several rules match it.
         """
-        own = own_layout(variable)
-        if own is not None:
+        if own := own_layout(variable):
             return own
         path = getattr(variable, "path", None) if path is None else path
         if path is None:

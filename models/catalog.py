@@ -13,7 +13,7 @@ from ..parallel.model.user_code import import_named
 from ..parallel.model.user_options import call_with_options, takes_option
 from .adapters.libraries import library_of, library_of_class, made_with, makes_modules
 from .adapters.library_model import OF_OUTPUTS, adapt_configured
-from .hugging_face.weights_reader import HuggingFaceConfig, hugging_face, transformer_config, weights_of
+from .hugging_face.weights_reader import HuggingFaceConfig, hugging_face, load_params, transformer_config
 from .lora import LoRA, lora_config
 from .mlp import MLPConfig, mlp
 from .moe import MoEConfig, moe
@@ -100,13 +100,13 @@ def initial_params(
     """
     if spec.get("name") != "hugging_face" or not isinstance(model, BlockModel):
         return None
-    config = HuggingFaceConfig(**_options(spec, search_path))
-    adapters = lora_config(spec)
+    config, adapters = HuggingFaceConfig(**_options(spec, search_path)), lora_config(spec)
+    if not config.weights:
+        return None
     if adapters is None:
-        return weights_of(config, model)
+        return load_params(Path(config.folder), model)
     base = hugging_face(config)
-    given = weights_of(config, base)
-    return None if given is None else LoRA(base, adapters).start(given, make_key(seed))
+    return LoRA(base, adapters).start(load_params(Path(config.folder), base), make_key(seed))
 
 
 def without_adapters(
@@ -144,10 +144,8 @@ def transformer_of(
         return transformer_config(Path(options["folder"]), length=facts.get("length", 0)), options["folder"]
     if name != "transformer":
         raise UserError(f"model.name={name!r} is not of a Hugging Face family; use a transformer.")
-    known: dict[str, Any] = {
-        fact: value for fact, value in facts.items() if fact in ("vocabulary", "length") and not options.get(fact)
-    }
-    return TransformerConfig(**(options | known)), ""
+    sizes = {fact: options.get(fact) or facts.get(fact, 0) for fact in ("vocabulary", "length")}
+    return TransformerConfig(**{**options, **sizes}), ""
 
 
 def _reference_model(name: str, options: dict[str, Any], facts: dict[str, int]) -> Model | BlockModel:

@@ -57,10 +57,10 @@ class LoRAConfig:
     """Regular expressions of the model's own parameters that train too, such as head/.*"""
 
     def __post_init__(self) -> None:
-        empty = f"{KEY}.match is empty: give the matrices to adapt, such as [blocks/attention/.*]."
-        problems = [] if self.match else [empty]
-        for name in ("match", "train"):
-            problems += [f"{KEY}.{name}: {error}" for error in map(pattern_problem, getattr(self, name)) if error]
+        if not self.match:
+            raise UserError(f"{KEY}.match is empty: give the matrices to adapt, such as [blocks/attention/.*].")
+        patterns = [("match", each) for each in self.match] + [("train", each) for each in self.train]
+        problems = [f"{KEY}.{name}: {error}" for name, each in patterns if (error := pattern_problem(each))]
         if problems:
             raise UserError("\n".join(problems))
 

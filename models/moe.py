@@ -92,12 +92,6 @@ class MoEConfig(TransformerConfig):
         experts = 3 * self.width * self.mlp_size * self.top_k + self.width * self.experts
         return self.layers * (attention + experts) + self.width * self.vocabulary
 
-    @property
-    def total_parameters(self) -> int:
-        """Parameters in all matrices, with all experts and the embedding."""
-        others = 3 * self.width * self.mlp_size * (self.experts - self.top_k)
-        return self.matmul_parameters + self.layers * others + self.width * self.vocabulary
-
 
 class Routing(NamedTuple):
     """The decisions of the router for the positions of a device.

@@ -134,11 +134,6 @@ class TransformerConfig:
         return self.layers * (attention + matrices * self.width * self.mlp_size) + self.width * self.vocabulary
 
     @property
-    def total_parameters(self) -> int:
-        """Parameters in all matrices, with the embedding."""
-        return self.matmul_parameters + self.width * (self.vocabulary + self.position_rows)
-
-    @property
     def flops_per_row(self) -> float:
         """Operations of forward and backward for one row of `length` positions."""
         return self.flops_of_length(self.length)

@@ -63,11 +63,9 @@ def library_of(module: Any, *, makers: bool = True) -> str | None:
         module: Any object.
         makers: A function of `rngs` or `key` counts as one that makes a module.
     """
-    values = module if isinstance(module, tuple) else (module,)
-    for library in LIBRARIES:
-        if any(_is_of(type(value), library) for value in values[:1]):
-            return library
-    return MAKERS.get(_maker_argument(module)) if makers and callable(module) else None
+    first = module[0] if isinstance(module, tuple) and module else module
+    found = library_of_class(type(first))
+    return MAKERS.get(_maker_argument(module)) if found is None and makers and callable(module) else found
 
 
 def library_of_class(named: Any) -> str | None:

@@ -252,14 +252,6 @@ def hugging_face(config: HuggingFaceConfig) -> BlockModel:
             "the data with the model's own tokenizer."
         )
     model = transformer(sizes)
-    weights_of(config, model)
+    if config.weights:
+        load_params(Path(config.folder), model)
     return model
-
-
-def weights_of(config: HuggingFaceConfig, model: BlockModel) -> Params | None:
-    """Returns the initial parameters, see `Loaded.params`; None if they are drawn.
-
-    Raises:
-        UserError: The files do not match the model.
-    """
-    return load_params(Path(config.folder), model) if config.weights else None

@@ -281,7 +281,8 @@ class Transformer(SplitTransformer):
         targets_BL = self._held(batch["targets"])
         if self.parallel.tensor.size == 1:
             weights_BL, hidden = self._held(batch["weights"]), x["hidden"]
-            chunks = count_chunks(*targets_BL.shape, self.config.vocabulary, hidden.dtype)
+            B, L = targets_BL.shape
+            chunks = count_chunks(B, L, self.config.vocabulary, hidden.dtype)
             if chunks > 1:
                 return chunked_cross_entropy(*self._head_factors(groups, x), targets_BL, weights_BL, chunks)
             return cross_entropy(self.logits(groups, x), targets_BL, weights_BL)

@@ -79,17 +79,6 @@ def shard_shapes(array) -> set[tuple[int, ...]]:
 # The guide "Distributed training": meshes and layouts
 
 
-def test_guide_mesh_and_layouts():
-    devices = spmdkit.list_devices()
-    mesh = spmdkit.DeviceMesh(shape=(2, 4), axis_names=["data", "model"], devices=devices)
-    layout_2d = spmdkit.TensorLayout(axes=("model", "data"), device_mesh=mesh)
-    layout_4d = spmdkit.TensorLayout(axes=("data", None, None, "model"), device_mesh=mesh)
-    replicated_4d = spmdkit.TensorLayout(axes=("data", None, None, None), device_mesh=mesh)
-    assert layout_2d.shard_shape((8, 8)) == (2, 4)
-    assert layout_4d.shard_shape((8, 3, 3, 8)) == (4, 3, 3, 2)
-    assert replicated_4d.shard_shape((8, 3, 3, 8)) == (4, 3, 3, 8)
-
-
 def test_guide_data_parallel_from_devices(one_device):
     devices = spmdkit.list_devices("cpu")
     data_parallel = spmdkit.DataParallel(devices=devices)

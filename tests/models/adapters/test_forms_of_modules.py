@@ -177,6 +177,7 @@ def test_linen_with_annotated_axes_and_recomputed_layers():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The model does not pass JAX's checks")
 def test_equinox_with_a_flag_and_a_key():
     import equinox as eqx
 

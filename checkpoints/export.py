@@ -27,7 +27,7 @@ from ..mesh.errors import UserError
 from ..mesh.files import absolute_path, atomic_write, check_replaceable
 from ..models.adapters.libraries import groups_of, own_name
 from ..models.hugging_face.safetensors import Entry, write_arrays
-from ..models.lora import BASE, NAME
+from ..models.lora import NAME
 from .directory import display_path
 from .integrity import ByteProgress
 from .restore import StoredCheckpoint
@@ -211,15 +211,12 @@ def _is_exported_file(file: Path) -> bool:
 def _sources(stored: StoredCheckpoint, whole_state: bool, unstack: bool, lora: str) -> Iterator[_Source]:
     library = str(stored.about.get("library", ""))
     adapters = _adapters(stored) if lora == MERGED else {}
-    bases = [path.partition(f"/{BASE}/")[0] + f"/{BASE}/" for path in adapters if f"/{BASE}/" in path]
     for path in stored.arrays:
         if not (whole_state or path.split("/")[0] in groups_of(library)):
             continue
         if adapters and BESIDE in path:
             continue
-        base = next((each for each in bases if path.startswith(each)), "")
-        model_path = path.replace(base, base.removesuffix(f"{BASE}/"), 1) if base else path
-        name = model_path if whole_state else own_name(library, model_path)
+        name = path if whole_state else own_name(library, path)
         is_blocks = path.startswith(PARAMETERS) and in_blocks(path.removeprefix(PARAMETERS)) and not library
         names = (name,)
         if unstack and is_blocks:
@@ -239,8 +236,7 @@ def _adapters(stored: StoredCheckpoint) -> dict[str, tuple[str, str]]:
         if path.startswith(PARAMETERS) and path.endswith("/a") and BESIDE in path:
             folder = path.removesuffix("/a")
             group, _, adapted = folder.partition(BESIDE)
-            own = f"{group}/{adapted}" if f"{group}/{adapted}" in stored.arrays else f"{group}/{BASE}/{adapted}"
-            found[own] = (f"{folder}/a", f"{folder}/b")
+            found[f"{group}/{adapted}"] = (f"{folder}/a", f"{folder}/b")
     if found and "lora_scale" not in stored.about:
         raise UserError(
             f"{stored.folder} contains low-rank adapters, but not the scale of their product (model.lora.alpha / "

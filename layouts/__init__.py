@@ -16,22 +16,3 @@ from .resolve import resolve_optimizer_state as resolve_optimizer_state
 from .table import LayoutRow as LayoutRow
 from .table import LayoutTable as LayoutTable
 from .tensor_layout import TensorLayout as TensorLayout
-
-__all__ = [
-    "DataParallel",
-    "Distribution",
-    "LayoutError",
-    "LayoutMap",
-    "LayoutRow",
-    "LayoutTable",
-    "ModelParallel",
-    "TensorLayout",
-    "distribute_tensor",
-    "distribution",
-    "from_flax_rules",
-    "from_keras",
-    "from_tp_plan",
-    "resolve",
-    "resolve_optimizer_state",
-    "set_distribution",
-]

@@ -20,8 +20,6 @@ from ..mesh.device_mesh import DeviceMesh
 from ..mesh.devices import list_devices
 from ..mesh.errors import UserError, unknown_name
 from .layout_map import LayoutMap
-from .resolve import resolve
-from .table import LayoutTable
 from .tensor_layout import TensorLayout
 
 _current: "Distribution | None" = None
@@ -63,7 +61,10 @@ class Distribution:
             UserError: `device_mesh` is not a DeviceMesh, or does not have the axis `batch_dim_name`.
         """
         if not isinstance(device_mesh, DeviceMesh):
-            raise UserError(f"Expect `device_mesh` to be an instance of DeviceMesh, got {type(device_mesh).__name__}.")
+            raise UserError(
+                f"Expect `device_mesh` to be an instance of DeviceMesh, got {type(device_mesh).__name__}. A list of "
+                "devices is devices=[...] of DataParallel."
+            )
         if batch_dim_name is not None and batch_dim_name not in device_mesh.axis_names:
             raise UserError("batch_dim_name: " + unknown_name("mesh axis", batch_dim_name, device_mesh.axis_names))
         self._device_mesh = device_mesh
@@ -140,18 +141,6 @@ class Distribution:
         """Returns the layout of an intermediate value such as "block/dense/output"; None leaves it to the compiler."""
         raise NotImplementedError(f"{type(self).__name__} must define get_tensor_layout.")
 
-    def layout_table(self, params: Any, **policies: Any) -> LayoutTable:
-        """Returns the layout table of a pytree of parameters.
-
-        Args:
-            params: Arrays or ShapeDtypeStructs; a leaf's path is its keys joined by "/".
-            **policies: As for `resolve`: unmatched, unmatched_floor_bytes, indivisible, required_axes.
-
-        Raises:
-            LayoutError: The layouts have problems; the message lists all of them.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define layout_table.")
-
     def whole_layout(self, variable: Any) -> TensorLayout:
         """Returns the layout of a variable that every device holds whole."""
         return TensorLayout((None,) * len(variable.shape), self._device_mesh)
@@ -191,12 +180,8 @@ class DataParallel(Distribution):
         if device_mesh is None:
             names = list_devices() if devices is None else list(devices)
             device_mesh = DeviceMesh((len(names),), ["batch"], names)
-        elif not isinstance(device_mesh, DeviceMesh):
-            raise UserError(
-                f"Expect `mesh` to be an instance of `DeviceMesh`. Received: mesh={device_mesh!r} (of type "
-                f"{type(device_mesh).__name__}). Devices go into devices=[...]."
-            )
-        super().__init__(device_mesh, first_axis(device_mesh), auto_shard_dataset)
+        super().__init__(device_mesh, None, auto_shard_dataset)
+        self._batch_dim_name = first_axis(device_mesh)
         if device_mesh.axis_size(str(self.batch_dim_name)) != device_mesh.size:
             warnings.warn(
                 f"Expect the input mesh to be 1D, but received {device_mesh!r}. Only mesh axis {self.batch_dim_name!r} "
@@ -216,12 +201,6 @@ class DataParallel(Distribution):
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
         """Returns None: the layout follows from the batch."""
         return None
-
-    def layout_table(self, params: Any, **policies: Any) -> LayoutTable:
-        """Returns the table of a pytree of parameters, all of them whole on every device; policies as for `resolve`."""
-        return resolve(
-            params, self._device_mesh, default=lambda _, leaf: (self.whole_layout(leaf), "data parallel"), **policies
-        )
 
 
 class ModelParallel(Distribution):
@@ -266,16 +245,15 @@ class ModelParallel(Distribution):
             raise UserError(
                 f"device_mesh={device_mesh!r} is not the mesh of layout_map, {layout_map.device_mesh!r}. Leave it out."
             )
-        super().__init__(
-            layout_map.device_mesh, batch_dim_name or first_axis(layout_map.device_mesh), auto_shard_dataset
-        )
+        mesh = layout_map.device_mesh
+        super().__init__(mesh, batch_dim_name or first_axis(mesh), auto_shard_dataset)
         self._layout_map = layout_map
-        if self.num_processes > self.num_model_replicas and self.num_processes % self.num_model_replicas:
+        processes, replicas = self.num_processes, self.num_model_replicas
+        if processes > replicas and processes % replicas:
             raise UserError(
                 "If there are more processes than model replicas, `num_processes` must be divisible by "
-                f"`num_model_replicas`: {self.num_processes} % {self.num_model_replicas} = "
-                f"{self.num_processes % self.num_model_replicas}. The replicas are the size of mesh axis "
-                f"{self.batch_dim_name!r}; change it, or the number of processes."
+                f"`num_model_replicas`: {processes} % {replicas} = {processes % replicas}. The replicas are the size "
+                f"of mesh axis {self.batch_dim_name!r}; change it, or the number of processes."
             )
 
     @property
@@ -298,8 +276,7 @@ class ModelParallel(Distribution):
         Raises:
             UserError: The path is missing, or several rules match it.
         """
-        own = own_layout(variable)
-        if own is not None:
+        if own := own_layout(variable):
             return own
         path = getattr(variable, "path", None) if path is None else path
         if path is None:
@@ -309,18 +286,6 @@ class ModelParallel(Distribution):
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
         """Returns the layout of the rule for an intermediate value such as "block/dense/output", if any."""
         return self._layout_map[path]
-
-    def layout_table(self, params: Any, **policies: Any) -> LayoutTable:
-        """Returns the layout table of a pytree of parameters.
-
-        Args:
-            params: Arrays or ShapeDtypeStructs; a leaf's path is its keys joined by "/".
-            **policies: As for `resolve`.
-
-        Raises:
-            LayoutError: The layouts have problems; the message lists all of them.
-        """
-        return resolve(params, self._device_mesh, rules=self._layout_map, **policies)
 
 
 def first_axis(mesh: DeviceMesh) -> str:
@@ -357,7 +322,14 @@ def distribute_tensor(tensor: Any, layout: TensorLayout | Sharding | Format) -> 
             f"distribute_tensor takes a TensorLayout with a mesh, a JAX Sharding or a Format, got {layout!r} "
             f"({type(layout).__name__}). Write TensorLayout(axes, device_mesh)."
         )
-    tensor = _as_array(tensor)
+    if not hasattr(tensor, "dtype"):
+        try:
+            tensor = jnp.asarray(tensor)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"distribute_tensor takes one array, got a {type(tensor).__name__}: {str(error).splitlines()[0]}. For "
+                "a tree, use jax.tree.map(distribute_tensor, tree, layouts)."
+            ) from error
     if isinstance(layout, TensorLayout):
         layout.shard_shape(tensor.shape)
         layout = layout.backend_layout
@@ -367,21 +339,6 @@ def distribute_tensor(tensor: Any, layout: TensorLayout | Sharding | Format) -> 
     if isinstance(tensor, jax.Array) and _has_layout(tensor, layout):
         return tensor
     return jax.device_put(tensor, layout)
-
-
-def _as_array(tensor: Any) -> Any:
-    """Returns an array unchanged, and numbers and nested lists of them as an array."""
-    problem = f"distribute_tensor got a {type(tensor).__name__}"
-    if hasattr(tensor, "shape") and hasattr(tensor, "dtype"):
-        if getattr(tensor.dtype, "kind", "f") not in "OSU":
-            return tensor
-        problem += f" of {tensor.dtype}, which is not a JAX dtype"
-    if isinstance(tensor, bool | int | float | complex | list | tuple):
-        try:
-            return jnp.asarray(tensor)
-        except (TypeError, ValueError) as error:
-            problem += f" that is not an array of numbers ({str(error).splitlines()[0]})"
-    raise UserError(f"{problem}; it takes one array. For a tree, use jax.tree.map(distribute_tensor, tree, layouts).")
 
 
 def _check_place() -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, MutableMapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jax.sharding import PartitionSpec
 
@@ -11,7 +11,6 @@ from ..mesh.errors import UserError, unknown_name
 from .tensor_layout import TensorLayout
 
 MatchMode = Literal["fullmatch", "search", "first"]
-MATCH_MODES: tuple[MatchMode, ...] = ("fullmatch", "search", "first")
 
 
 class LayoutMap(MutableMapping[str, Any]):
@@ -41,8 +40,8 @@ class LayoutMap(MutableMapping[str, Any]):
         """
         if not isinstance(device_mesh, DeviceMesh):
             raise UserError(f"LayoutMap needs a DeviceMesh, got {device_mesh!r} ({type(device_mesh).__name__}).")
-        if match not in MATCH_MODES:
-            raise UserError(unknown_name("layouts.match", match, MATCH_MODES))
+        if match not in get_args(MatchMode):
+            raise UserError(unknown_name("layouts.match", match, get_args(MatchMode)))
         self._device_mesh = device_mesh
         self._match: MatchMode = match
         self._layouts: dict[str, TensorLayout] = {}
@@ -159,8 +158,7 @@ def _compiled(key: str) -> re.Pattern[str]:
     try:
         return re.compile(key)
     except re.error as error:
-        place = "" if error.pos is None else f" at position {error.pos}"
         raise UserError(
-            f"Rule {key!r} is not a valid regular expression: {error.msg}{place}. Escape special characters with a "
+            f"Rule {key!r} is not a valid regular expression: {error}. Escape special characters with a "
             "backslash, and write '.*' for any text."
         ) from error

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from . import problems
 from .layout_map import LayoutMap
 from .tensor_layout import TensorLayout
 
@@ -69,7 +68,7 @@ def _problems(layout: TensorLayout, row_axes: tuple[str, ...], manual_axes: tupl
 
 
 def unused_output_rules(rules: LayoutMap, named: Sequence[str], paths: Sequence[str]) -> list[str]:
-    """Returns one message for each rule for activations that matches nothing, with the nearest name.
+    """Returns one message for each rule for activations that matches nothing.
 
     Args:
         rules: The result of `output_rules`.
@@ -77,14 +76,9 @@ def unused_output_rules(rules: LayoutMap, named: Sequence[str], paths: Sequence[
         paths: The paths of its parameters; a rule that matches one of them is in use.
     """
     matching = {key for path in (*named, *paths) for key in rules.keys_matching(path)}
-    found = []
-    for key in (key for key in rules if key not in matching):
-        near = problems.nearest_path(key, named)
-        found.append(
-            f"Rule {key!r} is for an activation, as its key ends in /output, but the model names none. Name it in the "
-            f'model: y = spmdkit.name_output(y, "{problems.literal_text(key)}"), or remove the rule from layouts.rules.'
-            if near is None
-            else f"Rule {key!r} matches no activation that the model names. The nearest name is {near!r}. Correct the "
-            "rule or remove it from layouts.rules."
-        )
-    return found
+    return [
+        f"Rule {key!r} matches no activation that the model names: {', '.join(named) or 'it names none'}. Correct the "
+        f'rule, remove it from layouts.rules, or name the activation: y = spmdkit.name_output(y, "a_name{OUTPUT}").'
+        for key in rules
+        if key not in matching
+    ]

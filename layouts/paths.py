@@ -28,6 +28,18 @@ def leaves_with_paths(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -
     return [(_join(keys), leaf) for keys, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)]
 
 
+def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns leaves by path as dicts of dicts, the reverse of `leaves_with_paths` for such trees."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, last = path.split("/")
+        inner = tree
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = leaf
+    return tree
+
+
 def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Maps `function(path, leaf, *leaves)` over one or more trees.
 

@@ -1,10 +1,9 @@
 """The error of all problems of layout rules, and messages that parameters and activations have in common."""
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, nearest
 from .sizes import counted
 from .tensor_layout import TensorLayout
 
@@ -36,23 +35,10 @@ def rank_mismatch(num_dims: int, layout: TensorLayout, rule: str) -> str:
 
 
 def nearest_path(key: str, paths: Iterable[str]) -> str | None:
-    """Returns the path that is most similar to a rule.
-
-    Args:
-        key: A regular expression.
-        paths: The paths that exist.
-
-    Returns:
-        The path whose end, from some "/" on, is most like the expression's literal text; None if there are no paths.
-    """
-    text = literal_text(key)
-
-    def likeness(path: str) -> float:
-        parts = path.split("/")
-        tails = ("/".join(parts[start:]) for start in range(len(parts)))
-        return max(difflib.SequenceMatcher(None, text, tail).ratio() for tail in tails)
-
-    return max(paths, key=likeness, default=None)
+    """Returns the path whose end, from some "/" on, is most similar to the literal text of a regular expression."""
+    ends = {path.split("/", start)[-1]: path for path in reversed(list(paths)) for start in range(path.count("/") + 1)}
+    found = nearest(literal_text(key), ends, cutoff=0.0)
+    return ends[found[0]] if found else None
 
 
 def literal_text(key: str) -> str:

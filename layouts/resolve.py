@@ -3,8 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 from jax.tree_util import tree_structure
@@ -23,8 +22,7 @@ from .tensor_layout import TensorLayout
 Default = Callable[[str, jax.ShapeDtypeStruct], tuple[TensorLayout, str]]
 Unmatched = Literal["error", "warn", "replicate"]
 Indivisible = Literal["error", "replicate", "next_dim"]
-UNMATCHED: tuple[Unmatched, ...] = ("error", "warn", "replicate")
-INDIVISIBLE: tuple[Indivisible, ...] = ("error", "replicate", "next_dim")
+UNMATCHED, INDIVISIBLE = get_args(Unmatched), get_args(Indivisible)
 NO_RULE = "replicated: no rule"
 
 
@@ -65,15 +63,13 @@ def resolve(
         LayoutError: Lists every problem: unmatched parameters, rules that match nothing, two rules for one path,
             a wrong number of entries, indivisible dims, an axis twice in one layout, required axes left unused.
     """
-    _check_arguments(mesh, rules, unmatched, indivisible)
+    for name, policy, known in (("unmatched", unmatched, UNMATCHED), ("indivisible", indivisible, INDIVISIBLE)):
+        if policy not in known:
+            raise UserError(unknown_name(f"layouts.{name}", policy, known))
+    if rules is not None and rules.device_mesh != mesh:
+        raise UserError(f"The rules are for mesh {rules.device_mesh!r}, the parameters for {mesh!r}; use one mesh.")
     leaves = leaves_with_paths(abstract_params)
-    policy = _Policy(
-        mesh=mesh,
-        unmatched=unmatched,
-        floor_bytes=unmatched_floor_bytes,
-        indivisible=indivisible,
-        fixed_dims=fixed_dims,
-    )
+    policy = _Policy(mesh, unmatched, unmatched_floor_bytes, indivisible, fixed_dims)
     choices = [_choose(path, leaf, rules, default, policy) for path, leaf in leaves]
     found = _problems_of(leaves, choices)
     if rules is not None:
@@ -106,12 +102,9 @@ def resolve_optimizer_state(abstract_opt_state: Any, params_table: LayoutTable) 
     rows = []
     for path, leaf in leaves:
         best = max(_candidates(path, leaf, params), key=lambda found: prefixes[found[0]], default=None)
-        if best is not None:
-            rows.append(make_row(path, leaf, "like its parameter", best[1].layout))
-        else:
-            layout = TensorLayout((None,) * len(leaf.shape), params_table.mesh)
-            reason = "replicated: scalar" if not leaf.shape else "replicated: no parameter of this path and shape"
-            rows.append(make_row(path, leaf, reason, layout))
+        layout = TensorLayout((None,) * len(leaf.shape), params_table.mesh) if best is None else best[1].layout
+        whole = "replicated: no parameter of this path and shape" if leaf.shape else "replicated: scalar"
+        rows.append(make_row(path, leaf, whole if best is None else "like its parameter", layout))
     return LayoutTable(rows=tuple(rows), treedef=tree_structure(abstract_opt_state), mesh=params_table.mesh)
 
 
@@ -124,8 +117,7 @@ def _candidates(path: str, leaf: Any, params: dict[str, LayoutRow]) -> Iterator[
             yield "/".join(parts[:start]), row
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Policy:
+class _Policy(NamedTuple):
     """The policies for parameters without a rule and for indivisible dims."""
 
     mesh: DeviceMesh
@@ -144,15 +136,6 @@ class _Choice(NamedTuple):
     key: str | None = None
 
 
-def _check_arguments(mesh: DeviceMesh, rules: LayoutMap | None, unmatched: str, indivisible: str) -> None:
-    if unmatched not in UNMATCHED:
-        raise UserError(unknown_name("layouts.unmatched", unmatched, UNMATCHED))
-    if indivisible not in INDIVISIBLE:
-        raise UserError(unknown_name("layouts.indivisible", indivisible, INDIVISIBLE))
-    if rules is not None and rules.device_mesh != mesh:
-        raise UserError(f"The rules are for mesh {rules.device_mesh!r}, the parameters for {mesh!r}; use one mesh.")
-
-
 def _choose(path: str, leaf: Any, rules: LayoutMap | None, default: Default | None, policy: _Policy) -> _Choice:
     whole = TensorLayout((None,) * len(leaf.shape), policy.mesh)
     keys = () if rules is None else rules.deciding_keys(path)
@@ -162,10 +145,6 @@ def _choose(path: str, leaf: Any, rules: LayoutMap | None, default: Default | No
         return _divided(path, leaf, _Choice(rules[keys[0]] or whole, keys[0], key=keys[0]), policy)
     if default is not None:
         return _divided(path, leaf, _Choice(*default(path, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))), policy)
-    return _unmatched(leaf, whole, policy)
-
-
-def _unmatched(leaf: Any, whole: TensorLayout, policy: _Policy) -> _Choice:
     num_bytes = array_bytes(leaf.shape, leaf.dtype)
     if num_bytes < policy.floor_bytes:
         return _Choice(whole, f"replicated: no rule, under {format_bytes(policy.floor_bytes)}")
@@ -184,10 +163,8 @@ def _divided(path: str, leaf: Any, choice: _Choice, policy: _Policy) -> _Choice:
         return choice._replace(problem=problems.rank_mismatch(len(shape), layout, rule))
     if layout.repeated_axes:
         axes = ", ".join(map(repr, layout.repeated_axes))
-        problem = (
-            f"gets the layout {layout} from rule {rule!r}, which uses {axes} twice. An axis can split one dim only."
-        )
-        return choice._replace(problem=problem)
+        twice = f"gets the layout {layout} from rule {rule!r}, which uses {axes} twice. An axis can split one dim only."
+        return choice._replace(problem=twice)
     for dim, size in enumerate(shape):
         reason = layout.indivisible(dim, size)
         if reason is None:

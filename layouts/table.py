@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from math import prod
 from typing import Any
 
@@ -162,22 +161,6 @@ class LayoutTable:
 
     def __repr__(self) -> str:
         return str(self)
-
-    def _repr_html_(self) -> str:
-        """Returns the table as HTML for notebooks."""
-        stacks = stacks_of(self.rows)
-        kept = largest(stacks, MAX_ROWS)
-        left = 'style="text-align: left"'
-        heads = "".join(f"<th {left}>{name}</th>" for name in HEADINGS)
-        lines = "".join(
-            "<tr>" + "".join(f"<td {left}>{escape(printable(text))}</td>" for text in _cells(stack)) + "</tr>"
-            for stack in kept
-        )
-        notes = "<br>".join(escape(line) for line in (*_left_out(stacks, kept), self._totals(), *self.notes))
-        return (
-            f'<div style="overflow-x: auto"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
-            f"<p>{notes}</p></div>"
-        )
 
     def _totals(self) -> str:
         parts = (

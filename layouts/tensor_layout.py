@@ -60,7 +60,7 @@ class TensorLayout:
                 f"{device_mesh!r}. Make another TensorLayout({self._axes}) for the other mesh."
             )
         valid = tuple(device_mesh.axis_names)
-        unknown = [name for entry in self._axes for name in _names(entry) if name not in valid]
+        unknown = [name for entry in self._axes for name in names_of(entry) if name not in valid]
         if unknown:
             raise UserError(
                 f"Invalid axis names for Layout. Valid axis names: {valid}, Got {self._axes}. "
@@ -110,12 +110,12 @@ class TensorLayout:
     @property
     def repeated_axes(self) -> tuple[str, ...]:
         """The axes named more than once; () in a valid layout."""
-        names = [name for entry in self._axes for name in _names(entry)]
+        names = [name for entry in self._axes for name in names_of(entry)]
         return tuple(name for name in dict.fromkeys(names) if names.count(name) > 1)
 
     def axes_of_dim(self, dim: int) -> tuple[str, ...]:
         """Returns the axes of size over 1 that split a dim, slowest first; without a mesh, all axes."""
-        names = _names(self._axes[dim]) if dim < len(self._axes) else ()
+        names = names_of(self._axes[dim]) if dim < len(self._axes) else ()
         mesh = self._device_mesh
         return names if mesh is None else tuple(name for name in names if mesh.axis_size(name) > 1)
 
@@ -148,7 +148,7 @@ class TensorLayout:
         sizes = " x ".join(str(self.mesh.axis_size(name)) for name in names)
         product = f"{sizes} = {parts}" if len(names) > 1 else sizes
         below, above = size // parts * parts, (size // parts + 1) * parts
-        nearest = f"{below} or {above}" if below else f"{above}"
+        nearest = f"{below} or {above}" if below else above
         fits = [number for number in divisors(self.mesh.size) if size % number == 0]  # only these are possible
         fewer, more = [n for n in fits if n < parts][-1:], [n for n in fits if n > parts][:1]
         return (
@@ -169,7 +169,7 @@ class TensorLayout:
         return f"TensorLayout({self})"
 
     def __str__(self) -> str:
-        entries = [_text(_names(entry)) for entry in self._axes]
+        entries = [_text(names_of(entry)) for entry in self._axes]
         return f"({', '.join(entries)}{',' if len(entries) == 1 else ''})"
 
 
@@ -200,9 +200,7 @@ def split_further(
 def add_axis(layout: TensorLayout, dim: int, axis: str, mesh: DeviceMesh) -> TensorLayout:
     """Splits one dim by one more axis, inside its existing shards."""
     names = (*layout.axes_of_dim(dim), axis)
-    entries: Sequence[str | tuple[str, ...] | None] = [
-        (names if len(names) > 1 else axis) if each == dim else entry for each, entry in enumerate(layout.axes)
-    ]
+    entries = [make_entry(names) if each == dim else entry for each, entry in enumerate(layout.axes)]
     return TensorLayout(entries, mesh)
 
 
@@ -210,15 +208,20 @@ def _entry(entry: str | Sequence[str] | None, axes: Sequence) -> AxisEntry:
     if entry is None or isinstance(entry, str):
         return entry
     if isinstance(entry, (tuple, list)) and all(isinstance(name, str) for name in entry):
-        names = tuple(entry)
-        return names if len(names) > 1 else (names[0] if names else None)
+        return make_entry(entry)
     raise UserError(
         f"Invalid entry {entry!r} in layout {axes!r}. Each entry is None (the dim is whole), the name of a mesh axis, "
         "or a tuple of names."
     )
 
 
-def _names(entry: AxisEntry) -> tuple[str, ...]:
+def make_entry(names: Sequence[str]) -> AxisEntry:
+    """Returns the entry of a dim that these axes split."""
+    return tuple(names) if len(names) > 1 else (names[0] if names else None)
+
+
+def names_of(entry: AxisEntry) -> tuple[str, ...]:
+    """Returns the axes of an entry."""
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else entry

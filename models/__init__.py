@@ -7,20 +7,12 @@ of these strategies; without one they have none. `catalog` finds a model by its 
 other libraries' weights, `adapters/` wraps other libraries' modules, and `generation` samples text.
 """
 
-from .catalog import MODELS, load_model
-from .generation import generate
-from .mlp import MLPConfig, mlp
-from .moe import MoEConfig, moe
-from .transformer import TransformerConfig, transformer
-
-__all__ = [
-    "MODELS",
-    "MLPConfig",
-    "MoEConfig",
-    "TransformerConfig",
-    "generate",
-    "load_model",
-    "mlp",
-    "moe",
-    "transformer",
-]
+from .catalog import MODELS as MODELS
+from .catalog import load_model as load_model
+from .generation import generate as generate
+from .mlp import MLPConfig as MLPConfig
+from .mlp import mlp as mlp
+from .moe import MoEConfig as MoEConfig
+from .moe import moe as moe
+from .transformer import TransformerConfig as TransformerConfig
+from .transformer import transformer as transformer

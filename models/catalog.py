@@ -13,7 +13,7 @@ from ..parallel.model.user_code import import_named
 from ..parallel.model.user_options import call_with_options, takes_option
 from .adapters.libraries import library_of, library_of_class, made_with, makes_modules
 from .adapters.library_model import OF_OUTPUTS, adapt_configured
-from .hugging_face.weights_reader import HuggingFaceConfig, find_folder, hugging_face, transformer_config, weights_of
+from .hugging_face.weights_reader import HuggingFaceConfig, hugging_face, load_params, transformer_config
 from .lora import LoRA, lora_config
 from .mlp import MLPConfig, mlp
 from .moe import MoEConfig, moe
@@ -31,12 +31,9 @@ MODELS: dict[str, tuple[type, Any]] = {
 def load_model(
     spec: Mapping[str, Any],
     *,
-    vocabulary: int | None = None,
-    length: int | None = None,
-    features: int | None = None,
-    classes: int | None = None,
     search_path: Sequence[str | Path] = (),
     example: Callable[[], Mapping[str, Any]] | None = None,
+    **facts: int | None,
 ) -> Model | BlockModel:
     """Builds the model of a config's `model:` section.
 
@@ -46,40 +43,42 @@ def load_model(
             `BlockModel`, a pair (init, loss), or an object with `init` and `loss`; the name may also refer to such an
             object. Or it returns a module of Flax, Equinox or Keras: then `loss`, `metrics` and `inputs` are those of
             `adapt`. `lora`, the options of `LoRAConfig`, adds matrices that train in place of the model's own.
-        vocabulary: Number of token ids in the data; the value of the option of that name if it is 0 or missing; also
-            for the following three.
-        length: Positions in a row of the data.
-        features: Values in the inputs of an example.
-        classes: Number of classes.
-        example: Returns a batch of at least one row, the example inputs of modules of other libraries.
         search_path: Directories to search first for the user's module, and for a directory in the options.
+        example: Returns a batch of at least one row, the example inputs of modules of other libraries.
+        **facts: Sizes of the data: `vocabulary`, the number of token ids; `length`, the positions in a row; `features`,
+            the values in the inputs of an example; `classes`. Each is the value of the option of that name if that is
+            0 or missing.
 
     Raises:
         UserError: The model, module or function is unknown; options are unknown or invalid; sizes are too small for the
             data; or the function returned something else.
     """
-    options = {option: value for option, value in spec.items() if option not in ("check", "lora")}
-    name = options.pop("name", "transformer")
     adapters = lora_config(spec)
     if adapters is not None:
-        base = load_model(
-            {"name": name, **options},
-            vocabulary=vocabulary,
-            length=length,
-            features=features,
-            classes=classes,
-            search_path=search_path,
-            example=example,
-        )
-        return LoRA(base, adapters).model
-    facts = {"vocabulary": vocabulary, "length": length, "features": features, "classes": classes}
+        return LoRA(_base_model(spec, facts, search_path, example), adapters).model
+    name, options = spec.get("name", "transformer"), _options(spec, search_path)
     known_facts = {fact: value for fact, value in facts.items() if value}
     if isinstance(name, str) and ":" in name:
         return _user_model(name, options, known_facts, search_path, example)
     if name not in MODELS:
         known = [*MODELS, "your own as module:function"]
         raise UserError(f"model.name={name!r} is not a model.{did_you_mean(name, known, otherwise='Choose from')}")
-    return _reference_model(name, _with_folder(options, search_path), known_facts)
+    return _reference_model(name, options, known_facts)
+
+
+def _base_model(spec: Mapping[str, Any], facts: Mapping[str, Any], search_path: Any, example: Any = None) -> Any:
+    """Returns the model of a section without its low-rank adapters."""
+    without = {key: value for key, value in spec.items() if key != "lora"}
+    return load_model(without, search_path=search_path, example=example, **facts)
+
+
+def _options(spec: Mapping[str, Any], search_path: Sequence[str | Path]) -> dict[str, Any]:
+    """Returns the options of the model itself; `folder` is searched below some directories."""
+    options = {option: value for option, value in spec.items() if option not in ("name", "check", "lora")}
+    if options.get("folder"):
+        places = [Path(place) / options["folder"] for place in search_path]
+        options["folder"] = str(next((place for place in places if place.is_dir()), options["folder"]))
+    return options
 
 
 def initial_params(
@@ -101,14 +100,13 @@ def initial_params(
     """
     if spec.get("name") != "hugging_face" or not isinstance(model, BlockModel):
         return None
-    options = {option: value for option, value in spec.items() if option not in ("name", "check", "lora")}
-    config = HuggingFaceConfig(**_with_folder(options, search_path))
-    adapters = lora_config(spec)
+    config, adapters = HuggingFaceConfig(**_options(spec, search_path)), lora_config(spec)
+    if not config.weights:
+        return None
     if adapters is None:
-        return weights_of(config, model)
+        return load_params(Path(config.folder), model)
     base = hugging_face(config)
-    given = weights_of(config, base)
-    return None if given is None else LoRA(base, adapters).start(given, make_key(seed))
+    return LoRA(base, adapters).start(load_params(Path(config.folder), base), make_key(seed))
 
 
 def without_adapters(
@@ -125,9 +123,7 @@ def without_adapters(
     adapters = lora_config(spec)
     if adapters is None:
         return params
-    sizes: dict[str, Any] = dict(facts)
-    base = load_model({key: value for key, value in spec.items() if key != "lora"}, **sizes, search_path=search_path)
-    return LoRA(base, adapters).merge(params)
+    return LoRA(_base_model(spec, facts, search_path), adapters).merge(params)
 
 
 def transformer_of(
@@ -143,23 +139,13 @@ def transformer_of(
     Raises:
         UserError: The config has another model.
     """
-    options = {option: value for option, value in spec.items() if option not in ("name", "check", "lora")}
-    name = spec.get("name", "transformer")
+    name, options = spec.get("name", "transformer"), _options(spec, search_path)
     if name == "hugging_face":
-        folder = _with_folder(options, search_path)["folder"]
-        return transformer_config(Path(folder), length=facts.get("length", 0)), folder
+        return transformer_config(Path(options["folder"]), length=facts.get("length", 0)), options["folder"]
     if name != "transformer":
         raise UserError(f"model.name={name!r} is not of a Hugging Face family; use a transformer.")
-    known: dict[str, Any] = {
-        fact: value for fact, value in facts.items() if fact in ("vocabulary", "length") and not options.get(fact)
-    }
-    return TransformerConfig(**(options | known)), ""
-
-
-def _with_folder(options: Mapping[str, Any], search_path: Sequence[str | Path]) -> dict[str, Any]:
-    """Returns the options with the full path of a directory in them."""
-    found = dict(options)
-    return {**found, "folder": find_folder(found["folder"], search_path)} if found.get("folder") else found
+    sizes = {fact: options.get(fact) or facts.get(fact, 0) for fact in ("vocabulary", "length")}
+    return TransformerConfig(**{**options, **sizes}), ""
 
 
 def _reference_model(name: str, options: dict[str, Any], facts: dict[str, int]) -> Model | BlockModel:

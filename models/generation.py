@@ -45,12 +45,10 @@ def generate(
 
     Args:
         model: A language model whose `predict` turns {"inputs": (1, window) int32} into logits (1, window, V), which
-        at each position
-            do not depend on later ones.
+            at each position do not depend on later ones.
         params: The parameters, global arrays.
         prompt: The first tokens; text is read as its bytes. The model sees the end that fits the window; an empty
-        prompt
-            is read as one token 0, which separates documents in byte-level text.
+            prompt is read as one token 0, which separates documents in byte-level text.
         length: Tokens to generate, >= 1.
         window: Tokens that the model sees at once, >= 1: usually the length of the training rows.
         temperature: 0 selects the most likely token each time; 1 samples from the model's own distribution.
@@ -70,7 +68,10 @@ def generate(
         check_text(prompt)
     tokens = list(prompt.encode() if isinstance(prompt, str) else prompt)
     start = (tokens or [0])[-window:]
-    _check_numbers(length=(length, 1), window=(window, 1), temperature=(temperature, 0))
+    if length < 1 or window < 1 or not temperature >= 0:
+        raise UserError(
+            f"length={length} and window={window} must be at least 1, and temperature={temperature} at least 0."
+        )
     if problem := seed_problem(seed, "seed"):
         raise UserError(problem)
     _check_tokens(predict, params, start, window)
@@ -128,11 +129,9 @@ def _append(window: Window, token: Array) -> Window:
 
 def _replicated(params: Params) -> NamedSharding | None:
     """Returns the replicated sharding on the mesh of the parameters, if they have one."""
-    for leaf in jax.tree.leaves(params):
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding):
-            return NamedSharding(sharding.mesh, PartitionSpec())
-    return None
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params))
+    mesh = next((sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)), None)
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
 def check_text(prompt: str) -> None:
@@ -141,14 +140,6 @@ def check_text(prompt: str) -> None:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"The prompt {prompt!r:.80} is not valid UTF-8: {error.reason}. Write it in UTF-8.") from None
-
-
-def _check_numbers(**numbers: tuple[float, float]) -> None:
-    problems = [
-        f"{name}={given} must be at least {least}." for name, (given, least) in numbers.items() if not given >= least
-    ]
-    if problems:
-        raise UserError("\n".join(problems))
 
 
 def _check_tokens(predict: Callable[[Params, Batch], Array], params: Params, start: Sequence[int], window: int) -> None:

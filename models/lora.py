@@ -18,18 +18,18 @@ Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", se
 A has the rows that B has here).
 """
 
-import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge, Gt
 from jax import Array
 
-from ..layouts.paths import in_blocks, leaves_with_paths, map_with_path, match_paths, matches, pattern_problem, some
+from ..layouts.paths import in_blocks, leaves_with_paths, map_with_path, match_paths, nest, pattern_problem, some
 from ..mesh.errors import UserError
 from ..parallel.model import BlockModel, Model, ParallelContext, Params
 from ..parallel.sharding.default_layout import model_axes
@@ -39,89 +39,6 @@ from .layers import truncated_normal
 
 NAME = "lora"
 """The name of the adapters within a group of parameters."""
-BASE = "base"
-"""The name of the parameters of a group that is not a dict, beside its adapters."""
-
-
-class Group(NamedTuple):
-    """The parameters of one tree: a group of a `BlockModel`, or all of a `Model`.
-
-    Attributes:
-        name: The group's name, "" for all parameters.
-        is_dict: The parameters are a dict that can contain the adapters; otherwise they are put under `BASE`.
-        stacked: Dim 0 counts blocks.
-        adapted: Path within the group -> shape and dtype of the adapted matrix.
-    """
-
-    name: str
-    is_dict: bool
-    stacked: bool
-    adapted: dict[str, jax.ShapeDtypeStruct]
-
-    def full(self, path: str) -> str:
-        """Returns the path of one of its parameters in the base model."""
-        return f"{self.name}/{path}" if self.name else path
-
-
-def group_of(name: str, tree: Params, adapted: Collection[str], *, stacked: bool) -> Group:
-    """Returns the group of a tree of parameters.
-
-    Args:
-        name: The group's name, "" for all parameters.
-        tree: The parameters, or their shapes.
-        adapted: Paths in the base model of all adapted matrices, also of other groups.
-        stacked: Dim 0 counts blocks.
-    """
-    group = Group(name, type(tree) is dict, stacked, {})
-    found = {path: leaf for path, leaf in leaves_with_paths(tree) if group.full(path) in adapted}
-    return group._replace(adapted=found)
-
-
-def with_adapters(group: Group, tree: Params, rank: int, key: Array) -> Params:
-    """Returns the parameters of a group with A and B of each adapted matrix."""
-    if not group.adapted:
-        return tree
-    adapters: dict[str, Any] = {}
-    for path, leaf in group.adapted.items():
-        *parents, last = path.split("/")
-        inner = adapters
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[last] = {
-            "a": _draw(group, path, leaf, rank, key),
-            "b": jnp.zeros((*leaf.shape[:-2], rank, leaf.shape[-1]), jnp.float32),
-        }
-    return {**tree, NAME: adapters} if group.is_dict else {BASE: tree, NAME: adapters}
-
-
-def _draw(group: Group, path: str, leaf: jax.ShapeDtypeStruct, rank: int, key: Array) -> Array:
-    """Draws A, of deviation I ** -0.5; that of block n does not depend on the number of blocks."""
-    shape, name = (*leaf.shape[:-1], rank), group.full(f"{NAME}/{path}/a")
-    std = leaf.shape[-2] ** -0.5
-    if not group.stacked:
-        return truncated_normal(key, name, shape, std)
-    keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(shape[0]))
-    return jax.vmap(lambda each: truncated_normal(each, name, shape[1:], std))(keys)
-
-
-def merged(group: Group, tree: Params, *, scale: float) -> Params:
-    """Returns the merged parameters of a group of the base model, for one block of stacked ones or for all."""
-    if not group.adapted:
-        return tree
-    adapters = dict(leaves_with_paths(tree[NAME]))
-    own = {name: value for name, value in tree.items() if name != NAME} if group.is_dict else tree[BASE]
-
-    def merge(path: str, weight: Any) -> Any:
-        if path not in group.adapted:
-            return weight
-        a, b = (jnp.asarray(adapters[f"{path}/{name}"]) for name in ("a", "b"))
-        wide = jnp.promote_types(weight.dtype, jnp.float32)
-        product = jnp.matmul(a, b.astype(a.dtype), preferred_element_type=wide)
-        return (weight.astype(wide) + scale * product.astype(wide)).astype(weight.dtype)
-
-    return map_with_path(merge, own)
-
-
 KEY = "model.lora"
 
 
@@ -129,9 +46,9 @@ KEY = "model.lora"
 class LoRAConfig:
     """Low-rank matrices that train in place of the model's own parameters (LoRA)."""
 
-    rank: int = 8
+    rank: Annotated[int, Ge(1)] = 8
     """Columns of A and rows of B."""
-    alpha: float = 16.0
+    alpha: Annotated[float, Gt(0)] = 16.0
     """The product of A and B is multiplied by alpha / rank."""
     match: tuple[str, ...] = ()
     """Regular expressions of the paths of the matrices to adapt, such as blocks/attention/.*; matching vectors are not
@@ -140,15 +57,10 @@ class LoRAConfig:
     """Regular expressions of the model's own parameters that train too, such as head/.*"""
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.rank < 1:
-            problems.append(f"{KEY}.rank={self.rank} must be at least 1.")
-        if not 0 < self.alpha < math.inf:
-            problems.append(f"{KEY}.alpha={self.alpha} must be over 0 and finite.")
         if not self.match:
-            problems.append(f"{KEY}.match is empty: give the matrices to adapt, such as [blocks/attention/.*].")
-        for name in ("match", "train"):
-            problems += [f"{KEY}.{name}: {error}" for error in map(pattern_problem, getattr(self, name)) if error]
+            raise UserError(f"{KEY}.match is empty: give the matrices to adapt, such as [blocks/attention/.*].")
+        patterns = [("match", each) for each in self.match] + [("train", each) for each in self.train]
+        problems = [f"{KEY}.{name}: {error}" for name, each in patterns if (error := pattern_problem(each))]
         if problems:
             raise UserError("\n".join(problems))
 
@@ -183,6 +95,7 @@ class LoRA:
         params = abstract_init(base)
         check_groups(base, params)
         self._groups = _groups(base, params, config)
+        """Group of parameters, "" for all of a `Model` -> path within it of each adapted matrix -> its shape."""
         wrapped = self._wrapped_blocks(base) if isinstance(base, BlockModel) else self._wrapped(base)
         params = abstract_init(wrapped)
         self.frozen = _frozen(config, params)
@@ -198,7 +111,7 @@ class LoRA:
         Returns:
             Parameters of `model`: the same arrays, and A and B in float32.
         """
-        return self._each(params, lambda group, tree: with_adapters(group, tree, self.config.rank, key))
+        return self._each(params, partial(self._with_adapters, key))
 
     def merge(self, params: Params) -> Params:
         """Returns parameters of the base with the adapters merged, for an export.
@@ -209,13 +122,46 @@ class LoRA:
         Returns:
             Parameters of `base`: each adapted matrix is W + alpha / rank * A B, in W's dtype.
         """
-        return self._each(params, partial(merged, scale=self.config.scale))
+        return self._each(params, self._merged)
 
-    def _each(self, params: Params, change: Callable[[Group, Params], Params]) -> Params:
-        """Applies a function to each group of the given parameters."""
+    def _each(self, params: Params, change: Callable[[str, Params], Params]) -> Params:
+        """Applies a function to the name and the tree of each group that has adapters."""
         if "" in self._groups:
-            return change(self._groups[""], params)
-        return {name: change(self._groups[name], tree) for name, tree in params.items()}
+            return change("", params)
+        return {name: change(name, tree) if name in self._groups else tree for name, tree in params.items()}
+
+    def _with_adapters(self, key: Array, group: str, tree: Params) -> Params:
+        """Returns the parameters of a group with A and B of each adapted matrix."""
+        adapters: dict[str, Any] = {}
+        for path, leaf in self._groups[group].items():
+            adapters[f"{path}/a"] = self._draw(key, group, path, leaf)
+            adapters[f"{path}/b"] = jnp.zeros((*leaf.shape[:-2], self.config.rank, leaf.shape[-1]), jnp.float32)
+        return {**tree, NAME: nest(adapters)}
+
+    def _draw(self, key: Array, group: str, path: str, leaf: jax.ShapeDtypeStruct) -> Array:
+        """Draws A, of deviation I ** -0.5; that of block n does not depend on the number of blocks."""
+        shape, name = (*leaf.shape[:-1], self.config.rank), _below(group, f"{NAME}/{path}/a")
+        std = leaf.shape[-2] ** -0.5
+        if group != "blocks":
+            return truncated_normal(key, name, shape, std)
+        keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(shape[0]))
+        return jax.vmap(lambda each: truncated_normal(each, name, shape[1:], std))(keys)
+
+    def _merged(self, group: str, tree: Params) -> Params:
+        """Returns the merged parameters of a group of the base model, for one block of stacked ones or for all."""
+        if group not in self._groups:
+            return tree
+        adapters = dict(leaves_with_paths(tree[NAME]))
+
+        def merge(path: str, weight: Any) -> Any:
+            if path not in self._groups[group]:
+                return weight
+            a, b = (jnp.asarray(adapters[f"{path}/{name}"]) for name in ("a", "b"))
+            wide = jnp.promote_types(weight.dtype, jnp.float32)
+            product = jnp.matmul(a, b.astype(a.dtype), preferred_element_type=wide)
+            return (weight.astype(wide) + self.config.scale * product.astype(wide)).astype(weight.dtype)
+
+        return map_with_path(merge, {name: value for name, value in tree.items() if name != NAME})
 
     def _wrapped(self, base: Model) -> Model:
         return replace(
@@ -230,7 +176,7 @@ class LoRA:
 
         @wraps(base.block)
         def block(params: Params, *arguments: Any) -> Any:
-            return base.block(merged(self._groups["blocks"], params, scale=self.config.scale), *arguments)
+            return base.block(self._merged("blocks", params), *arguments)
 
         def split(parallel: ParallelContext) -> BlockModel:
             assert parallelize is not None
@@ -268,10 +214,10 @@ class LoRA:
     def _rules(self, base: BlockModel) -> dict[str, tuple[str | None, ...]]:
         """Returns the layout rules: a device holds the rows of A and columns of B that make its part of a matrix."""
         rules: dict[str, tuple[str | None, ...]] = {}
-        for group in self._groups.values() if base.rules else ():
-            for path in group.adapted:
-                axes = model_axes(base, group.full(path))
-                adapter = re.escape(group.full(f"{NAME}/{path}"))
+        for group, adapted in self._groups.items() if base.rules else ():
+            for path in adapted:
+                axes = model_axes(base, _below(group, path))
+                adapter = re.escape(_below(group, f"{NAME}/{path}"))
                 rules[f"{adapter}/a"] = (*axes[:-1], None) if axes else ()
                 rules[f"{adapter}/b"] = (*axes[:-2], None, axes[-1]) if axes else ()
         return rules
@@ -299,12 +245,23 @@ def lora_config(spec: Mapping[str, Any]) -> LoRAConfig | None:
 
 def _frozen(config: LoRAConfig, abstract_params: Params) -> frozenset[str]:
     paths = [path for path, _ in leaves_with_paths(abstract_params) if NAME not in path.split("/")]
-    trained = {path for found in match_paths(config.train, paths, f"{KEY}.train").values() for path in found}
-    return frozenset(paths) - trained
+    return frozenset(paths) - _trained(config, paths)
 
 
-def _groups(base: Model | BlockModel, params: Params, config: LoRAConfig) -> dict[str, Group]:
-    """Returns the trees that contain adapters, by name."""
+def _trained(config: LoRAConfig, paths: list[str]) -> set[str]:
+    return {path for found in match_paths(config.train, paths, f"{KEY}.train").values() for path in found}
+
+
+def _below(group: str, path: str) -> str:
+    return f"{group}/{path}" if group else path
+
+
+def _groups(base: Model | BlockModel, params: Params, config: LoRAConfig) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+    """Returns the adapted matrices by their paths within each group that has some.
+
+    Raises:
+        UserError: The expressions do not fit the parameters; all problems at once.
+    """
     leaves = dict(leaves_with_paths(params))
     taken = [path for path in leaves if NAME in path.split("/")]
     if taken:
@@ -313,16 +270,16 @@ def _groups(base: Model | BlockModel, params: Params, config: LoRAConfig) -> dic
             f"{KEY} out: for a model with its own adapters, use optimizer.freeze."
         )
     blocks = isinstance(base, BlockModel)
-    met = match_paths(config.match, list(leaves), f"{KEY}.match")
+    matched = match_paths(config.match, list(leaves), f"{KEY}.match")
     is_matrix = {path: len(leaf.shape) - (blocks and in_blocks(path)) >= 2 for path, leaf in leaves.items()}
     problems = [
         f"{KEY}.match: {pattern!r} does not match any matrix, only {some(found)} of shape "
         f"{list(leaves[found[0]].shape)}. Give parameters with at least two dims, without that of the blocks."
-        for pattern, found in met.items()
+        for pattern, found in matched.items()
         if not any(is_matrix[path] for path in found)
     ]
-    adapted = {path for found in met.values() for path in found if is_matrix[path]}
-    sizes = {path: min(leaves[path].shape[-2:]) for path in sorted(adapted)}
+    adapted = sorted({path for found in matched.values() for path in found if is_matrix[path]})
+    sizes = {path: min(leaves[path].shape[-2:]) for path in adapted}
     small = [path for path in sizes if sizes[path] < config.rank]
     if small:
         problems.append(
@@ -330,10 +287,20 @@ def _groups(base: Model | BlockModel, params: Params, config: LoRAConfig) -> dic
             f"last dims must be at least the rank. Set {KEY}.rank to at most "
             f"{min(sizes.values())}, or narrow {KEY}.match."
         )
-    both = [path for path in adapted if any(matches(pattern, path) for pattern in config.train)]
+    both = [path for path in adapted if path in _trained(config, list(leaves))]
     if both:
-        problems.append(f"{KEY}: {some(sorted(both))} is both in match and in train. Remove it from one.")
+        problems.append(f"{KEY}: {some(both)} is both in match and in train. Remove it from one.")
+    groups: dict[str, dict[str, jax.ShapeDtypeStruct]] = {}
+    for path in adapted:
+        group, _, own = path.partition("/") if blocks else ("", "", path)
+        groups.setdefault(group, {})[own] = leaves[path]
+    for group in groups:
+        tree = params[group] if group else params
+        if type(tree) is not dict:
+            problems.append(
+                f"{KEY}: the parameters {group or 'of the model'} must be a dict to contain adapters, got a "
+                f"{type(tree).__name__}."
+            )
     if problems:
         raise UserError("\n".join(problems))
-    trees = params if blocks else {"": params}
-    return {name: group_of(name, tree, adapted, stacked=blocks and name == "blocks") for name, tree in trees.items()}
+    return groups

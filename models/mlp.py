@@ -17,36 +17,19 @@ from ..mesh.errors import UserError
 from ..parallel.model import Batch, Model, Params
 from ..parallel.sharding.named_outputs import name_output
 from .layers import cross_entropy, truncated_normal
-from .transformer_config import MAX_PARAMETERS
+from .transformer_config import Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLPConfig:
     """Sizes of the classifier."""
 
-    features: int = 0
+    features: Count = 0
     """Values in the inputs of an example; 0 = the data's."""
-    classes: int = 0
+    classes: Count = 0
     """Number of classes (required)."""
-    widths: tuple[int, ...] = (128, 128)
+    widths: tuple[Positive, ...] = (128, 128)
     """Widths of the hidden layers, first to last; none = a linear classifier."""
-
-    def __post_init__(self) -> None:
-        problems = [
-            f"model.{name}={getattr(self, name)} must be at least 0."
-            for name in ("features", "classes")
-            if getattr(self, name) < 0
-        ]
-        if any(width < 1 for width in self.widths):
-            problems.append(f"model.widths={list(self.widths)}: each must be at least 1.")
-        total = sum(rows * columns for rows, columns in self.sizes)
-        if not problems and total > MAX_PARAMETERS:
-            problems.append(
-                f"model.widths={list(self.widths)} make {total:.3g} parameters; the maximum is {MAX_PARAMETERS:.0e}. "
-                "Set model.widths lower."
-            )
-        if problems:
-            raise UserError("\n".join(problems))
 
     @property
     def sizes(self) -> list[tuple[int, int]]:

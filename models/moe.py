@@ -24,56 +24,55 @@ first); Fedus et al. 2021, "Switch Transformers", section 2.2 (auxiliary loss); 
 3.3 (z-loss).
 """
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import ceil, inf
-from typing import NamedTuple
+from dataclasses import dataclass
+from math import ceil
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Ge
 from jax import Array, lax
 
-from ..mesh.errors import UserError
 from ..parallel import context, expert, tensor
 from ..parallel.blocks.grouped_experts import apply_experts
 from ..parallel.collectives import Collective, Traffic, varying_zeros
 from ..parallel.expert import places
 from ..parallel.model import Batch, BlockModel, ParallelContext, Params
 from ..parallel.sharding.parallel_context import held_positions
-from .transformer import WHOLE, Hidden, block, draw_matrix, init, predict, transformer
-from .transformer import embed as embed_transformer
-from .transformer import head as transformer_head
-from .transformer_config import TransformerConfig
-from .transformer_split import around_products, attention_traffic, residual_bytes, split_problems, split_rules
-from .transformer_split import traffic as transformer_traffic
+from .transformer import WHOLE, Hidden, Transformer
+from .transformer_config import Positive, TransformerConfig
+from .transformer_split import Rules
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig(TransformerConfig):
     """A transformer whose MLPs are mixtures of experts; `mlp_width` is the width of one expert."""
 
-    experts: int = 8
+    experts: Positive = 8
     """Experts in each block, all of `mlp_width`."""
-    top_k: int = 2
+    top_k: Positive = 2
     """Experts that each position selects."""
-    capacity_factor: float = 1.25
+    capacity_factor: Annotated[float, Ge(0)] = 1.25
     """Positions of a row that an expert takes, in units of its equal share, top_k * length / experts; further ones
     are dropped; 0 = dropless: an expert takes all that select it."""
-    auxiliary_loss: float = 0.01
+    auxiliary_loss: Annotated[float, Ge(0)] = 0.01
     """Weight, in training, of the loss of each block that is minimal if experts share the positions equally."""
-    z_loss: float = 0.001
+    z_loss: Annotated[float, Ge(0)] = 0.001
     """Weight, in training, of the squared log of the router's normalizer in each block; keeps its logits small."""
 
-    def __post_init__(self) -> None:
-        problems = _problems(self)
-        try:
-            super().__post_init__()
-        except UserError as error:
-            problems.insert(0, str(error))
-        if problems:
-            raise UserError("\n".join(problems))
+    def problems(self) -> list[str]:
+        """Returns the problems of options with each other."""
+        problems = super().problems() + [
+            f"model.{name}={getattr(self, name)} is only for the transformer: experts are swiglu, without biases, "
+            "after an RMSNorm. Leave it out, or set model.name to transformer."
+            for name, only in {"mlp": "swiglu", "mlp_bias": False, "norm": "rms"}.items()
+            if getattr(self, name) != only
+        ]
+        if self.top_k > self.experts:
+            problems.append(f"model.top_k={self.top_k} must be at most model.experts={self.experts}.")
+        return problems
 
     def capacity(self, length: int) -> int:
         """Returns the positions of a row of this length that one expert takes."""
@@ -93,30 +92,6 @@ class MoEConfig(TransformerConfig):
         experts = 3 * self.width * self.mlp_size * self.top_k + self.width * self.experts
         return self.layers * (attention + experts) + self.width * self.vocabulary
 
-    @property
-    def total_parameters(self) -> int:
-        """Parameters in all matrices, with all experts and the embedding."""
-        others = 3 * self.width * self.mlp_size * (self.experts - self.top_k)
-        return self.matmul_parameters + self.layers * others + self.width * self.vocabulary
-
-
-def _problems(config: MoEConfig) -> list[str]:
-    own = {"mlp": "swiglu", "mlp_bias": False, "norm": "rms"}
-    problems = [
-        f"model.{name}={getattr(config, name)} is only for the transformer: experts are swiglu, without biases, after "
-        f"an RMSNorm. Leave it out, or set model.name to transformer."
-        for name, only in own.items()
-        if getattr(config, name) != only
-    ]
-    if config.experts < 1:
-        problems.append(f"model.experts={config.experts} must be at least 1.")
-    elif not 1 <= config.top_k <= config.experts:
-        problems.append(f"model.top_k={config.top_k} must be at least 1 and at most model.experts={config.experts}.")
-    for name in ("capacity_factor", "auxiliary_loss", "z_loss"):
-        if not 0 <= getattr(config, name) < inf:
-            problems.append(f"model.{name}={getattr(config, name)} must be at least 0 and finite.")
-    return problems
-
 
 class Routing(NamedTuple):
     """The decisions of the router for the positions of a device.
@@ -134,71 +109,6 @@ class Routing(NamedTuple):
     loss_B: Array
 
 
-def route(config: MoEConfig, parallel: ParallelContext, router_DE: Array, x_BLD: Array) -> Routing:
-    """Selects experts; computed in float32 or wider.
-
-    The probabilities of several experts of a position are scaled to add up to 1; a single expert has its probability as
-    weight, because otherwise the router would not get a gradient.
-
-    Args:
-        config: Sizes and options.
-        parallel: The split; devices along `tensor` route the same positions.
-        router_DE: (D, E), whole on every device.
-        x_BLD: (B, L, D), per-device.
-    """
-    wide = jnp.promote_types(x_BLD.dtype, jnp.float32)
-    logits_BLE = x_BLD.astype(wide) @ router_DE.astype(wide)
-    probability_BLE = jax.nn.softmax(logits_BLE, axis=-1)
-    gate_BLk, expert_BLk = lax.top_k(probability_BLE, config.top_k)
-    if config.top_k > 1:
-        gate_BLk = gate_BLk / jnp.sum(gate_BLk, axis=-1, keepdims=True)
-    place_BLk, count_BE = _places(config, parallel, expert_BLk)
-    length = x_BLD.shape[1] * parallel.context.size
-    kept_BLk = place_BLk < config.capacity(length)
-    fraction_BE = count_BE.astype(wide) / (config.top_k * length)
-    loss_B = _losses(config, logits_BLE, probability_BLE, fraction_BE, length) / parallel.tensor.size
-    return Routing(expert_BLk, gate_BLk, kept_BLk, loss_B)
-
-
-def _losses(config: MoEConfig, logits_BLE: Array, probability_BLE: Array, fraction_BE: Array, length: int) -> Array:
-    """Returns this device's share of the losses of each row, (B,).
-
-    The auxiliary loss is E * sum over experts of (fraction of choices) * (mean probability), which is 1 if both are
-    equal for all experts; the z-loss is the mean square of the log of the normalizer.
-    """
-    mean_BE = jnp.sum(probability_BLE, axis=1) / length
-    auxiliary_B = config.experts * jnp.sum(fraction_BE * mean_BE, axis=-1)
-    z_B = jnp.sum(jax.nn.logsumexp(logits_BLE, axis=-1) ** 2, axis=1) / length
-    return config.auxiliary_loss * auxiliary_B + config.z_loss * z_B
-
-
-def gathers_choices(config: MoEConfig, parallel: ParallelContext) -> bool:
-    """True if a device needs the choices of positions on other devices: for places, or for the auxiliary loss."""
-    return parallel.context.size > 1 and (config.drops or config.auxiliary_loss > 0)
-
-
-def _places(config: MoEConfig, parallel: ParallelContext, expert_BLk: Array) -> tuple[Array, Array]:
-    """Returns the number of earlier choices of the same expert in the row, (B, L, k), and the choices "
-    "per expert, (B, E)."""
-    whole_BWk = expert_BLk
-    if gathers_choices(config, parallel):
-        gathered_BWk = lax.all_gather(expert_BLk, context.AXIS, axis=1, tiled=True)
-        whole_BWk = jnp.take(gathered_BWk, _order_of_gathered(parallel, gathered_BWk.shape[1]), axis=1)
-    place_Bn, count_BE = places(whole_BWk.reshape(whole_BWk.shape[0], -1), None, config.experts)
-    place_BWk = place_Bn.reshape(whole_BWk.shape)
-    if whole_BWk is expert_BLk:
-        return place_BWk, count_BE
-    return jnp.take(place_BWk, held_positions(parallel, place_BWk.shape[1]), axis=1), count_BE
-
-
-def _order_of_gathered(parallel: ParallelContext, length: int) -> np.ndarray:
-    """Returns the index of position 0, 1, ... of a row in the array gathered from device 0, 1, ... of `context`."""
-    config = parallel.context
-    chunks = [chunk for rank in range(config.size) for chunk in context.chunks_of(rank, config)]
-    positions = np.arange(length).reshape(config.num_chunks, -1)[chunks]
-    return np.argsort(positions.reshape(-1))
-
-
 def moe(config: MoEConfig, parallel: ParallelContext = WHOLE) -> BlockModel:
     """Builds the model.
 
@@ -212,129 +122,153 @@ def moe(config: MoEConfig, parallel: ParallelContext = WHOLE) -> BlockModel:
     Raises:
         UserError: The vocabulary or the length is still 0, or the mesh does not divide the sizes.
     """
-    base = transformer(config)
-    problems = [*split_problems(config, parallel), *expert.size_problems(parallel.expert, config.experts)]
-    if problems:
-        raise UserError("\n".join(problems))
-    bind = functools.partial
-    return replace(
-        base,
-        init=bind(init, config, init_mlp=_init_experts),
-        embed=bind(embed, config, parallel),
-        block=bind(block, config, parallel, mlp=_experts),
-        head=bind(head, config, parallel),
-        predict=bind(predict, config, mlp=_experts),
-        name="moe",
-        parallelize=bind(moe, config),
-        rules=_rules(config, parallel),
-        traffic=bind(traffic, config, parallel) if parallel.splits_anything else None,
-    )
+    return MixtureOfExperts(config, parallel).model("moe")
 
 
-def _init_experts(config: MoEConfig, key: Array) -> Params:
-    D, F, E = config.width, config.mlp_size, config.experts
-    matrix = functools.partial(draw_matrix, config, key)
-    return {
-        "norm": jnp.ones((D,), jnp.float32),
-        "router": matrix("mlp/router", (D, E)),
-        "gate": matrix("mlp/gate", (E, D, F)),
-        "up": matrix("mlp/up", (E, D, F)),
-        "down": matrix("mlp/down", (E, F, D), on_residual=True),
-    }
+@dataclass(frozen=True)
+class MixtureOfExperts(Transformer):
+    """The functions of the model that differ from the transformer's."""
+
+    config: MoEConfig
+
+    @property
+    def rules(self) -> Rules:
+        """The split dims of the parameters: experts over `expert`, their columns over `tensor`."""
+        experts = expert.AXIS if self.parallel.expert.size > 1 else None
+        columns = tensor.AXIS if self.parallel.tensor.size > 1 else None
+        kept = {path: axes for path, axes in super().rules.items() if not path.startswith("blocks/mlp")}
+        return {
+            **kept,
+            "blocks/mlp/(gate|up)": (None, experts, None, columns),
+            "blocks/mlp/down": (None, experts, columns, None),
+        }
+
+    def _init_mlp(self, key: Array) -> Params:
+        D, F, E = self.config.width, self.config.mlp_size, self.config.experts
+        return {
+            "norm": jnp.ones((D,), jnp.float32),
+            "router": self._draw_matrix(key, "mlp/router", (D, E)),
+            "gate": self._draw_matrix(key, "mlp/gate", (E, D, F)),
+            "up": self._draw_matrix(key, "mlp/up", (E, D, F)),
+            "down": self._draw_matrix(key, "mlp/down", (E, F, D), on_residual=True),
+        }
+
+    def embed(self, groups: dict[str, Params], batch: Batch, key: Array | None) -> Hidden:
+        """Looks up the tokens; in training, adds a sum of the router's losses for each row, which begins at 0."""
+        x = super().embed(groups, batch, key)
+        if key is None or not (self.config.auxiliary_loss or self.config.z_loss):
+            return x
+        wide = jnp.promote_types(x["hidden"].dtype, jnp.float32)
+        return {**x, "router_loss": varying_zeros(x["hidden"].shape[:1], wide, x["hidden"])}
+
+    def head(self, groups: dict[str, Params], x: Hidden, batch: Batch, key: Array | None) -> tuple[Array, Array]:
+        """Returns this device's share of (sum, weight): the cross-entropy, and each row's router losses times the
+        row's weight."""
+        total, weight = super().head(groups, x, batch, key)
+        if "router_loss" in x:
+            weight_B = jnp.sum(batch["weights"], axis=1).astype(x["router_loss"].dtype)
+            total += jnp.sum(x["router_loss"] * weight_B)
+        return total, weight
+
+    def _mlp(self, params: Params, x_BlD: Array, x: Hidden) -> tuple[Array, Hidden]:
+        x_BLD = tensor.gather_positions(self.parallel.tensor, x_BlD)
+        routing = self.route(params["router"], x_BLD)
+        if "router_loss" in x:
+            x = {**x, "router_loss": x["router_loss"] + routing.loss_B}
+        x_ND = x_BLD.reshape(-1, x_BLD.shape[2])
+        expert_Nk, gate_Nk, kept_Nk = (each.reshape(-1, self.config.top_k) for each in routing[:3])
+        placed = expert.placement(self._buffer(*x_BLD.shape[:2]), expert_Nk, kept_Nk)
+        x_MD, expert_b = expert.dispatch(placed, x_ND)
+        weights = {name: params[name] for name in ("gate", "up", "down")}
+        y_NkD = expert.combine(placed, apply_experts(_swiglu, weights, x_MD, expert_b))
+        y_ND = jnp.sum(y_NkD.astype(gate_Nk.dtype) * gate_Nk[:, :, None], axis=1).astype(x_BLD.dtype)
+        return tensor.scatter_positions(self.parallel.tensor, y_ND.reshape(x_BLD.shape)), x
+
+    def route(self, router_DE: Array, x_BLD: Array) -> Routing:
+        """Selects experts; computed in float32 or wider. Devices along `tensor` route the same positions.
+
+        The probabilities of several experts of a position are scaled to add up to 1; a single expert has its
+        probability as weight, because otherwise the router would not get a gradient.
+
+        Args:
+            router_DE: (D, E), whole on every device.
+            x_BLD: (B, L, D), per-device.
+        """
+        wide = jnp.promote_types(x_BLD.dtype, jnp.float32)
+        logits_BLE = x_BLD.astype(wide) @ router_DE.astype(wide)
+        probability_BLE = jax.nn.softmax(logits_BLE, axis=-1)
+        gate_BLk, expert_BLk = lax.top_k(probability_BLE, self.config.top_k)
+        if self.config.top_k > 1:
+            gate_BLk = gate_BLk / jnp.sum(gate_BLk, axis=-1, keepdims=True)
+        place_BLk, count_BE = self._places(expert_BLk)
+        length = x_BLD.shape[1] * self.parallel.context.size
+        kept_BLk = place_BLk < self.config.capacity(length)
+        fraction_BE = count_BE.astype(wide) / (self.config.top_k * length)
+        loss_B = self._losses(logits_BLE, probability_BLE, fraction_BE, length) / self.parallel.tensor.size
+        return Routing(expert_BLk, gate_BLk, kept_BLk, loss_B)
+
+    def _losses(self, logits_BLE: Array, probability_BLE: Array, fraction_BE: Array, length: int) -> Array:
+        """Returns this device's share of the losses of each row, (B,).
+
+        The auxiliary loss is E * sum over experts of (fraction of choices) * (mean probability), which is 1 if both
+        are equal for all experts; the z-loss is the mean square of the log of the normalizer.
+        """
+        mean_BE = jnp.sum(probability_BLE, axis=1) / length
+        auxiliary_B = self.config.experts * jnp.sum(fraction_BE * mean_BE, axis=-1)
+        z_B = jnp.sum(jax.nn.logsumexp(logits_BLE, axis=-1) ** 2, axis=1) / length
+        return self.config.auxiliary_loss * auxiliary_B + self.config.z_loss * z_B
+
+    @property
+    def _gathers_choices(self) -> bool:
+        """True if a device needs the choices of positions on other devices: for places, or for the auxiliary loss."""
+        return self.parallel.context.size > 1 and (self.config.drops or self.config.auxiliary_loss > 0)
+
+    def _places(self, expert_BLk: Array) -> tuple[Array, Array]:
+        """Returns the number of earlier choices of the same expert in the row, (B, L, k), and the choices per expert,
+        (B, E)."""
+        whole_BWk = expert_BLk
+        if self._gathers_choices:
+            gathered_BWk = lax.all_gather(expert_BLk, context.AXIS, axis=1, tiled=True)
+            whole_BWk = jnp.take(gathered_BWk, _order_of_gathered(self.parallel, gathered_BWk.shape[1]), axis=1)
+        place_Bn, count_BE = places(whole_BWk.reshape(whole_BWk.shape[0], -1), None, self.config.experts)
+        place_BWk = place_Bn.reshape(whole_BWk.shape)
+        if whole_BWk is expert_BLk:
+            return place_BWk, count_BE
+        return jnp.take(place_BWk, held_positions(self.parallel, place_BWk.shape[1]), axis=1), count_BE
+
+    def _buffer(self, rows: int, held: int) -> expert.Buffer:
+        """Returns the sizes of the buffers for rows with `held` positions each on the device's `context` group."""
+        return expert.buffer_of(
+            self.parallel.expert,
+            experts=self.config.experts,
+            top_k=self.config.top_k,
+            positions=rows * held,
+            limit=rows * min(held, self.config.capacity(held * self.parallel.context.size)),
+        )
+
+    def traffic(self, part: str, shapes: Mapping[str, jax.ShapeDtypeStruct], dtype: str, platform: str) -> Traffic:
+        """Returns the traffic of one call of "embed", "block" or "head", for the per-device shapes of a batch."""
+        if part != "block":
+            return super().traffic(part, shapes, dtype, platform)
+        rows, length = shapes["inputs"].shape
+        attention = self.attention_traffic(rows, length, dtype, platform)
+        around = self.around_products(self.residual_bytes(rows, length, dtype, platform), ring=False)
+        choices = (Collective("all-gather", (context.AXIS,), 1, rows * length * self.config.top_k * 4),)
+        choices = choices if self._gathers_choices else ()
+        buffer = self._buffer(rows, length // self.parallel.context.size)
+        moved = expert.traffic(buffer, width=self.config.width, dtype=dtype, platform=platform)
+        forward = (*choices, *moved.forward)
+        return attention.and_then(Traffic((*around, *forward), (*around, *moved.backward), (*around[:1], *forward)))
 
 
-def _rules(config: MoEConfig, parallel: ParallelContext) -> dict[str, tuple[str | None, ...]]:
-    """Returns the layout rules: experts over `expert`, their columns over `tensor`."""
-    experts = expert.AXIS if parallel.expert.size > 1 else None
-    columns = tensor.AXIS if parallel.tensor.size > 1 else None
-    kept = {path: axes for path, axes in split_rules(config, parallel).items() if not path.startswith("blocks/mlp")}
-    return {
-        **kept,
-        "blocks/mlp/(gate|up)": (None, experts, None, columns),
-        "blocks/mlp/down": (None, experts, columns, None),
-    }
-
-
-def embed(
-    config: MoEConfig, parallel: ParallelContext, groups: dict[str, Params], batch: Batch, key: Array | None
-) -> Hidden:
-    """Looks up the tokens; in training, adds a sum of the router's losses for each row, which begins at 0."""
-    x = embed_transformer(config, parallel, groups, batch, key)
-    if key is None or not (config.auxiliary_loss or config.z_loss):
-        return x
-    wide = jnp.promote_types(x["hidden"].dtype, jnp.float32)
-    return {**x, "router_loss": varying_zeros(x["hidden"].shape[:1], wide, x["hidden"])}
-
-
-def _experts(
-    config: MoEConfig, parallel: ParallelContext, params: Params, x_BlD: Array, x: Hidden
-) -> tuple[Array, Hidden]:
-    x_BLD = tensor.gather_positions(parallel.tensor, x_BlD)
-    routing = route(config, parallel, params["router"], x_BLD)
-    if "router_loss" in x:
-        x = {**x, "router_loss": x["router_loss"] + routing.loss_B}
-    x_ND = x_BLD.reshape(-1, x_BLD.shape[2])
-    expert_Nk, gate_Nk, kept_Nk = (each.reshape(-1, config.top_k) for each in routing[:3])
-    buffer = _buffer(config, parallel, rows=x_BLD.shape[0], held=x_BLD.shape[1])
-    placed = expert.placement(buffer, expert_Nk, kept_Nk)
-    x_MD, expert_b = expert.dispatch(placed, x_ND)
-    weights = {name: params[name] for name in ("gate", "up", "down")}
-    y_NkD = expert.combine(placed, apply_experts(_swiglu, weights, x_MD, expert_b))
-    y_ND = jnp.sum(y_NkD.astype(gate_Nk.dtype) * gate_Nk[:, :, None], axis=1).astype(x_BLD.dtype)
-    return tensor.scatter_positions(parallel.tensor, y_ND.reshape(x_BLD.shape)), x
+def _order_of_gathered(parallel: ParallelContext, length: int) -> np.ndarray:
+    """Returns the index of position 0, 1, ... of a row in the array gathered from device 0, 1, ... of `context`."""
+    config = parallel.context
+    chunks = [chunk for rank in range(config.size) for chunk in context.chunks_of(rank, config)]
+    positions = np.arange(length).reshape(config.num_chunks, -1)[chunks]
+    return np.argsort(positions.reshape(-1))
 
 
 def _swiglu(weights: Params, x_mD: Array) -> Array:
     """Applies one expert (its columns on this device) to one block of the buffer's places."""
     return (jax.nn.silu(x_mD @ weights["gate"]) * (x_mD @ weights["up"])) @ weights["down"]
-
-
-def _buffer(config: MoEConfig, parallel: ParallelContext, *, rows: int, held: int) -> expert.Buffer:
-    """Returns the sizes of the buffers for `rows` rows with `held` positions each on the device's `context` group."""
-    return expert.buffer_of(
-        parallel.expert,
-        experts=config.experts,
-        top_k=config.top_k,
-        positions=rows * held,
-        limit=rows * min(held, config.capacity(held * parallel.context.size)),
-    )
-
-
-def head(
-    config: MoEConfig,
-    parallel: ParallelContext,
-    groups: dict[str, Params],
-    x: Hidden,
-    batch: Batch,
-    key: Array | None,
-) -> tuple[Array, Array]:
-    """Returns this device's share of (sum, weight): the cross-entropy, and each row's router losses "
-    "times the row's weight."""
-    total, weight = transformer_head(config, parallel, groups, x, batch, key)
-    if "router_loss" in x:
-        weight_B = jnp.sum(batch["weights"], axis=1).astype(x["router_loss"].dtype)
-        total += jnp.sum(x["router_loss"] * weight_B)
-    return total, weight
-
-
-def traffic(
-    config: MoEConfig,
-    parallel: ParallelContext,
-    part: str,
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-    dtype: str,
-    platform: str,
-) -> Traffic:
-    """Returns the traffic of one call of "embed", "block" or "head", for the per-device shapes of a batch."""
-    if part != "block":
-        return transformer_traffic(config, parallel, part, shapes, dtype, platform)
-    rows, length = shapes["inputs"].shape
-    residual = residual_bytes(config, parallel, shapes, dtype, platform)
-    attention = attention_traffic(config, parallel, rows, length, residual, dtype, platform)
-    around = around_products(parallel, residual, ring=False)
-    choices = (Collective("all-gather", (context.AXIS,), 1, rows * length * config.top_k * 4),)
-    choices = choices if gathers_choices(config, parallel) else ()
-    buffer = _buffer(config, parallel, rows=rows, held=length // parallel.context.size)
-    moved = expert.traffic(buffer, width=config.width, dtype=dtype, platform=platform)
-    forward = (*choices, *moved.forward)
-    return attention.and_then(Traffic((*around, *forward), (*around, *moved.backward), (*around[:1], *forward)))

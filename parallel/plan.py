@@ -162,9 +162,6 @@ class ShardingPlan(MeshPlan):
     def __str__(self) -> str:
         return str(self.table)
 
-    def _repr_html_(self) -> str | None:
-        return getattr(self.table, "_repr_html_", lambda: None)()
-
     @property
     def num_parameters(self) -> int:
         """The number of elements of the model's parameters, without the padding of pipeline stages."""

@@ -104,24 +104,6 @@ def check_arguments(module: Any, inputs: Any, more: Collection[str] = ()) -> Non
         ) from None
 
 
-def nest(leaves: dict[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Returns leaves by path as dicts of dicts, the form that layouts and checkpoints use."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        inner = tree
-        for part in path[:-1]:
-            inner = inner.setdefault(part, {})
-        inner[path[-1]] = leaf
-    return tree
-
-
-def leaf_at(tree: Any, path: tuple[str, ...]) -> Any:
-    """Returns the leaf at a path of dicts of dicts."""
-    for part in path:
-        tree = tree[part]
-    return tree
-
-
 def row_keys(key: Array | None, example: Array) -> Array:
     """Returns a key for each row, of legacy form, which depends only on the step and the row's index.
 

@@ -17,9 +17,10 @@ from typing import Any
 import jax
 from jax import Array, lax
 
+from ...layouts.paths import leaves_with_paths, nest
 from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
-from .adapted import Adapted, Rows, as_arguments, check_arguments, leaf_at, mode_arguments, nest
+from .adapted import Adapted, Rows, as_arguments, check_arguments, mode_arguments
 
 AXIS = "batch"
 """The axis of rows if no layer names one."""
@@ -66,7 +67,7 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
 
     abstract = jax.eval_shape(traced, jax.eval_shape(jax.random.key, 0))
     static, state_structure, params_structure = fixed
-    named = _paths(jax.tree.unflatten(params_structure, abstract[0]))
+    named = [path for path, _ in leaves_with_paths(jax.tree.unflatten(params_structure, abstract[0]))]
     keeps_state = bool(abstract[1])
     check_arguments(static, (*as_arguments(inputs), *[None] * keeps_state), more=("key",))
 
@@ -75,17 +76,17 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
         return nest(dict(zip(named, leaves, strict=True))), {str(number): leaf for number, leaf in enumerate(state)}
 
     def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
-        model = equinox.combine(jax.tree.unflatten(params_structure, [leaf_at(params, path) for path in named]), static)
+        leaves = dict(leaves_with_paths(params))
+        model = equinox.combine(jax.tree.unflatten(params_structure, [leaves[path] for path in named]), static)
         model = model if rows.training else equinox.nn.inference_mode(model)
-        given = (
-            jax.tree.unflatten(state_structure, [state[str(number)] for number in range(len(state))]),
-        ) * keeps_state
+        given = [state[str(number)] for number in range(len(state))]
+        taken = (jax.tree.unflatten(state_structure, given),) * keeps_state
         mode = mode_arguments(type(model).__call__, rows.training)
         draws = "key" in inspect.signature(type(model).__call__).parameters
         keys = jax.vmap(lambda index: jax.random.fold_in(rows.any_key, index))(rows.example)
 
         def one(x: Any, key: Array) -> Any:
-            return model(*as_arguments(x), *given, **({"key": key} if draws else {}), **mode)
+            return model(*as_arguments(x), *taken, **({"key": key} if draws else {}), **mode)
 
         axis = _axis_of(equinox, model)
         with _over_mesh(equinox, axis, rows.axes):
@@ -107,15 +108,6 @@ def _with_state(equinox: Any, made: Any) -> Any:
         return made
     model, state = equinox.nn.make_with_state(lambda: made)()
     return (model, state) if jax.tree.leaves(state) else made
-
-
-def _paths(tree: Any) -> list[tuple[str, ...]]:
-    """Returns the path of every leaf, field by field."""
-    return [tuple(_name(part) for part in path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def _name(part: Any) -> str:
-    return str(next(getattr(part, name) for name in ("name", "key", "idx") if hasattr(part, name)))
 
 
 def _axis_of(equinox: Any, model: Any) -> str:

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ...layouts.paths import leaves_with_paths, nest
 from ...mesh.errors import UserError
-from .adapted import Adapted, Rows, as_arguments, drop, leaf_at, nest
+from .adapted import Adapted, Rows, as_arguments, drop
 
 SEEDS = "seed_generator_state"
 
@@ -50,21 +51,22 @@ def adapt_keras(module: Any, inputs: Any) -> Adapted:
     }
 
     def init(key: Array) -> tuple[Any, Any]:
-        return _nest(trained), _nest(kept)
+        return nest(jax.tree.map(jnp.asarray, trained)), nest(jax.tree.map(jnp.asarray, kept))
 
     def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
+        trained_now, kept_now = (dict(leaves_with_paths(tree)) for tree in (params, state))
+
         def value(number: int, path: str) -> Array:
             if path in kept:
-                return leaf_at(state, tuple(path.split("/")))
+                return kept_now[path]
             bits = jax.random.bits(jax.random.fold_in(rows.any_key, number), (1,), "uint32")
             return jnp.concatenate([bits, jnp.zeros(1, "uint32")])
 
-        values = [leaf_at(params, tuple(path.split("/"))) for path in trained]
-        given = values, [value(*each) for each in enumerate(others)]
+        given = [trained_now[path] for path in trained], [value(*each) for each in enumerate(others)]
         with _on_mesh(keras, module, rows):
             outputs, after = module.stateless_call(*given, *_arguments(module, inputs), training=rows.training)
         changed = {path: new for path, new in zip(others, after, strict=True) if path in kept}
-        return outputs, _nest(changed) if rows.training else state
+        return outputs, nest(changed) if rows.training else state
 
     return Adapted(init=init, call=call, keeps_state=bool(kept), name=module.name)
 
@@ -116,8 +118,3 @@ def _dropout_of(layer: Any, example: Array) -> Any:
         return drop(inputs, layer.rate, key, example, [dim for dim, size in enumerate(shape) if size == 1])
 
     return call
-
-
-def _nest(leaves: dict[str, Any]) -> dict[str, Any]:
-    arrays = {path: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for path, leaf in leaves.items()}
-    return nest({tuple(path.split("/")): leaf for path, leaf in arrays.items()})

@@ -14,7 +14,6 @@ from inspect import Parameter
 from types import FunctionType
 from typing import Any
 
-from ...mesh.errors import UserError
 from ...parallel.model.user_options import find_parameters, takes_option, with_options
 
 GROUPS = ("params", "model_state")
@@ -51,8 +50,6 @@ LIBRARIES = {
 "one file and one line."""
 MAKERS = {"rngs": "flax.nnx", "key": "equinox"}
 """The argument of a function that makes a module -> the module's library."""
-KEYS = ("rng", "rngs", "key", "keys", "rng_key", "prng_key", "random_key")
-"""Names of arguments for random keys."""
 NO_OPTIONS = ("parent", "name")
 """Fields that Linen adds to every module: its parent, and its name there."""
 
@@ -66,11 +63,9 @@ def library_of(module: Any, *, makers: bool = True) -> str | None:
         module: Any object.
         makers: A function of `rngs` or `key` counts as one that makes a module.
     """
-    values = module if isinstance(module, tuple) else (module,)
-    for library in LIBRARIES:
-        if any(_is_of(type(value), library) for value in values[:1]):
-            return library
-    return MAKERS.get(_maker_argument(module)) if makers and callable(module) else None
+    first = module[0] if isinstance(module, tuple) and module else module
+    found = library_of_class(type(first))
+    return MAKERS.get(_maker_argument(module)) if found is None and makers and callable(module) else found
 
 
 def library_of_class(named: Any) -> str | None:
@@ -118,22 +113,10 @@ def made_with(
     argument, library = _maker_argument(maker), library_of_class(maker)
     hidden = NO_OPTIONS if library == "flax.linen" else ()
     later = (argument,) if argument else ()
-    try:
-        call = with_options(maker, options, facts, "model", what, later=later, hidden=hidden, beside=beside)
-    except UserError as error:
-        raise UserError(f"{error}{_key_hint(maker, library)}") from None
+    call = with_options(maker, options, facts, "model", what, later=later, hidden=hidden, beside=beside)
     if argument == "rngs":
         return lambda rngs: call(rngs=rngs)
     return (lambda key: call(key=key)) if argument else call()
-
-
-def _key_hint(maker: Any, library: str | None) -> str:
-    """Returns a hint for a class that has another name for random keys than its library."""
-    wanted = next((name for name, of in MAKERS.items() if of == library), "")
-    others = [each.name for each in _parameters(maker) if each.default is each.empty and each.name in KEYS]
-    if not wanted or not others or _maker_argument(maker):
-        return ""
-    return f" A class of {library} gets its random keys in an argument {wanted}: rename {others[0]}."
 
 
 def _maker_argument(function: Any) -> str:

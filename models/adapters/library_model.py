@@ -67,9 +67,11 @@ def adapt(
             raise UserError(f"adapt: {key} must be a mapping {{{entry}}}, got a {type(value).__name__}.")
     of_batch = _inputs(inputs)
     first_row = {"example": np.zeros(1, np.int32), **{key: array[:1] for key, array in example.items()}}
-    what = f"model {name or _name_of(module)!r}"
+    first = module[0] if isinstance(module, tuple) and module else module
+    what = f"model {name or getattr(first, '__name__', type(first).__name__)!r}"
     given = _called(of_batch, first_row, f"{what}: inputs", inputs)
-    with _name_inputs(what, module, given):
+    code = module if library_of(module, makers=False) is None else type(first).__call__
+    with _name_inputs(f"{what}: the module", code, given):
         adapted = _adapted(module, given)
     of_rows = row_function(loss, "loss")
     more = {key: row_function(each, f"metrics.{key}") for key, each in (metrics or {}).items()}
@@ -88,27 +90,14 @@ def adapt(
         rows = next(iter(batch.values())).shape[0]
         return run(params, state, {"example": jax.numpy.zeros(rows, "int32"), **batch}, None)[0]
 
-    shared: dict[str, Any] = {"name": name or adapted.name, "library": library_of(module) or ""}
-    if adapted.keeps_state:
-        return Model(
-            init=lambda key: adapted.init(key)[0],
-            init_state=lambda key: adapted.init(key)[1],
-            loss=model_loss,
-            predict=predict,
-            **shared,
-        )
     return Model(
         init=lambda key: adapted.init(key)[0],
-        loss=lambda params, batch, key: model_loss(params, batch, key),
-        predict=lambda params, batch: predict(params, batch),
-        **shared,
+        init_state=(lambda key: adapted.init(key)[1]) if adapted.keeps_state else None,
+        loss=model_loss,
+        predict=predict,
+        name=name or adapted.name,
+        library=library_of(module) or "",
     )
-
-
-def _name_of(module: Any) -> str:
-    """Returns the name in messages of a module without a given name."""
-    module = module[0] if isinstance(module, tuple) and module else module
-    return getattr(module, "__name__", type(module).__name__)
 
 
 def _called(of_batch: Callable[..., Any], row: Batch, what: str, inputs: Any) -> Any:
@@ -122,22 +111,15 @@ def _called(of_batch: Callable[..., Any], row: Batch, what: str, inputs: Any) ->
 
 
 @contextmanager
-def _name_inputs(what: str, module: Any, given: Any) -> Iterator[None]:
+def _name_inputs(what: str, code: Any, given: Any) -> Iterator[None]:
     """Adds a module's inputs to the errors that it raises while it is made or called."""
-    first = module[0] if isinstance(module, tuple) and module else module
-    code = module if library_of(module, makers=False) is None else type(first).__call__
     try:
-        with as_user_error(f"{what}: the module", code, ModuleError):
+        with as_user_error(what, code, ModuleError):
             yield
     except ModuleError as error:
-        leaves = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in jax.tree.leaves(given) if _is_array(leaf))
-        row = f"One row of the data, as model.inputs gives it to the module, is {leaves}."
+        shapes = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in map(np.asarray, jax.tree.leaves(given)))
+        row = f"One row of the data, as model.inputs gives it to the module, is {shapes}."
         raise ModuleError(f"{str(error).rstrip('.')}. {row}") from error.__cause__
-
-
-def _is_array(leaf: Any) -> bool:
-    """Returns True if a leaf of a module's arguments has a shape and a dtype."""
-    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
 
 
 def _adapted(module: Any, inputs: Any) -> Adapted:
@@ -202,40 +184,20 @@ def adapt_configured(
         )
     if example is None:
         raise UserError(f"model.name={name!r} is a module of another library, which requires an example of the data.")
-    named = _named(options.get("metrics", {}))
+    metrics = options.get("metrics", {})
+    if not isinstance(metrics, Mapping):
+        metrics = {each: each for each in ([metrics] if isinstance(metrics, str) else metrics)}
+    inputs = options.get("inputs", "inputs")
 
     def found(given: Any, key: str) -> Any:
         is_own = isinstance(given, str) and ":" in given
         return import_function(given, key, search_path) if is_own else row_function(given, key)
 
-    inputs = options.get("inputs", "inputs")
-    is_name = isinstance(inputs, str)
-    if not is_name and not (isinstance(inputs, Sequence) and all(isinstance(each, str) for each in inputs)):
-        raise UserError(
-            f"model.inputs={inputs!r} must be the name of an array of the data, or module:function, or a list of names."
-        )
     return adapt(
         module,
         loss=found(options["loss"], "model.loss"),
-        metrics={key: found(each, f"model.metrics.{key}") for key, each in named.items()},
-        inputs=import_function(inputs, "model.inputs", search_path) if is_name and ":" in inputs else inputs,
+        metrics={key: found(each, f"model.metrics.{key}") for key, each in metrics.items()},
+        inputs=import_function(inputs, "model.inputs", search_path) if ":" in inputs else inputs,
         example=example(),
         name=name,
-    )
-
-
-def _named(metrics: Any) -> Mapping[str, Any]:
-    """Returns metrics by their names, from a list of names or a mapping."""
-    if isinstance(metrics, Mapping):
-        return metrics
-    if (
-        isinstance(metrics, Sequence)
-        and not isinstance(metrics, str)
-        and all(isinstance(each, str) for each in metrics)
-    ):
-        return {each: each for each in metrics}
-    example = f"[{metrics}]" if isinstance(metrics, str) else "[accuracy]"
-    raise UserError(
-        f"model.metrics={metrics!r} must be a list of names, such as {example}, or a mapping of names to "
-        "module:function."
     )

@@ -106,15 +106,10 @@ def sums(function: RowFunction, outputs: Any, batch: Mapping[str, Array], key: s
         raise UserError(f"{key} returned {values.dtype}. Return real numbers, such as jnp.abs(...).")
     if key == "loss" and not jnp.issubdtype(values.dtype, jnp.floating):
         raise UserError(f"{key} returned {values.dtype}, which is not differentiable. Return floating-point numbers.")
-    weights = batch.get("weights")
-    of_both = [
-        array.dtype for array in (values, weights) if array is not None and jnp.issubdtype(array.dtype, jnp.floating)
-    ]
-    dtype = jnp.result_type(jnp.float32, *of_both)
-    values = values.astype(dtype)
-    if weights is None:
-        return values.sum(), jnp.asarray(values.size, dtype)
-    weights = weights.astype(dtype)
+    weights = batch.get("weights", jnp.ones(rows, jnp.float32))
+    floats = [array.dtype for array in (values, weights) if jnp.issubdtype(array.dtype, jnp.floating)]
+    dtype = jnp.result_type(jnp.float32, *floats)
+    values, weights = values.astype(dtype), weights.astype(dtype)
     if weights.ndim > values.ndim:
         raise UserError(
             f"{key} returned an array of shape {values.shape}, and the batch has weights of shape {weights.shape}. "

@@ -10,5 +10,3 @@ from .weights_reader import HuggingFaceConfig as HuggingFaceConfig
 from .weights_reader import Loaded as Loaded
 from .weights_reader import load as load
 from .weights_writer import save as save
-
-__all__ = ["HuggingFaceConfig", "Loaded", "load", "save"]

@@ -5,48 +5,98 @@ names it, because ignoring it would change the numbers.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...mesh.errors import UserError
 from ..transformer_config import TransformerConfig
 
 NAME = "config.json"
-SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
-    *("num_key_value_heads", "max_position_embeddings", "original_max_position_embeddings"),
-    *("n_embd", "n_layer", "n_head", "n_inner", "n_positions"),
-)
-NUMBERS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "factor", "low_freq_factor", "high_freq_factor")
-KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    **dict.fromkeys(SIZES, ("an integer from 1 to 2**31 - 1", lambda value: type(value) is int and 0 < value < 2**31)),
-    **dict.fromkeys(NUMBERS, ("a number over 0", lambda value: type(value) in (int, float) and 0 < value < 3e38)),
-    **dict.fromkeys(
-        ("attention_bias", "mlp_bias", "tie_word_embeddings"), ("true or false", lambda value: type(value) is bool)
-    ),
-    **dict.fromkeys(("model_type", "rope_type", "type"), ("a string", lambda value: isinstance(value, str))),
-    **dict.fromkeys(("rope_parameters", "rope_scaling"), ("an object", lambda value: isinstance(value, dict))),
-    "layer_types": ("a list", lambda value: isinstance(value, list)),
-}
-"""Field -> a description of its type, and the check of a value; null counts as missing."""
+Size = Annotated[int, Ge(1), Lt(2**31)] | None
+Number = Annotated[float, Gt(0), Lt(3e38)] | None
+Required = Annotated[int, Ge(1), Lt(2**31)]
+Flag = bool | None
+
+
+class RopeJson(BaseModel):
+    """The fields of rotary positions; None is a missing field or null."""
+
+    model_config = ConfigDict(strict=True)
+
+    rope_type: Literal["default", "linear", "llama3"] | None = None
+    type: Literal["default", "linear", "llama3"] | None = None
+    rope_theta: Number = None
+    factor: Number = None
+    low_freq_factor: Number = None
+    high_freq_factor: Number = None
+    original_max_position_embeddings: Size = None
+
+
+class LlamaJson(BaseModel):
+    """The fields of a Llama or a Qwen with the values that the transformer supports."""
+
+    model_config = ConfigDict(strict=True)
+
+    vocab_size: Required
+    hidden_size: Required
+    intermediate_size: Required
+    num_hidden_layers: Required
+    num_attention_heads: Required
+    num_key_value_heads: Size = None
+    head_dim: Size = None
+    max_position_embeddings: Size = None
+    rms_norm_eps: Number = None
+    rope_theta: Number = None
+    rope_parameters: RopeJson | None = None
+    rope_scaling: RopeJson | None = None
+    attention_bias: Flag = None
+    mlp_bias: Flag = None
+    tie_word_embeddings: Flag = None
+    hidden_act: Literal["silu"] | None = None
+    partial_rotary_factor: Annotated[float, Ge(1), Le(1)] | None = None
+    use_sliding_window: Literal[False] | None = None
+    layer_types: list[Literal["full_attention"]] | None = None
+    quantization_config: None = None
+
+
+class GPT2Json(BaseModel):
+    """The fields of a GPT-2 with the values that the transformer supports."""
+
+    model_config = ConfigDict(strict=True)
+
+    vocab_size: Required
+    n_embd: Required
+    n_layer: Required
+    n_head: Required
+    n_positions: Required
+    n_inner: Size = None
+    layer_norm_epsilon: Number = None
+    tie_word_embeddings: Flag = None
+    activation_function: Literal["gelu_new", "gelu_pytorch_tanh"] | None = None
+    scale_attn_weights: Literal[True] | None = None
+    scale_attn_by_inverse_layer_idx: Literal[False] | None = None
+    add_cross_attention: Literal[False] | None = None
+    quantization_config: None = None
+
+
+AnyJson = TypeVar("AnyJson", bound=BaseModel)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the content of a directory's config.json, with the types of the fields checked.
+    """Returns the content of a directory's config.json.
 
     Raises:
-        UserError: The file is missing or not a JSON object, or fields have other types: all fields at once.
+        UserError: The file is missing or not a JSON object.
     """
     path = folder / NAME
     if not path.exists():
         what = f"{NAME} is missing" if folder.is_dir() else "the directory does not exist"
         raise UserError(f"{folder}: {what}. Give a directory written by `save_pretrained` or a download.")
-    content = read_object(path)
-    problems = [*_type_problems(content)]
-    if problems:
-        raise UserError("\n  ".join([f"{path} has invalid fields:", *problems]))
-    return content
+    return read_object(path)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -64,64 +114,52 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _type_problems(content: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    for name, value in content.items():
-        kind, is_valid = KINDS.get(name, ("", lambda value: True))
-        if value is not None and not is_valid(value):
-            yield f"{above}{name} must be {kind}, got {value!r:.80}."
-        elif isinstance(value, dict) and name in KINDS:
-            yield from _type_problems(value, f"{name}.")
+def _parse(fields: type[AnyJson], content: Mapping[str, Any]) -> AnyJson:
+    """Checks the fields of a family; raises a UserError with all problems."""
+    try:
+        return fields.model_validate(content)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
+            + ("." if each["type"] == "missing" else f", got {each['input']!r:.80}.")
+            for each in error.errors()
+        ]
+        first = f"{NAME} has fields that are invalid, or with values that the transformer does not support:"
+        raise UserError("\n  ".join([first, *problems])) from None
 
 
 def llama_options(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a Llama."""
-    return {
-        **_as_llama(content, {"hidden_act": "silu", "partial_rotary_factor": 1.0}),
-        "attention_bias": "all" if content.get("attention_bias") else "none",
-        "mlp_bias": bool(content.get("mlp_bias", False)),
-    }
+    given = _parse(LlamaJson, content)
+    bias = "all" if given.attention_bias else "none"
+    return {**_as_llama(given), "attention_bias": bias, "mlp_bias": bool(given.mlp_bias)}
 
 
 def qwen2_options(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a Qwen2: query, key and value have biases."""
-    return {**_as_llama(content, {"hidden_act": "silu", "use_sliding_window": False}), "attention_bias": "inputs"}
+    return {**_as_llama(_parse(LlamaJson, content)), "attention_bias": "inputs"}
 
 
 def qwen3_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a Qwen3: heads of query and key have norms."""
-    return {
-        **_as_llama({"head_dim": 128, **content}, {"hidden_act": "silu", "use_sliding_window": False}),
-        "attention_bias": "all" if content.get("attention_bias") else "none",
-        "head_norm": True,
-    }
+    """Returns the options of a Qwen3: heads of query and key have norms, and are 128 wide by default."""
+    given = _parse(LlamaJson, content)
+    bias = "all" if given.attention_bias else "none"
+    return {**_as_llama(given), "head_width": given.head_dim or 128, "attention_bias": bias, "head_norm": True}
 
 
 def gpt2_options(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a GPT-2."""
-    _check_supported(
-        content,
-        {
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False,
-            "quantization_config": None,
-        },
-    )
-    if content.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
-        raise UserError(
-            f"{NAME}: activation_function={content['activation_function']!r}; the transformer supports only the tanh "
-            "approximation of GELU (gelu_new)."
-        )
-    vocabulary, width, layers, heads, rows = _sizes(content, "vocab_size", "n_embd", "n_layer", "n_head", "n_positions")
+    given = _parse(GPT2Json, content)
     return {
-        "vocabulary": vocabulary,
-        "width": width,
-        "layers": layers,
-        "heads": heads,
-        "max_length": rows,
-        "mlp_width": content.get("n_inner") or 4 * width,
-        "norm_epsilon": content.get("layer_norm_epsilon") or 1e-5,
-        "tied": bool(content.get("tie_word_embeddings", True)),
+        "vocabulary": given.vocab_size,
+        "width": given.n_embd,
+        "layers": given.n_layer,
+        "heads": given.n_head,
+        "length": given.n_positions,
+        "max_length": given.n_positions,
+        "mlp_width": given.n_inner or 4 * given.n_embd,
+        "norm_epsilon": given.layer_norm_epsilon or 1e-5,
+        "tied": given.tie_word_embeddings is not False,
         "norm": "layer",
         "positions": "learned",
         "mlp": "gelu",
@@ -130,77 +168,43 @@ def gpt2_options(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _as_llama(content: Mapping[str, Any], only: Mapping[str, Any]) -> dict[str, Any]:
-    _check_supported(content, {**only, "quantization_config": None})
-    sliding = [kind for kind in content.get("layer_types") or () if kind != "full_attention"]
-    if sliding:
-        raise UserError(f"{NAME}: layer_types has {sliding[0]!r}; the transformer supports only full_attention.")
-    vocabulary, width, layers, heads, inner = _sizes(
-        content, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
-    )
+def _as_llama(given: LlamaJson) -> dict[str, Any]:
     return {
-        "vocabulary": vocabulary,
-        "width": width,
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": content.get("num_key_value_heads") or heads,
-        "head_width": content.get("head_dim") or width // heads,
-        "mlp_width": inner,
-        "norm_epsilon": content.get("rms_norm_eps") or 1e-6,
-        "tied": bool(content.get("tie_word_embeddings", False)),
-        **_rotary_options(content),
+        "vocabulary": given.vocab_size,
+        "width": given.hidden_size,
+        "layers": given.num_hidden_layers,
+        "heads": given.num_attention_heads,
+        "length": given.max_position_embeddings or 0,
+        "kv_heads": given.num_key_value_heads or given.num_attention_heads,
+        "head_width": given.head_dim or given.hidden_size // given.num_attention_heads,
+        "mlp_width": given.intermediate_size,
+        "norm_epsilon": given.rms_norm_eps or 1e-6,
+        "tied": bool(given.tie_word_embeddings),
+        **_rotary_options(given),
     }
 
 
-def _rotary_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of rotary frequencies: `rope_parameters`, or `rope_theta` and `rope_scaling` "
-    "of older files."""
-    rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    options = {"rope_base": float(rope.get("rope_theta") or content.get("rope_theta") or 10000.0)}
-    if kind == "default":
-        return options
-    if kind == "linear":
-        return {**options, "rope_factor": _required(rope, "factor", kind)}
+def _rotary_options(given: LlamaJson) -> dict[str, Any]:
+    """Returns the options of rotary frequencies: `rope_parameters`, or those of older files."""
+    rope = given.rope_parameters or given.rope_scaling or RopeJson()
+    kind = rope.rope_type or rope.type or "default"
+    options: dict[str, Any] = {"rope_base": rope.rope_theta or given.rope_theta or 10000.0}
+    if kind != "default":
+        options["rope_factor"] = rope.factor
     if kind == "llama3":
-        return {
-            **options,
-            "rope_factor": _required(rope, "factor", kind),
-            "rope_trained_length": int(_required(rope, "original_max_position_embeddings", kind)),
-            "rope_slow_turns": _required(rope, "low_freq_factor", kind),
-            "rope_fast_turns": _required(rope, "high_freq_factor", kind),
-        }
-    raise UserError(
-        f"{NAME}: unsupported rope_type={kind!r}; the transformer supports default, linear and llama3. For a model "
-        "that was trained with the default type, you can remove this field from the file."
-    )
-
-
-def _required(rope: Mapping[str, Any], name: str, kind: str) -> float:
-    if rope.get(name) is None:
-        raise UserError(f"{NAME}: rotary positions of type {kind!r} need {name}, which is missing.")
-    return float(rope[name])
-
-
-def _sizes(content: Mapping[str, Any], *names: str) -> list[int]:
-    missing = [name for name in names if content.get(name) is None]
-    if missing:
-        given = ", ".join(f"{name}=None" for name in missing)
-        raise UserError(f"{NAME}: required integers of at least 1, got {given}.")
-    return [content[name] for name in names]
-
-
-def _check_supported(content: Mapping[str, Any], only: Mapping[str, Any]) -> None:
-    """Raises a UserError if options have other values than the transformer supports."""
-    wrong = [name for name, value in only.items() if content.get(name, value) not in (value, None)]
-    if wrong:
-        given = "; ".join(f"{name}={content[name]!r}, the transformer supports only {only[name]!r}" for name in wrong)
-        raise UserError(f"{NAME}: {given}.")
+        options["rope_trained_length"] = rope.original_max_position_embeddings
+        options["rope_slow_turns"], options["rope_fast_turns"] = rope.low_freq_factor, rope.high_freq_factor
+    if None in options.values():
+        raise UserError(
+            f"{NAME}: rotary positions of type {kind!r} need factor, and those of type 'llama3' also low_freq_factor, "
+            f"high_freq_factor and original_max_position_embeddings, got {rope.model_dump(exclude_none=True)}."
+        )
+    return options
 
 
 def llama_sizes(config: TransformerConfig) -> dict[str, Any]:
     """Returns the content of config.json of a Llama or a Qwen."""
-    content = {
+    content: dict[str, Any] = {
         "vocab_size": config.vocabulary,
         "hidden_size": config.width,
         "intermediate_size": config.mlp_size,
@@ -217,20 +221,15 @@ def llama_sizes(config: TransformerConfig) -> dict[str, Any]:
         "mlp_bias": config.mlp_bias,
     }
     if config.rope_factor != 1:
-        content["rope_scaling"] = _scaling(config)
+        content["rope_scaling"] = {"rope_type": "linear", "factor": config.rope_factor}
+    if config.rope_factor != 1 and config.rope_trained_length:
+        content["rope_scaling"] |= {
+            "rope_type": "llama3",
+            "low_freq_factor": config.rope_slow_turns,
+            "high_freq_factor": config.rope_fast_turns,
+            "original_max_position_embeddings": config.rope_trained_length,
+        }
     return content
-
-
-def _scaling(config: TransformerConfig) -> dict[str, Any]:
-    if not config.rope_trained_length:
-        return {"rope_type": "linear", "factor": config.rope_factor}
-    return {
-        "rope_type": "llama3",
-        "factor": config.rope_factor,
-        "low_freq_factor": config.rope_slow_turns,
-        "high_freq_factor": config.rope_fast_turns,
-        "original_max_position_embeddings": config.rope_trained_length,
-    }
 
 
 def gpt2_sizes(config: TransformerConfig) -> dict[str, Any]:

@@ -92,51 +92,31 @@ def _gpt2_names() -> dict[str, Stored]:
     return names
 
 
-_AS_LLAMA = {"norm": ("rms",), "positions": ("rotary",), "mlp": ("swiglu",)}
+def _as_llama(model_type: str, options: Callable[[Mapping[str, Any]], dict[str, Any]], **fixed: Any) -> Family:
+    only = {"norm": ("rms",), "positions": ("rotary",), "mlp": ("swiglu",), "head_norm": (False,), **fixed}
+    architecture = f"{model_type.capitalize()}ForCausalLM"
+    return Family(model_type, architecture, only, _llama_names(), options, llama_sizes)
+
 
 FAMILIES = {
-    family.model_type: family
-    for family in (
-        Family(
-            "llama",
-            "LlamaForCausalLM",
-            {**_AS_LLAMA, "head_norm": (False,), "attention_bias": ("none", "all"), "mlp_bias": (False, True)},
-            _llama_names(),
-            llama_options,
-            llama_sizes,
-        ),
-        Family(
-            "qwen2",
-            "Qwen2ForCausalLM",
-            {**_AS_LLAMA, "head_norm": (False,), "attention_bias": ("inputs",), "mlp_bias": (False,)},
-            _llama_names(),
-            qwen2_options,
-            llama_sizes,
-        ),
-        Family(
-            "qwen3",
-            "Qwen3ForCausalLM",
-            {**_AS_LLAMA, "head_norm": (True,), "attention_bias": ("none", "all"), "mlp_bias": (False,)},
-            _llama_names(),
-            qwen3_options,
-            llama_sizes,
-        ),
-        Family(
-            "gpt2",
-            "GPT2LMHeadModel",
-            {
-                "norm": ("layer",),
-                "positions": ("learned",),
-                "mlp": ("gelu",),
-                "head_norm": (False,),
-                "attention_bias": ("all",),
-                "mlp_bias": (True,),
-            },
-            _gpt2_names(),
-            gpt2_options,
-            gpt2_sizes,
-        ),
-    )
+    "llama": _as_llama("llama", llama_options, attention_bias=("none", "all"), mlp_bias=(False, True)),
+    "qwen2": _as_llama("qwen2", qwen2_options, attention_bias=("inputs",), mlp_bias=(False,)),
+    "qwen3": _as_llama("qwen3", qwen3_options, attention_bias=("none", "all"), mlp_bias=(False,), head_norm=(True,)),
+    "gpt2": Family(
+        "gpt2",
+        "GPT2LMHeadModel",
+        {
+            "norm": ("layer",),
+            "positions": ("learned",),
+            "mlp": ("gelu",),
+            "head_norm": (False,),
+            "attention_bias": ("all",),
+            "mlp_bias": (True,),
+        },
+        _gpt2_names(),
+        gpt2_options,
+        gpt2_sizes,
+    ),
 }
 """model_type -> the family."""
 
@@ -161,10 +141,8 @@ def family_of(config: TransformerConfig) -> Family:
             for name, wanted in family.fixed.items()
             if getattr(config, name) not in wanted
         ]
-        if family.model_type == "gpt2" and (config.num_kv_heads, config.head_size * config.heads) != (
-            config.heads,
-            config.width,
-        ):
+        heads = config.num_kv_heads == config.heads and config.head_size * config.heads == config.width
+        if family.model_type == "gpt2" and not heads:
             wrong.append("model.kv_heads and model.head_width (they must follow from model.heads and model.width)")
         if not wrong:
             return family

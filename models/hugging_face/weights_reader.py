@@ -1,19 +1,20 @@
 """Hugging Face directories as a transformer and its parameters, which are read from the files on demand."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
+from annotated_types import Ge, Lt
 
 from ...layouts.paths import leaves_with_paths, map_with_path
 from ...mesh.errors import UserError, did_you_mean
 from ...parallel.model import BlockModel, Params
 from ..transformer import transformer
-from ..transformer_config import TransformerConfig
+from ..transformer_config import Count, Positive, TransformerConfig
 from .config_json import NAME, read_config, read_object
 from .families import FAMILIES, NO_WEIGHTS, Family, Stored, without_prefix
 from .safetensors import open_arrays
@@ -100,8 +101,9 @@ def load(folder: str | Path, *, length: int = 0, **options: Any) -> Loaded:
 
     Args:
         folder: A directory with config.json, and model.safetensors or model.safetensors.index.json and the files it
-        names. length: Positions in a row, for counting operations; 0 = the maximum of the model. **options: Options
-        of the transformer that are not in the files: `dropout`, `scan_unroll`.
+            names.
+        length: Positions in a row, for counting operations; 0 = the maximum of the model.
+        **options: Options of the transformer that are not in the files: `dropout`, `scan_unroll`.
 
     Returns:
         The transformer and its parameters. Logits are those of `transformers`, up to rounding. Every process maps the
@@ -119,11 +121,8 @@ def load(folder: str | Path, *, length: int = 0, **options: Any) -> Loaded:
 
 def transformer_config(folder: Path, *, length: int = 0, **options: Any) -> TransformerConfig:
     """Returns the transformer of a directory's config.json; arguments and errors are those of `load`."""
-    content = read_config(folder)
-    made_for = content.get("max_position_embeddings") or content.get("n_positions") or 0
-    given = family_in(folder).options(content)
-    known: dict[str, Any] = {**given, "length": length or made_for, **options}
-    return TransformerConfig(**known)
+    given = {**family_in(folder).options(read_config(folder)), **options}
+    return TransformerConfig(**{**given, "length": length or given["length"]})
 
 
 def family_in(folder: Path) -> Family:
@@ -132,7 +131,7 @@ def family_in(folder: Path) -> Family:
     Raises:
         UserError: The family is not supported.
     """
-    kind = read_config(folder).get("model_type")
+    kind = str(read_config(folder).get("model_type"))
     if kind not in FAMILIES:
         raise UserError(
             f"{folder / NAME}: unsupported model_type={kind!r}." + did_you_mean(kind, FAMILIES, otherwise="Choose from")
@@ -175,23 +174,18 @@ def load_params(folder: Path, model: BlockModel) -> Params:
         return Stacked(blocks) if len(blocks) == len(found) else None
 
     params = map_with_path(parameter, abstract)
-    unused = _unused(arrays, used, abstract)
-    problems += [f"{name} is not an array of a {family.model_type} of these sizes." for name in unused]
+    tied = "head/logits" not in dict(leaves_with_paths(abstract))
+    allowed = {*used, *(["lm_head.weight"] if tied else [])}  # a tied head may be stored beside its table
+    problems += [
+        f"{name} is not an array of a {family.model_type} of these sizes."
+        for name in arrays
+        if name not in allowed and not NO_WEIGHTS.search(name)
+    ]
     if problems:
         more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
         first = f"{folder} does not match its {NAME}:"
         raise UserError("\n  ".join([first, *problems[:MAX_LISTED], *more]))
     return params
-
-
-def _unused(arrays: Mapping[str, np.ndarray], used: set[str], abstract: Params) -> list[str]:
-    """Returns arrays that are not parameters; a tied head may be stored beside its table."""
-    tied = "head/logits" not in dict(leaves_with_paths(abstract))
-    return [
-        name
-        for name in arrays
-        if name not in used and not NO_WEIGHTS.search(name) and not (tied and name == "lm_head.weight")
-    ]
 
 
 def _stored_shape(stored: Stored, shape: tuple[int, ...]) -> list[int]:
@@ -204,10 +198,11 @@ def _arrays_in(folder: Path) -> dict[str, np.ndarray]:
     if (folder / ONE_FILE).is_file():
         return open_arrays(folder / ONE_FILE)
     if not (folder / INDEX).is_file():
-        other = " (pytorch_model.bin does: save it again with save_pretrained)" if _has_pickles(folder) else ""
+        has_pickles = any(folder.glob("pytorch_model*.bin*"))
+        other = " (pytorch_model.bin does: save it again with save_pretrained)" if has_pickles else ""
         raise UserError(f"{folder}: neither {ONE_FILE} nor {INDEX} exists{other}.")
     index = read_object(folder / INDEX).get("weight_map", {})
-    if not isinstance(index, dict) or not all(map(_is_file_name, index.values())):
+    if not isinstance(index, dict) or any(Path(str(file)).name != file for file in index.values()):
         raise UserError(f"{folder / INDEX}: weight_map must map names of arrays to names of files.")
     missing = sorted({file for file in index.values() if not (folder / file).is_file()})
     if missing:
@@ -219,29 +214,21 @@ def _arrays_in(folder: Path) -> dict[str, np.ndarray]:
     return {name: opened(file)[name] for name, file in index.items()}
 
 
-def _is_file_name(value: Any) -> bool:
-    return isinstance(value, str) and Path(value).name == value
-
-
-def _has_pickles(folder: Path) -> bool:
-    return any(folder.glob("pytorch_model*.bin*"))
-
-
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceConfig:
     """A transformer with the sizes of a Hugging Face directory; training starts from its weights."""
 
     folder: str = ""
     """Directory with config.json and .safetensors files (Llama, Qwen2, Qwen3 or GPT-2), below run.root."""
-    vocabulary: int = 0
+    vocabulary: Count = 0
     """Number of different tokens in the data, at most the directory's; 0 = the data's."""
-    length: int = 0
+    length: Count = 0
     """Positions in a row, for counting operations; 0 = the data's."""
     weights: bool = True
     """Start training from the directory's weights; false draws new ones."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Fraction of the values dropped after the embedding and after each half of a block; 0 <= dropout < 1."""
-    scan_unroll: int = 1
+    scan_unroll: Positive = 1
     """Blocks in one iteration of the loop over blocks, as in the transformer."""
 
 
@@ -256,11 +243,6 @@ def hugging_face(config: HuggingFaceConfig) -> BlockModel:
     """
     if not config.folder:
         raise UserError("model.folder is missing. Give a directory with config.json and .safetensors files.")
-    if not Path(config.folder).is_dir():
-        raise UserError(
-            f"model.folder={config.folder} does not exist, neither below run.root nor in the working directory. Give a "
-            "directory written by `save_pretrained` or a download."
-        )
     sizes = transformer_config(
         Path(config.folder), length=config.length, dropout=config.dropout, scan_unroll=config.scan_unroll
     )
@@ -270,20 +252,6 @@ def hugging_face(config: HuggingFaceConfig) -> BlockModel:
             "the data with the model's own tokenizer."
         )
     model = transformer(sizes)
-    weights_of(config, model)
+    if config.weights:
+        load_params(Path(config.folder), model)
     return model
-
-
-def weights_of(config: HuggingFaceConfig, model: BlockModel) -> Params | None:
-    """Returns the initial parameters, see `Loaded.params`; None if they are drawn.
-
-    Raises:
-        UserError: The files do not match the model.
-    """
-    return load_params(Path(config.folder), model) if config.weights else None
-
-
-def find_folder(folder: str, search_path: Sequence[str | Path]) -> str:
-    """Returns a directory below the first of some places that has it, or itself."""
-    places = [Path(place) / folder for place in search_path]
-    return str(next((place for place in places if place.is_dir()), folder))

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,25 +18,11 @@ from ..transformer import transformer
 from ..transformer_config import TransformerConfig
 from .config_json import NAME, read_config
 from .families import Stored, family_of
-from .safetensors import NAMES, Entry, write_arrays
+from .safetensors import Entry, write_arrays
 from .weights_reader import INDEX, ONE_FILE
 
 BESIDE = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "generation_config.json")
 """Files that are copied from `like`."""
-
-
-class Piece(NamedTuple):
-    """A parameter, or one block of it, as a part of a stored array.
-
-    Attributes:
-        path: The path of the parameter.
-        block: The number of the block; None for a parameter outside blocks.
-        stored: Its place in the files.
-    """
-
-    path: str
-    block: int | None
-    stored: Stored
 
 
 def save(
@@ -75,24 +61,24 @@ def save(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder) as partial:
         partial.mkdir()
-        widest = np.dtype(jnp.dtype(dtype)) if dtype is not None else _widest(leaves)
-        _write_config(partial, {**content, "torch_dtype": widest.name}, None if like is None else Path(like))
         stored = _stored_arrays(leaves, family.stored)
-        entries = [_entry(name, pieces, leaves, dtype) for name, pieces in stored.items()]
-        _write_files(partial, _split(entries, max_file_bytes), stored, leaves)
+        entries = [_entry(name, pieces, dtype) for name, pieces in stored.items()]
+        widest = max((entry.dtype for entry in entries), key=lambda dtype: (dtype.itemsize, dtype.name))
+        _write_config(partial, {**content, "torch_dtype": widest.name}, None if like is None else Path(like))
+        _write_files(partial, _split(entries, max_file_bytes), stored)
 
 
 def _checked(config: TransformerConfig, params: Params) -> dict[str, Any]:
     """Returns the parameters by path, after checking them."""
     expected = dict(leaves_with_paths(jax.eval_shape(transformer(config).init, jax.random.key(0))))
     leaves = dict(leaves_with_paths(params))
-    shapes = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+    shapes = {path: list(leaf.shape) for path, leaf in leaves.items()}
+    own = {path: list(leaf.shape) for path, leaf in expected.items()}
     wrong = [
-        f"{path} is {list(shapes[path]) if path in shapes else 'missing'}; the model's is {list(leaf.shape)}."
-        for path, leaf in expected.items()
-        if shapes.get(path) != leaf.shape
+        f"{path} is {shapes.get(path, 'missing')}; the model's is {own.get(path, 'missing')}."
+        for path in {**own, **shapes}
+        if shapes.get(path) != own.get(path)
     ]
-    wrong += [f"{path} is not a parameter of the model." for path in leaves if path not in expected]
     wrong += [
         f"{path} is spread over several processes. Save a checkpoint, and write from it in one process."
         for path, leaf in leaves.items()
@@ -103,22 +89,37 @@ def _checked(config: TransformerConfig, params: Params) -> dict[str, Any]:
     return {path: leaves[path] for path in expected}
 
 
-def _stored_arrays(leaves: dict[str, Any], names: Any) -> dict[str, list[Piece]]:
+class _Piece(NamedTuple):
+    """A parameter, or one block of it, as a part of a stored array."""
+
+    stored: Stored
+    leaf: Any
+    block: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, without the dim of blocks."""
+        return tuple(self.leaf.shape if self.block is None else self.leaf.shape[1:])
+
+    def read(self) -> np.ndarray:
+        """Returns the values on the host."""
+        return np.asarray(self.leaf if self.block is None else self.leaf[self.block])
+
+
+def _stored_arrays(leaves: dict[str, Any], names: Mapping[str, Stored]) -> dict[str, list[_Piece]]:
     """Returns the pieces of each stored array, in order, by its name."""
-    found: dict[str, list[Piece]] = {}
+    found: dict[str, list[_Piece]] = {}
     for path, leaf in leaves.items():
-        stored = names[path]
-        blocks = range(leaf.shape[0]) if in_blocks(path) else [None]
-        for block in blocks:
-            found.setdefault(stored.name.format(block), []).append(Piece(path, block, stored))
+        for block in range(leaf.shape[0]) if in_blocks(path) else [None]:
+            found.setdefault(names[path].name.format(block), []).append(_Piece(names[path], leaf, block))
     return {name: sorted(pieces, key=lambda piece: piece.stored.part) for name, pieces in found.items()}
 
 
-def _entry(name: str, pieces: list[Piece], leaves: dict[str, Any], dtype: Any) -> Entry:
-    leaf, stored = leaves[pieces[0].path], pieces[0].stored
-    shape = tuple(leaf.shape[1:] if pieces[0].block is not None else leaf.shape)
-    shape = (*shape[:-1], shape[-1] * stored.part[1])
-    return Entry(name, shape[::-1] if stored.transposed else shape, np.dtype(jnp.dtype(dtype or leaf.dtype)))
+def _entry(name: str, pieces: list[_Piece], dtype: Any) -> Entry:
+    first = pieces[0]
+    shape = (*first.shape[:-1], first.shape[-1] * first.stored.part[1])
+    shape = shape[::-1] if first.stored.transposed else shape
+    return Entry(name, shape, np.dtype(jnp.dtype(dtype or first.leaf.dtype)))
 
 
 def _split(entries: list[Entry], most: int) -> list[list[Entry]]:
@@ -131,15 +132,15 @@ def _split(entries: list[Entry], most: int) -> list[list[Entry]]:
     return files
 
 
-def _write_files(
-    folder: Path, files: list[list[Entry]], stored: dict[str, list[Piece]], leaves: dict[str, Any]
-) -> None:
-    names = [ONE_FILE] if len(files) == 1 else list(_file_names(len(files)))
+def _write_files(folder: Path, files: list[list[Entry]], stored: dict[str, list[_Piece]]) -> None:
+    number = len(files)
+    names = [f"model-{file:05d}-of-{number:05d}.safetensors" for file in range(1, number + 1)]
+    names = [ONE_FILE] if number == 1 else names
     for name, entries in zip(names, files, strict=True):
         ordered = sorted(entries, key=lambda entry: -entry.dtype.itemsize)
-        arrays = (_assemble(entry, stored[entry.name], leaves) for entry in ordered)
+        arrays = (_assemble(entry, stored[entry.name]) for entry in ordered)
         write_arrays(folder / name, ordered, arrays, {"format": "pt"})
-    if len(files) > 1:
+    if number > 1:
         index = {
             "metadata": {"total_size": sum(entry.nbytes for entries in files for entry in entries)},
             "weight_map": {entry.name: name for name, entries in zip(names, files, strict=True) for entry in entries},
@@ -147,30 +148,10 @@ def _write_files(
         (folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
-def _assemble(entry: Entry, pieces: list[Piece], leaves: dict[str, Any]) -> np.ndarray:
-    """Returns a stored array made of its pieces."""
-    array = np.empty(entry.shape, entry.dtype)
-    for piece in pieces:
-        leaf = leaves[piece.path]
-        value = np.asarray(leaf if piece.block is None else leaf[piece.block])
-        target = array.T if piece.stored.transposed else array
-        which, parts = piece.stored.part
-        columns = target.shape[-1] // parts
-        target[..., which * columns : (which + 1) * columns] = value
-    return array
-
-
-def _file_names(number: int) -> Iterator[str]:
-    for file in range(1, number + 1):
-        yield f"model-{file:05d}-of-{number:05d}.safetensors"
-
-
-def _widest(leaves: dict[str, Any]) -> np.dtype:
-    dtypes = {np.dtype(jnp.dtype(leaf.dtype)) for leaf in leaves.values()}
-    unknown = [dtype for dtype in dtypes if dtype not in NAMES]
-    if unknown:
-        raise UserError(f"safetensors does not support {unknown[0]}. Give dtype=.")
-    return max(dtypes, key=lambda dtype: (dtype.itemsize, dtype.name))
+def _assemble(entry: Entry, pieces: list[_Piece]) -> np.ndarray:
+    """Returns a stored array made of its pieces, which are ranges of columns."""
+    columns = np.concatenate([piece.read() for piece in pieces], axis=-1).astype(entry.dtype)
+    return columns.T if pieces[0].stored.transposed else columns
 
 
 def _write_config(folder: Path, content: dict[str, Any], like: Path | None) -> None:

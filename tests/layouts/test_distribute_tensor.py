@@ -85,11 +85,9 @@ def test_a_list_of_traced_arrays(mesh):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"a": np.ones(2)}, r"got a dict; it takes one array.*jax.tree.map\(distribute_tensor, tree, layouts\)"),
-        (None, "got a NoneType; it takes one array"),
-        ("data", "got a str; it takes one array"),
-        ([[1, 2], [3]], r"got a list that is not an array of numbers \(setting an array element"),
-        (np.array(["a", "b"]), "got a ndarray of <U1, which is not a JAX dtype"),
+        ({"a": np.ones(2)}, r"takes one array, got a dict.*jax.tree.map\(distribute_tensor, tree, layouts\)"),
+        ("data", "takes one array, got a str"),
+        ([[1, 2], [3]], "takes one array, got a list: setting an array element"),
     ],
 )
 def test_rejects_other_values(mesh, given, message):

@@ -79,17 +79,6 @@ def shard_shapes(array) -> set[tuple[int, ...]]:
 # The guide "Distributed training": meshes and layouts
 
 
-def test_guide_mesh_and_layouts():
-    devices = spmdkit.list_devices()
-    mesh = spmdkit.DeviceMesh(shape=(2, 4), axis_names=["data", "model"], devices=devices)
-    layout_2d = spmdkit.TensorLayout(axes=("model", "data"), device_mesh=mesh)
-    layout_4d = spmdkit.TensorLayout(axes=("data", None, None, "model"), device_mesh=mesh)
-    replicated_4d = spmdkit.TensorLayout(axes=("data", None, None, None), device_mesh=mesh)
-    assert layout_2d.shard_shape((8, 8)) == (2, 4)
-    assert layout_4d.shard_shape((8, 3, 3, 8)) == (4, 3, 3, 2)
-    assert replicated_4d.shard_shape((8, 3, 3, 8)) == (4, 3, 3, 8)
-
-
 def test_guide_data_parallel_from_devices(one_device):
     devices = spmdkit.list_devices("cpu")
     data_parallel = spmdkit.DataParallel(devices=devices)
@@ -122,7 +111,6 @@ def test_guide_model_parallel(one_device):
     assert shard_shapes(params["d1"]["bias"]) == {(4,)}
     assert shard_shapes(params["d2"]["kernel"]) == {(16, 4)}  # no rule
     np.testing.assert_allclose(losses, one_device, rtol=1e-5)
-    assert model_parallel.layout_table(params).row("d1/kernel").bytes_per_device == 8 * 4 * 4
 
 
 def test_the_output_rule_holds_during_training():
@@ -175,14 +163,6 @@ def test_explains_arguments_in_the_wrong_form(do, message):
 
 
 # Behavior of the JAX backend
-
-
-def test_a_variable_keeps_its_layout_outside_the_scope():
-    layout_map = spmdkit.LayoutMap(spmdkit.DeviceMesh((2, 4), ("data", "model")))
-    layout_map[".*kernel"] = (None, "model")
-    table = spmdkit.ModelParallel(layout_map=layout_map).layout_table({"d1": {"kernel": jnp.zeros((8, 16))}})
-    assigned = spmdkit.distribute_tensor(np.ones((8, 16)), table.row("d1/kernel").layout)
-    assert assigned.sharding.is_equivalent_to(layout_map["d1/kernel"].backend_layout, 2)
 
 
 def test_a_batch_is_split_by_rows():

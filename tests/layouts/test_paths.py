@@ -11,6 +11,7 @@ from spmdkit.layouts.paths import (
     map_with_path,
     match_paths,
     matches,
+    nest,
     numberless,
     pattern_problem,
 )
@@ -40,6 +41,11 @@ class Dense:
 )
 def test_paths_join_keys_indices_and_fields(tree, leaves):
     assert leaves_with_paths(tree) == leaves
+
+
+def test_nests_leaves_by_path():
+    tree = {"dense": {"kernel": 1, "bias": 2}, "scale": 3}
+    assert nest(dict(leaves_with_paths(tree))) == tree
 
 
 def test_maps_with_paths_over_several_trees():

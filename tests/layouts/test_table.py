@@ -112,17 +112,3 @@ def test_escapes_hostile_names(canonical):
         assert len(text.splitlines()) == 4
         assert r"\x1b[2J" in text
         assert r"\n\t\u202e&" in text
-    html = table._repr_html_()
-    assert r"\x1b[2J&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;" in html
-    assert not {"\x1b", "\u202e"} & set(html)
-    assert "<script" not in html
-
-
-def test_a_notebook_shows_a_table(canonical):
-    html = make_table(canonical)._repr_html_()
-    assert html.count("<tr>") == 1 + 4
-    assert '<td style="text-align: left">blocks/{0..11}/q</td>' in html
-    assert "26 arrays, 56,321 elements, 207.5 KiB in total, 54.1 KiB per device (8 devices)" in html
-    html = long_table(canonical, [f"w{'x' * place}" for place in range(60)])._repr_html_()
-    assert html.count("<tr>") == 1 + MAX_ROWS
-    assert "... 20 smaller lines of 60 are omitted" in html

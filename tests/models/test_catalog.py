@@ -54,7 +54,7 @@ def test_reference_models_by_name():
 def test_what_is_given_wins_over_the_data_and_zero_does_not():
     def rows(spec):
         model = load_model({"name": "transformer", **spec}, vocabulary=256, length=64)
-        return model.init.args[0].vocabulary, model.init.args[0].length
+        return model.init.__self__.config.vocabulary, model.init.__self__.config.length
 
     assert rows({}) == rows({"vocabulary": 0, "length": 0}) == (256, 64)
     assert rows({"vocabulary": 300, "length": 128}) == (300, 128)

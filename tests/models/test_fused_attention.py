@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from spmdkit.mesh.targets import compiling_for, parse_target
-from spmdkit.models.attention import causal_attention
-from spmdkit.models.fused_attention import choose_attention, cudnn_attention
+from spmdkit.models.attention import causal_attention, choose_attention, cudnn_attention
 
 from spmdkit import UserError
 

@@ -97,14 +97,14 @@ def test_parameters_on_a_mesh_give_the_same_text():
             "The model toy does not define `predict`, so it cannot continue a prompt. Give it one, `predict",
         ),
         (counting, {"prompt": [3, V, -1]}, rf"tokens \[7, -1\], but the model's vocabulary is 0 to {V - 1}"),
-        (counting, {"length": 0, "window": 0}, "length=0 must be at least 1.\nwindow=0 must be at least 1."),
-        (counting, {"temperature": float("nan")}, "temperature=nan must be at least 0"),
+        (counting, {"length": 0, "window": 0}, "length=0 and window=0 must be at least 1"),
+        (counting, {"temperature": float("nan")}, "temperature=nan at least 0"),
         (counting, {"seed": 2**32}, r"seed=4294967296 must be from 0 to 2\*\*32 - 1"),
         (counting, {"prompt": "\udcff"}, r"The prompt '\\udcff' is not valid UTF-8"),
-        (counting, {"temperature": -1.0}, "temperature=-1.0 must be at least 0"),
+        (counting, {"temperature": -1.0}, "temperature=-1.0 at least 0"),
         (lambda params, batch: batch["inputs"] * 1.0, {}, r"shape \(1, 4\) for 4 tokens.*\(1, 4, vocabulary\)"),
     ],
 )
-def test_problems(predict, options, message):
+def test_rejects_invalid_arguments(predict, options, message):
     with pytest.raises(ValueError, match=message):
         generate(model_of(predict), PARAMS, **{"prompt": [0], "length": 1, "window": 4, **options})

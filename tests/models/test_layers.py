@@ -1,4 +1,4 @@
-"""Biases add up like any sum, and backward reads them."""
+"""Layers: values, dtypes, and what backward keeps; their formulas are in test_reference.py."""
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +8,12 @@ from spmdkit.models.layers import (
     add_biases,
     cross_entropy,
     dropout,
-    head_norm,
     layer_norm,
     named_key,
-    norm,
     recompute,
     rms_norm,
     truncated_normal,
 )
-from spmdkit.models.transformer_config import TransformerConfig
 
 RANDOM = np.random.default_rng(0)
 
@@ -55,44 +52,10 @@ def test_a_bias_that_is_no_number_has_no_gradient():
     np.testing.assert_array_equal(gradient, [np.nan, 1.0])
 
 
-random = np.random.default_rng(0)
-LOGITS = random.normal(size=(3, 5, 7)).astype(np.float32)
-TARGETS = random.integers(0, 7, (3, 5)).astype(np.int32)
-WEIGHTS = np.array([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0.5]], np.float32)
-
-
-@pytest.mark.slow
-def test_sum_and_weight():
-    total, weight = cross_entropy(LOGITS, TARGETS, WEIGHTS)
-    expected = -np.take_along_axis(np.asarray(jax.nn.log_softmax(LOGITS)), TARGETS[..., None], axis=-1)[..., 0]
-    np.testing.assert_allclose(total, (expected * WEIGHTS).sum(), rtol=1e-6)
-    assert weight == 7.5
-
-
-@pytest.mark.slow
-def test_pieces_add_up_to_the_whole():
-    whole = cross_entropy(LOGITS, TARGETS, WEIGHTS)
-    pieces = [cross_entropy(LOGITS[row], TARGETS[row], WEIGHTS[row]) for row in range(3)]
-    np.testing.assert_allclose(np.sum(pieces, axis=0), whole, rtol=1e-6)
-
-
 @pytest.mark.slow
 def test_large_logits_stay_finite():
     total, _ = cross_entropy(jnp.array([[1e4, -1e4]]), jnp.array([1]), jnp.array([1.0]))
     np.testing.assert_allclose(total, 2e4)
-
-
-@pytest.mark.slow
-def test_gradient_is_weighted_softmax_minus_one_hot():
-    gradient = jax.grad(lambda logits: cross_entropy(logits, TARGETS, WEIGHTS)[0])(LOGITS)
-    expected = (np.asarray(jax.nn.softmax(LOGITS)) - np.eye(7)[TARGETS]) * WEIGHTS[..., None]
-    np.testing.assert_allclose(gradient, expected, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_weights_take_the_dtype_of_the_logits(float64):
-    total, weight = cross_entropy(LOGITS.astype(np.float64), TARGETS, WEIGHTS)
-    assert (total.dtype, weight.dtype) == (jnp.float64, jnp.float64)
 
 
 KEY_DROPOUT = jax.random.key(0)
@@ -108,33 +71,6 @@ def test_rate_and_scale():
     assert set(np.unique(dropped)) == {0.0, np.float32(1 / 0.75)}
     np.testing.assert_allclose((dropped == 0).mean(), 0.25, atol=0.01)
     np.testing.assert_allclose(dropped.mean(), 1.0, atol=0.02)
-
-
-@pytest.mark.slow
-def test_a_mask_belongs_to_its_example():
-    rows = jnp.ones((3, 8, 16))
-    together = drop(rows, [7, 8, 9])
-    np.testing.assert_array_equal(drop(rows[:1], [8])[0], together[1])
-    np.testing.assert_array_equal(drop(rows, [9, 7, 8]), together[[2, 0, 1]])
-
-
-@pytest.mark.slow
-def test_a_mask_belongs_to_its_position():
-    rows = jnp.ones((2, 8, 16))
-    whole = drop(rows, [7, 8])
-    held = jnp.asarray([0, 1, 6, 7])
-    np.testing.assert_array_equal(drop(rows[:, :4], [7, 8], held), whole[:, held])
-
-
-def test_masks_differ_between_examples_places_and_keys():
-    rows = jnp.ones((1, 8, 16))
-    masks = [
-        drop(rows, [7]),
-        drop(rows, [8]),
-        drop(rows, [7], name="attention"),
-        drop(rows, [7], key=jax.random.key(1)),
-    ]
-    assert len({mask.tobytes() for mask in masks}) == len(masks)
 
 
 def test_keeps_the_dtype():
@@ -187,18 +123,6 @@ def test_formulas():
     np.testing.assert_allclose(
         layer_norm(X_NORMS, SCALE, BIAS, EPSILON), by_hand(X_NORMS, SCALE, BIAS), rtol=1e-5, atol=1e-6
     )
-
-
-@pytest.mark.parametrize(("name", "bias"), [("rms", None), ("layer", BIAS)])
-def test_the_norm_that_a_config_asks_for(name, bias):
-    config = TransformerConfig(vocabulary=8, width=8, heads=2, norm=name, norm_epsilon=EPSILON)
-    found = norm(config, X_NORMS, {"norm": SCALE, "norm_bias": BIAS})
-    np.testing.assert_allclose(found, by_hand(X_NORMS, SCALE, bias), rtol=1e-5, atol=1e-6)
-
-
-def test_each_head_by_itself():
-    heads = X_NORMS.reshape(2, 3, 2, 4)
-    np.testing.assert_allclose(head_norm(heads, SCALE[:4], EPSILON), by_hand(heads, SCALE[:4]), rtol=1e-5, atol=1e-6)
 
 
 def test_half_precision_is_summed_in_float32():

@@ -12,8 +12,8 @@ from reference.transformer import attention, rms_norm, rotate
 from spmdkit.models.attention import causal_attention
 from spmdkit.models.attention import rotate as rotate_heads
 from spmdkit.models.layers import rms_norm as our_rms_norm
-from spmdkit.models.moe import MoEConfig, moe, route
-from spmdkit.models.transformer import WHOLE, TransformerConfig, logits, transformer
+from spmdkit.models.moe import MixtureOfExperts, MoEConfig, moe
+from spmdkit.models.transformer import WHOLE, Transformer, TransformerConfig, transformer
 from spmdkit.parallel.blocks.grouped_experts import apply_experts
 
 HALF_STEP = 2.0**-8
@@ -83,7 +83,7 @@ def test_logits_are_wide(tied):
     config = TransformerConfig(vocabulary=20, length=4, width=64, tied=tied)
     x, norm, table = numbers(2, 4, 64), jnp.ones(64, jnp.bfloat16), numbers(20, 64)
     groups = {"head": {"norm": norm} | ({} if tied else {"logits": table.T}), "embed": {"tokens": table}}
-    found = jax.jit(lambda: logits(config, WHOLE, groups, {"hidden": x}))()
+    found = jax.jit(lambda: Transformer(config, WHOLE).logits(groups, {"hidden": x}))()
     assert found.dtype == jnp.float32
     normed = jax.jit(lambda: our_rms_norm(x, norm, config.norm_epsilon))()
     right = exact(lambda x, table: x @ table.T, normed, table)
@@ -93,7 +93,7 @@ def test_logits_are_wide(tied):
 def test_a_router_is_wide():
     config = MoEConfig(experts=4, top_k=2, auxiliary_loss=0.5, z_loss=0.25)
     router, x = numbers(64, 4), numbers(2, 10, 64)
-    found = jax.jit(lambda: route(config, WHOLE, router, x))()
+    found = jax.jit(lambda: MixtureOfExperts(config, WHOLE).route(router, x))()
     for mine, place in ((found.gate_BLk, 1), (found.loss_B, 3)):
         assert mine.dtype == jnp.float32
         assert worst(mine, exact(lambda r, x, i=place: reference.mixture.route(config, r, x)[i], router, x)) < SINGLE

@@ -15,7 +15,7 @@ from spmdkit.models.attention import causal_attention
 from spmdkit.models.attention import rotate as rotate_heads
 from spmdkit.models.layers import cross_entropy, dropout
 from spmdkit.models.layers import rms_norm as our_rms_norm
-from spmdkit.models.moe import MoEConfig, route
+from spmdkit.models.moe import MixtureOfExperts, MoEConfig
 from spmdkit.models.transformer import WHOLE, _swiglu
 from spmdkit.models.transformer_config import TransformerConfig
 from spmdkit.parallel.expert import ExpertConfig, buffer_of, combine, dispatch, placement
@@ -129,14 +129,14 @@ def test_router(top_k, float64):
     """Gates, places and losses; and the gradients of gates and losses, by the router's matrix and by what it reads."""
     config = MoEConfig(experts=4, top_k=top_k, capacity_factor=0.75, auxiliary_loss=0.5, z_loss=0.25)
     router, x = normal(6, 4), normal(2, 10, 6)
-    found = jax.jit(lambda: route(config, WHOLE, router, x))()
+    found = jax.jit(lambda: MixtureOfExperts(config, WHOLE).route(router, x))()
     expert, _, kept, _ = jax.jit(lambda: reference.mixture.route(config, router, x))()
     np.testing.assert_array_equal(found.expert_BLk, expert)
     np.testing.assert_array_equal(found.kept_BLk, kept)
     assert 0 < kept.sum() < kept.size
 
     def ours(router, x):
-        routing = route(config, WHOLE, router, x)
+        routing = MixtureOfExperts(config, WHOLE).route(router, x)
         return routing.gate_BLk, routing.loss_B
 
     assert_same(ours, lambda *own: reference.mixture.route(config, *own)[1::2], router, x)

@@ -9,7 +9,7 @@ import pytest
 import reference
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from spmdkit.models.transformer import TransformerConfig, init, transformer
+from spmdkit.models.transformer import TransformerConfig, transformer
 from support.small_transformers import SMALL, VARIANTS, first_params, make_batch
 
 
@@ -85,32 +85,11 @@ def test_later_tokens_change_nothing_before_them():
     assert (np.abs(before - after).max(axis=-1)[0, 66:] > 0).all()
 
 
-@pytest.mark.slow
-def test_grouped_heads_equal_repeated_heads():
-    params, batch = make_params(SMALL), make_batch(SMALL)
-    repeated = make_params(SMALL)
-    for name in ("key", "value"):
-        heads = params["blocks"]["attention"][name].reshape(SMALL.layers, SMALL.width, SMALL.num_kv_heads, -1)
-        repeated["blocks"]["attention"][name] = np.repeat(heads, 2, axis=2).reshape(SMALL.layers, SMALL.width, -1)
-    grouped = jax.jit(transformer(SMALL).predict)(params, batch)
-    multi_head = jax.jit(transformer(VARIANTS["multi-head"]).predict)(repeated, batch)
-    np.testing.assert_allclose(grouped, multi_head, rtol=1e-4, atol=1e-4)
-
-
 def test_a_token_outside_the_vocabulary_is_not_another_token():
     batch = make_batch(SMALL)
     batch["inputs"][0, 0] = SMALL.vocabulary
     total, _ = jax.jit(transformer(SMALL).loss)(make_params(SMALL), batch, None)
     assert np.isnan(total)
-
-
-@pytest.mark.slow
-def test_rows_of_weight_zero_do_not_count():
-    model, params, batch = transformer(SMALL), make_params(SMALL), make_batch(SMALL)
-    batch["weights"][1] = 0
-    kept = {name: value[[0, 2]] for name, value in batch.items()}
-    whole, part = (jax.jit(model.loss)(params, rows, None) for rows in (batch, kept))
-    np.testing.assert_allclose(whole, part, rtol=1e-6)
 
 
 # Dropout
@@ -206,38 +185,3 @@ def test_first_parameters_are_the_same_bits_in_any_layout(data, fsdp):
     one, split = jax.jit(model.init)(key), jax.jit(model.init, out_shardings=shardings)(key)
     assert split["blocks"]["mlp"]["gate"].sharding.shard_shape((4, 48, 128)) == (4, 48, 128 // fsdp)
     jax.tree.map(np.testing.assert_array_equal, one, split)
-
-
-@pytest.mark.slow
-def test_scales_of_first_parameters():
-    config = TransformerConfig(vocabulary=512, length=8, layers=2, width=128, heads=4)
-    params = first_params(config)
-    stds = {
-        ("embed", "tokens"): 1.0,
-        ("blocks", "attention", "query"): 128**-0.5,
-        ("blocks", "attention", "out"): (128 * 4) ** -0.5,
-        ("blocks", "mlp", "down"): (384 * 4) ** -0.5,
-        ("head", "logits"): 128**-0.5,
-    }
-    for path, std in stds.items():
-        leaf = params
-        for name in path:
-            leaf = leaf[name]
-        np.testing.assert_allclose(np.std(leaf), std, rtol=0.02)
-    np.testing.assert_allclose(
-        np.std(first_params(replace(config, tied=True))["embed"]["tokens"]), 128**-0.5, rtol=0.02
-    )
-    assert (params["head"]["norm"] == 1).all()
-    assert (params["blocks"]["mlp"]["norm"] == 1).all()
-
-
-@pytest.mark.slow
-def test_a_block_does_not_depend_on_how_many_there_are():
-    few, many = (first_params(replace(SMALL, layers=n))["blocks"]["mlp"] for n in (2, 3))
-    np.testing.assert_array_equal(few["gate"], many["gate"][:2])
-    np.testing.assert_allclose(few["down"] * 4**0.5, many["down"][:2] * 6**0.5, rtol=1e-6)
-    assert (few["gate"][0] != few["gate"][1]).any()
-
-
-def test_init_is_exported_as_a_plain_function():
-    assert jax.eval_shape(lambda key: init(SMALL, key), jax.random.key(0))["embed"]["tokens"].shape == (23, 16)

@@ -9,7 +9,7 @@ import optax
 import pytest
 import reference
 from jax.sharding import PartitionSpec
-from spmdkit.models.moe import MoEConfig, moe, route
+from spmdkit.models.moe import MixtureOfExperts, MoEConfig, moe
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
 from spmdkit.parallel.blocks.grouped_experts import apply_experts
 from spmdkit.parallel.context import ContextConfig, local_positions
@@ -225,7 +225,7 @@ def test_routes_split_rows_like_whole_ones(attention, factor, float64):
 
     def local(x):
         held = local_positions(16, context)
-        routing = route(own, parallel, jnp.asarray(router), jnp.take(x, held, axis=1))
+        routing = MixtureOfExperts(own, parallel).route(jnp.asarray(router), jnp.take(x, held, axis=1))
         return held, routing.expert_BLk, routing.kept_BLk, jax.lax.psum(routing.loss_B, "context")
 
     rows = PartitionSpec(None, "context")

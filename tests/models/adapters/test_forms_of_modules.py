@@ -146,6 +146,81 @@ def test_keras_with_two_inputs_and_probabilities():
     assert jnp.array_equal(found[1], found[2])
 
 
+@pytest.mark.slow
+def test_linen_with_annotated_axes_and_recomputed_layers():
+    """Parameters are plain arrays, without the boxes that name their axes; losses of positions."""
+    from flax import linen as nn
+
+    class Layer(nn.Module):
+        @nn.compact
+        def __call__(self, x, mask):
+            kernel = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
+            x = x + nn.MultiHeadDotProductAttention(2, deterministic=True)(nn.LayerNorm()(x), mask=mask)
+            return x + nn.Dense(8, kernel_init=kernel)(nn.gelu(x))
+
+    class Language(nn.Module):
+        @nn.compact
+        def __call__(self, tokens):
+            embed = nn.Embed(CLASSES, 8)
+            x = embed(tokens) + self.param("positions", nn.initializers.normal(0.1), (FEATURES, 8))
+            return embed.attend(nn.remat(Layer)()(x, nn.make_causal_mask(tokens)))
+
+    def rows(seed=0):
+        tokens = np.random.default_rng(seed).integers(0, CLASSES, (2, ROWS, FEATURES)).astype(np.int32)
+        return batch(seed) | {"inputs": tokens[0], "targets": tokens[1]}
+
+    model = adapt(Language(), loss="softmax_cross_entropy", example=rows())
+    kernel = model.init(jax.random.key(0))["CheckpointLayer_0"]["Dense_0"]["kernel"]
+    assert isinstance(kernel, jax.Array)
+    result = verify(model, {"data": 2}, [rows(seed) for seed in range(2)], devices=toy.devices(2))
+    assert result.ok, str(result)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The model does not pass JAX's checks")
+def test_equinox_with_a_flag_and_a_key():
+    import equinox as eqx
+
+    class Net(eqx.Module):
+        first: eqx.nn.Linear
+        scale: jax.Array
+        size: int
+        dropout: eqx.nn.Dropout
+        head: eqx.nn.Sequential
+
+        def __init__(self, key, size=8):
+            first, second = jax.random.split(key)
+            self.first, self.scale, self.size = eqx.nn.Linear(FEATURES, size, key=first), jnp.ones(size), size
+            self.dropout = eqx.nn.Dropout(0.25)
+            self.head = eqx.nn.Sequential([eqx.nn.LayerNorm(size), eqx.nn.Linear(size, CLASSES, key=second)])
+
+        def __call__(self, x, enable_dropout, key):
+            x, _ = jax.lax.scan(lambda sums, part: (sums + part, None), jnp.zeros(self.size), self.first(x)[None])
+            return self.head(self.dropout(self.scale * x, inference=not enable_dropout, key=key))
+
+    assert "random numbers" in proved(Net)
+
+
+@pytest.mark.slow
+def test_keras_model_that_is_not_built():
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = keras.layers.Dense(8, activation="relu"), keras.layers.Dense(CLASSES)
+            self.dropout = keras.layers.Dropout(0.25)
+
+        def call(self, inputs, training=False):
+            return self.second(self.dropout(self.first(inputs), training=training))
+
+    assert "random numbers" in proved(Net())
+
+
 def test_several_names_are_several_arguments():
     """Of a module that is called with both, in their order."""
     import equinox as eqx

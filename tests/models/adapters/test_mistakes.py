@@ -106,19 +106,6 @@ def test_the_argument_that_draws_is_no_option(load):
     assert "model.key is not an option" in message(load, "EquinoxClass", width=3, key=0)
 
 
-def test_keys_under_another_name(monkeypatch):
-    class Other(forms_of_names.NNXClass):
-        def __init__(self, rng):
-            super().__init__(3, rngs=rng)
-
-    monkeypatch.setattr(forms_of_names, "Other", Other, raising=False)
-    told = message(load_model, {"name": "support.forms_of_names:Other", "loss": "squared_error"}, example=example)
-    assert told == (
-        "model.rng is required: Other lacks a default for it. A class of flax.nnx gets its random keys in an "
-        "argument rngs: rename rng."
-    )
-
-
 def test_sizes_of_the_data_are_given_to_what_asks_for_them(monkeypatch):
     given = {}
 

@@ -78,7 +78,7 @@ def test_rejects_parameters_that_do_not_match(tmp_path):
         save(tmp_path / "second", loaded.config, params)
     assert "head/norm is [15]; the model's is [16]." in str(error.value)
     assert "head/logits is missing" in str(error.value)
-    assert "head/scale is not a parameter of the model." in str(error.value)
+    assert "head/scale is [3]; the model's is missing." in str(error.value)
     with pytest.raises(UserError, match="already exists"):
         save(tmp_path / "first", loaded.config, loaded.params)
     assert not (tmp_path / "second").exists()

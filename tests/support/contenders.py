@@ -88,7 +88,7 @@ def main() -> None:
             print(number, answers)
         if contest(folder, 1, 0, chance) != ["owns"]:
             print(number, "nobody can have it")
-        left = [path.name for path in folder.iterdir() if path.name != NAME]
+        left = [path.name for path in folder.iterdir() if not path.name.startswith(NAME)]
         if left:
             print(number, left)
 

@@ -12,9 +12,9 @@ end. Another job that wants the directory
 Clocks of different machines are never compared, only whether the file changes. An owner that was stopped for so long
 that another job took over notices before its next save, and ends without writing.
 
-A job reads `owner.json` and replaces it while it holds a lock (`owner.json.lock`), so that only one of several jobs takes
-over. The operating system releases the lock of a process that dies. On a file system without locks, two jobs that take
-over within a few milliseconds can both own the directory; the first one notices before its next save.
+A job reads `owner.json` and replaces it while it holds a lock (`owner.json.lock`), so that only one of several jobs
+takes over. The operating system releases the lock of a process that dies. On a file system without locks, two jobs that
+take over within a few milliseconds can both own the directory; the first one notices before its next save.
 """
 
 import errno

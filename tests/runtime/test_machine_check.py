@@ -38,11 +38,11 @@ def test_a_folder_of_a_run(tmp_path):
     ("name", "message"),
     [
         ("n" * 300, "cannot be created: File name too long. Set run.dir to another directory."),
-        ("/".join(["d" * 200] * 22), "cannot be created: File name too long"),
         ("file", "cannot be created: {here}/file is a file. Set run.dir to another directory, or"),
         ("file/below/it", "cannot be created: {here}/file is a file."),
         ("loop", "cannot be created: "),
         ("nothing", "cannot be created: "),
+        ("nothing/below/it", "cannot be created: "),
     ],
 )
 def test_a_folder_that_cannot_be_made(name, message, made, tmp_path):
@@ -54,17 +54,6 @@ def test_a_folder_that_cannot_be_made(name, message, made, tmp_path):
         made(tmp_path / name)
     assert f"The directory {tmp_path / name} of run.dir {message.format(here=tmp_path)}" in str(info.value)
     assert listing(tmp_path) == before
-
-
-def test_a_path_just_too_long_for_what_a_run_writes(tmp_path):
-    folder = tmp_path / "/".join(["d" * 200] * 19 + ["e" * (4000 - 19 * 201 - len(str(tmp_path)))])
-    with pytest.raises(ValueError, match="File name too long"):
-        check_directory(folder)
-
-
-def test_a_name_that_no_path_may_have():
-    with pytest.raises(ValueError, match=r"cannot be created: .*embedded null (byte|character)"):
-        check_directory(Path("/tmp/a\0b"))
 
 
 def test_every_piece_of_the_wrong_kind_is_named(tmp_path):
@@ -83,15 +72,6 @@ def test_every_piece_of_the_wrong_kind_is_named(tmp_path):
             "directory."
         ) in lines
     assert sum("is a file; a run keeps a directory of that name." in line for line in lines) == 2
-
-
-def test_pieces_that_are_no_files_at_all(tmp_path):
-    os.mkfifo(tmp_path / "metrics.jsonl")
-    (tmp_path / "checkpoints").symlink_to(tmp_path / "gone")
-    with pytest.raises(
-        ValueError, match=r"checkpoints is not usable: No such file.*\n.*metrics\.jsonl is a device or pi"
-    ):
-        check_directory(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +141,6 @@ def test_what_makes_a_folder_a_run(pieces, expected, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert is_run(tmp_path) == expected
-
-
-def test_a_name_that_is_no_text(tmp_path, monkeypatch):
-    """Also where only the working directory has it: every save would fail there, and be tried again."""
-    folder = tmp_path / os.fsdecode(b"r\xffn")
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    with pytest.raises(UserError, match=r"of run\.dir has a name that is not valid UTF-8, so no checkpoint"):
-        check_directory(Path("run").absolute())
 
 
 WIDE = ["model.widths=[16000000, 1000000]"]  # 1.6e13 parameters, and adamw's two averages of each

@@ -264,9 +264,7 @@ DAMAGED_DIRECTORIES = {
         "differs from the run in",
         "run.seed: 7 there, 0 here",
     ),
-    "no config.yaml beside checkpoints": damaged(
-        lambda run: (run / CONFIG).unlink(), "config.yaml does not contain data.", "and more"
-    ),
+    "no config.yaml beside checkpoints": damaged(lambda run: (run / CONFIG).unlink(), "its config.yaml is missing"),
     "a folder for config.yaml": damaged(
         lambda run: ((run / CONFIG).unlink(), (run / CONFIG).mkdir()), "config.yaml is a directory"
     ),
@@ -288,7 +286,7 @@ DAMAGED_DIRECTORIES = {
     "a file for logs": damaged(lambda run: file_for(run / "logs"), "logs is a file", words=LAUNCH),
     "half a config.yaml, launched": damaged(lambda run: cut(run / CONFIG, 0.3), "config.yaml", words=LAUNCH),
     "a link to nothing for the run": damaged(
-        lambda run: (shutil.rmtree(run), run.symlink_to("nothing")), "it is a broken symbolic link", words=LAUNCH
+        lambda run: (shutil.rmtree(run), run.symlink_to("nothing")), "is a broken symbolic link", words=LAUNCH
     ),
 }
 LAUNCHERS = {

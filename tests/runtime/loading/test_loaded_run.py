@@ -21,7 +21,7 @@ from spmdkit.models.generation import generate
 from spmdkit.parallel.model import Model
 from spmdkit.runtime import finish
 from spmdkit.runtime.loading.loaded_run import LoadedRun
-from spmdkit.runtime.provenance import Definition, Provenance, to_json
+from spmdkit.runtime.provenance import Provenance, to_json
 from support.runs import leave_run, whole, write_config, write_language_config
 
 import spmdkit
@@ -209,7 +209,7 @@ def test_a_model_of_arrays_in_a_tree_cannot_either(counting):
 def test_data_that_is_not_what_the_run_was_made_of_is_told(folder, tmp_path):
     copied = shutil.copytree(folder, tmp_path / "run")
     now = spmdkit.load_run(folder, mesh={}).splits
-    origin = Provenance("0123", "other digits", Definition("mlp"), Definition("adamw"))
+    origin = Provenance("0123", "other digits")
     (copied / "provenance.json").write_text(to_json(origin))
     with pytest.warns(
         UserWarning, match=r"was made of: then other digits, now synthetic: .* may hold rows that the run"

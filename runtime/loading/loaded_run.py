@@ -38,14 +38,7 @@ from ...training.predict import Predictor
 from ..build_run import choose_evenly, first_row, model_limits, plan_layouts
 from ..model_check import check_functions
 from ..provenance import changed_data
-from .eval_rows import (
-    EvalRows,
-    count_eval_rows,
-    difference_from_log,
-    log_of_same_rows,
-    logged_metrics,
-    other_parameters,
-)
+from .eval_rows import compare_with_log
 from .find_run import FoundRun
 from .fitting import Fitted, fitting_rows, rows_alone
 
@@ -181,21 +174,9 @@ class LoadedRun:
             threads=self.config.data.threads,
             limits=self._limits,
         )
-        if rows is None:
-            self._compare_with_log(found, count_eval_rows(len(source), self.batch_rows, max_batches, self._log))
+        if rows is None and (warning := compare_with_log(self, len(source), max_batches, found).warning):
+            warnings.warn(warning, stacklevel=2)
         return found
-
-    def _compare_with_log(self, found: Mapping[str, float], extent: EvalRows) -> None:
-        """Warns if the log of the run has other values for the same step, rows and parameters."""
-        if extent.logged_rows == extent.rows and not other_parameters(self.ema, self._log):
-            logged = logged_metrics(self.folder, self.step)
-            differs = difference_from_log(found, logged, self.config.precision.compute)
-            if differs:
-                warnings.warn(differs.removeprefix("warning: "), stacklevel=3)
-
-    @cached_property
-    def _log(self) -> Config | None:
-        return log_of_same_rows(self.folder, self.config)
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
         """Returns the results of the model's `predict` for some rows.

@@ -29,7 +29,7 @@ def test_prints_run_data_and_loss(untrained, capsys):
     assert split == "evaluation split: all 420 rows, 27 batches of 16"
     assert loss.split()[0] == "loss"
     assert 2 < float(loss.split()[1]) < 4
-    assert log == "The log of the run has figures of 32 of them (eval.batches=2): --batches 2 takes the same."
+    assert log == "The log of the run is of 32 rows (eval.batches=2): use --batches 2 for the same."
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_prints_run_data_and_loss(untrained, capsys):
     [
         (["--batches", "2"], "evaluation split: 32 of 420 rows, 2 batches of 16, as in the log of the run", ""),
         (["eval.batches=2"], "evaluation split: 32 of 420 rows, 2 batches of 16, as in the log of the run", ""),
-        (["--batches", "1"], "evaluation split: 16 of 420 rows, 1 batch of 16", "figures of 32 of them"),
-        (["eval.batches=0"], "evaluation split: all 420 rows, 27 batches of 16", "figures of 32 of them"),
+        (["--batches", "1"], "evaluation split: 16 of 420 rows, 1 batch of 16", "is of 32 rows"),
+        (["eval.batches=0"], "evaluation split: all 420 rows, 27 batches of 16", "is of 32 rows"),
         (["--split", "train", "--batches", "3"], "train split: 48 of 7,772 rows, 3 batches of 16", ""),
         (["data.eval_fraction=0.1", "--batches", "1"], "evaluation split: 16 of 8", ""),
     ],
@@ -66,7 +66,7 @@ def test_uses_the_log_of_the_run(untrained, tmp_path, capsys):
     code, printed = evaluate(capsys, untrained, run, "--batches", "2")
     assert code == 0
     assert "as in the log" not in printed.out
-    assert printed.out.splitlines()[-1].startswith("The log of the run has figures of 80 of them (eval.batches=5)")
+    assert printed.out.splitlines()[-1].startswith("The log of the run is of 80 rows (eval.batches=5)")
 
 
 @pytest.mark.parametrize(

@@ -1,82 +1,84 @@
-"""How many rows an evaluation takes, and what is said where the log of the run took others."""
+"""The rows, parameters and values of an evaluation against those in the log of the run."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
-from spmdkit.configs.schema import Config, EvalConfig, TrainConfig
-from spmdkit.runtime.loading.eval_rows import count_eval_rows, difference_from_log, logged_metrics, other_parameters
+from spmdkit.configs import load_config
+from spmdkit.runtime.loading.eval_rows import compare_with_log
+from support.runs import write_config
+
+LINES = ['{"step": 8, "loss": 1.0, "eval_loss": 3.62692, "eval_accuracy": null}', '{"step": 9, "loss": 1.0}']
+SAME = {"loss": 3.62692}
 
 
-def log(batches, global_batch=16, averages=False):
-    config = Config(eval=EvalConfig(batches=batches), train=TrainConfig(global_batch=global_batch))
-    ema = dataclasses.replace(config.optimizer.ema, decay=0.9 if averages else 0.0, evaluate=averages)
-    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, ema=ema))
-
-
-@pytest.mark.parametrize(
-    ("batch", "batches", "logged", "said", "difference"),
-    [
-        (16, None, log(0), "all 100 rows, 7 batches of 16, as in the log of the run", ""),
-        (16, 2, log(2), "32 of 100 rows, 2 batches of 16, as in the log of the run", ""),
-        (16, 7, log(0), "all 100 rows, 7 batches of 16, as in the log of the run", ""),
-        (16, None, log(9), "all 100 rows, 7 batches of 16, as in the log of the run", ""),
-        (16, 1, None, "16 of 100 rows, 1 batch of 16", ""),
-        (
-            16,
-            None,
-            log(2),
-            "all 100 rows, 7 batches of 16",
-            "figures of 32 of them (eval.batches=2): --batches 2 takes",
-        ),
-        (
-            32,
-            None,
-            log(2),
-            "all 100 rows, 4 batches of 32",
-            "figures of 32 of them (eval.batches=2): --batches 1 takes",
-        ),
-        (24, None, log(2), "all 100 rows, 5 batches of 24", "figures of 32 of them (eval.batches=2)."),
-        (
-            16,
-            2,
-            log(0),
-            "32 of 100 rows, 2 batches of 16",
-            "figures of all of them (eval.batches=0): leave out --batches",
-        ),
-    ],
-)
-def test_which_rows(batch, batches, logged, said, difference):
-    extent = count_eval_rows(100, batch, batches, logged)
-    assert str(extent) == said
-    assert difference in extent.difference
-    assert bool(extent.difference) == bool(difference)
+def loaded(folder, logged=0, *, batch=16, ema=False, averages=False, step=8, compute="float32"):
+    """A loaded run whose training evaluated `logged` batches of 16 rows, and what its log says."""
+    averaged = {"name": "sgd", "learning_rate": 0.1, "ema": {"decay": 0.9, "evaluate": averages}}
+    path = write_config(folder, eval={"every": 4, "batches": logged}, optimizer=averaged)
+    path.rename(folder / "config.yaml")
+    (folder / "metrics.jsonl").write_text("\n".join(LINES) + "\n")
+    config = load_config(folder / "config.yaml", [f"precision.compute={compute}"], sizes=False)
+    return SimpleNamespace(folder=folder, config=config, batch_rows=batch, ema=ema, step=step)
 
 
 @pytest.mark.parametrize(
-    ("ema", "logged", "said"),
+    ("batch", "batches", "logged", "rows", "remark"),
     [
-        (False, None, ""),
-        (True, None, ""),
-        (False, log(0), ""),
-        (True, log(0, averages=True), ""),
-        (False, log(0, averages=True), "of the averages (optimizer.ema.evaluate): --ema takes these."),
-        (True, log(0), "of the parameters themselves: leave out --ema for the same."),
+        (16, None, 0, (100, 100), ""),
+        (16, 2, 2, (32, 32), ""),
+        (16, 7, 0, (100, 100), ""),
+        (16, None, 9, (100, 100), ""),
+        (16, None, 2, (100, 32), "is of 32 rows (eval.batches=2): use --batches 2 for the same."),
+        (32, None, 2, (100, 32), "use --batches 1 for the same."),
+        (24, None, 2, (100, 32), "is of 32 rows (eval.batches=2)."),
+        (16, 2, 0, (32, 100), "is of 100 rows (eval.batches=0): omit --batches for the same."),
     ],
 )
-def test_which_parameters(ema, logged, said):
-    assert other_parameters(ema, logged).endswith(said)
-    assert bool(other_parameters(ema, logged)) == bool(said)
+def test_compares_only_the_same_rows(batch, batches, logged, rows, remark, tmp_path):
+    found = compare_with_log(loaded(tmp_path, logged, batch=batch), 100, batches, SAME)
+    assert (found.rows, found.log_rows) == rows
+    assert found.remark.endswith(remark)
+    assert bool(found.remark) == bool(remark)
+    assert found.logged == ({} if remark else SAME)
 
 
-def test_compares_an_evaluation_with_the_log(tmp_path):
-    lines = ['{"step": 8, "loss": 1.0, "eval_loss": 3.62692, "eval_accuracy": null}', '{"step": 9, "loss": 1.0}']
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert logged_metrics(tmp_path, 8) == {"loss": 3.62692}
-    assert logged_metrics(tmp_path, 9) == logged_metrics(tmp_path, 7) == logged_metrics(tmp_path / "none", 8) == {}
-    logged = {"loss": 3.62692, "accuracy": 0.5}
-    assert difference_from_log({"loss": 3.62692 * (1 + 1e-6), "accuracy": 0.5}, logged, "float32") == ""
-    assert difference_from_log({"loss": 3.627, "accuracy": 0.5}, logged, "bfloat16") == ""
-    found = difference_from_log({"loss": 3.60616, "accuracy": 0.5}, logged, "bfloat16")
-    assert found.startswith("warning: the log of the run has other values")
-    assert "loss 3.60616 here, 3.62692 in the log." in found
-    assert difference_from_log({"loss": float("nan")}, logged, "float32")
+@pytest.mark.parametrize(
+    ("ema", "averages", "remark"),
+    [
+        (True, True, ""),
+        (False, True, "of the averages (optimizer.ema.evaluate): use --ema for the same."),
+        (True, False, "of the parameters themselves: omit --ema for the same."),
+    ],
+)
+def test_compares_only_the_same_parameters(ema, averages, remark, tmp_path):
+    found = compare_with_log(loaded(tmp_path, ema=ema, averages=averages), 100, None, SAME)
+    assert found.remark.endswith(remark)
+    assert bool(found.remark) == bool(remark)
+    assert found.logged == ({} if remark else SAME)
+
+
+@pytest.mark.parametrize(
+    ("loss", "compute", "differs"),
+    [
+        (3.62692 * (1 + 1e-6), "float32", False),
+        (3.627, "bfloat16", False),
+        (3.60616, "bfloat16", True),
+        (float("nan"), "float32", True),
+    ],
+)
+def test_warns_of_other_values(loss, compute, differs, tmp_path):
+    found = compare_with_log(loaded(tmp_path, compute=compute), 100, None, {"loss": loss})
+    assert bool(found.warning) == differs
+    if differs:
+        assert f"loss {loss:.6g} here, 3.62692 in the log." in found.warning
+
+
+def test_compares_nothing_with_other_data_or_steps(tmp_path):
+    run = loaded(tmp_path)
+    assert compare_with_log(loaded(tmp_path, step=9), 100, None, SAME).logged == {}
+    data = dataclasses.replace(run.config.data, eval_fraction=0.5)
+    other = SimpleNamespace(**{**vars(run), "config": dataclasses.replace(run.config, data=data)})
+    assert compare_with_log(other, 100, None, SAME) == (100, None, {}, "", "")
+    (tmp_path / "config.yaml").unlink()
+    assert compare_with_log(run, 100, None, SAME).log_rows is None

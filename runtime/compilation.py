@@ -46,7 +46,7 @@ from ..mesh.files import atomic_write, write_text
 from ..mesh.processes import broadcast_text, exchange, is_main_process
 
 DEFAULT, NONE, PLATFORMS = "default", "none", "jax_platforms"
-MIN_SECONDS = "jax_persistent_cache_min_compile_time_secs"
+DIRECTORY, MIN_SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
 MIN_COMPILE_SECONDS = 0.0
 """Stores every program; JAX's default is those over 1 second. Loading a small one takes less time than compiling it: a
 second start of the preset mlp takes 3.5 s instead of 7.2 s (2 cores, 2026-11-23)."""
@@ -156,7 +156,7 @@ def _find_problem(options: tuple[tuple[str, Any], ...]) -> tuple[str, str] | Non
                 f"XLA of jaxlib {version('jaxlib')} does not know {unknown[1]}; remove it, or find its new name"
             )
         alone = (name for name, value in options if len(options) > 1 and _find_problem(((name, value),)))
-        name = next(alone, options[0][0])
+        name = next(alone, next(iter(dict(options))))
         return name, f"{name}: {str(error).splitlines()[0]}"
     return None
 
@@ -248,8 +248,8 @@ def open_cache(run: RunConfig, simulated: int, rendezvous: float, say: Callable[
         directory = CacheDirectory("", problem)
     if not {"JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"} & {*os.environ}:
         jax.config.update(MIN_SECONDS, MIN_COMPILE_SECONDS)
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", directory.path or None)
+    before = getattr(jax.config, DIRECTORY)
+    jax.config.update(DIRECTORY, directory.path or None)
     if directory.path != before or keys is not None:
         keep_programs(AgreedPrograms(Path(directory.path), keys) if keys is not None and directory.path else None)
     return directory
@@ -340,20 +340,6 @@ def _keys(directory: Path) -> list[str]:
     return []
 
 
-class Compiled(NamedTuple):
-    """The programs that a process compiled.
-
-    Attributes:
-        programs: Their number.
-        read: The number of those that were read from the cache.
-        seconds: The time of all of them.
-    """
-
-    programs: int
-    read: int
-    seconds: float
-
-
 class Compilation:
     """Counts the programs that this process compiles from now on.
 
@@ -363,19 +349,19 @@ class Compilation:
 
     def __init__(self, directory: CacheDirectory) -> None:
         self.directory = directory
-        self._before = compiled()
+        self._before = dict(_count_programs())
 
     @property
-    def found(self) -> Compiled:
-        """The programs so far."""
-        now, before = compiled(), self._before
-        return Compiled(now.programs - before.programs, now.read - before.read, now.seconds - before.seconds)
+    def found(self) -> dict[str, float]:
+        """The number of programs so far, the number of those that were read from the cache, and the seconds of all."""
+        now = _count_programs()
+        return {name: round(now[name] - self._before[name], 3) for name in ("programs", "read", "seconds")}
 
     def line(self) -> str:
         """Returns the programs so far as a line of text."""
         found, directory = self.found, self.directory
-        read = f", {found.read} of them read from {directory.path}" if directory.path else f"; {directory}"
-        return f"Compiled {found.programs} programs in {found.seconds:.1f} s{read}."
+        read = f", {found['read']} of them read from {directory.path}" if directory.path else f"; {directory}"
+        return f"Compiled {found['programs']} programs in {found['seconds']:.1f} s{read}."
 
     def write(self, folder: Path, options: XlaOptions) -> None:
         """Writes compilation.json in process 0: versions, devices, flags, options and the programs of this start.
@@ -395,29 +381,22 @@ class Compilation:
             "options": dict(options.used),
             "left_out": dict(options.left_out),
             "kept_in": str(self.directory),
-            **{**self.found._asdict(), "seconds": round(self.found.seconds, 3)},
+            **self.found,
         }
         write_text(folder / NAME, json.dumps(record, indent=2) + "\n")
 
 
-def compiled() -> Compiled:
-    """Returns what this process has compiled since the first call."""
-    counts = _counts()
-    return Compiled(int(counts[COMPILED]), int(counts[HIT]), counts["seconds"])
-
-
 @functools.cache
-def _counts() -> dict[str, float]:
-    """Registers listeners for JAX's events, and returns the counts that they update."""
-    counts = {COMPILED: 0.0, HIT: 0.0, "seconds": 0.0}
+def _count_programs() -> dict[str, float]:
+    """Returns the programs since the first call; listeners for JAX's events update it."""
+    counts = {"programs": 0, "read": 0, "seconds": 0.0}
 
     def count(event: str, **_: Any) -> None:
-        if event == HIT:
-            counts[HIT] += 1
+        counts["read"] += event == HIT
 
     def add(event: str, duration_secs: float, **_: Any) -> None:
         if event == COMPILED:
-            counts[COMPILED] += 1
+            counts["programs"] += 1
             counts["seconds"] += duration_secs
 
     jax.monitoring.register_event_listener(count)

@@ -82,7 +82,7 @@ def agree_on_config(config: Config) -> None:
     found |= numeric_settings(os.environ, jax_settings())
     keys = flatten_mapping(as_plain(config))
     found |= {key: json.dumps(value, default=str) for key, value in keys.items() if key not in HOST_KEYS}
-    _agree("config", found, config.timeouts.rendezvous)
+    agree("config", found, config.timeouts.rendezvous)
 
 
 def agree_on_start(built: Built, provenance: Provenance) -> None:
@@ -105,7 +105,7 @@ def agree_on_start(built: Built, provenance: Provenance) -> None:
         "the program of a step (StableHLO)": _short_hash(built.step.lower(built.batch).as_text()),
         **numeric_settings(os.environ, jax_settings()),  # the user's own modules may have changed some
     }
-    _agree("start", found, built.config.timeouts.rendezvous)
+    agree("start", found, built.config.timeouts.rendezvous)
 
 
 def numeric_settings(environ: Mapping[str, str], settings: Mapping[str, object]) -> dict[str, str]:
@@ -219,7 +219,18 @@ def _flags(text: str) -> dict[str, str]:
     return {name: value if equals else "true" for name, equals, value in parts}
 
 
-def _agree(name: str, found: Mapping[str, str], seconds: float) -> None:
+def agree(name: str, found: Mapping[str, str], seconds: float) -> None:
+    """Checks that all processes have found the same; every process of the run calls this.
+
+    Args:
+        name: The name of this comparison, used once.
+        found: What this process has found, by name.
+        seconds: Seconds to wait for the other processes.
+
+    Raises:
+        Disagreement: They differ; names the differences and the ranks.
+        ProcessesMissing: Some did not answer in time.
+    """
     say = print_progress if is_main_process() else (lambda line: None)
     texts = exchange(name, json.dumps(found), seconds=seconds, say=say)
     if len(set(texts)) == 1:

@@ -224,14 +224,12 @@ class TrainingRun:
     def after_step(self) -> Callable[[int, TrainState], None] | None:
         """The hook for every started step and the state after it, which must not wait; None if nothing needs it."""
         hooks = [hook for hook in (self.hooks.recorder.after_step, self.guards.after_step) if hook is not None]
-        if len(hooks) < 2:
-            return hooks[0] if hooks else None
 
         def call_all(number: int, state: TrainState) -> None:
             for hook in hooks:
                 hook(number, state)
 
-        return call_all
+        return call_all if hooks else None
 
     def stop(self, number: int, state: TrainState) -> None:
         """Saves after a signal or a callback stopped the run, in every process at the same step."""

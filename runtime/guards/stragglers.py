@@ -135,48 +135,42 @@ class Stragglers:
         Args:
             works: The work by rank; None if a rank has not published any.
         """
-        if any(work is None for work in works):
+        present = [work for work in works if work is not None]
+        if len(present) < len(works):
             return
-        slow = set(slow_ranks(works, self._share))
+        slow = set(slow_ranks(present, self._share))
         for rank in sorted(slow - self._slow):
-            self._say(f"warning: {describe_straggler(rank, works)}")
+            self._say(f"warning: {describe_straggler(rank, present)}")
         if self._slow - slow:
             again = sorted(self._slow - slow)
             self._say(f"{ranks(again).capitalize()} no longer delay{'s' if len(again) == 1 else ''} the others.")
         self._slow = slow
 
 
-def slow_ranks(works: Sequence[Work | None], share: float) -> list[int]:
+def slow_ranks(works: Sequence[Work], share: float) -> list[int]:
     """Returns the ranks that delay every step by their own work.
 
     Args:
-        works: The work by rank; None if a rank has not published any.
+        works: The work by rank, of at least two.
         share: The share of a step above which a delay counts.
     """
-    present = [work for work in works if work is not None]
-    if len(present) < max(2, len(works)):
-        return []
+    paces = [work.pace for work in works]
     found = []
-    for rank, work in enumerate(present):
-        excess = work.own - _elsewhere([each.pace for each in present], rank)
+    for rank, work in enumerate(works):
+        excess = work.own - _elsewhere(paces, rank)
         if excess > max(MIN_SECONDS, share * work.step) and work.wait < max(share * work.step, excess / 2):
             found.append(rank)
     return found
 
 
-def describe_straggler(rank: int, works: Sequence[Work | None]) -> str:
+def describe_straggler(rank: int, works: Sequence[Work]) -> str:
     """Returns a sentence about one slow rank, with figures."""
-    present = [work for work in works if work is not None]
-    work = present[rank]
-    pace, own, data = (
-        _elsewhere(values, rank) for values in zip(*((each.pace, each.own, each.data) for each in present), strict=True)
-    )
-    times = f", {work.own / pace:.1f} times what the others need" if pace > 0 else ""
-    rest, others = work.own - work.data, own - data
+    work = works[rank]
+    own, data = (_elsewhere(values, rank) for values in ([each.own for each in works], [each.data for each in works]))
     return (
-        f"rank {rank} delays every step: of the {_ms(work.step)} of a step its own work takes {_ms(work.own)}{times} "
-        f"(waiting for data {_ms(work.data)}, {_ms(data)} elsewhere; Python {_ms(max(0.0, rest))}, "
-        f"{_ms(max(0.0, others))} elsewhere; medians of {work.steps} steps)."
+        f"rank {rank} delays every step: of the {_ms(work.step)} of a step its own work takes {_ms(work.own)}, "
+        f"{_ms(own)} elsewhere (waiting for data {_ms(work.data)}, {_ms(data)} elsewhere; medians of {work.steps} "
+        "steps)."
     )
 
 

@@ -10,7 +10,6 @@
 The data is opened on first use: predictions and generation do not need it.
 """
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -36,9 +35,6 @@ from .loaded_run import LoadedRun as LoadedRun
 
 AGREEMENTS = count(1)
 """Numbers of the agreements of processes, which all load equally often, in the same order."""
-SEE_SECONDS = 60.0
-"""The time for a checkpoint to appear on another host: network file systems cache its absence for so long."""
-POLL_SECONDS = 0.2
 IN_CHANGES = "in changes"
 """The place of the key=value arguments of `load_run`, for messages."""
 
@@ -156,14 +152,11 @@ def agree_on_checkpoint(place: FoundRun, seconds: float) -> Path:
     if not name:
         raise CheckpointError(f"No complete checkpoint in {place.found.checkpoints}, as rank 0 sees it.")
     folder = place.found.checkpoints / name
-    deadline = time.monotonic() + SEE_SECONDS
-    while not folder.is_dir():
-        if time.monotonic() > deadline:
-            raise CheckpointError(
-                f"Rank 0 loads the checkpoint {folder}, and rank {jax.process_index()} sees none there. Give a path on "
-                "a file system that all hosts mount, under the same name."
-            )
-        time.sleep(POLL_SECONDS)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"Rank 0 loads the checkpoint {folder}, and rank {jax.process_index()} sees none there. Give a path on a "
+            "file system that all hosts mount, under the same name; network file systems may show it a minute later."
+        )
     return folder
 
 

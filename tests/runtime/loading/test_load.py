@@ -279,11 +279,10 @@ def second_of_two(monkeypatch):
     monkeypatch.setattr(load_module.jax, "process_count", lambda: 2)
     monkeypatch.setattr(load_module.jax, "process_index", lambda: 1)
     monkeypatch.setattr(load_module, "broadcast_text", lambda name, text, seconds: told.pop(0))
-    monkeypatch.setattr(load_module, "SEE_SECONDS", 0.5)
     return told
 
 
-def test_what_is_not_seen_here_is_waited_for_and_told(second_of_two, folder, tmp_path):
+def test_what_is_not_seen_here_is_told(second_of_two, folder, tmp_path):
     second_of_two += ["4", "12", ""]
     copied = shutil.copytree(folder, tmp_path / "run")
     place = find_run(copied)

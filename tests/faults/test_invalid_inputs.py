@@ -116,15 +116,6 @@ def test_explain_reports_invalid_layouts(tmp_path, capsys):
     assert "layers/7/kernel" in capsys.readouterr().err
 
 
-def test_shortens_long_values(tmp_path, capsys):
-    overrides = ["data.source=text", f"data.files=[{'x' * 5000}]"]
-    assert main(["train", str(write_config(tmp_path)), *overrides]) == 2
-    said = capsys.readouterr().err
-    assert "xxx ... xxx" in said
-    assert "no file matches" in said
-    assert len(said) < 2000
-
-
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
@@ -154,25 +145,6 @@ def run_shell(line: str, *arguments: str, **variables: str) -> subprocess.Comple
     return subprocess.run(words, env=environment(**variables), capture_output=True, timeout=240)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("line", "code", "says"),
-    [
-        ('"$@" | head -1', 0, ""),
-        ('"$@" > /dev/full', 75, "the standard output: No space left on device"),
-        ('"$@" > /dev/null 2> /dev/full', 0, ""),
-    ],
-)
-def test_survives_closed_or_full_output(line, code, says):
-    ended = run_shell(line, *SCHEDULE)
-    said = ended.stderr.decode()
-    assert ended.returncode == code, said
-    assert says in said
-    assert "Traceback" not in said
-    assert "Exception ignored" not in said
-    assert bool(said) == bool(says)
-
-
 @pytest.mark.long_cases("4")
 @pytest.mark.parametrize("gigabytes", [1.5, pytest.param(4, marks=pytest.mark.slow)])
 def test_reports_low_memory(gigabytes, tmp_path):
@@ -183,12 +155,6 @@ def test_reports_low_memory(gigabytes, tmp_path):
     assert ("There is not enough memory: a process may use" in said) == (gigabytes < 2)
     assert "Traceback" not in said
     assert (tmp_path / "run").exists() == (gigabytes >= 2)
-
-
-def test_reports_unreadable_config(capsys):
-    """A regular file whose first byte nobody may read, root included."""
-    assert main(["train", "/proc/self/mem"]) == 2
-    assert "the file cannot be read: Input/output error" in capsys.readouterr().err
 
 
 # Unusual contents of a directory that do not prevent a resume
@@ -271,17 +237,6 @@ def test_reports_read_only_directory(words, mounted, half, tmp_path, capsys):
     mounted(tmp_path / "run", "--bind", str(tmp_path / "run"))
     subprocess.run(["mount", "-o", "remount,ro,bind", str(tmp_path / "run")], check=True)
     assert_stopped(words, config, "Read-only file system", capsys)
-
-
-@pytest.mark.parametrize("words", [TRAIN, LAUNCH])
-def test_reports_full_disk_on_resume(words, mounted, half, tmp_path, capsys):
-    config = write_config(tmp_path, **OPTIONS)
-    disk = mounted(tmp_path / "run", "-t", "tmpfs", "-o", "size=8m", "tmpfs")
-    shutil.copytree(half, disk, dirs_exist_ok=True)
-    with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(1 << 16))
-    assert_stopped(words, config, "No space left on device", capsys)
 
 
 @pytest.mark.slow

@@ -53,18 +53,6 @@ class Rows(list):
 
 
 @pytest.mark.slow
-def test_a_classifier_has_no_sample_and_no_bigrams(tmp_path, capsys):
-    assert main(["train", str(write_config(tmp_path, **SHORT, **{"sample": {"length": 12}}))]) == 0
-    printed = capsys.readouterr().out
-    assert "Evaluation loss" in printed
-    assert "A sample of" not in printed
-    assert "bigram" not in printed
-    report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert "exactly as the strategies predict" in report
-    assert report.count("<span>memory per device</span>") == 1
-
-
-@pytest.mark.slow
 def test_without_an_evaluation_split(tmp_path, capsys):
     data = {"source": "synthetic", "eval_fraction": 0}
     assert main(["train", str(write_config(tmp_path, data=data, **SHORT))]) == 0

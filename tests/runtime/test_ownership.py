@@ -157,27 +157,6 @@ def test_whose_folder_was_removed_is_told_so(tmp_path):
         assert raised.value.exit_code == 75
 
 
-def test_one_of_many_gets_a_directory_that_was_left(tmp_path):
-    given(tmp_path, **of_this_machine(started="0"))
-    owners, refused, barrier = [Ownership(tmp_path) for _ in range(8)], [], threading.Barrier(8)
-
-    def take(own):
-        barrier.wait()
-        try:
-            own.take()
-        except DirectoryInUse:
-            refused.append(own)
-
-    threads = [threading.Thread(target=take, args=(own,)) for own in owners]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert len(refused) == 7
-    (winner,) = (own for own in owners if own not in refused)
-    winner.check()
-    [own.__exit__(None, None, None) for own in owners]
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_second_of_two_jobs_is_refused_and_the_first_ends_well(tmp_path):
@@ -199,7 +178,6 @@ def test_the_second_of_two_jobs_is_refused_and_the_first_ends_well(tmp_path):
 
 
 ORDERS = 40
-CONTENDERS = Path(__file__).parents[1] / "support" / "contenders.py"
 GONE = {"host": "here", "place": "here", "pid": 0, "started": "1", "since": "then", "token": "left"}
 
 
@@ -270,11 +248,3 @@ def test_there_is_one_owner_in_every_order_of_steps(processes, kills, left, tmp_
         assert contest.most == 1, f"seed {seed}: nobody can have it any more"
         left = [] if not kills else [ownership.LOCK, f"{NAME}.partial"]
         assert {path.name for path in folder.iterdir()} <= {*left}, f"seed {seed}"
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-def test_real_processes_have_one_owner(tmp_path):
-    words = [sys.executable, str(CONTENDERS), str(tmp_path / "run"), "8", "12", "0"]
-    ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
-    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr

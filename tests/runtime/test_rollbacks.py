@@ -133,15 +133,6 @@ class Loses:
 """
 
 
-@pytest.mark.slow
-def test_a_run_that_has_lost_its_folder_writes_no_rollback(tmp_path, capsys):
-    folder = write_rows(tmp_path / "rows", spoilt=(7,))
-    (folder / "asking_loses.py").write_text(ASKING)
-    assert train(rows_config(folder, callbacks=[{"name": "asking_loses:Loses"}])) == 75
-    assert "was taken over by a job that has ended since" in capsys.readouterr().err
-    assert not (folder / "run" / "rollbacks.json").exists()
-
-
 def test_the_step_that_is_written_down_is_the_one_that_was_restored(tmp_path):
     """Checkpoint 8 was to be the one, and was damaged."""
     config = load_config(rows_config(write_rows(tmp_path / "rows")))

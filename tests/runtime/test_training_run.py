@@ -156,36 +156,6 @@ def test_an_evaluation_is_of_so_many_batches(batches, tmp_path, monkeypatch):
     assert np.concatenate(seen).tolist() == list(range(16 if batches else len(split)))
 
 
-@pytest.mark.slow
-def test_data_threads_and_prefetching_change_nothing(whole, tmp_path):
-    train(write_config(tmp_path, optimizer=CONSTANT), "data.threads=2", "data.prefetch=0")
-    assert metrics(tmp_path / "run") == whole
-
-
-OWN_OPTIMIZER = """
-import optax, optax.contrib
-
-def make(learning_rate):
-    return optax.chain(optax.sgd(learning_rate), optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=0.5))
-"""
-
-
-@pytest.mark.slow
-def test_an_optimizer_that_asks_for_the_loss_goes_on(tmp_path):
-    """Its state, in which the losses are, is saved and restored: the rate goes on falling from where it was."""
-    (tmp_path / "my_plateau.py").write_text(OWN_OPTIMIZER, encoding="utf-8")
-    optimizer = {"name": "my_plateau:make", "learning_rate": 0.01}
-    config = write_config(tmp_path, optimizer=optimizer, run={"simulate": 8, "dir": str(tmp_path / "whole")})
-    train(config, "train.steps=8", "eval.every=0")
-    config = write_config(tmp_path, optimizer=optimizer, run={"simulate": 8, "log_every": 1})
-    train(config, "train.steps=4", "eval.every=0")
-    train(config, "train.steps=8", "eval.every=0", "strategy={data: 8}")
-    found = losses(tmp_path / "run")
-    assert {step: found[step] for step in (4, 8)} == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
-    scales = [state_arrays(config, step)["opt_state/1/scale"] for step in (4, 8)]
-    assert 1 > scales[0] > scales[1] > 0
-
-
 VARIANTS = {
     "bfloat16 compute": ["precision.compute=bfloat16"],
     "float64": ["precision={params: float64, compute: float64, reduce: float64}"],
@@ -223,25 +193,6 @@ def test_variants(name, tmp_path):
 
 def _optimizer(name: str) -> dict[str, str]:
     return {"name": name} if VARIANTS[name] == [f"optimizer.name={name}"] else {}
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_accumulation_and_remat_give_the_same_losses(tmp_path):
-    """With dropout, whose masks follow the examples and not the devices or microbatches."""
-    config, found = write_language_config(tmp_path), []
-    for overrides in ([], ["train.accumulate=2", "train.remat=full"]):
-        random, built = np.random.default_rng(0), build(load_config(config, overrides))
-        shapes = jax.eval_shape(built.model.init, jax.random.key(0))
-        params = jax.tree.map(lambda leaf, random=random: 0.1 * random.normal(size=leaf.shape), shapes)
-        batch = {name: random.integers(0, 100, leaf.shape).astype(leaf.dtype) for name, leaf in built.batch.items()}
-        state, losses = built.step.init(0, params=params), []
-        for _ in range(3):
-            state, metrics = built.step(state, batch)
-            losses.append(float(metrics.loss))
-        found.append(losses)
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
-    assert len(set(found[0])) == 3
 
 
 @pytest.mark.slow

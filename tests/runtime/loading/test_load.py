@@ -89,17 +89,6 @@ def test_averages_of_stages_load_too(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("devices", "found"), [(1, {}), (2, {"fsdp": 2}), (3, {"fsdp": 3}), (4, {"fsdp": 2, "data": 2})]
-)
-def test_the_own_strategy_is_fitted_to_the_devices(devices, found, staged, monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: devices)
-    run = spmdkit.load_run(staged.parent / "run", changes=["strategy.pipe={size: 2, microbatches: 4}"])
-    assert sizes(run) == found
-    assert run.layouts.pipeline is None
-
-
-@pytest.mark.slow
 def test_a_floor_that_no_parameter_reaches_is_dropped(staged, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 4)
     changes = ["strategy={pipe: 4, fsdp: {size: 2, floor_bytes: 1MiB}}"]
@@ -265,11 +254,6 @@ def test_process_0_says_which(folder):
     assert found is not None
     loss = spmdkit.load_run(folder, step=4).evaluate(max_batches=1)["loss"]
     assert (int(found[1]), float(found[2])) == (4, pytest.approx(loss, rel=1e-6)), "each has copies of its own"
-
-
-def test_alone_it_is_the_newest(folder):
-    assert load_module.agree_on_checkpoint(find_run(folder), 1).name == "8"
-    assert load_module.agree_on_checkpoint(find_run(folder, 4), 1).name == "4"
 
 
 @pytest.fixture

@@ -139,15 +139,6 @@ def test_a_run_without_an_evaluation_split(counting):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("float64")
-def test_the_loss_of_a_classifier_is_that_of_one_device(tmp_path):
-    config = write_config(tmp_path, precision={"params": "float64", "compute": "float64", "reduce": "float64"})
-    folder = leave_run(config, steps=(4,))
-    on_mesh, alone = (spmdkit.load_run(folder, mesh=mesh) for mesh in (None, {}))
-    assert on_mesh.evaluate()["loss"] == pytest.approx(alone.evaluate()["loss"], rel=1e-14)
-
-
-@pytest.mark.slow
 def test_the_loss_of_stages_is_that_of_one_device(staged):
     """On stages, whose blocks are stored in another order, and on one device."""
     of_run, alone = (spmdkit.load_run(staged.parent / "run", mesh=mesh) for mesh in (None, {}))
@@ -197,13 +188,6 @@ def test_a_classifier_cannot_continue_a_prompt(folder):
         UserError, match=r"The inputs of mlp are 64 numbers, not tokens, so it cannot continue a prompt"
     ):
         spmdkit.load_run(folder).generate([1])
-
-
-def test_a_model_of_arrays_in_a_tree_cannot_either(counting):
-    run = spmdkit.load_run(counting)
-    run.facts = {}
-    with pytest.raises(UserError, match=r"predict, given inputs \(1, 256\) alone, fails in .*finished_counting"):
-        run.generate([1])
 
 
 def test_data_that_is_not_what_the_run_was_made_of_is_told(folder, tmp_path):

@@ -21,7 +21,7 @@ from support.faults import (
     latest_checkpoint,
     to_json,
 )
-from support.runs import arrays_of, environment, losses_of, same_run, state_arrays, write_config
+from support.runs import arrays_of, environment, same_run, state_arrays, write_config
 from support.soak import plan, recoveries
 
 TESTS = str(Path(__file__).parents[1])
@@ -129,15 +129,15 @@ def test_same_run_finds_differences(tmp_path):
     assert all(np.array_equal(found[path], expected[path]) for path in found)
     assert main(["train", str(config), f"run.dir={other}", "run.seed=1"]) == 0
     problems = same_run(other, run)
-    assert problems[0].startswith("metrics of 3 steps, first 1: ")
+    assert problems[0].startswith("step 1: ")
     assert any("other bits" in problem for problem in problems)
     shutil.copytree(run, tmp_path / "copy")
     assert same_run(tmp_path / "copy", run) == []
-    assert list(losses_of(run)) == [1, 2, 3]
     path = tmp_path / "copy" / "metrics.jsonl"
     kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] != 2]
     path.write_text("\n".join(kept) + "\n")
-    assert same_run(tmp_path / "copy", run) == ["steps logged: 2 from 1 to 3 and 3 from 1 to 3"]
+    (problem,) = same_run(tmp_path / "copy", run)
+    assert problem.startswith("step 2: None and ")
 
 
 LONG = {"train": {"steps": 100_000, "global_batch": 16}, "checkpoint": {"every": 0}}

@@ -2,14 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 import zlib
 
 import jax
 import pytest
 from spmdkit.configs.schema import RunConfig
-from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.compat import keep_programs
 from spmdkit.mesh.errors import UserError
 from spmdkit.runtime import compilation
@@ -17,6 +14,7 @@ from spmdkit.runtime.compilation import (
     NOT_SHARED,
     PRESETS,
     AgreedPrograms,
+    CacheDirectory,
     ProgramLost,
     XlaOptions,
     cache_directory,
@@ -136,25 +134,6 @@ def test_second_start_reads_programs_of_the_first(tmp_path):
     assert line[1] == str(folder)
 
 
-RANK = """
-import json, sys
-import jax
-jax.config.update("jax_platforms", "cpu")
-address, rank, cases = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-jax.distributed.initialize(address, 2, rank)
-from spmdkit.runtime import compilation
-from spmdkit.mesh.compat import coordination_client
-from spmdkit.mesh.processes import wait_for_all
-for number, (path, problem, keys) in enumerate(cases):
-    compilation._keys = lambda directory: list(keys)
-    problem, agreed = compilation._agree(compilation.CacheDirectory(path, ""), problem, 30.0)
-    print(json.dumps([problem, agreed if agreed is None else sorted(agreed)]), flush=True)
-    wait_for_all(f"agreed {number}", seconds=30.0)
-    coordination_client().key_value_delete(f"spmdkit/cache is seen/{rank}")  # a run agrees once
-    if rank == 0:
-        coordination_client().key_value_delete("spmdkit/cache")
-    wait_for_all(f"deleted {number}", seconds=30.0)
-"""
 CASES = {  # directories, problems and keys of both processes: problem and agreed keys
     "keys that both see": (("one", "one"), ("", ""), ("ab", "bc"), ["", ["b"]]),
     "key missing on process 0": (("one", "one"), ("", ""), ("b", "abc"), ["", ["b"]]),
@@ -167,34 +146,36 @@ CASES = {  # directories, problems and keys of both processes: problem and agree
 }
 
 
-@pytest.fixture(scope="module")
-def agreed(tmp_path_factory):
-    """The results of two processes by case."""
-    root = tmp_path_factory.mktemp("programs")
-    for name in ("one", "two"):
-        (root / name).mkdir()
-    cases = [
-        [
-            (paths[rank] if "://" in paths[rank] else str(root / paths[rank]), problems[rank], list(keys[rank]))
-            for paths, problems, keys, _ in CASES.values()
-        ]
-        for rank in (0, 1)
-    ]
-    address = f"127.0.0.1:{free_port()}"
-    commands = [[sys.executable, "-c", RANK, address, str(rank), json.dumps(cases[rank])] for rank in (0, 1)]
-    processes = [subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for each in commands]
-    found = []
-    for process in processes:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        found.append([json.loads(line) for line in out.splitlines()])
-    return dict(zip(CASES, zip(*found, strict=True), strict=True))
+class Sent(Exception):
+    """What a process sends to the others."""
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_processes_agree_on_the_same_programs(agreed):
-    assert agreed == {name: (case[-1],) * 2 for name, case in CASES.items()}
+def agree(monkeypatch, rank, paths, problems, keys, answers=None):
+    """Calls `_agree` as one of two processes; raises `Sent` if there are no answers yet."""
+
+    def exchange(name, text, *, seconds):
+        if answers is None:
+            raise Sent(text)
+        return answers
+
+    listed = sorted(keys[0]) if paths[0] in ("one", "two") and not problems[0] else []
+    monkeypatch.setattr(compilation, "_keys", lambda directory: list(keys[rank]))
+    monkeypatch.setattr(compilation, "broadcast_text", lambda name, text, *, seconds: json.dumps(listed))
+    monkeypatch.setattr(compilation, "exchange", exchange)
+    return compilation._agree(CacheDirectory(paths[rank], ""), problems[rank], 1.0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processes_agree_on_the_same_programs(name, monkeypatch):
+    *case, expected = CASES[name]
+    answers = []
+    for rank in (0, 1):
+        with pytest.raises(Sent) as sent:
+            agree(monkeypatch, rank, *case)
+        answers.append(str(sent.value))
+    for rank in (0, 1):
+        problem, keys = agree(monkeypatch, rank, *case, answers=answers)
+        assert [problem, keys if keys is None else sorted(keys)] == expected
 
 
 def test_cpu_has_no_default_options():

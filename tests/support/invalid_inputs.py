@@ -130,15 +130,8 @@ NUMBERS = {
     "no steps": number("train.steps", "0", "must be at least 1, got 0 (integer)"),
     "steps in words": number("train.steps", "ten", "must be an integer, got 'ten' (string)"),
     "a batch of a billion": train(("train.global_batch=1000000000",), ("train.global_batch=1000000000", "7772")),
-    "more microbatches than rows": train(("train.accumulate=2147483647",), ("train.accumulate 2147483647",)),
     "a seed of 2**32, which JAX takes for 0": number("run.seed", "4294967296", "must be at most 4294967295"),
-    "an endless clip": number("train.clip_norm", ".inf", FINITE),
-    "an endless rate": number("optimizer.learning_rate", "1e400", FINITE),
     "a rate beyond float32": number("optimizer.learning_rate", "1e39", "must be a number of float32, at most 3.4e+38"),
-    "a rate of zero": train(("optimizer.learning_rate=0",), ("optimizer.learning_rate must be greater than 0",)),
-    "a ratio that is not a number": train(
-        ("optimizer.schedule={name: cosine, final_ratio: .nan}",), ("optimizer.schedule.final_ratio=nan",)
-    ),
     "layers that no machine can hold": train(("model.widths=[16000000, 1000000]",), ("does not fit", "model.width")),
 }
 STRATEGIES = {
@@ -147,7 +140,6 @@ STRATEGIES = {
     "a strategy that is none": train(("strategy={fdsp: 8}",), ("Did you mean strategy.fsdp?",)),
     "an impossible size of the model": train(("model={name: transformer, width: 6, heads: 4}",), ("model.width=6",)),
     "a module that there is not": train(("model={name: 'nowhere:model'}",), ("nowhere",)),
-    "no classes": train(("model.classes=0",), ("model.classes is missing",)),
 }
 LAYOUTS = {
     "a dim that cannot be split": train(
@@ -164,23 +156,16 @@ LAYOUTS = {
     ),
 }
 TEXTS = {
-    "an undefined alias": config("train: *nothing\n", "invalid YAML: line 1", "undefined alias"),
     "an empty file": config("", "the file is empty"),
     "half a file": config("run: {simulate: 8, di", "invalid YAML: line 1"),
     "a list for a file": config("- run\n- train\n", "the file must be a mapping of sections"),
-    "two documents": config("run: {seed: 1}\n---\nrun: {seed: 2}\n", "another document"),
     "a tab for indentation": config("run:\n\tseed: 1\n", "line 2", "'\\t'"),
     "bytes that are not text": config(b"\x7fELF\x02\x01\x01\x00\x00\x00", "special characters are not allowed"),
     "Latin-1": config("# für\nrun: {seed: 1}\n".encode("latin-1"), "line 1: the byte 0xfc is not valid UTF-8"),
-    "UTF-16": config("run: {seed: 1}\n".encode("utf-16"), "line 1: the byte 0xff is not valid UTF-8"),
-    "a key without a name": config("run: {'': 1}\n", "line 1: a key is empty"),
     "a key with dots": config("train.steps: 3\n", "train.steps is not a valid section", "Write train: {steps: ...}"),
-    "a merge key": config("run: &r {seed: 1}\ntrain: {<<: *r}\n", "train.<< is not a valid key"),
 }
 OVERRIDES = {
     "an override without a value": train(("train.steps",), ("  train.steps: it must be key=value",)),
-    "an override in another script": train(("train.шаги=3",), ("train.шаги is not a valid key",)),
-    "an override of half a mapping": train(("train={steps: 1",), ("invalid YAML",)),
     "an override below a number": train(
         ("train.steps.x=1", "train.steps=3"), ("train.steps is 3, which cannot have keys below it",)
     ),
@@ -198,14 +183,6 @@ DATA = {
     "a flipped byte in an archive": data(
         "arrays", "d.npz", NPZ[:300] + bytes([NPZ[300] ^ 255]) + NPZ[301:], "d.npz cannot be read as .npz", "CRC"
     ),
-    "one array for an archive": data("arrays", "d.npz", NPY, "d.npz cannot be read as .npz"),
-    "pickled objects": data(
-        "arrays",
-        "d.npz",
-        saved(np.savez, inputs=np.array([{}, set()], object), targets=np.zeros(2)),
-        "d.npz cannot be read as .npz",
-        "Object arrays cannot be loaded",
-    ),
     "arrays of words": data("arrays", "d.npz", saved(np.savez, inputs=np.array(["a", "b"])), "'inputs' contains <U1"),
     "arrays of different lengths": data(
         "arrays",
@@ -215,26 +192,8 @@ DATA = {
         "'targets': 3",
     ),
     "floats for tokens": data("tokens", "d.npy", saved(np.save, np.zeros(100)), "got float64", "astype(np.uint32)"),
-    "a table for tokens": data(
-        "tokens", "d.npy", saved(np.save, np.zeros((9, 9), int)), "got int64 of shape (9, 9)", "reshape(-1)"
-    ),
-    "an archive for tokens": data("tokens", "d.npy", NPZ, "d.npy: it is an archive of arrays"),
-    "three bytes for tokens of two": data(
-        "tokens", "d.bin", b"abc", "3 bytes must be a multiple of 2", options=("data.dtype=uint16",)
-    ),
-    "null texts": data(
-        "jsonl",
-        "d.jsonl",
-        lines({"text": None}, {"text": None}),
-        "data.column='text' of 1 jsonl file lacks text",
-        "set data.column",
-    ),
     "a column that there is not": data(
         "jsonl", "d.jsonl", lines({"txt": "a"}), "unknown column 'text'", "data.column: txt"
-    ),
-    "lines that are no JSON": data("jsonl", "d.jsonl", b"{text\n", "d.jsonl, line 1: it cannot be read as JSON"),
-    "ids with a point": data(
-        "jsonl", "d.jsonl", lines({"text": [1.0, 2.0]}), "d.jsonl, row 1", "write them without a decimal point"
     ),
     "an empty text": data("text", "d.txt", b"", "data: the training split has 0 tokens"),
     "a folder for a text": data("text", "d.txt", None, "d.txt'. It is a directory"),
@@ -252,10 +211,6 @@ DATA = {
 NEW_DIRECTORIES = {
     "a run folder below a file": train(("run.dir=a/run",), ("of run.dir cannot be created: ",), files={"a": b""}),
     "a run folder that is a file": train(("run.dir=a",), ("of run.dir cannot be created: ",), files={"a": b""}),
-    "a file for checkpoints": train(("run.dir=r",), ("r/checkpoints",), files={"r/checkpoints": b""}),
-    "a cut config.yaml beside checkpoints": train(
-        ("run.dir=r",), ("r/config.yaml",), files={"r/config.yaml": b"run: {dir", "r/checkpoints/4": None}
-    ),
 }
 DAMAGED_DIRECTORIES = {
     "half a config.yaml": damaged(lambda run: cut(run / CONFIG, 0.3), "config.yaml"),
@@ -265,14 +220,8 @@ DAMAGED_DIRECTORIES = {
         "run.seed: 7 there, 0 here",
     ),
     "no config.yaml beside checkpoints": damaged(lambda run: (run / CONFIG).unlink(), "its config.yaml is missing"),
-    "a folder for config.yaml": damaged(
-        lambda run: ((run / CONFIG).unlink(), (run / CONFIG).mkdir()), "config.yaml is a directory"
-    ),
     "metrics with a foreign line": damaged(
         lambda run: insert(run / METRICS, b"Segmentation fault"), "metrics.jsonl", "line 2", "Segmentation fault"
-    ),
-    "metrics of another program": damaged(
-        lambda run: write(run / METRICS, b'{"epoch": 1}\n{"epoch": 2}\n'), "metrics.jsonl is not the log of a run"
     ),
     "half a provenance.json": damaged(lambda run: cut(run / PROVENANCE), "provenance.json is corrupt"),
     "a file for checkpoints": damaged(lambda run: file_for(run / "checkpoints"), "checkpoints is a file"),
@@ -284,45 +233,32 @@ DAMAGED_DIRECTORIES = {
         "can be used",
     ),
     "a file for logs": damaged(lambda run: file_for(run / "logs"), "logs is a file", words=LAUNCH),
-    "half a config.yaml, launched": damaged(lambda run: cut(run / CONFIG, 0.3), "config.yaml", words=LAUNCH),
     "a link to nothing for the run": damaged(
         lambda run: (shutil.rmtree(run), run.symlink_to("nothing")), "is a broken symbolic link", words=LAUNCH
     ),
 }
 LAUNCHERS = {
-    "no place": on("", "unknown launcher"),
     "a place that is nearly one": on("loacl:2x4", "Did you mean local?"),
     "a place without sizes": on("local"),
-    "processes without devices": on("local:2"),
     "no processes": on("local:0x4"),
-    "a star for a cross": on("local:2*4"),
     "more processes than a machine runs": on("local:100000x1", "at most 256 processes"),
-    "more devices than a machine runs": on("local:1x100000", "at most 256 processes with 4096 simulated devices"),
     "sizes that do not fit the mesh": on("local:2x3", "2 processes with 3 devices each give 6"),
 }
 OPTIONS = {
     "restarts below none": options("--restarts", "-1", message="--restarts"),
     "no place at all": Invalid(("--on",), ("launch", "CONFIG")),
     "no config": Invalid(("CONFIG",), ("launch", "--on", "local:2x4")),
-    "a host that is no option": options("--hosts", "a,b", message="--hosts"),
     "another launcher's processes": options("--nproc-per-node=2", message="--nproc-per-node is not an option"),
     "a config that there is not": Invalid(("nowhere.yaml",), ("launch", "nowhere.yaml", "--on", "local:2x4")),
-    "a timeout below nothing": options(
-        "timeouts.rendezvous=-5", message="timeouts.rendezvous must be at least 1, got -5"
-    ),
     "no nodes": options("launch.nodes=0", message="launch.nodes must be at least 1"),
     "a shell command for a model": options(
         "model={name: 'os:system', command: 'touch ran'}", message="model.name='os:system' would import os"
     ),
     "a module that is not listed": options("optimizer={name: 'optax:sgd'}", message="run.allow"),
-    "a list of what is no module": options("run.allow=['../code']", message="run.allow: '../code'"),
 }
 HOSTS = {
     "no hosts file": hosts(None, "hosts.yaml", "the file is missing"),
-    "an empty hosts file": hosts("", "hosts.yaml", "the file is empty"),
     "half a hosts file": hosts("hosts: [gpu1, {name: g", "invalid YAML: line 1"),
-    "a word for a hosts file": hosts("gpu1\n", "the file must be a mapping such as {hosts: [gpu1, gpu2]}"),
-    "no host": hosts("hosts:\n", "hosts"),
     "a host without a name": hosts("hosts: [{}]\n", "hosts.0.name is required"),
     "a host twice": hosts("hosts: [gpu1, gpu1]\n", "gpu1 is listed twice"),
     "a host with a space": hosts("hosts: ['gpu 1']\n", "hosts.0.name='gpu 1' is not a valid host"),
@@ -330,12 +266,7 @@ HOSTS = {
     "slots of another program": hosts(
         "hosts: [{name: gpu1, slots: 2}]\n", "hosts.0.slots is not a valid key", "processes"
     ),
-    "no slots for all": hosts("hosts: [gpu1]\nprocesses: 0\n", "processes must be at least 1"),
-    "a port beyond the last": hosts("hosts: [{name: gpu1, port: 65536}]\n", "hosts.0.port must be at most 65535"),
     "a key that is none": hosts("hosts: [gpu1]\nhost: gpu2\n", "host is not a valid key. Did you mean hosts?"),
-    "a variable that is none": hosts(
-        "hosts: [gpu1]\nenvironment: {A B: c}\n", "'A B' is not a valid name of a variable"
-    ),
 }
 KUBERNETES = {
     "no image": kubernetes(
@@ -344,47 +275,29 @@ KUBERNETES = {
     "an image that is an address of the web": kubernetes(
         "launch.kubernetes.image=https://r.example.org/a", message="launch.kubernetes.image='https://r.example.org/a'"
     ),
-    "an image with capitals": kubernetes(
-        "launch.kubernetes.image=Team/Train", message="launch.kubernetes.image='Team/Train'"
-    ),
     "a name with capitals": kubernetes(
         "launch.kubernetes.name=Train", message="launch.kubernetes.name='Train' is not a valid name"
     ),
-    "a name with an underscore": kubernetes("launch.kubernetes.name=a_b", message="is not a valid name"),
-    "a name of 64 characters": kubernetes(f"launch.kubernetes.name={'n' * 64}", message="at most 26 characters"),
-    "a namespace with dots": kubernetes("launch.kubernetes.namespace=a.b", message="launch.kubernetes.namespace='a.b'"),
-    "a queue in capitals": kubernetes(
-        "launch.kubernetes.queue=Q", message="launch.kubernetes.queue='Q' is not a valid name"
-    ),
     "no claim": kubernetes("launch.kubernetes.volume_claim=''", message="launch.kubernetes.volume_claim is missing"),
-    "a claim with a slash": kubernetes(
-        "launch.kubernetes.volume_claim=a/b", message="volume_claim='a/b' is not a valid name"
-    ),
     "a volume at the root": kubernetes(
         "launch.kubernetes.mount=/", message="launch.kubernetes.mount='/' must be an absolute directory"
     ),
-    "a form that is none": kubernetes("launch.kubernetes.form=pod", message="launch.kubernetes.form"),
     "half a core": kubernetes("launch.cpus_per_process=500m", message="launch.cpus_per_process must be an integer"),
     "two processes in a pod": kubernetes(
         "launch.processes_per_node=2", "run.simulate=0", "strategy.data=-1", message="a pod contains one process"
     ),
     "a variable with a dash": kubernetes("launch.environment={A-B: c}", message="A-B"),
-    "to wait": kubernetes("--wait", message="--wait"),
 }
 SLURM = {
     "an account with a space": slurm("launch.slurm.account='a b'", message="launch.slurm.account"),
     "an option that is none": slurm("launch.slurm.options=['-x']", message="launch.slurm.options"),
     "a time in words": slurm("launch.time=soon", message="launch.time='soon' is not a valid time limit"),
-    "restarts below none": slurm("launch.slurm.restarts=-1", message="launch.slurm.restarts must be at least 0"),
 }
 JOB = {
     "a count in words": job("SPMDKIT_NUM_PROCESSES must be an integer of at least 1, got 'two'", NUM_PROCESSES="two"),
-    "a count without a rank": job("SPMDKIT_PROCESS_ID", PROCESS_ID=""),
     "a count without an address": job("SPMDKIT_JOB_ADDRESSES", JOB_ADDRESSES=""),
     "a rank beyond the last": job("SPMDKIT_PROCESS_ID", PROCESS_ID="2"),
-    "an address without a port": job("SPMDKIT_JOB_ADDRESSES='localhost'", JOB_ADDRESSES="localhost"),
     "a port beyond the last": job("SPMDKIT_JOB_ADDRESSES=", "65536", JOB_ADDRESSES="localhost:65536"),
-    "IPv6 without brackets": job("brackets", JOB_ADDRESSES="fd00::1:1234"),
     "more addresses than processes": job("has 3 jobs, but num_processes is 2", JOB_ADDRESSES="a:1,b:2,c:3"),
     "a count of another library in words": variables(
         "KERAS_DISTRIBUTION_NUM_PROCESSES must be an integer of at least 1, got 'x'",
@@ -397,19 +310,9 @@ VARIABLES = {
     "an address of JAX alone": variables(
         "JAX_COORDINATOR_ADDRESS=a:1 is the address of process 0", JAX_COORDINATOR_ADDRESS="a:1"
     ),
-    "a rank of JAX beyond the last": variables(
-        "JAX_PROCESS_ID=2 must be in 0 .. JAX_NUM_PROCESSES - 1 = 1",
-        JAX_COORDINATOR_ADDRESS="a:1",
-        JAX_NUM_PROCESSES="2",
-        JAX_PROCESS_ID="2",
-    ),
     "a port of JAX in words": variables(
         "JAX_COORDINATOR", JAX_COORDINATOR_ADDRESS="a", JAX_COORDINATOR_PORT="http", JAX_NUM_PROCESSES="2"
     ),
-    "no processes of a host": variables(
-        "SPMDKIT_LOCAL_PROCESSES must be an integer of at least 1, got '0'", SPMDKIT_LOCAL_PROCESSES="0"
-    ),
-    "a local rank alone": variables("SPMDKIT_LOCAL_RANK", SPMDKIT_LOCAL_RANK="1"),
     "a local rank beyond the last": variables(
         "SPMDKIT_LOCAL_RANK=2 must be in 0 .. SPMDKIT_LOCAL_PROCESSES - 1 = 1",
         SPMDKIT_JOB_ADDRESSES="a:1",
@@ -426,20 +329,9 @@ VARIABLES = {
         SPMDKIT_JOB_ADDRESSES="a:1",
         JAX_NUM_PROCESSES="3",
     ),
-    "addresses that differ": variables(
-        "contradict each other. Unset one of the two",
-        SPMDKIT_NUM_PROCESSES="2",
-        SPMDKIT_PROCESS_ID="0",
-        SPMDKIT_JOB_ADDRESSES="a:1",
-        JAX_COORDINATOR_ADDRESS="b:1",
-    ),
     "a batch script of Slurm": variables("this is the batch script itself", SLURM_JOB_ID="7", SLURM_NTASKS="2"),
     "a task of Slurm without a count": variables("SLURM_PROCID", **STEP, SLURM_PROCID="1"),
-    "half a list of nodes": variables(
-        "SLURM_STEP_NODELIST", **{**STEP, "SLURM_STEP_NODELIST": "n[1-"}, SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="2"
-    ),
     "a rank of MPI without a count": variables("OMPI_COMM_WORLD_RANK", OMPI_COMM_WORLD_RANK="1"),
-    "an index of a pod alone": variables("JOB_COMPLETION_INDEX", JOB_COMPLETION_INDEX="1", KUBERNETES_SERVICE_HOST="a"),
 }
 TABLE = {
     f"{topic}: {name}": row

@@ -82,13 +82,12 @@ class Steps(NamedTuple):
 class Ledger:
     """Adds the lines of process 0 of the run; a context manager."""
 
-    def __init__(self, path: Path, *, step: int, seen: int = 0, began: float | None = None) -> None:
+    def __init__(self, path: Path, *, step: int, began: float | None = None) -> None:
         """Opens the ledger of a run, and records what was lost since the previous process.
 
         Args:
             path: The file; its directory exists.
             step: Steps done in the state that this process starts from.
-            seen: The last step in metrics.jsonl.
             began: The start of this process, in Unix seconds; None = now.
         """
         began = time.time() if began is None else began
@@ -109,7 +108,7 @@ class Ledger:
                 os.write(self._file, b"\n")
         if lines and lines[-1]["kind"] != "end":
             self._write("restart", max(0.0, began - lines[-1]["at"]), at=began)
-        last = max([seen, *(each.last for each in self._steps)])
+        last = max((each.last for each in self._steps), default=0)
         if last > step:
             self._write("lost", self._drop_after(step), at=began, **{"from": step + 1, "to": last})
         self._write("begin", 0.0)

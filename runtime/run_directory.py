@@ -9,7 +9,7 @@ from typing import Any
 from ..configs.config_text import as_plain, resolved_yaml
 from ..configs.restarts import is_fixed, rule_of
 from ..configs.schema import Config
-from ..configs.secret_variables import is_secret, redact_config
+from ..configs.secret_variables import is_secret
 from ..configs.yaml_reader import read_yaml
 from ..layouts.paths import flatten_mapping
 from ..mesh.errors import UserError
@@ -60,6 +60,11 @@ def adopt_directory(config: Config, provenance: Provenance | None = None, *, fre
             before = read_provenance(folder)
             if before and provenance:
                 check_data(folder, before, provenance)
+        elif written and not {*as_plain(Config())} <= {*written}:
+            raise UserError(
+                f"{folder / 'config.yaml'} was not written by a run, which would replace it. Rename it, or set run.dir "
+                "to another directory."
+            )
     _wait_for_all("the folder of the run was read", config.timeouts.rendezvous)
     return folder
 
@@ -103,7 +108,7 @@ def write_config(
     if is_main_process():
         make_directory(folder)
         lines = on_claim()
-        lines += _set_aside(folder) if fresh else _keep_foreign_config(folder)
+        lines += _set_aside(folder) if fresh else []
         if provenance is not None:
             write_text(folder / PROVENANCE, to_json(provenance))
         secret = any(map(is_secret, config.launch.environment))
@@ -165,21 +170,6 @@ def _set_aside(folder: Path) -> list[str]:
 def _aside(folder: Path) -> Path:
     """Returns the first of run.old-1, run.old-2, ... that does not exist."""
     return _first_free(folder.with_name(f"{folder.name}.old"))
-
-
-def _keep_foreign_config(folder: Path) -> list[str]:
-    """Renames a config.yaml that no run wrote: the user's own, if run.dir is its directory."""
-    path = folder / "config.yaml"
-    if is_run(folder) or not path.exists():
-        return []
-    given = _read_config(path)
-    if {*as_plain(Config())} <= {*given}:
-        return []
-    kept = _first_free(path.with_name(f"{path.name}.old"))
-    if redact_config(given) != given:
-        path.chmod(0o600)  # it contains a secret
-    path.rename(kept)
-    return [f"{path} was not written by a run: it is now {kept}."]
 
 
 def _first_free(path: Path) -> Path:

@@ -78,16 +78,6 @@ def test_the_same_steps_lost_twice_count_twice(tmp_path, clock):
     assert found.seconds["restart"] == pytest.approx(5.0 + 9.0)
 
 
-def test_metrics_may_know_of_more_steps(tmp_path):
-    """A kill takes the last second of the ledger, but not the line of metrics.jsonl."""
-    path = tmp_path / "goodput.jsonl"
-    first_start(path)
-    Ledger(path, step=8, seen=13, began=1006.0).close()
-    found = read_goodput(path)
-    assert found.lost_steps == 5
-    assert found.seconds["lost"] == pytest.approx(0.2)
-
-
 def test_an_end_in_order_is_no_restart(tmp_path, clock):
     path = tmp_path / "goodput.jsonl"
     first_start(path, ended=True)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from spmdkit.checkpoints.damage import CheckpointError, DamagedCheckpoint
@@ -86,15 +85,6 @@ def test_averages_of_stages_load_too(tmp_path):
     leave_run(path, steps=(4,))
     run = spmdkit.load_run(tmp_path / "run", mesh={}, ema=True)
     assert_params(run, saved_params(path, 4, "strategy={data: 8}"))
-
-
-@pytest.mark.slow
-def test_a_floor_that_no_parameter_reaches_is_dropped(staged, monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: 4)
-    changes = ["strategy={pipe: 4, fsdp: {size: 2, floor_bytes: 1MiB}}"]
-    run = spmdkit.load_run(staged.parent / "run", changes=changes)
-    assert sizes(run) == {"fsdp": 4}
-    assert "no floor is used" in str(run.layouts.table)
 
 
 @pytest.mark.slow

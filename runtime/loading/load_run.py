@@ -171,7 +171,7 @@ def _load(
         if mesh is not None:
             fitted = fit_given(mesh, devices, processes)
         else:
-            fitted = fit_own(config.strategy, stored.mesh or {}, devices, processes)
+            fitted = fit_own(config.strategy, stored.mesh, devices, processes)
         run = LoadedRun(place, stored, config, fitted, own_data=not _names("data", changes), ema=ema)
     except CheckpointError as error:
         if not folder.is_dir():

@@ -94,14 +94,6 @@ def test_the_best_checkpoints_stay_beside_the_newest(tmp_path):
     assert found == {*best, 12}
 
 
-@pytest.mark.slow
-def test_a_run_that_has_checkpoints_cannot_take_on_a_factor(tmp_path, capsys):
-    config = write_config(tmp_path, **OPTIONS, callbacks=["csv"])
-    train(config, "train.steps=2")
-    train(config, "callbacks=[reduce_on_plateau]", code=2)
-    assert "callbacks that change the learning rate back to what wrote it" in capsys.readouterr().err
-
-
 def test_a_callback_that_ends_a_run_before_it_begins(tmp_path, capsys):
     (tmp_path / "own_ending.py").write_text(
         "class Ending:\n    def on_train_begin(self, run): run.stop('not today')\ndef make(): return Ending()\n"

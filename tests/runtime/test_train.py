@@ -99,8 +99,6 @@ fractions = make(from_arrays(rows(20, targets=np.full(20, 0.5))).train)
             2,
             "rows, but the training split has only 7772 examples",
         ),
-        (["run.seed=18446744073709551616"], 2, "run.seed must be at most 4294967295, got 18446744073709551616"),
-        (["run.seed=4294967296"], 2, "run.seed must be at most 4294967295, got 4294967296"),
         (["data.source=evaluations:empty"], 2, "returned no examples for evaluation"),
         (
             ["data.source=evaluations:weightless"],
@@ -127,7 +125,6 @@ fractions = make(from_arrays(rows(20, targets=np.full(20, 0.5))).train)
             3,
             "; model.classes=5 allows 0 .. 4. Raise it, or fix the data. If it is padding, give it weight 0.",
         ),
-        (["optimizer.learning_rate=1e39"], 2, "gives step 1 the learning rate inf. Change its options or optim"),
     ],
 )
 def test_failing_command_writes_nothing(overrides, code, text, there, tmp_path, capsys, monkeypatch):

@@ -156,45 +156,6 @@ def test_an_evaluation_is_of_so_many_batches(batches, tmp_path, monkeypatch):
     assert np.concatenate(seen).tolist() == list(range(16 if batches else len(split)))
 
 
-VARIANTS = {
-    "bfloat16 compute": ["precision.compute=bfloat16"],
-    "float64": ["precision={params: float64, compute: float64, reduce: float64}"],
-    "accumulate 2": ["train.accumulate=2"],
-    "no clipping": ["train.clip_norm=0"],
-    **{name: [f"optimizer.name={name}"] for name in ("sgd", "adam", "lion", "adafactor", "muon")},
-}
-
-
-@pytest.fixture
-def x64_as_before():
-    yield
-    jax.config.update("jax_enable_x64", False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.usefixtures("x64_as_before")
-def test_variants(name, tmp_path):
-    config = write_config(tmp_path, optimizer={"learning_rate": 1e-3})
-    train(config, "train.steps=3", "eval.every=0", "checkpoint.every=0", *VARIANTS[name])
-    found = metrics(tmp_path / "run")
-    assert [record["step"] for record in found] == [1, 2, 3]
-    assert all(np.isfinite([record["loss"], record["grad_norm"]]).all() for record in found)
-    stored = 8 if name == "float64" else 4
-    folder = tmp_path / "run" / "checkpoints" / "3"
-    assert folder.is_dir()
-    if name == "float64":
-        assert jax.config.jax_enable_x64
-    else:
-        overridden = write_config(tmp_path, optimizer={"learning_rate": 1e-3, **_optimizer(name)})
-        params = {p: leaf for p, leaf in state_arrays(overridden, 3).items() if p.startswith("params/")}
-        assert {leaf.dtype.itemsize for leaf in params.values()} == {stored}
-
-
-def _optimizer(name: str) -> dict[str, str]:
-    return {"name": name} if VARIANTS[name] == [f"optimizer.name={name}"] else {}
-
-
 @pytest.mark.slow
 def test_training_starts_from_the_weights_of_a_folder(tmp_path):
     """Steps of next to nothing leave them as they are; a step that goes on takes nothing from the folder any more."""

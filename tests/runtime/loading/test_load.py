@@ -1,25 +1,18 @@
 """`load_run`: any run, on any mesh; what cannot be loaded is told."""
 
-import re
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from spmdkit.checkpoints.damage import CheckpointError, DamagedCheckpoint
 from spmdkit.configs import ConfigError, load_config
-from spmdkit.launch.startup.worker import job_environment
-from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.errors import UserError
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.loading import load_run as load_module
 from spmdkit.runtime.loading.find_run import find_run
 from spmdkit.runtime.provenance import provenance_of, to_json
 from support.faults import damage
-from support.processes import wait
-from support.runs import environment, leave_run, listing, saved_params, whole, write_config, write_language_config
+from support.runs import leave_run, listing, saved_params, whole, write_config, write_language_config
 
 import spmdkit
 
@@ -199,51 +192,6 @@ def test_loads_a_run_that_is_reached_through_its_parent(folder, monkeypatch):
     run = spmdkit.load_run("..")
     assert run.folder == folder
     np.testing.assert_equal(whole(run.params), whole(spmdkit.load_run(folder).params))
-
-
-BLIND = """
-import os, sys
-from spmdkit.checkpoints import directory
-
-if os.environ["SPMDKIT_PROCESS_ID"] == sys.argv[1]:
-    before = directory.contents
-    directory.contents = lambda folder: (lambda found: found._replace(steps=found.steps[:1]))(before(folder))
-
-from spmdkit.launch.cli import main
-
-sys.exit(main(sys.argv[2:]))
-"""
-"""A command in which one rank does not see the latest checkpoint yet, as on another host."""
-
-
-def of_two(blind: int, *words: str | Path):
-    """Runs a command in two processes, one of which sees the first checkpoint alone."""
-    address = f"127.0.0.1:{free_port()}"
-    jobs = [job_environment(address, 2, rank, 4) for rank in range(2)]
-    command = [sys.executable, "-c", BLIND, str(blind), *map(str, words)]
-    return wait(
-        [
-            subprocess.Popen(
-                command,
-                env=environment(**job),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for job in jobs
-        ]
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_process_0_says_which(folder):
-    first, second = of_two(0, "evaluate", folder, "--json", "--batches", "1")
-    assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
-    found = re.search(r'"step": (\d+),.*"loss": ([\d.]+)', first.stdout, re.DOTALL)  # after lines of Gloo
-    assert found is not None
-    loss = spmdkit.load_run(folder, step=4).evaluate(max_batches=1)["loss"]
-    assert (int(found[1]), float(found[2])) == (4, pytest.approx(loss, rel=1e-6)), "each has copies of its own"
 
 
 @pytest.fixture

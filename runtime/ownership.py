@@ -214,15 +214,10 @@ class Ownership:
         if self._mine is None:
             return
         owner = read_owner(self._path.parent)
-        if owner is None and not os.path.exists(self._path.with_name("config.yaml")):
-            raise OwnershipLost(
-                f"{self._path.parent} was removed or emptied during this run: {NAME} and config.yaml are missing. The "
-                "run ends; the same command starts from the beginning."
-            )
         if owner != self._mine:
             raise OwnershipLost(
-                f"{self._path.parent} was taken over by {owner or 'a job that has ended since'}: this process was "
-                f"stopped for more than {STALE_SECONDS:.0f} s. It ends without writing; the other job continues."
+                f"{self._path.parent} now belongs to {owner or 'no job'}: it was emptied, or this process was stopped "
+                f"for more than {STALE_SECONDS:.0f} s and another job took it over. This run ends without writing."
             )
 
     def _touch(self) -> None:

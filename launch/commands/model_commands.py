@@ -199,7 +199,7 @@ def generate(arguments: argparse.Namespace) -> int:
     overrides += [f"{key}={value}" for key, value in options.items() if value is not None]  # validated like these keys
     with open_run(arguments, overrides) as run:
         tokens = run.generate(
-            run.tokens(prompt),
+            prompt,
             length=arguments.length,
             temperature=arguments.temperature,
             seed=arguments.seed,

@@ -223,7 +223,7 @@ class LoadedRun:
         """Continues a prompt; see `models.generation.generate`.
 
         Args:
-            prompt: Tokens, or text if the tokens are text; by default `sample.prompt`.
+            prompt: Tokens, or text (if the tokens are not text: their numbers, "17 4"); by default `sample.prompt`.
             length: Tokens to generate; by default `sample.length`.
             temperature: 0 = always the likeliest token; by default `sample.temperature`.
             seed: The random seed; by default that of the run.
@@ -235,13 +235,11 @@ class LoadedRun:
             UserError: The model is not a language model, the prompt is invalid, or a number is out of range.
         """
         wanted = self.config.sample
-        prompt = (wanted.prompt if self.writes_text else []) if prompt is None else prompt
-        if isinstance(prompt, str | bytes) and not self.writes_text:
-            raise UserError(f"The prompt {prompt!r:.40} {self._not_text} Give a list of token ids.")
-        if isinstance(prompt, str):
-            check_text(prompt)
+        self._check_takes_tokens()
+        if prompt is None:
+            prompt = wanted.prompt if self.writes_text else []
         if isinstance(prompt, str | bytes):
-            prompt = self._codec.encode(prompt)
+            prompt = self._encode(prompt)
         window = self.facts.get("length", self.config.data.length)
         self._check_continues(window)
         return generate(
@@ -254,18 +252,19 @@ class LoadedRun:
             seed=self.config.run.seed if seed is None else seed,
         )
 
-    def tokens(self, prompt: str | None) -> str | list[int] | None:
-        """Parses a typed prompt: text if tokens are text, otherwise a list of integers.
-
-        Raises:
-            UserError: The prompt is not a list of integers, or the model does not take tokens.
-        """
-        self._check_takes_tokens()
-        if prompt is None or self.writes_text:
-            return prompt
-        words = prompt.replace(",", " ").split()
+    def _encode(self, prompt: str | bytes) -> list[int]:
+        """Returns the tokens of a text; if tokens are not text, it must list them as numbers."""
+        if self.writes_text:
+            if isinstance(prompt, str):
+                check_text(prompt)
+            return list(self._codec.encode(prompt))
+        words = prompt.replace(",", " ").split() if isinstance(prompt, str) else [""]
         if not all(word.isdecimal() for word in words):
-            raise UserError(f"The prompt {prompt!r:.40} {self._not_text} Write them as numbers: '17 4 256'.")
+            known = f"ids from 0 to {self.vocabulary - 1}" if self.vocabulary else "numbers"
+            raise UserError(
+                f"The prompt {prompt!r:.40} is text, but the tokens of {self.model.name} are {known}, not bytes or ids "
+                "of a data.tokenizer. Write them as numbers: '17 4 256'."
+            )
         return [int(word) for word in words]
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -330,7 +329,6 @@ class LoadedRun:
 
     def _check_continues(self, window: int) -> None:
         """Checks that the model predicts one array from tokens alone; `generate` checks its shape."""
-        self._check_takes_tokens()
         predict = self.model.predict
         if predict is None:
             return
@@ -342,11 +340,6 @@ class LoadedRun:
                 f"The model {self.model.name} predicts a {type(shapes).__name__}. To continue a prompt it must "
                 "predict one array, logits for each position."
             )
-
-    @property
-    def _not_text(self) -> str:
-        known = f"ids from 0 to {self.vocabulary - 1}" if self.vocabulary else "numbers"
-        return f"is text, but the tokens of {self.model.name} are {known}, not bytes or ids of a data.tokenizer."
 
     @cached_property
     def _codec(self) -> ByteCodec | TokenizerCodec:

@@ -46,7 +46,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
     from ...mesh.errors import UserError, counted, printable
     from ...mesh.processes import is_main_process
-    from ...runtime.loading.eval_rows import LogComparison, compare_with_log
+    from ...runtime.loading.loaded_run import LogComparison, compare_with_log
 
     batches = arguments.batches
     if batches is not None and batches < 1:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.runtime.loading.eval_rows import compare_with_log
+from spmdkit.runtime.loading.loaded_run import compare_with_log
 from support.runs import write_config
 
 LINES = ['{"step": 8, "loss": 1.0, "eval_loss": 3.62692, "eval_accuracy": null}', '{"step": 9, "loss": 1.0}']

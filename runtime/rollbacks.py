@@ -6,7 +6,7 @@ Therefore every earlier checkpoint has trained on the same batches with and with
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,9 +155,7 @@ class Rollbacks:
         )
 
 
-def batches_after(
-    start: int, built: Built, left_out: Collection[int] = (), took: Callable[[float], None] | None = None
-) -> Any:
+def batches_after(start: int, built: Built, left_out: Collection[int] = ()) -> Any:
     """Returns the batches of the remaining steps, read by background threads; the caller closes them.
 
     If the run does not stop at values that are not finite, these reach the step, and every process sees them.
@@ -166,7 +164,6 @@ def batches_after(
         start: Steps done.
         built: The run.
         left_out: Numbers of the skipped batches.
-        took: Receives the seconds that each batch took in the background.
     """
     config = built.config
     return train_batches(
@@ -182,7 +179,6 @@ def batches_after(
         limits=built.limits._replace(finite=config.train.not_finite == "stop"),
         layout=config.data.layout,
         left_out=left_out,
-        took=took,
     )
 
 

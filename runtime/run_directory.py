@@ -1,7 +1,7 @@
 """The run directory: claimed for a new run, or checked to hold this run before it continues."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -137,33 +137,28 @@ def make_directory(folder: Path) -> None:
         raise explain_unusable(folder, error) from error
 
 
-def move(paths: Sequence[Path], folder: Path) -> None:
-    """Moves files and directories, in order, into a new directory on the same file system.
+def _set_aside(folder: Path) -> list[str]:
+    """Moves the parts of a run, except its logs, to a new directory beside its own.
 
     Raises:
         UserError: They cannot be moved.
         DirectoryUnavailable: The file system is full, read-only or broken.
     """
-    try:
-        folder.mkdir()
-        for path in paths:
-            path.rename(folder / path.name)
-    except OSError as error:
-        if error.errno in MACHINE:
-            raise explain_unusable(folder, error) from error
-        raise UserError(
-            f"{paths[0].parent} cannot be moved to {folder}: {reason(error)}. Move it yourself, or set run.dir to "
-            "another directory."
-        ) from error
-
-
-def _set_aside(folder: Path) -> list[str]:
-    """Moves the parts of a run, except its logs, to a new directory beside its own."""
     names = [name for name in PIECES if os.path.lexists(folder / name)]
     if not names:
         return []
     aside = _aside(folder)
-    move([folder / name for name in names], aside)
+    try:
+        aside.mkdir()
+        for name in names:
+            (folder / name).rename(aside / name)
+    except OSError as error:
+        if error.errno in MACHINE:
+            raise explain_unusable(aside, error) from error
+        raise UserError(
+            f"{folder} cannot be moved to {aside}: {reason(error)}. Move it yourself, or set run.dir to another "
+            "directory."
+        ) from error
     return [f"Moved the run in {folder} to {aside}: {', '.join(names)}."]
 
 

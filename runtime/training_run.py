@@ -113,7 +113,7 @@ class TrainingRun:
 
     def batches(self) -> closing[Generator[Batch, None, None]]:
         """Returns the batches of the remaining steps."""
-        return closing(batches_after(self.start, self.built, self.rollbacks.left_out, self.guards.took))
+        return closing(batches_after(self.start, self.built, self.rollbacks.left_out))
 
     def train(self, state: TrainState, batches: Iterable[Batch], reading: ExitStack) -> TrainState:
         """Trains the remaining steps; rolls back if a step is not finite, as often as `train.not_finite` allows.

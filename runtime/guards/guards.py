@@ -109,11 +109,6 @@ class Guards:
         return self._work.waited if self._work else None
 
     @property
-    def took(self) -> Callable[[float], None] | None:
-        """Receives the seconds that a batch took in the background; None without a search for stragglers."""
-        return self._work.took if self._work else None
-
-    @property
     def after_step(self) -> Callable[[int, TrainState], None] | None:
         """Checks a step that was just started; None if no guard needs it."""
         compares = self._replicas is not None and self._config.replicas_every > 0

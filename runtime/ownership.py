@@ -181,7 +181,7 @@ class Ownership:
         if self._thread is not None:
             self._thread.join()
         if self._mine is not None:
-            with suppress(FileNotFoundError), _lock(self._path.parent):
+            with suppress(OSError), _lock(self._path.parent):  # a full disk: the next job finds that this one has ended
                 if read_owner(self._path.parent) == self._mine:
                     self._path.unlink()
         self._mine = None

@@ -74,8 +74,8 @@ def user_code(name: str) -> dict[str, tuple[str, str]]:
 
 def _source_file(module: str) -> str:
     """Returns the path of an imported module; "" if it has no source."""
-    file = vars(sys.modules[module]).get("__file__") if module in sys.modules else None
-    return os.path.abspath(file) if file and file.endswith(".py") and os.path.isfile(file) else ""
+    file = getattr(sys.modules.get(module), "__dict__", {}).get("__file__")  # does not call a lazy module's __getattr__
+    return os.path.abspath(file) if isinstance(file, str) and file.endswith(".py") and os.path.isfile(file) else ""
 
 
 def to_json(found: Provenance) -> str:

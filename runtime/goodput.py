@@ -96,7 +96,7 @@ class Ledger:
         self._steps: list[Steps] = []
         lines = list(ledger_lines(path))
         for line in lines:
-            if line["kind"] == "step":
+            if line["kind"] == "step" and "from" in line:  # without, it is of a step that is not done yet
                 self._steps.append(Steps(line["from"], line["to"], line["seconds"]))
             elif line["kind"] == "lost":
                 self._drop_after(line["from"] - 1)

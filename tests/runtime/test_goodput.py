@@ -78,6 +78,17 @@ def test_the_same_steps_lost_twice_count_twice(tmp_path, clock):
     assert found.seconds["restart"] == pytest.approx(5.0 + 9.0)
 
 
+def test_time_of_a_step_that_is_not_done_counts_as_step(tmp_path):
+    path = tmp_path / "goodput.jsonl"
+    with Ledger(path, step=0, began=1000.0) as ledger:
+        ledger.add(4, {"step": 0.4})
+        ledger.add(4, {"step": 0.1})
+        ledger.end()
+    with Ledger(path, step=2):
+        found = read_goodput(path)
+    assert (found.seconds["step"], found.seconds["lost"], found.lost_steps) == pytest.approx((0.3, 0.2, 2))
+
+
 def test_an_end_in_order_is_no_restart(tmp_path, clock):
     path = tmp_path / "goodput.jsonl"
     first_start(path, ended=True)

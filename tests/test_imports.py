@@ -24,7 +24,7 @@ MAX_CODE_LINES = {
     "checkpoints": 1200,
     "training": 2700,
     "configs": 1750,
-    "runtime": 3750,
+    "runtime": 3740,
     "report": 1150,
     "launch": 5250,
     "spmdkit": 140,
